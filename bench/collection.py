@@ -8,35 +8,19 @@
 The same made-up trace goes through `sawmill bench replay` (at its own pace, every byte verified) and through
 `sawmill simulate`. Latency: fio at parts of the rate that the volume reaches by itself, and as fast as it
 goes.
-SAWMILL_BINARY is measured, else target/release/sawmill.
+SAWMILL_BINARY is measured, else target/release/sawmill. Not here: recorded traces (`bench/traces.py`).
 """
 
-import argparse
 import json
-import os
 import random
-import shutil
-import statistics
 import time
-from pathlib import Path
 
-import fio
-import machine
-import servers
-from sawmill import Sawmill
+from frame import MIB, Rounds, Sawmill, cli, fio, in_parts, machine, page, say, turns
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs/measurements/collection.md"
 BLOCK_BYTES = 16 << 10
 # Below 1: a live share of 0.70 where collection begins, and the tolerance of the promise.
 LIVE_SHARE, SPARE = 0.70, 1.05
 SEED = 20261122
-# Of the rate that the volume reaches by itself.
-PARTS = (2,)
-
-
-def say(text):
-    print(f"collection: {text}", flush=True)
 
 
 def write_trace(path, size_bytes, rounds, bytes_per_s):
@@ -50,181 +34,127 @@ def write_trace(path, size_bytes, rounds, bytes_per_s):
 
 
 def settled(volume):
-    """Waits until nothing is collected or deleted any more; the status then."""
+    """Waits until nothing is collected or deleted any more; what it tells then."""
     volume.settle()
     last, calm_since = None, time.monotonic()
     while time.monotonic() - calm_since < 10:
-        found = volume.status()["volumes"][0]
-        seen = (found["counters"]["moved_bytes"], found["counters"]["segments_deleted"])
+        counters = volume.told()["counters"]
+        seen = (counters["moved_bytes"], counters["segments_deleted"])
         if seen != last:
             last, calm_since = seen, time.monotonic()
         time.sleep(0.5)
-    return volume.status()
+    return volume.told()
 
 
-def overwrite(place, binary, given):
-    size_bytes = given.size << 20
+def overwrite(place, given):
     trace = place.folder / "overwrite.csv"
-    write_trace(trace, size_bytes, given.rounds_written, given.rate << 20)
-    volume = Sawmill(place, binary, name="overwrite")
-    volume.folder.mkdir(parents=True)
-    volume.create(size_bytes)
+    write_trace(trace, place.size_bytes, given.rounds_written, given.rate * MIB)
+    volume = Sawmill(place, given.binary, name="overwrite")
+    volume.make()
     say(f"overwriting {given.size} MiB {given.rounds_written} times at {given.rate} MiB/s")
     with volume.running():
-        command = ["bench", "replay", str(trace), "--nbd", volume.ready["uri"], "--speed", "1", "--json"]
-        replayed = json.loads(volume.sawmill(*command))
-        status = settled(volume)
-    counters = status["volumes"][0]["counters"]
-    command = ["simulate", str(trace), "--size", str(size_bytes), "--json"]
-    forecast = json.loads(volume.sawmill(*command))["traces"][0]
-    written = counters["written_bytes"]
-    live = status["volumes"][0]["live_bytes"]
+        replayed = json.loads(volume.sawmill(
+            "bench", "replay", trace, "--nbd", volume.ready["uri"], "--speed", "1", "--json"))
+        told = settled(volume)
+    forecast = volume.sawmill("simulate", trace, "--size", place.size_bytes, "--json")
+    forecast, counters = json.loads(forecast)["traces"][0], told["counters"]
+    written, live = counters["written_bytes"], told["live_bytes"]
     found = {
         "replay": replayed, "written_bytes": written, "live_bytes": live,
-        "store_bytes": machine.bytes_below(volume.store_folder() / ""),
-        "segment_object_bytes": status["volumes"][0]["segment_object_bytes"],
-        "amplification": {
-            "measured": counters["segment_bytes_stored"] / written,
-            "forecast": forecast["put_bytes"] / forecast["written_bytes"]},
-        "moved": {
-            "measured": 1 + counters["moved_bytes"] / written, "forecast": forecast["gc_amplification"]},
-        "merge": {
-            "measured": counters["coalesced_bytes"] / written, "forecast": forecast["merge_ratio"]},
-    }
-    shutil.rmtree(volume.folder)
-    return found
+        "store_bytes": machine.bytes_below(volume.store_folder()),
+        "segment_object_bytes": told["segment_object_bytes"]}
+    rows = []
+    for key, title, measured, expected in (
+            ("amplification", "bytes put in segments / bytes written",
+             counters["segment_bytes_stored"] / written, forecast["put_bytes"] / forecast["written_bytes"]),
+            ("moved", "1 + bytes moved / bytes written", 1 + counters["moved_bytes"] / written,
+             forecast["gc_amplification"]),
+            ("merge", "merge ratio", counters["coalesced_bytes"] / written, forecast["merge_ratio"])):
+        found[key] = {"measured": measured, "forecast": expected}
+        ratio = "" if key == "merge" else f"{measured / expected:.3f}"
+        rows.append([title, f"{measured:.3f}", f"{expected:.3f}", ratio])
+    held = (found["store_bytes"], found["segment_object_bytes"], live, live / LIVE_SHARE * SPARE)
+    store, segments, live, bound = (f"{held_bytes / MIB:,.0f} MiB" for held_bytes in held)
+    return found, (
+        f"## {given.size} MiB overwritten {given.rounds_written} times at random\n\n"
+        "16 KiB a write, uniform, at a pace the volume keeps; every byte verified at the end. The "
+        "forecast is `sawmill simulate` on the same trace.\n\n"
+        f"{page.table(['', 'measured', 'forecast', 'measured / forecast'], rows, True)}\nWhen all had "
+        f"settled the store held {store}, {segments} of it segments, for {live} live; live/0.70 + 5 % is "
+        f"{bound}.\n")
 
 
 def cell(volume, given, rate_iops):
     """fio's 16 KiB random writes for a while: its 99th percentile in microseconds, and its rate."""
-    command = ["fio", "--name=users", "--rw=randwrite", "--bs=16k", "--iodepth=8", "--thread", "--time_based",
-               f"--size={given.size << 20}", f"--runtime={given.runtime}", "--norandommap", *volume.target]
-    if rate_iops:
-        command.append(f"--rate_iops={rate_iops}")
-    job = fio.call(command, volume.folder, given.runtime + 300)["jobs"][0]["write"]
-    percentile = job["clat_ns"]["percentile"]
-    return {"iops": job["iops"], "p50_us": percentile["50.000000"] / 1000,
-            "p99_us": percentile["99.000000"] / 1000}
+    more = ["--norandommap", *([f"--rate_iops={rate_iops}"] if rate_iops else [])]
+    job = fio.words(volume.target, "randwrite", "16k", 8, volume.size_bytes, *more, seconds=given.seconds)
+    found = fio.call(job, volume.folder, given.seconds + 300)["write"]
+    p50_us, p99_us = (fio.percentile_us(found, percent) for percent in (50, 99))
+    return {"iops": found["iops"], "p50_us": p50_us, "p99_us": p99_us}
 
 
-def prepare(place, binary, given, name, options):
-    volume = Sawmill(place, binary, options, name=name)
-    volume.folder.mkdir(parents=True)
-    volume.create(given.size << 20)
+def prepared(place, given, name, options):
+    volume = Sawmill(place, given.binary, options, name=name)
+    volume.prepare()
     with volume.running():
-        fio.fill(volume.target, given.size << 20, volume.folder)
         cell(volume, given, 0)
         volume.settle()
     return volume
 
 
-def latency(place, binary, given):
+def latency(place, given):
     """Each measurement begins with a volume at its steady state: overwritten once, collection at work."""
-    volumes = {"on": prepare(place, binary, given, "on", []),
-               "off": prepare(place, binary, given, "off", ["--gc-start", "0"])}
+    volumes = {"off": prepared(place, given, "off", ["--gc-start", "0"]),
+               "on": prepared(place, given, "on", [])}
     with volumes["off"].running():
         full_rate = cell(volumes["off"], given, 0)["iops"]
-    loads = {f"1/{part}": int(full_rate / part) for part in PARTS} | {"all": 0}
-    rounds = []
-    for number in range(given.rounds):
-        found = {}
-        order = ["on", "off"] if number % 2 else ["off", "on"]
-        for load, rate in loads.items():
-            for kind in order:
-                volume = volumes[kind]
-                with volume.running():
-                    # Into the steady state: garbage is made and, if it may be, collected.
-                    cell(volume, given, rate)
-                    before = volume.status()["volumes"][0]["counters"]["moved_bytes"]
-                    measured = cell(volume, given, rate)
-                    after = volume.status()["volumes"][0]["counters"]["moved_bytes"]
-                measured["moved_bytes"] = after - before
-                found[f"{load} {kind}"] = measured
-                say(f"round {number + 1}, {load} of the rate, collection {kind}: p99 "
-                    f"{measured['p99_us']:.0f} us, {measured['iops']:.0f}/s, "
-                    f"moved {measured['moved_bytes'] >> 20} MiB")
-                # What the other kind has no use for must not fill the disk.
-                if kind == "off":
-                    volume.sawmill("gc", volume.volume, "--threshold", "0.95")
-        rounds.append(found)
-    for volume in volumes.values():
-        shutil.rmtree(volume.folder)
-    return {"rate_iops": loads, "rounds": rounds}
+    loads, found = {"1/2": int(full_rate / 2), "all": 0}, Rounds()
+    for number, load, kind in turns(given.rounds, loads, volumes):
+        volume = volumes[kind]
+        with volume.running():
+            # Into the steady state: garbage is made and, if it may be, collected.
+            cell(volume, given, loads[load])
+            before = volume.told()["counters"]["moved_bytes"]
+            row = cell(volume, given, loads[load])
+            row["moved_bytes"] = volume.told()["counters"]["moved_bytes"] - before
+        found.keep(number, load, kind, row)
+        say(f"round {number + 1}, {load} of the rate, collection {kind}: p99 {row['p99_us']:.0f} us, "
+            f"{row['iops']:.0f}/s, moved {row['moved_bytes'] // MIB} MiB")
+        # What the other kind has no use for must not fill the disk.
+        if kind == "off":
+            volume.sawmill("gc", volume.volume, "--threshold", "0.95")
+    return {"rate_iops": loads, "rounds": found.rounds}, latency_section(loads, found)
 
 
-def page(document):
-    lines = ["# Garbage collection: forecast and truth, and what users feel", "",
-             f"Written by `{document['command']}` on {document['machine']['cores']} cores of "
-             f"{document['machine']['cpu']}, kernel {document['machine']['kernel']}.", ""]
-    found = document.get("overwrite")
-    if found:
-        bound = found["live_bytes"] / LIVE_SHARE * SPARE
-        lines += [
-            f"## {document['size_mib']} MiB overwritten {document['rounds_written']} times at random", "",
-            "16 KiB a write, uniform, at a pace the volume keeps; every byte verified at the end. The "
-            "forecast is `sawmill simulate` on the same trace.", "",
-            "| | measured | forecast | measured / forecast |", "|---|---:|---:|---:|"]
-        for key, title in (("amplification", "bytes put in segments / bytes written"),
-                           ("moved", "1 + bytes moved / bytes written")):
-            one = found[key]
-            ratio = one["measured"] / one["forecast"]
-            lines.append(f"| {title} | {one['measured']:.3f} | {one['forecast']:.3f} | {ratio:.3f} |")
-        merge = found["merge"]
-        lines.append(f"| merge ratio | {merge['measured']:.3f} | {merge['forecast']:.3f} | |")
-        lines += ["", f"When all had settled the store held {found['store_bytes'] / 2**20:,.0f} MiB, "
-                  f"{found['segment_object_bytes'] / 2**20:,.0f} MiB of it segments, for "
-                  f"{found['live_bytes'] / 2**20:,.0f} MiB live; live/0.70 + 5 % is "
-                  f"{bound / 2**20:,.0f} MiB.", ""]
-    found = document.get("latency")
-    if found:
-        lines += ["## What users feel of it", "",
-                  "fio, 16 KiB random writes, queue depth 8, at parts of the rate the volume reaches by "
-                  "itself and as fast as it goes, on a volume whose every block was written; collection on "
-                  "(the default) and off, in turn. Store, journal and cache are on one disk, and fio, the "
-                  "server and collection share the cores: the hardest place there is. The ratio is taken in "
-                  "each round; "
-                  f"the median of {len(found['rounds'])} rounds.", "",
-                  "| load | writes a second | p99 off, us | p99 on, us | on / off | moved meanwhile, MiB |",
-                  "|---|---:|---:|---:|---:|---:|"]
-        for load in found["rate_iops"]:
-            on, off = ([one[f"{load} {kind}"] for one in found["rounds"]] for kind in ("on", "off"))
-            ratio = statistics.median(a["p99_us"] / b["p99_us"] for a, b in zip(on, off))
-            p99 = [statistics.median(one["p99_us"] for one in side) for side in (off, on)]
-            moved = statistics.median(one["moved_bytes"] for one in on) / 2**20
-            rate = statistics.median(one["iops"] for one in on)
-            lines.append(f"| {load} | {rate:,.0f} | {p99[0]:,.0f} | {p99[1]:,.0f} | {ratio:.2f} "
-                         f"| {moved:,.0f} |")
-        lines.append("")
-    return "\n".join(lines)
+def latency_section(loads, found):
+    rows = []
+    for load in loads:
+        p99_off, p99_on = (found.median(kind, load, "p99_us") for kind in ("off", "on"))
+        iops, moved = (found.median("on", load, key) for key in ("iops", "moved_bytes"))
+        rows.append([load, f"{iops:,.0f}", f"{p99_off:,.0f}", f"{p99_on:,.0f}",
+                     f"{found.ratio('on', 'off', load, 'p99_us'):.2f}", f"{moved / MIB:,.0f}"])
+    head = ["load", "writes a second", "p99 off, us", "p99 on, us", "on / off", "moved meanwhile, MiB"]
+    return ("## What users feel of it\n\n"
+            "fio, 16 KiB random writes, queue depth 8, at parts of the rate the volume reaches by itself and "
+            "as fast as it goes, on a volume whose every block was written; collection on (the default) and "
+            "off, in turn. Store, journal and cache are on one disk, and fio, the server and collection "
+            "share the cores: the hardest place there is. The ratio is taken in each round; the median of "
+            f"{len(found.rounds)} rounds.\n\n{page.table(head, rows, True)}")
 
 
+@cli.script
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["overwrite", "latency"], help="one part")
-    parser.add_argument("--size", type=int, default=1024, metavar="MIB", help="size of the disk (1024)")
-    parser.add_argument("--rounds-written", type=int, default=10, metavar="N", help="times overwritten (10)")
-    parser.add_argument("--rate", type=int, default=40, metavar="MIB", help="MiB written a second (40)")
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="rounds of latency (5)")
-    parser.add_argument("--runtime", type=int, default=10, metavar="S", help="seconds a cell (10)")
-    parser.add_argument("--out", type=Path, default=PAGE, metavar="FILE", help="write the page there")
-    given = parser.parse_args()
-    binary = Path(os.environ.get("SAWMILL_BINARY", ROOT / "target/release/sawmill")).resolve()
-    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in vars(given).items()
-                       if name != "out" and value is not None)
-    document = {"command": f"bench/collection.py {options}", "machine": machine.describe(),
-                "size_mib": given.size, "rounds_written": given.rounds_written}
-    with servers.temporary_place(given.size << 20) as place:
-        for part, measure in (("overwrite", overwrite), ("latency", latency)):
-            if given.only in (None, part):
-                document[part] = measure(place, binary, given)
-    raw = ROOT / "bench/results/raw"
-    raw.mkdir(parents=True, exist_ok=True)
-    (raw / "collection.json").write_text(json.dumps(document, indent=1))
-    text = page(document)
-    given.out.write_text(text)
-    print(text)
-
-
-if __name__ == "__main__":
-    main()
+    parts = {"overwrite": overwrite, "latency": latency}
+    given = cli.given(
+        __doc__, ("--size", 1024, "MiB of the disk"), ("--rounds-written", 10, "times overwritten"),
+        ("--rate", 40, "MiB written a second"), rounds=5, seconds=10, only={"parts": list(parts)},
+        binary=cli.SAWMILL, work=cli.TARGET, page=page.MEASUREMENTS / "collection.md")
+    only = "".join(f"--only {part} " for part in given.only if not given.whole)
+    command = (f"bench/collection.py {only}--size {given.size} --rounds-written {given.rounds_written} "
+               f"--rate {given.rate} --rounds {given.rounds} --runtime {given.seconds}")
+    facts = machine.describe()
+    found, sections = in_parts(given, parts, given.size * MIB)
+    page.write_raw("collection", {"command": command, "machine": facts, "size_mib": given.size,
+                             "rounds_written": given.rounds_written, **found})
+    head = "# Garbage collection: forecast and truth, and what users feel\n\n"
+    page.write(given.page, head + "\n".join([page.written_by(command, facts), *sections]))

@@ -5,34 +5,30 @@ A thousand connections of another user of this machine (as root; otherwise of ou
 half-open (the handshake is not finished), idle (finished, then silent), greedy (64 reads of 2 MiB asked
 for, no reply taken), garbage (64 random bytes instead of a handshake). Whoever is cut off comes again 5
 seconds later. fio is the legitimate client: 4 KiB, half reads and half writes at random, 16 in flight. Each
-round measures it without hostile connections and with them, in turns; ratios are taken within a round.
+round measures it without hostile connections and with them, in turns; ratios are taken within a round. Not
+here: hostile packets of a link (`bench/hostile_link.py`).
 """
 
-import argparse
+import contextlib
 import json
 import os
 import random
 import resource
 import selectors
-import signal
 import socket
-import statistics
 import struct
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.parse
 from datetime import date
 from pathlib import Path
 
-MIB = 1 << 20
-NOBODY = 65534
-AGAIN_S = 5.0
+from frame import GIB, KIB, MIB, Process, Rounds, Sawmill, cli, fio, page, say, temporary_place, turns
+
+NOBODY, AGAIN_S = 65534, 5.0
 KINDS = ("half-open", "idle", "greedy", "garbage")
-READS = b"".join(
-    struct.pack(">IHHQQI", 0x25609513, 0, 0, number, 0, 2 * MIB) for number in range(64))
+READS = b"".join(struct.pack(">IHHQQI", 0x25609513, 0, 0, number, 0, 2 * MIB) for number in range(64))
 HANDSHAKE = struct.pack(">IQII", 3, 0x49484156454F5054, 1, 4) + b"disk"
 WAIT = b"GET /wait?safety=stored&volume=disk HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -49,10 +45,9 @@ class Hostile:
         self.socket.setblocking(False)
         self.socket.connect_ex(self.address)
         self.greeted = False
-        selector.register(self.socket, selectors.EVENT_READ, self)
-        if self.kind == "wait":
-            # Sent when it is connected.
-            selector.modify(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self)
+        # What waits is asked for when it is connected.
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.kind == "wait" else 0)
+        selector.register(self.socket, wanted, self)
 
     def look(self, selector, events):
         try:
@@ -78,20 +73,17 @@ class Hostile:
             self.leave(selector)
 
     def leave(self, selector):
-        try:
+        with contextlib.suppress(KeyError, ValueError):
             selector.unregister(self.socket)
-        except (KeyError, ValueError):
-            pass
         self.socket.close()
         self.socket, self.again, self.ends = None, time.monotonic() + AGAIN_S, self.ends + 1
 
     def is_gone(self):
         """Whether a connection that nobody listens on has ended."""
-        state = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-        return state != 1
+        return self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != 1
 
 
-def attack(host, port, count, kinds):
+def attack(address, count, kinds):
     """Runs for ever; says once a second how many are connected and how many have been cut off."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -100,7 +92,7 @@ def attack(host, port, count, kinds):
         os.setgid(NOBODY)
         os.setuid(NOBODY)
     selector = selectors.DefaultSelector()
-    all_of_them = [Hostile((host, port), kinds[at % len(kinds)]) for at in range(count)]
+    all_of_them = [Hostile(address, kinds[at % len(kinds)]) for at in range(count)]
     told = 0.0
     while True:
         now = time.monotonic()
@@ -120,13 +112,11 @@ def attack(host, port, count, kinds):
             print(json.dumps({"connected": connected, "ends": ends}), flush=True)
 
 
-class Attack:
+class Attack(Process):
     """The hostile process, until the end of a `with`."""
 
     def __init__(self, address, count, kinds):
-        command = [sys.executable, "-", "--attack", f"{address[0]}:{address[1]}", str(count), *kinds]
-        self.child = subprocess.Popen(
-            command, stdin=Path(__file__).open(), stdout=subprocess.PIPE, text=True)
+        super().__init__(sys.executable, __file__, "--attack", *address, count, *kinds, talks=True)
         self.said = {}
         threading.Thread(target=self.listen, daemon=True).start()
 
@@ -134,122 +124,81 @@ class Attack:
         for line in self.child.stdout:
             self.said = json.loads(line)
 
-    def __enter__(self):
-        return self
 
-    def __exit__(self, *_):
-        self.child.kill()
-        self.child.wait()
+class Watched(Sawmill):
+    """A volume at a TCP port; the most memory of its own that it was seen with."""
 
+    def start(self):
+        self.serve("--nbd", "tcp:127.0.0.1:0", "--admin", "127.0.0.1:0", "--journal", self.journal,
+                   "--cache-bytes", "0")
+        self.peak = 0
+        threading.Thread(target=self.watch, args=self.processes, daemon=True).start()
 
-class Server:
-    def __init__(self, binary, folder, options):
-        self.folder, self.binary = folder, binary
-        self.environment = {**os.environ, "SAWMILL_STORE": f"file://{folder}/store", "SAWMILL_LOG": "warn",
-                            "XDG_STATE_HOME": f"{folder}/state", "XDG_RUNTIME_DIR": f"{folder}"}
-        self.run("create", "disk", "--size", "1G")
-        self.log = (folder / "log").open("w")
-        self.child = subprocess.Popen(
-            [binary, "serve", "disk", "--json", "--nbd", "tcp:127.0.0.1:0", "--admin", "127.0.0.1:0",
-             "--cache-bytes", "0", *options],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log, text=True,
-            env=self.environment)
-        self.ready = json.loads(self.child.stdout.readline())
-        self.peak, self.watching = 0, True
-        threading.Thread(target=self.watch, daemon=True).start()
+    def watch(self, process):
+        with contextlib.suppress(OSError, KeyError):
+            while True:
+                self.peak = max(self.peak, process.status("RssAnon") * KIB)
+                time.sleep(0.02)
 
-    def run(self, *words):
-        return subprocess.run([self.binary, *words], env=self.environment, check=True, capture_output=True,
-                              text=True, timeout=120).stdout
-
-    def address(self, url):
-        found = urllib.parse.urlsplit(url)
-        return found.hostname, found.port
-
-    def resident(self):
-        for line in Path(f"/proc/{self.child.pid}/status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) << 10
-        return 0
-
-    def watch(self):
-        while self.watching:
-            try:
-                self.peak = max(self.peak, self.resident())
-            except OSError:
-                return
-            time.sleep(0.02)
-
-    def status(self):
-        return json.loads(self.run("info", "disk", "--json"))
-
-    def fio(self, seconds):
+    def client(self, seconds):
         """Requests a second of the legitimate client."""
-        command = ["fio", "--name=client", "--ioengine=nbd", f"--uri={self.ready['uri']}", "--rw=randrw",
-                   "--bs=4k", "--iodepth=16", "--size=256M", f"--runtime={seconds}", "--time_based",
-                   "--norandommap", "--output-format=json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=self.folder,
-                              timeout=seconds + 120)
-        job = json.loads(done.stdout[done.stdout.index("{"):])["jobs"][0]
+        job = fio.call(fio.words(self.target, "randrw", "4k", 16, "256M", "--norandommap", seconds=seconds),
+                       self.folder, seconds + 120)
         return job["read"]["iops"] + job["write"]["iops"]
 
-    def stop(self):
-        self.watching = False
-        self.child.send_signal(signal.SIGTERM)
-        try:
-            self.child.wait(120)
-        except subprocess.TimeoutExpired:
-            self.child.kill()
-            self.child.wait()
+    def attacked(self, seconds):
+        """The client's rate and the time of a command beside hostile ones; without success 0 and ever."""
+        found = {"rate": 0.0, "order_ms": float("inf")}
+        with contextlib.suppress(OSError):
+            found["rate"] = self.client(seconds)
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            self.sawmill("door", "list", self.volume, timeout=120)
+            found["order_ms"] = (time.monotonic() - began) * 1000
+        return found
 
 
-def measure(binary, options, target, count, rounds, seconds, settle):
+def measure(binary, options, target, rounds, given):
+    """A row of the table, without its first cell."""
     kinds = KINDS if target == "nbd" else ("half-open", "half-open", "half-open", "wait")
-    with tempfile.TemporaryDirectory(prefix="sawmill-hostile-") as folder:
-        os.chmod(folder, 0o755)
-        server = Server(binary, Path(folder), options)
-        try:
-            server.fio(2)
-            alone_peak = peak = 0
-            without, beside, order_ms, failed = [], [], [], 0
-            address = server.address(server.ready["uri" if target == "nbd" else "admin"])
-            for at in range(rounds):
-                # Which comes first changes from round to round.
-                for is_attacked in (False, True) if at % 2 == 0 else (True, False):
-                    server.peak = 0
-                    if not is_attacked:
-                        without.append(server.fio(seconds))
-                        alone_peak = max(alone_peak, server.peak)
-                        continue
-                    with Attack(address, count, kinds) as hostile:
-                        time.sleep(settle)
-                        try:
-                            beside.append(server.fio(seconds))
-                        except subprocess.SubprocessError:
-                            beside.append(0.0)
-                            failed += 1
-                        began = time.monotonic()
-                        try:
-                            server.run("door", "list", "disk")
-                            order_ms.append((time.monotonic() - began) * 1000)
-                        except subprocess.SubprocessError:
-                            order_ms.append(float("inf"))
-                        peak = max(peak, server.peak)
-                        print(f"  {target} round {at}: without {without[-1] if without else 0:.0f}, beside "
-                              f"{beside[-1]:.0f}, {hostile.said}, at most {server.peak >> 20} MiB",
-                              file=sys.stderr, flush=True)
-            lines = sum(1 for _ in (Path(folder) / "log").open())
-        finally:
-            server.stop()
-    ratios = [with_them / alone for with_them, alone in zip(beside, without)]
-    return {"target": target, "alone_peak": alone_peak, "peak": peak, "without": statistics.median(without),
-            "beside": statistics.median(beside), "ratio": statistics.median(ratios), "failed": failed,
-            "order_ms": statistics.median(order_ms), "log_lines": lines}
+    found = Rounds()
+    with temporary_place(given.work, GIB) as place:
+        server = Watched(place, binary, options)
+        server.make()
+        with server.running():
+            server.client(2)
+            url = urllib.parse.urlsplit(server.ready["uri" if target == "nbd" else "admin"])
+            for number, _, kind in turns(rounds, [None], ("alone", "beside")):
+                server.peak = 0
+                if kind == "alone":
+                    row, said = {"rate": server.client(given.seconds)}, "without them"
+                else:
+                    with Attack((url.hostname, url.port), given.connections, kinds) as attack:
+                        time.sleep(given.settle)
+                        row, said = server.attacked(given.seconds), f"beside {attack.said}"
+                found.keep(number, None, kind, row | {"peak": server.peak})
+                say(f"{target}: {row['rate']:.0f} {said}, {server.peak // MIB} MiB at most")
+        lines = len((server.folder / "log").read_text().splitlines())
+    alone, beside = (found.median(kind, None, "rate") for kind in ("alone", "beside"))
+    peaks = [max(found.found(kind, None, "peak")) >> 20 for kind in ("alone", "beside")]
+    order_ms = found.median("beside", None, "order_ms")
+    return [f"{alone:,.0f}", f"{beside:,.0f}", f"{found.ratio('beside', 'alone', None, 'rate'):.2f}",
+            found.found("beside", None, "rate").count(0), *(f"{peak} MiB" for peak in peaks),
+            f"{given.limit_mib} MiB" if options else "none",
+            "none" if order_ms == float("inf") else f"{order_ms:.0f} ms", lines]
 
 
 COLUMNS = ("where", "fio alone, requests/s", "beside them", "ratio", "fio failed", "memory with fio alone",
            "beside them, at most", "limit of NBD memory", "`door list` beside them", "lines of log")
-TAIL = """
+PAGE = """\
+# Hostile neighbours
+
+Written by `bench/hostile.py` on {date}: {given.connections} hostile connections at
+a time, medians of {given.rounds} rounds of {given.seconds} s, {cores} cores
+shared by server, fio and the hostile process. See the head of the script for who is hostile in
+which way. At the admin page three quarters send nothing, and the rest wait for the volume.
+
+{table}
 The aim: the hostile take no more memory than the limit, and fio does at least 0.8 of what it does alone.
 What the hostile process itself takes of the processors is in the ratio. Memory is the server's own
 (`RssAnon`): the shared memory that holds the newest writes, as large as it was told to be, is not in it.
@@ -259,55 +208,20 @@ which bounds what is in flight, and a vhost-user socket takes one connection, of
 """
 
 
-def page(rows, arguments, limit):
-    lines = [
-        "# Hostile neighbours", "",
-        f"Written by `bench/hostile.py` on {date.today()}: {arguments.connections} hostile connections at",
-        f"a time, medians of {arguments.rounds} rounds of {arguments.seconds} s, {os.cpu_count()} cores",
-        "shared by server, fio and the hostile process. See the head of the script for who is hostile in",
-        "which way. At the admin page",
-        "three quarters send nothing, and the rest wait for the volume.", "",
-        "| " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * (len(COLUMNS) - 1) + "|"]
-    for label, row in rows:
-        shown = "none" if row["order_ms"] == float("inf") else f"{row['order_ms']:.0f} ms"
-        bound = "none" if label.endswith("before") else f"{limit >> 20} MiB"
-        cells = (label, f"{row['without']:,.0f}", f"{row['beside']:,.0f}", f"{row['ratio']:.2f}",
-                 row["failed"], f"{row['alone_peak'] >> 20} MiB", f"{row['peak'] >> 20} MiB", bound, shown,
-                 row["log_lines"])
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines) + "\n" + TAIL
-
-
+@cli.script
 def main():
     if sys.argv[1:2] == ["--attack"]:
-        host, port = sys.argv[2].rsplit(":", 1)
-        attack(host, int(port), int(sys.argv[3]), tuple(sys.argv[4:]))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=int, default=8)
-    parser.add_argument("--settle", type=int, default=4, help="seconds from the attack's begin to fio's")
-    parser.add_argument("--connections", type=int, default=1000)
-    parser.add_argument("--limit-mib", type=int, default=512)
-    parser.add_argument("--binary", default="target/release/sawmill")
-    parser.add_argument("--beside", help="another version without the limit, for a row of its own")
-    parser.add_argument("--page", type=Path)
-    arguments = parser.parse_args()
-    limit = arguments.limit_mib * MIB
-    rows = []
-    if arguments.beside:
-        found = measure(arguments.beside, [], "nbd", arguments.connections, 1, arguments.seconds,
-                        arguments.settle)
-        rows.append(("NBD, the version before", found))
-    for target, label in (("nbd", "NBD"), ("admin", "admin page")):
-        options = ["--nbd-memory-max", f"{arguments.limit_mib}M"]
-        found = measure(arguments.binary, options, target, arguments.connections, arguments.rounds,
-                        arguments.seconds, arguments.settle)
-        rows.append((label, found))
-    text = page(rows, arguments, limit)
-    print(text)
-    if arguments.page:
-        arguments.page.write_text(text)
-
-
-if __name__ == "__main__":
-    main()
+        host, port, count, *kinds = sys.argv[2:]
+        attack((host, int(port)), int(count), kinds)
+    given = cli.given(
+        __doc__, ("--settle", 4, "seconds from the attack's begin to fio's"), ("--connections", 1000),
+        ("--limit-mib", 512), ("--beside", Path, "another version without the limit, for a row of its own"),
+        rounds=5, seconds=8, only={"targets": ["nbd", "admin"]}, binary=cli.SAWMILL, work=cli.TEMPORARY)
+    rows, options = [], ["--nbd-memory-max", f"{given.limit_mib}M"]
+    if given.beside:
+        rows.append(["NBD, the version before", *measure(given.beside.resolve(), [], "nbd", 1, given)])
+    for target in given.only:
+        found = measure(given.binary, options, target, given.rounds, given)
+        rows.append([{"nbd": "NBD", "admin": "admin page"}[target], *found])
+    page.write(given.page, PAGE.format(date=date.today(), given=given, cores=os.cpu_count(),
+                                       table=page.table(COLUMNS, rows, True)))

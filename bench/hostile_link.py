@@ -1,36 +1,34 @@
 #!/usr/bin/env python3
 """How long a hand-shake takes while somebody says recorded hellos again, by the thousand.
 
-    bench/hostile_link.py [--rounds 5] [--binary PATH] [--page docs/measurements/hostile_link.md]     as root
-
 Two network namespaces with a veth pair between them, removed at the end, and a relay before the client that
 holds each packet back for half of the round trip. A target in one; in the other a client, and at another
 address of the same interface a flood of the hellos of 40 clients, recorded at a socket that answers nothing.
 The target has never answered one of them. A round is a client that is started, connects, opens an export and
 reads from it; it gives up after 20 s.
 
-Needs `cargo build --release -p sawmill-link --example link_bench`; `--binary` names another build of it.
+Needs `cargo build --release -p sawmill-link --example link_bench`; `--binary` names another build of it. Not
+here: a simulated network of the same kind (`crates/link/tests/simulation/hostile.rs`).
 """
 
-import argparse
 import collections
+import concurrent.futures
 import contextlib
 import ctypes
-import pathlib
+import os
 import select
+import signal
 import socket
-import statistics
-import subprocess
-import sys
 import threading
 import time
+from statistics import median
 
-from link import BINARY, Wires, cpu_s, run
+from frame import EXAMPLES, GIB, Unfit, Wires, cli, page, run
 
 CLONE_NEWNET = 0x40000000
-HELLOS, RTT_MS = 40, (50,)
+HELLOS, RTT_MS = 40, 50
 # No flood; what kept everybody out before there were cookies; more than that.
-RATES = (0, 1000, 3000)
+RATES = ("0", "1000", "3000")
 TARGET, RELAY, THIEF, PORT = "10.96.0.1", "10.96.0.2", "10.96.0.3", 9700
 
 
@@ -41,159 +39,111 @@ def enter(space):
             raise OSError(ctypes.get_errno(), f"cannot enter {space}")
 
 
-def in_thread(work):
-    """Runs work in a thread of its own, which may enter a namespace; gives its result."""
-    told = []
-    thread = threading.Thread(target=lambda: told.append(work()))
-    thread.start()
-    thread.join()
-    return told[0]
-
-
 def client(wires, binary, at=RELAY):
     words = ["--to", f"udp:{at}", "--op", "read", "--bytes", 4096, "--depth", 1, "--seconds", 0.01]
-    return wires.within(1, binary, "load", *words, stderr=subprocess.DEVNULL)
+    return wires.within(1, binary, "load", *words, log=os.devnull)
 
 
 def recorded(wires, binary):
-    """The first packet of each of some clients, which nobody answers."""
-
-    def listen():
-        enter(wires.spaces[0])
-        hellos = []
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as heard:
-            heard.bind((TARGET, PORT))
+    """The first packet of each of some clients, which nobody answers; enters a namespace."""
+    enter(wires.spaces[0])
+    hellos = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as heard:
+        heard.bind((TARGET, PORT))
+        for _ in range(HELLOS):
             heard.settimeout(10)
-            for _ in range(HELLOS):
-                with client(wires, binary, TARGET) as one:
-                    hellos.append(heard.recv(2048))
-                    one.kill()
-                heard.setblocking(False)
-                while True:
-                    try:
-                        heard.recv(2048)
-                    except BlockingIOError:
-                        break
-                time.sleep(0.1)
-                heard.settimeout(10)
-        return list(dict.fromkeys(hellos))
-
-    return in_thread(listen)
+            with client(wires, binary, TARGET) as one:
+                hellos.append(heard.recv(2048))
+                one.end(signal.SIGKILL)
+            heard.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while heard.recv(2048):
+                    pass
+            time.sleep(0.1)
+    return list(dict.fromkeys(hellos))
 
 
-class Relay(threading.Thread):
+@contextlib.contextmanager
+def beside(work, *arguments):
+    """Work in a thread of its own for as long as the `with` lasts: it is handed what tells it to stop."""
+    stops = threading.Event()
+    thread = threading.Thread(target=work, args=(stops, *arguments))
+    thread.start()
+    try:
+        yield
+    finally:
+        stops.set()
+        thread.join()
+
+
+def relay(stops, space, delay_s):
     """Hands on what the client and the target say to each other, each time a while later."""
-
-    def __init__(self, space, delay_s):
-        super().__init__(daemon=True)
-        self.space, self.delay_s, self.stops = space, delay_s, False
-
-    def run(self):
-        enter(self.space)
-        front, back = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
-        front.bind((RELAY, PORT))
-        back.connect((TARGET, PORT))
-        waiting, client_at = collections.deque(), None
-        while not self.stops:
-            now = time.monotonic()
-            while waiting and waiting[0][0] <= now:
-                _, to_target, packet = waiting.popleft()
-                with contextlib.suppress(OSError):
-                    back.send(packet) if to_target else front.sendto(packet, client_at)
-            wait_s = min(0.05, waiting[0][0] - now) if waiting else 0.05
-            for ready in select.select([front, back], [], [], wait_s)[0]:
-                with contextlib.suppress(OSError):
-                    packet, where = ready.recvfrom(65536)
-                    client_at = where if ready is front else client_at
-                    waiting.append((time.monotonic() + self.delay_s, ready is front, packet))
+    enter(space)
+    front, back = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+    front.bind((RELAY, PORT))
+    back.connect((TARGET, PORT))
+    waiting, client_at = collections.deque(), None
+    while not stops.is_set():
+        now = time.monotonic()
+        while waiting and waiting[0][0] <= now:
+            _, to_target, packet = waiting.popleft()
+            with contextlib.suppress(OSError):
+                back.send(packet) if to_target else front.sendto(packet, client_at)
+        wait_s = min(0.05, waiting[0][0] - now) if waiting else 0.05
+        for ready in select.select([front, back], [], [], wait_s)[0]:
+            with contextlib.suppress(OSError):
+                packet, where = ready.recvfrom(65536)
+                client_at = where if ready is front else client_at
+                waiting.append((time.monotonic() + delay_s, ready is front, packet))
 
 
-class Flood(threading.Thread):
-    """Says the hellos again, so many a second, until it is told to stop."""
-
-    def __init__(self, space, hellos, rate):
-        super().__init__()
-        self.space, self.hellos, self.rate = space, hellos, rate
-        self.stops, self.said, self.took_s = False, 0, 0.0
-
-    def run(self):
-        enter(self.space)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says:
-            says.bind((THIEF, 0))
-            says.setblocking(False)
-            began = time.monotonic()
-            while not self.stops:
-                self.took_s = time.monotonic() - began
-                while self.said < self.took_s * self.rate:
-                    try:
-                        says.sendto(self.hellos[self.said % len(self.hellos)], (TARGET, PORT))
-                    except BlockingIOError:
-                        pass
-                    self.said += 1
-                time.sleep(0.001)
+def flood(stops, space, hellos, rate, said):
+    """Says the hellos again, so many a second; what it really said a second goes into `said`."""
+    enter(space)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as says:
+        says.bind((THIEF, 0))
+        says.setblocking(False)
+        count, began = 0, time.monotonic()
+        while not stops.is_set():
+            took_s = time.monotonic() - began
+            while count < took_s * rate:
+                with contextlib.suppress(BlockingIOError):
+                    says.sendto(hellos[count % len(hellos)], (TARGET, PORT))
+                count += 1
+            said[:] = [count / max(took_s, 1e-9)]
+            time.sleep(0.001)
 
 
-def rounds(wires, binary, server, hellos, rate, count):
-    """Seconds of each round, or None where the client gave up; what was said a second; the target's cores."""
-    flood = Flood(wires.spaces[1], hellos, rate)
-    flood.start()
-    time.sleep(2)
-    took, began, spent = [], time.monotonic(), cpu_s(server.pid)
-    for _ in range(count):
-        start = time.monotonic()
-        with client(wires, binary) as one:
-            is_open = one.stdout.readline().strip() == "begin"
-            took.append(time.monotonic() - start if is_open else None)
-            # It gives the export back.
-            one.communicate()
-    cores = (cpu_s(server.pid) - spent) / (time.monotonic() - began)
-    flood.stops = True
-    flood.join()
-    return took, flood.said / flood.took_s if flood.took_s else 0, cores
+def measure(wires, server, hellos, rate, given):
+    """A row of the table, without its first cell; who gives up has not connected."""
+    took_ms, said = [], []
+    with beside(flood, wires.spaces[1], hellos, rate, said):
+        time.sleep(2)
+        began, spent = time.monotonic(), server.threads_cpu_s()
+        for _ in range(given.rounds):
+            start = time.monotonic()
+            with client(wires, given.binary) as one:
+                with contextlib.suppress(Unfit):
+                    one.expect("begin")
+                    took_ms.append((time.monotonic() - start) * 1000)
+                # It gives the export back.
+                one.end(None)
+        cores = (server.threads_cpu_s() - spent) / (time.monotonic() - began)
+    shown = f"{median(took_ms):.0f} ms, at most {max(took_ms):.0f} ms" if took_ms else "-"
+    return [f"{said[0]:,.0f}", f"{len(took_ms)} of {given.rounds}", shown, f"{cores:.2f}"]
 
 
-def told(took):
-    out = sum(one is None for one in took)
-    within = [one for one in took if one is not None]
-    if not within:
-        return "-", f"0 of {out}"
-    shown = f"{statistics.median(within) * 1000:.0f} ms, at most {max(within) * 1000:.0f} ms"
-    return shown, f"{len(within)} of {len(within) + out}"
-
-
+@cli.script
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--binary", type=pathlib.Path, default=BINARY)
-    parser.add_argument("--page", type=pathlib.Path)
-    asked = parser.parse_args()
-    lines = ["| round trip | hellos a second | connected | start to first read | cores of the target |",
-             "|---|---|---|---|---|"]
-    for rtt_ms in RTT_MS:
-        with Wires(1) as wires:
-            run("ip", "-n", wires.spaces[1], "addr", "add", f"{THIEF}/24", "dev", "w0")
-            hellos = recorded(wires, asked.binary)
-            server = wires.within(0, asked.binary, "target", "--listen", f"udp:{TARGET}",
-                                  "--device", f"null:{1 << 30}")
-            if server.stdout.readline().strip() != "ready":
-                raise OSError("the target did not start")
-            relay = Relay(wires.spaces[1], rtt_ms / 2000)
-            relay.start()
-            for rate in RATES:
-                took, said, cores = rounds(wires, asked.binary, server, hellos, rate, asked.rounds)
-                shown, within = told(took)
-                lines.append(f"| {rtt_ms} ms | {said:,.0f} | {within} | {shown} | {cores:.2f} |")
-                print(lines[-1], file=sys.stderr, flush=True)
-            relay.stops = True
-            relay.join()
-            server.kill()
-            server.wait()
-    text = "\n".join(lines)
-    print(text)
-    if asked.page:
-        head = asked.page.read_text(encoding="utf-8").split("| round trip |")[0]
-        asked.page.write_text(head + text + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    given = cli.given(__doc__, rounds=5, only={"rates": RATES}, binary=EXAMPLES / "link_bench", root=True)
+    words = ["target", "--listen", f"udp:{TARGET}", "--device", f"null:{GIB}"]
+    with Wires() as wires:
+        run("ip", "-n", wires.spaces[1], "addr", "add", f"{THIEF}/24", "dev", "w0")
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            hellos = threads.submit(recorded, wires, given.binary).result()
+        with wires.ready(0, given.binary, *words) as server, beside(relay, wires.spaces[1], RTT_MS / 2000):
+            rows = list(page.as_they_come([f"{RTT_MS} ms", *measure(wires, server, hellos, rate, given)]
+                                          for rate in map(int, given.only)))
+    before, _ = page.around(given.page, begin="| round trip |")
+    head = ["round trip", "hellos a second", "connected", "start to first read", "cores of the target"]
+    page.write(given.page, before + page.table(head, rows))

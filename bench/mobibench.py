@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """MobiBench's traces (Facebook, Twitter) on the link: by bytes, beside whole pages with read-modify-write.
 
-    bench/mobibench.py TRACE... [--rounds 5] [--delay-us 200] [--page FILE]
-
 A TRACE is MobiGen's output, plain or as .zst (mobigen.facebook.zst). The bench is that of bench/bass.py: the
 same namespaces, relay and stacks. Needs root, and the zstd program for .zst.
 
@@ -16,24 +14,25 @@ The traces are calls of a file system, in bytes. They become requests of a devic
   `fdatasync` are a flush of the whole device. All other calls are left out, and nothing stands for the file
   system's own metadata and journal.
 - All files are there in full before, and none is cached (BASS, section 5.2).
+Not here: both stacks and their target (`bench/bass.py`).
 """
 
-import argparse
+import itertools
 import json
-import os
-import pathlib
-import statistics
 import subprocess
-import sys
 import tempfile
+from pathlib import Path
+from statistics import median
 
 import bass
+from bass import PAGE_BYTES, STACKS
+from frame import Wires, cli, page, turns
 
-PAGE_BYTES = 4096
 # BASS, section 5.2 and figure 14: latency of all writes, per cent less than with whole pages.
 PAPER = {("facebook", True): 33, ("twitter", True): 40, ("facebook", False): 47, ("twitter", False): 77}
-LETTERS = {"flush": "f", "write": "w", "read": "r"}
-WORDS = """\
+SECTION = """\
+{traces}
+
 BASS replays two traces of an Android device (section 5.2), and so does `bench/mobibench.py`. They are calls
 of a file system, in bytes. Each file becomes a row of pages of the device, `write` and `pwrite` of n bytes
 become one write of n bytes, `read` and `pread` one read, `fsync` and `fdatasync` a flush of the whole device;
@@ -43,7 +42,14 @@ have under 16 bytes and go to pseudo-files of Android, which MobiBench made file
 
 A file system that knows where a file ends would not read a page behind the end, and most pages of these
 traces are first written there: on a device, and in the paper, where files were made before, they are read.
-"""
+
+Medians of {given.rounds} rounds in turn, {given.delay_us} us of delay there and back.
+Mean, median and 99th percentile of one write in microseconds, sums in milliseconds.
+
+{figures}
+Less by bytes than by pages:
+
+{less}"""
 
 
 def calls(path):
@@ -54,23 +60,21 @@ def calls(path):
         text = path.read_bytes()
     lines = [line.split() for line in text.decode("latin1").splitlines() if line.strip()]
     lines.sort(key=lambda words: int(words[1]))
-    named, open_files, files = {}, {}, 0
+    named, open_files, files = {}, {}, itertools.count()
     for words in lines:
         call = words[2]
         if call == "open":
-            file = named.get(words[3]) if words[3].startswith('"') else None
-            if file is None:
-                file, files = files, files + 1
-                if words[3].startswith('"'):
-                    named[words[3]] = file
+            file = named[words[3]] if words[3] in named else next(files)
+            if words[3].startswith('"'):
+                named[words[3]] = file
             open_files.setdefault(words[5], []).append([file, 0])
         elif call == "close" and open_files.get(words[3]):
             open_files[words[3]].pop(0)
         elif call in ("write", "read", "pwrite", "pread", "fsync", "fdatasync"):
-            if not open_files.get(words[3]):
-                open_files[words[3]] = [[files, 0]]
-                files += 1
-            handle = open_files[words[3]][0]
+            handles = open_files.setdefault(words[3], [])
+            if not handles:
+                handles.append([next(files), 0])
+            handle = handles[0]
             if call.endswith("sync"):
                 yield handle[0], "flush", 0, 0
                 continue
@@ -92,29 +96,27 @@ def steps(path, flushes):
         starts[file] = place
         place += -(-ends[file] // PAGE_BYTES) * PAGE_BYTES
     for file, kind, offset, count in all_calls:
-        if kind == "flush":
-            if flushes:
-                yield "f\n"
-        else:
-            yield f"{LETTERS[kind]} {starts[file] + offset} {count}\n"
+        if kind != "flush":
+            yield f"{kind[0]} {starts[file] + offset} {count}\n"
+        elif flushes:
+            yield "f\n"
 
 
-def measure(wire, arguments, trace, flushes):
+def measure(wires, given, trace, flushes):
     """Both stacks round by round in turn: of each the round with the median of the writes' sum."""
-    told = {"bytes": [], "pages": []}
+    told = {stack: [] for stack in STACKS}
     with tempfile.NamedTemporaryFile("w", suffix=".steps") as file:
         file.writelines(steps(trace, flushes))
         file.flush()
-        for _ in range(arguments.rounds):
-            for stack, runs in told.items():
-                runs.append(bass.one(wire, arguments.delay_us, ["replay", stack, file.name]))
+        for _, _, stack in turns(given.rounds, [None], STACKS):
+            told[stack].append(bass.one(wires, given.delay_us, "replay", stack, file.name))
     tiny = sum(kind == "write" and count < 16 for _, kind, _, count in calls(trace))
     row = {"trace": trace.name.split(".")[1], "flushes": flushes, "tiny": tiny}
     for stack, runs in told.items():
         runs.sort(key=lambda run: run["writes"]["sum_us"])
-        row[stack] = runs[len(runs) // 2]
-        row[stack]["flush_us"] = statistics.median(run["flushes"]["sum_us"] for run in runs)
-        row[stack]["read_us"] = statistics.median(run["reads"]["sum_us"] for run in runs)
+        row[stack] = runs[len(runs) // 2] | {
+            "flush_us": median(run["flushes"]["sum_us"] for run in runs),
+            "read_us": median(run["reads"]["sum_us"] for run in runs)}
     return row
 
 
@@ -122,68 +124,44 @@ def less(mine, theirs):
     return f"{100 * (1 - mine / theirs):.0f} %" if theirs else "-"
 
 
-def section(rows, arguments):
+HEAD = ["trace", "fsync", "stack", "writes", "under 16 B", "mean", "median", "99 %", "sum of writes",
+        "of fsyncs", "of reads", "read below, KB", "wire, KB"]
+LESS_HEAD = ["trace", "fsync", "latency of writes", "writes and fsyncs", "all",
+             "BASS's own: latency of writes", "bytes on the wire"]
+
+
+def section(rows, given):
     """The part of docs/measurements/bass.md that this makes."""
-    lines = [
-        bass.TRACES, "",
-        *WORDS.splitlines(), "",
-        f"Medians of {arguments.rounds} rounds in turn, {arguments.delay_us} us of delay there and back.",
-        "Mean, median and 99th percentile of one write in microseconds, sums in milliseconds.", "",
-        "| trace | fsync | stack | writes | under 16 B | mean | median | 99 % | sum of writes | of fsyncs "
-        "| of reads | read below, KB | wire, KB |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    cells, changes = [], []
     for row in rows:
-        for stack in ("bytes", "pages"):
-            run = row[stack]
-            writes = run["writes"]
-            lines.append(
-                f"| {row['trace']} | {'as traced' if row['flushes'] else 'left out'} | {stack} | "
-                f"{writes['count']:,} | {row['tiny']:,} | "
-                f"{writes['mean_us']:.1f} | {writes['median_us']:.1f} | {writes['p99_us']:.1f} | "
-                f"{writes['sum_us'] / 1e3:,.1f} | {run['flush_us'] / 1e3:,.1f} | "
-                f"{run['read_us'] / 1e3:,.1f} | {run['fetched_bytes'] / 1e3:,.0f} | "
-                f"{run['wire_bytes'] / 1e3:,.0f} |")
-    lines += [
-        "", "Less by bytes than by pages:", "",
-        "| trace | fsync | latency of writes | writes and fsyncs | all | BASS's own: latency of writes "
-        "| bytes on the wire |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        mine, pages = row["bytes"], row["pages"]
-        changes = [run["writes"]["sum_us"] + run["flush_us"] for run in (mine, pages)]
-        everything = [change + run["read_us"] for change, run in zip(changes, (mine, pages))]
-        lines.append(
-            f"| {row['trace']} | {'as traced' if row['flushes'] else 'left out'} | "
-            f"{less(mine['writes']['sum_us'], pages['writes']['sum_us'])} | {less(*changes)} | "
-            f"{less(*everything)} | "
-            f"{PAPER.get((row['trace'], row['flushes']), '-')} % | "
-            f"{less(mine['wire_bytes'], pages['wire_bytes'])} |")
-    return "\n".join([*lines, ""])
+        known = [row["trace"], "as traced" if row["flushes"] else "left out"]
+        for stack in STACKS:
+            run, writes = row[stack], row[stack]["writes"]
+            sums = (writes["sum_us"], run["flush_us"], run["read_us"])
+            cells.append([*known, stack, f"{writes['count']:,}", f"{row['tiny']:,}",
+                          *(f"{writes[key]:.1f}" for key in ("mean_us", "median_us", "p99_us")),
+                          *(f"{sum_us / 1e3:,.1f}" for sum_us in sums),
+                          *(f"{run[key] / 1e3:,.0f}" for key in ("fetched_bytes", "wire_bytes"))])
+        writes = [row[stack]["writes"]["sum_us"] for stack in STACKS]
+        flushed = [us + row[stack]["flush_us"] for us, stack in zip(writes, STACKS)]
+        everything = [us + row[stack]["read_us"] for us, stack in zip(flushed, STACKS)]
+        changes.append([*known, less(*writes), less(*flushed), less(*everything),
+                        f"{PAPER.get((row['trace'], row['flushes']), '-')} %",
+                        less(*(row[stack]["wire_bytes"] for stack in STACKS))])
+    return SECTION.format(traces=bass.TRACES, given=given, figures=page.table(HEAD, cells),
+                          less=page.table(LESS_HEAD, changes))
 
 
+@cli.script
 def main():
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
-    parser.add_argument("traces", nargs="+", type=pathlib.Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--delay-us", type=int, default=200)
-    parser.add_argument("--page", type=pathlib.Path, help="puts the tables into that page")
-    arguments = parser.parse_args()
-    if os.geteuid() != 0:
-        sys.exit("bench/mobibench.py: it makes network namespaces: run it as root")
+    given = cli.given(__doc__, ("traces", Path), ("--delay-us", 200), rounds=5, root=True)
     bass.build()
     rows = []
-    with bass.Wire() as wire:
+    with Wires() as wires:
         for flushes in (True, False):
-            for trace in arguments.traces:
-                rows.append(measure(wire, arguments, trace, flushes))
+            for trace in given.traces:
+                rows.append(measure(wires, given, trace, flushes))
                 print(json.dumps(rows[-1]), flush=True)
-    if arguments.page:
-        before = arguments.page.read_text().partition(bass.TRACES)[0].rstrip()
-        arguments.page.write_text(f"{before}\n\n{section(rows, arguments)}")
-
-
-if __name__ == "__main__":
-    main()
+    if given.page:
+        before, _ = page.around(given.page, begin=bass.TRACES)
+        page.write(given.page, f"{before.rstrip()}\n\n{section(rows, given)}")

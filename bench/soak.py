@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
 """A link under load and trouble for a long time: what grows, what leaks, what is lost.
 
-    bench/soak.py --seconds 3600 [--rate 2000] [--seed 1] [--page docs/measurements/soak.md]      as root
-
 Two network namespaces with two veth pairs between them, removed at the end. In one a target with four disks
 in memory; in the other a process with two connections, one over two UDP links and one by TCP, both sealed.
 Each uses two of the disks: sixteen threads read, write, write packed, discard, zero and flush their own
@@ -16,28 +14,23 @@ Medians of the second tenth of the rests are compared with those of the last ten
 what was written, any error, and any rest that does not come within a minute fails the soak, as does
 growth beyond the tolerances at the head of this file.
 
-Needs `cargo build --release -p sawmill-link --example link_soak`; --binary names another copy of it.
+Needs `cargo build --release -p sawmill-link --example link_soak`; --binary names another copy of it. Not
+here: who asks and remembers (`crates/link/examples/link_soak`).
 """
 
-import argparse
 import json
 import os
-import pathlib
 import random
-import select
 import signal
-import statistics
-import subprocess
 import sys
 import time
+from pathlib import Path
+from statistics import median
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-BINARY = ROOT / "target/release/examples/link_soak"
-MIB = 1 << 20
-DISKS, DISK_BYTES = ("a", "b", "c", "d"), 8 * MIB
-PAIRS, MTU = 2, 9000
+from frame import EXAMPLES, MIB, Unfit, Wires, cli, page
+
+DISKS, DISK_BYTES, PAIRS = "a,b,c,d", 8 * MIB, 2
 CYCLE_S, SILENCE_S = 12, 20
-ANSWER_S = 120
 # (what, its unit, share that it may grow, and at least so much). The allocator of the C library keeps what
 # threads that come and go leave behind, in an arena for each of many: resident memory moves by itself, less
 # with one arena; what is allocated does not.
@@ -50,89 +43,16 @@ WATCHED = {
 KINDS = ("reads", "writes", "packed", "discards", "zeroes", "flushes")
 
 
-def run(*words):
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"{' '.join(map(str, words))}: {(done.stderr or done.stdout).strip()[-300:]}")
+def ask(process, line):
+    """A line to one of the two processes, a line of JSON from it."""
+    process.tell(line)
+    return process.hear_json()
 
 
-class Wires:
-    """Namespaces A (target) and B (load), with pairs of interfaces w0 and w1 between them."""
-
-    def __init__(self):
-        self.spaces = [f"sms{os.getpid()}{end}" for end in "ab"]
-
-    def __enter__(self):
-        a, b = self.spaces
-        for space in self.spaces:
-            run("ip", "netns", "add", space)
-            run("ip", "-n", space, "link", "set", "lo", "up")
-        for index in range(PAIRS):
-            wire = f"w{index}"
-            run("ip", "-n", a, "link", "add", wire, "type", "veth", "peer", "name", wire, "netns", b)
-            for end, space in enumerate(self.spaces, 1):
-                run("ip", "-n", space, "addr", "add", f"10.98.{index}.{end}/24", "dev", wire)
-                run("ip", "-n", space, "link", "set", wire, "mtu", MTU, "up")
-        return self
-
-    def __exit__(self, *_):
-        for space in self.spaces:
-            subprocess.run(["ip", "netns", "del", space], check=False)
-
-    def pull(self, index):
-        run("ip", "-n", self.spaces[0], "link", "set", f"w{index}", "down")
-
-    def plug(self, index):
-        run("ip", "-n", self.spaces[0], "link", "set", f"w{index}", "up")
-
-    def narrow(self, index, rate_mbit):
-        """The target's answers go so fast at most, and what a short queue does not hold is lost."""
-        words = ["tc", "-n", self.spaces[0], "qdisc", "replace", "dev", f"w{index}", "root", "tbf"]
-        run(*words, "rate", f"{rate_mbit}mbit", "burst", 40000, "limit", 40000)
-
-    def widen(self, index):
-        run("tc", "-n", self.spaces[0], "qdisc", "del", "dev", f"w{index}", "root")
-
-
-class End:
-    """One of the two processes: a line to it, a line of JSON from it."""
-
-    def __init__(self, space, *words):
-        command = ["ip", "netns", "exec", space, *map(str, words)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, env={**os.environ, "MALLOC_ARENA_MAX": "1"}, **pipes)
-        self.hear()
-
-    def tell(self, line):
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def hear(self, most_s=ANSWER_S):
-        readable, _, _ = select.select([self.process.stdout], [], [], most_s)
-        line = self.process.stdout.readline() if readable else ""
-        if not line:
-            how = "ended" if readable else f"said nothing for {most_s} s"
-            raise OSError(f"process {self.process.args[4:6]} {how}")
-        return json.loads(line)
-
-    def ask(self, line, most_s=ANSWER_S):
-        self.tell(line)
-        return self.hear(most_s)
-
-    def look(self):
-        """What the kernel says of it."""
-        proc = pathlib.Path(f"/proc/{self.process.pid}")
-        status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
-        return {"rss_kib": int(status["VmRSS"].split()[0]), "threads": int(status["Threads"]),
-                "descriptors": len(list((proc / "fd").iterdir()))}
-
-    def end(self):
-        self.process.stdin.close()
-        try:
-            return self.process.wait(ANSWER_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
+def look(process):
+    """What the kernel says of it."""
+    return {"rss_kib": process.status("VmRSS"), "threads": process.status("Threads"),
+            "descriptors": len(os.listdir(f"/proc/{process.pid}/fd"))}
 
 
 class Trouble:
@@ -148,76 +68,63 @@ class Trouble:
         time.sleep(dice.uniform(0.5, 2))
         if fate < 0.35:
             for _ in range(dice.randint(1, 3)):
-                self.count("one pulled")
-                self.without([dice.randrange(PAIRS)], dice.uniform(0.1, 2))
+                self.pull("one pulled", [dice.randrange(PAIRS)], dice.uniform(0.1, 2))
         elif fate < 0.45:
-            self.count("all pulled")
-            self.without(range(PAIRS), dice.uniform(0.2, 3))
+            self.pull("all pulled", range(PAIRS), dice.uniform(0.2, 3))
         elif fate < 0.49:
-            self.count("silence")
-            self.without(range(PAIRS), SILENCE_S + 5)
+            self.pull("silence", range(PAIRS), SILENCE_S + 5)
         elif fate < 0.64:
-            self.count("one narrow")
+            self.counts["one narrow"] += 1
             index = dice.randrange(PAIRS)
             self.wires.narrow(index, dice.choice((5, 20, 80)))
             time.sleep(dice.uniform(1, 6))
             self.wires.widen(index)
         elif fate < 0.85:
             for _ in range(dice.randint(1, 2)):
-                self.count("target anew")
-                self.target.ask("restart")
+                self.counts["target anew"] += 1
+                ask(self.target, "restart")
                 time.sleep(dice.uniform(0.5, 2))
 
-    def count(self, what):
+    def pull(self, what, pairs, seconds):
         self.counts[what] += 1
-
-    def without(self, pairs, seconds):
-        for index in pairs:
-            self.wires.pull(index)
-        time.sleep(seconds)
-        for index in pairs:
-            self.wires.plug(index)
+        self.wires.pull(pairs, seconds)
         time.sleep(self.dice.uniform(0.2, 1))
 
 
-def soak(options):
-    """(samples, counts of trouble, the load's last words); raises when something is not as it must be."""
-    with Wires() as wires:
-        a, b = wires.spaces
-        udp = ",".join(f"udp:10.98.{index}.1" for index in range(PAIRS))
-        tcp, disks = "tcp:10.98.0.1", ["--exports", ",".join(DISKS), "--bytes", DISK_BYTES]
-        silence = ["--silence-s", SILENCE_S]
-        target = End(a, options.binary, "target", "--listen", f"{udp},{tcp}", *disks, *silence)
-        rate = ["--rate", options.rate, "--seed", options.seed]
-        load = End(b, options.binary, "load", "--udp", udp, "--tcp", tcp, *disks, *rate)
-        try:
-            return cycles(options, Trouble(wires, target, options.seed), target, load)
-        finally:
-            for end in (load, target):
-                end.end()
+def soak(given):
+    """(samples, counts of trouble); raises when something is not as it must be."""
+    with Wires(PAIRS) as wires:
+        udp, tcp = wires.addresses("udp"), "tcp:10.96.0.1"
+        disks = ["--exports", DISKS, "--bytes", DISK_BYTES]
+        how = {"wait": lambda process: process.hear(), "env": os.environ | {"MALLOC_ARENA_MAX": "1"}}
+        with wires.ready(0, given.binary, "target", "--listen", f"{udp},{tcp}", *disks, "--silence-s",
+                         SILENCE_S, **how) as target, \
+                wires.ready(1, given.binary, "load", "--udp", udp, "--tcp", tcp, *disks, "--rate", given.rate,
+                            "--seed", given.seed, **how) as load:
+            return cycles(given, Trouble(wires, target, given.seed), target, load)
 
 
-def cycles(options, trouble, target, load):
+def cycles(given, trouble, target, load):
     samples, began, attached, ends = [], time.monotonic(), 0, False
     while not ends:
         if len(samples) % 10 == 9:
             attached += 1
-            load.ask("attach")
+            ask(load, "attach")
         load.tell(f"run {CYCLE_S}")
         trouble.cause()
         load.hear()
         lasted_s = time.monotonic() - began
-        ends = lasted_s >= options.seconds or options.told_to_end
+        ends = lasted_s >= given.seconds or given.told_to_end
         if ends:
-            load.ask("verify")
-        said, target_said = load.ask("rest"), target.ask("rest")
+            ask(load, "verify")
+        said, target_said = ask(load, "rest"), ask(target, "rest")
         if said["mismatches"] or said["errors"] or said["pending"] or said["slots"] != said["slots_free"]:
-            raise OSError(f"after {lasted_s:.0f} s: {said}")
-        samples.append({"at_s": round(lasted_s, 1), "load": {**said, **load.look()},
-                        "target": {**target_said, **target.look()}})
-        if options.samples:
-            options.samples.write_text(json.dumps(samples, indent=1) + "\n")
-        print(f"{lasted_s:7.0f} s: {json.dumps(samples[-1])}", file=sys.stderr, flush=True)
+            raise Unfit(f"after {lasted_s:.0f} s: {said}")
+        samples.append({"at_s": round(lasted_s, 1), "load": {**said, **look(load)},
+                        "target": {**target_said, **look(target)}})
+        if given.samples:
+            given.samples.write_text(json.dumps(samples, indent=1) + "\n")
+        cli.say(f"{lasted_s:.0f} s: {json.dumps(samples[-1])}")
     return samples, {**trouble.counts, "connections anew": attached}
 
 
@@ -227,7 +134,7 @@ def growth(samples):
     rows = []
     for end in ("target", "load"):
         for name, (words, unit, share, least) in WATCHED.items():
-            early, late = (statistics.median(sample[end][name] for sample in part)
+            early, late = (median(sample[end][name] for sample in part)
                            for part in (samples[tenth:2 * tenth] or samples, samples[-tenth:]))
             most = early + max(early * share, least)
             rows.append((end, words, unit, early, late, most, late <= most))
@@ -236,57 +143,44 @@ def growth(samples):
     return rows
 
 
-def page(options, samples, trouble, rows):
-    last = samples[-1]["load"]
-    requests = sum(last[kind] for kind in KINDS)
-    calm = statistics.median(sample["load"]["longest_us"] for sample in samples) / 1000
-    most = max(sample["load"]["longest_us"] for sample in samples) / 1000
-    lines = ["| end | what | second tenth | last tenth | limit | kept |", "|---|---|---:|---:|---:|---|"]
-    for end, words, unit, early, late, limit, kept in rows:
-        cells = (f"{number:,.0f} {unit}".strip() for number in (early, late, limit))
-        lines.append(f"| {end} | {words} | {' | '.join(cells)} | {'yes' if kept else '**no**'} |")
-    kinds = ", ".join(f"{last[kind]:,} {kind}" for kind in KINDS)
-    troubles = ", ".join(f"{what} {count}" for what, count in trouble.items())
-    command = f"bench/soak.py --seconds {options.seconds:g} --rate {options.rate} --seed {options.seed}"
-    missing = last["slots"] - last["slots_free"]
-    return "\n".join([
-        f"`{command}`; how it comes about: the head of the script. {samples[-1]['at_s']:,.0f} s, "
-        f"{len(samples)} rests; load average {os.getloadavg()[0]:.1f} at the end.", "",
-        f"{requests:,} requests ({kinds}), {last['bytes'] / 1e9:.1f} GB; {last['mismatches']} answers that "
-        f"were not what was written, {last['errors']} errors, {missing} credits missing at any rest. "
-        f"Trouble: {troubles}. The longest request of a cycle took {calm:,.0f} ms in the median, "
-        f"{most:,.0f} ms at most.", "",
-        *lines, ""])
+PAGE = """\
+{before}<!-- bench/soak.py writes from here -->
+
+`bench/soak.py --seconds {given.seconds:g} --rate {given.rate} --seed {given.seed}`; how it comes about: the \
+head of the script. {at_s:,.0f} s, {rests} rests; load average {busy:.1f} at the end.
+
+{requests:,} requests ({kinds}), {gb:.1f} GB; {last[mismatches]} answers that were not what was written, \
+{last[errors]} errors, {missing} credits missing at any rest. Trouble: {troubles}. The longest request of a \
+cycle took {middle_ms:,.0f} ms in the median, {longest_ms:,.0f} ms at most.
+
+{table}
+{after}"""
 
 
-BEGIN, END = "<!-- bench/soak.py writes from here -->", "<!-- to here -->"
+def page_of(given, samples, trouble, rows):
+    last, longest_ms = samples[-1]["load"], [sample["load"]["longest_us"] / 1000 for sample in samples]
+    cells = [[end, words, *(f"{number:,.0f} {unit}".strip() for number in numbers), page.kept(kept)]
+             for end, words, unit, *numbers, kept in rows]
+    before, after = page.around(given.page, "<!-- bench/soak.py writes from here -->", "<!-- to here -->")
+    return PAGE.format(
+        before=before, after=after, given=given, at_s=samples[-1]["at_s"], rests=len(samples), last=last,
+        busy=os.getloadavg()[0], requests=sum(last[kind] for kind in KINDS), gb=last["bytes"] / 1e9,
+        missing=last["slots"] - last["slots_free"], middle_ms=median(longest_ms), longest_ms=max(longest_ms),
+        kinds=", ".join(f"{last[kind]:,} {kind}" for kind in KINDS),
+        troubles=", ".join(f"{what} {count}" for what, count in trouble.items()),
+        table=page.table(["end", "what", "second tenth", "last tenth", "limit", "kept"], cells, range(2, 5)))
 
 
+@cli.script
 def main():
-    as_it_stands = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_it_stands)
-    parser.add_argument("--seconds", type=float, default=3600)
-    parser.add_argument("--rate", type=int, default=2000, help="requests a second, of all threads together")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--binary", type=pathlib.Path, default=BINARY)
-    parser.add_argument("--samples", type=pathlib.Path, help="where each rest's numbers go")
-    parser.add_argument("--page", type=pathlib.Path)
-    parser.set_defaults(told_to_end=False)
-    options = parser.parse_args()
-    if os.geteuid():
-        sys.exit("only root makes network namespaces")
-    signal.signal(signal.SIGTERM, lambda *_: setattr(options, "told_to_end", True))
-    samples, trouble = soak(options)
+    given = cli.given(__doc__, ("--rate", 2000, "requests a second, of all threads together"), ("--seed", 1),
+                      ("--samples", Path, "where each rest's numbers go"), seconds=3600.0,
+                      binary=EXAMPLES / "link_soak", root=True)
+    given.told_to_end = False
+    # Told to end, it rests once more and says how it was.
+    signal.signal(signal.SIGTERM, lambda *_: setattr(given, "told_to_end", True))
+    samples, trouble = soak(given)
     rows = growth(samples)
-    text = page(options, samples, trouble, rows)
-    print(text)
-    if options.page:
-        whole = options.page.read_text()
-        before, after = whole.split(BEGIN)[0], whole.split(END)[1]
-        options.page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+    page.write(given.page, page_of(given, samples, trouble, rows))
     if not all(row[-1] for row in rows):
         sys.exit("something grew")
-
-
-if __name__ == "__main__":
-    main()

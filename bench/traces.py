@@ -6,17 +6,17 @@
 FOLDER holds the files named in REFERENCE (packed or not; what is missing is left out and said so), and any
 others. The reference's figures are from a simulator of LSVD's method that shares nothing with Sawmill: an
 array with an entry per block, batches closed by size alone, 70 % to 75 %. SAWMILL_BINARY is measured, else
-target/release/sawmill.
+target/release/sawmill. Not here: made-up requests (`bench/collection.py`).
 """
 
+import contextlib
+import functools
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs/measurements/traces.md"
+from frame import GIB, Unfit, cli, page, run, say
+
 TOLERANCE = 0.03
 MARKS = (".zst", ".gz", ".xz", ".bz2")
 WAY_LSVD = ("--segment-age", "0", "--gc-start", "0.70", "--gc-stop", "0.75")
@@ -46,21 +46,7 @@ REFERENCE = [
     ("mobigen.twitter", "1M", 1, (407, 407, 1.000, 1.000, 0.211, 0.789)),
 ]
 
-# LSVD's Table 5: volume, GB written, extents in millions (no merge, merge, defrag), amplification (the same),
-# merge ratio.
-TABLE_5 = [
-    ("w10", 484, (3.88, 3.51, 3.51), (1.11, 1.10, 1.10), 0.01),
-    ("w04", 1786, (1.93, 1.91, 1.91), (1.52, 1.44, 1.44), 0.21),
-    ("w66", 49, (0.02, 0.02, 0.02), (1.97, 1.35, 1.36), 0.55),
-    ("w01", 272, (5.67, 5.47, 2.78), (1.20, 1.18, 1.20), 0.11),
-    ("w07", 85, (0.70, 0.69, 0.55), (1.82, 1.76, 1.83), 0.06),
-    ("w31", 321, (0.90, 0.61, 0.61), (1.03, 1.02, 1.02), 0.02),
-    ("w59", 60, (0.26, 0.26, 0.26), (1.75, 1.65, 1.64), 0.14),
-    ("w41", 127, (0.59, 0.58, 0.05), (1.44, 1.14, 1.14), 0.71),
-    ("w05", 389, (6.80, 3.06, 3.06), (1.08, 1.08, 1.08), 0.00),
-]
-
-HEAD = """# What recorded requests come to
+PAGE = """# What recorded requests come to
 
 Written by `bench/traces.py` from a folder of public block traces (`SAWMILL_TRACES`); the traces are other
 people's and no part of this repository. What the columns mean: [simulate](../guide/simulate.md).
@@ -72,9 +58,8 @@ block, and shares nothing with Sawmill: greedy, 70 % to 75 %, batches closed by 
 the start. `sawmill simulate` with the same parameters runs the engine's own code. Ours / the reference's;
 *copied* is 1 + bytes copied by garbage collection / bytes written, *stored* is bytes put / bytes written
 (without plugged holes). Bold: further apart than 3 %.
-"""
 
-DIFFERENCES = """
+{agreement}{absent}
 What differs, and why:
 
 - **postmark** writes up to several MiB at once. The engine cuts a write into records of at most 1 MiB and
@@ -86,96 +71,95 @@ What differs, and why:
 - Elsewhere up to 1.2 %: the reference counts segments that hold nothing live in the utilisation until they
   are collected; the engine's checkpoints delete them, so they count in nothing. And the engine plugs a hole
   that is mapped in part, the reference only one that is mapped throughout.
-"""
 
-DEFAULTS = """## Sawmill's defaults beside greedy 70/75
+## Sawmill's defaults beside greedy 70/75
 
 Bytes put / bytes written, of each trace ten times in a row: nearer to the steady state of a long one. Ours:
 batches of 8 MiB or 5 s, 70 % to 72 %, greedy, holes plugged. Traces in which nothing is collected are left
 out. LSVD's batches wait for 32 MiB however long that takes, and so coalesce more: what was written in that
 time is not in the store when the machine is lost.
-"""
 
-BESIDE = """
+{defaults}
+{ways}
 ## Beside LSVD's Table 5
 
 The paper's nine volumes are a week each of CloudPhysics' traces, which cannot be had; the one CloudPhysics
 trace above is two hours of a volume without a name. So no row can be compared with a row. The paper:
-"""
 
-OURS = """
+| volume | written, GB | extents, M: no merge / merge / defrag | amplification: no merge / merge / defrag \
+| merge ratio |
+| --- | --- | --- | --- | --- |
+| w10 | 484 | 3.88 / 3.51 / 3.51 | 1.11 / 1.10 / 1.10 | 0.01 |
+| w04 | 1786 | 1.93 / 1.91 / 1.91 | 1.52 / 1.44 / 1.44 | 0.21 |
+| w66 | 49 | 0.02 / 0.02 / 0.02 | 1.97 / 1.35 / 1.36 | 0.55 |
+| w01 | 272 | 5.67 / 5.47 / 2.78 | 1.20 / 1.18 / 1.20 | 0.11 |
+| w07 | 85 | 0.70 / 0.69 / 0.55 | 1.82 / 1.76 / 1.83 | 0.06 |
+| w31 | 321 | 0.90 / 0.61 / 0.61 | 1.03 / 1.02 / 1.02 | 0.02 |
+| w59 | 60 | 0.26 / 0.26 / 0.26 | 1.75 / 1.65 / 1.64 | 0.14 |
+| w41 | 127 | 0.59 / 0.58 / 0.05 | 1.44 / 1.14 / 1.14 | 0.71 |
+| w05 | 389 | 6.80 / 3.06 / 3.06 | 1.08 / 1.08 / 1.08 | 0.00 |
+
 Ours with the same parameters (first table): amplification 1.00 to 1.51, where the paper has 1.02 to 1.83 with
 merging; merge ratios 0.00 to 0.86 (the paper: 0.00 to 0.71). Plugging holes saves up to 5 % of extents here
-and up to 91 % (w41) in the paper, for up to 0.03 more amplification here and 0.07 (w07) in the paper."""
+and up to 91 % (w41) in the paper, for up to 0.03 more amplification here and 0.07 (w07) in the paper.
+"""
 
 
-def binary():
-    return os.environ.get("SAWMILL_BINARY", str(ROOT / "target/release/sawmill"))
+def simulate(binary, path, *options):
+    said = run(binary, "simulate", "--json", "--skip-bad-lines", path, *options)
+    return json.loads(said)["traces"][0]
 
 
-def simulate(path, *options):
-    command = [binary(), "simulate", "--json", "--skip-bad-lines", str(path), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"traces: {done.stderr.strip()}")
-    return json.loads(done.stdout)["traces"][0]
-
-
-def bare(path):
-    return path.stem if path.suffix in MARKS else path.name
-
-
-def traces_in(folder):
-    """The files that are traces, by name without the mark of a packer."""
+def traces_in(folder, given):
+    """How to simulate each of the files that are traces, by name without the mark of a packer."""
     found = {}
-    for path in sorted(Path(folder).iterdir()):
-        command = [binary(), "simulate", "--json", "--skip-bad-lines", str(path)]
-        if path.is_file() and subprocess.run(command, capture_output=True, check=False).returncode == 0:
-            found[bare(path)] = path
+    for path in sorted(folder.iterdir()):
+        name = path.stem if path.suffix in MARKS else path.name
+        if path.is_file() and (given.whole or name in given.only):
+            with contextlib.suppress(Unfit):
+                simulate(given.binary, path)
+                found[name] = functools.partial(simulate, given.binary, path)
     return found
 
 
-def apart(ours, reference):
-    """Relative where that means something: merge ratios near zero are compared as they are."""
-    return abs(ours - reference) / reference if reference >= 0.1 else abs(ours - reference)
-
-
 def cell(ours, reference, form):
+    # Relative where that means something: merge ratios near zero are compared as they are.
+    apart = abs(ours - reference) / (reference if reference >= 0.1 else 1)
     text = f"{ours:{form}} / {reference:{form}}"
-    return f"**{text}**" if apart(ours, reference) > TOLERANCE else text
+    return f"**{text}**" if apart > TOLERANCE else text
 
 
 def agreement(traces):
-    rows = ["| trace | batch, rounds | extents | extents, plugged | copied | copied, plugged | stored "
-            "| merge ratio |", "|---|---|---|---|---|---|---|---|"]
-    apart_in, missing = set(), []
+    """The table, the traces that are further apart than they may be, and those that are not there."""
+    rows, apart_in, absent = [], set(), set()
     for name, batch, rounds, reference in REFERENCE:
         if name not in traces:
-            missing.append(name)
+            absent.add(name)
             continue
-        options = ("--segment-bytes", batch, "--repeat", str(rounds), *WAY_LSVD)
-        plain = simulate(traces[name], "--no-gc-plugs", *options)
-        plugged = simulate(traces[name], *options)
+        options = ("--segment-bytes", batch, "--repeat", rounds, *WAY_LSVD)
+        plain, plugged = traces[name]("--no-gc-plugs", *options), traces[name](*options)
         ours = (plain["extents"], plugged["extents"], plain["gc_amplification"],
                 plugged["gc_amplification"], plain["write_amplification"], plain["merge_ratio"])
         cells = [cell(mine, theirs, ",d" if index < 2 else ".3f")
                  for index, (mine, theirs) in enumerate(zip(ours, reference))]
         if any("**" in text for text in cells):
             apart_in.add(name)
-        rows.append(f"| {name} | {batch}iB, {rounds} | " + " | ".join(cells) + " |")
-    return rows, apart_in, missing
+        rows.append([name, f"{batch}iB, {rounds}", *cells])
+    head = ["trace", "batch, rounds", "extents", "extents, plugged", "copied", "copied, plugged", "stored",
+            "merge ratio"]
+    return page.table(head, rows), sorted(apart_in), sorted(absent)
 
 
-def put(trace, digits=4):
-    return round(trace["write_amplification"], digits)
+def put(trace):
+    return round(trace["write_amplification"], 4)
 
 
 def beside(traces, rounds, *options):
     """How our thresholds do beside 70/75: (collected, lower, equal), and the runs by trace."""
     runs = {}
-    for name, path in traces.items():
-        more = ("--repeat", str(rounds), *options)
-        ours, wider = simulate(path, *more), simulate(path, "--gc-stop", "0.75", *more)
+    for name, simulated in traces.items():
+        more = ("--repeat", rounds, *options)
+        ours, wider = simulated(*more), simulated("--gc-stop", "0.75", *more)
         if ours["collections"] or wider["collections"]:
             runs[name] = (ours, wider)
     lower = sum(put(ours) < put(wider) for ours, wider in runs.values())
@@ -185,57 +169,37 @@ def beside(traces, rounds, *options):
 
 def defaults(traces):
     """Each trace ten times in a row: our defaults, 70/75 with the same batches, LSVD's parameters."""
-    rows = ["| trace | written, GiB | ours, 70/72 | the same, 70/75 | ours, cost-benefit "
-            "| LSVD: 32 MiB, no age, 70/75 | merge ratio | extents | map, KiB | in the store / live "
-            "| PUTs per written GiB |", "|---|---|---|---|---|---|---|---|---|---|---|"]
     count, runs = beside(traces, 10)
+    rows = []
     for name, (ours, wider) in runs.items():
-        ten = ("--repeat", "10")
-        aged = simulate(traces[name], "--gc-choice", "cost-benefit", *ten)
-        lsvd = simulate(traces[name], "--segment-bytes", "32M", *WAY_LSVD, *ten)
-        written_gib = ours["written_bytes"] / 2**30
-        rows.append(
-            f"| {name} | {written_gib:.2f} | {put(ours):.4f} | {put(wider):.4f} | {put(aged):.4f} |"
-            f" {put(lsvd):.4f} | {ours['merge_ratio']:.3f} | {ours['extents']:,} |"
-            f" {ours['map_bytes'] / 1024:,.0f} | {ours['store_bytes'] / max(1, ours['live_bytes']):.2f} |"
-            f" {ours['store_requests']['put'] / written_gib:,.0f} |")
-    return rows, count
+        aged = traces[name]("--gc-choice", "cost-benefit", "--repeat", 10)
+        lsvd = traces[name]("--segment-bytes", "32M", *WAY_LSVD, "--repeat", 10)
+        written_gib = ours["written_bytes"] / GIB
+        rows.append([name, f"{written_gib:.2f}", *(f"{put(one):.4f}" for one in (ours, wider, aged, lsvd)),
+                     f"{ours['merge_ratio']:.3f}", f"{ours['extents']:,}", f"{ours['map_bytes'] / 1024:,.0f}",
+                     f"{ours['store_bytes'] / max(1, ours['live_bytes']):.2f}",
+                     f"{ours['store_requests']['put'] / written_gib:,.0f}"])
+    head = ["trace", "written, GiB", "ours, 70/72", "the same, 70/75", "ours, cost-benefit",
+            "LSVD: 32 MiB, no age, 70/75", "merge ratio", "extents", "map, KiB", "in the store / live",
+            "PUTs per written GiB"]
+    return page.table(head, rows), count
 
 
-def table_5():
-    rows = ["| volume | written, GB | extents, M: no merge / merge / defrag "
-            "| amplification: no merge / merge / defrag | merge ratio |", "|---|---|---|---|---|"]
-    for name, written, extents, amplification, merged in TABLE_5:
-        shown = " / ".join(f"{value:.2f}" for value in extents)
-        rows.append(f"| {name} | {written} | {shown} | "
-                    + " / ".join(f"{value:.2f}" for value in amplification) + f" | {merged:.2f} |")
-    return rows
-
-
+@cli.script
 def main():
-    folder = os.environ.get("SAWMILL_TRACES")
-    if not folder or not Path(folder).is_dir():
-        sys.exit("traces: SAWMILL_TRACES must name a folder of traces")
-    traces = traces_in(folder)
-    compared, apart_in, missing = agreement(traces)
+    given = cli.given(__doc__, only={"traces": dict.fromkeys(name for name, *_ in REFERENCE)},
+                      binary=cli.SAWMILL, page=page.MEASUREMENTS / "traces.md")
+    folder = Path(os.environ.get("SAWMILL_TRACES", ""))
+    if "SAWMILL_TRACES" not in os.environ or not folder.is_dir():
+        raise Unfit("SAWMILL_TRACES must name a folder of traces")
+    traces = traces_in(folder, given)
+    compared, apart_in, absent = agreement(traces)
     ours, ten = defaults(traces)
     once, _ = beside(traces, 1)
     large, _ = beside(traces, 10, "--segment-bytes", "32M", "--segment-age", "0")
-    lines = [HEAD, *compared]
-    if missing:
-        lines.append("\nNot in the folder: " + ", ".join(sorted(set(missing))) + ".")
-    lines += [DIFFERENCES, DEFAULTS, *ours, "", "| way | collected in | lower than 70/75 | equal |",
-              "|---|---|---|---|"]
-    ways = (("our defaults, ten times in a row", ten), ("our defaults, once through", once),
-            ("32 MiB, no age, ten times", large))
-    lines += [f"| {way} | {' | '.join(str(number) for number in count)} |" for way, count in ways]
-    lines += [BESIDE, *table_5(), OURS]
-    PAGE.parent.mkdir(parents=True, exist_ok=True)
-    PAGE.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
-    print("\n".join(lines))
-    print(f"\ntraces: {PAGE.relative_to(ROOT)} written; further apart than {TOLERANCE:.0%}: "
-          + (", ".join(sorted(apart_in)) or "none"), file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()
+    ways = page.table(["way", "collected in", "lower than 70/75", "equal"], [
+        ["our defaults, ten times in a row", *ten], ["our defaults, once through", *once],
+        ["32 MiB, no age, ten times", *large]])
+    absent = f"\nNot in the folder: {', '.join(absent)}.\n" if absent else ""
+    page.write(given.page, PAGE.format(agreement=compared, absent=absent, defaults=ours, ways=ways))
+    say(f"further apart than {TOLERANCE:.0%}: {', '.join(apart_in) or 'none'}")

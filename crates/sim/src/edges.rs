@@ -12,9 +12,12 @@ use sawmill_testkit::Dice;
 
 /// The first seed that may meet an edge.
 pub const EDGES_FROM: u64 = 10_000_000;
+/// The first seed whose journals may be synced without a flush.
+pub const LOG_AGES_FROM: u64 = 160_000_000;
 /// One seed in so many meets an edge.
 const EDGE_ODDS: u64 = 4;
 const PURPOSE: u64 = 0xed9e_5000_0000_0001;
+const LOG_AGE_PURPOSE: u64 = 0xed9e_5000_0000_0002;
 
 impl Settings {
     /// The settings of a seed's world and the dice that play it.
@@ -24,6 +27,9 @@ impl Settings {
         let mut settings = Settings::of(&mut dice);
         if seed >= EDGES_FROM {
             settings.add_edges(&mut Dice::new(seed ^ PURPOSE));
+        }
+        if seed >= LOG_AGES_FROM {
+            settings.log_age_ms = *Dice::new(seed ^ LOG_AGE_PURPOSE).pick(&[0, 1, 20]);
         }
         (settings, dice)
     }

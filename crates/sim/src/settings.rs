@@ -66,6 +66,8 @@ pub struct Settings {
     pub uploads_max: u32,
     /// Milliseconds after which a small batch is sealed.
     pub segment_age_ms: u64,
+    /// The journal is synced for writes of this age that nobody flushes; 0: never.
+    pub log_age_ms: u64,
     /// Size of a batch.
     pub segment_bytes: u32,
     /// Size of the journal.
@@ -116,6 +118,7 @@ impl Settings {
             checkpoint_bytes: 256 << 10,
             uploads_max: 1,
             segment_age_ms: 5,
+            log_age_ms: 0,
             segment_bytes: SEGMENT_BYTES_MIN,
             journal_bytes: journal_bytes_min(SEGMENT_BYTES_MIN),
             staging_bytes: STAGING_BYTES_MIN,
@@ -177,6 +180,7 @@ impl Settings {
             checkpoint_bytes: *dice.pick(&[4 << 10, 32 << 10, 256 << 10]),
             uploads_max: *dice.pick(&[1, 3, 8]),
             segment_age_ms: *dice.pick(&[0, 5, 100]),
+            log_age_ms: 0,
             segment_bytes,
             journal_bytes: journal_bytes_min(segment_bytes) * dice.pick(&[1, 1, 4]),
             staging_bytes: STAGING_BYTES_MIN * dice.pick(&[1, 1, 2, 4]),

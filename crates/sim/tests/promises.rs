@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sawmill_sim::edges::EDGES_FROM;
+use sawmill_sim::edges::{EDGES_FROM, LOG_AGES_FROM};
 use sawmill_sim::exhaustive::{SCRIPTS, explore, explore_orders};
 use sawmill_sim::run::run;
 use sawmill_sim::story::Story;
@@ -17,7 +17,8 @@ const EDGE_SEEDS_FROM: u64 = 3 * EDGES_FROM;
 /// What each showed is in docs/crash-consistency.md. Worlds change, so most have a test of their own.
 const BROKEN_ONCE: [u64; 9] =
     [6_066_635, 6_285_258, 6_317_270, 6_772_301, 6_873_676, 7_163_045, 7_465_330, 9_213_382, 150_014_269];
-const EDGE_SEEDS: u64 = 20_000;
+const EDGE_SEEDS: u64 = 18_000;
+const LOG_AGE_SEEDS: u64 = 2_000;
 
 /// Runs `work` for every number below `count`, on all processors, each with a folder in memory of its own.
 fn for_all(count: u64, work: impl Fn(u64, &Path) -> Result<(), String> + Sync) {
@@ -74,6 +75,12 @@ fn every_promise_is_kept_at_the_edges_of_the_world() {
     for (what, count) in totals.edge_counts() {
         assert!(count > EDGE_SEEDS / 50, "{what} is met often: {totals}");
     }
+}
+
+#[test]
+fn every_promise_is_kept_where_journals_are_synced_without_a_flush() {
+    let totals = play(LOG_AGES_FROM, LOG_AGE_SEEDS);
+    assert!(totals.lives > LOG_AGE_SEEDS, "{totals}");
 }
 
 #[test]

@@ -146,6 +146,7 @@ impl Volume {
             vec![bound.staging_path, open::spare_path(contexts.attachment.record.volume_id, options)];
         let options = EngineOptions {
             segment_age_max: options.segment_age_max,
+            log_age_max: options.log_age_max,
             checkpoint_bytes: options.checkpoint_bytes,
             uploads_max: options.uploads_max as usize,
             gc: options.gc,
@@ -223,7 +224,8 @@ impl Volume {
                 health = Health::Failed { reason: error.to_string() };
             }
             positions.accepted = journal.ring.next();
-            positions.logged = journal.logged();
+            // What is stored survives a power cut too, logged or not.
+            positions.logged = journal.logged().max(stored);
             counters.journal_syncs = journal.syncs.load(Ordering::Relaxed);
             counters.journal_written_bytes = journal.written_bytes.load(Ordering::Relaxed);
             journal_bytes = journal.capacity_bytes();

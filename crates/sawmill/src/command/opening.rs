@@ -66,6 +66,10 @@ pub(super) struct Tuning {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
     segment_age: Duration,
 
+    /// Sync the journal when an accepted write is this old, even if nobody flushes; 0: never.
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
+    log_age: Duration,
+
     /// Make writes and flushes wait while an accepted write of this age is not stored, at least 1s; 0: never.
     #[arg(long, value_name = "DURATION", value_parser = parse_age, default_value = "0s")]
     unstored_age_max: Duration,
@@ -164,6 +168,7 @@ impl Opening {
                 accept_older_store: self.accept_older_store,
                 no_fencing: self.no_fencing,
                 segment_age_max: tuning.segment_age,
+                log_age_max: tuning.log_age,
                 unstored_age_max: Some(tuning.unstored_age_max).filter(|age| !age.is_zero()),
                 checkpoint_bytes: tuning.checkpoint_bytes,
                 uploads_max: tuning.uploads,

@@ -221,6 +221,7 @@ impl Run {
         options.accept_memory_loss = place.accepts_memory_loss;
         options.no_fencing = true;
         options.segment_age_max = Duration::from_millis(self.settings.segment_age_ms);
+        options.log_age_max = Duration::from_millis(self.settings.log_age_ms);
         options.checkpoint_bytes = self.settings.checkpoint_bytes;
         options.uploads_max = self.settings.uploads_max;
         options.gc = self.settings.gc;

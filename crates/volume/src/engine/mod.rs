@@ -44,6 +44,7 @@ mod collect;
 pub(crate) mod context;
 mod fence_check;
 mod intake;
+mod log_age;
 mod log_tail;
 pub(crate) mod mailbox;
 mod messages;
@@ -68,6 +69,7 @@ use cleanup::Cleanup;
 use clock::AttachedClock;
 use collect::Collector;
 use fence_check::{FenceCheck, Found};
+use log_age::LogAge;
 use log_tail::LogTail;
 use orders::Orders;
 use resize::Resizes;
@@ -80,6 +82,7 @@ pub(crate) const QUIET_AFTER: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineOptions {
     pub(crate) segment_age_max: Duration,
+    pub(crate) log_age_max: Duration,
     pub(crate) checkpoint_bytes: u64,
     pub(crate) uploads_max: usize,
     pub(crate) gc: GcPolicy,
@@ -124,6 +127,7 @@ pub(crate) struct Engine {
     busy_at: Duration,
     closed: bool,
     stall_watch: StallWatch,
+    log_age: LogAge,
 }
 
 impl Engine {
@@ -145,6 +149,7 @@ impl Engine {
             busy_at: now,
             closed: false,
             stall_watch: StallWatch::default(),
+            log_age: LogAge::new(options.log_age_max),
             context,
         }
     }
@@ -191,6 +196,7 @@ impl Engine {
         }
         self.finish_closing();
         self.stall_watch.step(&self.context, now);
+        self.log_age.step(&self.context, now);
         self.context.mailbox.tell_stored();
         if self.log.is_empty() {
             self.log.buffers.clear();
@@ -344,6 +350,7 @@ impl Engine {
             self.checkpoints.settle_in(&self.context, self.busy_at, now),
             self.window_in(now),
             self.fence_check.wait(&self.context, now),
+            self.log_age.wait(now),
         ];
         waits.into_iter().flatten().min()
     }

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::faulty::{Machine, root_put, write_slot};
+use crate::faulty::{Machine, is_engine, root_put, write_slot};
 use crate::rig::Rig;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
+use sawmill_store::{CallKind, Fault, StoreErrorKind};
 use sawmill_testkit::wait_until;
 use sawmill_volume::{Disk, Disks, Lock, RealDisks, RealWorld, Safety, Seen, Stepped, World};
 
@@ -248,4 +249,28 @@ fn memory_stays_where_the_disk_was_not_told_that_it_may_go() {
     assert_eq!(memory.filter(is_memory).count(), 1, "the journal still asks for it");
     // The next attach, on a disk that is well again.
     has_all(&rig);
+}
+
+#[test]
+fn what_nobody_flushes_is_logged_in_time_and_with_a_limit_of_zero_never() {
+    for (log_age_s, is_logged) in [(5, true), (0, false)] {
+        let mut machine = Machine::new();
+        machine.rig.options.log_age_max = Duration::from_secs(log_age_s);
+        let world = Worn::default();
+        let mut stepped =
+            Stepped::open(Arc::new(world.clone()), machine.store.clone(), "disk", &machine.options).unwrap();
+        machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |call| {
+            call.kind == CallKind::Put && is_engine(call)
+        });
+        stepped.volume().write_at(8192, SECRET).unwrap();
+        for _ in 0..12 {
+            world.passed_s.fetch_add(1, Ordering::SeqCst);
+            while stepped.step_journal() {}
+            let _ = stepped.step_engine(world.now());
+        }
+        let status = stepped.volume().status();
+        let (positions, syncs) = (status.positions, status.counters.journal_syncs);
+        assert_eq!(positions.logged >= positions.accepted, is_logged, "{positions:?}, {syncs} syncs");
+        machine.heal();
+    }
 }

@@ -1,14 +1,15 @@
-"""MinIO on the loopback, and s3backer on it."""
+"""MinIO on the loopback, and s3backer on it.
+
+Not here: other stores (`tests/stores`).
+"""
 
 import os
 import re
 import socket
-import stat
-import urllib.error
 import urllib.request
+from pathlib import Path
 
-from machine import Process, Unfit, forget_cached, run, wait_until
-from servers import Server
+from frame import Process, Server, Unfit, machine, run, wait_until
 
 USER, PASSWORD = "sawmill-bench", "sawmill-bench-secret"
 
@@ -20,10 +21,7 @@ class Minio:
 
     def __init__(self, place, program):
         self.folder = place.folder / "minio"
-        self.log = place.folder / "minio.log"
-        self.program = program
-        self.process = None
-        self.endpoint = None
+        self.program, self.process, self.endpoint = program, None, None
 
     def missing(self):
         return "" if self.program else "MinIO is not there (tests/setup/prepare.sh bench builds it)"
@@ -35,11 +33,11 @@ class Minio:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
         self.endpoint = f"http://{address}"
-        env = {
-            **os.environ, "MINIO_ROOT_USER": USER, "MINIO_ROOT_PASSWORD": PASSWORD, "MINIO_BROWSER": "off",
-            "MINIO_UPDATE": "off", "MINIO_PROMETHEUS_AUTH_TYPE": "public"}
         self.process = Process(
-            [self.program, "server", "--quiet", "--address", address, self.folder], self.log, env)
+            self.program, "server", "--quiet", "--address", address, self.folder,
+            log=self.folder.with_suffix(".log"), env=os.environ | {
+                "MINIO_ROOT_USER": USER, "MINIO_ROOT_PASSWORD": PASSWORD, "MINIO_BROWSER": "off",
+                "MINIO_UPDATE": "off", "MINIO_PROMETHEUS_AUTH_TYPE": "public"})
         wait_until("MinIO is ready", lambda: self.ask("/minio/health/ready") is not None)
 
     def ask(self, path):
@@ -47,7 +45,7 @@ class Minio:
         try:
             with urllib.request.urlopen(self.endpoint + path, timeout=10) as answer:
                 return answer.read().decode()
-        except (urllib.error.URLError, OSError):
+        except OSError:
             return None
 
     def environment(self):
@@ -87,11 +85,9 @@ class S3backer(Server):
     def missing(self):
         if why := super().missing() or self.s3.missing():
             return why
-        try:
-            fuse = stat.S_ISCHR(os.stat("/dev/fuse").st_mode) and os.access("/dev/fuse", os.R_OK | os.W_OK)
-        except OSError:
-            fuse = False
-        return "" if fuse else "/dev/fuse cannot be opened"
+        fuse = Path("/dev/fuse")
+        can_open = fuse.is_char_device() and os.access(fuse, os.R_OK | os.W_OK)
+        return "" if can_open else "/dev/fuse cannot be opened"
 
     def make(self):
         self.mount.mkdir()
@@ -101,34 +97,30 @@ class S3backer(Server):
 
     def start(self):
         size = self.size_bytes
-        backer = self.spawn([
+        backer = self.spawn(
             "s3backer", "-f", "--quiet", f"--accessFile={self.folder / 'secret'}",
             f"--baseURL={self.s3.endpoint}/", "--authVersion=aws4",
             "--prefix=s3backer/", "--blockSize=4k", f"--size={size}", "--force",
             f"--blockCacheFile={self.folder / 'cache'}", f"--blockCacheSize={size // 4096}",
-            self.s3.bucket, self.mount])
+            self.s3.bucket, self.mount)
         disk = self.mount / "file"
-
-        def mounted():
-            backer.check()
-            return os.path.ismount(self.mount) and disk.exists()
-        wait_until("s3backer has mounted", mounted)
-        self.listening(self.spawn(["nbdkit", "-f", "-U", self.socket, "file", disk]))
+        wait_until("s3backer has mounted",
+                   lambda: backer.check() or os.path.ismount(self.mount) and disk.exists())
+        self.listening("nbdkit", "-f", "-U", self.socket, "file", disk)
 
     def end(self):
         backer, door = self.processes
         door.end()
         # Unmounting waits for what is not in the store yet; that is the point of ending it here.
         if os.path.ismount(self.mount):
-            run(["umount", str(self.mount)])
-        if backer.end(None, seconds=1800):
-            raise Unfit(f"s3backer ended with {backer.child.returncode}: {backer.tail()}")
+            run("umount", self.mount)
+        backer.end_well(1800, sign=None)
         self.socket.unlink(missing_ok=True)
 
     def abandon(self):
         super().abandon()
         if os.path.ismount(self.mount):
-            run(["umount", "--lazy", str(self.mount)])
+            run("umount", "--lazy", self.mount)
 
     def counters(self):
         requests = self.s3.requests()
@@ -136,5 +128,5 @@ class S3backer(Server):
 
     def chill(self):
         (self.folder / "cache").unlink(missing_ok=True)
-        forget_cached(self.s3.folder / self.s3.bucket)
+        machine.forget_cached(self.s3.folder / self.s3.bucket)
 

@@ -1,0 +1,110 @@
+"""The machine that is measured: what it is, what its programs say, what its page cache holds.
+
+Whatever cannot be done here raises `Unfit`, which says why. Not here: children that go on (`process.py`).
+"""
+
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RELEASE = ROOT / "target/release"
+EXAMPLES = RELEASE / "examples"
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+class Unfit(OSError):
+    """A step cannot be done here; the text says why."""
+
+
+def fields(path, mark=":"):
+    """The names and values of a file."""
+    pairs = (line.partition(mark) for line in Path(path).read_text().splitlines())
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def describe():
+    """Facts that belong beside every number."""
+    kib, _ = fields("/proc/meminfo")["MemTotal"].split()
+    return {
+        "cpu": fields("/proc/cpuinfo").get("model name", platform.machine()),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(int(kib) / MIB, 1), "kernel": platform.release(),
+        "system": fields("/etc/os-release", "=").get("PRETTY_NAME", platform.platform()).strip('"'),
+    }
+
+
+def version(program):
+    """First line of what a program says of its version; the empty text if it is not there."""
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except OSError:
+        return ""
+    return (done.stdout + done.stderr).strip().partition("\n")[0]
+
+
+def missing(*programs):
+    """Why these cannot be used; the empty text if they can."""
+    lacking = [program for program in programs if not shutil.which(program)]
+    return f"{', '.join(lacking)} not installed" if lacking else ""
+
+
+def run(*words, **more):
+    """Runs a program to its end and returns its standard output; what it said goes into the error."""
+    words = [str(word) for word in words]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, **more)
+    except subprocess.TimeoutExpired as error:
+        raise Unfit(f"`{' '.join(words)}` took more than {error.timeout} s") from None
+    if done.returncode:
+        said = (done.stderr + done.stdout).strip()[-600:]
+        raise Unfit(f"`{' '.join(words)}` ended with {done.returncode}: {said}")
+    return done.stdout
+
+
+def succeeds(*words):
+    """Whether a program ends well."""
+    try:
+        run(*words)
+    except Unfit:
+        return False
+    return True
+
+
+def build(package, *more):
+    run("cargo", "build", "--quiet", "--release", "-p", package, *more, cwd=ROOT)
+
+
+def wait_until(what, ready, seconds=60):
+    """Polls `ready` until it returns something true, and returns that."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := ready():
+            return found
+        time.sleep(0.02)
+    raise Unfit(f"{what}: not within {seconds} s")
+
+
+def forget_cached(folder):
+    """Drops the pages of all files below `folder` from the page cache."""
+    for name in files_below(folder):
+        with contextlib.suppress(FileNotFoundError), open(name, "rb") as file:
+            os.fsync(file)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def files_below(folder):
+    """Regular files; folders that go away meanwhile are passed over."""
+    for inside, _, names in os.walk(folder):
+        for path in (Path(inside, name) for name in names):
+            if path.is_file() and not path.is_symlink():
+                yield path
+
+
+def bytes_below(folder):
+    """Sizes of all files below `folder`, added up."""
+    return sum(path.stat().st_size for path in files_below(folder))

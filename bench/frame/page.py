@@ -1,0 +1,82 @@
+"""From figures to pages that people read: tables, charts, where a page lies, raw results beside it.
+
+Not here: what a page says.
+"""
+
+import json
+
+from frame.cli import say
+from frame.machine import ROOT
+
+RAW = ROOT / "bench/results/raw"
+MEASUREMENTS = ROOT / "docs/measurements"
+
+
+def table(head, rows, numbers=()):
+    """A table of Markdown. These columns are numbers, to the right; `True`: all but the first."""
+    right = range(1, len(head)) if numbers is True else numbers
+    rule = ["---:" if column in right else "---" for column in range(len(head))]
+    return "".join("| " + " | ".join(map(str, row)) + " |\n" for row in [head, rule, *rows])
+
+
+def as_they_come(rows):
+    """Tells of each row when it is there."""
+    for row in rows:
+        say(" | ".join(map(str, row)))
+        yield row
+
+
+def shown(value, form=",.0f"):
+    return "–" if value is None else f"{value:{form}}"
+
+
+def written_by(command, facts):
+    return f"Written by `{command}` on {facts['cores']} cores of {facts['cpu']}, kernel {facts['kernel']}.\n"
+
+
+def kept(is_kept):
+    """Whether a promise is, as the last cell of its row."""
+    return "yes" if is_kept else "**no**"
+
+
+def write(path, text):
+    """Prints a page, and leaves it in a file where one is wanted."""
+    print(text)
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        say(f"wrote {path}")
+
+
+def around(path, begin=None, end=None):
+    """What else a page holds: the text before one mark, and that from another on."""
+    old = path.read_text(encoding="utf-8") if path and path.exists() else ""
+    before = old.partition(begin)[0] if begin else ""
+    _, mark, after = old.partition(end) if end else ("", "", "")
+    return before, mark + after
+
+
+def write_raw(name, document):
+    """Keeps what a page was made from; returns where."""
+    RAW.mkdir(parents=True, exist_ok=True)
+    path = RAW / f"{name}.json"
+    path.write_text(json.dumps(document, indent=1))
+    return path
+
+
+def bars(path, head, groups):
+    """A chart: groups of bars, each (two lines of words, figures), as tall as their figures."""
+    width, height, top = 90 * len(groups) + 60, 260, max((max(figures) for _, figures in groups), default=0)
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + 40}" '
+             'font-family="sans-serif" font-size="11">']
+    for group, (words, figures) in enumerate(groups):
+        left, bar = 20 + 90 * group, 70 // len(figures)
+        for place, figure in enumerate(figures):
+            tall = figure / top * (height - 20)
+            shade = 200 - 150 * place // max(1, len(figures) - 1)
+            parts.append(f'<rect x="{left + place * bar}" y="{height - tall:.0f}" width="{bar - 2}" '
+                         f'height="{tall:.0f}" fill="rgb({shade},{shade},{shade})"/>')
+        parts += [f'<text x="{left}" y="{height + 16 + 14 * line}">{text}</text>'
+                  for line, text in enumerate(words)]
+    parts.append(f'<text x="4" y="14">{top:,.0f} {head}</text></svg>\n')
+    path.write_text("\n".join(parts))

@@ -1,0 +1,134 @@
+"""Children that go on: servers, loads, helpers.
+
+Each is in a session of its own, so that an interrupt of ours reaches it as an orderly end, and is ended by
+its id alone. Not here: programs that run to their end (`machine.run`).
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from frame.machine import Unfit, fields
+
+# For an answer, and for a server to be ready.
+PATIENCE_S = 120
+
+
+class Process:
+    """One child. One that `talks` has a line to it and lines from it, and may end when its input does."""
+
+    def __init__(self, *words, log=None, env=None, cwd=None, talks=False):
+        """Without a `log` its errors go where ours go, and its output nowhere."""
+        words = [str(word) for word in words]
+        self.name, self.log, self.heard, self.cpu_total_s = Path(words[0]).name, log, b"", None
+        with open(log or os.devnull, "a") as out:
+            self.child = subprocess.Popen(
+                words, bufsize=0, env=env, cwd=cwd, start_new_session=True, stderr=out if log else None,
+                stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if talks else out)
+        self.pid = self.child.pid
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+
+    def is_running(self):
+        return self.child.poll() is None
+
+    def check(self):
+        """Raises when it has ended, with its last words."""
+        if not self.is_running():
+            said = Path(self.log).read_text()[-1000:].strip() if self.log else ""
+            raise Unfit(f"{self.name} ended with {self.child.returncode}: {said}")
+
+    def tell(self, line):
+        self.child.stdin.write(f"{line}\n".encode())
+
+    def hear(self, seconds=PATIENCE_S):
+        """Its next line."""
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self.heard:
+            left_s = max(0, deadline - time.monotonic())
+            if not select.select([self.child.stdout], [], [], left_s)[0]:
+                raise Unfit(f"{self.name} said nothing for {seconds} s")
+            piece = os.read(self.child.stdout.fileno(), 1 << 16)
+            if not piece:
+                self.child.wait()
+                self.check()
+            self.heard += piece
+        line, _, self.heard = self.heard.partition(b"\n")
+        return line.decode()
+
+    def hear_json(self, seconds=PATIENCE_S):
+        return json.loads(self.hear(seconds))
+
+    def expect(self, word):
+        """Waits for a line that begins with a word; the rest of its words."""
+        said = self.hear().split()
+        if said[:1] != [word]:
+            raise Unfit(f"{self.name} did not say {word}: {said}")
+        return said[1:]
+
+    def expect_event(self, event="ready"):
+        """Passes over lines of JSON until one tells of an event."""
+        while (told := self.hear_json())["event"] != event:
+            pass
+        return told
+
+    def cpu_s(self):
+        """User and system time so far, in seconds."""
+        spent = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+        return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK")
+
+    def threads_cpu_s(self):
+        """Processor time of the threads that it has now: exact, where the other counts in hundredths."""
+        spent = 0
+        for path in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
+            try:
+                spent += int(path.read_text().split()[0])
+            except OSError:
+                continue
+        return spent / 1e9
+
+    def status(self, kind):
+        """What the kernel counts under that name; memory in KiB."""
+        return int(fields(f"/proc/{self.pid}/status")[kind].split()[0])
+
+    def end(self, sign=signal.SIGTERM, seconds=600):
+        """Asks it to end (`None`: it does so by itself), waits, kills it after `seconds`; its exit code.
+
+        `cpu_total_s` is set then.
+        """
+        if self.child.returncode is not None:
+            return self.child.returncode
+        if self.child.stdin:
+            self.child.stdin.close()
+        # Not `send_signal`, which would reap it unseen if it has ended by now.
+        if sign is not None:
+            os.kill(self.pid, sign)
+        deadline = time.monotonic() + seconds
+        while True:
+            # wait4 tells the CPU time of the whole life, to the end.
+            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+            if pid:
+                self.cpu_total_s = usage.ru_utime + usage.ru_stime
+                self.child.returncode = os.waitstatus_to_exitcode(status)
+                return self.child.returncode
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+                deadline = float("inf")
+            # What it says at its end may be more than a pipe holds.
+            out = self.child.stdout
+            if not (out and select.select([out], [], [], 0)[0] and os.read(out.fileno(), 1 << 16)):
+                time.sleep(0.01)
+
+    def end_well(self, seconds=PATIENCE_S, sign=signal.SIGTERM):
+        """The same, and raises when it did not end in order."""
+        if self.end(sign, seconds):
+            self.check()

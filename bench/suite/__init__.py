@@ -1,0 +1,1 @@
+"""What `bench/run.py` alone measures: its peers, workloads and parts, and its page."""

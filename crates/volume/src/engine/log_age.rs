@@ -1,0 +1,45 @@
+//! Has the journal synced when accepted writes get old without a flush, as an operating system writes its
+//! cache back: a power cut costs a writer that never flushes no more than that age.
+//!
+//! Not here: the sync itself ([`crate::journal`]), and flushes ([`crate::write`]).
+
+use std::time::Duration;
+
+use super::Context;
+
+/// See the head of this file.
+pub(super) struct LogAge {
+    /// Zero: never.
+    age_max: Duration,
+    /// Something before this position is not logged, as was seen then.
+    unlogged: Option<(u64, Duration)>,
+}
+
+impl LogAge {
+    pub(super) fn new(age_max: Duration) -> Self {
+        LogAge { age_max, unlogged: None }
+    }
+
+    /// Orders a sync if it is time.
+    pub(super) fn step(&mut self, context: &Context, now: Duration) {
+        let Some(journal) = context.journal.as_ref().filter(|_| !self.age_max.is_zero()) else { return };
+        let (logged, next) = (journal.logged(), journal.ring.next());
+        match self.unlogged {
+            _ if logged >= next => self.unlogged = None,
+            Some((position, since)) if logged < position => {
+                if now >= since + self.age_max {
+                    // Whatever becomes of it, flushes hear of a failure.
+                    journal.when_logged(next, Box::new(|_| ()));
+                    self.unlogged = Some((next, now));
+                }
+            }
+            _ => self.unlogged = Some((next, now)),
+        }
+    }
+
+    /// How long until there may be something to sync.
+    pub(super) fn wait(&self, now: Duration) -> Option<Duration> {
+        self.unlogged
+            .map(|(_, since)| (since + self.age_max).saturating_sub(now).max(Duration::from_millis(1)))
+    }
+}
