@@ -1,12 +1,11 @@
-//! What every door can do, whatever it speaks to its user.
+//! The interface of every door, whatever its protocol.
 //!
-//! A door is *quiet* between [`Door::quiesce`] and [`Door::resume`]: it takes no request from its user,
-//! and every request it took is answered. Users wait meanwhile and see nothing of it. Only a quiet door
-//! can be handed over to another process: what that one needs are a few facts and the descriptors
-//! behind them.
+//! A door is *quiet* between [`Door::quiesce`] and [`Door::resume`]: it accepts no request, and every
+//! accepted request is answered. Users wait in the meantime and notice nothing else. Only a quiet door can be
+//! handed over to another process, which needs a few facts and the descriptors of the door.
 //!
-//! Invariant: until [`Door::let_go`] a door that was handed over can still resume, so a hand-off can be
-//! taken back. Not here: how the pieces travel between processes.
+//! Invariant: until [`Door::let_go`], a door that was handed over can still resume, so a hand-off can be
+//! rolled back. Not here: how the pieces travel between processes.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -16,33 +15,32 @@ use sawmill_device::Result;
 
 /// A running front door.
 pub trait Door: Send + Sync {
-    /// What it speaks: `nbd`, `ublk`, `vhost-user` or `fuse`.
+    /// The protocol: `nbd`, `ublk`, `vhost-user` or `fuse`.
     fn kind(&self) -> &'static str;
 
     /// What a user opens: an address, a device node, a socket, a file.
     fn address(&self) -> String;
 
-    /// What a user opens to have what is shown under this name; a door that shows one device has one address.
+    /// The address for the export with this name; a door with one device has one address.
     fn address_of(&self, name: &str) -> String;
 
-    /// The peers that have what is shown under this name, where the door knows them, the oldest first.
+    /// The connected peers of the export with this name, if the door knows them, the oldest first.
     fn peers_of(&self, name: &str) -> Vec<String>;
 
-    /// What was counted since the start.
+    /// The counters since the start.
     fn counts(&self) -> DoorCounts;
 
-    /// Takes no more requests and waits until those it took are answered. Errors: `Unavailable` when
-    /// they are not after `patience`; the door has resumed then.
+    /// Accepts no more requests and waits until the accepted ones are answered. Returns `Unavailable` if that
+    /// takes longer than `patience`; the door has resumed then.
     fn quiesce(&self, patience: Duration) -> Result<()>;
 
-    /// Takes requests again after [`Door::quiesce`].
+    /// Accepts requests again after [`Door::quiesce`].
     fn resume(&self);
 
-    /// What another process needs to go on in this one's place; the door must be quiet. Descriptors are
-    /// duplicates.
+    /// What another process needs to take over this door, which must be quiet. Descriptors are duplicates.
     fn hand_over(&self) -> Result<Vec<Handed>>;
 
-    /// Leaves everything that was handed over to its new owner: users see no end of anything. Only a
+    /// Releases everything that was handed over to its new owner, without ending any connection. Only for a
     /// quiet door.
     fn let_go(&self);
 
@@ -50,27 +48,28 @@ pub trait Door: Send + Sync {
     /// the text says how the user comes to see it.
     fn resized(&self) -> Result<()>;
 
-    /// Takes no more requests, answers those it took, and ends what the user sees.
+    /// Accepts no more requests, answers the accepted ones, and closes the door.
     fn stop(&self);
 
-    /// Ends at once. Requests in flight go on in their devices; nobody hears of them.
+    /// Closes the door immediately. Requests in flight continue in their devices, without an answer to the
+    /// user.
     fn stop_now(&self);
 }
 
-/// One piece of a door on its way to another process: a listening socket, a connection, a device.
+/// One piece of a door for another process: a listening socket, a connection, a device.
 #[derive(Debug, Default)]
 pub struct Handed {
-    /// Which piece, in the words of its door.
+    /// The kind of piece, as its door names it.
     pub what: String,
-    /// Facts by name. A reader ignores names it does not know, and fails on one that it misses.
+    /// Facts by name. A reader ignores unknown names, and fails if one is missing.
     pub facts: BTreeMap<String, String>,
-    /// Bytes that were received and not understood yet.
+    /// Bytes that were received and not parsed yet.
     pub bytes: Vec<u8>,
-    /// Open files, in the order the door's documentation gives.
+    /// Open files, in the order that the door documents.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// What every door counts, under the same names.
+/// The counters that all doors have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DoorCounts {
     /// Connections (or queues, or mounts) open now.
@@ -79,7 +78,7 @@ pub struct DoorCounts {
     pub connections_total: u64,
     /// Connections refused.
     pub connections_refused: u64,
-    /// Connections cut off for others: one that did not take its replies, or did not finish its handshake.
+    /// Connections closed for others: one that did not read its replies, or did not finish its handshake.
     pub connections_cut: u64,
     /// Requests by kind: read, write, flush, discard, write-zeroes, anything else.
     pub reads: u64,
@@ -99,8 +98,8 @@ pub struct DoorCounts {
     pub bytes_out: u64,
     /// Requests answered with an error.
     pub errors: u64,
-    /// Requests taken and not answered yet.
+    /// Accepted requests without an answer.
     pub in_flight: u64,
-    /// What a peer did against the protocol.
+    /// Protocol violations of peers.
     pub protocol_violations: u64,
 }

@@ -1,16 +1,16 @@
-//! What fuzzers may ask of parsers that no socket leads to: those of requests from the kernel. Not for users.
+//! Entry points for fuzzers of parsers that no socket reaches: requests from the kernel. Not for users.
 
 use sawmill_device::{Geometry, MemoryDevice};
 use sawmill_sys::ublk::IoDescriptor;
 
 use crate::{fuse, ublk};
 
-/// Any bytes as a FUSE request; panics when what is understood is not within them.
+/// Parses bytes as a FUSE request; panics if the result lies outside of them.
 pub fn fuse_request(bytes: &[u8]) {
     fuse::fuzz_request(bytes);
 }
 
-/// A descriptor as a ublk request of a device of 1 GiB; panics when what is understood is not within that.
+/// Parses a descriptor as a ublk request of a device of 1 GiB; panics if the result exceeds that.
 pub fn ublk_request(descriptor: &IoDescriptor) {
     let geometry: Geometry = sawmill_device::BlockDevice::geometry(&MemoryDevice::new(1 << 20));
     let geometry = Geometry { size_bytes: 1 << 30, ..geometry };

@@ -1,19 +1,19 @@
-//! What is answered on `/dev/fuse`, as bytes: pure.
+//! The answers on `/dev/fuse`, as bytes: pure.
 //!
-//! The layouts are those of linux/fuse.h. Every function returns a whole answer, head and all; a read's data
-//! follows its head in the same system call. Not here: what is asked (`protocol`), I/O.
+//! The layouts are those of linux/fuse.h. Every function returns a complete answer with its head; the data of
+//! a read follows the head in the same system call. Not here: requests (`protocol`), I/O.
 
 use super::protocol::{self, FILE, ROOT};
 
 /// Bytes before the body of every answer.
 pub(super) const HEAD_BYTES: usize = 16;
 
-/// How long the kernel may go by the file's attributes and name: a resize tells it anew.
+/// How long the kernel may cache the file's attributes and name; a resize invalidates them.
 const VALID_S: u64 = 3600;
-/// The same for the folder, which never changes: whoever looks at a mountpoint whose server is away need not
-/// wait for it.
+/// The same for the folder, which never changes: a user who looks at a mountpoint without a server need not
+/// wait.
 const FOLDER_VALID_S: u64 = 100 * 365 * 86400;
-/// The unit in which statfs counts: also the grain in which a loop device discards.
+/// The unit of statfs; also the granularity in which a loop device discards.
 const GRAIN_BYTES: u32 = 4096;
 
 // From linux/fuse.h: how a file is opened.
@@ -28,11 +28,11 @@ const FILE_MODE: u32 = 0o100_000;
 const FOLDER_ENTRY: u32 = 4;
 const FILE_ENTRY: u32 = 8;
 
-// Messages that answer nothing.
+// Notifications, which answer no request.
 const INVALIDATE_NODE: i32 = 2;
 const RESEND: i32 = 7;
 
-/// The facts that attributes are made of.
+/// The facts behind the attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Attributes {
     pub(super) size_bytes: u64,
@@ -44,7 +44,7 @@ pub(super) struct Attributes {
     pub(super) time_s: u64,
 }
 
-/// The facts agreed on at the start.
+/// The facts agreed on in the greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Agreed {
     pub(super) minor: u32,
@@ -52,7 +52,7 @@ pub(super) struct Agreed {
     pub(super) write_bytes_max: u32,
 }
 
-/// Bytes, appended.
+/// Appends bytes.
 struct Writer(Vec<u8>);
 
 impl Writer {
@@ -76,7 +76,7 @@ impl Writer {
         self
     }
 
-    /// Says in the head how long it all is.
+    /// Writes the total length into the head.
     fn end(mut self) -> Vec<u8> {
         let length = self.0.len() as u32;
         self.0[..4].copy_from_slice(&length.to_ne_bytes());
@@ -88,7 +88,7 @@ fn begin(unique: u64) -> Writer {
     Writer(Vec::with_capacity(160)).zeroes(8).u64(unique)
 }
 
-/// The head of an answer with `body_bytes` behind it; `errno` is zero or positive.
+/// The head of an answer with `body_bytes` after it; `errno` is zero or positive.
 pub(super) fn head(unique: u64, errno: i32, body_bytes: usize) -> [u8; HEAD_BYTES] {
     let mut head = [0; HEAD_BYTES];
     head[..4].copy_from_slice(&((HEAD_BYTES + body_bytes) as u32).to_ne_bytes());
@@ -97,7 +97,7 @@ pub(super) fn head(unique: u64, errno: i32, body_bytes: usize) -> [u8; HEAD_BYTE
     head
 }
 
-/// Agrees with the kernel. `requests_max` is how many requests it may have under way at once.
+/// Agrees with the kernel. `requests_max` is the number of requests that it may have in flight.
 pub(super) fn init(unique: u64, agreed: &Agreed, readahead_bytes_max: u32, requests_max: u16) -> Vec<u8> {
     let pages = u16::try_from(agreed.write_bytes_max.div_ceil(4096)).unwrap_or(u16::MAX);
     begin(unique)
@@ -117,7 +117,7 @@ pub(super) fn init(unique: u64, agreed: &Agreed, readahead_bytes_max: u32, reque
         .end()
 }
 
-/// Refuses a kernel whose major version is newer: it asks again with ours.
+/// Refuses a kernel with a newer major version: it retries with ours.
 pub(super) fn init_other_major(unique: u64) -> Vec<u8> {
     begin(unique).u32(protocol::MAJOR).u32(protocol::MINOR_MAX).zeroes(16).end()
 }
@@ -125,7 +125,7 @@ pub(super) fn init_other_major(unique: u64) -> Vec<u8> {
 fn attributes(to: Writer, node: u64, facts: &Attributes) -> Writer {
     let folder = node == ROOT;
     let size_bytes = if folder { 0 } else { facts.size_bytes };
-    // Who may read the file may look into the folder.
+    // Users who may read the file may also look into the folder.
     let mode =
         if folder { FOLDER_MODE | facts.mode | facts.mode >> 2 & 0o111 } else { FILE_MODE | facts.mode };
     to.u64(node)
@@ -150,13 +150,13 @@ pub(super) fn attributes_of(unique: u64, node: u64, facts: &Attributes) -> Vec<u
     attributes(begin(unique).u64(valid_s).zeroes(8), node, facts).end()
 }
 
-/// The file, found by its name.
+/// The entry of the file, found by its name.
 pub(super) fn entry(unique: u64, facts: &Attributes) -> Vec<u8> {
     let head = begin(unique).u64(FILE).u64(0).u64(VALID_S).u64(VALID_S).zeroes(8);
     attributes(head, FILE, facts).end()
 }
 
-/// An open file: every access comes to us, several at a time.
+/// An open file: every access comes to us, several at the same time.
 pub(super) fn opened(unique: u64) -> Vec<u8> {
     begin(unique).u64(0).u32(DIRECT_IO | NO_FLUSH | PARALLEL_WRITES).u32(0).end()
 }
@@ -166,12 +166,12 @@ pub(super) fn opened_folder(unique: u64) -> Vec<u8> {
     begin(unique).u64(0).u32(KEEP_CACHE).u32(0).end()
 }
 
-/// How much of a write was stored.
+/// The number of bytes that a write stored.
 pub(super) fn written(unique: u64, bytes: u32) -> Vec<u8> {
     begin(unique).u32(bytes).u32(0).end()
 }
 
-/// Where a seek has come to.
+/// The result of a seek.
 pub(super) fn sought(unique: u64, offset: u64) -> Vec<u8> {
     begin(unique).u64(offset).end()
 }
@@ -190,7 +190,7 @@ pub(super) fn stat_fs(unique: u64, size_bytes: u64, name_bytes_max: u32) -> Vec<
         .end()
 }
 
-/// The folder's entries from `offset` on, as many as `length_max` bytes hold.
+/// The folder's entries from `offset` on, as many as fit into `length_max` bytes.
 pub(super) fn folder(unique: u64, offset: u64, length_max: u32, name: &[u8]) -> Vec<u8> {
     let entries =
         [(ROOT, FOLDER_ENTRY, &b"."[..]), (ROOT, FOLDER_ENTRY, &b".."[..]), (FILE, FILE_ENTRY, name)];
@@ -211,7 +211,7 @@ pub(super) fn folder(unique: u64, offset: u64, length_max: u32, name: &[u8]) -> 
     to.end()
 }
 
-/// Tells the kernel to forget what it knows of the file's attributes.
+/// Tells the kernel to drop the file's cached attributes.
 pub(super) fn invalidate_file() -> Vec<u8> {
     // A negative offset: attributes only.
     let mut message = begin(0).u64(FILE).u64(u64::MAX).u64(0).end();
@@ -219,7 +219,7 @@ pub(super) fn invalidate_file() -> Vec<u8> {
     message
 }
 
-/// Asks the kernel for everything again that was taken and not answered.
+/// Asks the kernel to resend everything that was taken and not answered.
 pub(super) fn resend() -> [u8; HEAD_BYTES] {
     head(0, -RESEND, 0)
 }

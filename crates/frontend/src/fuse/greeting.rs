@@ -1,7 +1,7 @@
-//! The kernel's first word after a mount, and what is agreed on.
+//! The kernel's first request (INIT) after a mount, and the agreement on features.
 //!
-//! Invariant: it happens once in the life of a mount, before anything else; whoever takes a mount over is
-//! told what was agreed. Not here: what is asked later (`worker`).
+//! Invariant: it happens once in the life of a mount, before anything else; a process that takes over a mount
+//! gets the result. Not here: later requests (`worker`).
 
 use std::os::fd::OwnedFd;
 
@@ -14,10 +14,10 @@ use super::link::{Link, Taken};
 use super::options::REQUESTS_MAX;
 use super::protocol::{MAJOR, MINOR_MAX, MINOR_MIN, Message, Operation, init, parse};
 
-/// How long the kernel may take for its first word after the mount.
+/// Time for the kernel to send its first request after the mount.
 const GREETING_TIME_MAX: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
-/// Hears the kernel's first word and agrees with it.
+/// Receives the kernel's first request and answers it.
 pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<Agreed> {
     let failed =
         |text: String| Error::new(ErrorKind::Unavailable, format!("fuse: the kernel's INIT request: {text}"));

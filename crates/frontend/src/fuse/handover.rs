@@ -1,8 +1,8 @@
-//! What another process needs to go on with a mount: facts by name, and one descriptor.
+//! What another process needs to take over a mount: facts by name, and one descriptor.
 //!
-//! Facts: `mountpoint`, `file_name`, `minor`, `flags` and `write_bytes_max` (what was agreed with the
-//! kernel), `size_bytes`, and `loop` where a loop device is attached. The descriptor is that of `/dev/fuse`.
-//! Not here: how they travel.
+//! Facts: `mountpoint`, `file_name`, `minor`, `flags` and `write_bytes_max` (the agreement with the kernel),
+//! `size_bytes`, and `loop` if a loop device is attached. The descriptor is that of `/dev/fuse`. Not here:
+//! how they travel.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -46,12 +46,12 @@ pub(super) fn handed(
     Ok(Handed { what: "fuse".into(), facts, bytes: Vec::new(), descriptors: vec![kernel] })
 }
 
-/// What was handed over, understood.
+/// The parsed pieces of a hand-over.
 pub(super) struct Taking {
     pub(super) mount: Mount,
     pub(super) kernel: OwnedFd,
     pub(super) agreed: Agreed,
-    /// Of the loop device.
+    /// The number of the loop device.
     pub(super) number: Option<u32>,
     pub(super) size_bytes: u64,
 }

@@ -1,9 +1,9 @@
-//! The mount holder of one mount, seen to as long as this process serves the mount: it knows the newest
-//! facts, and when it dies another takes its place.
+//! The mount holder of one mount, watched as long as this process serves the mount: it has the newest facts, and if
+//! it dies, a new one replaces it.
 //!
-//! Invariants: a mount holder is started in the place of a dead one only while the mount is this process's to
-//! serve (two mount holders would know nothing of each other), and only while there is a mount; one that is
-//! slow to start keeps nobody from leaving. Not here: what a mount holder does.
+//! Invariants: a dead mount holder is replaced only while this process serves the mount (two mount holders would not know
+//! of each other), and only while there is a mount. A mount holder that starts slowly does not delay a hand-off.
+//! Not here: what a mount holder does.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use super::options::MountHolderOptions;
 use crate::Handed;
 use crate::mount_holder::{MountHolder, lives};
 
-/// Between a mount holder's start and the next one's: where none can live, trying takes next to nothing.
+/// The pause between two starts of mount holders: if none survives, retrying costs next to nothing.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A mount holder, watched. Dropped, it goes on unwatched.
+/// A watched mount holder. When this is dropped, it continues unwatched.
 pub(super) struct Kept {
     inside: Arc<Inside>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -36,18 +36,18 @@ struct Inside {
 
 struct Held {
     mount_holder: Arc<MountHolder>,
-    /// It was started in another's place and does not hold anything yet.
+    /// It was started as a replacement and does not hold anything yet.
     starting: bool,
-    /// What it holds.
+    /// What the keeper holds.
     handed: Arc<Handed>,
-    /// Hangs up when it ends.
+    /// Hangs up when the keeper ends.
     line: Option<Arc<OwnedFd>>,
-    /// Nobody watches any more.
+    /// The keeper is not watched any more.
     over: bool,
 }
 
 impl Kept {
-    /// Watches `mount_holder`, which holds what `handed` says.
+    /// Watches `keeper`, which holds `handed`.
     pub(super) fn new(how: &MountHolderOptions, mount_holder: MountHolder, handed: Handed) -> Self {
         let (mount_holder, handed) = (Arc::new(mount_holder), Arc::new(handed));
         let held = Held { mount_holder, starting: false, handed, line: None, over: false };
@@ -62,7 +62,7 @@ impl Kept {
         Kept { inside, thread: Mutex::new(thread.ok()) }
     }
 
-    /// Gives the mount holder other facts to hold.
+    /// Gives the mount holder new facts to hold.
     pub(super) fn update(&self, handed: Handed) -> Result<()> {
         let mut held = self.inside.held.lock();
         self.inside.settle(&mut held);
@@ -73,7 +73,7 @@ impl Kept {
         }
     }
 
-    /// Leaves the mount holder to whoever serves next.
+    /// Leaves the mount holder to the next server.
     pub(super) fn leave(&self) {
         self.end_watch();
         self.inside.held.lock().mount_holder.leave();
@@ -93,7 +93,7 @@ impl Kept {
                 let _ = shutdown(line, Shutdown::Both);
             }
             if held.starting {
-                // Whoever waits for its answer has an error at once.
+                // A thread that waits for its answer gets an error immediately.
                 held.mount_holder.reap();
             }
         }
@@ -117,7 +117,7 @@ impl Held {
 }
 
 impl Inside {
-    /// The thread.
+    /// The watching thread.
     fn watch(&self) {
         let mut held = self.held.lock();
         loop {
@@ -142,12 +142,12 @@ impl Inside {
                 Err(_) => (),
             }
             self.settle(&mut held);
-            // The mount holder of a mount that is gone ends by itself.
+            // The mount holder of a removed mount ends by itself.
             if held.over || !held.handed.descriptors.iter().all(lives) {
                 return;
             }
             if !Arc::ptr_eq(&watched, &held.mount_holder) {
-                // Whoever had other facts for it came first.
+                // A thread with newer facts has replaced it already.
                 continue;
             }
             let replaced = self.replace(&mut held);
@@ -175,8 +175,8 @@ impl Inside {
         }
     }
 
-    /// Starts another in the place of one that is dead, or that nobody can reach any more. Others may look
-    /// at what is held meanwhile, and end it.
+    /// Replaces a keeper that is dead or unreachable. Other threads may inspect or end what is held during
+    /// this.
     fn replace(&self, held: &mut MutexGuard<'_, Held>) -> Result<()> {
         let next = Arc::new(MountHolder::spawn(&self.how.socket, &self.how.command)?);
         let before = std::mem::replace(&mut held.mount_holder, Arc::clone(&next));
@@ -198,7 +198,7 @@ impl Inside {
 
 fn wait_for_end(line: &OwnedFd) {
     while lives(line) {
-        // Whatever comes besides a hang-up is looked at by the condition.
+        // The condition checks any event other than a hang-up.
         let _ = poll(&mut [PollFd::new(line, PollFlags::empty())], None);
     }
 }

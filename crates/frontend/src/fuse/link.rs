@@ -1,9 +1,10 @@
-//! The descriptor to the kernel, as all threads of a door share it: what is in flight, who may take more.
+//! The descriptor to the kernel, shared by all threads of a door: what is in flight, and whether more may be
+//! taken.
 //!
-//! Invariants: while the link is quiet no worker reads; a request is in flight from before the device gets
-//! it until its answer has gone. The descriptor is one and is never cloned by ioctl: what was taken through
-//! a clone fails when that is closed, but what was taken through this one waits for whoever holds it next.
-//! Not here: what is asked and answered.
+//! Invariants: no worker reads while the link is quiet. A request is in flight from before the device gets it
+//! until its answer was written. There is one descriptor, which is never cloned by ioctl: requests taken
+//! through a clone fail when the clone is closed, but requests taken through this one wait for its next
+//! holder. Not here: requests and answers.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -19,7 +20,7 @@ use super::metrics::Counters;
 use super::options::{IN_FLIGHT_BYTES_MAX, REQUEST_BYTES_MAX, SPARE_BUFFERS_MAX};
 use super::protocol::WRITE_HEAD_BYTES;
 
-/// What one receive buffer holds: the kernel asks for room for the longest write and its head.
+/// The size of a receive buffer: the kernel demands room for the longest write and its head.
 const BUFFER_BYTES: usize = REQUEST_BYTES_MAX as usize + 4096;
 const _: () = assert!(WRITE_HEAD_BYTES <= 4096);
 
@@ -33,15 +34,15 @@ enum Mode {
 struct Gate {
     mode: Mode,
     workers: usize,
-    /// Workers that wait for leave to read.
+    /// Workers that wait for permission to read.
     parked: usize,
     in_flight: u64,
     in_flight_bytes: u64,
 }
 
-/// What a read of the descriptor brought.
+/// The result of reading the descriptor.
 pub(super) enum Taken {
-    /// So many bytes of one request.
+    /// This many bytes of one request.
     Request(usize),
     /// Nothing yet.
     Nothing,
@@ -55,7 +56,7 @@ pub(super) struct Link {
     pub(super) counters: Counters,
     gate: Mutex<Gate>,
     changed: Condvar,
-    /// Readable while workers shall not wait for requests.
+    /// Readable while workers must not wait for requests.
     waker: Waker,
     spares: Mutex<Vec<Vec<u8>>>,
 }
@@ -74,7 +75,7 @@ impl Link {
         })
     }
 
-    /// Waits until a worker may read; `false` when there will be nothing to read any more.
+    /// Waits until a worker may read. Returns `false` when there will be nothing to read any more.
     pub(super) fn may_take(&self) -> bool {
         let mut gate = self.gate.lock();
         if gate.mode == Mode::Taking && gate.in_flight_bytes < IN_FLIGHT_BYTES_MAX {
@@ -91,7 +92,7 @@ impl Link {
         gate.mode == Mode::Taking
     }
 
-    /// What a worker waits with for requests: it alone is woken by one, all are by `waker`.
+    /// The epoll instance for a worker: a request wakes one of them, `waker` wakes all.
     pub(super) fn epoll(&self) -> rustix::io::Result<OwnedFd> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
@@ -100,11 +101,11 @@ impl Link {
         Ok(epoll)
     }
 
-    /// Takes a request if there is one. Never waits.
+    /// Takes a request if there is one. Never blocks.
     pub(super) fn take(&self, into: &mut [u8]) -> Taken {
         match rustix::io::read(&self.kernel, into) {
             Ok(length) => Taken::Request(length),
-            // The requester has gone between being first and being copied: there may be another.
+            // The requester disappeared during the copy: there may be another request.
             Err(Errno::NOENT | Errno::INTR) => Taken::Request(0),
             Err(Errno::AGAIN) => Taken::Nothing,
             Err(Errno::NODEV | Errno::CONNABORTED) => Taken::Gone,
@@ -115,14 +116,14 @@ impl Link {
         }
     }
 
-    /// A request of so many bytes goes to the device.
+    /// A request of this many bytes goes to the device.
     pub(super) fn begin(&self, bytes: u64) {
         let mut gate = self.gate.lock();
         gate.in_flight += 1;
         gate.in_flight_bytes += bytes;
     }
 
-    /// It is answered.
+    /// The request is answered.
     pub(super) fn end(&self, bytes: u64) {
         let mut gate = self.gate.lock();
         gate.in_flight -= 1;
@@ -132,7 +133,7 @@ impl Link {
         }
     }
 
-    /// Sends one answer or message. Never waits: the kernel takes an answer whole.
+    /// Sends one answer or notification. Never blocks: the kernel accepts an answer as a whole.
     pub(super) fn send(&self, parts: &[&[u8]]) {
         let mut slices = [IoSlice::new(&[]); 2];
         for (slice, part) in slices.iter_mut().zip(parts) {
@@ -141,7 +142,7 @@ impl Link {
         loop {
             match rustix::io::writev(&self.kernel, &slices[..parts.len().min(2)]) {
                 Err(Errno::INTR) => (),
-                // Whoever asked is gone, or the mount is: nobody is left to be told.
+                // The requester or the mount is gone: nothing is left to notify.
                 Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED | Errno::PERM) => return,
                 Err(error) => {
                     tracing::error!(
@@ -154,13 +155,13 @@ impl Link {
         }
     }
 
-    /// Answers with an errno, or zero, and nothing else.
+    /// Answers with an errno, or zero, and no body.
     pub(super) fn send_status(&self, unique: u64, errno: i32) {
         self.send(&[&head(unique, errno, 0)]);
     }
 
-    /// A buffer for one request, all of its memory resident: the kernel then fills it even while this process
-    /// is being killed, where it would otherwise fail the request.
+    /// A buffer for one request, with all of its memory resident: the kernel can fill it even while this
+    /// process is being killed, when it would otherwise fail the request.
     pub(super) fn buffer(&self) -> Vec<u8> {
         self.spares.lock().pop().unwrap_or_else(|| vec![0xFF; BUFFER_BYTES])
     }
@@ -177,7 +178,7 @@ impl Link {
         self.gate.lock().in_flight
     }
 
-    /// No worker reads any more, and everything taken is answered; `false` when that is not so in time.
+    /// Waits until no worker reads and everything taken is answered. Returns `false` if that takes too long.
     pub(super) fn quiesce(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let mut gate = self.gate.lock();
@@ -198,7 +199,7 @@ impl Link {
         gate.mode == Mode::Quiet && gate.parked == gate.workers && gate.in_flight == 0
     }
 
-    /// Workers read again.
+    /// Workers resume reading.
     pub(super) fn resume(&self) {
         let mut gate = self.gate.lock();
         if gate.mode == Mode::Quiet {
@@ -208,7 +209,7 @@ impl Link {
         }
     }
 
-    /// Nothing is read any more, for ever.
+    /// Ends reading for good.
     pub(super) fn finish(&self) {
         self.gate.lock().mode = Mode::Ended;
         self.waker.wake();

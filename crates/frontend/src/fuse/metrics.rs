@@ -1,4 +1,4 @@
-//! What a FUSE door counts.
+//! The counters of a FUSE door.
 //!
 //! Not here: names and labels for a monitoring system.
 
@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::DoorCounts;
 
-/// A snapshot of what a door counted since its start.
+/// A snapshot of the counters of a door since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FuseMetrics {
-    /// What all doors count. The connection is the mount; a flush is a sync, a discard a punched hole, other
-    /// requests are for names, attributes, seeks; a violation is a request that could not be understood.
+    /// The counters that all doors have. A connection is a mount; a flush is a sync, a discard a punched
+    /// hole; other requests are for names, attributes, seeks; a violation is a request that cannot be parsed.
     pub counts: DoorCounts,
-    /// Requests that came for the second time, after another server's death.
+    /// Requests that were resent after the death of another server.
     pub resent: u64,
 }
 
@@ -56,7 +56,7 @@ impl Counters {
     }
 }
 
-/// One more.
+/// Increments a counter.
 pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }

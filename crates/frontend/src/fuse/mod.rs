@@ -1,22 +1,21 @@
 //! FUSE: the volume as one file in a folder, byte by byte, and from there as a loop device.
 //!
-//! Works on every Linux with the fuse module, also for users who are not root. Modules:
-//! [`options`](FuseOptions), `mount` (the folder), `greeting` (what is agreed with the kernel), `handover`
-//! (what another process needs), `kept` (its mount holder, watched), `protocol` and `answer` (the codec,
-//! pure),
-//! `link` (the descriptor, shared), `worker` (what is asked), `ticket` and `seek` (requests in flight),
+//! Works on every Linux with the fuse module, also for users other than root. Modules:
+//! [`options`](FuseOptions), `mount` (the folder), `greeting` (the agreement with the kernel), `handover`
+//! (what another process needs), `kept` (the watched mount holder), `protocol` and `answer` (the codec, pure),
+//! `link` (the shared descriptor), `worker` (request handling), `ticket` and `seek` (requests in flight),
 //! [`server`](FuseDoor), [`metrics`](FuseMetrics).
 //!
-//! A few worker threads read the same descriptor. None waits for the device: an answer goes from whichever
-//! thread completes the request, with one system call. The page cache is left out (direct I/O), so all who
-//! open the file see each other's writes at once, and a sync is the device's flush.
+//! A few worker threads read the same descriptor. None waits for the device: the thread that completes a
+//! request sends its answer, with one system call. The page cache is bypassed (direct I/O), so all users of
+//! the file see each other's writes immediately, and a sync is the device's flush.
 //!
-//! Requests that a dead server took and did not answer are asked for again by its successor, from the kernel
-//! (Linux 6.9). Some are then carried out twice. That is harmless: nobody was told of the first time, so
-//! nobody built upon it; every request says the same thing again at the same place (bytes, zeroes, a flush);
-//! and writes that overlap one that is not answered may win or lose by the device's contract (D8).
+//! The successor of a dead server asks the kernel to resend requests that were not answered (Linux 6.9). Some
+//! are then executed twice. That is harmless: no user learned of the first execution, so nothing depends on
+//! it; every request repeats the same thing at the same place (bytes, zeroes, a flush); and the order of
+//! unanswered overlapping writes is up to the device (D8).
 //!
-//! Not here: more than one file, mappings that are shared for writing, who holds the mount (`mount_holder`).
+//! Not here: more than one file, mappings shared for writing, the process that holds the mount (`mount_holder`).
 
 mod answer;
 mod greeting;

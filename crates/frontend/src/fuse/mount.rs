@@ -1,7 +1,7 @@
-//! The mount: its folder, how it comes and how it goes.
+//! The mount: its folder, how it is made and removed.
 //!
-//! Root mounts with mount(2), others through `fusermount3`. Invariant: a mount whose server may still come
-//! is never touched by a system call that could wait for it on this thread. Not here: what is served.
+//! Root mounts with mount(2), others with `fusermount3`. Invariant: this thread never makes a system call on
+//! a mount whose server may still come, because the call could block. Not here: what is served.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -17,22 +17,22 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::LoopDevice;
 
-/// What our mounts are called in the kernel's list.
+/// The type of our mounts in the kernel's list.
 const KIND: &str = "fuse.sawmill";
-/// How long another mount's server may take to say that it is there.
+/// Time for the server of another mount to show that it is alive.
 const PROBE_TIME_MAX: Duration = Duration::from_secs(2);
-/// Links followed for one path, as by the kernel.
+/// The most links in one path, as in the kernel.
 const LINKS_MAX: u32 = 40;
 
 /// A mounted file system.
 pub(super) struct Mount {
-    /// Without links in it.
+    /// The path without links.
     pub(super) path: PathBuf,
-    /// The minor number of its device: another mount at the same path has another.
+    /// The minor number of its device: another mount at the same path has another number.
     minor: Option<String>,
 }
 
-/// How it shall be mounted.
+/// How to mount.
 pub(super) struct Wish<'a> {
     pub(super) name: &'a str,
     pub(super) read_only: bool,
@@ -52,7 +52,7 @@ struct Entry {
     minor: String,
 }
 
-/// Undoes the list's `\040` and the like.
+/// Decodes `\040` and similar escapes of the list.
 fn unescaped(text: &str) -> PathBuf {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -84,8 +84,8 @@ fn ours_at(path: &Path) -> Option<String> {
     mounted_at(path).filter(|found| found.kind == KIND).map(|found| found.minor)
 }
 
-/// The path without links in it, found without asking a file system that may be mounted there: reading a
-/// folder as a link fails before that.
+/// Resolves the links in a path without asking a file system that may be mounted there: reading a folder as a
+/// link fails before that.
 pub(super) fn settled(path: &Path) -> std::io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {
@@ -111,7 +111,7 @@ fn unusable(path: &Path, error: &std::io::Error) -> Error {
     }
 }
 
-/// Makes sure that the folder can be mounted on: removes what dead servers of ours left there.
+/// Prepares the folder for a mount: removes what dead servers of ours left there.
 fn prepared(path: &Path) -> Result<PathBuf> {
     let path = settled(path).map_err(|error| unusable(path, &error))?;
     while let Some(found) = mounted_at(&path) {
@@ -124,7 +124,7 @@ fn prepared(path: &Path) -> Result<PathBuf> {
         match probe(&path) {
             Some(Err(Errno::NOTCONN)) => {
                 tracing::info!(mountpoint = %path.display(), "fuse: removed the mount of a dead server");
-                // A loop device would hold on to a file that nobody serves, and be found under no name.
+                // Otherwise a loop device would keep an unserved file, and could not be found by name.
                 for device in LoopDevice::attached_below(&path) {
                     let _ = device.detach();
                 }
@@ -153,8 +153,8 @@ fn prepared(path: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Asks a mount's server from a thread that may have to wait for ever; `None` when it waits. Of attributes
-/// the kernel knows without asking, of room it does not.
+/// Asks a mount's server, from a thread that may block forever; `None` if it blocks. The kernel may cache
+/// attributes, but not the free space, so ask for that.
 fn probe(path: &Path) -> Option<Result<(), Errno>> {
     let (tell, hear) = sync_channel(1);
     let path = path.to_owned();
@@ -166,7 +166,8 @@ fn probe(path: &Path) -> Option<Result<(), Errno>> {
 }
 
 impl Mount {
-    /// Mounts, and returns the descriptor on which the kernel will ask. Errors say what is wrong with the
+    /// Mounts, and returns the descriptor for the kernel's requests. Errors say what is wrong with the
+    /// folder.
     /// folder.
     pub(super) fn make(path: &Path, wish: &Wish<'_>) -> Result<(Self, OwnedFd)> {
         let path = prepared(path)?;
@@ -184,7 +185,7 @@ impl Mount {
         }
     }
 
-    /// The one that is at this path.
+    /// The mount at this path.
     pub(super) fn existing(path: PathBuf) -> Self {
         let minor = ours_at(&path);
         Mount { path, minor }
@@ -194,16 +195,16 @@ impl Mount {
         self.minor.is_some() && self.minor == ours_at(&self.path)
     }
 
-    /// Unmounts if nobody uses it. Errors: BUSY.
+    /// Unmounts if it is not in use. Errors: BUSY.
     pub(super) fn unmount(&self) -> std::io::Result<()> {
         if self.is_there() { unmount(&self.path, Leave::Cleanly) } else { Ok(()) }
     }
 
-    /// Takes it out of sight; then everybody who still uses it gets errors instead of answers.
+    /// Detaches the mount; its remaining users get errors instead of answers.
     pub(super) fn abandon(&self) {
         let Some(minor) = self.minor.as_ref().filter(|_| self.is_there()) else { return };
         if std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1").is_err() {
-            // Where that is not to be had: root may force it, and is told that it is busy all the same.
+            // If that is not possible: root may force it; a remaining BUSY does not matter.
             let _ = rustix::mount::unmount(&self.path, UnmountFlags::FORCE);
         }
         if let Err(error) = unmount(&self.path, Leave::Lazily) {
@@ -270,7 +271,7 @@ fn by_fusermount(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
     // It sends the descriptor to the socket that this names: its standard input.
     helper.env("_FUSE_COMMFD", "0").stdin(Stdio::from(theirs)).stderr(Stdio::piped());
     let output = helper.output().map_err(|error| failed(format!("cannot run fusermount3: {error}")))?;
-    // The helper's copy of the socket has to go, or nothing sent would look like nothing sent yet.
+    // Close the helper's copy of the socket, so that a missing answer is an end and not a wait.
     drop(helper);
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();

@@ -1,22 +1,22 @@
-//! What the kernel asks on `/dev/fuse`, as bytes: pure.
+//! The requests of the kernel on `/dev/fuse`, as bytes: pure.
 //!
 //! The facts are those of linux/fuse.h, protocol 7.28 to 7.45; numbers are in the machine's byte order. Only
-//! what a file system of one file is asked has a name here; all else is [`Operation::Unknown`].
+//! requests for a file system with one file have a name here; all others are [`Operation::Unknown`].
 //!
-//! Invariant: no byte is looked at before the length is known to hold it. Not here: answers (`answer`), I/O.
+//! Invariant: no byte is read before the length was checked. Not here: answers (`answer`), I/O.
 
 /// The protocol's major version.
 pub(super) const MAJOR: u32 = 7;
 /// The newest minor version whose fields are known here.
 pub(super) const MINOR_MAX: u32 = 40;
-/// The oldest minor version that can be served: it says how large requests may be.
+/// The oldest supported minor version: it reports how large requests may be.
 pub(super) const MINOR_MIN: u32 = 28;
 
 /// Bytes before the arguments of every request.
 pub(super) const HEAD_BYTES: usize = 40;
 /// Bytes before the payload of a write.
 pub(super) const WRITE_HEAD_BYTES: usize = HEAD_BYTES + 40;
-/// The mark of a request's number that comes for the second time.
+/// The flag in the number of a resent request.
 pub(super) const RESENT: u64 = 1 << 63;
 
 /// The folder's inode.
@@ -24,7 +24,7 @@ pub(super) const ROOT: u64 = 1;
 /// The file's inode.
 pub(super) const FILE: u64 = 2;
 
-/// What the kernel can and what is asked of it, at the start.
+/// The features in INIT.
 pub(super) mod init {
     pub(in super::super) const ASYNC_READ: u64 = 1 << 0;
     pub(in super::super) const BIG_WRITES: u64 = 1 << 5;
@@ -32,11 +32,11 @@ pub(super) mod init {
     pub(in super::super) const PARALLEL_FOLDERS: u64 = 1 << 18;
     pub(in super::super) const MAX_PAGES: u64 = 1 << 22;
     pub(in super::super) const EXTENDED: u64 = 1 << 30;
-    /// Linux 6.9: what another server took and did not answer can be asked for again.
+    /// Linux 6.9: the kernel can resend what another server took and did not answer.
     pub(in super::super) const RESEND: u64 = 1 << 39;
 }
 
-/// What a SETATTR wants to change.
+/// What a SETATTR changes.
 pub(super) mod change {
     pub(in super::super) const MODE: u32 = 1 << 0;
     pub(in super::super) const USER: u32 = 1 << 1;
@@ -52,19 +52,19 @@ pub(super) mod allocate {
     pub(in super::super) const UNSHARE: u32 = 0x40;
 }
 
-/// What LSEEK looks for, as of lseek(2).
+/// The target of LSEEK, as in lseek(2).
 pub(super) const SEEK_DATA: u32 = 3;
 /// See [`SEEK_DATA`].
 pub(super) const SEEK_HOLE: u32 = 4;
 
-/// Why a request cannot be understood.
+/// Why a request cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Malformed {
-    /// Not even its number is there: nobody can be answered.
+    /// Not even its number is there, so it cannot be answered.
     Head,
-    /// Its arguments are not what its kind says.
+    /// Its arguments do not match its kind.
     Arguments {
-        /// Whom to answer.
+        /// The number for the answer.
         unique: u64,
         /// Its kind.
         opcode: u32,
@@ -74,14 +74,14 @@ pub(super) enum Malformed {
 /// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Message<'a> {
-    /// Its number: an answer repeats it.
+    /// Its number; the answer repeats it.
     pub(super) unique: u64,
-    /// The inode that it is about.
+    /// The inode that it concerns.
     pub(super) node: u64,
     pub(super) operation: Operation<'a>,
 }
 
-/// What is asked.
+/// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation<'a> {
     Init { major: u32, minor: u32, readahead_bytes_max: u32, flags: u64 },
@@ -109,7 +109,7 @@ pub(super) enum Operation<'a> {
     Unknown { opcode: u32 },
 }
 
-/// Bytes, read from the front.
+/// Reads bytes from the front.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -134,13 +134,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Understands one request, exactly the bytes of one read.
+/// Parses one request: exactly the bytes of one read.
 pub(super) fn parse(bytes: &[u8]) -> Result<Message<'_>, Malformed> {
     let mut reader = Reader(bytes);
     let head = (|| {
         let (length, opcode) = (reader.u32()?, reader.u32()?);
         let (unique, node) = (reader.u64()?, reader.u64()?);
-        // Whose request it is, and extensions: the kernel has checked permissions.
+        // The user of the request, and extensions: the kernel has checked permissions.
         reader.take::<16>()?;
         Some((length, opcode, unique, node))
     })();
@@ -213,7 +213,7 @@ fn set_attributes<'a>(from: &mut Reader<'_>) -> Option<Operation<'a>> {
     let change = from.u32()?;
     let (_padding, _handle) = (from.u32()?, from.u64()?);
     let size_bytes = from.u64()?;
-    // Times, mode and owners: nobody may change these, so nobody needs them.
+    // Times, mode and owners cannot change, so they are skipped.
     from.take::<64>()?;
     Some(Operation::SetAttributes { change, size_bytes })
 }

@@ -1,8 +1,8 @@
-//! Where the next data or hole begins: the device is asked for one window after another.
+//! Finds the start of the next data or hole: queries the device for one window after another.
 //!
-//! Invariant: however many windows there are, and whether the device answers at once or later, the stack
-//! stays as small: whoever finds a window answered goes on in a loop. Not here: seeks from a position, which
-//! the kernel does itself.
+//! Invariant: the stack depth is constant, however many windows there are, and whether the device answers
+//! immediately or later: the code that finds a window answered continues in a loop. Not here: seeks relative
+//! to a position, which the kernel does itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::AcqRel};
@@ -21,16 +21,17 @@ pub(super) struct Seek {
     pub(super) link: Arc<Link>,
     pub(super) device: Arc<dyn BlockDevice>,
     pub(super) unique: u64,
-    /// Look for data; otherwise for a hole.
+    /// Whether to look for data; otherwise for a hole.
     pub(super) data: bool,
     pub(super) size_bytes: u64,
 }
 
-/// One question about a window, and who goes on after it.
+/// One query for a window, and the decision which side continues after it.
 struct Window {
     seek: Arc<Seek>,
     offset: u64,
-    /// How many have come of the two that must: the return of `submit`, and the answer. The second goes on.
+    /// How many of two events have happened: the return of `submit`, and the answer. The second one
+    /// continues.
     came: AtomicU8,
     answer: Mutex<Option<Outcome>>,
 }
@@ -46,7 +47,7 @@ impl Window {
         }
     }
 
-    /// Where to look next, if the answer did not decide it.
+    /// Where to look next, if the answer did not decide.
     fn judged(&self) -> Option<u64> {
         let outcome = self.answer.lock().take()?;
         self.seek.judge(self.offset, outcome)
@@ -54,13 +55,13 @@ impl Window {
 }
 
 impl Seek {
-    /// Looks from `offset` on and answers, now or later.
+    /// Searches from `offset` on and answers, now or later.
     pub(super) fn start(self, offset: u64) {
         self.link.begin(0);
         Arc::new(self).look(offset);
     }
 
-    /// Asks for the window at `offset`, and for those after it as long as they are answered at once.
+    /// Queries the window at `offset`, and further windows as long as the answers are immediate.
     fn look(self: Arc<Self>, mut offset: u64) {
         loop {
             let window = Arc::new(Window {
@@ -74,7 +75,7 @@ impl Seek {
             let hear = |outcome| heard.answered(outcome);
             self.device.submit(Request::bare(Operation::Allocation, offset, length, Flags::default(), hear));
             if window.came.fetch_add(1, AcqRel) == 0 {
-                // Not answered yet: whoever answers goes on.
+                // Not answered yet: the answer continues the search.
                 return;
             }
             match window.judged() {
@@ -84,7 +85,7 @@ impl Seek {
         }
     }
 
-    /// Answers if this window decides it; otherwise says where the next begins.
+    /// Answers if this window decides; otherwise returns the start of the next one.
     fn judge(&self, offset: u64, outcome: Outcome) -> Option<u64> {
         let errno = match outcome {
             Ok(Reply::Allocation(runs)) => match self.find(offset, &runs) {
@@ -95,7 +96,7 @@ impl Seek {
                 Err(end) if end > offset && end < self.size_bytes => return Some(end),
                 Err(_) if self.data => Errno::NXIO.raw_os_error(),
                 Err(_) => {
-                    // Behind the last byte is a hole.
+                    // After the last byte, there is a hole.
                     self.link.send(&[&sought(self.unique, self.size_bytes)]);
                     return None;
                 }
@@ -110,7 +111,7 @@ impl Seek {
         None
     }
 
-    /// The first place of the right kind, or where these runs end.
+    /// The first place of the right kind, or the end of these runs.
     fn find(&self, offset: u64, runs: &[Allocation]) -> Result<u64, u64> {
         let mut at = offset;
         for run in runs {

@@ -1,8 +1,8 @@
-//! The door itself: from the mount to the first request, to another process, to the end.
+//! The door itself: from the mount to the first request, a hand-over, and the end.
 //!
-//! Invariants: the mount holder, where there is one, holds the descriptor before the first user can open the
-//! file; the device is in this process's hands before anything is taken from the kernel, so whoever served
-//! before has gone. Not here: what a request is answered with (`worker`).
+//! Invariants: the mount holder, if there is one, holds the descriptor before the first user can open the file.
+//! This process owns the device before it takes any request from the kernel, so the previous server is gone.
+//! Not here: how a request is answered (`worker`).
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ use super::worker::{Served, work};
 use crate::mount_holder::MountHolder;
 use crate::{Door, DoorCounts, Handed};
 
-/// How long a stop waits for those who look at a device for a moment, as udev does.
+/// How long a stop waits for short-time users of a device, such as udev.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// A volume as one file in a folder of its own. Dropped, it ends at once, as by [`Door::stop_now`].
@@ -41,16 +41,16 @@ pub struct FuseDoor {
     workers: Mutex<Vec<JoinHandle<()>>>,
     loop_device: Mutex<Option<LoopDevice>>,
     mount_holder: Mutex<Option<Kept>>,
-    /// Ended, or in other hands.
+    /// Closed, or handed over.
     over: AtomicBool,
 }
 
 impl FuseDoor {
-    /// Shows the device as `MOUNTPOINT/NAME`. When a mount holder answers on the socket of the options, goes
-    /// on with the mount that it holds instead of making one: its users have waited and see no error.
+    /// Exports the device as `MOUNTPOINT/NAME`. If a mount holder answers on the socket of the options, this
+    /// resumes the mount that it holds instead of making one: its users have waited and see no error.
     ///
-    /// Errors: `Invalid`, `NotFound` or `InUse` for a folder or options that will not do; `Refused` when the
-    /// mount holder holds another mount than this; `Unavailable` where the system refuses.
+    /// Errors: `Invalid`, `NotFound` or `InUse` for an unusable folder or option; `Refused` if the mount holder
+    /// holds another mount than this; `Unavailable` if the system refuses.
     pub fn mount(options: FuseOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
         check(&options, &*device)?;
         if let Some(mount_holder) = &options.mount_holder
@@ -72,14 +72,14 @@ impl FuseDoor {
         });
         let (agreed, mount_holder) = made.inspect_err(|_| mount.abandon())?;
         let door = Self::open(&options, device, mount, kernel, agreed, mount_holder)?;
-        // From now on the kernel knows the folder, also while no server runs.
+        // From now on the kernel caches the folder, also while no server runs.
         let _ = std::fs::metadata(&door.mount.path);
         door.attach(&options)?;
         Ok(door)
     }
 
-    /// Goes on where another process was: with what its [`Door::hand_over`] gave, on the same mount.
-    /// Errors: `Invalid` when that is not a mount, or another than the options name.
+    /// Takes over the door of another process, on the same mount, with the result of its [`Door::hand_over`].
+    /// Returns `Invalid` if that is not a mount, or not the one that the options name.
     pub fn take_over(
         options: FuseOptions,
         device: Arc<dyn BlockDevice>,
@@ -122,8 +122,8 @@ impl FuseDoor {
         }
         let resized = size_bytes != device.geometry().size_bytes;
         if agreed.flags & init::RESEND != 0 {
-            // Whatever another server took and did not answer; nothing after a hand-off. Before our own
-            // workers take anything: what they have in hand would come again as well.
+            // Requests that another server took and did not answer; there are none after a hand-off. Ask
+            // before our own workers take anything: otherwise the kernel would resend their requests too.
             rustix::io::write(&kernel, &answer::resend()).map_err(|error| {
                 let text = format!("fuse: cannot find out what was left open: {error}");
                 Error::new(ErrorKind::Unavailable, text)
@@ -132,7 +132,7 @@ impl FuseDoor {
         let door = Self::open(options, device, mount, kernel, agreed, mount_holder)?;
         let device = number.map(LoopDevice::numbered).filter(|device| device.is_of(&door.file()));
         *door.loop_device.lock() = device;
-        // Users wait behind this door: what it lacks is said, and no reason to end it.
+        // Users wait behind this door: a missing part is logged, and is no reason to close it.
         let known = if resized { door.resized() } else { door.tell_mount_holder() };
         let whole = known.and_then(|()| door.attach(options));
         if let Err(error) = whole {
@@ -141,7 +141,7 @@ impl FuseDoor {
         Ok(door)
     }
 
-    /// Starts the workers. The mount is left alone when that fails: a mount holder may hold it.
+    /// Starts the workers. If that fails, the mount stays: a mount holder may hold it.
     fn open(
         options: &FuseOptions,
         device: Arc<dyn BlockDevice>,
@@ -182,7 +182,7 @@ impl FuseDoor {
         Ok(door)
     }
 
-    /// Starts a mount holder if one is wanted and can be of use.
+    /// Starts a mount holder if one is requested and useful.
     fn kept(
         options: &FuseOptions,
         mount: &Mount,
@@ -198,7 +198,7 @@ impl FuseDoor {
         MountHolder::start(&mount_holder.socket, &mount_holder.command, &handed).map(Some)
     }
 
-    /// Attaches a loop device if one is wanted and none is there.
+    /// Attaches a loop device if one is requested and there is none.
     fn attach(&self, options: &FuseOptions) -> Result<()> {
         let mut slot = self.loop_device.lock();
         if !options.attach_loop || slot.is_some() {
@@ -233,30 +233,29 @@ impl FuseDoor {
         handed(&self.served.name, &self.mount, &self.link.kernel, &self.agreed, number, size_bytes)
     }
 
-    /// The file that is the volume.
+    /// The file with the volume.
     #[must_use]
     pub fn file(&self) -> PathBuf {
         self.mount.path.join(&self.served.name)
     }
 
-    /// The loop device, where one is attached.
+    /// The loop device, if one is attached.
     #[must_use]
     pub fn loop_device(&self) -> Option<LoopDevice> {
         *self.loop_device.lock()
     }
 
-    /// What was counted since the start.
+    /// The counters since the start.
     #[must_use]
     pub fn metrics(&self) -> FuseMetrics {
         self.link.counters.snapshot(!self.link.is_finished(), self.link.in_flight())
     }
 
-    /// Tells the kernel, and the loop device, that the device has another size now. Not while the door is
-    /// quiet.
+    /// Notifies the kernel, and the loop device, of the new size of the device. Not while the door is quiet.
     pub fn resized(&self) -> Result<()> {
         self.link.send(&[&answer::invalidate_file()]);
         if let Some(device) = self.loop_device() {
-            // The loop device goes by what the kernel knows of the file, so let it ask first.
+            // The loop device uses the kernel's cached size of the file, so refresh that first.
             let told = std::fs::metadata(self.file()).and_then(|_| device.take_size());
             told.map_err(|error| {
                 let text = format!("fuse: {} does not accept the new size: {error}", device.path().display());
@@ -296,11 +295,11 @@ impl FuseDoor {
     }
 }
 
-/// Whether a mount with these agreed flags can outlive its server, so that a mount holder is of use.
+/// Whether a mount with these flags can survive its server, so that a mount holder is useful.
 fn can_outlive(flags: u64) -> bool {
     let can = flags & init::RESEND != 0;
     if !can {
-        // What a dead server took would be asked for never again, and its users would wait for ever.
+        // Requests that a dead server took would never be resent, and their users would hang.
         tracing::warn!(
             "fuse: this kernel is older than 6.9: the mount cannot survive the death of the server"
         );
@@ -308,7 +307,7 @@ fn can_outlive(flags: u64) -> bool {
     can
 }
 
-/// Whether it becomes true before patience ends.
+/// Whether the condition becomes true in time.
 fn patiently(mut is: impl FnMut() -> bool) -> bool {
     let until = Instant::now() + BUSY_TIME_MAX;
     loop {
@@ -322,7 +321,7 @@ fn patiently(mut is: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// The longest request to ask the kernel for, in whole pages.
+/// The longest request to allow the kernel, in whole pages.
 fn request_bytes_max(device: &dyn BlockDevice) -> u32 {
     device.geometry().request_bytes_max.min(REQUEST_BYTES_MAX) / REQUEST_BYTES_MIN * REQUEST_BYTES_MIN
 }
@@ -447,12 +446,12 @@ impl Door for FuseDoor {
             return self.join();
         }
         self.link.finish();
-        // Known by its file's path, which an unmount changes.
+        // It is identified by the path of its file, which an unmount changes.
         let device = self.loop_device.lock().take().filter(|device| device.is_of(&self.file()));
         self.mount.abandon();
         self.join();
         if let Some(device) = device {
-            // Its users have errors already, so nothing is waited for.
+            // Its users already have errors, so there is nothing to wait for.
             let _ = device.detach();
         }
         self.end_mount_holder();

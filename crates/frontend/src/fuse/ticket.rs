@@ -1,7 +1,7 @@
-//! One request in flight: the exchange a device fills, empties and completes.
+//! One request in flight: the exchange that a device fills, empties and completes.
 //!
-//! Invariant: completing a ticket sends exactly one answer, with one system call, and never waits.
-//! Not here: seeks (`seek`), which ask the device several times.
+//! Invariant: completing a ticket sends exactly one answer, with one system call, and never blocks. Not here:
+//! seeks (`seek`), which query the device several times.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,9 +16,9 @@ use super::link::Link;
 pub(super) enum Body {
     /// Neither payload nor data.
     Empty,
-    /// What a write stores: `length` bytes from `start` on.
+    /// The payload of a write: `length` bytes from `start` on.
     Write { bytes: Vec<u8>, start: usize, length: usize },
-    /// The place of a read's data.
+    /// The buffer for the data of a read.
     Read { bytes: Vec<u8> },
 }
 
@@ -27,7 +27,7 @@ impl Body {
     fn charged_bytes(&self) -> u64 {
         match self {
             Body::Empty => 0,
-            // A long payload came with its whole buffer.
+            // A long payload keeps its whole buffer.
             Body::Write { bytes, .. } | Body::Read { bytes } => bytes.len() as u64,
         }
     }
@@ -49,10 +49,10 @@ impl Ticket {
     }
 }
 
-/// The errno that a user of the file gets for this error, which goes to the log: the kernel takes no text.
+/// The errno for this error, whose text goes to the log: the kernel accepts no text.
 pub(super) fn errno_of(link: &Link, error: &Error) -> i32 {
     let number = link.counters.errors.fetch_add(1, Relaxed) + 1;
-    // A device that fails fails often: say it less and less.
+    // A device that fails fails often: log it less and less.
     if number.is_power_of_two() {
         tracing::warn!(%error, number, "fuse: a request failed");
     }

@@ -1,7 +1,7 @@
-//! One worker: takes requests from the kernel, answers what needs no device, gives the rest to it.
+//! One worker: takes requests from the kernel, answers those that need no device, and submits the rest to it.
 //!
-//! Invariant: a worker never waits for the device, and never touches a file of any file system. Not here:
-//! what happens when the device answers (`ticket`, `seek`).
+//! Invariant: a worker never waits for the device, and never touches a file of any file system. Not here: the
+//! device's answer (`ticket`, `seek`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,7 +23,7 @@ use super::protocol::{
 use super::seek::Seek;
 use super::ticket::{Body, Ticket};
 
-/// The file that is served, and how it looks.
+/// The served file and its attributes.
 pub(super) struct Served {
     pub(super) device: Arc<dyn BlockDevice>,
     pub(super) name: String,
@@ -50,7 +50,7 @@ impl Served {
     }
 }
 
-/// Works until the link ends. On a thread of its own.
+/// Works until the link ends, on a thread of its own.
 pub(super) fn work(link: &Arc<Link>, served: &Served) {
     if let Err(error) = sawmill_sys::reclaim::mark_thread() {
         tracing::debug!(%error, "fuse: no CAP_SYS_RESOURCE: a worker may deadlock with memory reclaim");
@@ -80,7 +80,7 @@ fn take_all(link: &Arc<Link>, served: &Served, epoll: &impl std::os::fd::AsFd) {
     }
 }
 
-/// Handles the request in `buffer`, and returns a buffer for the next.
+/// Handles the request in `buffer`, and returns a buffer for the next one.
 fn handle(link: &Arc<Link>, served: &Served, buffer: Vec<u8>, length: usize) -> Vec<u8> {
     let message = match parse(&buffer[..length]) {
         Ok(message) => message,
@@ -104,7 +104,7 @@ fn handle(link: &Arc<Link>, served: &Served, buffer: Vec<u8>, length: usize) -> 
     buffer
 }
 
-/// The facts of a write, apart from its payload.
+/// The facts of a write besides its payload.
 struct Write {
     unique: u64,
     node: u64,
@@ -116,7 +116,7 @@ struct Write {
 fn write(link: &Arc<Link>, served: &Served, mut buffer: Vec<u8>, write: &Write) -> Vec<u8> {
     count(&link.counters.writes);
     let room = served.size_bytes().saturating_sub(write.offset);
-    // What lies behind the end is not written, and the count says so.
+    // What exceeds the end is not written, and the count shows that.
     let length = usize::try_from(room).map_or(write.bytes, |room| room.min(write.bytes));
     if write.node != FILE || length == 0 {
         let errno = match (write.node, write.bytes) {
@@ -147,7 +147,7 @@ fn answered(link: &Link, answer: &[u8], buffer: Vec<u8>) -> Vec<u8> {
     buffer
 }
 
-/// Answers everything but writes.
+/// Answers everything except writes.
 fn answer(link: &Arc<Link>, served: &Served, message: &Message<'_>) {
     let Message { unique, node, operation } = *message;
     match operation {
@@ -163,7 +163,7 @@ fn answer(link: &Arc<Link>, served: &Served, message: &Message<'_>) {
         _ => count(&link.counters.others),
     }
     match operation {
-        // Nobody waits for an answer to these.
+        // These need no answer.
         Operation::Forget | Operation::BatchForget => (),
         Operation::Lookup { name } if node == ROOT && name == served.name.as_bytes() => {
             link.send(&[&answer::entry(unique, &served.attributes())]);
@@ -184,16 +184,16 @@ fn answer(link: &Arc<Link>, served: &Served, message: &Message<'_>) {
             link.send(&[&answer::stat_fs(unique, served.size_bytes(), NAME_BYTES_MAX as u32)]);
         }
         Operation::Seek { offset, whence } => seek(link, served, unique, offset, whence),
-        // Durable is what fsync has answered, not what was closed.
+        // Only fsync makes data durable; closing a file does not.
         Operation::Release
         | Operation::ReleaseFolder
         | Operation::Fsync
         | Operation::FsyncFolder
         | Operation::Access
         | Operation::Destroy => link.send_status(unique, 0),
-        // An interrupted request is answered when it is done: what a device has begun ends. And whoever
-        // closes a file shall not wait for a server that may be away (nor can it be interrupted in that).
-        // Told this once, the kernel sends no more of these.
+        // An interrupted request is answered when it is done, because a device completes what it has started.
+        // And closing a file must not wait for a server that may be down (that wait cannot be interrupted).
+        // After this answer, the kernel sends no more of these.
         Operation::Interrupt | Operation::Flush | Operation::Unknown { .. } => {
             link.send_status(unique, Errno::NOSYS.raw_os_error());
         }
@@ -232,7 +232,7 @@ fn set_attributes(link: &Link, served: &Served, of: (u64, u64), changes: u32, si
         }
         return link.send_status(unique, Errno::PERM.raw_os_error());
     }
-    // Times are not kept.
+    // Times are not stored.
     link.send(&[&answer::attributes_of(unique, node, &served.attributes())]);
 }
 
@@ -259,11 +259,11 @@ fn allocate_range(link: &Arc<Link>, served: &Served, unique: u64, offset: u64, l
         None
     };
     let length = end.min(geometry.size_bytes).saturating_sub(offset);
-    // What is not to be zeroed is as allocated as it will ever be.
+    // A range that is not zeroed needs no allocation.
     if errno.is_some() || !(punch || zero) || length == 0 {
         return link.send_status(unique, errno.map_or(0, Errno::raw_os_error));
     }
-    // A punched hole must read as zeroes, which a discard alone does not promise.
+    // A punched hole must read as zeroes, which a discard alone does not guarantee.
     let flags = Flags { fua: false, no_unmap: zero };
     let ticket = Ticket::new(link, unique, Body::Empty);
     served.device.submit(Request::new(Asked::WriteZeroes, offset, length, flags, ticket));

@@ -1,7 +1,14 @@
+<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
 //! Those who talk to a mount holder: who starts it, who asks it, who ends it.
 //!
 //! Invariant: a socket that nobody listens on is replaced, one that somebody listens on is asked.
 //! Not here: what the mount holder does.
+=======
+//! The clients of a keeper: start it, query it, end it.
+//!
+//! Invariant: a socket without a listener is replaced; one with a listener is queried. Not here: what the
+//! keeper does.
+>>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
 
 use std::ffi::OsString;
 use std::io;
@@ -18,13 +25,21 @@ use super::wire::{Packet, receive, send};
 use crate::Handed;
 use crate::unix_socket::UnixSocket;
 
+<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
 /// How long a mount holder may take to answer; it has nothing else to do.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A mount holder that runs.
 pub struct MountHolder {
+=======
+/// Time for a keeper to answer; it has nothing else to do.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// A running keeper.
+pub struct Keeper {
+>>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
     socket: PathBuf,
-    /// Where this process has started it.
+    /// The child process, if this process has started it.
     child: Mutex<Option<Child>>,
 }
 
@@ -32,7 +47,11 @@ fn failed(path: &Path, what: &str, error: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Unavailable, format!("mount holder: {}: {what}: {error}", path.display()))
 }
 
+<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
 /// Connects to the mount holder at this path, if one is there.
+=======
+/// Connects to the keeper at this path, if there is one.
+>>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
 fn connected(path: &Path) -> Result<Option<UnixStream>> {
     let stream = match UnixStream::connect(path) {
         Ok(stream) => stream,
@@ -47,7 +66,7 @@ fn connected(path: &Path) -> Result<Option<UnixStream>> {
     Ok(Some(stream))
 }
 
-/// A path that is no socket's is the user's own to shorten; all else may be better later.
+/// A path that is too long is the user's to fix; any other error may go away.
 fn no_socket(path: &Path, what: &str, error: &io::Error) -> Error {
     if error.kind() == io::ErrorKind::InvalidInput {
         let text = format!("mount holder: {}: a socket path has at most 107 bytes", path.display());
@@ -56,16 +75,26 @@ fn no_socket(path: &Path, what: &str, error: &io::Error) -> Error {
     failed(path, what, error)
 }
 
+<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
 impl MountHolder {
     /// Starts a mount holder with this command, and returns when it holds `handed`.
     /// Errors: `Unavailable` when it does not, and then it is ended; `InUse` when one runs there already.
+=======
+impl Keeper {
+    /// Starts a keeper with this command, and returns when it holds `handed`. Returns `Unavailable` if it
+    /// does not, and ends it then; `InUse` if one is already running there.
+>>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
     pub fn start(path: &Path, command: &[OsString], handed: &Handed) -> Result<Self> {
         let mount_holder = Self::spawn(path, command)?;
         mount_holder.update(handed).inspect_err(|_| mount_holder.reap())?;
         Ok(mount_holder)
     }
 
+<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
     /// Starts a mount holder that is yet to be told what to hold, and does not wait for it.
+=======
+    /// Starts a keeper that has nothing to hold yet, without waiting for it.
+>>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
     pub(crate) fn spawn(path: &Path, command: &[OsString]) -> Result<Self> {
         let path = &std::path::absolute(path).map_err(|error| failed(path, "no such path", error))?;
         let Some((program, arguments)) = command.split_first() else {
@@ -78,13 +107,22 @@ impl MountHolder {
         let listener = UnixSocket::listen("mount holder", path)?.socket;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::from(listener)).stdout(Stdio::null()).stderr(Stdio::null());
+<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
         let child = command.spawn().map_err(|error| failed(path, "cannot start the mount holder", error))?;
         // Its copy of the socket is the only one from here on: when the mount holder dies, the asking ends.
+=======
+        let child = command.spawn().map_err(|error| failed(path, "cannot start the keeper", error))?;
+        // From here on only the keeper has the socket: if it dies, queries end.
+>>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
         drop(command);
         Ok(MountHolder { socket: path.clone(), child: Mutex::new(Some(child)) })
     }
 
+<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
     /// The mount holder at this path and what it holds; `None` when there is none, or nothing that lives.
+=======
+    /// The keeper at this path and what it holds; `None` if there is none, or nothing alive.
+>>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
     pub fn find(path: &Path) -> Result<Option<(Self, Handed)>> {
         let Some(socket) = connected(path)? else { return Ok(None) };
         let asked = send(&socket, &Packet::Give).and_then(|()| receive(&socket));
@@ -100,7 +138,11 @@ impl MountHolder {
         }
     }
 
+<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
     /// The mount holder at this path, if one is there.
+=======
+    /// The keeper at this path, if there is one.
+>>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
     #[must_use]
     pub fn at(path: &Path) -> Option<Self> {
         let there = connected(path).ok().flatten()?;
@@ -108,7 +150,7 @@ impl MountHolder {
         Some(MountHolder { socket: path.to_owned(), child: Mutex::default() })
     }
 
-    /// Gives it this to hold instead of what it held, and returns when it does.
+    /// Gives it a replacement for what it holds, and returns when it holds that.
     pub fn update(&self, handed: &Handed) -> Result<()> {
         let path = &self.socket;
         let duplicates = handed.descriptors.iter().map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3));
@@ -121,8 +163,13 @@ impl MountHolder {
         }
     }
 
+<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
     /// A connection that hangs up when the mount holder ends, and not before. Errors: `Unavailable`, also for
     /// a mount holder of a version that does not know how.
+=======
+    /// A connection that hangs up when the keeper ends, and not before. Returns `Unavailable` also for a
+    /// keeper whose version does not support this.
+>>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
     pub fn watch(&self) -> Result<OwnedFd> {
         match self.converse(&Packet::Watch)? {
             (Packet::Done, line) => Ok(line.into()),
@@ -156,8 +203,13 @@ impl MountHolder {
         self.child.lock().take();
     }
 
+<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
     /// Sees to it that a mount holder of ours is gone. One that has not answered may yet read what it was
     /// told and hold it for as long as the mount lives, so it is not waited for but killed.
+=======
+    /// Makes sure that a keeper of ours is gone. A keeper that has not answered may still read its orders and
+    /// hold the mount, so it is killed and not waited for.
+>>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
     pub(crate) fn reap(&self) {
         let child = self.child.lock().take();
         if let Some(mut child) = child {

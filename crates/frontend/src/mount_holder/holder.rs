@@ -1,6 +1,11 @@
+<<<<<<< HEAD:crates/frontend/src/mount_holder/holder.rs
 //! The mount holder's process: holds, gives, ends.
+=======
+//! The process of the keeper: holds, gives, ends.
+>>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/holder.rs
 //!
-//! Its standard input is the socket that it listens on, made by who started it. Not here: asking it.
+//! Its standard input is the socket that it listens on, made by the process that started it. Not here:
+//! querying it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,20 +19,29 @@ use rustix::net::sockopt;
 use super::wire::{Packet, receive, send};
 use crate::Handed;
 
-/// How often it looks whether what it holds still lives. To wait for that would wake it with every request:
-/// the kernel tells all who wait on the descriptor.
+/// Interval of checks whether what it holds is still alive. Waiting for that would wake it with every
+/// request, because the kernel notifies all waiters on the descriptor.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
-/// How long somebody who connects may be silent.
+/// How long a client may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
+<<<<<<< HEAD:crates/frontend/src/mount_holder/holder.rs
 /// Servers that may wait at once for the mount holder's end; there is one, and another while it takes over.
+=======
+/// The most servers that wait for the keeper's end; usually there is one, and another during a take-over.
+>>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/holder.rs
 const WATCHERS_MAX: usize = 8;
-/// Among the last to be ended when memory is short: it has next to none.
+/// One of the last processes to be killed when memory is short: it uses next to none.
 const OOM_SCORE: &str = "-900";
 
+<<<<<<< HEAD:crates/frontend/src/mount_holder/holder.rs
 /// Runs the mount holder until what it holds is gone, or it is told to end. To be called by a process that
 /// does nothing else, its standard input being the socket. Errors: the socket is none.
+=======
+/// Runs the keeper until what it holds is gone, or it is told to end. Call this in a process that does
+/// nothing else, with the socket as standard input. Returns an error if that is not a socket.
+>>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/holder.rs
 pub fn keep() -> std::io::Result<()> {
-    // Not to be ended with a terminal or with a group of processes; it stands in no folder that may go.
+    // It must not end with a terminal or a process group, and must not block the removal of a folder.
     let _ = rustix::process::setsid();
     let _ = std::env::set_current_dir("/");
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
@@ -43,11 +57,12 @@ struct Holder {
     listener: UnixListener,
     path: Option<PathBuf>,
     held: Option<Handed>,
-    /// Connections of those who wait for this process's end: they hear of it when the kernel closes these.
+    /// Connections of clients that wait for this process's end: they notice when the kernel closes these.
     watchers: Vec<OwnedFd>,
 }
 
-/// Whether the far end of this descriptor still lives: a mount's says when it is gone, and so does a socket.
+/// Whether the far end of this descriptor is still alive: a mount reports when it is gone, and so does a
+/// socket.
 pub(crate) fn lives(descriptor: &OwnedFd) -> bool {
     let mut asked = [PollFd::new(descriptor, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -56,7 +71,7 @@ pub(crate) fn lives(descriptor: &OwnedFd) -> bool {
 }
 
 impl Holder {
-    /// Waits for somebody, and does what they ask; `false` when it is time to end.
+    /// Waits for a client, and handles its message. Returns `false` when it is time to end.
     fn hear(&mut self) -> bool {
         let mut asked = [PollFd::new(&self.listener, PollFlags::IN)];
         let came = poll(&mut asked, Some(&LOOK_EVERY));
@@ -66,7 +81,7 @@ impl Holder {
             return false;
         }
         match came {
-            // Who started it has gone before saying what to hold.
+            // The process that started it exited before it said what to hold.
             Ok(0) => return self.held.is_some(),
             Ok(_) => (),
             Err(Errno::INTR) => return true,
@@ -89,7 +104,7 @@ impl Holder {
             }
             Ok(Packet::Give) => match self.held.take() {
                 Some(holding) => {
-                    // Lent to the packet and taken back: what arrives is a duplicate.
+                    // Lent to the packet and taken back: the client gets a duplicate.
                     let packet = Packet::Here(holding);
                     let _ = send(&socket, &packet);
                     if let Packet::Here(holding) = packet {
@@ -114,7 +129,7 @@ impl Holder {
         }
     }
 
-    /// Says so only once its place is free for another.
+    /// Answers only once its place is free for another keeper.
     fn end(&mut self, socket: &UnixStream, answer: &Packet) -> bool {
         self.vanish();
         let _ = send(socket, answer);
@@ -128,7 +143,7 @@ impl Holder {
     }
 }
 
-/// Only our own user, and root, may have what is held.
+/// Only our own user, and root, may get what is held.
 fn is_ours(socket: impl AsFd) -> bool {
     let own = rustix::process::geteuid();
     sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())

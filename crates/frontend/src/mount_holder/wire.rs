@@ -1,8 +1,16 @@
+<<<<<<< HEAD:crates/frontend/src/mount_holder/wire.rs
 //! What is said on a mount holder's socket: one message each way ([`passing`](crate::passing)), of a verb
 //! and, with some, a parcel of the one piece that is meant ([`pack`]).
 //!
 //! A mount holder and who asks it may be of different versions: what is said of messages and parcels in
 //! `docs/format/hand_over.md` holds here. Not here: who says what when.
+=======
+//! The messages on a keeper's socket: one each way ([`passing`](crate::passing)), with a verb and, for some
+//! verbs, a parcel with one piece ([`pack`]).
+//!
+//! A keeper and its client may have different versions, so the rules for messages and parcels in
+//! `docs/format/hand_over.md` apply. Not here: the order of messages.
+>>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/wire.rs
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -11,21 +19,21 @@ use sawmill_device::{Error, ErrorKind, Result};
 
 use crate::{Handed, pack, passing, unpack};
 
-/// More than any door's facts.
+/// More than the facts of any door.
 const PACKET_BYTES_MAX: usize = 16 << 10;
-/// What one packet may carry of descriptors.
+/// The most descriptors of one packet.
 const DESCRIPTORS_MAX: usize = 4;
 
 /// A packet.
 #[derive(Debug)]
 pub(super) enum Packet {
-    /// Hold this, instead of what you held.
+    /// Hold this, in place of what you held.
     Hold(Handed),
     /// Give me what you hold.
     Give,
     /// End.
     End,
-    /// Leave this connection open until you end, so that I hear of it.
+    /// Keep this connection open until you end, so that I notice.
     Watch,
     /// Done.
     Done,
@@ -56,14 +64,14 @@ impl Packet {
     }
 }
 
-/// The bytes of a packet; descriptors go beside them.
+/// The bytes of a packet; its descriptors travel beside them.
 pub(super) fn encode(packet: &Packet) -> Vec<u8> {
     let mut bytes = vec![packet.verb()];
     bytes.extend(pack(packet.handed()).0);
     bytes
 }
 
-/// Understands the bytes of a packet. Errors: `Invalid` when they are none.
+/// Parses the bytes of a packet. Returns `Invalid` if they are not a packet.
 pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Packet> {
     let invalid = |what: &str| Error::new(ErrorKind::Invalid, format!("mount holder: a packet {what}"));
     let (verb, rest) = bytes.split_first().ok_or_else(|| invalid("without a verb"))?;
