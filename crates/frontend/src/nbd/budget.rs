@@ -1,15 +1,14 @@
-//! Memory of all NBD connections of a process: a part that each is sure of, and a pool for the rest.
+//! Memory of all NBD connections of a process: a guaranteed part for each, and a pool for the rest.
 //!
-//! Half of a budget is set aside for connections, [`SURE_BYTES`] for each: nobody can take that from
-//! another, and whoever comes when it is all given out is refused. The other half is the pool. What does
-//! not fit into its own part a connection takes from there, and where the pool is short it waits: who has
-//! least of it comes first, and who came first among equals. Nobody overtakes a request that is too long
-//! for what is left, so it has its turn.
+//! Half of a budget is reserved for connections, [`SURE_BYTES`] for each: no other connection can take that,
+//! and when all of it is assigned, new connections are refused. The other half is the pool. A connection
+//! takes from the pool what exceeds its own part; if the pool is short, it waits. The connection that holds
+//! least of the pool comes first, among equals in order of arrival. A request that is too long for what is
+//! left is never overtaken, so it gets its turn.
 //!
-//! Invariants: what is counted is memory that is allocated, by [`Counted`], from before it is allocated
-//! until it is freed, whoever holds it; a connection that waits holds nothing that others need in order to
-//! free theirs. Not here: when a connection asks, and who is cut off because he keeps what others wait for
-//! (`connection`).
+//! Invariants: memory is counted by [`Counted`], from before it is allocated until it is freed, wherever it
+//! is. A connection that waits holds nothing that others need to free theirs. Not here: when a connection
+//! asks, and which connection is closed because it keeps what others wait for (`connection`).
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -22,24 +21,24 @@ use sawmill_sys::Pages;
 
 use super::limits::PAYLOAD_BYTES_MAX;
 
-/// What each connection has for itself, whatever others do: a receive buffer and requests of usual size.
+/// The guaranteed memory of each connection: a receive buffer and requests of usual size.
 pub(super) const SURE_BYTES: u64 = 1 << 20;
-/// The pool is asked for pieces of this size, so that it is not asked for every request.
+/// The granularity of requests to the pool, so that not every request goes there.
 const PIECE_BYTES: u64 = 1 << 20;
-/// What one connection may have of the pool at least: a payload of the greatest length on its way, and one
-/// that came to another process.
+/// The share of the pool that one connection can get at least: a payload of the greatest length in flight,
+/// and one that arrived in another process.
 const CONNECTION_BYTES_MIN: u64 = 2 * PAYLOAD_BYTES_MAX as u64 + (8 << 20);
 
-/// How much memory all NBD servers with this budget take for requests and replies. Clones share it.
+/// A limit on the memory for requests and replies of all NBD servers with this budget. Clones share it.
 #[derive(Clone)]
 pub struct Budget(Arc<Inner>);
 
-/// How much of a [`Budget`] is in use.
+/// The usage of a [`Budget`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BudgetUse {
-    /// The most it may be.
+    /// The limit.
     pub bytes_max: u64,
-    /// Set aside for connections, and taken from the pool.
+    /// Reserved for connections, and taken from the pool.
     pub bytes: u64,
     /// Connections that wait for memory.
     pub waiting: u64,
@@ -48,7 +47,7 @@ pub struct BudgetUse {
 struct Inner {
     bytes_max: u64,
     state: Mutex<State>,
-    /// Connections that wait, for those who look often.
+    /// Connections that wait, for cheap checks.
     waiting: AtomicU64,
 }
 
@@ -63,19 +62,19 @@ struct State {
 struct Waiting {
     order: u64,
     wants: u64,
-    /// What it has of the pool.
+    /// Bytes that it has from the pool.
     holds: u64,
     wake: Wake,
     granted: bool,
 }
 
-/// Makes a connection look again.
+/// Makes a connection check again.
 pub(super) type Wake = Arc<dyn Fn() + Send + Sync>;
 
 impl Budget {
-    /// The least it can be: two payloads of the greatest length, and 80 connections.
+    /// The smallest limit: two payloads of the greatest length, and 80 connections.
     pub const BYTES_MIN: u64 = 160 << 20;
-    /// What it is when nothing is said.
+    /// The default limit.
     pub const BYTES_DEFAULT: u64 = 1 << 30;
 
     /// A budget of this size. Errors: `Invalid` below [`Budget::BYTES_MIN`].
@@ -95,7 +94,7 @@ impl Budget {
         Budget(Arc::new(Inner { bytes_max, state: Mutex::default(), waiting: AtomicU64::new(0) }))
     }
 
-    /// What is in use now.
+    /// The current usage.
     #[must_use]
     pub fn in_use(&self) -> BudgetUse {
         let state = self.0.state.lock();
@@ -114,8 +113,8 @@ impl Budget {
         (self.pool_bytes_max() / 4).max(CONNECTION_BYTES_MIN).min(self.pool_bytes_max())
     }
 
-    /// A part for one more connection; `None` when all are given out. One that comes from another process has
-    /// been let in there and gets its part in any case.
+    /// The part of one more connection; `None` if all parts are assigned. A connection from another process
+    /// was admitted there, and gets its part in any case.
     pub(super) fn enter(&self, in_any_case: bool) -> Option<Arc<Tally>> {
         let mut state = self.0.state.lock();
         let room = self.0.bytes_max - self.pool_bytes_max();
@@ -126,7 +125,7 @@ impl Budget {
         Some(Arc::new(Tally { budget: self.clone(), bytes: AtomicU64::new(0), granted: AtomicU64::new(0) }))
     }
 
-    /// Gives the pool to those who wait, as far as it goes.
+    /// Grants memory of the pool to waiting connections, as far as it goes.
     fn serve(&self, state: &mut State) {
         loop {
             let waiting = state.waiting.iter_mut().filter(|waiting| !waiting.granted);
@@ -155,12 +154,12 @@ impl fmt::Debug for Budget {
     }
 }
 
-/// What one connection has. It goes back with the last of its buffers.
+/// The memory of one connection. It is returned with the last of its buffers.
 pub(super) struct Tally {
     budget: Budget,
-    /// Allocated now.
+    /// Bytes allocated now.
     bytes: AtomicU64,
-    /// Taken from the pool; changed by the connection's own thread.
+    /// Bytes taken from the pool; changed only by the connection's own thread.
     granted: AtomicU64,
 }
 
@@ -179,8 +178,8 @@ impl Drop for Tally {
     }
 }
 
-/// Buffers from here on come straight from the kernel and go back to it at once: what a heap keeps of buffers
-/// that were freed would be memory that nobody counts.
+/// Longer buffers come straight from the kernel and return to it immediately: what a heap keeps of freed
+/// buffers would not be counted.
 const PAGES_FROM: usize = 64 << 10;
 const PAGE_BYTES: usize = 4096;
 
@@ -201,7 +200,7 @@ impl Bytes {
     }
 }
 
-/// A buffer that counts, from when it is made until it is dropped.
+/// A buffer that is counted from its creation until it is dropped.
 pub(super) struct Counted {
     bytes: Bytes,
     counted: u64,
@@ -209,25 +208,25 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// So many zeroes.
+    /// A buffer of zeroes.
     pub(super) fn zeroed(tally: &Arc<Tally>, length: usize) -> Self {
         Self::headed(tally, 0, length)
     }
 
-    /// The same, where `head_bytes` are in front of data. A long one has its data in the middle of a page:
-    /// files and sockets have theirs at the start of one, and a copy between places that lie a little apart
-    /// within their pages takes three times as long (a load waits for a store whose address has the same
-    /// lowest twelve bits).
+    /// A buffer of zeroes, with `head_bytes` before the data. A long one has its data in the middle of a
+    /// page: files and sockets have theirs at the start of one, and a copy between places with slightly
+    /// different offsets in their pages takes three times as long (a load waits for a store with the same
+    /// lowest twelve address bits).
     pub(super) fn headed(tally: &Arc<Tally>, head_bytes: usize, length: usize) -> Self {
         Self::of(tally, length as u64, || Bytes::zeroed(length, head_bytes))
     }
 
-    /// These bytes.
+    /// A buffer with these bytes.
     pub(super) fn from(tally: &Arc<Tally>, bytes: Vec<u8>) -> Self {
         Self::of(tally, bytes.len() as u64, || Bytes::Heap(bytes.into()))
     }
 
-    /// Room for what the device will allocate.
+    /// Room that the device will allocate.
     pub(super) fn room(tally: &Arc<Tally>, length: u64) -> Self {
         Self::of(tally, length, || Bytes::Heap(Box::default()))
     }
@@ -240,7 +239,7 @@ impl Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        // What is given to others is free by then.
+        // The buffer must be free when others are granted its memory.
         self.bytes = Bytes::Heap(Box::default());
         self.tally.bytes.fetch_sub(self.counted, Relaxed);
     }
@@ -266,13 +265,13 @@ impl DerefMut for Counted {
     }
 }
 
-/// The right of one connection to memory, in the hands of its thread.
+/// The right of one connection to memory, used by its thread.
 pub(super) struct Account {
     tally: Arc<Tally>,
     wake: Wake,
-    /// It waits for the pool, as this one.
+    /// The number under which it waits for the pool.
     asked: Option<u64>,
-    /// Small replies that wait to be sent; they are not [`Counted`] one by one.
+    /// Small replies that wait to be sent; they are not [`Counted`] individually.
     small_bytes: u64,
 }
 
@@ -293,7 +292,7 @@ impl Account {
         self.tally.bytes() + self.small_bytes
     }
 
-    /// Whether it has something of the pool.
+    /// Whether it holds memory of the pool.
     pub(super) fn holds_pool(&self) -> bool {
         self.granted() > 0
     }
@@ -308,8 +307,8 @@ impl Account {
         self.small_bytes += bytes;
     }
 
-    /// Takes stock, with so many bytes of small replies: what is not needed any more goes back to the pool,
-    /// all of it where others wait or the thread is about to.
+    /// Updates the account, with this many bytes of small replies. Memory that is not needed any more returns
+    /// to the pool; if others wait or the thread is about to wait, all of it does.
     pub(super) fn settle(&mut self, small_bytes: u64, about_to_wait: bool) {
         self.small_bytes = small_bytes;
         let over = self.memory_bytes().saturating_sub(SURE_BYTES);
@@ -318,8 +317,8 @@ impl Account {
         if over <= granted && granted - over <= kept {
             return;
         }
-        // More than was granted is the truth too, and others have to wait for it: replies are longer than
-        // was thought, or much came with the connection from another process.
+        // If more is in use than was granted, that counts too, and others have to wait for it: replies were
+        // longer than expected, or the connection brought much from another process.
         let budget = &self.tally.budget;
         let mut state = budget.0.state.lock();
         state.pool_bytes = state.pool_bytes - granted + over;
@@ -332,8 +331,8 @@ impl Account {
         budget.serve(&mut state);
     }
 
-    /// Whether so many bytes more may be allocated. If not, this connection waits, and is woken when others
-    /// have freed enough; or it has as much as one may have, and its own replies have to go first.
+    /// Whether this many more bytes may be allocated. If not, this connection waits and is woken when others
+    /// have freed enough; or it is at its limit, and must send its own replies first.
     pub(super) fn ensure(&mut self, bytes: u64) -> bool {
         let needed = self.memory_bytes() + bytes;
         if self.asked.is_none() && needed <= SURE_BYTES + self.granted() {
@@ -366,7 +365,7 @@ impl Account {
         false
     }
 
-    /// Waits no longer: nothing is missing any more.
+    /// Stops waiting: nothing is missing any more.
     pub(super) fn withdraw(&mut self) {
         if self.asked.is_some() {
             let budget = self.tally.budget.clone();
@@ -376,7 +375,7 @@ impl Account {
         }
     }
 
-    /// Ends waiting, with what was granted meanwhile.
+    /// Stops waiting, and accepts what was granted in the meantime.
     fn collect(&mut self, state: &mut State) {
         let Some(order) = self.asked.take() else { return };
         let Some(at) = state.waiting.iter().position(|waiting| waiting.order == order) else { return };

@@ -1,12 +1,12 @@
-//! Complaints about peers, for the log: a few a second and no more, however many there are.
+//! Log messages about peers: at most a few per second.
 //!
-//! Invariant: what is left out is counted, and told with the next one that is not. Not here: the words.
+//! Invariant: omitted messages are counted, and the next one reports their number. Not here: the texts.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Complaints in one [`PERIOD`].
+/// The most messages in one [`PERIOD`].
 const COUNT_MAX: u32 = 5;
 const PERIOD: Duration = Duration::from_secs(1);
 
@@ -22,7 +22,7 @@ struct State {
 }
 
 impl Complaints {
-    /// Says something, if it is not too much. What says it is given how many were left out before it.
+    /// Logs a message unless there were too many. `tell` gets the number of omitted messages before it.
     pub(super) fn say(&self, tell: impl FnOnce(u64)) {
         if let Some(left_out) = self.0.lock().next(Instant::now()) {
             tell(left_out);

@@ -1,9 +1,9 @@
-//! The loop of one client after the handshake: receive many requests, submit them, send their replies.
+//! The loop of one client after the handshake: receives many requests, submits them, sends their replies.
 //!
-//! Invariants: a write reaches the device only when its payload is here whole; every request the device got
-//! is answered or the connection is gone; no more is taken from the socket than the limits allow; while the
-//! door is quiet nothing is taken at all, and what came in part waits. Not here: the handshake, and how
-//! replies are sent.
+//! Invariants: a write goes to the device only when its whole payload has arrived. Every submitted request is
+//! answered, or the connection is gone. No more is taken from the socket than the limits allow. While the
+//! door is quiet, nothing is taken, and a partial request waits. Not here: the handshake, and how replies are
+//! sent.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -29,36 +29,36 @@ mod memory;
 
 /// Why parsing stopped.
 enum Pause {
-    /// More bytes are needed: this many in the receive buffer, to make progress.
+    /// More bytes are needed: this many in the receive buffer.
     Hungry(usize),
     /// A limit is reached.
     Full,
     Disconnect,
 }
 
-/// What one receive brought.
+/// The result of one receive.
 enum Received {
     Bytes,
     Nothing,
     End(End),
 }
 
-/// Clients send a write's header and payload with two system calls, a microsecond apart. Looking this often
-/// before going to sleep between the two saves most of those sleeps; it ends after a few microseconds.
+/// Clients send the header and payload of a write with two system calls, a microsecond apart. Polling this
+/// often before going to sleep saves most of those sleeps; it ends after a few microseconds.
 const PAYLOAD_TRIES: u32 = 12;
 
-/// A client is waited for inside `recv` this long, which is one system call for each batch; then by `poll`,
-/// which can be woken. A door that is to be quiet waits for a client no longer.
+/// The thread waits for a client inside `recv` this long, which takes one system call per batch; then in
+/// `poll`, which can be woken. A quiescing door does not wait longer for a client.
 const SILENCE: Duration = Duration::from_millis(4);
 
-/// How often a connection that has memory of the pool looks whether others wait for it.
+/// Interval at which a connection with memory of the pool checks whether others wait for it.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What a queued reply without data is expected to take: a refusal says why.
+/// The expected size of a queued reply without data; a refusal has a text.
 const REPLY_BYTES: u64 = 64;
 const REFUSAL_BYTES: u64 = 256;
 
-/// A reply to a block status query is not longer than this.
+/// The longest reply to a block status query.
 const STATUS_BYTES_MAX: u64 = 16 * EXTENTS_MAX as u64 + 64;
 
 pub(super) struct Connection {
@@ -69,23 +69,23 @@ pub(super) struct Connection {
     /// The socket ends a `recv` after [`SILENCE`].
     timed: bool,
     intake: Intake,
-    /// The write whose payload the intake fills apart.
+    /// The write whose payload goes into a buffer of its own.
     filling: Option<RequestHeader>,
     draining: Option<Drain>,
     spare_reads: Vec<Counted>,
     account: Account,
-    /// So much memory is missing to go on.
+    /// Memory that is missing to continue.
     short_of: Option<u64>,
-    /// Since when others wait for memory that the client keeps, and the bytes in and out then.
+    /// Since when others wait for memory that the client keeps, and the bytes in and out at that time.
     wanted_since: Option<(Instant, u64, u64)>,
     submitted: u64,
     submitted_bytes: u64,
-    /// How many more requests, and how many more bytes, may be submitted before the next look.
+    /// How many more requests and bytes may be submitted before the next check.
     allowance: (u64, u64),
 }
 
 impl Connection {
-    /// The connection of this number, with what of it came to another process.
+    /// The connection with this number, with what another process received on it.
     pub(super) fn new(
         id: u64,
         shared: Arc<Shared>,
@@ -116,7 +116,7 @@ impl Connection {
         }
     }
 
-    /// Serves the client until the end, then sees the last replies off.
+    /// Serves the client to the end, then sends the last replies.
     pub(super) fn run(mut self) -> End {
         let end = self.serve();
         let finishes = !matches!(end, End::Violation(_) | End::Broken(_) | End::Stalled | End::LetGo);
@@ -184,13 +184,13 @@ impl Connection {
         }
     }
 
-    /// Answers what is in flight, tells what came and is not understood yet, and waits until the door goes
-    /// on. Whoever goes on meets the same end of a connection that is ending. Returns why this one ends, if
-    /// it does.
+    /// Answers what is in flight, reports what arrived and was not parsed, and waits until the door resumes.
+    /// A connection that is ending meets the same end in the process that resumes it. Returns why this one
+    /// ends, if it does.
     fn rest(&mut self) -> Option<End> {
         let mut room = false;
         while self.shared.is_pausing() && !self.link.is_let_go() {
-            // Nothing was taken yet, and unsent replies may still be sent by another process.
+            // Nothing was taken yet, and another process may still send unsent replies.
             if self.shared.on_trial.load(Relaxed) {
                 self.shared.hold(self.id, &self.link, self.held());
                 if self.link.is_stopping() && !self.link.is_let_go() {
@@ -218,7 +218,7 @@ impl Connection {
     fn held(&self) -> Held {
         let style = self.session.style;
         let mut received = Vec::new();
-        // The door that goes on parses it again, and judges the same.
+        // The process that resumes the door parses it again, with the same result.
         if let Some(header) = &self.filling {
             received.extend_from_slice(&header.encode(style));
             received.extend_from_slice(self.intake.filled());
@@ -232,7 +232,7 @@ impl Connection {
         }
     }
 
-    /// Answers what is in flight and sends what is queued, as long as the client takes it. Returns whether
+    /// Answers what is in flight and sends what is queued, as long as the client reads. Returns whether
     /// another process does that instead.
     fn finish(&mut self) -> bool {
         let linger_time_max = self.shared.options.linger_time_max;
@@ -279,8 +279,8 @@ impl Connection {
         self.allowance.0 > 0 && self.allowance.1 > 0
     }
 
-    /// Sleeps until the client sent something (if `read`), the socket takes more (if `write`), or another
-    /// thread wakes this one. Returns whether the socket is readable and whether it is writable.
+    /// Sleeps until the client has sent something (if `read`), the socket accepts more (if `write`), or
+    /// another thread wakes this one. Returns whether the socket is readable and whether it is writable.
     fn wait(&mut self, read: bool, write: bool, time_max: Option<Duration>) -> (bool, bool) {
         let mut time_max = time_max;
         if self.account.holds_pool() {
@@ -291,7 +291,7 @@ impl Connection {
         interest.set(PollFlags::OUT, write);
         let mut fds =
             [PollFd::new(&self.link.waker, PollFlags::IN), PollFd::new(&self.link.socket, interest)];
-        // A socket nobody asks about would still report a hang-up, again and again.
+        // A socket with no requested events would still report a hang-up, again and again.
         let asked = if interest.is_empty() { 1 } else { 2 };
         let timeout = time_max.and_then(|time| Timespec::try_from(time).ok());
         if poll(&mut fds[..asked], timeout.as_ref()).is_err() {
@@ -299,14 +299,14 @@ impl Connection {
         }
         let (woken, ready) = (fds[0].revents(), fds[1].revents());
         if woken.contains(PollFlags::IN) {
-            // It carries no news beyond having been written to.
+            // It only says that it was written to.
             self.link.waker.clear();
         }
         let gone = ready.intersects(PollFlags::ERR | PollFlags::HUP);
         (read && (gone || ready.contains(PollFlags::IN)), write && (gone || ready.contains(PollFlags::OUT)))
     }
 
-    /// Receives once; waits a little for bytes if `patient`.
+    /// Receives once; with `patient`, waits a little for bytes.
     fn receive(&mut self, wanted: usize, patient: bool) -> Received {
         let inside_request = wanted > self.session.style.request_bytes();
         let tries = if patient && inside_request { PAYLOAD_TRIES } else { 0 };
@@ -339,7 +339,7 @@ impl Connection {
         }
     }
 
-    /// Submits every request that is here whole, as far as the limits allow.
+    /// Submits every complete request, as far as the limits allow.
     fn parse(&mut self) -> Result<Pause, Violation> {
         let style = self.session.style;
         loop {
@@ -406,7 +406,7 @@ impl Connection {
         }
     }
 
-    /// Drops payload of a refused request; true when it is gone and the refusal queued.
+    /// Drops the payload of a refused request. Returns true when it is gone and the refusal is queued.
     fn drain(&mut self) -> bool {
         let Some(drain) = &mut self.draining else { return true };
         let here = self.intake.bytes().len().min(usize::try_from(drain.left).unwrap_or(usize::MAX));

@@ -1,8 +1,8 @@
-//! The NBD server as a door: counted, held, handed over, taken over.
+//! The NBD server as a door: counted, quiesced, handed over, taken over.
 //!
-//! Invariant: of two processes with the same sockets one reads and writes them. A server that was taken
-//! over stays quiet until it is resumed (until then it is *on trial*), and one that was let go never
-//! touches them again. Not here: how threads are held (`pause`), and the facts (`handover`).
+//! Invariant: of two processes with the same sockets, only one reads and writes them. A server that took over
+//! stays quiet until it is resumed (until then it is *on trial*), and one that was released never touches
+//! them again. Not here: how threads pause (`pause`), and the facts (`handover`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,25 +20,25 @@ use super::server::{Client, Entry, Export, NbdServer};
 use super::session::{Session, Unread};
 use crate::{Door, DoorCounts, Handed};
 
-/// How long a thread takes from the end of a handshake to where it pauses.
+/// Time for a thread from the end of a handshake to its pause.
 const QUIET_WITHIN: Duration = Duration::from_secs(1);
 
 impl NbdServer {
-    /// Goes on with the listener and the connections of another process, which no longer takes requests from
-    /// them and lets them go. Clients notice nothing. `options.listen` is what the listener says.
+    /// Takes over the listener and the connections of another process, which no longer takes requests from
+    /// them and releases them. Clients notice nothing. `options.listen` must match the listener.
     ///
-    /// A connection whose export is not among `exports`, or is no longer what its client was shown
-    /// (smaller, read-only, unable), is given up with a logged reason. Errors: `Invalid` where a piece is
-    /// missing, or has a fact that is missing or wrong; `Unavailable` where the system refuses. Nothing has
-    /// changed then.
+    /// A connection is dropped with a logged reason if its export is not among `exports`, or no longer
+    /// matches what its client was shown (smaller, read-only, fewer features). Returns `Invalid` if a piece
+    /// is missing, or has a missing or wrong fact; `Unavailable` if the system refuses. Nothing has changed
+    /// then.
     pub fn take_over(options: NbdOptions, exports: Vec<Export>, pieces: Vec<Handed>) -> Result<Self> {
         let server = Self::take_over_quiet(options, exports, pieces)?;
         Door::resume(&server);
         Ok(server)
     }
 
-    /// As [`NbdServer::take_over`], but the server is quiet until [`Door::resume`]. Dropped before that, it
-    /// leaves everything to the process it came from.
+    /// As [`NbdServer::take_over`], but the server stays quiet until [`Door::resume`]. If it is dropped
+    /// before that, everything stays with the other process.
     pub fn take_over_quiet(options: NbdOptions, exports: Vec<Export>, pieces: Vec<Handed>) -> Result<Self> {
         let mut listener = None;
         let mut connections = Vec::new();
@@ -61,7 +61,7 @@ impl NbdServer {
         Ok(server)
     }
 
-    /// Goes on with one connection, or says why not.
+    /// Takes over one connection, or logs why not.
     fn adopt(&self, connection: HandedConnection) {
         let HandedConnection { export: name, peer, held, unsent, socket } = connection;
         let export = self.shared.exports.all().into_iter().find(|export| export.name == name);
@@ -94,7 +94,7 @@ impl NbdServer {
                 return;
             }
         };
-        // It has been let in by the other process.
+        // The other process has admitted it.
         let Some(tally) = self.shared.options.budget.enter(true) else { return };
         link.queue_unsent(Counted::from(&tally, unsent));
         let origin = Origin::of(&link.socket);
@@ -105,7 +105,7 @@ impl NbdServer {
     }
 }
 
-/// How a connection begins: with a handshake, or in the middle.
+/// How a connection starts: with a handshake, or in the middle.
 pub(super) type Opening = Option<(Session, Unread, Arc<Tally>)>;
 
 fn invalid(text: String) -> Error {
@@ -152,10 +152,9 @@ impl Door for NbdServer {
         }
     }
 
-    /// A client that does not read its replies is no obstacle: they stay unsent. Nor is one in its
-    /// handshake: it has 20 ms to be through and come along, and otherwise goes on after [`Door::resume`],
-    /// or is closed by [`Door::let_go`] and has to connect again. Clients that connect meanwhile wait in
-    /// the system's queue.
+    /// A client that does not read its replies is no obstacle: they stay unsent. Nor is one in its handshake:
+    /// it has 20 ms to finish and be included. Otherwise it continues after [`Door::resume`], or
+    /// [`Door::let_go`] closes it and it must reconnect. New clients wait in the system's queue.
     fn quiesce(&self, patience: Duration) -> Result<()> {
         self.shared.quiesce(patience)
     }
@@ -165,8 +164,8 @@ impl Door for NbdServer {
         self.shared.resume();
     }
 
-    /// One `listener` and a `connection` for each client; `docs/format/hand_over.md` says where their facts
-    /// are described. Errors: `Invalid` when the door is not quiet.
+    /// One `listener`, and a `connection` for each client; `docs/format/hand_over.md` says where their facts
+    /// are described. Returns `Invalid` if the door is not quiet.
     fn hand_over(&self) -> Result<Vec<Handed>> {
         let counted = self.metrics();
         let registry = self.shared.registry.lock();
@@ -182,18 +181,18 @@ impl Door for NbdServer {
         Ok(pieces)
     }
 
-    /// Clients that were not handed over (in their handshake, or ending) see their connections closed.
+    /// Closes the connections of clients that were not handed over (in their handshake, or ending).
     fn let_go(&self) {
         {
             let mut registry = self.shared.registry.lock();
-            // Whoever has just ended its handshake is on its way to where it pauses.
+            // A thread that has just finished its handshake is on its way to its pause.
             while self.shared.is_pausing() && !registry.is_quiet() && !self.shared.on_trial.load(Relaxed) {
                 if self.shared.changed.wait_for(&mut registry, QUIET_WITHIN).timed_out() {
                     break;
                 }
             }
             let quiet = self.shared.is_pausing() && registry.is_quiet();
-            // On trial nothing was taken yet, whether its threads know already or not.
+            // On trial, nothing was taken yet, whether the threads know that or not.
             if !quiet && !self.shared.on_trial.load(Relaxed) {
                 tracing::error!("nbd: cannot hand over a door that is not quiet; it resumes");
                 return;

@@ -1,4 +1,4 @@
-//! The pieces of an NBD server on their way to another process: as facts, and back.
+//! The pieces of an NBD server for another process: converted to facts, and back.
 //!
 //! One `listener`: facts `address` (an absolute path, or an IP address with its port), `transport` (`unix` or
 //! `tcp`), for a Unix socket `device` and `inode` of its file, and what was counted so far, by the names in
@@ -8,11 +8,11 @@
 //! `structured`, `extended`), `block_status` (`true` or `false`); `size_bytes`, `flags` and
 //! `request_bytes_max` as shown to the client; `unsent_bytes`; and, where the payload of a refused request
 //! is being dropped, `refused_bytes`, `refused_cookie`, `refused_offset`, `refused_errno`, `refused_text`.
-//! Bytes: what was received and not consumed, a request that came in part from its beginning on, then
-//! `unsent_bytes` of replies. Descriptor: the connected socket.
+//! Bytes: what was received and not consumed (a partial request from its start on), then `unsent_bytes` of
+//! replies. Descriptor: the connected socket.
 //!
-//! Invariant: what comes in is checked whole before anything goes on. Not here: threads, and the way between
-//! processes.
+//! Invariant: everything received is checked completely before anything resumes. Not here: threads, and the
+//! way between processes.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,7 +28,7 @@ use super::protocol::{Errno, Style};
 use super::session::{Drain, Held, Refusal, Shown, Unread};
 use crate::Handed;
 
-/// A client's connection on its way.
+/// A client's connection for another process.
 #[derive(Debug)]
 pub(super) struct HandedConnection {
     pub(super) export: String,
@@ -73,7 +73,7 @@ impl HandedConnection {
         Ok(piece)
     }
 
-    /// The connection again. Errors: `Invalid`, with the fact that is missing or wrong.
+    /// Parses a connection. Returns `Invalid`, with the fact that is missing or wrong.
     pub(super) fn of(mut piece: Handed) -> Result<Self> {
         let socket = the_socket(&mut piece)?;
         if sockopt::socket_type(&socket).ok() != Some(SocketType::STREAM) {
@@ -110,7 +110,7 @@ impl HandedConnection {
 }
 
 impl Listener {
-    /// The listening socket as a piece, with a duplicate of it.
+    /// The listening socket as a piece, with a duplicate of the descriptor.
     pub(super) fn piece(&self, counted: &NbdMetrics) -> Result<Handed> {
         let mut piece = Handed::new("listener");
         piece = match &self.address {
@@ -137,7 +137,7 @@ impl Listener {
         Ok(piece)
     }
 
-    /// The listening socket again, and what was counted with it. Errors: `Invalid`, with the fact that is
+    /// Parses the listening socket, and the counters with it. Returns `Invalid`, with the fact that is
     /// missing or wrong.
     pub(super) fn of(mut piece: Handed, options: &NbdOptions) -> Result<(Self, NbdMetrics)> {
         let socket = the_socket(&mut piece)?;
@@ -166,7 +166,7 @@ impl Listener {
         }
         let mut counted = NbdMetrics::default();
         for (name, count) in counts(&mut counted) {
-            // A count that another version does not keep begins anew.
+            // A counter that another version does not have starts at zero.
             if piece.facts.contains_key(name) {
                 *count = piece.parsed(name)?;
             }
@@ -175,7 +175,7 @@ impl Listener {
     }
 }
 
-/// What is counted, by the names of its facts; not what is so at present (`connections`, `in_flight`).
+/// The counters by the names of their facts, without current values (`connections`, `in_flight`).
 fn counts(metrics: &mut NbdMetrics) -> [(&'static str, &mut u64); 17] {
     let requests = &mut metrics.requests;
     [

@@ -1,8 +1,8 @@
 //! Option haggling: what client and server agree on before the first request.
 //!
-//! Invariants: a client has bounded time, options and bytes; an option that cannot be met is answered with
-//! an error and changes nothing; nothing after the last option is taken from the socket.
-//! Not here: requests.
+//! Invariants: a client has bounded time, options and bytes. An option that cannot be granted is answered
+//! with an error and changes nothing. Nothing after the last option is taken from the socket. Not here:
+//! requests.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use super::protocol::{
 use super::server::{Export, Exports};
 use super::session::{End, Session, payload_bytes_max, transmission_flags};
 
-/// Haggles with the client until it has chosen an export.
+/// Negotiates with the client until it has chosen an export.
 pub(super) fn negotiate(
     link: &Link,
     exports: &Exports,
@@ -47,7 +47,7 @@ struct Handshake<'a> {
     time_max: Duration,
     deadline: Instant,
     style: Style,
-    /// The export for which the client chose `base:allocation`, as it will be found by name.
+    /// The export for which the client chose `base:allocation`, found by name.
     context: Option<Arc<Export>>,
     fixed: bool,
     no_zeroes: bool,
@@ -57,11 +57,11 @@ fn violation(text: impl Into<std::borrow::Cow<'static, str>>) -> End {
     End::Violation(Violation(text.into()))
 }
 
-/// What an option led to.
+/// The result of an option.
 enum Step {
-    /// Send this reply and go on.
+    /// Send this reply and continue.
     Reply(Vec<u8>),
-    /// Send this reply and begin the transmission phase.
+    /// Send this reply and start the transmission phase.
     Begin(Vec<u8>, Arc<Export>),
 }
 
@@ -128,7 +128,7 @@ impl Handshake<'_> {
         match number {
             option::ABORT => {
                 push_option_reply(&mut out, number, reply::ACK, &[]);
-                // The client may have gone already, and that is fine.
+                // The client may be gone already; that is no error.
                 let _ = self.send(&out);
                 return Err(End::Disconnect);
             }
@@ -172,7 +172,7 @@ impl Handshake<'_> {
         Ok(Step::Reply(out))
     }
 
-    /// `EXPORT_NAME`: the old way to choose, which cannot be refused other than by closing.
+    /// `EXPORT_NAME`: the old way to choose; the only refusal is to close the connection.
     fn begin_by_name(&mut self, data: &[u8]) -> Result<Step, End> {
         let name = std::str::from_utf8(data).map_err(|_| violation("an export name is not UTF-8"))?;
         let Some(export) = self.exports.find(name) else {
@@ -221,7 +221,7 @@ impl Handshake<'_> {
     fn push_contexts(&mut self, out: &mut Vec<u8>, number: u32, data: &[u8]) {
         let set = number == option::SET_META_CONTEXT;
         if set {
-            // A failed choice undoes the one before it, too.
+            // A failed choice also cancels the previous one.
             self.context = None;
         }
         if self.style == Style::Simple {
@@ -288,13 +288,13 @@ impl Handshake<'_> {
         }
         let mut fds =
             [PollFd::new(&self.link.socket, interest), PollFd::new(&self.link.waker, PollFlags::IN)];
-        // Whatever ended the wait, the caller tries again and finds out.
+        // Whatever ended the wait, the caller retries and finds out.
         let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
         Ok(())
     }
 }
 
-/// The minimum, preferred and maximum block size. The preferred one is a power of two from 512 bytes up.
+/// The minimum, preferred and maximum block size. The preferred one is a power of two of at least 512 bytes.
 pub(super) fn block_sizes(geometry: &Geometry) -> [u32; 3] {
     let maximum = payload_bytes_max(geometry);
     let preferred = geometry.preferred_bytes.clamp(512, maximum.max(512));

@@ -1,9 +1,9 @@
-//! Bytes that came from a client and were not parsed yet, in buffers that requests share.
+//! Bytes of a client that were not parsed yet, in buffers that requests share.
 //!
-//! A write's payload stays where it was received: its request holds the buffer and a range. A buffer is
-//! written again only when no request holds it, which `Arc::get_mut` proves.
+//! The payload of a write stays where it was received: its request holds the buffer and a range. A buffer is
+//! reused only when no request holds it, which `Arc::get_mut` proves.
 //!
-//! Invariant: `start <= end <= current.len()`. Not here: sockets and meaning.
+//! Invariant: `start <= end <= current.len()`. Not here: sockets, the meaning of the bytes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ impl Payload {
     }
 }
 
-/// Buffers that may be free again: those no request holds any more.
+/// Buffers that may be free again, because no request holds them any more.
 struct Spares {
     tally: Arc<Tally>,
     buffers: Vec<Buffer>,
@@ -33,7 +33,7 @@ struct Spares {
 }
 
 impl Spares {
-    /// A buffer of at least `length` bytes that nobody else holds, a used one if possible.
+    /// A buffer of at least `length` bytes with no other holder, reused if possible.
     fn take(&mut self, length: usize) -> Buffer {
         match self.find(length) {
             Some(found) => {
@@ -58,7 +58,7 @@ impl Spares {
     }
 }
 
-/// A payload too long for the receive buffer, on its way into one of its own.
+/// A payload that is too long for the receive buffer, being received into a buffer of its own.
 struct Filling {
     buffer: Buffer,
     filled: usize,
@@ -75,7 +75,7 @@ pub(super) struct Intake {
 }
 
 impl Intake {
-    /// With bytes that came before; none, as a rule.
+    /// Starts with bytes that arrived before; usually none.
     pub(super) fn with(received: &[u8], tally: &Arc<Tally>) -> Self {
         let mut spares = Spares { tally: tally.clone(), buffers: Vec::new(), bytes: 0 };
         let mut current = spares.take(received.len().max(RECEIVE_BYTES));
@@ -85,30 +85,30 @@ impl Intake {
         Intake { current, start: 0, end: received.len(), filling: None, spares }
     }
 
-    /// The part of the payload being filled that has come.
+    /// The received part of the payload that is being filled.
     pub(super) fn filled(&self) -> &[u8] {
         self.filling.as_ref().map_or(&[], |filling| &filling.buffer[..filling.filled])
     }
 
-    /// What came and was not consumed; not the payload that is being filled.
+    /// What was received and not consumed, without the payload that is being filled.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.current[self.start..self.end]
     }
 
-    /// Drops `length` bytes off the front.
+    /// Drops `length` bytes from the front.
     pub(super) fn consume(&mut self, length: usize) {
         self.start += length;
         debug_assert!(self.start <= self.end);
     }
 
-    /// Takes `length` bytes off the front as a payload; they must be there.
+    /// Takes `length` bytes from the front as a payload; they must be there.
     pub(super) fn take_payload(&mut self, length: usize) -> Payload {
         let range = self.start..self.start + length;
         self.consume(length);
         Payload { buffer: self.current.clone(), range }
     }
 
-    /// Gives the payload of `length` bytes that begins at the front a buffer of its own.
+    /// Gives the payload of `length` bytes at the front a buffer of its own.
     pub(super) fn fill_apart(&mut self, length: usize) {
         let mut buffer = self.spares.take(length);
         let here = (self.end - self.start).min(length);
@@ -119,11 +119,11 @@ impl Intake {
         self.filling = Some(Filling { buffer, filled: here, length });
     }
 
-    /// The payload begun by `fill_apart`, once it is complete.
+    /// The payload started by `fill_apart`, once it is complete.
     pub(super) fn take_filled(&mut self) -> Option<Payload> {
         let Filling { buffer, length, .. } =
             self.filling.take_if(|filling| filling.filled == filling.length)?;
-        // The list remembers the buffer while the request holds it, and finds it free later.
+        // The list keeps the buffer while the request holds it, and finds it free later.
         self.spares.put(buffer.clone());
         Some(Payload { buffer, range: 0..length })
     }
@@ -133,8 +133,8 @@ impl Intake {
         self.start < self.end || self.filling.is_some()
     }
 
-    /// Where to receive next: the payload being filled, or the receive buffer with room for a request whose
-    /// header and payload are `wanted` bytes (at most [`RECEIVE_BYTES`]). Never empty.
+    /// Where to receive next: the payload that is being filled, or the receive buffer with room for a request
+    /// whose header and payload have `wanted` bytes (at most [`RECEIVE_BYTES`]). Never empty.
     pub(super) fn space(&mut self, wanted: usize) -> &mut [u8] {
         if self.filling.is_some() {
             return self.filling_space();
@@ -160,8 +160,8 @@ impl Intake {
         &mut buffer[self.end..]
     }
 
-    /// Whether the receive buffer has to be another one: requests hold it, it was given up, or it is larger
-    /// than it should be, as it was needed for what came to another process.
+    /// Whether the receive buffer must be replaced: requests hold it, it was released, or it is larger than
+    /// usual because it holds what another process received.
     fn is_worn(&mut self) -> bool {
         let outgrown = self.start == self.end && self.current.len() > RECEIVE_BYTES;
         outgrown || self.current.is_empty() || Arc::get_mut(&mut self.current).is_none()
@@ -178,13 +178,13 @@ impl Intake {
         if self.spares.find(length).is_some() { 0 } else { length.next_multiple_of(RECEIVE_BYTES) }
     }
 
-    /// Frees what is kept for later requests.
+    /// Frees the buffers that are kept for later requests.
     pub(super) fn drop_spares(&mut self) {
         self.spares.buffers.clear();
         self.spares.bytes = 0;
     }
 
-    /// Frees the receive buffer too, where nothing is in it.
+    /// Also frees the receive buffer if it is empty.
     pub(super) fn rest(&mut self) {
         self.drop_spares();
         if !self.is_partial() {
@@ -203,7 +203,7 @@ impl Intake {
         }
     }
 
-    /// `length` bytes came into the last `space`.
+    /// `length` bytes were received into the last `space`.
     pub(super) fn received(&mut self, length: usize) {
         match &mut self.filling {
             Some(filling) => filling.filled += length,

@@ -1,7 +1,7 @@
 //! The listening socket of an NBD server: a Unix socket, or a TCP address of this machine.
 //!
-//! Invariant: no address that other machines can reach, unless it is asked for. Not here: how a Unix socket
-//! is made and removed with care.
+//! Invariant: an address that other machines can reach must be allowed explicitly. Not here: creating and
+//! removing a Unix socket safely.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -23,7 +23,7 @@ enum Socket {
 }
 
 impl Listener {
-    /// Listens; the address is the one in effect (a free port where port 0 was asked for).
+    /// Listens. The address is the actual one (a free port for port 0).
     pub(super) fn open(options: &NbdOptions) -> Result<Self> {
         match &options.listen {
             Listen::Unix(path) => Ok(Listener {
@@ -34,7 +34,7 @@ impl Listener {
         }
     }
 
-    /// Removes the Unix socket, unless it is another process's.
+    /// Removes the Unix socket, unless it belongs to another process.
     pub(super) fn remove_unless(&self, on_trial: bool) {
         if !on_trial {
             self.remove();
@@ -49,7 +49,7 @@ impl Listener {
         }
     }
 
-    /// A listener that another process made. `identity`: see [`Self::identity`].
+    /// A listener that another process made. For `identity` see [`Self::identity`].
     pub(super) fn adopt(address: Listen, socket: OwnedFd, identity: Option<(u64, u64)>) -> Self {
         let socket = match &address {
             Listen::Unix(path) => Socket::Unix(UnixSocket::known("nbd", path, socket, identity)),
@@ -58,7 +58,7 @@ impl Listener {
         Listener { socket, address }
     }
 
-    /// What is accepted from.
+    /// The socket to accept from.
     pub(super) fn socket(&self) -> &OwnedFd {
         match &self.socket {
             Socket::Unix(unix) => &unix.socket,

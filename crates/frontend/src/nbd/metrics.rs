@@ -1,4 +1,4 @@
-//! What an NBD server counts.
+//! The counters of an NBD server.
 //!
 //! Each connection counts on its own [`Counters`], so that connections do not share a cache line; a snapshot
 //! adds them up. Not here: names and labels for a monitoring system.
@@ -29,19 +29,19 @@ pub struct RequestCounts {
     pub unknown: u64,
 }
 
-/// A snapshot of what a server counted since its start.
+/// A snapshot of the counters of a server since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NbdMetrics {
     /// Connections open now.
     pub connections: u64,
-    /// Of these, those in their handshake.
+    /// Connections in their handshake, among these.
     pub handshakes: u64,
     /// Connections accepted.
     pub connections_total: u64,
-    /// Connections closed because no place was left for them or for their peer, or no memory.
+    /// Connections closed because there was no place for them or for their peer, or no memory.
     pub connections_refused: u64,
-    /// Connections closed for others: in a handshake when another needed the slot, or since the client kept
-    /// memory that others waited for.
+    /// Connections closed for others: in a handshake when another client needed the slot, or because the
+    /// client kept memory for which others waited.
     pub connections_cut: u64,
     /// Requests received, by command.
     pub requests: RequestCounts,
@@ -49,13 +49,13 @@ pub struct NbdMetrics {
     pub bytes_in: u64,
     /// Bytes sent after the handshake.
     pub bytes_out: u64,
-    /// Bytes of payload of the writes given to a device.
+    /// Payload bytes of the writes submitted to a device.
     pub written_bytes: u64,
-    /// Bytes of data of the reads that succeeded.
+    /// Data bytes of successful reads.
     pub read_bytes: u64,
     /// Requests answered with an error.
     pub errors: u64,
-    /// Requests given to a device and not answered yet.
+    /// Requests submitted to a device and not answered.
     pub in_flight: u64,
     /// Connections closed because the client broke the protocol.
     pub protocol_violations: u64,
@@ -69,7 +69,7 @@ pub(super) struct Counters {
     written_bytes: AtomicU64,
     read_bytes: AtomicU64,
     pub(super) errors: AtomicU64,
-    /// Requests taken up, written by the connection's own thread.
+    /// Accepted requests, counted by the connection's own thread.
     pub(super) submitted: AtomicU64,
     read: AtomicU64,
     write: AtomicU64,
@@ -103,7 +103,7 @@ impl Counters {
         self.written_bytes.store(self.written_bytes.load(Relaxed) + length, Relaxed);
     }
 
-    /// Counts the data of a read; only who holds the lock of the replies does.
+    /// Counts the data of a read; only the holder of the lock of the replies does.
     pub(super) fn read(&self, length: u64) {
         self.read_bytes.store(self.read_bytes.load(Relaxed) + length, Relaxed);
     }

@@ -1,4 +1,4 @@
-//! What can be set for an NBD server. Not here: the limits that cannot ([`super::limits`]).
+//! The options of an NBD server. Not here: the fixed limits ([`super::limits`]).
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -8,10 +8,10 @@ use std::time::Duration;
 use super::budget::Budget;
 use sawmill_device::{Error, ErrorKind, Result};
 
-/// Where to listen.
+/// The address to listen on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// A Unix socket at this path: created for its owner alone (mode 0600), removed at stop.
+    /// A Unix socket at this path: accessible only to its owner (mode 0600), removed at stop.
     Unix(PathBuf),
     /// A TCP address; port 0 takes a free one. Must be loopback unless `insecure_listen` is set.
     Tcp(SocketAddr),
@@ -26,25 +26,25 @@ impl fmt::Display for Listen {
     }
 }
 
-/// The settings of one NBD server.
+/// The options of one NBD server.
 #[derive(Clone, Debug)]
 pub struct NbdOptions {
-    /// Where to listen.
+    /// The address to listen on.
     pub listen: Listen,
     /// Allows a TCP address that other machines can reach, without encryption or authentication.
     pub insecure_listen: bool,
-    /// Clients at the same time; one more is closed at once, and so is one of a peer that has more than its
-    /// share. At least 1.
+    /// The most concurrent clients. One more is closed immediately, and so is a client of a peer that exceeds
+    /// its share. At least 1.
     pub connections_max: usize,
-    /// Handshakes at the same time, beside `connections_max`; for one more the oldest of the peer with most
-    /// of them is closed. At least 1.
+    /// The most concurrent handshakes, in addition to `connections_max`. For one more, the oldest one of the
+    /// peer with most handshakes is closed. At least 1.
     pub handshakes_max: usize,
     /// Time for a client to finish the handshake.
     pub handshake_time_max: Duration,
-    /// At the end of a connection: how long a client may take no byte of its last replies. Before that: how
-    /// long it may take, or send, less than 1 MiB while others wait for the memory it keeps.
+    /// At the end of a connection: how long a client may read no byte of its last replies. Before that: how
+    /// long it may read, or send, less than 1 MiB while others wait for the memory it keeps.
     pub linger_time_max: Duration,
-    /// Memory of all servers that have this budget.
+    /// Memory of all servers with this budget.
     pub budget: Budget,
 }
 

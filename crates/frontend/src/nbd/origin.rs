@@ -1,11 +1,11 @@
-//! Who is behind a connection, so that places are shared among peers and not among connections: a user of
-//! this machine, or a machine.
+//! The peer behind a connection: a user of this machine, or a machine. Places are shared among peers, not
+//! among connections.
 //!
-//! A Unix socket tells its peer's user. For a TCP connection of this machine the kernel is asked who has the
-//! other end (`sock_diag`); where it does not say, all of the loopback counts as one peer.
+//! A Unix socket reports the user of its peer. For a TCP connection of this machine, the kernel is asked for
+//! the user of the other end (`sock_diag`); if that fails, the whole loopback counts as one peer.
 //!
-//! Invariant: at most one question to the kernel for each connection, of which no answer is waited for. Not
-//! here: what a peer may have (`places`).
+//! Invariant: at most one question to the kernel for each connection, without waiting for an answer. Not
+//! here: a peer's share (`places`).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -20,14 +20,14 @@ use rustix::net::{
 pub(super) enum Origin {
     /// A user of this machine.
     User(u32),
-    /// A machine, or for IPv6 a network of 64 bits: what one can easily have many addresses of.
+    /// A machine, or for IPv6 a network of 64 bits, in which one host can easily have many addresses.
     Address(IpAddr),
-    /// Nobody says.
+    /// Unknown.
     Unknown,
 }
 
 impl Origin {
-    /// Who is at the other end of this socket.
+    /// The peer of this socket.
     pub(super) fn of(socket: &OwnedFd) -> Self {
         let address = |name: rustix::io::Result<rustix::net::SocketAddrAny>| {
             name.ok().and_then(|name| SocketAddr::try_from(name).ok())
@@ -47,7 +47,7 @@ impl Origin {
     }
 }
 
-/// IPv4 behind a socket of IPv6 is IPv4.
+/// Converts an IPv4 address in IPv6 form to IPv4.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
@@ -63,15 +63,15 @@ fn network(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// `SOCK_DIAG_BY_FAMILY`, the kind of the question and of its answer.
+/// `SOCK_DIAG_BY_FAMILY`, the type of the question and of its answer.
 const BY_FAMILY: u16 = 20;
 const REQUEST: u16 = 1;
 const TCP: u8 = 6;
-/// Length of a message's head, and of the answer up to the user's number.
+/// Length of a message's head, and of the answer up to the user id.
 const HEAD_BYTES: usize = 16;
 const ANSWER_UID_AT: usize = HEAD_BYTES + 64;
 
-/// Whose the TCP socket of this machine is that is connected from `peer` to `own`.
+/// The user of the TCP socket of this machine that is connected from `peer` to `own`.
 fn user_of(peer: SocketAddr, own: SocketAddr) -> Option<u32> {
     let kernel = socket_with(
         AddressFamily::NETLINK,
@@ -82,7 +82,7 @@ fn user_of(peer: SocketAddr, own: SocketAddr) -> Option<u32> {
     .ok()?;
     send(&kernel, &question(peer, own), SendFlags::empty()).ok()?;
     let mut answer = [0; 512];
-    // The answer is there when the question was sent.
+    // The answer is there when sending the question returns.
     let (_, length) = recv(&kernel, &mut answer, RecvFlags::DONTWAIT).ok()?;
     let kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
     let uid = answer.get(ANSWER_UID_AT..ANSWER_UID_AT + 4).filter(|_| length >= ANSWER_UID_AT + 4)?;

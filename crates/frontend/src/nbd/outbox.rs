@@ -1,12 +1,13 @@
-//! Replies on their way to one client, from whichever thread completes a request.
+//! Replies for one client, from any thread that completes a request.
 //!
-//! Replies gather in a queue under a small lock. One thread at a time holds the [`Sender`], the right to
-//! send; it sends without the lock and without waiting. While the connection's own thread works on a batch
-//! nobody else sends, so a batch is answered by one system call. When the socket is full the connection's
-//! thread is woken and waits for room; no completing thread ever does.
+//! Replies are queued under a small lock. One thread at a time holds the [`Sender`], the right to send; it
+//! sends without the lock and without blocking. While the connection's own thread works on a batch, no other
+//! thread sends, so a batch is answered with one system call. When the socket is full, the connection's
+//! thread is woken and waits for room; a completing thread never waits.
 //!
-//! Invariants: bytes leave in queue order; whatever is queued has somebody who will look at it again (the
-//! holder of the sender, the batch, or the connection's thread, woken or polling). Not here: what is said.
+//! Invariants: bytes leave in queue order. Whatever is queued will be looked at again (by the holder of the
+//! sender, at the end of the batch, or by the connection's thread, woken or polling). Not here: the content
+//! of replies.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -26,8 +27,8 @@ use super::metrics::Counters;
 pub(super) enum Segment {
     /// Small replies; more may be appended.
     Small(Vec<u8>),
-    /// One read's head and data. What is sent is `bytes[..end]`; the rest is kept so that a buffer need not
-    /// be zeroed again.
+    /// The head and data of one read. Only `bytes[..end]` is sent; the rest is kept so that the buffer need
+    /// not be zeroed again.
     Read { bytes: Counted, end: usize },
 }
 
@@ -40,20 +41,21 @@ impl Segment {
     }
 }
 
-/// An open segment takes small replies up to this.
+/// An open segment takes small replies up to this size.
 const OPEN_BYTES_MAX: usize = 32 << 10;
-/// A spare buffer for small replies is not longer than this.
+/// The largest spare buffer for small replies.
 const SPARE_SMALL: usize = 4 * OPEN_BYTES_MAX;
 /// Pieces in one system call.
 const PIECES_MAX: usize = 64;
-/// How often a completing thread looks for more to send before it hands the work to the connection's thread.
+/// How often a completing thread checks for more to send before it leaves the work to the connection's
+/// thread.
 const ROUNDS_MAX: u32 = 4;
 
 /// The right to send, with what is being sent.
 #[derive(Default)]
 struct Sender {
     queue: VecDeque<Segment>,
-    /// Bytes of the first segment that have gone.
+    /// Sent bytes of the first segment.
     gone: usize,
     spent: Vec<Segment>,
 }
@@ -65,7 +67,7 @@ enum Sent {
 }
 
 impl Sender {
-    /// Sends until nothing is left or the socket takes no more; returns the bytes that went.
+    /// Sends until nothing is left or the socket accepts no more. Returns the number of bytes sent.
     fn send(&mut self, socket: &OwnedFd) -> (u64, Sent) {
         let mut total = 0;
         while !self.queue.is_empty() {
@@ -116,11 +118,11 @@ struct Outbox {
     queue: VecDeque<Segment>,
     /// Bytes queued here and at the sender.
     queued_bytes: u64,
-    /// Absent while a thread is sending.
+    /// `None` while a thread is sending.
     sender: Option<Sender>,
-    /// The connection's thread is in a batch and will send at its end.
+    /// The connection's thread is in a batch and sends at its end.
     in_batch: bool,
-    /// The socket took no more; the connection's thread waits for room.
+    /// The socket accepts no more; the connection's thread waits for room.
     socket_full: bool,
     /// Nothing can be sent any more.
     closed: bool,
@@ -149,7 +151,7 @@ impl Outbox {
         }
     }
 
-    /// Keeps the buffers of what was sent for later replies.
+    /// Keeps the buffers of sent replies for later ones.
     fn recycle(&mut self, spent: &mut Vec<Segment>) {
         for segment in spent.drain(..) {
             match segment {
@@ -173,12 +175,12 @@ impl Outbox {
     }
 }
 
-/// How things stand after the connection's thread has sent what it could.
+/// The state after the connection's thread has sent what it could.
 pub(super) struct Standing {
     /// Nothing is in flight and nothing is queued: no other thread will act on this connection.
     pub(super) idle: bool,
-    /// Nothing is in flight and nobody sends: no other thread will act, though the client may have to take
-    /// replies.
+    /// Nothing is in flight and no thread is sending: no other thread will act, though the client may have to
+    /// read replies.
     pub(super) still: bool,
     pub(super) in_flight: u64,
     /// Payload bytes in flight and bytes queued.
@@ -186,15 +188,15 @@ pub(super) struct Standing {
     pub(super) queued_bytes: u64,
     /// Allocated for small replies.
     pub(super) small_bytes: u64,
-    /// Wait for the socket to take more.
+    /// Wait until the socket accepts more.
     pub(super) socket_full: bool,
     pub(super) closed: bool,
 }
 
-/// One connection, as the threads that complete its requests and the server see it.
+/// One connection, as seen by the server and by the threads that complete its requests.
 pub(super) struct Link {
     pub(super) socket: OwnedFd,
-    /// Readable when the connection's thread should look again.
+    /// Readable when the connection's thread should check again.
     pub(super) waker: Waker,
     pub(super) counters: Counters,
     outbox: Mutex<Outbox>,
@@ -211,7 +213,7 @@ impl Link {
         Ok(Link { socket, waker, counters: Counters::default(), outbox, stopping, let_go })
     }
 
-    /// Queues replies that another process left unsent, in front of everything.
+    /// Queues replies that another process left unsent, before everything else.
     pub(super) fn queue_unsent(&self, bytes: Counted) {
         let mut outbox = self.outbox.lock();
         let end = bytes.len();
@@ -221,7 +223,7 @@ impl Link {
         }
     }
 
-    /// A copy of the replies that the client has not taken yet; the connection must be still.
+    /// A copy of the replies that the client has not read; the connection must be still.
     pub(super) fn unsent(&self) -> Vec<u8> {
         let outbox = self.outbox.lock();
         let mut bytes = Vec::with_capacity(outbox.queued_bytes as usize);
@@ -245,7 +247,7 @@ impl Link {
     /// Queues the reply of a read and counts its request as completed.
     pub(super) fn answer_read(&self, charged_bytes: u64, segment: Segment) {
         let mut outbox = self.outbox.lock();
-        // What is charged for a read is the length of its data.
+        // The charge for a read is the length of its data.
         self.counters.read(charged_bytes);
         if !outbox.closed {
             outbox.queued_bytes += segment.bytes().len() as u64;
@@ -259,7 +261,7 @@ impl Link {
         outbox.completed_bytes += charged_bytes;
         let send_now = !outbox.in_batch || outbox.queued_bytes >= SEND_BYTES as u64;
         let unsent = send_now && !outbox.socket_full && self.send_some(&mut outbox, ROUNDS_MAX);
-        // After sending: who began to wait meanwhile waits for the end of it.
+        // After sending: a thread that started to wait during it waits for its end.
         let alert = std::mem::take(&mut outbox.alert);
         drop(outbox);
         if alert || unsent {
@@ -267,7 +269,8 @@ impl Link {
         }
     }
 
-    /// Sends what is queued if nobody else does. Returns whether the connection's thread has to go on.
+    /// Sends what is queued if no other thread is sending. Returns whether the connection's thread must
+    /// continue.
     fn send_some(&self, outbox: &mut MutexGuard<'_, Outbox>, rounds_max: u32) -> bool {
         let Some(mut sender) = outbox.sender.take() else { return false };
         let mut rounds = 0;
@@ -312,20 +315,20 @@ impl Link {
         outbox.queue.clear();
         outbox.sender.iter_mut().for_each(|sender| sender.queue.clear());
         outbox.queued_bytes = 0;
-        // It would end the connection for the process that owns it now as well.
+        // It would also end the connection for the process that owns it now.
         if !self.let_go.load(Relaxed) {
             let _ = shutdown(&self.socket, Shutdown::Both);
         }
     }
 
-    /// The connection's thread begins to submit requests.
+    /// The connection's thread starts to submit requests.
     pub(super) fn begin_batch(&self) {
         self.outbox.lock().in_batch = true;
     }
 
-    /// The connection's thread sends what is queued, and learns how things stand. `submitted` and
-    /// `submitted_bytes` are what it ever gave to the device. `room` says whether the socket has room again.
-    /// With `alert` it is woken by the next reply, and when somebody who sends is done.
+    /// The connection's thread sends what is queued, and gets the state. `submitted` and `submitted_bytes`
+    /// are the totals that it ever gave to the device. `room` says whether the socket has room again. With
+    /// `alert`, the next reply wakes the thread, and so does the end of a send by another thread.
     pub(super) fn settle(&self, submitted: u64, submitted_bytes: u64, room: bool, alert: bool) -> Standing {
         let mut outbox = self.outbox.lock();
         outbox.in_batch = false;
@@ -355,7 +358,7 @@ impl Link {
         into.append(&mut outbox.spare_reads);
     }
 
-    /// Frees what is kept for later replies.
+    /// Frees the buffers that are kept for later replies.
     pub(super) fn drop_spares(&self) {
         let mut outbox = self.outbox.lock();
         outbox.spare_read_bytes = 0;
@@ -364,7 +367,7 @@ impl Link {
         outbox.small_bytes -= small as u64;
     }
 
-    /// Gives back the buffer of a read that failed.
+    /// Returns the buffer of a failed read.
     pub(super) fn keep_read_buffer(&self, bytes: Counted) {
         self.outbox.lock().keep_read_buffer(bytes);
     }
@@ -375,14 +378,14 @@ impl Link {
         self.counters.submitted.load(Relaxed).saturating_sub(completed)
     }
 
-    /// Takes no more requests; those in flight are answered, then the connection ends.
+    /// Accepts no more requests; those in flight are answered, then the connection ends.
     pub(super) fn stop(&self) {
         self.stopping.store(true, Relaxed);
         let _ = shutdown(&self.socket, Shutdown::Read);
         self.waker.wake();
     }
 
-    /// Ends the connection at once; requests in flight go on in the device, unheard.
+    /// Ends the connection immediately; requests in flight continue in the device, without a reply.
     pub(super) fn close(&self) {
         self.stopping.store(true, Relaxed);
         self.abandon(&mut self.outbox.lock());
@@ -393,7 +396,7 @@ impl Link {
         self.stopping.load(Relaxed)
     }
 
-    /// Leaves the socket to another process: nothing is sent, nothing received, and its end is nobody's end.
+    /// Leaves the socket to another process: nothing is sent or received here, and closing it ends nothing.
     pub(super) fn let_go(&self) {
         self.let_go.store(true, Relaxed);
         self.stopping.store(true, Relaxed);

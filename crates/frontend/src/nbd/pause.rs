@@ -1,11 +1,11 @@
-//! How a server becomes quiet and goes on: who is held, and who waits for that.
+//! How a server quiesces and resumes: which threads pause, and how that is awaited.
 //!
-//! `pausing` asks every thread of the server to hold. The accepting thread holds at once; a connection's
-//! thread when what its client asked for is answered (replies may be unsent); both tell the registry, and
-//! wait for `released`. A client in the middle of its handshake is no obstacle: it holds when it is
-//! through, before its first request.
+//! `pausing` asks every thread of the server to pause. The accepting thread pauses immediately; a
+//! connection's thread when its client's requests are answered (replies may be unsent). Both report to the
+//! registry, and wait for `released`. A client in the middle of its handshake is no obstacle: its thread
+//! pauses at the end, before its first request.
 //!
-//! Invariant: a held thread touches no socket and no device. Not here: what is told to another process.
+//! Invariant: a paused thread touches no socket and no device. Not here: what is handed to another process.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -16,19 +16,19 @@ use super::outbox::Link;
 use super::server::{Entry, Registry, Shared};
 use super::session::Held;
 
-/// Clients in their handshake have this long to be through, so that they come along.
+/// Time for clients in their handshake to finish it, so that they are included.
 const HANDSHAKE_GRACE: Duration = Duration::from_millis(20);
 
 impl Entry {
     fn is_quiet(&self) -> bool {
-        // One that ends takes nothing more; its last replies may go out meanwhile.
+        // A connection that is ending accepts nothing; its last replies may still be sent.
         let ends = || self.link.is_stopping() && self.link.in_flight() == 0;
         self.export.is_none() || self.held.is_some() || ends()
     }
 }
 
 impl Registry {
-    /// Nobody takes requests, and all that were taken are answered.
+    /// Whether no thread accepts requests, and all accepted ones are answered.
     pub(super) fn is_quiet(&self) -> bool {
         self.accepting_held && self.entries.values().all(Entry::is_quiet)
     }
@@ -39,16 +39,16 @@ impl Registry {
 }
 
 impl Shared {
-    /// Whether threads shall hold.
+    /// Whether threads must pause.
     #[inline]
     pub(super) fn is_pausing(&self) -> bool {
         self.pausing.load(Relaxed)
     }
 
-    /// Holds the thread of a connection that is still.
+    /// Pauses the thread of a connection that is still.
     pub(super) fn hold(&self, id: u64, link: &Link, held: Held) {
         let mut registry = self.registry.lock();
-        // A pause that is over already shall not leave a mark.
+        // A pause that is already over must not leave a mark.
         if !self.is_pausing() {
             return;
         }
@@ -64,7 +64,7 @@ impl Shared {
         }
     }
 
-    /// Holds the accepting thread.
+    /// Pauses the accepting thread.
     pub(super) fn hold_accepting(&self) {
         let mut registry = self.registry.lock();
         if !self.is_pausing() {
@@ -78,7 +78,7 @@ impl Shared {
         registry.accepting_held = false;
     }
 
-    /// Makes held threads look again whether they still have to.
+    /// Makes paused threads check whether they must still pause.
     pub(super) fn nudge(&self) {
         let registry = self.registry.lock();
         self.released.notify_all();
@@ -97,7 +97,7 @@ impl Shared {
             if self.stopping.load(Relaxed) {
                 return Err(Error::new(ErrorKind::Closed, "nbd: the server is stopping"));
             }
-            // Before that another connection may come; its own thread looks before its first request.
+            // Until then another connection may arrive; its thread checks before its first request.
             if registry.accepting_held && !woken {
                 registry.entries.values().for_each(|entry| entry.link.waker.wake());
                 woken = true;
@@ -127,7 +127,7 @@ impl Shared {
     }
 }
 
-/// What a door waited for in vain.
+/// What prevented the door from becoming quiet.
 fn obstacle(registry: &Registry, patience: Duration) -> Error {
     let busy = |entry: &&Entry| !entry.is_quiet();
     let in_flight: u64 = registry.entries.values().filter(busy).map(|entry| entry.link.in_flight()).sum();

@@ -1,19 +1,19 @@
-//! Places for connections: some for clients that have chosen their export, others for those that still
-//! haggle. Nobody can take all of either.
+//! Places for connections: some for clients that have chosen their export, others for those in their
+//! handshake. No peer can take all of either.
 //!
-//! A peer's share of the places is three times what is left of them: one alone has three quarters, the next
-//! has three quarters of what is left, and the last places are for those who have none yet. Of those who
-//! haggle the oldest of the peer with most of them makes room for the next.
+//! A peer may have three times as many places as are left: a single peer gets three quarters, the next one
+//! three quarters of the rest, and the last places are for new peers. Among handshakes, the oldest one of the
+//! peer with most of them is evicted for the next.
 //!
-//! Invariant: pure; the registry is the truth. Not here: who a peer is (`origin`).
+//! Invariant: pure; the registry is the truth. Not here: identifying peers (`origin`).
 
 use super::origin::Origin;
 
-/// A peer has at most this many times the places that are left.
+/// A peer may have at most this many times the number of free places.
 const SHARE: usize = 3;
 
-/// Whether a peer that has places for `taken` of all the clients gets one more; `origins` are those of the
-/// clients there are.
+/// Whether a peer gets one more place, with `taken` places in use; `origins` are the peers of the current
+/// clients.
 pub(super) fn has_place(newcomer: Origin, origins: impl Iterator<Item = Origin>, places: usize) -> bool {
     let (mut all, mut own) = (0, 0);
     for origin in origins {
@@ -23,7 +23,7 @@ pub(super) fn has_place(newcomer: Origin, origins: impl Iterator<Item = Origin>,
     own < SHARE * places.saturating_sub(all)
 }
 
-/// Which of those who haggle, oldest first, makes room for a newcomer; `None` while there is room.
+/// The handshake (listed oldest first) that is evicted for a new one; `None` while there is room.
 pub(super) fn evicted(newcomer: Origin, haggling: &[(u64, Origin)], slots: usize) -> Option<u64> {
     if haggling.len() < slots {
         return None;
@@ -32,7 +32,7 @@ pub(super) fn evicted(newcomer: Origin, haggling: &[(u64, Origin)], slots: usize
         haggling.iter().filter(|(_, other)| *other == origin).count() + usize::from(origin == newcomer)
     };
     let most = haggling.iter().map(|(_, origin)| count(*origin)).max()?;
-    // Whoever is about to have most gives way himself.
+    // If the newcomer would have most, its own oldest handshake is evicted.
     let own = count(newcomer) >= most;
     haggling
         .iter()

@@ -1,6 +1,6 @@
 //! The replies of a server, as bytes. Numbers, requests and options are those of [`sawmill_nbd_proto`].
 //!
-//! Invariant: no input makes a function here panic. Not here: sockets, and what a request does.
+//! Invariant: no input makes a function here panic. Not here: sockets, and the effect of a request.
 
 use sawmill_device::{Allocation, ErrorKind};
 pub(super) use sawmill_nbd_proto::{
@@ -29,7 +29,7 @@ pub(super) enum Errno {
 }
 
 impl Errno {
-    /// The error of this number.
+    /// The error with this number.
     pub(super) fn from_number(number: u32) -> Option<Self> {
         use Errno::{Inval, Io, NoSpace, Overflow, Perm, Shutdown};
         [Perm, Io, Inval, NoSpace, Overflow, Shutdown].into_iter().find(|errno| *errno as u32 == number)
@@ -56,7 +56,7 @@ impl From<ErrorKind> for Errno {
     }
 }
 
-/// The request a reply answers, as far as the reply has to name it.
+/// The request that a reply answers, as far as the reply must identify it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answered {
     pub(super) style: Style,
@@ -105,7 +105,7 @@ impl Answered {
         }
     }
 
-    /// Appends a reply of failure, with its text where the style has room for one.
+    /// Appends a failure, with its text if the style supports one.
     pub(super) fn push_error(self, out: &mut Vec<u8>, errno: Errno, text: &str) {
         if self.style == Style::Simple {
             out.extend_from_slice(&self.simple(errno as u32));
@@ -118,7 +118,7 @@ impl Answered {
         out.extend_from_slice(text.as_bytes());
     }
 
-    /// Writes what goes in front of the `data_bytes` of a successful read into `head`, which has exactly
+    /// Writes the head of a successful read with `data_bytes` into `head`, which has exactly
     /// [`Style::read_head_bytes`].
     pub(super) fn write_read_head(self, head: &mut [u8], data_bytes: u32) {
         if self.style == Style::Simple {
@@ -131,8 +131,8 @@ impl Answered {
         offset.copy_from_slice(&self.offset.to_be_bytes());
     }
 
-    /// Appends the answer to a block status query: neighbours alike are joined, and the list ends early at
-    /// the limit or, with `one`, after its first run. Runs of length zero are left out.
+    /// Appends the answer to a block status query. Adjacent equal runs are merged, and the list ends at the
+    /// limit or, with `one`, after its first run. Empty runs are omitted.
     pub(super) fn push_block_status(self, out: &mut Vec<u8>, runs: &[Allocation], one: bool) {
         let limit = if one { 1 } else { EXTENTS_MAX };
         let mut joined: Vec<Allocation> = Vec::with_capacity(runs.len().min(limit));
@@ -160,7 +160,7 @@ impl Answered {
                 out.extend_from_slice(&run.length.to_be_bytes());
                 out.extend_from_slice(&u64::from(state).to_be_bytes());
             } else {
-                // The query itself was not longer than 32 bits, so only a device at fault is cut here.
+                // The query itself has at most 32 bits, so this truncates only the answer of a faulty device.
                 out.extend_from_slice(&u32::try_from(run.length).unwrap_or(u32::MAX).to_be_bytes());
                 out.extend_from_slice(&state.to_be_bytes());
             }

@@ -1,8 +1,8 @@
-//! Where connections come in: accepted, given a slot for the handshake, then a place and memory, or refused.
+//! New connections: accepted, given a slot for the handshake, then a place and memory, or refused.
 //!
-//! Invariants: who haggles takes no place of those who are through, and who is through no slot of those who
-//! haggle; no peer can take all of either; however many bad connections there are, the log has a few lines
-//! a second. Not here: what is said in a handshake.
+//! Invariants: a handshake takes no place of a client, and a client takes no slot of a handshake. No peer can
+//! take all of either. However many bad connections there are, the log gets only a few lines per second. Not
+//! here: the handshake itself.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use super::session::{End, Session, Unread};
 const TOO_MANY: &str = "too many connections are open, in total or from this peer";
 const TOO_LITTLE_MEMORY: &str = "no memory is left for another connection; see --nbd-memory-max";
 
-/// How long one that was told to go is waited for before another look.
+/// How long to wait for an evicted connection before the next check.
 const GOES_WITHIN: Duration = Duration::from_millis(100);
 
 impl Shared {
@@ -41,13 +41,13 @@ impl Shared {
             }
             let mut fds =
                 [PollFd::new(&self.waker, PollFlags::IN), PollFd::new(self.listener.socket(), PollFlags::IN)];
-            // While the system has no room for another connection, asking at once again would only spin.
+            // While the system has no room for another connection, retrying immediately would only spin.
             let asked = if pause.is_some() { 1 } else { 2 };
             let _ = poll(&mut fds[..asked], pause.as_ref());
             let woken = fds[0].revents().contains(PollFlags::IN);
             pause = None;
             if woken {
-                // It carries no news beyond having been written to.
+                // It only says that it was written to.
                 self.waker.clear();
                 continue;
             }
@@ -82,8 +82,8 @@ impl Shared {
         self.spawn(id, peer, link, None);
     }
 
-    /// A place among those who haggle, which the oldest of the peer with most may have to leave. A peer that
-    /// could not stay anyway is refused at once.
+    /// Gives a connection a slot for its handshake; the oldest one of the peer with most slots may be
+    /// evicted. A peer that could not stay anyway is refused immediately.
     fn let_in(&self, peer: &str, origin: Origin, link: &Arc<Link>) -> Option<u64> {
         let mut registry = self.registry.lock();
         registry.past.connections_total += 1;
@@ -94,7 +94,7 @@ impl Shared {
             return None;
         }
         while registry.haggling(|_| true).count() >= 2 * self.options.handshakes_max {
-            // Those who were told to go are on their way; who comes meanwhile waits in the system's queue.
+            // Evicted connections are on their way out; new ones wait in the system's queue.
             if self.stopping.load(Relaxed) || self.is_pausing() {
                 break;
             }
@@ -122,7 +122,7 @@ impl Shared {
             leave.shared.report(&peer, &end);
         };
         if let Err(error) = std::thread::Builder::new().name(format!("nbd-{id}")).spawn(serve) {
-            // The entry went with what was to run.
+            // The entry was removed with the closure that did not run.
             tracing::warn!(%error, "nbd: cannot start a thread for a connection");
         }
     }

@@ -1,8 +1,8 @@
-//! One listening socket, the exports behind it, and the connections in front of it.
+//! One listening socket, the exports behind it, and the connections to it.
 //!
-//! Invariants: a connection is in the registry from before its thread runs until that thread has let go of
-//! the device; a removed export has no connection left. Not here: how a connection begins (`reception`) and
-//! what is said on it, how a server becomes quiet (`pause`), and how it is handed over (`door`).
+//! Invariants: a connection is in the registry from before its thread runs until that thread has released the
+//! device. A removed export has no connection left. Not here: how a connection starts (`reception`), its
+//! messages, how a server quiesces (`pause`), and how it is handed over (`door`).
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -28,11 +28,11 @@ use crate::Door;
 /// A device under a name.
 #[derive(Clone)]
 pub struct Export {
-    /// What clients ask for; the first export also answers to the empty name. At most 4096 bytes.
+    /// The name that clients request; the first export also has the empty name. At most 4096 bytes.
     pub name: String,
     /// Shown by clients that list exports; may be empty. At most 4096 bytes.
     pub description: String,
-    /// What is served.
+    /// The device.
     pub device: Arc<dyn BlockDevice>,
 }
 
@@ -54,7 +54,7 @@ impl Exports {
         self.0.read().clone()
     }
 
-    /// The export of this name; the empty name stands for the first.
+    /// The export with this name; the empty name means the first.
     pub(super) fn find(&self, name: &str) -> Option<Arc<Export>> {
         let exports = self.0.read();
         let exact = exports.iter().find(|export| export.name == name);
@@ -73,7 +73,7 @@ pub(super) struct Entry {
     pub(super) origin: Origin,
     /// `None` during the handshake.
     pub(super) export: Option<Arc<Export>>,
-    /// What it is while its thread is held.
+    /// Its state while its thread is paused.
     pub(super) held: Option<Held>,
 }
 
@@ -81,10 +81,10 @@ pub(super) struct Entry {
 pub(super) struct Registry {
     pub(super) entries: BTreeMap<u64, Entry>,
     next: u64,
-    /// The counts of connections that are gone, of those never taken up, and of another process before this
-    /// one.
+    /// The counters of connections that are gone, of those never taken over, and of another process before
+    /// this one.
     pub(super) past: NbdMetrics,
-    /// The accepting thread is held.
+    /// Whether the accepting thread is paused.
     pub(super) accepting_held: bool,
 }
 
@@ -102,38 +102,38 @@ pub(super) struct Shared {
     pub(super) listener: Listener,
     pub(super) exports: Exports,
     pub(super) registry: Mutex<Registry>,
-    /// A connection has left the registry, or a thread is held.
+    /// A connection has left the registry, or a thread has paused.
     pub(super) changed: Condvar,
     pub(super) stopping: AtomicBool,
-    /// Threads shall hold; changed under the registry's lock.
+    /// Threads must pause; changed under the registry's lock.
     pub(super) pausing: AtomicBool,
-    /// Held threads shall look again.
+    /// Paused threads must check again.
     pub(super) released: Condvar,
     pub(super) complaints: Complaints,
-    /// Taken over from another process, which may still take it back.
+    /// Taken over from another process, which may still roll that back.
     pub(super) on_trial: AtomicBool,
     /// Wakes the accepting thread.
     pub(super) waker: Waker,
 }
 
-/// A running NBD server. Dropped, it stops at once, as by [`NbdServer::stop_now`].
+/// A running NBD server. Dropping it stops it immediately, as [`NbdServer::stop_now`] does.
 pub struct NbdServer {
     pub(super) shared: Arc<Shared>,
     pub(super) accepting: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl NbdServer {
-    /// Listens and begins to accept clients. Exports may come and go while it runs.
+    /// Listens and starts to accept clients. Exports may come and go while it runs.
     ///
-    /// Errors: `Invalid` for an address that cannot be used or must not (not loopback, without
-    /// `insecure_listen`); `Unavailable` where the address is taken or the system refuses.
+    /// Errors: `Invalid` for an address that is unusable or not allowed (not loopback, without
+    /// `insecure_listen`); `Unavailable` if the address is taken or the system refuses.
     pub fn start(options: NbdOptions) -> Result<Self> {
         options.check()?;
         let listener = Listener::open(&options)?;
         Self::new(options, listener, NbdMetrics::default(), false)
     }
 
-    /// A server behind this listener; on trial it is quiet until it is resumed.
+    /// A server behind this listener. On trial, it is quiet until it is resumed.
     pub(super) fn new(
         options: NbdOptions,
         listener: Listener,
@@ -175,7 +175,7 @@ impl NbdServer {
         }
     }
 
-    /// Shows a device. Errors: `Invalid` for a name that is taken, or a text that is too long or has a NUL.
+    /// Adds an export. Returns `Invalid` for a name that is taken, or a text that is too long or has a NUL.
     pub fn add_export(&self, export: Export) -> Result<()> {
         let texts = [("name", &export.name), ("description", &export.description)];
         for (what, text) in texts {
@@ -198,8 +198,8 @@ impl NbdServer {
         Ok(())
     }
 
-    /// Hides a device again and waits until its clients' requests in flight are answered and their
-    /// connections closed. Errors: `NotFound`.
+    /// Removes an export, and waits until its clients' requests in flight are answered and their connections
+    /// closed. Errors: `NotFound`.
     pub fn remove_export(&self, name: &str) -> Result<()> {
         let export = {
             let mut exports = self.shared.exports.0.write();
@@ -218,13 +218,13 @@ impl NbdServer {
         Ok(())
     }
 
-    /// The address in effect: for TCP port 0, with the port that was free.
+    /// The actual address: for TCP port 0, with the port that was free.
     #[must_use]
     pub fn address(&self) -> &Listen {
         &self.shared.listener.address
     }
 
-    /// The NBD URI under which clients on this machine find the export of this name.
+    /// The NBD URI of the export with this name, for clients on this machine.
     #[must_use]
     pub fn uri(&self, name: &str) -> String {
         let name = percent_encoded(name.as_bytes());
@@ -237,7 +237,7 @@ impl NbdServer {
         }
     }
 
-    /// What was counted since the start.
+    /// The counters since the start.
     #[must_use]
     pub fn metrics(&self) -> NbdMetrics {
         let registry = self.shared.registry.lock();
@@ -261,19 +261,19 @@ impl NbdServer {
         self.shared.registry.lock().entries.values().map(client).collect()
     }
 
-    /// Stops accepting, lets requests in flight finish and their replies go out, closes every connection and
-    /// waits for that. A second call returns when the first would.
+    /// Stops accepting, lets requests in flight finish and sends their replies, closes every connection and
+    /// waits for that. A second call returns together with the first.
     pub fn stop(&self) {
         self.end(Link::stop);
     }
 
-    /// Closes every connection at once. Requests in flight go on in their devices; nobody hears of them.
+    /// Closes every connection immediately. Requests in flight continue in their devices, without replies.
     pub fn stop_now(&self) {
         self.end(Link::close);
     }
 
     fn end(&self, how: impl Fn(&Link)) {
-        // What is on trial is another process's, and not to be ended.
+        // On trial, everything belongs to another process and must not be ended.
         if self.shared.on_trial.load(Relaxed) {
             return Door::let_go(self);
         }
@@ -305,7 +305,7 @@ impl Shared {
     }
 }
 
-/// Takes a connection off the registry when its thread ends, however it ends.
+/// Removes a connection from the registry when its thread ends, however it ends.
 pub(super) struct Leave {
     pub(super) shared: Arc<Shared>,
     pub(super) id: u64,
@@ -323,10 +323,10 @@ impl Drop for Leave {
     }
 }
 
-/// What stands in a URI as it is, as in RFC 3986.
+/// Characters that need no encoding in a URI (RFC 3986).
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
-/// Everything but letters, digits and `-._~/` as `%XX`, for a URI.
+/// Encodes everything except letters, digits and `-._~/` as `%XX`, for a URI.
 pub(super) fn percent_encoded(bytes: &[u8]) -> PercentEncode<'_> {
     percent_encode(bytes, PLAIN)
 }

@@ -1,7 +1,7 @@
-//! What one connection is between its requests: what was agreed on, what the client was shown, what of it is
+//! The state of one connection between its requests: the agreement, what the client was shown, what is
 //! unread, and how it ended.
 //!
-//! Not here: the loop of requests (`connection`), and how a session travels to another process (`handover`).
+//! Not here: the loop of requests (`connection`), and the hand-over of a session (`handover`).
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use sawmill_device::{BlockDevice, Geometry};
 use super::limits::PAYLOAD_BYTES_MAX;
 use super::protocol::{Errno, Style, Violation, transmission};
 
-/// What the handshake agreed on.
+/// The result of the handshake.
 pub(super) struct Session {
     pub(super) device: Arc<dyn BlockDevice>,
     /// As shown to the client.
@@ -24,27 +24,27 @@ pub(super) struct Session {
 /// Why a connection ended.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The client said so.
+    /// The client asked for it.
     Disconnect,
     /// The client closed its side between two requests.
     Closed,
     /// The client closed its side inside a request.
     Died,
-    /// The server stops, or the export is removed.
+    /// The server is stopping, or the export was removed.
     Stopping,
     /// The socket failed.
     Broken(OsError),
     /// The client broke the protocol.
     Violation(Violation),
-    /// All places are taken, or all memory that is set aside for connections.
+    /// All places are taken, or all memory that is reserved for connections.
     Refused(&'static str),
     /// Others waited for memory that the client kept.
     Stalled,
-    /// Another process goes on with it.
+    /// Another process has taken it over.
     LetGo,
 }
 
-/// What a client was told of its export, and relies on as long as it is connected.
+/// What a client was told about its export, and relies on as long as it is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shown {
     pub(super) size_bytes: u64,
@@ -62,7 +62,8 @@ impl Shown {
         }
     }
 
-    /// The geometry for a connection that was shown this, on a device that is now like that; or why not.
+    /// The geometry for a connection that was shown this, on a device with the geometry `now`; or why it does
+    /// not fit.
     pub(super) fn on(&self, now: &Geometry, style: Style, block_status: bool) -> Result<Geometry, String> {
         let able = Shown::of(now, style);
         if able.size_bytes < self.size_bytes {
@@ -87,7 +88,7 @@ impl Shown {
         Ok(Geometry { size_bytes, request_bytes_max, read_only, ..*now })
     }
 }
-/// What a held connection is: enough to go on with it elsewhere, with its socket and its unsent replies.
+/// The state of a paused connection: enough to resume it elsewhere, with its socket and its unsent replies.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) style: Style,
@@ -96,24 +97,24 @@ pub(super) struct Held {
     pub(super) unread: Unread,
 }
 
-/// The refusal of a request: what the client is told.
+/// The refusal of a request: what the client gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal(pub(super) Errno, pub(super) String);
 
 /// A refused request whose payload is being dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Drain {
-    /// Bytes of payload to come.
+    /// Bytes of payload still to come.
     pub(super) left: u64,
     pub(super) cookie: u64,
     pub(super) offset: u64,
     pub(super) refusal: Refusal,
 }
 
-/// What came from a client and is not answered yet: all that its connection knows beside what was agreed on.
+/// What a client sent and was not answered yet: all state of its connection besides the agreement.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Unread {
-    /// Bytes that came and were not consumed; a request that came in part is in them from its beginning on.
+    /// Bytes that were received and not consumed; they contain a partial request from its start.
     pub(super) received: Vec<u8>,
     pub(super) draining: Option<Drain>,
 }
@@ -123,7 +124,7 @@ pub(super) fn payload_bytes_max(geometry: &Geometry) -> u32 {
     geometry.request_bytes_max.min(PAYLOAD_BYTES_MAX)
 }
 
-/// What the export can do, as the client sees it.
+/// The abilities of the export, as the client sees them.
 pub(super) fn transmission_flags(geometry: &Geometry, style: Style) -> u16 {
     let mut flags = transmission::HAS_FLAGS
         | transmission::SEND_FLUSH

@@ -1,6 +1,6 @@
-//! One request in flight: the exchange a device fills, empties and completes.
+//! One request in flight: the exchange that a device fills, empties and completes.
 //!
-//! Invariant: completing a ticket queues exactly one reply and never waits. Not here: when it is sent.
+//! Invariant: completing a ticket queues exactly one reply and never blocks. Not here: sending it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,9 +18,9 @@ pub(super) enum Body {
     Empty,
     /// What a write stores.
     Write(Payload),
-    /// The place of a read's data: `bytes[head_bytes..end]`, with room for the reply's head in front.
+    /// The buffer for the data of a read: `bytes[head_bytes..end]`, with room for the reply's head before it.
     Read { bytes: Counted, head_bytes: usize, end: usize },
-    /// A block status query; `one` asks for a single run. `room` counts what the answer may take.
+    /// A block status query; with `one`, for a single run. `room` counts the memory of the answer.
     Status { one: bool, room: Counted },
 }
 
@@ -73,7 +73,7 @@ impl Exchange for Ticket {
                 drop(room);
             }
             (Ok(Reply::Done), body @ (Body::Empty | Body::Write(_))) => {
-                // The payload goes first: the receive buffer may be free before the reply is out.
+                // Drop the payload first: the receive buffer may be free before the reply is sent.
                 drop(body);
                 link.answer(charged_bytes, |out| answered.push_done(out));
             }

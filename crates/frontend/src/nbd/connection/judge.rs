@@ -1,6 +1,6 @@
-//! What a request may do: the rules of the protocol and its choice of error numbers. The device checks again.
+//! Which requests are allowed: the protocol's rules and its error numbers. The device checks again.
 //!
-//! Invariant: looks at the request's header alone. Not here: what is done with a request that is refused.
+//! Invariant: looks only at the header of the request. Not here: what happens to a refused request.
 
 use sawmill_device::Operation;
 
@@ -8,8 +8,8 @@ use super::super::protocol::{Command, Errno, RequestHeader, Style, command_flag}
 use super::{Connection, Refusal, payload_bytes_max};
 
 impl Connection {
-    /// Whether the request may go to the device, and as what. The device checks again; here are the rules of
-    /// the protocol and its choice of error numbers.
+    /// Whether the request may go to the device, and as which operation. The device checks again; these are
+    /// the protocol's rules and error numbers.
     pub(super) fn judge(&self, header: &RequestHeader) -> Result<Operation, Refusal> {
         let geometry = &self.session.geometry;
         let refuse = |errno, text: String| Err(Refusal(errno, text));
@@ -58,7 +58,8 @@ impl Connection {
         Ok(operation)
     }
 
-    /// The flags a command may carry. FUA is valid everywhere, and means nothing where nothing is written.
+    /// The flags that a command may have. FUA is valid for all, and means nothing for a command that does not
+    /// write.
     fn flags_of(&self, command: Command) -> u16 {
         let own = match command {
             Command::Read if self.session.style != Style::Simple => command_flag::DF,

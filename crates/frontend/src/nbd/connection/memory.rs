@@ -1,8 +1,8 @@
-//! Memory of one connection: what it may allocate, when it waits for that, what it gives back.
+//! The memory of one connection: what it may allocate, when it waits for memory, what it returns.
 //!
-//! Invariants: every buffer is asked for before it is allocated; a connection that waits for memory takes
-//! nothing more from its client; a client that keeps what others wait for, and moves next to nothing, is cut
-//! off. Not here: whose turn it is (`budget`).
+//! Invariants: every buffer is requested before it is allocated. A connection that waits for memory takes
+//! nothing more from its client. A client that keeps memory for which others wait, and moves next to nothing,
+//! is disconnected. Not here: the order of waiting connections (`budget`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -15,11 +15,12 @@ use super::super::outbox::Standing;
 use super::super::ticket::Body;
 use super::{Connection, STATUS_BYTES_MAX};
 
-/// What a client has to take, or send, within `linger_time_max` while others wait for the memory it keeps.
+/// The bytes that a client must read, or send, within `linger_time_max` while others wait for the memory it
+/// keeps.
 const PROGRESS_BYTES_MIN: u64 = 1 << 20;
 
 impl Connection {
-    /// Whether what is missing has come free.
+    /// Whether the missing memory is available now.
     pub(super) fn may_go_on(&mut self) -> bool {
         match self.short_of {
             Some(bytes) => self.ensure(bytes),
@@ -33,8 +34,8 @@ impl Connection {
         self.ensure(bytes as u64)
     }
 
-    /// Whether so much memory may be allocated; otherwise this connection has to wait. What is kept for later
-    /// is freed first.
+    /// Whether this much memory may be allocated; otherwise this connection must wait. Cached buffers are
+    /// freed first.
     fn ensure(&mut self, bytes: u64) -> bool {
         if bytes == 0 {
             self.account.withdraw();
@@ -56,7 +57,7 @@ impl Connection {
         self.link.drop_spares();
     }
 
-    /// Nothing is in flight and nothing came for a while: a client that waits takes no memory.
+    /// Nothing is in flight and nothing arrived for a while: an idle client holds no memory.
     pub(super) fn rest_memory(&mut self) {
         self.intake.rest();
         self.drop_read_spares();
@@ -64,8 +65,8 @@ impl Connection {
         self.account.settle(0, true);
     }
 
-    /// Whether the client has kept memory that others wait for, and has taken next to nothing (or sent next
-    /// to nothing of a payload) for as long as it may.
+    /// Whether the client has kept memory for which others wait, and has read next to nothing (or sent next
+    /// to nothing of a payload) for as long as allowed.
     pub(super) fn is_stalled(&mut self, standing: &Standing) -> bool {
         let is_up_to_client = standing.socket_full || self.filling.is_some();
         if !is_up_to_client || !self.account.holds_pool() || !self.account.is_wanted() {
@@ -97,7 +98,7 @@ impl Connection {
         self.ensure(bytes as u64)
     }
 
-    /// Bytes to allocate for a read's reply of this length: none where a spare buffer is long enough.
+    /// Bytes to allocate for the reply to a read of this length: none if a spare buffer is long enough.
     fn read_bytes(&mut self, length: usize) -> usize {
         if self.spare_reads.is_empty() {
             self.link.take_spare_reads(&mut self.spare_reads);
@@ -109,7 +110,7 @@ impl Connection {
         length
     }
 
-    /// A buffer for a read's reply, a used one if there is any. [`Self::has_memory`] was asked before.
+    /// A buffer for the reply to a read, reused if possible. The caller has checked [`Self::has_memory`].
     pub(super) fn read_body(&mut self, length: usize) -> Body {
         let head_bytes = self.session.style.read_head_bytes();
         let end = head_bytes + length;
