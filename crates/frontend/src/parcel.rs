@@ -1,12 +1,11 @@
 //! Pieces of doors as bytes: how [`Handed`] travels between two versions of this program.
 //!
-//! The layout is described byte by byte in `docs/format/hand_over.md`. There is one encoding for each
-//! value: what the reader accepts, the writer would write the same. A newer layout gets a new version
-//! number and is refused by older readers; a new fact needs none, since readers ignore facts they do not
-//! know.
+//! `docs/format/hand_over.md` describes the layout byte by byte. Each value has one encoding: what the reader
+//! accepts, the writer would write in the same way. A new layout gets a new version number, and older readers
+//! refuse it. A new fact does not, because readers ignore unknown facts.
 //!
-//! Invariant: no bytes make the reader panic, or allocate more than their own length warrants.
-//! Not here: how bytes and descriptors move ([`passing`](crate::passing)), and what the facts of a door mean.
+//! Invariant: no bytes make the reader panic, or allocate more than their own length warrants. Not here:
+//! moving bytes and descriptors ([`passing`](crate::passing)), and the meaning of a door's facts.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::str::FromStr;
@@ -15,12 +14,12 @@ use sawmill_device::{Error, ErrorKind, Result};
 
 use crate::Handed;
 
-/// Opens every parcel.
+/// The start of every parcel.
 const MAGIC: [u8; 8] = *b"SAWMHAND";
-/// The version written, and the newest that is understood.
+/// The version that is written, and the newest that is supported.
 const VERSION: u64 = 1;
 
-/// These pieces as bytes, and their descriptors in the order [`unpack`] wants them.
+/// Encodes these pieces, with their descriptors in the order that [`unpack`] expects.
 #[must_use]
 pub fn pack(pieces: &[Handed]) -> (Vec<u8>, Vec<BorrowedFd<'_>>) {
     let mut out = MAGIC.to_vec();
@@ -48,8 +47,8 @@ fn push_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// The pieces again. Errors: `Invalid` for bytes that are no parcel, a newer version, or descriptors that
-/// are not as many as the pieces say; all descriptors are closed then.
+/// Decodes the pieces. Returns `Invalid` for bytes that are not a parcel, a newer version, or a number of
+/// descriptors that does not match the pieces; all descriptors are closed then.
 pub fn unpack(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Vec<Handed>> {
     let mut reader = Reader { bytes, at: 0 };
     if reader.take(MAGIC.len() as u64, "magic")? != MAGIC {
@@ -129,28 +128,28 @@ fn invalid(text: String) -> Error {
 }
 
 impl Handed {
-    /// A piece without facts, bytes and descriptors yet.
+    /// A piece without facts, bytes and descriptors.
     #[must_use]
     pub fn new(what: &str) -> Self {
         Handed { what: what.into(), ..Handed::default() }
     }
 
-    /// The same piece with one more fact.
+    /// The piece with one more fact.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl ToString) -> Self {
         self.facts.insert(name.into(), value.to_string());
         self
     }
 
-    /// The fact of this name. Errors: `Invalid` when it is missing.
+    /// The fact with this name. Returns `Invalid` if it is missing.
     pub fn fact(&self, name: &str) -> Result<&str> {
         self.facts.get(name).map(String::as_str).ok_or_else(|| {
             Error::new(ErrorKind::Invalid, format!("hand-over: a {} has no fact {name:?}", self.what))
         })
     }
 
-    /// The fact of this name as a number, a flag, an address. Errors: `Invalid` when it is missing or is
-    /// none.
+    /// The fact with this name as a number, a flag or an address. Returns `Invalid` if it is missing or
+    /// cannot be parsed.
     pub fn parsed<T: FromStr>(&self, name: &str) -> Result<T> {
         let value = self.fact(name)?;
         value.parse().map_err(|_| {

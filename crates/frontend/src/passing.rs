@@ -2,11 +2,11 @@
 //!
 //! A message is a head of 16 bytes (`SWM1`, the number of descriptors in 32 bits, the number of bytes in 64
 //! bits, little-endian), a zero byte for each further group of descriptors, and the bytes. The kernel takes
-//! 253 descriptors at once: the first group travels with the head, each other one with its zero byte.
-//! `docs/format/hand_over.md` describes it for other programs.
+//! 253 descriptors at a time: the first group travels with the head, each other one with its zero byte.
+//! `docs/format/hand_over.md` describes this for other programs.
 //!
-//! Invariants: nothing after a message is taken from the socket; what a peer declares is allocated only as it
-//! comes; a descriptor that belongs to no message is closed. Not here: what the bytes mean
+//! Invariants: nothing after a message is taken from the socket. What a peer declares is allocated only as it
+//! arrives. A descriptor that belongs to no message is closed. Not here: the meaning of the bytes
 //! ([`pack`](crate::pack) is for pieces of doors).
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -16,16 +16,16 @@ use rustix::io::Errno as OsError;
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::descriptors::{self, DESCRIPTORS_MAX as GROUP_MAX};
 
-/// Opens each message.
+/// The start of each message.
 const MAGIC: [u8; 4] = *b"SWM1";
 const HEAD_BYTES: usize = 16;
-/// How much memory grows before more of a declared length has come.
+/// The step by which memory grows while a message of a declared length arrives.
 const STEP_BYTES: usize = 1 << 20;
 
-/// Sends one message. Waits as long as the stream's write time-out allows, for each call to the kernel anew.
+/// Sends one message. Waits as long as the stream's write time-out allows, for each call to the kernel.
 ///
-/// Errors: `Closed` when the peer is gone, `Unavailable` when it takes nothing in time or the system refuses.
-/// After an error nothing more can be sent on the stream.
+/// Errors: `Closed` if the peer is gone, `Unavailable` if it accepts nothing in time or the system refuses.
+/// After an error, nothing more can be sent on the stream.
 pub fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
     let count = u32::try_from(descriptors.len())
         .map_err(|_| Error::new(ErrorKind::Invalid, "message: more than 4 billion descriptors"))?;
@@ -41,7 +41,7 @@ pub fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -
     send_all(stream, bytes, &[])
 }
 
-/// Sends all bytes; the descriptors go with the first of them.
+/// Sends all bytes; the descriptors travel with the first of them.
 fn send_all(stream: &UnixStream, mut bytes: &[u8], mut given: &[BorrowedFd<'_>]) -> Result<()> {
     while !bytes.is_empty() {
         let length = descriptors::send(stream, bytes, given).map_err(|error| failed("sent", error))?;
@@ -52,11 +52,11 @@ fn send_all(stream: &UnixStream, mut bytes: &[u8], mut given: &[BorrowedFd<'_>])
 }
 
 /// Receives one message of at most `bytes_max` bytes and `descriptors_max` descriptors, which are closed when
-/// this process executes another program. Waits as [`send`] does, by the stream's read time-out.
+/// this process executes another program. Waits like [`send`], by the stream's read time-out.
 ///
-/// Errors: `Closed` when the peer is gone; `Unavailable` when nothing comes in time, the system refuses, or
-/// this process has no room for the descriptors; `Invalid` for what is not a message or beyond a limit.
-/// After an error nothing more can be received from the stream.
+/// Errors: `Closed` if the peer is gone; `Unavailable` if nothing arrives in time, the system refuses, or
+/// this process has no room for the descriptors; `Invalid` for anything that is not a message or exceeds a
+/// limit. After an error, nothing more can be received from the stream.
 pub fn receive(
     stream: &UnixStream,
     bytes_max: usize,
@@ -100,7 +100,7 @@ struct Receiver<'a> {
 }
 
 impl Receiver<'_> {
-    /// Receives exactly `into`, and the descriptors that come with it.
+    /// Receives exactly `into`, and the descriptors that arrive with it.
     fn fill(&mut self, into: &mut [u8], place: &str) -> Result<()> {
         let mut filled = 0;
         while filled < into.len() {

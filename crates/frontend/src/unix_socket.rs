@@ -1,7 +1,7 @@
-//! A listening Unix socket: made with care, removed without touching anybody else's.
+//! A listening Unix socket: created safely, and removed without touching any other.
 //!
-//! Invariants: it is never connectable for others than its owner, not even for a moment; a socket somebody
-//! listens on is never replaced; at the end only the socket made here is removed.
+//! Invariants: only its owner can ever connect, from the first moment on. A socket with a listener is never
+//! replaced. At the end, only the socket made here is removed.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -13,21 +13,21 @@ use rustix::net::{
 };
 use sawmill_device::{Error, ErrorKind, Result};
 
-/// Connections the kernel holds until they are accepted.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: i32 = 128;
 
 /// A Unix socket that accepts connections. It does not block.
 pub(crate) struct UnixSocket {
     pub(crate) socket: OwnedFd,
     pub(crate) path: PathBuf,
-    /// Device and inode, to know it again.
+    /// Device and inode, to recognise it.
     pub(crate) identity: Option<(u64, u64)>,
-    /// Whose it is, for messages: `nbd`, `vhost-user`.
+    /// The door, for messages: `nbd`, `vhost-user`.
     door: &'static str,
 }
 
 impl UnixSocket {
-    /// Listens at `path` with mode 0600; a socket there that nobody listens on is replaced.
+    /// Listens at `path` with mode 0600; replaces a socket there that has no listener.
     pub(crate) fn listen(door: &'static str, path: &Path) -> Result<Self> {
         let shown = path.display();
         let address = SocketAddrUnix::new(path).map_err(|error| {
@@ -46,7 +46,7 @@ impl UnixSocket {
         };
         bound.map_err(|error| failed("bind", &error))?;
         let listening = Self::adopt(door, path, socket);
-        // Until `listen` nobody can connect, whatever the mode was.
+        // Until `listen`, no process can connect, whatever the mode is.
         let ready = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
             .and_then(|()| Ok(listen(&listening.socket, BACKLOG)?));
         if let Err(error) = ready {
@@ -56,12 +56,12 @@ impl UnixSocket {
         Ok(listening)
     }
 
-    /// Takes over a socket that another process listens on at `path`.
+    /// Takes over a socket at `path` on which another process listens.
     pub(crate) fn adopt(door: &'static str, path: &Path, socket: OwnedFd) -> Self {
         Self::known(door, path, socket, identity(path))
     }
 
-    /// The same, of a process that says which socket it made there.
+    /// The same, for a process that says which socket it made there.
     pub(crate) fn known(
         door: &'static str,
         path: &Path,
@@ -71,7 +71,7 @@ impl UnixSocket {
         UnixSocket { socket, path: PathBuf::from(path), identity, door }
     }
 
-    /// Removes it, unless something else has taken its place.
+    /// Removes the socket, unless something else has taken its place.
     pub(crate) fn remove(&self) {
         if identity(&self.path).is_some_and(|found| Some(found) == self.identity)
             && let Err(error) = std::fs::remove_file(&self.path)
@@ -94,7 +94,7 @@ fn new_socket() -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
 }
 
-/// Removes a socket nobody listens on; anything else at the path is an error.
+/// Removes a socket without a listener; anything else at the path is an error.
 fn clear_stale(door: &str, path: &Path, address: &SocketAddrUnix) -> Result<()> {
     let shown = path.display();
     let failed = |what, error: &dyn std::fmt::Display| unavailable(door, what, path, error);

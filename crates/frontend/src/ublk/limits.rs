@@ -1,18 +1,18 @@
-//! The limits of a ublk device that nobody can set.
+//! The fixed limits of a ublk device.
 
 use std::time::Duration;
 
-/// Idle buffers for reads that one thread keeps while there is work; without work it keeps none.
+/// Idle read buffers that one thread keeps while there is work; without work it keeps none.
 pub(super) const SPARE_BYTES_MAX: usize = 8 << 20;
-/// After this long without a request a thread gives its idle buffers back.
+/// After this long without a request, a thread frees its idle buffers.
 pub(super) const IDLE_TIME: Duration = Duration::from_secs(1);
-/// Commands that one system call takes to the kernel at most.
+/// The most commands in one system call.
 pub(super) const RING_ENTRIES: u32 = 256;
-/// Queues that one shared thread can serve, where the process may open as many files.
+/// The most queues of one shared thread, if the process may open that many files.
 pub(super) const SHARED_SLOTS_MAX: u64 = 4096;
-/// How long the node of a new device may take to appear, and to be ours to open.
+/// Time for the node of a new device to appear, and to become accessible to us.
 pub(super) const NODE_TIME_MAX: Duration = Duration::from_secs(10);
-/// How often a condition of the kernel is looked at that it does not tell of.
+/// Interval of checks for conditions that the kernel does not report.
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(1);
-/// How long another living server may take to leave a device that is taken over.
+/// Time for another living server to leave a device that is being taken over.
 pub(super) const LEAVE_TIME_MAX: Duration = Duration::from_secs(5);

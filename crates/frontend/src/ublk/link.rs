@@ -1,9 +1,9 @@
-//! One queue as other threads see it, and what they tell the thread that serves it: requests that are done,
+//! One queue as other threads see it, and their messages to the thread that serves it: completed requests,
 //! and orders of the door.
 //!
 //! Invariants: while a link lives, its character device is open, so no other server can have the device.
-//! Nothing is put into an inbox without the thread looking at it soon: it is awake, or it is woken, once for
-//! several entries. Not here: what the thread does with them ([`super::worker`]).
+//! After something is put into an inbox, its thread looks at it soon: it is awake, or it is woken, once for
+//! several entries. Not here: how the thread handles them ([`super::worker`]).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use sawmill_sys::ublk::{CharDevice, Descriptors};
 use super::metrics::Counters;
 use super::progress::Progress;
 
-/// One queue, for those who complete its requests and for the door.
+/// One queue, for the threads that complete its requests and for the door.
 pub(super) struct Link {
     pub(super) char_device: Arc<CharDevice>,
     pub(super) queue: u16,
-    /// We move the bytes of requests; else the kernel copies them from and to a buffer per tag.
+    /// Whether we move the bytes of requests; otherwise the kernel copies them from and to a buffer per tag.
     pub(super) user_copy: bool,
     pub(super) inbox: Arc<Inbox>,
     pub(super) counters: Counters,
@@ -42,7 +42,7 @@ impl Link {
         Link { char_device, queue, user_copy, inbox, counters, progress, slot }
     }
 
-    /// The queue's name on the ring of its thread.
+    /// The number of the queue on the ring of its thread.
     pub(super) fn slot(&self) -> u32 {
         self.slot.load(Relaxed)
     }
@@ -51,55 +51,55 @@ impl Link {
         self.slot.store(slot, Relaxed);
     }
 
-    /// The request with this tag is done.
+    /// The request with this tag has completed.
     pub(super) fn answer(&self, tag: u16, result: i32, body: Body, buffer: Vec<u8>) {
         self.inbox.done(Done { slot: self.slot(), tag, result, body, buffer });
     }
 }
 
-/// What moves with a request.
+/// The data of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Body {
     /// Nothing.
     Empty,
-    /// A payload of this many bytes, which lies in the kernel until the device asks for it.
+    /// A payload of this many bytes, which stays in the kernel until the device asks for it.
     Write(u32),
-    /// Data of this many bytes, at the front of the buffer.
+    /// Data of this many bytes, at the start of the buffer.
     Read(u32),
 }
 
-/// A queue that a thread shall serve.
+/// A queue for a thread to serve.
 pub(super) struct NewQueue {
     pub(super) link: Arc<Link>,
     pub(super) device: Arc<dyn BlockDevice>,
     pub(super) descriptors: Descriptors,
-    /// Tags that the kernel uses on this queue.
+    /// The tags that the kernel uses on this queue.
     pub(super) tags: u16,
     /// The longest read or write.
     pub(super) bytes_max: u32,
 }
 
-/// A request that is done.
+/// A completed request.
 pub(super) struct Done {
-    /// The queue, as the ring of the thread names it.
+    /// The number of the queue on the ring of the thread.
     pub(super) slot: u32,
     pub(super) tag: u16,
-    /// What the kernel is told: bytes, 0, or a negative errno.
+    /// The result for the kernel: bytes, 0, or a negative errno.
     pub(super) result: i32,
     pub(super) body: Body,
-    /// The buffer of the request, for the next one; empty where it had none.
+    /// The buffer of the request, for the next one; empty if it had none.
     pub(super) buffer: Vec<u8>,
 }
 
-/// What the door wants of a queue, or of the thread.
+/// An order of the door for a queue, or for the thread.
 pub(super) enum Order {
-    /// Serve this queue; the answer comes when its requests can.
+    /// Serve this queue; the answer is sent when its requests can arrive.
     Attach(NewQueue, SyncSender<Result<()>>),
-    /// Take no more requests, in this round.
+    /// Accept no more requests, in this round.
     Quiesce(Arc<Link>, u64),
-    /// Take requests again.
+    /// Accept requests again.
     Resume(Arc<Link>),
-    /// End as soon as every queue of the thread was let go or is gone.
+    /// End as soon as every queue of the thread was released or is gone.
     LetGo(Arc<Link>),
     /// End as soon as there is no queue any more.
     Stop,
@@ -123,7 +123,7 @@ impl Inbox {
         Ok(Inbox { waiting: Mutex::default(), waker: Waker::new()? })
     }
 
-    /// Becomes readable when the thread should look.
+    /// Becomes readable when the thread should check.
     pub(super) fn descriptor(&self) -> Arc<OwnedFd> {
         self.waker.descriptor()
     }
@@ -132,7 +132,7 @@ impl Inbox {
         self.put(|waiting| waiting.done.push(done));
     }
 
-    /// Returns whether there is still a thread to follow the order.
+    /// Returns whether there still is a thread to execute the order.
     pub(super) fn order(&self, order: Order) -> bool {
         self.put(|waiting| {
             if !waiting.closed {
@@ -172,7 +172,7 @@ impl Inbox {
         self.waiting.lock().closed
     }
 
-    /// The thread ends: no order is taken any more. Returns those that nobody followed.
+    /// The thread is ending: no order is accepted any more. Returns the orders that were not executed.
     pub(super) fn close(&self) -> Vec<Order> {
         let mut waiting = self.waiting.lock();
         waiting.closed = true;

@@ -1,4 +1,4 @@
-//! What a ublk door counts.
+//! The counters of a ublk door.
 //!
 //! Each queue counts on its own [`Counters`], written by its own thread, so that queues share no cache line.
 //! Not here: names and labels for a monitoring system.
@@ -25,13 +25,13 @@ pub(super) struct Counters {
     in_flight: AtomicU64,
 }
 
-/// Adds with a plain store: only the queue's own thread counts.
+/// Adds with a plain store, because only the queue's own thread counts.
 fn add(counter: &AtomicU64, more: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(more), Relaxed);
 }
 
 impl Counters {
-    /// A request was taken.
+    /// A request was accepted.
     pub(super) fn taken(&self, operation: Operation, length: u64) {
         add(&self.in_flight, 1);
         match operation {
@@ -47,14 +47,14 @@ impl Counters {
         }
     }
 
-    /// A request was refused before any device saw it.
+    /// A request was refused before it reached the device.
     pub(super) fn refused(&self) {
         add(&self.in_flight, 1);
         add(&self.others, 1);
         add(&self.violations, 1);
     }
 
-    /// A request is answered; `read_bytes` went out.
+    /// A request is answered; `read_bytes` were sent.
     pub(super) fn answered(&self, result: i32, read_bytes: u64) {
         add(&self.in_flight, u64::MAX);
         add(&self.bytes_out, read_bytes);

@@ -1,4 +1,4 @@
-//! What can be set for a ublk device, and the limits that cannot.
+//! The options of a ublk device, and its fixed limits.
 //!
 //! Invariant: a value outside its range is refused before anything is made.
 
@@ -10,53 +10,54 @@ use sawmill_sys::ublk::{QUEUE_DEPTH_MAX, REQUEST_BYTES_MAX};
 
 use super::worker::UblkWorkers;
 
-/// The settings of one ublk device.
+/// The options of one ublk device.
 #[derive(Clone, Debug)]
 pub struct UblkOptions {
     /// The number in `/dev/ublkbN`; `None` takes a free one.
     pub id: Option<u32>,
-    /// What tells the device's bytes from all others: the identity of the volume, not only its name. A device
-    /// is taken over only for the volume it was made for. Not empty.
+    /// Distinguishes the device's bytes from all others: the identity of the volume, not only its name. A
+    /// device is taken over only for the volume it was made for. Not empty.
     pub volume: String,
     /// The name of a link to the device's node in `link_folder`; `None` for no link.
     pub link: Option<String>,
-    /// Hardware queues, each with its own thread; `None` means one per core, at most 16, and 1 with
+    /// Hardware queues, each with a thread of its own; `None` means one per core, at most 16, and 1 with
     /// `workers`.
     pub queues: Option<u16>,
-    /// Requests that one queue has in flight at most: 4 to 4095.
+    /// The most requests in flight on one queue: 4 to 4095.
     pub queue_depth: u16,
-    /// The longest read or write in bytes: 4 KiB to 32 MiB. The device's own limit holds too.
+    /// The longest read or write in bytes: 4 KiB to 32 MiB. The device's own limit applies too.
     pub request_bytes_max: u32,
-    /// Ties the thread of each queue to the cores that fill the queue. Without effect with `workers`.
+    /// Pins the thread of each queue to the cores that fill the queue. No effect with `workers`.
     pub pin: bool,
     /// Serves the queues on these threads, shared with other devices, instead of threads of their own.
     pub workers: Option<UblkWorkers>,
-    /// Makes a device as a user without privileges: without recovery, and each payload is copied twice.
+    /// Makes a device without privileges: without recovery, and with two copies of each payload.
     pub unprivileged: bool,
-    /// The device waits for the next server when this one dies. Not where what was answered dies with it.
+    /// Whether the device waits for the next server when this one dies. Not for devices whose answered writes
+    /// die with the server.
     pub recoverable: bool,
-    /// Where the file with the facts of each device lies, one folder for all servers of a machine.
+    /// The folder with the facts of each device; one folder for all servers of a machine.
     pub run_folder: PathBuf,
-    /// Where links to devices lie.
+    /// The folder with the links to devices.
     pub link_folder: PathBuf,
-    /// How long [`super::UblkDoor::recover`] waits for the kernel to see that the old server is gone.
+    /// How long [`super::UblkDoor::recover`] waits until the kernel notices that the old server is gone.
     pub recovery_time_max: Duration,
 }
 
-/// Queues of one device, when nobody says how many.
+/// The default number of queues of a device, at most.
 const QUEUES_DEFAULT_MAX: usize = 16;
-/// Queues of one device: what one shared ring has room for many times over.
+/// The most queues of one device: one shared ring has room for many times as many.
 const QUEUES_MAX: u16 = 256;
 /// The kernel allows no smaller queue.
 const QUEUE_DEPTH_MIN: u16 = 4;
-/// The shortest bound on requests: a page of any common machine.
+/// The smallest limit on requests: a page of any common machine.
 const REQUEST_BYTES_MIN: u32 = 4096;
 /// The longest name of a link, as for any file.
 const LINK_BYTES_MAX: usize = 255;
 
 impl UblkOptions {
     /// The defaults for this volume: any number, no link, one queue of 128 requests per core, requests up to
-    /// 1 MiB, threads tied to cores, facts below `/run/sawmill/ublk`, links in `/dev/sawmill`.
+    /// 1 MiB, threads pinned to cores, facts below `/run/sawmill/ublk`, links in `/dev/sawmill`.
     #[must_use]
     pub fn new(volume: impl Into<String>) -> Self {
         UblkOptions {
@@ -76,14 +77,14 @@ impl UblkOptions {
         }
     }
 
-    /// The number of queues to ask the kernel for.
+    /// The number of queues to request from the kernel.
     pub(super) fn queue_count(&self) -> u16 {
         let cores =
             || std::thread::available_parallelism().map_or(1, usize::from).min(QUEUES_DEFAULT_MAX) as u16;
         self.queues.unwrap_or_else(|| if self.workers.is_some() { 1 } else { cores() })
     }
 
-    /// Refuses what cannot work. Errors: `Invalid`.
+    /// Refuses invalid options. Errors: `Invalid`.
     pub(super) fn check(&self) -> Result<()> {
         let refuse = |text: String| Err(Error::new(ErrorKind::Invalid, format!("ublk: {text}")));
         let within = |what: &str, value: u64, least: u64, most: u64| {
@@ -112,7 +113,7 @@ impl UblkOptions {
     }
 }
 
-/// Whether this can be a link's name: safe in a folder, in a rule of udev and in a shell.
+/// Whether this is a valid link name: safe in a folder, in a udev rule and in a shell.
 fn is_link_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._+=:@".contains(&byte);
     let first = name.bytes().next();

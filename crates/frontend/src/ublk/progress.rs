@@ -8,9 +8,9 @@ use parking_lot::{Condvar, Mutex};
 
 #[derive(Clone, Copy, Default)]
 struct Counted {
-    /// Which wish to be quiet this is.
+    /// The number of the current round of quiescing.
     round: u64,
-    /// Queues that are quiet by that wish.
+    /// Queues that are quiet in that round.
     quiet: usize,
     gone: usize,
 }
@@ -23,7 +23,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Begins a round of waiting for quiet: its number. What queues tell of earlier rounds counts no more.
+    /// Starts a round of quiescing. Returns its number. Reports of earlier rounds no longer count.
     pub(super) fn begin_round(&self) -> u64 {
         let mut counted = self.counted.lock();
         counted.round += 1;
@@ -31,7 +31,7 @@ impl Progress {
         counted.round
     }
 
-    /// A queue became quiet, as it was told in this round.
+    /// A queue is quiet in this round.
     pub(super) fn quiet(&self, round: u64) {
         let mut counted = self.counted.lock();
         if counted.round == round {
@@ -40,13 +40,13 @@ impl Progress {
         }
     }
 
-    /// A queue is gone: its thread has let it go.
+    /// A queue is gone: its thread has released it.
     pub(super) fn gone(&self) {
         self.counted.lock().gone += 1;
         self.changed.notify_all();
     }
 
-    /// Waits until this many queues are quiet, or gone; returns whether they are.
+    /// Waits until this many queues are quiet, or gone. Returns whether they are.
     pub(super) fn wait_quiet(&self, queues: usize, patience: Duration) -> bool {
         let began = Instant::now();
         let mut counted = self.counted.lock();

@@ -1,7 +1,7 @@
-//! What the kernel's descriptors ask for, and what its parameters say, as pure functions.
+//! The requests in the kernel's descriptors, and the parameters for the kernel, as pure functions.
 //!
-//! Invariant: no descriptor makes a function here panic, and none that reaches beyond the device or the
-//! limits comes through. Not here: moving bytes.
+//! Invariant: no descriptor makes a function here panic, and none that exceeds the device or the limits is
+//! accepted. Not here: moving bytes.
 
 use std::borrow::Cow;
 
@@ -11,12 +11,13 @@ use sawmill_sys::ublk::{IoDescriptor, Parameters, attribute, operation, operatio
 /// The kernel's unit of addresses and lengths, whatever the logical block is.
 pub(super) const SECTOR_BYTES: u64 = 512;
 const SECTOR_SHIFT: u32 = 9;
-/// The longest discard or write-zeroes: the kernel counts the bytes of one in 32 bits.
+/// The longest discard or write-zeroes: the kernel counts its bytes in 32 bits.
 const CLEAR_SECTORS_MAX: u32 = u32::MAX >> SECTOR_SHIFT;
-/// What file systems take for the unit that is written whole: a journal of bytes has no larger one.
+/// The unit that file systems assume is written as a whole: the journal of a byte-granular device has no
+/// larger one.
 const PHYSICAL_BLOCK_BYTES: u32 = 4096;
 
-/// What a request asks for; lengths are bytes.
+/// A request; lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) operation: Operation,
@@ -25,7 +26,7 @@ pub(super) struct Asked {
     pub(super) flags: Flags,
 }
 
-/// A request that is not passed on: what the kernel hears, and what is logged.
+/// A refused request: the result for the kernel, and the log text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) errno: i32,
@@ -44,8 +45,8 @@ const EIO: i32 = 5;
 const EOPNOTSUPP: i32 = 95;
 
 impl Asked {
-    /// Understands a descriptor for a device of this geometry whose reads and writes are at most `bytes_max`
-    /// long.
+    /// Parses a descriptor for a device of this geometry whose reads and writes have at most `bytes_max`
+    /// bytes.
     pub(super) fn from_descriptor(
         descriptor: &IoDescriptor,
         geometry: &Geometry,
@@ -86,8 +87,8 @@ impl Asked {
     }
 }
 
-/// The errno that tells the kernel of a failure. Those that it would take for "try again" are plain failures
-/// here: the device has tried already.
+/// The errno of a failure for the kernel. Errors that the kernel would retry become plain failures here: the
+/// device has retried already.
 pub(super) fn errno(kind: ErrorKind) -> i32 {
     match kind {
         ErrorKind::InUse
@@ -108,13 +109,13 @@ pub(super) fn errno(kind: ErrorKind) -> i32 {
     }
 }
 
-/// The longest read or write that this geometry and this option allow: whole blocks.
+/// The longest read or write with this geometry and option: whole blocks.
 pub(super) fn request_bytes_max(geometry: &Geometry, option: u32) -> u32 {
     let bytes = geometry.request_bytes_max.min(option);
     bytes - bytes % PHYSICAL_BLOCK_BYTES.max(geometry.block_bytes)
 }
 
-/// What the kernel shows of a device of this geometry.
+/// The parameters of a device with this geometry for the kernel.
 pub(super) fn parameters(geometry: &Geometry, request_bytes_max: u32) -> Parameters {
     let shift = |bytes: u32| bytes.max(1).ilog2() as u8;
     let block_bytes = geometry.block_bytes.max(SECTOR_BYTES as u32);
@@ -138,13 +139,13 @@ pub(super) fn parameters(geometry: &Geometry, request_bytes_max: u32) -> Paramet
     }
 }
 
-/// The size in sectors: whole blocks, a rest is not shown.
+/// The size in sectors: whole blocks; a rest is cut off.
 pub(super) fn sectors(geometry: &Geometry) -> u64 {
     let block_bytes = u64::from(geometry.block_bytes).max(SECTOR_BYTES);
     geometry.size_bytes / block_bytes * (block_bytes / SECTOR_BYTES)
 }
 
-/// The mark that a device of this volume carries in the driver: a tag of ours, and a hash of the identity.
+/// The mark of a device of this volume in the driver: our tag, and a hash of the identity.
 pub(super) fn mark(volume: &str) -> u64 {
     // FNV-1a, 64 bits: the same in every version of this program.
     let hash = volume.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
@@ -153,7 +154,7 @@ pub(super) fn mark(volume: &str) -> u64 {
     u64::from(MARK_TAG) << 48 | (hash ^ hash >> 48) & ((1 << 48) - 1)
 }
 
-/// Whether a mark is one of ours.
+/// Whether a mark is ours.
 pub(super) fn is_ours(mark: u64) -> bool {
     mark >> 48 == u64::from(MARK_TAG)
 }

@@ -1,8 +1,8 @@
 //! One queue of a device, on the thread that serves it.
 //!
-//! Invariants: every request that the kernel delivers is given to the device once, or refused, or held back
-//! while the queue is quiet; a held request was not seen by anybody, so another server can be given it. Not
-//! here: the loop around it.
+//! Invariants: every request that the kernel delivers is submitted to the device once, or refused, or held
+//! back while the queue is quiet. A held request was not executed, so another server can get it. Not here:
+//! the loop around it.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::link::{Body, Done, Link, NewQueue};
 use super::protocol::{Asked, Refusal};
 use super::ticket::Ticket;
 
-/// Why commands of a stopped device come back.
+/// The result of all commands of a stopped device.
 const ENODEV: i32 = 19;
 
 /// One queue.
@@ -27,36 +27,36 @@ pub(super) struct Queue {
     pub(super) state: QueueState,
 }
 
-/// How a queue stands.
+/// The state of a queue.
 #[derive(Default)]
 pub(super) struct QueueState {
-    /// Requests given to the device and not answered yet.
+    /// Requests submitted to the device and not answered.
     in_flight: u32,
-    /// Requests that came while the queue was quiet.
+    /// Requests that arrived while the queue was quiet.
     held: Vec<(u16, Vec<u8>)>,
-    /// Takes nothing.
+    /// Whether it accepts nothing.
     quiet: bool,
-    /// The door waits, in this round, to hear that nothing is in flight.
+    /// The door waits, in this round, until nothing is in flight.
     to_tell: Option<u64>,
-    /// Tags whose command the kernel gave back for good.
+    /// Tags whose command the kernel has returned for good.
     gone: u16,
     pub(super) let_go: bool,
 }
 
 impl Queue {
-    /// A queue whose requests were not asked for yet.
+    /// A queue that has not requested anything from the kernel yet.
     pub(super) fn new(new: NewQueue) -> Self {
         let NewQueue { link, device, descriptors, tags, bytes_max } = new;
         Queue { link, device, descriptors, tags, bytes_max, state: QueueState::default() }
     }
 
-    /// Asks for the first request of every tag.
+    /// Requests the first request of every tag.
     pub(super) fn fetch_all(&self, ring: &mut QueueRing) -> std::io::Result<()> {
         let buffer = || (!self.link.user_copy).then(|| vec![0; self.bytes_max as usize]);
         (0..self.tags).try_for_each(|tag| ring.fetch(self.link.slot(), self.link.queue, tag, buffer()))
     }
 
-    /// A request came, with the buffer that was lent for it (empty with user copy).
+    /// A request has arrived, with its buffer (empty with user copy).
     pub(super) fn take(&mut self, tag: u16, buffer: Vec<u8>, spares: &mut Spares) {
         if self.state.quiet {
             self.state.held.push((tag, buffer));
@@ -91,7 +91,7 @@ impl Queue {
         self.device.submit(Request::new(operation, address, length, flags, Box::new(ticket)));
     }
 
-    /// A request is done: the kernel is told, and asked for the next with this tag.
+    /// A request has completed: passes the result to the kernel, and requests the next one with this tag.
     pub(super) fn answer(
         &mut self,
         done: Done,
@@ -111,7 +111,7 @@ impl Queue {
         ring.commit_and_fetch(slot, self.link.queue, tag, result, lent)
     }
 
-    /// The kernel takes no more commands with this tag.
+    /// The kernel accepts no more commands with this tag.
     pub(super) fn lose(&mut self, tag: u16, errno: i32) {
         self.state.gone += 1;
         if errno != ENODEV {
@@ -120,18 +120,18 @@ impl Queue {
         }
     }
 
-    /// Nothing will come any more, and nothing is in flight.
+    /// Whether nothing more arrives, and nothing is in flight.
     pub(super) fn is_gone(&self) -> bool {
         self.state.gone >= self.tags && self.state.in_flight == 0
     }
 
-    /// Holds back what comes from now on, and tells the door when nothing is in flight.
+    /// Holds back requests from now on, and notifies the door when nothing is in flight.
     pub(super) fn quiesce(&mut self, round: u64) {
         self.state.quiet = true;
         self.state.to_tell = Some(round);
     }
 
-    /// Takes what was held back, and what comes.
+    /// Accepts the held requests, and new ones.
     pub(super) fn resume(&mut self, spares: &mut Spares) {
         self.state.quiet = false;
         self.state.to_tell = None;
@@ -140,12 +140,12 @@ impl Queue {
         }
     }
 
-    /// The door waits to hear that nothing is in flight.
+    /// Whether the door waits until nothing is in flight.
     pub(super) fn is_quieting(&self) -> bool {
         self.state.to_tell.is_some()
     }
 
-    /// To be called when all answers so far are with the kernel.
+    /// Call this when the kernel has all answers so far.
     pub(super) fn tell_progress(&mut self) {
         if self.state.in_flight == 0
             && let Some(round) = self.state.to_tell.take()
@@ -155,7 +155,7 @@ impl Queue {
     }
 }
 
-/// Idle buffers for reads, of one thread.
+/// Idle read buffers of one thread.
 #[derive(Default)]
 pub(super) struct Spares {
     buffers: Vec<Vec<u8>>,
@@ -163,8 +163,8 @@ pub(super) struct Spares {
 }
 
 impl Spares {
-    /// A buffer of at least this length. What is in it is from an earlier read, and no reader gets to see it:
-    /// a read that succeeds has filled its part.
+    /// A buffer of at least this length. Its content is from an earlier read, but no reader sees it: a
+    /// successful read has filled its part.
     fn take(&mut self, length: usize) -> Vec<u8> {
         match self.buffers.pop() {
             Some(buffer) if buffer.len() >= length => {

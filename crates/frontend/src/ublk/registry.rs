@@ -1,11 +1,11 @@
-//! Which ublk devices there are, whose they are, and removing those that nobody serves.
+//! The ublk devices of this machine, their owners, and the removal of devices without a server.
 //!
-//! A device of ours carries a mark in the driver: a tag and a hash of its volume's identity. What else there
-//! is to know lies in a file per device in the run folder, in lines `NAME="value"` that udev can import. A
-//! living server holds that file's lock.
+//! A device of ours has a mark in the driver: a tag and a hash of its volume's identity. Other facts are in a
+//! file per device in the run folder, in lines `NAME="value"` that udev can import. A living server holds the
+//! lock of that file.
 //!
-//! Invariants: a device without our mark, or one that a living process serves, is never touched. The file is
-//! there before the device's node is. Not here: serving.
+//! Invariants: a device without our mark, or with a living server, is never touched. The file exists before
+//! the node of the device. Not here: serving.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -28,17 +28,17 @@ const CLASS_FOLDER: &str = "/sys/class/ublk-char";
 pub struct DeviceInfo {
     /// The number in `/dev/ublkbN`.
     pub id: u32,
-    /// How it stands with the kernel.
+    /// Its state in the kernel.
     pub state: DeviceState,
-    /// The process that serves it, or served it last.
+    /// Its current or last server process.
     pub server_pid: Option<u32>,
-    /// A living process serves it.
+    /// Whether a living process serves it.
     pub alive: bool,
-    /// It was made by this program; others are shown, and not touched.
+    /// Whether this program made it; other devices are shown, and not touched.
     pub ours: bool,
-    /// The identity of the volume it was made for, where the run folder knows.
+    /// The identity of the volume it was made for, if the run folder has it.
     pub volume: Option<String>,
-    /// The name of the link to it, where the run folder knows one.
+    /// The name of its link, if the run folder has it.
     pub link: Option<String>,
     /// Its size.
     pub size_bytes: u64,
@@ -46,13 +46,13 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// Whether the device was made for the volume of this identity: certain even without the run folder.
+    /// Whether the device was made for the volume with this identity; certain even without the run folder.
     #[must_use]
     pub fn is_for(&self, volume: &str) -> bool {
         self.mark == mark(volume)
     }
 
-    /// Nobody serves it, and nobody is about to: it waits for a server, or is what is left of one.
+    /// Whether no process serves it or is about to: it waits for a server, or is the remains of one.
     #[must_use]
     pub fn is_orphan(&self) -> bool {
         self.ours && !self.alive
@@ -80,7 +80,7 @@ pub(super) fn control() -> Result<Control> {
     })
 }
 
-/// A failure of the system as an error of ours.
+/// Converts an error of the system.
 pub(super) fn failed(what: &str, error: &io::Error) -> Error {
     let kind = match error.kind() {
         io::ErrorKind::PermissionDenied => ErrorKind::Denied,
@@ -93,8 +93,8 @@ pub(super) fn failed(what: &str, error: &io::Error) -> Error {
     Error::new(kind, format!("ublk: {what}: {error}"))
 }
 
-/// All ublk devices of this machine, those of other programs too, by number. A device that vanishes meanwhile
-/// is left out. Errors: `Unavailable` where the kernel has no ublk, `Denied` without the right to ask.
+/// All ublk devices of this machine, including those of other programs, by number. A device that vanishes
+/// during this is omitted. Returns `Unavailable` if the kernel has no ublk, `Denied` without permission.
 pub fn devices(run_folder: &Path) -> Result<Vec<DeviceInfo>> {
     let mut control = control()?;
     let listed = match std::fs::read_dir(CLASS_FOLDER) {
@@ -119,7 +119,7 @@ pub fn devices(run_folder: &Path) -> Result<Vec<DeviceInfo>> {
 /// One ublk device. Errors: `NotFound`.
 pub(super) fn device(control: &mut Control, run_folder: &Path, id: u32) -> Result<DeviceInfo> {
     let info = control.info(id).map_err(|error| match error.raw_os_error() {
-        // What the driver says of a number it does not know.
+        // The driver's errors for an unknown number.
         Some(19 | 22) => Error::new(ErrorKind::NotFound, format!("ublk: there is no device {id}")),
         _ => failed(&format!("cannot query device {id}"), &error),
     })?;
@@ -145,23 +145,22 @@ fn lives(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
-/// Whether a living process has a device. `lives`: there is a process of the number that the driver knows.
-/// `locked`: whether the device's file is, where there is one.
+/// Whether a living process has a device. `lives`: a process with the driver's process id exists. `locked`:
+/// whether the device's file is locked, if it exists.
 pub(super) fn is_alive(state: DeviceState, lives: bool, locked: Option<bool>) -> bool {
     match locked {
-        // A process of this number may be another one by now. The lock knows better.
+        // Another process may have this process id by now. The lock is more reliable.
         Some(true) => true,
-        // Except of a device that was added just now: it has no claim yet, and the file is an older one's. Of
-        // a device that was stopped the driver forgets the process.
+        // Except for a device that was added just now: it has no claim yet, and the file belongs to an older
+        // one. For a stopped device, the driver forgets the process.
         Some(false) => state == DeviceState::Dead && lives,
         None => state != DeviceState::Quiesced && lives,
     }
 }
 
-/// Removes a device that nobody serves. Its users get errors from now on.
+/// Removes a device without a server. Its users get errors from now on.
 ///
-/// Errors: `NotFound`; `Refused` for a device of another program; `InUse` for one that a living process
-/// serves.
+/// Errors: `NotFound`; `Refused` for a device of another program; `InUse` for one with a living server.
 pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
     let mut control = control()?;
     let known = device(&mut control, run_folder, id)?;
@@ -179,12 +178,12 @@ pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
     if known.alive {
         return Err(in_use());
     }
-    // With the lock nobody takes the device over while it goes.
+    // With the lock, no process takes the device over during the removal.
     let claim = Claim::wait(run_folder, id).map_err(|error| match error.kind() {
         ErrorKind::InUse => in_use(),
         _ => error,
     })?;
-    // Until then it may have gone, and another have come that has no claim yet.
+    // Before the lock, it may have been replaced by another device that has no claim yet.
     let now = control.info(id).map_err(|error| failed(&format!("device {id} vanished"), &error))?;
     let has_process = u32::try_from(now.server_pid).is_ok_and(lives);
     if now.server_mark != known.mark || is_alive(now.state(), has_process, Some(false)) {
@@ -200,12 +199,12 @@ pub(super) fn facts_path(run_folder: &Path, id: u32) -> PathBuf {
     run_folder.join(id.to_string())
 }
 
-/// What the run folder knows of a device.
+/// The facts of a device in the run folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Facts {
     pub(super) volume: String,
     pub(super) link: Option<String>,
-    /// A server began to take the device over and has not ended that.
+    /// A server has started to take the device over and has not finished.
     pub(super) recovering: bool,
 }
 
@@ -230,7 +229,7 @@ impl Facts {
     }
 }
 
-/// Everything that could end a quoted value, or the line, as `%XX`.
+/// Encodes everything that could end a quoted value, or the line, as `%XX`.
 fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -243,7 +242,7 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// The text that [`quoted`] made this of.
+/// Decodes a text of [`quoted`].
 fn plain(text: &str) -> Option<String> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -260,11 +259,11 @@ fn plain(text: &str) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
-/// Whether a living server holds this file; `None` where there is no file.
+/// Whether a living server holds this file; `None` if there is no file.
 pub(super) fn is_locked(path: &Path) -> Option<bool> {
     use rustix::fs::{FlockOperation, flock};
     let file = std::fs::File::open(path).ok()?;
-    // Shared: two that only look must not take each other for the server.
+    // Shared, so that two processes that only look do not mistake each other for the server.
     match flock(&file, FlockOperation::NonBlockingLockShared) {
         Ok(()) => Some(false),
         Err(rustix::io::Errno::WOULDBLOCK) => Some(true),
@@ -279,7 +278,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Takes the right. Errors: `InUse` when another process has it.
+    /// Takes the right. Returns `InUse` if another process has it.
     pub(super) fn take(run_folder: &Path, id: u32) -> Result<Self> {
         let path = facts_path(run_folder, id);
         let wrong = |error: io::Error| failed(&format!("cannot use {}", path.display()), &error);
@@ -295,8 +294,8 @@ impl Claim {
         Ok(Claim { path, _lock: lock })
     }
 
-    /// Takes the right as soon as it is given up: by a server on its way out, or by somebody who only looks.
-    /// Errors: `InUse` when that does not happen soon.
+    /// Takes the right as soon as it is released, by a server that is stopping or a process that only looks.
+    /// Returns `InUse` if that does not happen soon.
     pub(super) fn wait(run_folder: &Path, id: u32) -> Result<Self> {
         let began = Instant::now();
         loop {
@@ -309,19 +308,19 @@ impl Claim {
         }
     }
 
-    /// Writes down what the device is.
+    /// Writes the facts of the device.
     pub(super) fn write(&self, facts: &Facts) -> Result<()> {
         std::fs::write(&self.path, facts.text())
             .map_err(|error| failed(&format!("cannot write {}", self.path.display()), &error))
     }
 
-    /// The device is about to go: its number may soon be another's. The file goes first.
+    /// The device is about to be removed, and its number may be reused soon, so remove the file first.
     pub(super) fn remove(self) {
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Makes the link to a device, where udev did not.
+/// Makes the link to a device, if udev did not.
 pub(super) fn make_link(link_folder: &Path, name: Option<&str>, id: u32) {
     let Some(name) = name else { return };
     let (link, node) = (link_folder.join(name), node_path(id));
@@ -331,7 +330,7 @@ pub(super) fn make_link(link_folder: &Path, name: Option<&str>, id: u32) {
     let make = || {
         std::fs::create_dir_all(link_folder)?;
         match std::fs::symlink_metadata(&link) {
-            // A link of ours to a device that is gone. A file that somebody put there stays.
+            // A link of ours to a removed device. Any other file there stays.
             Ok(there) if there.is_symlink() => std::fs::remove_file(&link)?,
             Ok(_) | Err(_) => (),
         }

@@ -1,7 +1,8 @@
 //! One device: made or taken over, served, handed over, removed.
 //!
-//! Invariants: the kernel has all commands of all queues before the device is started; the character device
-//! is closed before the device is deleted. A device that was let go is not touched again. Not here: requests.
+//! Invariants: the kernel has all commands of all queues before the device is started. The character device
+//! is closed before the device is deleted. A device that was released is not touched again. Not here:
+//! requests.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,20 +24,20 @@ use super::registry::{self, Claim, Facts, failed};
 use super::worker::Worker;
 use crate::{Door, DoorCounts, Handed};
 
-/// What every device of ours has.
+/// The features of all our devices.
 const FLAGS: u64 =
     feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE | feature::USER_COPY | feature::CMD_IOCTL_ENCODE;
-/// What a device of a user without privileges has: the driver allows no more.
+/// The features of an unprivileged device: the driver allows no more.
 const FLAGS_UNPRIVILEGED: u64 = feature::UNPRIVILEGED_DEV | feature::CMD_IOCTL_ENCODE;
 
-/// What is there while the device is served.
+/// The state while the device is served.
 struct Serving {
     links: Vec<Arc<Link>>,
     progress: Arc<Progress>,
-    /// Threads of this door alone; none where threads are shared.
+    /// The threads of this door only; none if threads are shared.
     workers: Vec<Worker>,
     claim: Claim,
-    /// Sets the queue's limits, beside everything else.
+    /// Sets the queue's limits, in parallel to everything else.
     limiting: Option<JoinHandle<()>>,
 }
 
@@ -53,12 +54,12 @@ struct Shared {
     /// The driver's features.
     features: u64,
     serving: Mutex<Option<Serving>>,
-    /// What was counted before the device went.
+    /// The counters from before the device was gone.
     past: Mutex<DoorCounts>,
     quiet: Mutex<bool>,
 }
 
-/// A ublk device and the threads that serve it. Dropped, it ends as by [`Door::stop_now`].
+/// A ublk device and the threads that serve it. Dropping it ends it, as [`Door::stop_now`] does.
 pub struct UblkDoor {
     shared: Arc<Shared>,
 }
@@ -66,8 +67,8 @@ pub struct UblkDoor {
 impl UblkDoor {
     /// Makes a device and serves it. Returns when users can open [`UblkDoor::node`].
     ///
-    /// Errors: `Invalid` for an option out of range; `Exists` where the number is taken; `Unavailable` where
-    /// the kernel has no ublk or an old one; `Denied` without the right (`CAP_SYS_ADMIN`).
+    /// Errors: `Invalid` for an option out of range; `Exists` if the number is taken; `Unavailable` if the
+    /// kernel has no ublk or an old version; `Denied` without permission (`CAP_SYS_ADMIN`).
     pub fn start(options: UblkOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
         options.check()?;
         let mut control = registry::control()?;
@@ -109,7 +110,7 @@ impl UblkDoor {
         if features & feature::QUIESCE == 0 && info.flags & feature::USER_RECOVERY != 0 {
             let requests = options.queue_depth;
             let limit = move || keep_one_tag_back(id, requests);
-            // The kernel takes its time for this, and hundreds of devices would wait for each other.
+            // The kernel takes a while for this, and hundreds of devices would wait for each other.
             serving.limiting = std::thread::Builder::new().name("ublk-limit".into()).spawn(limit).ok();
         }
         registry::make_link(&options.link_folder, options.link.as_deref(), id);
@@ -117,13 +118,13 @@ impl UblkDoor {
         Ok(Self::new(id, options, device, features, serving))
     }
 
-    /// Takes over a device whose server is gone, by a crash or by [`Door::let_go`]. Its users wait meanwhile,
-    /// and requests that the old server had not answered are served now. Number of queues and limits stay as
-    /// they were.
+    /// Takes over a device whose server is gone, after a crash or [`Door::let_go`]. Its users wait until
+    /// then, and requests that the old server had not answered are served now. The number of queues and the
+    /// limits stay the same.
     ///
-    /// Errors: `NotFound`; `Refused` for a device of another program or another volume, or one that nobody
-    /// can take over; `InUse` when its server lives on; `Unavailable` when the kernel does not see in time
-    /// that it is gone.
+    /// Errors: `NotFound`; `Refused` for a device of another program or volume, or one that cannot be taken
+    /// over; `InUse` if its server still runs; `Unavailable` if the kernel does not notice in time that it is
+    /// gone.
     pub fn recover(id: u32, options: UblkOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
         options.check()?;
         if options.unprivileged {
@@ -154,7 +155,7 @@ impl UblkDoor {
         let claim = Claim::wait(&options.run_folder, id)?;
         let half_taken = Facts::read(&options.run_folder, id).is_some_and(|facts| facts.recovering);
         if half_taken && features & feature::QUIESCE == 0 {
-            // The kernel would stumble over the queues that have no server yet.
+            // The kernel would fail on the queues that have no server yet.
             return Err(lost(id));
         }
         start_recovery(&mut control, id, options.recovery_time_max)?;
@@ -169,7 +170,7 @@ impl UblkDoor {
             serving.claim.write(&facts(&options, false))
         });
         if let Err(error) = served {
-            // Its users go on waiting: the next try may be luckier.
+            // Its users continue to wait: the next attempt may succeed.
             leave(serving);
             return Err(error);
         }
@@ -202,8 +203,8 @@ impl UblkDoor {
         node_path(self.shared.id)
     }
 
-    /// Shows the size that the device has now. Errors: `Invalid` where the kernel cannot (before Linux 6.16):
-    /// the device keeps its old size until it is stopped and started again.
+    /// Publishes the current size of the device. Returns `Invalid` if the kernel cannot do that (before Linux
+    /// 6.16): the device keeps its old size until it is stopped and started again.
     pub fn resize(&self) -> Result<()> {
         let id = self.shared.id;
         if self.shared.features & feature::UPDATE_SIZE == 0 {
@@ -218,7 +219,7 @@ impl UblkDoor {
     }
 }
 
-/// The driver's features, if it has those that are needed.
+/// The driver's features, if it has the required ones.
 fn features_of(control: &mut Control) -> Result<u64> {
     let features = control.features().unwrap_or(0);
     if features & FLAGS == FLAGS {
@@ -229,7 +230,7 @@ fn features_of(control: &mut Control) -> Result<u64> {
     Err(Error::new(ErrorKind::Unavailable, text))
 }
 
-/// Opens the character device, as soon as it is there and is ours.
+/// Opens the character device, as soon as it exists and is accessible.
 fn open_char_device(id: u32) -> Result<CharDevice> {
     let began = Instant::now();
     loop {
@@ -243,7 +244,7 @@ fn open_char_device(id: u32) -> Result<CharDevice> {
     }
 }
 
-/// Gives all queues to threads; returns when the kernel has all their commands. After an error some may be
+/// Assigns all queues to threads. Returns when the kernel has all their commands. After an error, some may be
 /// served.
 fn serve(
     control: &mut Control,
@@ -261,7 +262,7 @@ fn serve(
     Ok(())
 }
 
-/// How the thread is reached that is to serve a queue: one of its own, or the next of those that are shared.
+/// The inbox of the thread that serves a queue: its own thread, or the next of the shared ones.
 fn inbox_for(
     control: &mut Control,
     id: u32,
@@ -307,14 +308,14 @@ fn serve_queue(
     })
 }
 
-/// Takes back all queues of a device that was never started, or is stopped already.
+/// Takes back all queues of a device that was never started, or is already stopped.
 fn abandon(control: &mut Control, id: u32, serving: Serving) {
     if let Err(error) = control.stop(id) {
         tracing::warn!(%error, id, "ublk: cannot stop a device; it waits for a server");
         return leave(serving);
     }
     let Serving { links, progress, mut workers, claim, limiting } = serving;
-    // Before the number can be another device's.
+    // Before the number can belong to another device.
     if let Some(limiting) = limiting {
         let _ = limiting.join();
     }
@@ -341,11 +342,11 @@ fn leave(serving: Serving) {
     }
     drop(links);
     workers.iter_mut().for_each(Worker::join);
-    // Only now may another take it.
+    // Only now may another server take it.
     drop(claim);
 }
 
-/// Serves and starts a device that the kernel has added. After an error it is still added.
+/// Serves and starts a device that the kernel has added. After an error, it is still added.
 fn start_added(
     control: &mut Control,
     info: &KernelInfo,
@@ -355,7 +356,7 @@ fn start_added(
     let id = info.id;
     let claim = Claim::wait(&options.run_folder, id)?;
     claim.write(&facts(options, false))?;
-    // Only the owner of the node may command a device without privileges.
+    // Only the owner of the node may command an unprivileged device.
     let char_device = open_char_device(id)?;
     let parameters = protocol::parameters(&device.geometry(), info.request_bytes_max);
     let step = |what: &str, error| failed(&format!("device {id}: {what}"), &error);
@@ -376,7 +377,7 @@ fn start_added(
     }
 }
 
-/// Begins to take the device over, as soon as the kernel has seen that its server is gone.
+/// Starts the take-over of the device, as soon as the kernel has noticed that its server is gone.
 fn start_recovery(control: &mut Control, id: u32, time_max: Duration) -> Result<()> {
     let began = Instant::now();
     loop {
@@ -410,9 +411,9 @@ fn facts(options: &UblkOptions, recovering: bool) -> Facts {
     Facts { volume: options.volume.clone(), link: options.link.clone(), recovering }
 }
 
-/// Makes the kernel use one tag less than it has, so that one command always waits with it. By those
-/// commands, and before Linux 6.16 by nothing else, it sees at once that a server died. Without, it looks
-/// every 30 s.
+/// Makes the kernel use one tag less than it has, so that one command always waits there. Through these
+/// commands (and before Linux 6.16 only through them) the kernel notices immediately that a server died.
+/// Otherwise, it checks every 30 s.
 fn keep_one_tag_back(id: u32, requests: u16) {
     let queue = PathBuf::from(format!("/sys/block/ublkb{id}/queue"));
     // An I/O scheduler would have tags of its own, and use all of ours.
@@ -434,7 +435,7 @@ impl Shared {
         counts
     }
 
-    /// Takes away what is there, once.
+    /// Takes the serving state, once.
     fn end(&self) -> Option<Serving> {
         let counts = self.counts();
         let serving = self.serving.lock().take()?;
@@ -454,7 +455,7 @@ impl Shared {
         self.order_all(Order::Resume);
         let Some(serving) = self.end() else { return };
         let id = self.id;
-        // The kernel fails what is in its caches once the device is being stopped: write it before.
+        // Once the device is being stopped, the kernel fails what is in its caches: write that first.
         if let Ok(node) = std::fs::File::open(node_path(id)) {
             let _ = node.sync_all();
         }
@@ -520,8 +521,8 @@ impl Door for UblkDoor {
         self.resize()
     }
 
-    /// One piece, `device`, with the facts `id` and `volume`: for [`UblkDoor::recover`]. No descriptors: the
-    /// kernel keeps the device.
+    /// One piece, `device`, with the facts `id` and `volume`: for [`UblkDoor::recover`]. No descriptors,
+    /// because the kernel keeps the device.
     fn hand_over(&self) -> Result<Vec<Handed>> {
         if !*self.shared.quiet.lock() {
             return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {} is not quiet", self.id())));
@@ -537,8 +538,8 @@ impl Door for UblkDoor {
         Ok(vec![Handed { what: "device".to_owned(), facts, ..Handed::default() }])
     }
 
-    /// On shared threads the kernel sees it when all devices of a thread were let go, or this process has
-    /// ended.
+    /// With shared threads, the kernel notices this when all devices of a thread were released, or this
+    /// process has exited.
     fn let_go(&self) {
         if !*self.shared.quiet.lock() {
             tracing::warn!(id = self.id(), "ublk: releasing a device that is not quiet; waiting for it");
@@ -549,13 +550,13 @@ impl Door for UblkDoor {
         }
     }
 
-    /// Waits for requests in flight. Writes what the kernel has cached of the node; a file system that is
+    /// Waits for requests in flight. Writes what the kernel has cached of the node. A file system that is
     /// still mounted on it fails from now on.
     fn stop(&self) {
         self.shared.stop();
     }
 
-    /// The device vanishes when its requests in flight are answered; nobody waits for that here.
+    /// The device vanishes when its requests in flight are answered; this does not wait for that.
     fn stop_now(&self) {
         if self.shared.serving.lock().is_none() {
             return;

@@ -1,7 +1,7 @@
-//! One request in flight: where its bytes are, and who hears the outcome.
+//! One request in flight: its bytes, and its outcome.
 //!
 //! Invariants: a tag is answered only when its ticket is gone, so no byte moves for a tag after that. A write
-//! whose bytes cannot be had is never logged. Not here: the queue's thread, which tells the kernel.
+//! whose bytes cannot be read is never logged. Not here: the queue's thread, which notifies the kernel.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ pub(super) struct Ticket {
     pub(super) link: Arc<Link>,
     pub(super) tag: u16,
     pub(super) body: Body,
-    /// The place of a read's data. Where the kernel copies, every tag has one, and a write's payload is in
-    /// it.
+    /// The buffer for the data of a read. If the kernel copies, every tag has one, and it contains the
+    /// payload of a write.
     pub(super) buffer: Vec<u8>,
 }
 
@@ -31,9 +31,9 @@ impl Exchange for Ticket {
         }
         let device = &self.link.char_device;
         if let Err(error) = device.read_payload(self.link.queue, self.tag, offset, into) {
-            // The kernel keeps a write's bytes until it is answered, and it is not answered while this ticket
-            // lives. Should they be gone all the same, the device is about to log bytes that nobody wrote. A
-            // dead server loses nothing: the next one is given the write again.
+            // The kernel keeps a write's bytes until it is answered, which does not happen while this ticket
+            // lives. If they are gone anyway, the device would log bytes that no user wrote. A dead server
+            // loses nothing: the next one gets the write again.
             let (queue, tag) = (self.link.queue, self.tag);
             tracing::error!(%error, queue, tag, offset, "ublk: cannot read a write's data; ending the \
                 process");

@@ -1,8 +1,8 @@
 //! A thread that serves queues over one ring: of one device, or of many.
 //!
-//! Invariants: the kernel ties a queue to the thread that fetched first, so a queue stays on its thread for
-//! life. A thread that was told to let go ends, because the kernel takes a device for left only when the
-//! threads that served it are gone. Not here: what a request means.
+//! Invariants: the kernel binds a queue to the thread that fetched first, so a queue stays on its thread for
+//! life. A thread that was told to release a queue ends, because the kernel considers a device abandoned only
+//! when the threads that served it are gone. Not here: the meaning of a request.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Worker {
         let served = inbox.clone();
         let run = move || {
             tie_to(&cores);
-            // Without the privilege there is no device whose memory could wait for itself: see the guide.
+            // Without the privilege, there is no device whose memory could wait for itself: see the guide.
             if let Err(error) = sawmill_sys::reclaim::mark_thread() {
                 tracing::debug!(%error, "ublk: cannot mark a thread as one that serves a disk");
             }
@@ -72,9 +72,8 @@ impl Worker {
     }
 }
 
-/// Closes the ring of the calling thread once the thread has ended. The kernel takes back what is on a ring
-/// on a thread of its own; Linux 6.12 loses count of references to the ring's thread if that one ends
-/// meanwhile.
+/// Closes the ring of the calling thread after the thread has ended. The kernel cleans up a ring on a thread
+/// of its own; Linux 6.12 miscounts references to the ring's thread if that one ends during this.
 fn close_after_end(ring: QueueRing) {
     let thread = PathBuf::from(format!("/proc/self/task/{}", gettid().as_raw_nonzero()));
     let close = move || {
@@ -98,7 +97,8 @@ fn tie_to(cores: &[usize]) {
     }
 }
 
-/// A few threads that serve the queues of many devices. Dropped, they end as soon as their devices are gone.
+/// A few threads that serve the queues of many devices. After this is dropped, they end when their devices
+/// are gone.
 #[derive(Clone)]
 pub struct UblkWorkers {
     pool: Arc<Pool>,
@@ -110,7 +110,7 @@ struct Pool {
 }
 
 impl UblkWorkers {
-    /// Starts this many threads. Errors: `Invalid` for none; `Unavailable` where the system refuses.
+    /// Starts this many threads. Returns `Invalid` for zero; `Unavailable` if the system refuses.
     pub fn start(threads: usize) -> Result<Self> {
         if threads == 0 {
             return Err(Error::new(ErrorKind::Invalid, "ublk: 0 threads cannot serve a device"));
@@ -150,26 +150,26 @@ impl Drop for Pool {
     }
 }
 
-/// The queues of a thread, by slot of its ring, and how it is spoken to.
+/// The queues of a thread, by slot of its ring, and its inbox.
 struct Served {
     inbox: Arc<Inbox>,
     queues: Vec<Option<Queue>>,
 }
 
 impl Served {
-    /// The queue behind a link, unless it is gone: its slot may be another's by now.
+    /// The queue of a link, unless it is gone: another queue may have its slot by now.
     fn queue_of(&mut self, link: &Arc<Link>) -> Option<&mut Queue> {
         let queue = self.queues.get_mut(link.slot() as usize)?.as_mut()?;
         Arc::ptr_eq(&queue.link, link).then_some(queue)
     }
 }
 
-/// What a thread has in hand.
+/// The state of a thread's loop.
 struct Loop {
     ring: QueueRing,
     served: Served,
     spares: Spares,
-    /// A queue was told to be quiet, and its door may not know yet that it is.
+    /// A queue was told to be quiet, and its door may not have been notified yet.
     quieting: bool,
     stop: bool,
 }
@@ -182,7 +182,7 @@ impl Loop {
         Ok(Loop { ring, served, spares: Spares::default(), quieting: false, stop: false })
     }
 
-    /// Serves until the end; what is left then is the ring.
+    /// Serves to the end. Returns the ring.
     fn run(mut self) -> QueueRing {
         if let Err(error) = self.serve() {
             tracing::error!(%error, "ublk: a thread failed; its devices wait for another server");
@@ -215,7 +215,7 @@ impl Loop {
             }
             let sleep = self.served.inbox.nothing_waits();
             let time_max = (!self.spares.is_empty()).then_some(IDLE_TIME);
-            // Without sleeping there is more to answer first: one call takes it all.
+            // Without sleeping, there is more to answer first: one call takes it all.
             if sleep {
                 if self.quieting {
                     self.tell_progress()?;
@@ -279,7 +279,7 @@ impl Loop {
         Ok(())
     }
 
-    /// Takes a queue up, and answers once the kernel has all its commands.
+    /// Accepts a queue, and answers once the kernel has all its commands.
     fn attach(&mut self, queue: NewQueue, answer: &SyncSender<Result<()>>) -> std::io::Result<()> {
         let slot = match self.ring.attach(&queue.link.char_device) {
             Ok(slot) => slot,
@@ -330,7 +330,7 @@ impl Loop {
         }
     }
 
-    /// Tells the doors which queues are quiet, once what they answered is with the kernel.
+    /// Notifies the doors which queues are quiet, once the kernel has their answers.
     fn tell_progress(&mut self) -> std::io::Result<()> {
         self.ring.submit()?;
         self.served.queues.iter_mut().flatten().for_each(Queue::tell_progress);
@@ -345,7 +345,7 @@ impl Loop {
     }
 }
 
-/// However the thread ends, by a panic of a device too: nobody waits for it in vain.
+/// However the thread ends, even by a panic of a device: no other thread waits for it in vain.
 impl Drop for Served {
     fn drop(&mut self) {
         for order in self.inbox.close() {

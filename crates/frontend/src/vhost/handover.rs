@@ -1,12 +1,12 @@
-//! A door on its way to another process: what of it is facts, what is descriptors, and back again.
+//! The hand-over of a door: its facts and descriptors, and the way back.
 //!
-//! Two pieces. `listener`: the socket; no facts. `frontend`, if one is connected: all that its messages
-//! have set up, so that it need not say a word of it again. Its descriptors, in this order: the connection,
-//! the memory regions, the dirty log, the in-flight region, the backend's channel, then of each queue kick,
-//! call and error; those that there are.
+//! Two pieces. `listener`: the socket; no facts. `frontend`, if one is connected: everything that its
+//! messages have set up, so that it need not repeat any of them. Its descriptors, in this order: the
+//! connection, the memory regions, the dirty log, the in-flight region, the backend's channel, then for each
+//! queue kick, call and error; only those that exist.
 //!
-//! Invariant: unpacking what was packed gives a session that goes on where the other stopped. Not here: how
-//! pieces travel.
+//! Invariant: unpacking what was packed gives a session that continues where the other one stopped. Not here:
+//! how pieces travel.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,7 +25,7 @@ use super::wire;
 use crate::door::Handed;
 use crate::unix_socket::UnixSocket;
 
-/// What came from another process.
+/// The pieces of another process.
 pub(super) struct Pieces {
     pub(super) listener: OwnedFd,
     pub(super) session: Option<Session>,
@@ -84,7 +84,7 @@ fn pack_session(session: &Session) -> std::io::Result<Handed> {
     say("queues".into(), &[session.slots.len() as u64]);
     for (n, slot) in session.slots.iter().enumerate() {
         let base = slot.running.as_ref().map_or(slot.base, |queue| queue.base());
-        // 0 and 1 are what the frontend said, 2 is that it said nothing.
+        // 0 and 1 are the frontend's setting; 2 means that there is none.
         let enabled = slot.enabled.map_or(2, u64::from);
         say(format!("queue.{n}"), &[slot.size.into(), base.into(), enabled]);
         if let Some(at) = slot.addresses {
@@ -101,7 +101,7 @@ fn pack_session(session: &Session) -> std::io::Result<Handed> {
     Ok(Handed { what: "frontend".into(), facts, bytes: Vec::new(), descriptors })
 }
 
-/// A door again, from its pieces.
+/// Parses the pieces of a door.
 pub(super) fn unpack(common: &Arc<Common>, handed: Vec<Handed>) -> Result<Pieces> {
     let (mut listener, mut session) = (None, None);
     for piece in handed {
@@ -120,7 +120,7 @@ fn not_whole(violation: Violation) -> Error {
     Error::new(ErrorKind::Invalid, text)
 }
 
-/// The facts and the descriptors, taken off in order.
+/// Takes facts and descriptors off in order.
 struct Unpacking {
     facts: BTreeMap<String, String>,
     descriptors: std::vec::IntoIter<OwnedFd>,

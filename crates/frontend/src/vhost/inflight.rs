@@ -1,14 +1,14 @@
-//! The in-flight region: which requests were taken and not answered, in memory that the frontend keeps
-//! while this process dies and another takes its place. Source: vhost-user, "Inflight I/O tracking", split
+//! The in-flight region: the requests that were accepted and not answered, in memory that the frontend keeps
+//! while this process dies and another one replaces it. Source: vhost-user, "Inflight I/O tracking", split
 //! rings.
 //!
-//! Per queue a head of 16 bytes (features, version, entries, `last_batch_head`, `used_idx`), then 16 bytes
-//! per entry (`inflight`, `next`, `counter`).
+//! Each queue has a head of 16 bytes (features, version, entries, `last_batch_head`, `used_idx`), then 16
+//! bytes per entry (`inflight`, `next`, `counter`).
 //!
-//! Invariants: an entry is in flight from before its request is carried out until after the guest can see
-//! that it was used; a process that dies between any two steps leaves a region from which
-//! [`InflightQueue::recover`] finds exactly the requests that the guest still waits for. Each batch is of
-//! one request. Not here: rings.
+//! Invariants: an entry is in flight from before its request is executed until after the guest can see that
+//! it was used. A process that dies between any two steps leaves a region from which
+//! [`InflightQueue::recover`] finds exactly the requests that the guest still waits for. Each batch has one
+//! request. Not here: rings.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::message::{Area, InflightShape};
 
 const HEAD_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 16;
-/// Queues begin at a cache line of their own.
+/// Each queue starts at a cache line of its own.
 const ALIGNMENT: usize = 64;
 const VERSION: u16 = 1;
 // Offsets in the head of a queue.
@@ -45,7 +45,7 @@ pub(super) struct Inflight {
 }
 
 impl Inflight {
-    /// A new one, with nothing in flight.
+    /// A new region, with nothing in flight.
     pub(super) fn create(queues: u16, queue_size: u16) -> Result<Self, Violation> {
         let length = queue_bytes(queue_size) * usize::from(queues);
         let shared = SharedMemory::create("vhost-inflight", length)
@@ -60,7 +60,7 @@ impl Inflight {
         Ok(region)
     }
 
-    /// One that an earlier process made, perhaps with requests in flight.
+    /// The region of an earlier process, perhaps with requests in flight.
     pub(super) fn open(file: OwnedFd, shape: InflightShape) -> Result<Self, Violation> {
         let needed = queue_bytes(shape.queue_size) * usize::from(shape.queues);
         let Area { size_bytes, offset } = shape.area;
@@ -91,7 +91,7 @@ impl Inflight {
         self.shared.file().as_fd().try_clone_to_owned()
     }
 
-    /// The part of one queue. `None` where the region has none of that number or size.
+    /// The part of one queue. `None` if the region has none with that number or size.
     pub(super) fn queue(self: &Arc<Self>, index: u16, size: u16) -> Option<InflightQueue> {
         let fits = index < self.shape.queues && size <= self.shape.queue_size;
         let start = queue_bytes(self.shape.queue_size) * usize::from(index);
@@ -100,7 +100,7 @@ impl Inflight {
 
     fn half(&self, offset: usize) -> &AtomicU16 {
         static OUTSIDE: AtomicU16 = AtomicU16::new(0);
-        // Offsets are computed from the shape, for which the region is large enough.
+        // Offsets come from the shape, for which the region is large enough.
         self.shared.half(offset).unwrap_or(&OUTSIDE)
     }
 }
@@ -130,31 +130,31 @@ impl InflightQueue {
         self.region.half(self.entry(head) + NEXT_AT)
     }
 
-    /// Before a request is carried out. `counter` grows from one to the next.
+    /// Call this before a request is executed. `counter` grows from one to the next.
     pub(super) fn take(&self, head: u16, counter: u64) {
         self.counter(head).store(counter, Relaxed);
         self.flag(head).store(1, Release);
     }
 
-    /// Before the guest can see that a request was used.
+    /// Call this before the guest can see that a request was used.
     pub(super) fn begin_answer(&self, head: u16) {
         let last = self.region.half(self.start + LAST_BATCH_HEAD_AT);
         self.next(head).store(last.load(Relaxed), Relaxed);
         last.store(head, Release);
     }
 
-    /// After the guest can see it: the used ring's index is `used` now.
+    /// Call this after the guest can see it: the index of the used ring is `used` now.
     pub(super) fn end_answer(&self, head: u16, used: u16) {
         self.flag(head).store(0, Release);
         self.region.half(self.start + USED_AT).store(used, Release);
     }
 
-    /// At the start: the requests that were taken and not answered, in the order they were taken, and the
-    /// counter for the next one. `used` is the used ring's index as the guest sees it.
+    /// At the start: the requests that were accepted and not answered, in the order of acceptance, and the
+    /// counter for the next one. `used` is the index of the used ring as the guest sees it.
     pub(super) fn recover(&self, used: u16) -> (Vec<u16>, u64) {
         let size = self.region.shape.queue_size;
         let known = self.region.half(self.start + USED_AT);
-        // Answers that the guest can see and that were not crossed out any more.
+        // Answers that the guest can see and that were not crossed out.
         let behind = used.wrapping_sub(known.load(Acquire)).min(size);
         let mut head = self.region.half(self.start + LAST_BATCH_HEAD_AT).load(Acquire) % size;
         for _ in 0..behind {

@@ -1,9 +1,9 @@
-//! The memory of the guest: the regions a frontend gave, and the log of what was written there.
+//! The memory of the guest: the regions of a frontend, and the log of writes to them.
 //!
-//! Invariants: every address is checked on each access; no reference to the bytes is ever made, they are
-//! copied (the guest may change them at any moment). A region stays mapped as long as a request uses it.
-//! Not here: what the bytes mean. Whoever gave the files can shrink them, and end this process so: the
-//! frontend is trusted that far, its guest is not.
+//! Invariants: every address is checked on each access. No reference to the bytes is ever made; they are
+//! copied, because the guest may change them at any moment. A region stays mapped as long as a request uses
+//! it. Not here: the meaning of the bytes. The owner of the files can shrink them and thereby kill this
+//! process: the frontend is trusted that far, its guest is not.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -19,10 +19,10 @@ use vm_memory::{
 use super::Violation;
 use super::message::Region;
 
-/// One page of the dirty log, whatever the host's pages are.
+/// The page size of the dirty log, whatever the host's pages are.
 const LOG_PAGE_BYTES: u64 = 4096;
 
-/// A region as it was given: where it lies for the guest and for the frontend, and the file behind it.
+/// A region as it was given: its addresses for the guest and for the frontend, and its file.
 #[derive(Clone)]
 pub(super) struct Given {
     pub(super) region: Region,
@@ -44,7 +44,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Maps the regions. Fails when they overlap, or a file is shorter than what is to be mapped of it.
+    /// Maps the regions. Fails if they overlap, or a file is shorter than its mapped part.
     pub(super) fn map(mut given: Vec<Given>) -> Result<Self, Violation> {
         given.sort_by_key(|given| given.region.guest);
         let map = |given: &Given| {
@@ -66,7 +66,7 @@ impl Memory {
         &self.given
     }
 
-    /// The guest's address of what the frontend has at `user`.
+    /// The guest's address for the frontend's address `user`.
     pub(super) fn guest_address(&self, user: u64) -> Result<u64, Violation> {
         let inside = |given: &&Given| {
             user.checked_sub(given.region.user).is_some_and(|offset| offset < given.region.size_bytes)
@@ -102,7 +102,7 @@ impl Memory {
         self.mapped.store(value, address_there, order).map_err(|_| outside(address, 2))
     }
 
-    /// Copies `into.len()` bytes out of the segments, from `offset` on as if they were one.
+    /// Copies `into.len()` bytes out of the segments, from `offset` on, as if they were contiguous.
     pub(super) fn gather(&self, segments: &[Segment], offset: u64, into: &mut [u8]) -> Result<(), Violation> {
         let mut done = 0;
         for piece in pieces(segments, offset, into.len()) {
@@ -113,7 +113,7 @@ impl Memory {
         if done == into.len() { Ok(()) } else { Err(outside(offset, into.len())) }
     }
 
-    /// Copies `from` into the segments, from `offset` on as if they were one.
+    /// Copies `from` into the segments, from `offset` on, as if they were contiguous.
     pub(super) fn scatter(&self, segments: &[Segment], offset: u64, from: &[u8]) -> Result<(), Violation> {
         let mut done = 0;
         for piece in pieces(segments, offset, from.len()) {
@@ -148,7 +148,7 @@ pub(super) fn pieces(segments: &[Segment], offset: u64, length: usize) -> impl I
     })
 }
 
-/// The pages written since the frontend last looked, for a migration: one bit each.
+/// The pages written since the frontend last checked, for a migration: one bit each.
 pub(super) struct DirtyLog {
     shared: SharedMemory,
 }
@@ -161,7 +161,7 @@ impl DirtyLog {
         Ok(DirtyLog { shared })
     }
 
-    /// Says that these bytes were written. Must come after the write itself.
+    /// Records that these bytes were written. Call this after the write itself.
     pub(super) fn mark(&self, address: u64, length: u64) {
         let last = address.saturating_add(length.saturating_sub(1)) / LOG_PAGE_BYTES;
         for page in address / LOG_PAGE_BYTES..=last {

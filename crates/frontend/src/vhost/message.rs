@@ -1,21 +1,22 @@
-//! The messages of vhost-user: bytes to meaning and back, pure. Source: the vhost-user protocol in QEMU's
-//! documentation (interop/vhost-user). Numbers are in the machine's own byte order: both ends are on it.
+//! The messages of vhost-user: parsed from bytes and converted to bytes, pure. Source: the vhost-user
+//! protocol in QEMU's documentation (interop/vhost-user). Numbers are in the machine's own byte order,
+//! because both ends run on it.
 //!
 //! Invariant: parsing touches nothing but its arguments and cannot panic. Not here: sockets and descriptors,
-//! and what a message does.
+//! and the effect of a message.
 
 use super::Violation;
 
 /// Bytes of a message before its payload.
 pub(super) const HEADER_BYTES: usize = 12;
-/// The longest payload: a memory table of 128 regions is the longest there is.
+/// The longest payload: a memory table of 128 regions.
 pub(super) const PAYLOAD_BYTES_MAX: usize = 8 + REGIONS_MAX * REGION_BYTES;
 /// Regions of guest memory.
 pub(super) const REGIONS_MAX: usize = 128;
-/// Descriptors with one message.
+/// The most descriptors with one message.
 pub(super) const DESCRIPTORS_MAX: usize = 32;
 const REGION_BYTES: usize = 32;
-/// The configuration space of a virtio device ends here.
+/// The end of a virtio device's configuration space.
 const CONFIG_BYTES_MAX: u32 = 256;
 
 const VERSION: u32 = 1;
@@ -23,7 +24,7 @@ const VERSION_MASK: u32 = 3;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
 
-/// Bits of the protocol features this door offers.
+/// The protocol features that this door offers.
 pub(super) mod feature {
     pub(crate) const MQ: u64 = 1 << 0;
     pub(crate) const LOG_SHMFD: u64 = 1 << 1;
@@ -36,7 +37,7 @@ pub(super) mod feature {
     pub(crate) const STATUS: u64 = 1 << 16;
 }
 
-/// A message's first bytes.
+/// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) request: u32,
@@ -59,7 +60,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Whether the frontend waits to hear how it went.
+    /// Whether the frontend waits for the result.
     pub(super) fn needs_reply(&self) -> bool {
         self.flags & NEED_REPLY != 0
     }
@@ -71,13 +72,13 @@ pub(super) struct Region {
     /// Its address for the guest.
     pub(super) guest: u64,
     pub(super) size_bytes: u64,
-    /// Its address in the frontend, which is what ring addresses are given in.
+    /// Its address in the frontend, the unit of ring addresses.
     pub(super) user: u64,
     /// Where it begins in its file.
     pub(super) file_offset: u64,
 }
 
-/// Where a ring's parts are, as addresses of the frontend.
+/// The places of a ring's parts, as addresses of the frontend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RingAddresses {
     /// Bit 0: writes to the used ring go to the dirty log, at `log`.
@@ -96,7 +97,7 @@ pub(super) struct Area {
     pub(super) offset: u64,
 }
 
-/// The in-flight region, described.
+/// The shape of the in-flight region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct InflightShape {
     pub(super) area: Area,
@@ -104,18 +105,18 @@ pub(super) struct InflightShape {
     pub(super) queue_size: u16,
 }
 
-/// What one of a queue's events is for.
+/// The purpose of a queue's event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// The guest has put something into the queue.
+    /// The guest has added requests to the queue.
     Kick,
-    /// The guest shall look at the queue.
+    /// The guest must check the queue.
     Call,
     /// The queue is broken.
     Error,
 }
 
-/// What a frontend says.
+/// A message of a frontend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
     GetFeatures,
@@ -148,7 +149,7 @@ pub(super) enum Message {
 }
 
 impl Message {
-    /// Understands a payload.
+    /// Parses a payload.
     pub(super) fn parse(request: u32, payload: &[u8]) -> Result<Self, Violation> {
         let mut fields = Fields(payload);
         let message = Self::from_fields(request, &mut fields)?;
@@ -207,7 +208,7 @@ impl Message {
     }
 }
 
-/// What is answered.
+/// A reply.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reply {
     Number(u64),
@@ -221,7 +222,7 @@ pub(super) enum Reply {
         bytes: Vec<u8>,
     },
     Inflight(InflightShape),
-    /// The dirty log is in use: what was asked, said again.
+    /// The dirty log is in use: repeats the request.
     Log(Area),
 }
 
@@ -250,7 +251,7 @@ impl Reply {
                 payload.extend(shape.area.offset.to_ne_bytes());
                 payload.extend(shape.queues.to_ne_bytes());
                 payload.extend(shape.queue_size.to_ne_bytes());
-                // Frontends read the structure with the padding a C compiler gives it.
+                // Frontends read the structure with the padding of a C compiler.
                 payload.extend([0; 4]);
             }
         }
@@ -268,7 +269,7 @@ fn head(request: u32, flags: u32, payload_bytes: usize) -> Vec<u8> {
     fields.iter().flat_map(|field| field.to_ne_bytes()).collect()
 }
 
-/// Takes numbers off the front.
+/// Takes numbers from the front.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -298,7 +299,7 @@ impl Fields<'_> {
 
     fn event(&mut self, event: Event) -> Result<Message, Violation> {
         let number = self.u64()?;
-        // The lowest byte is the queue; bit 8 says that no descriptor comes along.
+        // The lowest byte is the queue; bit 8 says that there is no descriptor.
         Ok(Message::SetRingEvent { event, queue: (number & 0xff) as u32, given: number & 0x100 == 0 })
     }
 

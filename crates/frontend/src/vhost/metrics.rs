@@ -1,4 +1,4 @@
-//! What a vhost-user door counts. Not here: names and labels for a monitoring system.
+//! The counters of a vhost-user door. Not here: names and labels for a monitoring system.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -25,7 +25,7 @@ pub(super) struct Counters {
 }
 
 impl Counters {
-    /// Counts a request; `None` for one that is not for the device.
+    /// Counts a request; `None` for one that does not go to the device.
     pub(super) fn request(&self, operation: Option<Operation>) {
         let counter = match operation {
             Some(Operation::Read) => &self.reads,

@@ -10,16 +10,16 @@ use sawmill_device::{Flags, Geometry, Operation};
 pub(super) const HEADER_BYTES: u64 = 16;
 /// Bytes of the one range of a discard or write-zeroes.
 pub(super) const RANGE_BYTES: u64 = 16;
-/// Bytes of the answer to a question for the name.
+/// Bytes of the answer to a query for the name.
 pub(super) const ID_BYTES: usize = 20;
 /// Bytes of the configuration space.
 pub(super) const CONFIG_BYTES: usize = 60;
-/// Where in the configuration space the guest says whether it wants a write cache.
+/// The place in the configuration space where the guest selects a write cache.
 pub(super) const WRITEBACK_OFFSET: u32 = 32;
 const SECTOR_BYTES: u64 = 512;
-/// Segments of one request: with its header and its status they fit into a queue of 128.
+/// The most segments of one request: with header and status they fit into a queue of 128.
 const SEGMENTS_MAX: u32 = 126;
-/// The longest discard or write-zeroes: 2 GiB, which is what guests ask for at most.
+/// The longest discard or write-zeroes: 2 GiB, the most that guests request.
 const RANGE_SECTORS_MAX: u32 = 1 << 22;
 
 /// Bits of the virtio features.
@@ -34,16 +34,16 @@ pub(super) mod feature {
     pub(crate) const MQ: u64 = 1 << 12;
     pub(crate) const DISCARD: u64 = 1 << 13;
     pub(crate) const WRITE_ZEROES: u64 = 1 << 14;
-    /// Of vhost, not of virtio: writes go to the dirty log.
+    /// A feature of vhost, not of virtio: writes go to the dirty log.
     pub(crate) const LOG_ALL: u64 = 1 << 26;
     pub(crate) const INDIRECT: u64 = 1 << 28;
     pub(crate) const EVENT_IDX: u64 = 1 << 29;
-    /// Of vhost-user, not of virtio: there are protocol features.
+    /// A feature of vhost-user, not of virtio: there are protocol features.
     pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
     pub(crate) const VERSION_1: u64 = 1 << 32;
 }
 
-/// What a device with this geometry can offer.
+/// The features of a device with this geometry.
 pub(super) fn features_of(geometry: &Geometry) -> u64 {
     let mut features = feature::SIZE_MAX
         | feature::SEG_MAX
@@ -78,7 +78,8 @@ pub(super) fn config_of(geometry: &Geometry, queues: u16, writeback: bool) -> [u
     put(8, &segment_bytes.to_le_bytes());
     put(12, &SEGMENTS_MAX.to_le_bytes());
     put(20, &block.to_le_bytes());
-    // Topology: the physical block as a power of two of blocks, its offset, and the sizes liked, in blocks.
+    // Topology: the physical block as a power of two of blocks, its offset, and the preferred sizes, in
+    // blocks.
     put(26, &1u16.to_le_bytes());
     put(28, &blocks(geometry.preferred_bytes).to_le_bytes());
     put(WRITEBACK_OFFSET as usize, &[writeback.into()]);
@@ -88,12 +89,12 @@ pub(super) fn config_of(geometry: &Geometry, queues: u16, writeback: bool) -> [u
     put(44, &(block / SECTOR_BYTES as u32).max(1).to_le_bytes());
     put(48, &RANGE_SECTORS_MAX.to_le_bytes());
     put(52, &1u32.to_le_bytes());
-    // Write-zeroes may take the space back.
+    // Write-zeroes may release the space.
     put(56, &[1]);
     config
 }
 
-/// How a request ended, for the guest.
+/// The result of a request, for the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
     Ok,
@@ -111,32 +112,32 @@ impl Status {
     }
 }
 
-/// What a request asks for, with the number of its payload bytes.
+/// A request, with the number of its payload bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Something for the device.
+    /// A request for the device.
     Device { operation: Operation, address: u64, length: u64, flags: Flags },
     /// The name of the device.
     Id,
 }
 
-/// Why a request is not carried out.
+/// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal(pub(super) Status, pub(super) String);
 
-/// What a request consists of beside its header.
+/// The parts of a request besides its header.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Parts {
     /// Bytes from the guest after the header.
     pub(super) payload_bytes: u64,
-    /// The first of them, where there are enough: the range of a discard or write-zeroes.
+    /// The start of the payload if it is long enough: the range of a discard or write-zeroes.
     pub(super) range: Option<[u8; RANGE_BYTES as usize]>,
     /// Bytes for the guest before the status.
     pub(super) data_bytes: u64,
 }
 
-/// Understands a request. `negotiated` are the virtio features, `writethrough` says that the guest knows of
-/// no cache: then each change is durable before it is answered.
+/// Parses a request. `negotiated` are the virtio features. `writethrough` means that the guest knows of no
+/// cache, so each change is durable before it is answered.
 pub(super) fn understand(
     header: &[u8; HEADER_BYTES as usize],
     parts: &Parts,
@@ -187,7 +188,7 @@ fn range(operation: Operation, parts: &Parts, flags: Flags) -> Result<Order, Ref
     };
     let (sector, sectors) = (u64_at(&range, 0), u32_at(&range, 8));
     let (unmap, unknown) = (u32_at(&range, 12) & 1 != 0, u32_at(&range, 12) & !1);
-    // The only flag there is belongs to write-zeroes.
+    // The only flag belongs to write-zeroes.
     if unknown != 0 || (unmap && operation == Operation::Discard) {
         return refuse(Status::Unsupported, format!("a {operation:?} with flags {:#x}", u32_at(&range, 12)));
     }

@@ -1,11 +1,11 @@
-//! One queue at work: a thread that takes requests and gives them to the device, and the answers, which
+//! One running queue: a thread that takes requests and submits them to the device, and the answers, which
 //! come on any thread.
 //!
-//! Invariants: a head is in flight at most once; what the in-flight region says never lags behind what the
-//! guest can see; a queue that was detached touches the guest's memory no more; the thread takes nothing
-//! while a queue before it, of a connection that is gone, still has requests in the device (an old write
-//! must not land after a newer one). A guest that breaks the rules breaks this queue, with a logged reason.
-//! Not here: the frontend's messages.
+//! Invariants: a head is in flight at most once. The in-flight region never lags behind what the guest can
+//! see. A detached queue does not touch the guest's memory any more. The thread takes nothing while an
+//! earlier queue, of a connection that is gone, still has requests in the device (an old write must not land
+//! after a newer one). A guest that breaks the protocol breaks this queue, with a logged reason. Not here:
+//! the frontend's messages.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,19 +28,19 @@ use super::ring::{Chain, Ring, total};
 
 mod ticket;
 
-/// What a queue needs to begin.
+/// What a queue needs to start.
 pub(super) struct Setup {
     pub(super) index: u16,
     pub(super) ring: Ring,
     pub(super) inflight: Option<InflightQueue>,
-    /// The first request to take, where no in-flight region knows better.
+    /// The first request to take, unless an in-flight region knows better.
     pub(super) base: u16,
     pub(super) kick: Arc<OwnedFd>,
     pub(super) call: Option<Arc<OwnedFd>>,
     pub(super) error: Option<Arc<OwnedFd>>,
-    /// The virtio features agreed on.
+    /// The negotiated virtio features.
     pub(super) negotiated: u64,
-    /// The guest knows of no write cache.
+    /// Whether the guest knows of no write cache.
     pub(super) writethrough: bool,
     pub(super) id: [u8; ID_BYTES],
     pub(super) device: Arc<dyn BlockDevice>,
@@ -49,7 +49,7 @@ pub(super) struct Setup {
     pub(super) before: Vec<Arc<Queue>>,
 }
 
-/// Where the thread is in the available ring. Held by the thread while it runs.
+/// The thread's place in the available ring. The thread holds this while it runs.
 struct Cursor {
     next: u16,
     counter: u64,
@@ -57,7 +57,7 @@ struct Cursor {
     again: Vec<u16>,
 }
 
-/// What the answering side knows.
+/// The state of the answering side.
 struct Answers {
     next_used: u16,
     /// The used index at the last decision whether to call.
@@ -65,7 +65,7 @@ struct Answers {
     taken: Vec<bool>,
     in_flight: u32,
     in_flight_bytes: u64,
-    /// The thread is between two looks: it will call, if need be.
+    /// The thread is between two checks: it will call, if necessary.
     batching: bool,
     detached: bool,
     call: Option<Arc<OwnedFd>>,
@@ -81,7 +81,7 @@ pub(super) struct Queue {
     attached: RwLock<bool>,
     cursor: Mutex<Cursor>,
     answers: Mutex<Answers>,
-    /// A request was answered, or the thread shall look at `stopping`.
+    /// Signals that a request was answered, or that the thread must check `stopping`.
     changed: Condvar,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -90,7 +90,7 @@ pub(super) struct Queue {
 pub(super) struct StillBusy;
 
 impl Queue {
-    /// Begins to serve. Fails when the ring lies outside the guest's memory, or the system has no room.
+    /// Starts to serve. Fails if the ring lies outside the guest's memory, or the system has no room.
     pub(super) fn start(setup: Setup) -> Result<Arc<Self>, Violation> {
         setup.ring.check()?;
         let used = setup.ring.used_index()?;
@@ -130,7 +130,7 @@ impl Queue {
             thread: Mutex::new(None),
             setup,
         });
-        // Whoever waits for an answer that an earlier process gave would wait for a call that is lost.
+        // The call for an answer of an earlier process may be lost, so call once.
         queue.call();
         queue.go()?;
         Ok(queue)
@@ -140,7 +140,7 @@ impl Queue {
         &self.setup.ring
     }
 
-    /// Takes requests, at first or again after [`Queue::pause`]. One that takes requests goes on doing so.
+    /// Takes requests, at first or again after [`Queue::pause`]. No effect on a queue that is running.
     pub(super) fn go(self: &Arc<Self>) -> Result<(), Violation> {
         let mut running = self.thread.lock();
         if running.is_some() {
@@ -170,13 +170,13 @@ impl Queue {
         Ok(())
     }
 
-    /// The first request not taken; only of a paused queue.
+    /// The first request that was not taken; only for a paused queue.
     pub(super) fn base(&self) -> u16 {
         self.cursor.lock().next
     }
 
-    /// Leaves the guest's memory alone from now on. Requests in flight go on in the device, and stay in the
-    /// in-flight region.
+    /// Does not touch the guest's memory from now on. Requests in flight continue in the device, and stay in
+    /// the in-flight region.
     pub(super) fn detach(&self) {
         *self.attached.write() = false;
         self.answers.lock().detached = true;
@@ -190,7 +190,7 @@ impl Queue {
         answers.detached && answers.in_flight > 0
     }
 
-    /// Whether it does so still at `deadline`.
+    /// Whether that is still so at `deadline`.
     pub(super) fn lingers_until(&self, deadline: Instant) -> bool {
         let mut answers = self.answers.lock();
         while answers.detached && answers.in_flight > 0 {
@@ -201,13 +201,14 @@ impl Queue {
         answers.detached && answers.in_flight > 0
     }
 
-    /// Whether nobody needs to know it any more.
+    /// Whether it can be forgotten.
     pub(super) fn is_over(&self) -> bool {
         let idle = self.answers.lock().in_flight == 0;
         idle && self.thread.lock().is_none()
     }
 
-    /// Another event by which the guest hears of answers. It is called once, as one call may have been lost.
+    /// Sets another event for notifying the guest of answers. It is called once, because a call may have been
+    /// lost.
     pub(super) fn set_call(&self, call: Option<Arc<OwnedFd>>) {
         self.answers.lock().call = call;
         self.call();
@@ -217,7 +218,7 @@ impl Queue {
         self.stopping.store(true, Ordering::SeqCst);
         self.waker.wake();
         for queue in self.setup.before.iter().map(Arc::as_ref).chain([self]) {
-            // Under the lock, so that it comes not between a thread's look and its sleep.
+            // Under the lock, so that it does not fall between a thread's check and its sleep.
             drop(queue.answers.lock());
             queue.changed.notify_all();
         }
@@ -301,7 +302,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes up to [`BATCH`] requests; returns how many it took.
+    /// Takes up to [`BATCH`] requests. Returns their number.
     fn take_batch(self: &Arc<Self>, cursor: &mut Cursor) -> Result<u32, Violation> {
         let mut taken = 0;
         while taken < BATCH && !self.is_stopping() {
@@ -427,7 +428,7 @@ impl Queue {
     /// Answers a request, on any thread.
     fn answer(&self, ticket: &Ticket, status: Status, data: &[u8]) {
         let writable = &ticket.chain.writable;
-        // The whole of what the guest lets us write, as if it were written: the last byte is.
+        // The whole part that the guest lets us write, as if it were written: its last byte is.
         let written_bytes = u32::try_from(total(writable)).unwrap_or(u32::MAX);
         let counters = &self.setup.counters;
         counters.in_flight.fetch_sub(1, Ordering::Relaxed);
@@ -468,7 +469,7 @@ impl Queue {
         }
         ring.put_used(answers.next_used, head, written_bytes)?;
         answers.next_used = answers.next_used.wrapping_add(1);
-        // From the next line on the guest may make the head available again.
+        // From the next line on, the guest may make the head available again.
         if let Some(taken) = answers.taken.get_mut(usize::from(head)) {
             *taken = false;
         }
@@ -479,7 +480,7 @@ impl Queue {
         Ok(())
     }
 
-    /// The end of a batch: calls the guest if it wants to hear of what was answered meanwhile.
+    /// The end of a batch: calls the guest if it wants to know of the answers.
     fn settle(&self) {
         let mut answers = self.answers.lock();
         answers.batching = false;
@@ -492,14 +493,14 @@ impl Queue {
             return;
         }
         answers.called_used = to;
-        // Where the wish cannot be read, a call too many does no harm.
+        // If the guest's setting is unreadable, one call too many does no harm.
         let wanted = self.setup.ring.wants_call(from, to).unwrap_or(true);
         let call = answers.call.clone().filter(|_| wanted);
         drop(answers);
         signal(call.as_deref());
     }
 
-    /// The guest broke the rules: nothing more is taken from this queue until it is set up anew.
+    /// The guest broke the protocol: nothing more is taken from this queue until it is set up again.
     fn break_down(&self, violation: &Violation) {
         let queue = self.setup.index;
         let reason = violation;
@@ -508,7 +509,7 @@ impl Queue {
         signal(self.setup.error.as_deref());
     }
 
-    /// A buffer of this length; what it holds is to be overwritten.
+    /// A buffer of this length; its content must be overwritten.
     pub(super) fn spare_buffer(&self, length: usize) -> Vec<u8> {
         let mut buffer = self.answers.lock().spare.pop().unwrap_or_default();
         buffer.resize(length, 0);
@@ -527,7 +528,7 @@ impl Queue {
     }
 }
 
-/// Adds one to an event; an event that is full has been added to.
+/// Increments an event; an event that is full already signals.
 fn signal(event: Option<&OwnedFd>) {
     if let Some(event) = event {
         let _ = rustix::io::write(event, &1u64.to_ne_bytes());

@@ -1,9 +1,9 @@
-//! A split virtqueue in the guest's memory: what is available, what it consists of, what was used. Source:
+//! A split virtqueue in the guest's memory: available requests, their parts, and the used entries. Source:
 //! the virtio specification 1.2, section 2.7.
 //!
-//! Invariants: a descriptor is read once and then believed only as far as it was checked; a walk ends after
-//! as many steps as the table has entries; nothing outside the guest's memory is touched. Not here: which
-//! requests are in flight, and who waits for what.
+//! Invariants: a descriptor is read once, and only its checked values are used. A walk ends after as many
+//! steps as the table has entries. Nothing outside the guest's memory is touched. Not here: which requests
+//! are in flight, and notifications.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -16,14 +16,14 @@ const DESCRIPTOR_BYTES: u64 = 16;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
-/// In the available ring's flags: no call is wanted. In the used ring's: no kick is.
+/// In the flags of the available ring: no call is wanted. In those of the used ring: no kick is.
 const NO_NOTIFY: u16 = 1;
 
-/// Where a ring lies, and by which rules. Addresses are the guest's.
+/// The place of a ring, and its features. Addresses are the guest's.
 #[derive(Clone)]
 pub(super) struct Ring {
     pub(super) memory: Arc<Memory>,
-    /// Where writes to the guest's memory are logged, while it migrates.
+    /// The log of writes to the guest's memory during a migration.
     pub(super) log: Option<Arc<DirtyLog>>,
     pub(super) size: u16,
     pub(super) descriptors: u64,
@@ -55,7 +55,7 @@ struct Descriptor {
 }
 
 impl Ring {
-    /// Fails when any part of it is outside the guest's memory or not aligned as it must be.
+    /// Fails if any part of it is outside the guest's memory or not aligned correctly.
     pub(super) fn check(&self) -> Result<(), Violation> {
         let size = u64::from(self.size);
         let parts = [
@@ -71,12 +71,12 @@ impl Ring {
         Ok(())
     }
 
-    /// How many requests the guest has ever made available, modulo 2^16.
+    /// The number of requests that the guest ever made available, modulo 2^16.
     pub(super) fn available_index(&self) -> Result<u16, Violation> {
         self.memory.load(self.available + 2, Ordering::Acquire)
     }
 
-    /// How many requests were ever used, modulo 2^16, as the guest sees it.
+    /// The number of requests that were ever used, modulo 2^16, as the guest sees it.
     pub(super) fn used_index(&self) -> Result<u16, Violation> {
         self.memory.load(self.used + 2, Ordering::Acquire)
     }
@@ -105,7 +105,7 @@ impl Ring {
         })
     }
 
-    /// Follows a request from its head.
+    /// Follows the chain of a request from its head.
     pub(super) fn chain(&self, head: u16) -> Result<Chain, Violation> {
         let broken = |text: String| Err(Violation(format!("request {head}: {text}")));
         let mut chain = Chain::default();
@@ -162,16 +162,16 @@ impl Ring {
         Ok(())
     }
 
-    /// Shows the guest all entries before number `index`.
+    /// Publishes all entries before number `index` to the guest.
     pub(super) fn publish(&self, index: u16) -> Result<(), Violation> {
         self.memory.store(self.used + 2, index, Ordering::Release)?;
         self.mark(self.used, 4);
         Ok(())
     }
 
-    /// Whether the guest wants to hear that entries `[from, to)` of the used ring are there.
+    /// Whether the guest wants to be notified of entries `[from, to)` of the used ring.
     pub(super) fn wants_call(&self, from: u16, to: u16) -> Result<bool, Violation> {
-        // The guest writes its wish and then looks at the index; we wrote the index and now look at the wish.
+        // The guest writes its setting and then reads the index; we wrote the index and now read the setting.
         fence(Ordering::SeqCst);
         if self.event_idx {
             let wish = self.memory.load(self.available + 4 + 2 * u64::from(self.size), Ordering::Relaxed)?;
@@ -180,7 +180,7 @@ impl Ring {
         Ok(self.memory.load(self.available, Ordering::Relaxed)? & NO_NOTIFY == 0)
     }
 
-    /// Asks for a kick when request number `next` comes. Returns whether it is there already.
+    /// Requests a kick for request number `next`. Returns whether it is there already.
     pub(super) fn ask_for_kick(&self, next: u16) -> Result<bool, Violation> {
         if self.event_idx {
             self.store_used_event(next)?;
@@ -192,7 +192,7 @@ impl Ring {
         Ok(self.available_index()? != next)
     }
 
-    /// Asks for no kicks while requests are being taken. With event indices that is so by itself.
+    /// Requests no kicks while requests are being taken. With event indices, that is automatic.
     pub(super) fn ask_for_quiet(&self) -> Result<(), Violation> {
         if !self.event_idx {
             self.memory.store(self.used, NO_NOTIFY, Ordering::Relaxed)?;
@@ -208,7 +208,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Copies into the guest's memory, and logs it.
+    /// Copies into the guest's memory, and records that in the dirty log.
     pub(super) fn scatter(&self, segments: &[Segment], offset: u64, from: &[u8]) -> Result<(), Violation> {
         self.memory.scatter(segments, offset, from)?;
         if self.log.is_some() {

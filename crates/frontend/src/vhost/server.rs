@@ -1,9 +1,9 @@
-//! One socket, and one frontend after the other behind it. One thread listens and obeys the frontend's
-//! messages; each queue that runs has a thread of its own.
+//! One socket, with one frontend at a time. One thread listens and handles the frontend's messages; each
+//! running queue has a thread of its own.
 //!
-//! Invariants: one frontend at a time, a second waits in the socket's backlog; while the door is held
-//! (quiet), no message is received and no queue runs. Not here: what messages do, and how requests are
-//! served.
+//! Invariants: there is one frontend at a time; a second one waits in the socket's backlog. While the door is
+//! held (quiet), no message is received and no queue runs. Not here: the effect of messages, and how requests
+//! are served.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -26,10 +26,10 @@ use super::wire::{self, End};
 use crate::door::{Door, DoorCounts, Handed};
 use crate::unix_socket::UnixSocket;
 
-/// After a connection could not be accepted.
+/// The pause after a failure to accept a connection.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// What the thread and the door's owner share.
+/// The state shared by the thread and the owner of the door.
 struct Inside {
     session: Option<Session>,
     /// The door is quiet.
@@ -40,25 +40,25 @@ struct Shared {
     common: Arc<Common>,
     listener: UnixSocket,
     inside: Mutex<Inside>,
-    /// The connection, to end it while a message is being received.
+    /// The connection, so that it can be closed while a message is being received.
     socket: Mutex<Option<Arc<OwnedFd>>>,
     stopping: AtomicBool,
     /// Wakes the thread.
     waker: Waker,
 }
 
-/// A running vhost-user-blk door. Dropped, it stops at once, as by [`Door::stop_now`].
+/// A running vhost-user-blk door. Dropping it stops it immediately, as [`Door::stop_now`] does.
 pub struct VhostDoor {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// The socket belongs to another process now.
+    /// Set when the socket belongs to another process.
     gone: AtomicBool,
 }
 
 impl VhostDoor {
-    /// Listens and serves `device` to one frontend after the other.
+    /// Listens and serves `device` to one frontend at a time.
     ///
-    /// Errors: `Invalid` for numbers out of range or a path that cannot be a socket; `Unavailable` where
+    /// Errors: `Invalid` for numbers out of range or a path that is not valid for a socket; `Unavailable` if
     /// the path is taken or the system refuses.
     pub fn start(options: VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
         let common = common(&options, device)?;
@@ -66,10 +66,10 @@ impl VhostDoor {
         Self::run(common, listener, Inside { session: None, held: false })
     }
 
-    /// Goes on where another process's door was handed over. The door is quiet: it serves from
-    /// [`Door::resume`] on, which must come only after the other one has let go.
+    /// Takes over the door of another process. The door is quiet: it serves from [`Door::resume`] on, which
+    /// must come only after the other process has released it.
     ///
-    /// Errors: as for [`VhostDoor::start`]; `Invalid` when what was handed over is not whole.
+    /// Errors: as [`VhostDoor::start`]; `Invalid` if the pieces are incomplete.
     pub fn take_over(
         options: VhostOptions,
         device: Arc<dyn BlockDevice>,
@@ -108,7 +108,7 @@ impl VhostDoor {
         }
     }
 
-    /// Tells the frontend that the device has another size.
+    /// Notifies the frontend that the device has another size.
     pub fn resized(&self) {
         if let Some(session) = &self.shared.inside.lock().session {
             session.announce_config();
@@ -182,7 +182,7 @@ impl Shared {
         }
     }
 
-    /// Obeys one message.
+    /// Handles one message.
     fn hear(&self) {
         let mut inside = self.inside.lock();
         if inside.held {
@@ -202,7 +202,7 @@ impl Shared {
         }
     }
 
-    /// Accepts a frontend; returns how long not to try again.
+    /// Accepts a frontend. Returns how long to wait before retrying.
     fn accept(&self) -> Option<Timespec> {
         let accepted = accept_with(&self.listener.socket, SocketFlags::CLOEXEC);
         let socket = match accepted.and_then(|socket| wire::set_times(&socket).map(|()| socket)) {
@@ -257,7 +257,7 @@ impl Door for VhostDoor {
         if let Some(session) = &mut inside.session {
             session.pause(Some(deadline)).map_err(|_| busy())?;
         }
-        // What a frontend before this one left in the device counts as well.
+        // Includes what an earlier frontend left in the device.
         let lingering: Vec<_> = self.shared.common.roster.lock().clone();
         if lingering.iter().any(|queue| queue.lingers_until(deadline)) {
             if let Some(session) = &mut inside.session {
@@ -278,7 +278,7 @@ impl Door for VhostDoor {
         }
         if let Some(session) = &mut inside.session {
             session.go();
-            // One that was taken over has none running yet.
+            // After a take-over, none is running yet.
             if let Err(violation) = session.run_what_can_run() {
                 self.shared.common.counters.violations.fetch_add(1, Ordering::Relaxed);
                 tracing::error!(%violation, "vhost-user: cannot resume a queue; the others resume");
@@ -306,7 +306,7 @@ impl Door for VhostDoor {
         self.gone.store(true, Ordering::SeqCst);
         self.end_thread();
         *self.shared.socket.lock() = None;
-        // Nothing is in flight, and closing our descriptors ends nothing: others have duplicates.
+        // Nothing is in flight, and closing our descriptors ends nothing, because others have duplicates.
         self.shared.inside.lock().session = None;
     }
 
@@ -323,7 +323,7 @@ impl Door for VhostDoor {
 
     fn stop_now(&self) {
         for queue in self.shared.common.roster.lock().clone() {
-            // Whoever waits for its answers waits no more.
+            // The frontend does not wait for its answers any more.
             queue.detach();
         }
         if let Some(socket) = &*self.shared.socket.lock()

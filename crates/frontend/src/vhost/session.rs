@@ -1,8 +1,8 @@
-//! What one frontend has set up: features, memory, queues; and what each of its messages does to that.
+//! The setup of one frontend (features, memory, queues), and the effect of each of its messages on it.
 //!
-//! Invariants: a queue runs exactly while it has everything it needs, is enabled, and the door is not held;
-//! what a running queue was built from changes only while it is paused with nothing in flight. Not here:
-//! the bytes of messages, and the life of a connection.
+//! Invariants: a queue runs exactly while it has everything it needs, is enabled, and the door is not held.
+//! What a running queue was built from changes only while it is paused with nothing in flight. Not here: the
+//! bytes of messages, and the life of a connection.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,14 +25,14 @@ use super::queue::{Queue, Setup, StillBusy};
 use super::ring::Ring;
 use super::wire::{self, End, Received};
 
-/// What a door has for all its frontends.
+/// The state that a door has for all its frontends.
 pub(super) struct Common {
     pub(super) device: Arc<dyn BlockDevice>,
     pub(super) queues_max: u16,
     pub(super) queue_size_max: u16,
     pub(super) id: [u8; ID_BYTES],
     pub(super) counters: Arc<Counters>,
-    /// Queues that run, or that were detached with requests in the device.
+    /// Queues that are running, or that were detached with requests in the device.
     pub(super) roster: Mutex<Vec<Arc<Queue>>>,
 }
 
@@ -45,7 +45,7 @@ pub(super) struct Slot {
     pub(super) kick: Option<Arc<OwnedFd>>,
     pub(super) call: Option<Arc<OwnedFd>>,
     pub(super) error: Option<Arc<OwnedFd>>,
-    /// Whether the frontend said so; if it said nothing, the protocol says what holds.
+    /// The frontend's setting; without one, the protocol defines the default.
     pub(super) enabled: Option<bool>,
     pub(super) running: Option<Arc<Queue>>,
 }
@@ -57,7 +57,7 @@ pub(super) struct Session {
     pub(super) features: u64,
     pub(super) protocol_features: u64,
     pub(super) status: u64,
-    /// The guest wants a write cache, so it flushes.
+    /// Whether the guest wants a write cache, so that it flushes.
     pub(super) writeback: bool,
     pub(super) memory: Arc<Memory>,
     pub(super) log: Option<(Area, Arc<DirtyLog>)>,
@@ -98,12 +98,12 @@ impl Session {
         }
     }
 
-    /// Receives one message, does what it says, and answers.
+    /// Receives one message, executes it, and answers.
     pub(super) fn serve_one(&mut self) -> Result<(), End> {
         let Received { header, payload, descriptors } = wire::receive(&self.socket)?;
         let done = Message::parse(header.request, &payload)
             .and_then(|message| self.obey(message, descriptors.into_iter()));
-        // Only after it was obeyed: this very message may have agreed on it.
+        // Only after it was executed: this very message may have negotiated it.
         let acknowledged = header.needs_reply() && self.protocol_features & spoken::REPLY_ACK != 0;
         let (reply, descriptor) = match done {
             Ok((Some(reply), descriptor)) => (reply, descriptor),
@@ -151,7 +151,7 @@ impl Session {
                     session.log = Some((area, log));
                     Ok(())
                 })?;
-                // The one setting that is always answered.
+                // The one setting that always gets a reply.
                 Reply::Log(area)
             }
             Message::SetMemTable(regions) => {
@@ -168,7 +168,7 @@ impl Session {
         Ok((Some(reply), None))
     }
 
-    /// The messages that change something and bring nothing back.
+    /// The messages that change something and have no reply of their own.
     fn set(
         &mut self,
         message: Message,
@@ -210,7 +210,7 @@ impl Session {
                 wire::set_times(&channel)
                     .map_err(|error| Violation(format!("cannot create a channel: {error}")))?;
                 self.backend_channel = Some(Arc::new(channel));
-                // A frontend that comes back knows the device as it was when it left.
+                // A frontend that reconnects knows the device as it was when it left.
                 self.announce_config();
                 Ok(())
             }
@@ -261,7 +261,7 @@ impl Session {
     }
 
     fn remove_region(&mut self, removed: Region) -> Result<(), Violation> {
-        // Frontends need not say again where in its file a region began.
+        // Frontends need not repeat the file offset of a region.
         let of = |region: Region| (region.guest, region.size_bytes, region.user);
         let mut given = self.memory.given().to_vec();
         let Some(position) = given.iter().position(|given| of(given.region) == of(removed)) else {
@@ -289,7 +289,7 @@ impl Session {
                 let Some(kick) = file else {
                     return violation("a queue without a kick event is not supported");
                 };
-                // The thread must never wait in a read that another process has emptied.
+                // The thread must never block in a read that another process has emptied.
                 let flags = rustix::fs::fcntl_getfl(&*kick)
                     .and_then(|flags| rustix::fs::fcntl_setfl(&*kick, flags | rustix::fs::OFlags::NONBLOCK));
                 flags.map_err(|error| Violation(format!("the kick event: {error}")))?;
@@ -329,7 +329,7 @@ impl Session {
         })
     }
 
-    /// Tells the frontend that the device has another size. Whether it listens is its own affair.
+    /// Notifies the frontend that the device has another size. It may ignore that.
     pub(super) fn announce_config(&self) {
         let Some(channel) = &self.backend_channel else { return };
         if let Err(error) = wire::send(channel, &config_changed(), None) {
@@ -354,17 +354,17 @@ impl Session {
         for queue in 0..self.slots.len() as u32 {
             self.halt(queue)?;
         }
-        // Whatever came of it, the queues go on.
+        // Whatever the result is, the queues resume.
         let changed = change(self);
         let ran = self.run_what_can_run();
         changed.and(ran)
     }
 
-    /// Ends a queue; what it took is answered. It may be built anew.
+    /// Ends a queue; the requests it took are answered. It may be built again.
     fn halt(&mut self, queue: u32) -> Result<(), Violation> {
         let slot = self.slot(queue)?;
         if let Some(running) = slot.running.take() {
-            // Without a deadline it waits, unless the door is stopped at once.
+            // Without a deadline it waits, unless the door is stopped immediately.
             let _ = running.pause(None);
             slot.base = running.base();
         }
@@ -389,14 +389,14 @@ impl Session {
         Ok(())
     }
 
-    /// Builds and starts every queue that has all it needs.
+    /// Builds and starts every queue that has everything it needs.
     pub(super) fn run_what_can_run(&mut self) -> Result<(), Violation> {
         let mut first = Ok(());
         for index in 0..self.slots.len() {
             if self.slots[index].running.is_some() {
                 continue;
             }
-            // One that cannot run takes none of the others with it.
+            // A queue that cannot run does not affect the others.
             let started = self.setup(index).and_then(|setup| setup.map(Queue::start).transpose());
             match started {
                 Err(Violation(why)) => first = first.and(violation(format!("queue {index}: {why}"))),
@@ -459,7 +459,7 @@ impl Session {
         }))
     }
 
-    /// Pauses every queue with nothing in flight. After `deadline` all run again.
+    /// Pauses every queue with nothing in flight. After `deadline`, all run again.
     pub(super) fn pause(&mut self, deadline: Option<Instant>) -> Result<(), StillBusy> {
         let running: Vec<&Arc<Queue>> = self.slots.iter().filter_map(|slot| slot.running.as_ref()).collect();
         let quiet = running.iter().try_for_each(|queue| queue.pause(deadline));
@@ -469,7 +469,7 @@ impl Session {
         quiet
     }
 
-    /// Lets paused queues go on.
+    /// Resumes paused queues.
     pub(super) fn go(&mut self) {
         for queue in self.slots.iter().filter_map(|slot| slot.running.as_ref()) {
             if let Err(violation) = queue.go() {
@@ -480,7 +480,7 @@ impl Session {
 }
 
 impl Drop for Session {
-    /// The connection is gone: so are our hands in the guest's memory.
+    /// The connection is gone: do not touch the guest's memory any more.
     fn drop(&mut self) {
         for slot in &self.slots {
             if let Some(queue) = &slot.running {

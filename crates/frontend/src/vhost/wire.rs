@@ -1,7 +1,7 @@
-//! Whole messages over the socket, with the descriptors that come along.
+//! Whole messages over the socket, with their descriptors.
 //!
-//! Invariants: a message is received whole or the connection is broken; at most so many bytes and descriptors
-//! are taken as the limits say. Not here: what they mean.
+//! Invariants: a message is received completely or the connection is broken. No more bytes and descriptors
+//! are taken than the limits allow. Not here: their meaning.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -17,7 +17,7 @@ use super::options::MESSAGE_TIME_MAX;
 pub(super) enum End {
     /// The frontend closed it.
     Closed,
-    /// It broke in the middle of something.
+    /// It broke in the middle of a message.
     Broken(Errno),
     /// The frontend broke the protocol.
     Violation(Violation),
@@ -29,20 +29,20 @@ impl From<Violation> for End {
     }
 }
 
-/// One message as it came.
+/// One received message.
 pub(super) struct Received {
     pub(super) header: Header,
     pub(super) payload: Vec<u8>,
     pub(super) descriptors: Vec<OwnedFd>,
 }
 
-/// Bounds how long one message may take to come or to go.
+/// Limits the time for one message to arrive or to be sent.
 pub(super) fn set_times(socket: &OwnedFd) -> rustix::io::Result<()> {
     set_socket_timeout(socket, Timeout::Recv, Some(MESSAGE_TIME_MAX))?;
     set_socket_timeout(socket, Timeout::Send, Some(MESSAGE_TIME_MAX))
 }
 
-/// The next message; to be called when there is one.
+/// The next message; call this when there is one.
 pub(super) fn receive(socket: &OwnedFd) -> Result<Received, End> {
     let mut head = [0; HEADER_BYTES];
     let mut descriptors = Vec::new();
@@ -83,7 +83,7 @@ fn receive_all(
 pub(super) fn send(socket: &OwnedFd, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> Result<(), End> {
     let mut done = 0;
     while done < bytes.len() {
-        // It goes with the first byte.
+        // It travels with the first byte.
         let given = if done == 0 { descriptor.as_slice() } else { &[] };
         done += sawmill_sys::descriptors::send(socket, &bytes[done..], given).map_err(End::Broken)?;
     }

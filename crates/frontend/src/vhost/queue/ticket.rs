@@ -1,8 +1,8 @@
-//! One request in flight: the exchange a device fills, empties and completes.
+//! One request in flight: the exchange that a device fills, empties and completes.
 //!
 //! Invariants: the segments were checked against this very memory, which stays mapped as long as the ticket
-//! lives; completing a ticket answers exactly one request and never waits for the guest. Not here: what the
-//! request asked for, and how the guest hears of it.
+//! lives. Completing a ticket answers exactly one request and never waits for the guest. Not here: the
+//! content of the request, and how the guest is notified.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ pub(super) struct Ticket {
     pub(super) queue: Arc<Queue>,
     pub(super) head: u16,
     pub(super) chain: Chain,
-    /// Bytes that a read brings; zero for everything else.
+    /// Bytes that a read returns; zero for everything else.
     pub(super) read_bytes: usize,
     /// What the request counts against the queue's limit.
     pub(super) charged_bytes: u64,
-    /// The place of a read's data, made when the device asks for it.
+    /// The buffer for the data of a read, allocated when the device asks for it.
     pub(super) buffer: Vec<u8>,
-    /// A payload could not be had: never so, by the first invariant.
+    /// A payload could not be read; this never happens, by the first invariant.
     pub(super) damaged: bool,
 }
 
@@ -63,7 +63,7 @@ impl Exchange for Ticket {
 }
 
 impl Ticket {
-    /// Tells the guest how it went; `data` goes where it wants to read it, if all is well.
+    /// Answers the request; if it succeeded, `data` goes where the guest wants to read it.
     pub(super) fn answer(&self, status: Status, data: &[u8]) {
         let data = if status == Status::Ok { data } else { &[] };
         self.queue.answer(self, status, data);
