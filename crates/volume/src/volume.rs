@@ -260,12 +260,12 @@ impl Volume {
         }
     }
 
-    /// Waits until everything accepted by now is as safe as asked; false when `timeout` passed first.
+    /// Waits until everything accepted so far is as safe as requested; false if `timeout` passed first.
     pub fn wait(&self, safety: Safety, timeout: Option<Duration>) -> Result<bool> {
         self.wait_while(safety, timeout, || true)
     }
 
-    /// The same, for as long as somebody wants to know, who is asked a few times a second.
+    /// As [`wait`](Self::wait), but polls `is_wanted` a few times a second and stops when it returns false.
     pub fn wait_while(
         &self,
         safety: Safety,

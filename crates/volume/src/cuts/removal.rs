@@ -1,13 +1,14 @@
-//! The end of a volume that others may need: its name goes at once, its data with the last pin.
+//! The removal of a volume that others may need: its name goes immediately, its data with the last pin.
 //!
-//! Order, and why: the word that it is deleted, with which its name goes (`names`), then pins are asked for.
-//! A clone puts its pin first and looks for the name after; so either it finds no name, or its pin is found.
-//! Whoever lets go of the last pin looks for that word and removes what is left; of two that let go at once,
-//! the later sees both. Before the first object goes the word changes to *removed*, unless somebody was
-//! faster who called the volume back to life: so nothing is deleted on the strength of a list.
+//! Order, and why: first the word that the volume is deleted, which removes its name (`names`), then pins are
+//! read. A clone puts its pin first and checks the name afterwards: so either it finds no name, or its pin is
+//! found. The clone that releases the last pin checks for that word and removes what is left; if two release
+//! at the same time, the later one sees both. Before the first object is removed, the word changes to
+//! *removed*, unless another process has already revived the volume: so nothing is deleted only because of a
+//! list.
 //!
-//! Invariant: the last fence stays for ever, so that a writer that wakes up learns that it is shut out; and
-//! so do the words, so that no name of before ever means the volume again.
+//! Invariant: the last fence stays forever, so that a writer that wakes up learns that it is fenced. So do
+//! the words, so that no old name ever means the volume again.
 
 use std::collections::HashSet;
 
@@ -64,8 +65,8 @@ pub(crate) fn let_go(world: &dyn World, store: &dyn ObjectStore, kin: &PinHolder
     Ok(deleted)
 }
 
-/// Removes everything of a volume that is deleted but its words and its last fence, or `all_fences`, unless
-/// somebody has pinned it.
+/// If nothing pins a deleted volume, removes its objects except its words and last fence (with `all_fences`:
+/// every fence).
 pub(crate) fn remove_objects(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -77,7 +78,7 @@ pub(crate) fn remove_objects(
     if !newest.is_gone() {
         return Ok(deleted);
     }
-    // After the word: whoever pins it from now on finds it gone.
+    // After the word: a clone that pins it from now on finds it gone.
     deleted.pinned_by = pinned_by(store, volume_id)?;
     if !deleted.pinned_by.is_empty() {
         return Ok(deleted);
@@ -86,7 +87,7 @@ pub(crate) fn remove_objects(
     if newest.said == Word::Deleted {
         let said = (fence, newest.name.as_str());
         if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, said)? {
-            // Somebody else buries it, or it lives again.
+            // Another process removes it, or has revived it.
             return Ok(deleted);
         }
     }

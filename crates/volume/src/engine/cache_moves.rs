@@ -1,9 +1,9 @@
 //! Data that was cached before it moved stays cached: its frames go into the read cache under their new name
 //! before the map names that.
 //!
-//! Looked at twice: when the data was gathered, so that most of the work is done beside the put, and again
-//! before the map changes, for what readers fetched meanwhile. Best effort all the same: what was fetched and
-//! is not in the cache yet is missed.
+//! The cache is checked twice: when the data was gathered, so that most of the work runs in parallel to the
+//! put, and again before the map changes, for frames that readers fetched in between. Best effort: frames
+//! that were fetched and are not in the cache yet are missed.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::upload::Upload;
 use crate::stored_data::FrameName;
 use crate::view::View;
 
-/// Puts these frames of a moved segment into the read cache, on the collector's thread.
+/// Inserts these frames of a moved segment into the read cache, on the collector's thread.
 pub(super) fn keep_cached(context: &Arc<Context>, upload: &mut Upload, frames: Vec<bool>) {
     if context.stored.has_cache() && frames.contains(&true) {
         insert(context, upload, &frames);
@@ -41,7 +41,7 @@ fn insert(context: &Arc<Context>, upload: &Upload, wanted: &[bool]) {
     });
 }
 
-/// Whether the map may name this moved segment now. If not, an event will tell.
+/// Whether the map may name this moved segment now. If not, an event will report it.
 pub(super) fn is_kept_cached(context: &Arc<Context>, upload: &mut Upload) -> bool {
     if !upload.cached.is_inserting && upload.is_moved() {
         let late = late_frames(context, upload);
@@ -56,7 +56,7 @@ pub(super) fn is_kept_cached(context: &Arc<Context>, upload: &mut Upload) -> boo
     !upload.cached.is_inserting
 }
 
-/// The data of those frames of an object that are wanted.
+/// The data of the wanted frames of an object.
 fn frames_of(header: &SegmentHeader, object: &Bytes, wanted: &[bool]) -> Vec<(u32, Bytes)> {
     let header_bytes = header.header_bytes() as usize;
     let frames = header.frames.iter().zip(wanted).zip(0..);
@@ -69,7 +69,7 @@ fn frames_of(header: &SegmentHeader, object: &Bytes, wanted: &[bool]) -> Vec<(u3
         .collect()
 }
 
-/// Frames of which something came into the read cache, under its old name, after it was gathered.
+/// Frames with data that entered the read cache, under its old name, after it was gathered.
 fn late_frames(context: &Context, upload: &Upload) -> Vec<bool> {
     let (header, _) = upload.contents();
     let mut late = vec![false; header.frames.len()];
@@ -86,7 +86,7 @@ fn late_frames(context: &Context, upload: &Upload) -> Vec<bool> {
         }
         let from = u64::from(origin.data_offset);
         for frame in from / frame_bytes..=(from + extent.length - 1) / frame_bytes {
-            // Neighbours mostly come from one frame.
+            // Adjacent extents mostly come from one frame.
             let asked = (origin.sequence as u32, frame as u32);
             let is_cached = match last_asked {
                 Some((name, is_cached)) if name == asked => is_cached,
@@ -94,7 +94,7 @@ fn late_frames(context: &Context, upload: &Upload) -> Vec<bool> {
             };
             last_asked = Some((asked, is_cached));
             if is_cached {
-                // The part of that frame that is in this extent, where it lies now.
+                // The part of that frame in this extent, at its new place.
                 let part =
                     from.max(frame * frame_bytes)..(from + extent.length).min((frame + 1) * frame_bytes);
                 let (first, last) = (start + part.start - from, start + part.end - 1 - from);

@@ -1,8 +1,9 @@
-//! Checkpoints: the map as objects, frozen at a stored segment. What one supersedes is deleted by `cleanup`.
+//! Checkpoints: the map as objects, frozen at a stored segment. `cleanup` deletes what a checkpoint
+//! supersedes.
 //!
-//! The engine alone changes the map, so encoding it between two applied segments freezes a cut without
-//! stopping anybody. Only groups of addresses that changed are written again; the root names the parts of all
-//! groups.
+//! Only the engine changes the map, so encoding it between two applied segments freezes a cut without
+//! stopping any user. Only groups of addresses that changed are written again; the root names the parts of
+//! all groups.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,10 +30,9 @@ use crate::tally::add;
 use crate::{Error, ErrorKind, Result};
 
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
-/// A quiet volume looks no more often for what has left the retention window.
+/// The shortest interval at which a quiet volume checks for data that has left the retention window.
 const WINDOW_LOOK_EVERY_MS: u64 = 10_000;
-/// How often a root in the way is looked at before it is believed to be damaged: an answer may be garbled on
-/// its way.
+/// How often a conflicting root is read before it counts as damaged: an answer may be garbled in transit.
 const RIVAL_LOOKS_MAX: u32 = 4;
 
 /// A checkpoint being written: all parts, then the root as the last object.
@@ -41,14 +41,14 @@ struct Writing {
     objects: Vec<Outgoing>,
     parts_left: usize,
     root_sent: bool,
-    /// Looks at what is in the root's way that made no sense.
+    /// How often the conflicting root was read and was invalid.
     odd_looks: u32,
     deletable: Vec<u32>,
-    /// Older checkpoints that get a copy of their own with this one.
+    /// Older checkpoints that get a copy with this one.
     copies: Vec<u64>,
-    /// Reads that may have looked up a deletable segment are of this generation or before.
+    /// Reads that may have looked up a deletable segment have this generation or an earlier one.
     generation: u64,
-    /// Who ordered it.
+    /// The requesters of this checkpoint.
     tell: Vec<SyncSender<()>>,
 }
 
@@ -62,43 +62,43 @@ impl Writing {
 pub(super) struct Checkpoints {
     /// The newest durable one.
     number: u64,
-    /// The newest known to be readable.
+    /// The newest one that is known to be readable.
     readable_number: u64,
-    /// The one that this attachment began from, and the puts of its own.
+    /// The one that this attachment started from, and its own puts.
     loaded_number: u64,
     own_puts: OwnPuts,
     /// The newest durable one.
     pub(super) newest_root: Checkpoint,
-    /// Those that cuts begin from and that have no copy of their own yet.
+    /// Checkpoints that cuts start from and that have no copy yet.
     pub(super) uncopied: Vec<Checkpoint>,
-    /// How many to come look for copies of older ones.
+    /// How many of the next checkpoints look for copies of older ones.
     copies_left: u32,
-    /// The parts of those that cuts begin from, by number; of older attachments' they are not known.
+    /// The parts of checkpoints that cuts start from, by number; unknown for those of older attachments.
     pub(super) cut_parts: BTreeMap<u64, Vec<PartEntry>>,
     /// The last rollback that is stored.
     pub(super) rolled_back: Option<RolledBack>,
-    /// Bytes of log since the newest one.
+    /// Bytes of log since the newest checkpoint.
     log_bytes: u64,
-    /// Size of the disk, as the next one says it.
+    /// Size of the disk for the next checkpoint.
     pub(super) size_bytes: u64,
-    /// The newest one says that everything is stored.
+    /// Whether the newest one says that everything is stored.
     is_clean: bool,
     writing: Option<Writing>,
     /// How many are wanted although none is due.
     wanted: u32,
 }
 
-/// What the next checkpoint is to say, beside what it finds.
+/// What the next checkpoint says besides the state that it finds.
 pub(super) struct Freeze {
     pub(super) attached_ms: u64,
-    /// Whether cuts that have left the retention window go.
+    /// Whether cuts outside the retention window are dropped.
     pub(super) prunes: bool,
-    /// Everything is stored and nothing more will come.
+    /// Whether everything is stored and nothing more will come.
     pub(super) is_clean: bool,
 }
 
 impl Checkpoints {
-    /// Begins where `start` was read.
+    /// Starts with the state of `start`.
     pub(super) fn new(start: EngineStart) -> Self {
         let loaded = start.loaded;
         Checkpoints {
@@ -111,7 +111,7 @@ impl Checkpoints {
             uncopied: Vec::new(),
             cut_parts: BTreeMap::new(),
             rolled_back: start.rolled_back,
-            // A rollback that is in no checkpoint yet shall soon be in one.
+            // A rollback that is in no checkpoint yet must be in one soon.
             log_bytes: if start.rolled_back.is_some() { u64::MAX / 2 } else { start.log_bytes },
             size_bytes: start.size_bytes,
             is_clean: false,
@@ -142,12 +142,12 @@ impl Checkpoints {
         self.wanted == 0 && self.writing.is_none()
     }
 
-    /// At least one more is wanted.
+    /// Wants at least one more.
     pub(super) fn want_one(&mut self) {
         self.wanted = self.wanted.max(1);
     }
 
-    /// What is dead and needed by nobody goes with the second one that begins from here on.
+    /// The second checkpoint that starts after this deletes what is dead and unneeded.
     pub(super) fn want_deletes(&mut self) {
         self.wanted = 2 + u32::from(self.writing.is_some());
     }
@@ -157,13 +157,13 @@ impl Checkpoints {
         self.log_bytes += object_bytes;
     }
 
-    /// A rollback is stored: recovery shall not have to go through the cut again for long.
+    /// A rollback is stored: recovery must not have to read the cut again for long.
     pub(super) fn note_rollback(&mut self, rollback: RolledBack, options: &EngineOptions) {
         self.rolled_back = Some(rollback);
         self.log_bytes = self.log_bytes.max(options.checkpoint_bytes);
     }
 
-    /// Whether there is so much log or so much dead data that one is worth its price, or one is wanted.
+    /// Whether there is enough log or dead data to make one worthwhile, or one is wanted.
     pub(super) fn is_due(
         &self,
         context: &Context,
@@ -179,19 +179,19 @@ impl Checkpoints {
             || now >= busy_at + QUIET_AFTER && totals.is_worth_a_checkpoint_in_peace()
     }
 
-    /// Those who ordered the one that has just begun hear when it is durable.
+    /// Notifies the requesters of the checkpoint that has just started when it is durable.
     pub(super) fn tell_when_durable(&mut self, tell: Vec<SyncSender<()>>) {
         if let Some(writing) = &mut self.writing {
             writing.tell = tell;
         }
     }
 
-    /// When the next put is to be repeated.
+    /// When to repeat the next put.
     pub(super) fn repeat_at(&self) -> Option<Duration> {
         self.writing.as_ref().and_then(Writing::repeat_at)
     }
 
-    /// How long until something dead leaves the retention window of a quiet volume.
+    /// Time until dead data of a quiet volume leaves the retention window.
     pub(super) fn window_in(
         &self,
         context: &Context,
@@ -209,14 +209,14 @@ impl Checkpoints {
         Some(window.max((busy_at + QUIET_AFTER).saturating_sub(now)))
     }
 
-    /// How long until a volume that goes quiet clears away what is dead.
+    /// Time until a volume that becomes quiet deletes what is dead.
     pub(super) fn settle_in(&self, context: &Context, busy_at: Duration, now: Duration) -> Option<Duration> {
         let totals = context.stored.view().segments.totals();
         let waits = totals.is_worth_a_checkpoint_in_peace() && self.writing.is_none();
         waits.then(|| (busy_at + QUIET_AFTER).saturating_sub(now).max(Duration::from_millis(1)))
     }
 
-    /// Freezes the map as it is and begins to write it.
+    /// Freezes the current map and starts to write it.
     pub(super) fn begin(&mut self, context: &Arc<Context>, log: &LogTail, freeze: &Freeze) -> Result<()> {
         let view = context.stored.view();
         let number = self.number + 1;
@@ -296,7 +296,7 @@ impl Checkpoints {
         context.attachment.store.put(put, Box::new(tell));
     }
 
-    /// The root goes after every part it names is durable.
+    /// The root is put after every part that it names is durable.
     fn send_root_if_ready(&mut self, context: &Arc<Context>) {
         let Some(writing) = &mut self.writing else { return };
         if writing.parts_left > 0 || writing.root_sent {
@@ -313,7 +313,7 @@ impl Checkpoints {
         self.put_object(context, root);
     }
 
-    /// Returns what is superseded, when this was the last object of the checkpoint.
+    /// Returns what is superseded if this was the last object of the checkpoint.
     pub(super) fn hear_put(
         &mut self,
         context: &Arc<Context>,
@@ -325,7 +325,7 @@ impl Checkpoints {
         let is_root = writing.root_sent && object + 1 == writing.objects.len();
         let outgoing = writing.objects.get_mut(object)?;
         match outcome {
-            // A copy of a checkpoint has the same bytes whoever made it.
+            // A copy of a checkpoint always has the same bytes.
             Ok(outcome) if !outgoing.stored && (outcome == PutOutcome::Created || is_copy(&outgoing.key)) => {
                 outgoing.stored = true;
                 outgoing.body = Bytes::new();
@@ -350,7 +350,7 @@ impl Checkpoints {
         None
     }
 
-    /// Puts again what the store could not take.
+    /// Repeats the puts that the store could not accept.
     pub(super) fn repeat_failed(&mut self, context: &Arc<Context>, now: Duration) {
         let Some(writing) = &mut self.writing else { return };
         let mut due = Vec::new();
@@ -365,8 +365,8 @@ impl Checkpoints {
         }
     }
 
-    /// The root's number is taken. Whoever attached before us cannot have: its last number was taken before
-    /// we began (`open::repeat`). So we are fenced, or something in the way is damaged.
+    /// The root's number is taken, but not by an earlier attachment: it had taken its last number before this
+    /// one started (`open::repeat`). So this attachment is fenced, or the conflicting object is damaged.
     fn ask_for_rival(&self, context: &Arc<Context>) {
         let Some(writing) = &self.writing else { return };
         let key = checkpoint_key(writing.root.volume_id, writing.root.number);
@@ -393,8 +393,7 @@ impl Checkpoints {
         let rival = match rival {
             Ok(rival) if rival.is_ok() || writing.odd_looks >= RIVAL_LOOKS_MAX => rival,
             odd => {
-                // The root is put again in a while: if something is still in the way, its content is asked
-                // for again.
+                // The root is put again later; if there still is a conflict, the object is read again.
                 if let Some(root) = writing.objects.last_mut() {
                     root.repeat_at = Some(now + REPEAT_AFTER);
                 }
@@ -439,7 +438,7 @@ impl Checkpoints {
         let own_puts = self.own_puts.known();
         self.take_over(&view, writing.root, &writing.copies);
         for tell in writing.tell {
-            // Whoever ordered it may have given up.
+            // The requester may have given up.
             let _ = tell.try_send(());
         }
         Some(Superseded { spared_from, number, named, roots, own_puts, doomed, generation })

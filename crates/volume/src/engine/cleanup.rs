@@ -1,13 +1,14 @@
-//! Deleting what a durable checkpoint has superseded: old roots, parts and dead segments.
+//! Deletes what a durable checkpoint has superseded: old roots, parts and dead segments.
 //!
 //! Invariants:
-//! 1. A dead segment goes when the *second* checkpoint that found it dead is durable, so the newest two
-//!    checkpoints can both be read in full. Old roots, and parts that neither of the two names, go then too.
-//! 2. Roots go one by one, the oldest first, and segments only after all such roots have gone: a list that
-//!    lags must never lead back to a root that misses a segment.
-//! 3. Segments go only after every read that may have looked them up has ended, and after a look for clones
-//!    that pin them (`pins`).
-//! 4. What could not be deleted is tried again, also when nothing else happens any more.
+//! 1. A dead segment is deleted when the *second* checkpoint that found it dead is durable, so the newest two
+//!    checkpoints are always fully readable. Old roots, and parts that neither of the two names, are deleted
+//!    then too.
+//! 2. Roots are deleted one by one, the oldest first, and segments only after all such roots are gone: a list
+//!    that lags must never lead back to a root that misses a segment.
+//! 3. Segments are deleted only after every read that may have looked them up has ended, and after a check
+//!    for clones that pin them (`pins`).
+//! 4. Failed deletes are repeated, even if nothing else happens any more.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -29,12 +30,12 @@ use super::pins::{self, Pins};
 use super::superseded::Superseded;
 use crate::tally::add;
 
-/// How long to wait after the store has used up its own retries: nobody waits for a delete.
+/// The wait after the store has used up its own retries; nothing waits for a delete.
 const REPEAT_AFTER: Duration = Duration::from_secs(5);
-/// How often to look whether the reads that hold back a delete have ended.
+/// Interval of checks whether the reads that block a delete have ended.
 const READS_LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// How often something odd where a fence might stand is looked at: an answer may be garbled on its way.
+/// How often an odd object at the place of a fence is read: an answer may be garbled in transit.
 const ODD_LOOKS_MAX: u32 = 4;
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -42,25 +43,25 @@ enum Stage {
     /// Nothing to do.
     #[default]
     Rest,
-    /// Old roots and parts are to be listed.
+    /// Old roots and parts must be listed.
     Begin,
     /// They are being listed and deleted.
     UnderWay,
-    /// Old roots are gone; dead segments are to be deleted.
+    /// Old roots are gone; dead segments must be deleted.
     Segments,
 }
 
-/// How far its deletion has come.
+/// The progress of its deletion.
 #[derive(Default)]
 pub(super) struct Cleanup {
     stage: Stage,
     not_before: Duration,
-    /// Looks for fences that found what is not ours.
+    /// How many checks for fences found an object that is not ours.
     odd_looks: u32,
     what: Superseded,
-    /// Lists and deletes under way.
+    /// Lists and deletes in flight.
     in_flight: u32,
-    /// Older checkpoints were deleted, or were by the attachment whose state this one began from.
+    /// Older checkpoints were deleted by this attachment, or by the one whose state this one started from.
     roots_gone_below: u64,
 }
 
@@ -70,34 +71,35 @@ impl Cleanup {
         Cleanup { roots_gone_below, ..Cleanup::default() }
     }
 
-    /// A checkpoint is durable: what it has superseded goes, in place of what was left of the last one's.
+    /// A checkpoint is durable: what it has superseded is to be deleted, together with what the last one
+    /// left.
     pub(super) fn begin(&mut self, what: Superseded) {
         let (in_flight, roots_gone_below) = (self.in_flight, self.roots_gone_below);
         *self = Cleanup { stage: Stage::Begin, what, in_flight, roots_gone_below, ..Cleanup::default() };
     }
 
-    /// Whether no list and no delete is under way.
+    /// Whether no list and no delete is in flight.
     pub(super) fn is_quiet(&self) -> bool {
         self.in_flight == 0
     }
 
-    /// A list or a delete has ended.
+    /// A list or a delete has completed.
     pub(super) fn end_one(&mut self) {
         self.in_flight -= 1;
     }
 
-    /// Whether there is nothing left to delete.
+    /// Whether nothing is left to delete.
     pub(super) fn is_resting(&self) -> bool {
         self.stage == Stage::Rest
     }
 
-    /// How long until there is something to try.
+    /// Time until there is something to try.
     pub(super) fn wait(&self, now: Duration) -> Option<Duration> {
         let waits = matches!(self.stage, Stage::Begin | Stage::Segments);
         waits.then(|| self.not_before.saturating_sub(now).max(Duration::from_millis(1)))
     }
 
-    /// Takes the next step of cleaning up, if it is time.
+    /// Takes the next step of the cleanup, if it is due.
     pub(super) fn step(&mut self, context: &Arc<Context>, log: &LogTail, now: Duration) {
         if now < self.not_before {
             return;
@@ -119,7 +121,7 @@ impl Cleanup {
             return;
         }
         if !context.stored.readers.passed(self.what.generation) {
-            // Reads of an older generation may have kept the checkpoint from beginning a new one.
+            // Reads of an older generation may have prevented the checkpoint from starting a new one.
             context.stored.readers.advance();
             self.not_before = now + READS_LOOK_EVERY;
             return;
@@ -129,14 +131,14 @@ impl Cleanup {
         pins::ask(context, self.what.number, self.what.doomed.clone());
     }
 
-    /// There are no more pins than those that are known now; who is still doomed by them goes.
+    /// All pins are known now: deletes the segments that none of them needs.
     pub(super) fn delete_unpinned(&mut self, context: &Arc<Context>, number: u64, mut sequences: Vec<u32>) {
         {
             let view = context.stored.view();
             let book = view.cuts.lock();
             sequences.retain(|sequence| {
                 let Some(info) = view.segments.get(*sequence) else { return false };
-                // A rollback may have brought it back to life.
+                // A rollback may have revived it.
                 let is_needed = view.lineage.needs(&book.cuts, u64::from(*sequence), info.dead_since);
                 info.live_bytes == 0 && !is_needed
             });
@@ -145,7 +147,7 @@ impl Cleanup {
             self.what.doomed.clone_from(&sequences);
         }
         let volume_id = context.attachment.record.volume_id;
-        // What belongs to an ancestor is only forgotten.
+        // What belongs to an ancestor is only dropped from the table.
         let own = sequences.iter().filter(|one| context.stored.lineage.ancestor(u64::from(**one)).is_none());
         let keys = own.map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect::<Vec<_>>();
         let answered = context.clone();
@@ -194,12 +196,12 @@ impl Cleanup {
         pins::release(context, slots);
     }
 
-    /// Whether what was heard is about the cleanup under way, and not about one before it.
+    /// Whether an event is about the current cleanup, and not about an earlier one.
     fn is_current(&self, number: u64) -> bool {
         self.what.number == number && self.stage == Stage::UnderWay
     }
 
-    /// What could not be deleted stays garbage for a while; all of it is gone through again.
+    /// What could not be deleted stays garbage for a while; the whole list is processed again.
     pub(super) fn hear_failed(&mut self, number: u64, what: &str, now: Duration) {
         self.in_flight -= 1;
         tracing::warn!("deletion postponed: {what}");
@@ -209,14 +211,15 @@ impl Cleanup {
         }
     }
 
-    /// No fence stood behind checkpoint `number`: it counts, and what it supersedes may go. Says whether it
-    /// is the newest.
+    /// There was no fence after checkpoint `number`: it counts, and what it supersedes may be deleted.
+    /// Returns whether it is the newest.
     pub(super) fn hear_no_fence(&mut self, number: u64) -> bool {
         self.in_flight -= 1;
         self.is_current(number)
     }
 
-    /// Something stands where a fence might: if it is one, this attachment deletes nothing any more.
+    /// There is an object at the place of a fence: if it is a fence, this attachment deletes nothing any
+    /// more.
     pub(super) fn hear_odd_look(&mut self, number: u64, now: Duration) {
         self.in_flight -= 1;
         if self.is_current(number) {
@@ -238,14 +241,14 @@ impl Cleanup {
         };
         let is_old_part = move |key: &str| {
             parse_part_key(key).is_some_and(|part| {
-                // Only what this attachment knows about: it may be a stale one, and the parts those of its
+                // Only parts that this attachment knows: it may be stale, and the parts those of its
                 // successor.
                 let known = part.number <= loaded || own_puts.contains(&part.put_id);
                 known && part.volume_id == volume_id && !named.holds(part.group, part.number, part.put_id)
             })
         };
         // The list may not show the youngest of the old roots yet: those since the last cleanup, and those
-        // that attaches before this one have left.
+        // that earlier attaches have left.
         let youngest = self.roots_gone_below.max(1)..spared_from;
         let youngest = youngest.map(|number| checkpoint_key(volume_id, number)).collect();
         let heard = move |keys: Vec<String>| Event::RootsListed { keys, number, gone_below: 0 };
@@ -275,7 +278,7 @@ impl Cleanup {
         }
     }
 
-    /// Lists what is old below `prefix`.
+    /// Lists old objects below `prefix`.
     pub(super) fn list(
         &mut self,
         context: &Arc<Context>,
@@ -306,8 +309,8 @@ impl Cleanup {
         delete_old(context, keys, number, Event::CleanedUp);
     }
 
-    /// One by one, the oldest first: where a younger one were gone and an older one not, a list that shows
-    /// the older one alone would make it the newest, as the next number is free.
+    /// One by one, the oldest first: if a younger root were gone and an older one not, a list with only the
+    /// older one would make it the newest, because the next number is free.
     pub(super) fn hear_roots_listed(
         &mut self,
         context: &Arc<Context>,
@@ -331,14 +334,14 @@ impl Cleanup {
     pub(super) fn hear_roots_deleted(&mut self, number: u64, gone_below: u64) {
         self.in_flight -= 1;
         self.roots_are_gone(gone_below);
-        // A later checkpoint has roots of its own to be deleted first.
+        // A later checkpoint must delete its own old roots first.
         if self.is_current(number) {
             self.stage = Stage::Segments;
         }
     }
 
-    /// The next cleanup would name all of them again, also where a later checkpoint has taken the place of
-    /// this one's.
+    /// Otherwise the next cleanup would name all of them again, even if a later checkpoint has replaced this
+    /// one.
     fn roots_are_gone(&mut self, below: u64) {
         self.roots_gone_below = self.roots_gone_below.max(below);
     }

@@ -1,10 +1,10 @@
-//! How long the volume has been attached, and what the wall clock does meanwhile.
+//! How long the volume has been attached, and what the wall clock does in the meantime.
 //!
-//! Retention counts in time attached: it grows with the clock that never jumps, goes on in the next
-//! attachment where the newest checkpoint says it stood, and stands still while nobody has the volume. So a
-//! moment may be kept for longer than was asked for, never for less.
+//! Retention counts attached time: it advances with the monotonic clock, continues in the next attachment
+//! from the value in the newest checkpoint, and stands still while the volume is not attached. So a moment
+//! may be kept for longer than configured, but never for less.
 //!
-//! Invariant: the wall clock decides nothing here. A jump of it is told, once, and that is all.
+//! Invariant: the wall clock decides nothing here. A jump of it is logged once, and has no other effect.
 
 use std::time::Duration;
 
@@ -12,28 +12,28 @@ use sawmill_format::checkpoint::Checkpoint;
 
 use super::context::Context;
 
-/// A wall clock that differs by more from the one that never jumps has jumped.
+/// A difference between wall clock and monotonic clock above this counts as a jump.
 const JUMP_MS: u64 = 60_000;
-/// A volume that nobody wrote to for so long is told of at the next attach: perhaps the clock is wrong.
+/// A volume without writes for this long is mentioned at the next attach: perhaps the clock is wrong.
 const GAP_MS: u64 = 30 * 24 * 3600 * 1000;
 
 /// See the head of this file.
 pub(super) struct AttachedClock {
-    /// When this attachment began, and how long the ones before it took together.
+    /// The start of this attachment, and the total time of the ones before it.
     since: Duration,
     before_ms: u64,
-    /// Both clocks at the last look.
+    /// Both clocks at the last check.
     looked: Duration,
     wall_unix_ms: u64,
 }
 
 impl AttachedClock {
-    /// Goes on where `loaded` stood.
+    /// Continues from `loaded`.
     pub(super) fn behind(loaded: &Checkpoint, now: Duration, wall_unix_ms: u64) -> Self {
         AttachedClock { since: now, before_ms: loaded.attached_ms, looked: now, wall_unix_ms }
     }
 
-    /// How long the volume has been attached in all its life.
+    /// How long the volume has been attached in its whole life.
     pub(super) fn attached_ms(&self, now: Duration) -> u64 {
         self.before_ms.saturating_add(millis(now.saturating_sub(self.since)))
     }
@@ -66,7 +66,7 @@ impl AttachedClock {
         }
     }
 
-    /// Milliseconds that the wall clock jumped by since the last look.
+    /// Milliseconds by which the wall clock has jumped since the last check.
     fn jumped_ms(&mut self, now: Duration, wall_unix_ms: u64) -> Option<i64> {
         let passed = millis(now.saturating_sub(std::mem::replace(&mut self.looked, now)));
         let expected = self.wall_unix_ms.saturating_add(passed);

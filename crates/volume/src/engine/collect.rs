@@ -1,12 +1,12 @@
-//! Garbage collection, carried out: choose victims, plan, gather, send, one step at a time, beside everything
-//! else the engine does.
+//! Garbage collection at work: chooses victims, plans, gathers and sends, one step at a time, beside
+//! everything else the engine does.
 //!
 //! Invariants:
-//! 1. A new plan is made only when nothing of the last one is on its way: else the same bytes would be moved
-//!    twice.
-//! 2. Collection waits for writers that wait for room, unless garbage is pressing; nobody ever waits for
-//!    collection. So it cannot take part in a deadlock.
-//! 3. A segment that cannot be read is left alone after [`DOUBTS_MAX`] tries.
+//! 1. A new plan is made only when nothing of the last one is in flight; otherwise the same bytes would be
+//!    moved twice.
+//! 2. Collection waits for writers that wait for room, unless garbage is pressing; nothing ever waits for
+//!    collection. So it cannot be part of a deadlock.
+//! 3. A segment that cannot be read is skipped after [`DOUBTS_MAX`] attempts.
 //!
 //! Not here: what is chosen (`gc::policy`), found (`gc::sweep`) and read (`gc::gather`), what stays cached
 //! (`cached`), and deleting (`cleanup`).
@@ -35,9 +35,9 @@ use crate::status::GcReport;
 use crate::tally::add;
 use crate::{Error, ErrorKind, limits};
 
-/// How long to wait after the store has used up its own retries, or beside writers that wait for room.
+/// The wait after the store has used up its own retries, or while writers wait for room.
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
-/// How often a segment is tried that could not be read: an answer may be garbled on its way.
+/// How often to try an unreadable segment: an answer may be garbled in transit.
 const DOUBTS_MAX: u32 = 3;
 
 enum Stage {
@@ -51,9 +51,9 @@ enum Stage {
 pub(super) struct Collector {
     stage: Stage,
     plan: Option<Plan>,
-    /// Not before this.
+    /// Do nothing before this time.
     not_before: Duration,
-    /// Segments that could not be read, and how often.
+    /// Segments that could not be read, and the number of attempts.
     doubtful: HashMap<u32, u32>,
     order: Option<GcOrder>,
     report: GcReport,
@@ -74,12 +74,12 @@ impl Collector {
         }
     }
 
-    /// Whether nothing is planned, gathered or on its way.
+    /// Whether nothing is planned, gathered or in flight.
     pub(super) fn is_resting(&self) -> bool {
         matches!(self.stage, Stage::Rest) && self.plan.is_none() && self.in_flight == 0
     }
 
-    /// A segment is gone, and its doubts with it.
+    /// A segment is gone; forget its failed attempts.
     pub(super) fn forget(&mut self, sequence: u32) {
         self.doubtful.remove(&sequence);
     }
@@ -92,7 +92,7 @@ impl Collector {
         *self.doubtful.entry(sequence).or_default() += doubts;
     }
 
-    /// One step of collection. Returns when it wants to be asked again, if not by an event.
+    /// One step of collection. Returns when to call it again, if no event does.
     pub(super) fn step(
         &mut self,
         context: &Arc<Context>,
@@ -130,7 +130,7 @@ impl Collector {
         None
     }
 
-    /// Nothing more is collected; what is on its way goes on as an upload.
+    /// Stops collecting; what is in flight continues as an upload.
     pub(super) fn stop(&mut self, context: &Context, why: &Error) {
         self.plan = None;
         self.stage = Stage::Rest;
@@ -143,12 +143,12 @@ impl Collector {
         let Some(mut order) = context.mailbox.take_gc_order() else { return };
         order.through = log.stored_sequence() as u32;
         self.report = GcReport::default();
-        // By hand, everything is tried once more.
+        // A manual collection tries everything once more.
         self.doubtful.clear();
         self.order = Some(order);
     }
 
-    /// Whether there is something to choose; ends an order that has nothing left.
+    /// Whether there is something to choose. Ends an order that has nothing left.
     fn wants_plan(
         &mut self,
         context: &Context,
@@ -223,7 +223,7 @@ impl Collector {
         }
         self.stage = Stage::Rest;
         if plan.is_done() {
-            // They died meanwhile, or nothing that could be found is live in them.
+            // They have died since, or nothing was found live in them.
             for sequence in victims {
                 self.doubt(sequence, 1);
             }
@@ -251,7 +251,7 @@ impl Collector {
         });
     }
 
-    /// The next gathering begins no sooner than the rate allows.
+    /// The next gathering starts no sooner than the rate allows.
     fn pace(&mut self, context: &Context, options: &EngineOptions, now: Duration) {
         let rate = options.gc.bytes_per_second_max;
         if rate > 0 {
@@ -288,7 +288,7 @@ impl Collector {
         }
     }
 
-    /// Writers come first; but one moved segment may always be on its way.
+    /// Writers come first, but one moved segment may always be in flight.
     fn send_if_room(&mut self, context: &Arc<Context>, options: &EngineOptions, log: &mut LogTail) {
         let uploads = log.uploads.len();
         let extra = if self.in_flight == 0 { limits::MOVED_UPLOADS_EXTRA as usize } else { 0 };

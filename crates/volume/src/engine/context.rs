@@ -1,4 +1,4 @@
-//! What the engine reaches of an open volume. Not here: what it owns ([`super::Engine`]).
+//! The parts of an open volume that the engine uses. Not here: what it owns ([`super::Engine`]).
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ pub(crate) struct Context {
     pub(crate) journal_map: Arc<JournalMap<Arc<Record>>>,
     pub(crate) stored: Arc<StoredData>,
     pub(crate) mailbox: Arc<Mailbox>,
-    /// Those who wait on the way of a write: the engine makes room for them, or fails them.
+    /// Writers that wait: the engine makes room for them, or fails them.
     pub(crate) write: Arc<WriteContext>,
-    /// Garbage collection's own thread: users must never wait for it.
+    /// The thread of garbage collection: users must never wait for it.
     pub(crate) collector: Arc<Pool>,
 }

@@ -1,14 +1,14 @@
-//! Looks for fences: after a checkpoint is durable and before anything is deleted by it, and every now and
-//! then while the volume is in use.
+//! Checks for fences: after a checkpoint is durable and before it deletes anything, and periodically while
+//! the volume is in use.
 //!
-//! Why before a delete: whoever attaches reads the newest checkpoint, fences, and looks at the newest
-//! checkpoint again. If ours was durable before its fence, it has seen it. If not, its fence is there when
-//! we look, at one of the names that were free for us when our checkpoint became durable; and then we
+//! Why before a delete: an attach reads the newest checkpoint, fences, and then checks the newest checkpoint
+//! again. If our checkpoint was durable before that fence, the attach has seen it. If not, its fence is there
+//! when we check, at one of the names that were free for us when our checkpoint became durable; then we
 //! delete nothing.
 //!
-//! Why while in use: who only reads and flushes puts nothing, and would never meet the fence
-//! (`crate::watch`). One odd look fences nobody: the answer may be garbled. Several that find the same
-//! object do: our next segment could not be put there.
+//! Why while in use: a volume with only reads and flushes puts nothing, and would never meet the fence
+//! (`crate::watch`). A single odd result fences nothing, because an answer may be garbled. Several that find
+//! the same object do, because our next segment could not be put there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,37 +25,37 @@ use crate::ask::want;
 use crate::watch::{LOOK_EVERY, PATIENCE};
 use crate::write::flush;
 
-/// Bytes of a segment that end behind its put id.
+/// The start of a segment, up to the end of its put id.
 const HEAD_BYTES: u64 = 48;
-/// Where the volume's id and the put id begin in them.
+/// The places of the volume's id and the put id in it.
 const VOLUME_ID_AT: usize = 16;
 const PUT_ID_AT: usize = 32;
-/// So many looks in turn that find the same object of somebody else's are believed.
+/// After this many consecutive checks that find the same foreign object, it is believed.
 const AGREEING_LOOKS: u32 = 3;
-/// How soon an odd look is repeated.
+/// The wait before an odd result is checked again.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// The looks while the volume is in use.
+/// The checks while the volume is in use.
 #[derive(Default)]
 pub(super) struct FenceCheck {
     is_looking: bool,
-    /// When it is time for the next.
+    /// When the next check is due.
     not_before: Duration,
-    /// What the last one found that is not ours, and how many in turn did.
+    /// The foreign object that the last check found, and the number of consecutive checks that did.
     odd: Option<(u64, Bytes)>,
     agreeing: u32,
 }
 
-/// What a look before a delete has found.
+/// The result of a check before a delete.
 pub(super) enum Found {
     NoFence,
-    /// Something that is not ours, perhaps a fence.
+    /// A foreign object, perhaps a fence.
     Odd,
     /// The store did not answer.
     Failed(String),
 }
 
-/// Looks for fences before anything is deleted by checkpoint `number`.
+/// Checks for fences before checkpoint `number` deletes anything.
 pub(super) fn look_before_delete(context: &Arc<Context>, log: &LogTail, number: u64) {
     begin_look(context, log, Purpose::Delete(number));
 }
@@ -66,11 +66,11 @@ fn begin_look(context: &Arc<Context>, log: &LogTail, purpose: Purpose) {
     ask(context, Box::new(Look { left, purpose }));
 }
 
-/// Asks for the last place that is left to look at.
+/// Requests the last place that is left to check.
 fn ask(context: &Arc<Context>, look: Box<Look>) {
     let Some((sequence, _)) = look.left.last() else { return };
     let key = segment_key(context.attachment.record.volume_id, *sequence);
-    // Somebody may wait for a watch.
+    // A user may wait for a periodic check.
     let class = if matches!(look.purpose, Purpose::Watch(_)) { Class::Read } else { Class::Background };
     let get = want(key, Some(0..HEAD_BYTES), class);
     let answered = context.clone();
@@ -79,7 +79,7 @@ fn ask(context: &Arc<Context>, look: Box<Look>) {
 }
 
 impl FenceCheck {
-    /// Returns what was found, when the look was for a delete and has ended, and of which checkpoint.
+    /// Returns the result of a check before a delete that has completed, with the number of its checkpoint.
     pub(super) fn hear(
         &mut self,
         context: &Arc<Context>,
@@ -102,7 +102,7 @@ impl FenceCheck {
                 };
             }
             Ok(bytes) => {
-                // It may have become ours since we asked.
+                // It may have become ours since the request.
                 let own = own.or_else(|| log.puts().find(|(sent, _)| *sent == sequence).map(|(_, put)| put));
                 let found = bytes.get(PUT_ID_AT..HEAD_BYTES as usize);
                 own.is_some_and(|own| found == Some(own.0.as_slice())) || sequence <= log.stored_sequence()
@@ -120,10 +120,10 @@ impl FenceCheck {
         None
     }
 
-    /// Looks for fences when it is time, and lets flushes go that have waited for that for long enough.
+    /// Starts a check when it is due, and releases flushes that have waited for one long enough.
     pub(super) fn step(&mut self, context: &Arc<Context>, log: &LogTail, now: Duration) {
         let watch = &context.write.watch;
-        // Once something odd was seen, it is to be known what it is.
+        // After an odd result, the next check must not wait.
         let impatient = self.patience_ends(context, now).is_some_and(|at| at <= now);
         if impatient && !watch.set_deaf(true) {
             let what = format!("the check for other writers had no answer within {} s", PATIENCE.as_secs());
@@ -139,7 +139,7 @@ impl FenceCheck {
         }
     }
 
-    /// How long until there is something to do for [`step`](Self::step).
+    /// Time until [`step`](Self::step) has something to do.
     pub(super) fn wait(&self, context: &Context, now: Duration) -> Option<Duration> {
         let watch = &context.write.watch;
         let patience = self.patience_ends(context, now);
@@ -148,7 +148,7 @@ impl FenceCheck {
         Some(patience.into_iter().chain(look).min()?.saturating_sub(now))
     }
 
-    /// When a flush will have waited for a look for long enough, if one does.
+    /// When a flush will have waited long enough for a check, if one does.
     fn patience_ends(&self, context: &Context, now: Duration) -> Option<Duration> {
         let watch = &context.write.watch;
         if self.odd.is_some() || watch.lets_flush(now) {
@@ -172,7 +172,7 @@ impl FenceCheck {
         context.attachment.state.store_failed(now, what);
     }
 
-    /// Something that is not ours stands where our next segment would.
+    /// There is a foreign object at the place of our next segment.
     fn hear_odd(
         &mut self,
         context: &Context,

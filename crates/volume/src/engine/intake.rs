@@ -1,8 +1,8 @@
-//! The records that the journal has written and the engine has not collected yet, and the position that
-//! somebody wants sealed without waiting for a full batch.
+//! Records that the journal has written and the engine has not taken yet, and the position to seal without
+//! waiting for a full batch.
 //!
-//! Invariant: a record or a position that the engine must look at rings it; [`limits::RECORDS_UNSTORED_MAX`]
-//! bounds the records. Not here: orders and events ([`super::mailbox`]).
+//! Invariant: a record or a position that the engine must handle wakes it. [`limits::RECORDS_UNSTORED_MAX`]
+//! bounds the number of records. Not here: orders and events ([`super::mailbox`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,14 +17,14 @@ use crate::threads::wake::Wake;
 pub(crate) struct RecordIntake {
     records: Mutex<Vec<Arc<Record>>>,
     record_bytes: AtomicU64,
-    /// The engine has records already and looks again in time: a few more need not wake it.
+    /// The engine has records already and will check again in time: a few more need not wake it.
     has_pending: AtomicBool,
     seal_through: AtomicU64,
     wake: Arc<Wake>,
 }
 
 impl RecordIntake {
-    /// An empty one; `wake` is the engine's.
+    /// An empty intake; `wake` belongs to the engine.
     pub(crate) fn new(wake: Arc<Wake>) -> Self {
         RecordIntake {
             records: Default::default(),
@@ -35,8 +35,8 @@ impl RecordIntake {
         }
     }
 
-    /// Hands over complete records, in order. Rings when there is a good part of a batch, or when the engine
-    /// has nothing else.
+    /// Adds complete records, in order. Wakes the engine if they are a good part of a batch, or if it has no
+    /// other records.
     pub(crate) fn push_records(&self, records: Vec<Arc<Record>>, segment_bytes: u64) {
         let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
         let wanted = self.sealed_through_wanted();
@@ -53,10 +53,10 @@ impl RecordIntake {
         }
     }
 
-    /// The engine says, before it sleeps, whether it has records.
+    /// Before it sleeps, the engine reports whether it has records.
     pub(crate) fn set_has_pending(&self, has_pending: bool) {
         self.has_pending.store(has_pending, Ordering::SeqCst);
-        // What came since it looked, while it still had some, rang nobody.
+        // Records that arrived while it still had some woke nothing.
         if !has_pending && !self.records.lock().is_empty() {
             self.wake.ring();
         }
@@ -67,7 +67,7 @@ impl RecordIntake {
         std::mem::take(&mut *self.records.lock())
     }
 
-    /// Everything before `position` shall be sealed without waiting for a full batch.
+    /// Everything before `position` must be sealed without waiting for a full batch.
     pub(crate) fn seal_through(&self, position: u64) {
         if self.seal_through.fetch_max(position, Ordering::AcqRel) < position {
             self.wake.ring();

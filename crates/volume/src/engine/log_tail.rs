@@ -1,7 +1,7 @@
-//! The tail of the log that the map does not have yet: records to be sealed, and segments on their way.
+//! The tail of the log that is not in the map yet: records to be sealed, and segments in flight.
 //!
-//! Invariants: batches are cut from the records in order of position, and segment sequences follow; a segment
-//! enters the map only when all before it have. Not here: what moves ([`super::collect`]) and orders
+//! Invariants: batches are cut from the records in order of position, and segment sequences follow. A segment
+//! enters the map only when all before it have. Not here: garbage collection ([`super::collect`]) and orders
 //! ([`super::orders`]), which send segments of their own through here.
 
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ use crate::segment::table::SegmentInfo;
 use crate::tally::add;
 use crate::{Error, ErrorKind, limits};
 
-/// How long to wait after the store has used up its own retries.
+/// The wait after the store has used up its own retries.
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
 
 /// See the head of this file.
@@ -37,16 +37,16 @@ pub(super) struct LogTail {
     /// Records not yet in a segment, in order of position.
     pending: VecDeque<Arc<Record>>,
     pending_bytes: u64,
-    /// Where the last record received ends.
+    /// The end of the last received record.
     received_end: u64,
     pending_since: Duration,
-    /// Segments on their way, in order of sequence.
+    /// Segments in flight, in order of sequence.
     pub(super) uploads: VecDeque<Upload>,
     next_sequence: u64,
-    /// Where the last sealed segment ends.
+    /// The end of the last sealed segment.
     sealed_position: u64,
     stored_sequence: u64,
-    /// Where the last stored segment ends.
+    /// The end of the last stored segment.
     stored_position: u64,
     pub(super) buffers: Buffers,
 }
@@ -58,7 +58,7 @@ pub(super) struct Applied {
 }
 
 impl LogTail {
-    /// What recovery left to be stored. Takes the records of `start`.
+    /// Starts with what recovery left to be stored. Takes the records of `start`.
     pub(super) fn new(start: &mut EngineStart, now: Duration) -> Self {
         let records = std::mem::take(&mut start.records);
         LogTail {
@@ -113,14 +113,14 @@ impl LogTail {
         self.uploads.len() < options.uploads_max
     }
 
-    /// Whether everything before `position` was received, and sealed if it was more than padding.
+    /// Whether everything before `position` was received, and sealed unless it was only padding.
     pub(super) fn is_sealed_through(&self, position: u64) -> bool {
         let before = |record: &&Arc<Record>| record.position < position;
         self.received_end >= position
             && self.pending.iter().take_while(before).all(|record| is_padding(record))
     }
 
-    /// The sequence and the put of each segment on its way.
+    /// The sequence and the put of each segment in flight.
     pub(super) fn puts(&self) -> impl Iterator<Item = (u64, PutId)> {
         self.uploads.iter().map(|upload| (upload.sequence(), upload.put_id()))
     }
@@ -142,7 +142,7 @@ impl LogTail {
         }
     }
 
-    /// Cuts, builds and puts batches while they are due and there is room on the way.
+    /// Cuts, builds and puts batches while they are due and may be in flight.
     pub(super) fn seal(&mut self, context: &Arc<Context>, options: &EngineOptions, now: Duration) {
         while self.has_room(options) && self.batch_is_due(context, options, now) {
             let records = self.cut_batch(context, now);
@@ -154,7 +154,7 @@ impl LogTail {
             match built {
                 Ok(built) => self.send_batch(context, built, records),
                 Err(error) => {
-                    // They stay pending: what is not stored must never look as if it were.
+                    // They stay pending: unstored data must never look as if it were stored.
                     self.put_back(records);
                     return context.write.fail(error);
                 }
@@ -162,7 +162,7 @@ impl LogTail {
         }
     }
 
-    /// Whether a batch is to be cut from what is pending.
+    /// Whether a batch must be cut from the pending records.
     fn batch_is_due(&self, context: &Context, options: &EngineOptions, now: Duration) -> bool {
         let Some(front) = self.pending.front() else { return false };
         let age = options.segment_age_max;
@@ -172,19 +172,19 @@ impl LogTail {
             || (!age.is_zero() && now >= self.pending_since + age)
     }
 
-    /// How long until a batch is old enough to be sealed.
+    /// Time until a batch is old enough to be sealed.
     pub(super) fn seal_in(&self, options: &EngineOptions, now: Duration) -> Option<Duration> {
         let age = options.segment_age_max;
         let waits = self.has_room(options) && !self.pending.is_empty() && !age.is_zero();
         waits.then(|| (self.pending_since + age).saturating_sub(now).max(Duration::from_millis(1)))
     }
 
-    /// When the next put is to be repeated.
+    /// When to repeat the next put.
     pub(super) fn repeat_at(&self) -> Option<Duration> {
         self.uploads.iter().filter_map(Upload::repeat_at).min()
     }
 
-    /// Takes the front of what is pending: a batch's worth of payload, and padding with it.
+    /// Takes a batch from the front of the pending records: its payload, with padding in between.
     fn cut_batch(&mut self, context: &Context, now: Duration) -> Vec<Arc<Record>> {
         let mut records = Vec::new();
         let mut bytes = 0;
@@ -198,8 +198,8 @@ impl LogTail {
         records
     }
 
-    /// Padding alone needs no segment: it waits for records to travel with, or is passed over when nothing is
-    /// under way.
+    /// Padding alone needs no segment: it waits for records to travel with, or is skipped when nothing is in
+    /// flight.
     fn put_back(&mut self, records: Vec<Arc<Record>>) {
         for record in records.into_iter().rev() {
             self.pending_bytes += record.payload_bytes();
@@ -216,7 +216,7 @@ impl LogTail {
         builder::build(records, journal, &self.buffers, header)
     }
 
-    /// The header of the next segment, with nothing in it yet.
+    /// The header of the next segment, without content.
     pub(super) fn header(
         &self,
         context: &Context,
@@ -302,7 +302,7 @@ impl LogTail {
         }
     }
 
-    /// Puts again, byte for byte, what the store could not take.
+    /// Repeats, byte for byte, the puts that the store could not accept.
     pub(super) fn repeat_failed(&mut self, context: &Arc<Context>, now: Duration) {
         for upload in &mut self.uploads {
             if upload.repeat_at().is_some_and(|at| at <= now) {
@@ -330,7 +330,7 @@ impl LogTail {
         Some(self.apply(context, upload))
     }
 
-    /// The order matters to readers, who look in the journal map first and in the object map second: a byte
+    /// The order matters to readers, which look in the journal map first and in the object map second: a byte
     /// is in the object map (and readable from the journal as a resident) before it leaves the journal map.
     fn apply(&mut self, context: &Context, upload: Upload) -> Applied {
         let view = context.stored.view();
@@ -369,7 +369,7 @@ impl LogTail {
         Applied { object_bytes: upload.object_bytes, header: upload.header }
     }
 
-    /// Padding needs no storing: positions that only pad are stored as soon as all before them is.
+    /// Padding needs no storing: positions of padding are stored as soon as everything before them is.
     pub(super) fn advance_over_padding(&mut self, context: &Context) {
         if !self.uploads.is_empty() {
             return;
@@ -380,7 +380,7 @@ impl LogTail {
             }
         }
         if self.pending.is_empty() {
-            // Also the padding between the end of the log and the start of this attachment's ring.
+            // Includes the padding between the end of the log and the start of this attachment's ring.
             context.mailbox.advance_stored(self.received_end);
         }
     }

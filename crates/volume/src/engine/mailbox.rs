@@ -1,10 +1,10 @@
-//! How others reach the engine, and what they may look at: its events, its marks and its waiters.
+//! How others reach the engine, and what they can read of it: its events, its marks and its waiters.
 //!
-//! Everything in it is bounded: orders and resizes by
-//! [`limits::ORDERS_WAITING_MAX`], events by the calls that the engine has under way, of which each sends
-//! one, and those who wait for something to be stored by the requests that the doors let in.
+//! Everything in it is bounded: orders and resizes by [`limits::ORDERS_WAITING_MAX`], events by the engine's
+//! calls in flight, each of which sends one, and waiters for stored data by the requests that the doors
+//! admit.
 //!
-//! Not here: the records that the journal hands over ([`super::intake`]).
+//! Not here: the records of the journal ([`super::intake`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(crate) struct Mailbox {
     journal: Option<Arc<Journal>>,
     events: Mutex<Vec<Event>>,
     orders: Mutex<Vec<Ordered>>,
-    /// Orders and resizes that have no answer yet.
+    /// Orders and resizes without an answer.
     orders_open: Arc<AtomicUsize>,
     has_orders: AtomicBool,
     stored: AtomicU64,
@@ -40,7 +40,7 @@ pub(crate) struct Mailbox {
     checkpoint_number: AtomicU64,
     uploads: AtomicU64,
     waiters: Mutex<Vec<StoredWaiter>>,
-    /// Who waits for a checkpoint that is not begun yet.
+    /// The waiters for a checkpoint that has not started.
     checkpoint_orders: Mutex<Vec<SyncSender<()>>>,
     gc_order: Mutex<Option<GcOrder>>,
     gc_ordered: AtomicBool,
@@ -54,7 +54,7 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
-    /// The mailbox of an attachment; without a journal when read-only.
+    /// The mailbox of an attachment; without a journal if it is read-only.
     pub(crate) fn new(attachment: Arc<Attachment>, journal: Option<Arc<Journal>>) -> Self {
         let wake = Arc::new(Wake::default());
         Mailbox {
@@ -91,7 +91,7 @@ impl Mailbox {
         std::mem::take(&mut *self.events.lock())
     }
 
-    /// Counts an order until it is answered; refuses one too many.
+    /// Counts an order until it is answered; refuses it if there are too many.
     fn admit(&self, tell: Tell) -> Option<Tell> {
         let open = self.orders_open.clone();
         if open.fetch_add(1, Ordering::AcqRel) >= limits::ORDERS_WAITING_MAX {
@@ -109,7 +109,7 @@ impl Mailbox {
         }))
     }
 
-    /// Somebody orders something; who asks when it is too late is told so.
+    /// Accepts an order; if it is too late, the requester gets an error.
     pub(crate) fn push_order(&self, mut ordered: Ordered) {
         let Some(tell) = self.admit(ordered.tell) else { return };
         ordered.tell = tell;
@@ -182,7 +182,7 @@ impl Mailbox {
         self.advance_stored(position);
     }
 
-    /// A segment has entered the map; it ends at `position`.
+    /// A segment that ends at `position` has entered the map.
     pub(crate) fn advance_stored_segment(&self, position: u64, sequence: u64) {
         self.stored_sequence.store(sequence, Ordering::Release);
         self.advance_stored(position);
@@ -200,7 +200,7 @@ impl Mailbox {
         self.uploads.store(count as u64, Ordering::Relaxed);
     }
 
-    /// Orders a checkpoint; `tell` hears when it is durable, and is dropped if it never will be.
+    /// Requests a checkpoint; `tell` is notified when it is durable, and dropped if it never will be.
     pub(crate) fn order_checkpoint(&self, tell: SyncSender<()>) {
         self.checkpoint_orders.lock().push(tell);
         self.wake.ring();
@@ -210,7 +210,7 @@ impl Mailbox {
         std::mem::take(&mut *self.checkpoint_orders.lock())
     }
 
-    /// Orders collection; one order at a time.
+    /// Requests a collection; one order at a time.
     pub(crate) fn order_gc(&self, order: GcOrder) {
         if self.gc_ordered.swap(true, Ordering::AcqRel) {
             let text = "a manual garbage collection is already running: wait for it to end";
@@ -224,13 +224,13 @@ impl Mailbox {
         self.gc_order.lock().take()
     }
 
-    /// An order has ended: the next may come.
+    /// An order has ended: the next one may start.
     pub(crate) fn end_gc_order(&self, order: GcOrder, outcome: Result<GcReport>) {
         self.gc_ordered.store(false, Ordering::Release);
         (order.tell)(outcome);
     }
 
-    /// Live bytes that collection still means to move.
+    /// Live bytes that collection has yet to move.
     pub(crate) fn gc_left(&self) -> u64 {
         self.gc_left.load(Ordering::Relaxed)
     }
@@ -239,7 +239,7 @@ impl Mailbox {
         self.gc_left.store(bytes, Ordering::Relaxed);
     }
 
-    /// Answers those whose target is stored.
+    /// Answers the waiters whose target is stored.
     pub(crate) fn tell_stored(&self) {
         let stored = self.stored();
         let told: Vec<_> = {
@@ -261,7 +261,7 @@ impl Mailbox {
         if let Some(order) = self.take_gc_order() {
             self.end_gc_order(order, Err(error.clone()));
         }
-        // One that was taken up ends with the engine.
+        // An order that was accepted ends with the engine.
         self.gc_ordered.store(false, Ordering::Release);
         self.fail_orders(error);
         let waiters = std::mem::take(&mut *self.waiters.lock());
@@ -274,7 +274,7 @@ impl Mailbox {
         }
     }
 
-    /// Asks the engine to give the disk another size.
+    /// Requests another size of the disk.
     pub(crate) fn resize(&self, mut resize: Resize) {
         let Some(tell) = self.admit(resize.tell) else { return };
         resize.tell = tell;
@@ -293,7 +293,7 @@ impl Mailbox {
         self.resizes.lock().pop_front()
     }
 
-    /// Asks the engine to store everything, write a last checkpoint and end.
+    /// Requests the engine to store everything, write a last checkpoint and end.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::Release);
         self.wake.ring();
@@ -313,7 +313,7 @@ impl Mailbox {
         *self.closed.lock()
     }
 
-    /// Waits for the engine to have ended.
+    /// Waits until the engine has ended.
     pub(crate) fn wait_closed(&self) {
         let mut closed = self.closed.lock();
         while !*closed {

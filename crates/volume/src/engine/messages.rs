@@ -1,5 +1,5 @@
-//! What is said to the engine: what the store answered, and what users ask for. Each message owns all that it
-//! needs, so that it can be sent from any thread.
+//! The messages to the engine: answers of the store, and requests of users. Each message owns everything it
+//! needs, so any thread can send it.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::gc::sweep::Plan;
 use crate::status::GcReport;
 use crate::view::View;
 
-/// Who ordered something, to hear how it ended.
+/// Notifies the requester of an order of its result.
 pub(crate) type Tell = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// What the store answered.
+/// An answer of the store.
 pub(crate) enum Event {
     Put {
         sequence: u64,
@@ -31,13 +31,13 @@ pub(crate) enum Event {
     RivalCheckpoint {
         outcome: sawmill_store::Result<Bytes>,
     },
-    /// Old roots that are still there; those below `gone_below` are gone.
+    /// Old roots that still exist; those below `gone_below` are gone.
     RootsListed {
         keys: Vec<String>,
         number: u64,
         gone_below: u64,
     },
-    /// Every root older than the two of checkpoint `number` and the one before is gone.
+    /// Every root older than those of checkpoint `number` and its predecessor is gone.
     RootsDeleted {
         number: u64,
         gone_below: u64,
@@ -73,14 +73,14 @@ pub(crate) enum Event {
     SegmentsDeleted(Deleted),
 }
 
-/// Dead segments that checkpoint `number` allowed to delete.
+/// Dead segments that checkpoint `number` allowed to be deleted.
 pub(crate) struct Deleted {
     pub(super) number: u64,
     pub(super) sequences: Vec<u32>,
     pub(super) outcome: sawmill_store::Result<()>,
 }
 
-/// The answer to a question for a pin, and what is deleted if there is none.
+/// The answer to a request for a pin, and what is deleted if there is none.
 pub(crate) struct PinAsked {
     pub(super) number: u64,
     pub(super) doomed: Vec<u32>,
@@ -88,57 +88,57 @@ pub(crate) struct PinAsked {
     pub(super) outcome: sawmill_store::Result<Bytes>,
 }
 
-/// Collection ordered by hand.
+/// A manual collection.
 pub(crate) struct GcOrder {
-    /// Segments of which less than this share is live are emptied; 1: all, so that everything lies in address
-    /// order.
+    /// Segments with a smaller share of live data than this are emptied; 1: all, so that everything lies in
+    /// address order.
     pub(crate) threshold: f64,
-    /// The newest segment it is about: set when it is taken up.
+    /// The newest segment that it includes; set when it is accepted.
     pub(crate) through: u32,
-    /// Everything was moved; what is dead is being deleted.
+    /// Everything was moved; dead segments are being deleted.
     pub(crate) is_settling: bool,
     pub(crate) tell: Box<dyn FnOnce(Result<GcReport>) + Send>,
 }
 
 impl GcOrder {
-    /// Whether the order is about this segment.
+    /// Whether the order includes this segment.
     pub(crate) fn takes(&self, candidate: &Candidate) -> bool {
         candidate.sequence <= self.through && candidate.is_below(self.threshold)
     }
 }
 
-/// A resize that is asked for, and who waits for it.
+/// A requested resize, and its requester.
 pub(crate) struct Resize {
     pub(crate) size_bytes: u64,
-    /// The size that whoever asked knew.
+    /// The size that the requester knew.
     pub(crate) from_bytes: u64,
     pub(crate) tell: Tell,
 }
 
-/// An order on its way to the engine.
+/// An order for the engine.
 pub(crate) struct Ordered {
     pub(crate) order: Order,
     /// The map of the cut, for a rollback.
     pub(crate) then: Option<View>,
-    /// For a rollback, the name of a snapshot to be made right in front of it.
+    /// For a rollback, the name of the snapshot to make right before it.
     pub(crate) undo: Option<String>,
-    /// Everything accepted before this position comes first.
+    /// Everything accepted before this position precedes the order.
     pub(crate) position: u64,
     pub(crate) tell: Tell,
 }
 
-/// What a look is for.
+/// The purpose of a check.
 #[derive(Clone, Copy)]
 pub(super) enum Purpose {
-    /// Something is to be deleted by this checkpoint.
+    /// This checkpoint is about to delete something.
     Delete(u64),
-    /// The volume is in use; the look began then.
+    /// The volume is in use; the check started at this time.
     Watch(Duration),
 }
 
-/// What is still to be looked at.
+/// The places that are left to check.
 pub(crate) struct Look {
-    /// Sequences, and our own put of each that is on its way.
+    /// Sequences, and our own put of each that is in flight.
     pub(super) left: Vec<(u64, Option<PutId>)>,
     pub(super) purpose: Purpose,
 }

@@ -1,29 +1,29 @@
-//! The engine: the one owner of what is in the store. It seals batches, puts them, enters stored ones into
-//! the map in order, writes checkpoints and deletes what they supersede. A loop of [`Engine::step`]s, handed
-//! the time.
+//! The engine: the only owner of what is in the store. It seals batches, puts them, enters stored ones into
+//! the map in order, writes checkpoints and deletes what they supersede. It is a loop of [`Engine::step`]s
+//! with the time as parameter.
 //!
 //! Invariants:
 //! 1. Batches are cut from the records in order of position; segment sequences follow.
 //! 2. A segment counts as stored only when all before it are. Only then does the map name it.
-//! 3. The bytes of a (sequence, epoch) never change: a put that failed is repeated with the same object.
-//! 4. A key taken by somebody else's object ends this attachment: fenced.
-//! 5. The engine never waits for the store: outcomes come back as [`Event`]s.
+//! 3. The bytes of a (sequence, epoch) never change: a failed put is repeated with the same object.
+//! 4. A key with another writer's object ends this attachment: it is fenced.
+//! 5. The engine never waits for the store: results arrive as [`Event`]s.
 //!
-//! Each part owns its fields and names what else a step of it needs:
+//! Each part owns its fields, and its steps name what else they need:
 //!
 //! | part | owns |
 //! |---|---|
-//! | [`log_tail`] | records to be sealed, segments on their way ([`upload`]) |
+//! | [`log_tail`] | records to be sealed, segments in flight ([`upload`]) |
 //! | [`checkpoint`] | the checkpoint being written and when one is due; `past`: what it carries of the past |
-//! | [`cleanup`] | what checkpoints have superseded; `pins`: what clones need, looked up before a delete |
-//! | [`collect`] | garbage collection; `cache_moves`: what moves stays in the read cache |
+//! | [`cleanup`] | what checkpoints have superseded; `pins`: what clones need, read before a delete |
+//! | [`collect`] | garbage collection; `cache_moves`: moved data stays in the read cache |
 //! | [`orders`] | snapshots, retention, rollback |
 //! | [`resize`] | another size, in a checkpoint |
-//! | [`fence_check`] | looks for fences |
+//! | [`fence_check`] | checks for fences |
 //! | [`clock`] | the clock by which moments age |
 //!
-//! [`mailbox`] is how others reach the engine, [`messages`] what they say, [`context`] what the engine
-//! reaches.
+//! [`mailbox`] is how others reach the engine, [`messages`] what they send, [`context`] what the engine
+//! uses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,10 +75,10 @@ use orders::Orders;
 use resize::Resizes;
 use stall_watch::StallWatch;
 
-/// Nothing happened for so long: what is dead is cleared away before the volume goes quiet.
+/// After this long without activity, dead data is deleted before the volume becomes quiet.
 pub(crate) const QUIET_AFTER: Duration = Duration::from_secs(1);
 
-/// What one attachment chose for its engine.
+/// The options of one attachment's engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EngineOptions {
     pub(crate) segment_age_max: Duration,
@@ -93,7 +93,7 @@ pub(crate) struct EngineStart {
     pub(crate) next_sequence: u64,
     pub(crate) stored_sequence: u64,
     pub(crate) stored_position: u64,
-    /// When nobody had taken over yet.
+    /// A time at which no other attachment had taken over yet.
     pub(crate) looked_at: Duration,
     /// The highest checkpoint number in use.
     pub(crate) checkpoint_number: u64,
@@ -101,11 +101,11 @@ pub(crate) struct EngineStart {
     pub(crate) loaded: Checkpoint,
     /// Size of the disk.
     pub(crate) size_bytes: u64,
-    /// The last rollback that was met after it.
+    /// The last rollback that recovery met after it.
     pub(crate) rolled_back: Option<RolledBack>,
     /// Bytes of log since that checkpoint.
     pub(crate) log_bytes: u64,
-    /// Where the ring starts: everything before is among the records or stored.
+    /// The start of the ring: everything before it is among the records or stored.
     pub(crate) received_end: u64,
     /// Records replayed from the journal, in order.
     pub(crate) records: Vec<Arc<Record>>,
@@ -123,7 +123,7 @@ pub(crate) struct Engine {
     resizes: Resizes,
     fence_check: FenceCheck,
     clock: AttachedClock,
-    /// When there was last anything to do for users or for collection.
+    /// When there was last work for users or for collection.
     busy_at: Duration,
     closed: bool,
     stall_watch: StallWatch,
@@ -154,12 +154,12 @@ impl Engine {
         }
     }
 
-    /// One step at time `now`. Returns how long the engine may sleep if nobody rings; `None`: until rung.
+    /// One step at time `now`. Returns how long the engine may sleep unless it is woken; `None`: until woken.
     pub(crate) fn step(&mut self, now: Duration) -> Option<Duration> {
         self.clock.step(&self.context, now);
         self.log.take_records(&self.context, now);
         for event in self.context.mailbox.take_events() {
-            // What a fenced writer hears it must not act on: it would clean up after its successor.
+            // A fenced writer must not act on the answers it gets: it would delete data of its successor.
             if !self.context.attachment.state.is_dead() {
                 self.hear(event, now);
             }
@@ -180,7 +180,7 @@ impl Engine {
         context.mailbox.set_uploads(log.uploads.len());
         log.advance_over_padding(context);
         if log.is_empty() && context.write.stalled.count() > 0 {
-            // They waited for what is all stored now.
+            // They waited for data that is stored now.
             write::resume(&context.write);
         }
         if !log.is_empty() || !collector.is_resting() {
@@ -191,7 +191,7 @@ impl Engine {
         self.cleanup.step(&self.context, &self.log, now);
         self.fence_check.step(&self.context, &self.log, now);
         if self.checkpoints.is_resting() && self.cleanup.is_quiet() && self.cleanup.is_resting() {
-            // All that was to be deleted is gone.
+            // Everything that had to be deleted is gone.
             self.collector.finish_order(&self.context);
         }
         self.finish_closing();
@@ -243,7 +243,7 @@ impl Engine {
         }
     }
 
-    /// The volume is fenced or has failed: everybody who waits hears why.
+    /// The volume is fenced or has failed: everything that waits gets the reason.
     fn end(&mut self) {
         if let Some(error) = self.context.attachment.state.refusal() {
             self.collector.stop(&self.context, &error);
@@ -269,7 +269,7 @@ impl Engine {
         }
         if has_applied {
             context.mailbox.set_uploads(log.uploads.len());
-            // Room was made in the journal.
+            // There is room in the journal now.
             write::resume(&context.write);
         }
     }
@@ -282,7 +282,7 @@ impl Engine {
         }
     }
 
-    /// Starts a checkpoint when one is due, and repeats what the store could not take.
+    /// Starts a checkpoint if one is due, and repeats what the store could not accept.
     fn keep_checkpoints(&mut self, now: Duration) {
         if self.checkpoints.is_writing() {
             return self.checkpoints.repeat_failed(&self.context, now);
@@ -311,7 +311,7 @@ impl Engine {
         self.checkpoints.begin(&self.context, &self.log, &freeze)
     }
 
-    /// No fence stood behind checkpoint `number`: it counts.
+    /// There was no fence after checkpoint `number`: it counts.
     fn hear_no_fence(&mut self, number: u64) {
         if self.cleanup.hear_no_fence(number) {
             if !self.checkpoints.is_writing() {
@@ -322,7 +322,8 @@ impl Engine {
     }
 
     /// Whether everything that was ever accepted is stored and nothing more can come. Only then may a
-    /// checkpoint say that the volume was closed cleanly: it makes the next attach pass over the journal.
+    /// checkpoint say that the volume was closed cleanly, because that makes the next attach ignore the
+    /// journal.
     fn is_drained(&self) -> bool {
         let context = &self.context;
         let Some(journal) = &context.journal else { return true };

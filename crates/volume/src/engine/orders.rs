@@ -1,11 +1,11 @@
-//! Orders: snapshots, retention, rollback. Each becomes a segment of its own behind everything that was
-//! accepted when it was given, and is done when that segment is stored: then no fence stands before it, and
-//! every recovery meets it.
+//! Orders: snapshots, retention, rollback. Each becomes a segment of its own after everything that was
+//! accepted before it, and is done when that segment is stored: then no fence precedes it, and every recovery
+//! meets it.
 //!
-//! Invariants: one order at a time is on its way, and with a rollback, right in front of it, the snapshot
-//! that undoes it; what an order needs of the past is not given up meanwhile. Nothing that users wrote is
-//! sealed between a rollback and the checkpoint that has it: so no moment of the past has its way through the
-//! cut that was rolled back to, which may be given up some day.
+//! Invariants: one order at a time is in flight; a rollback together with the snapshot right before it that
+//! undoes it. What an order needs of the past is not dropped in the meantime. No user data is sealed between
+//! a rollback and the checkpoint that includes it. So no moment of the past depends on the cut that was
+//! rolled back to, which may be dropped some day.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::{Error, ErrorKind, Result};
 #[derive(Default)]
 pub(super) struct Orders {
     waiting: VecDeque<Ordered>,
-    /// The one whose segment is on its way.
+    /// The order whose segment is in flight.
     under_way: Option<Ordered>,
 }
 
@@ -40,7 +40,7 @@ impl Orders {
         self.waiting.extend(context.mailbox.take_orders());
     }
 
-    /// Whether nobody waits for an order to be sent.
+    /// Whether no order waits to be sent.
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -49,7 +49,7 @@ impl Orders {
         self.under_way.is_some()
     }
 
-    /// The volume has ended: who ordered something hears why.
+    /// The volume has ended: the requesters of orders get the reason.
     pub(super) fn refuse(&mut self, context: &Context) {
         self.take(context);
         let ended = || Error::new(ErrorKind::Closed, "the volume was stopped before the order was stored");
@@ -59,7 +59,7 @@ impl Orders {
         }
     }
 
-    /// Sends the next order when everything before it is on its way.
+    /// Sends the next order when everything before it is in flight.
     pub(super) fn carry_out(
         &mut self,
         context: &Arc<Context>,
@@ -70,11 +70,11 @@ impl Orders {
         while self.under_way.is_none() && log.has_room(options) {
             let Some(front) = self.waiting.front() else { return };
             if checkpoints.crossed().is_some() {
-                // A cut must never begin before a rollback: its way would go through the cut of that one.
+                // A cut must never start before a rollback: its recovery would need the cut of that rollback.
                 return;
             }
             if front.then.as_ref().is_some_and(|then| then.segments.newest() > log.stored_sequence()) {
-                // The store had more than we had heard of when the cut was read there.
+                // When the cut was read, the store had more than this engine knew.
                 return;
             }
             if !log.is_sealed_through(front.position) {
@@ -103,13 +103,14 @@ impl Orders {
         }
     }
 
-    /// Whether a rollback is on its way, or in no durable checkpoint yet.
+    /// Whether a rollback is in flight, or not yet in a durable checkpoint.
     pub(super) fn is_rolling_back(&self, checkpoints: &Checkpoints) -> bool {
         self.under_way.as_ref().is_some_and(|ordered| ordered.then.is_some())
             || checkpoints.crossed().is_some()
     }
 
-    /// The segment of the order under way, or of the snapshot in front of it, is stored, and all before it.
+    /// The segment of the current order, or of the snapshot before it, is stored, and so is everything before
+    /// it.
     pub(super) fn finish(
         &mut self,
         context: &Context,
@@ -140,14 +141,14 @@ impl Orders {
             checkpoints.note_rollback(rollback, options);
         }
         if matches!(ordered.order, Order::DeleteSnapshot(_) | Order::SetRetention(_)) {
-            // What it alone needed goes also when nothing else happens any more.
+            // What only that snapshot needed is deleted even if nothing else happens any more.
             checkpoints.want_deletes();
         }
         (ordered.tell)(Ok(()));
     }
 }
 
-/// Whether every segment that the map of a cut names is there.
+/// Whether every segment that the map of a cut names exists.
 fn check_then(view: &View, then: Option<&View>) -> Result<()> {
     let Some(then) = then else { return Ok(()) };
     let gone = then
@@ -158,7 +159,7 @@ fn check_then(view: &View, then: Option<&View>) -> Result<()> {
     gone.map_or(Ok(()), |_| Err(given_up()))
 }
 
-/// Whether an order can be carried out, given all orders before it.
+/// Whether an order can be executed after all orders before it.
 fn check_order(view: &View, log: &LogTail, order: &Order) -> Result<()> {
     let book = view.cuts.lock();
     match order {
@@ -183,7 +184,7 @@ fn check_order(view: &View, log: &LogTail, order: &Order) -> Result<()> {
     }
 }
 
-/// The segment that holds an order.
+/// The segment of an order.
 fn build_order(context: &Context, log: &LogTail, order: &Order) -> Result<Built> {
     let data = order.encode();
     let data_bytes = data.len() as u64;

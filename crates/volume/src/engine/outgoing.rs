@@ -1,4 +1,4 @@
-//! An object of a checkpoint on its way to the store.
+//! An object of a checkpoint in flight to the store.
 
 use std::time::Duration;
 

@@ -1,16 +1,17 @@
 //! The checkpoints that an attachment has put, as far as something may still have their names: a stale writer
-//! must not take its successor's parts for garbage of its own.
+//! must not mistake its successor's parts for garbage of its own.
 //!
-//! Invariant: bounded by what checkpoints and cuts name, and by the newest [`LATEST`]. What nothing names any
-//! more was deleted long before it is forgotten here, unless lists have hidden it from [`LATEST`] checkpoints
-//! in a row: then it goes in the next attachment.
+//! Invariant: bounded by what checkpoints and cuts name, and by the newest [`LATEST`]. What nothing names was
+//! deleted long before it is forgotten here, unless lists have hidden it from [`LATEST`] consecutive
+//! checkpoints: then the next attachment deletes it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use sawmill_format::ids::PutId;
 
-/// So many of the newest are known although nothing names them: they may be garbage that is still there.
+/// This many of the newest are kept although nothing names them, because they may be garbage that still
+/// exists.
 const LATEST: u64 = 64;
 
 /// See the head of this file.
@@ -21,10 +22,10 @@ pub(super) struct OwnPuts {
 }
 
 impl OwnPuts {
-    /// Checkpoint `number` is durable; forgets the puts that neither `named` has nor are among the newest.
+    /// Checkpoint `number` is durable. Forgets puts that are neither in `named` nor among the newest.
     pub(super) fn add(&mut self, put_id: PutId, number: u64, named: impl FnOnce() -> HashSet<PutId>) {
         self.numbers.insert(put_id, number);
-        // Not each time: it goes through all that is named.
+        // Not each time, because it iterates over everything that is named.
         if self.numbers.len() as u64 > 2 * LATEST && number.is_multiple_of(LATEST) {
             let named = named();
             self.numbers.retain(|put_id, own| *own + LATEST > number || named.contains(put_id));

@@ -1,9 +1,9 @@
-//! What of the past a checkpoint carries, and what its deletes spare: copies of the checkpoints that cuts
-//! begin from, their parts, and the segments that cuts can reach.
+//! The past in a checkpoint, and what its deletes spare: copies of the checkpoints that cuts start from,
+//! their parts, and the segments that cuts can reach.
 //!
 //! Invariants: a checkpoint names only cuts whose checkpoints have a durable copy, or are among the newest
-//! two and get one with the next; what one of the newest two checkpoints keeps is not deleted, so that either
-//! can be read with all its cuts.
+//! two and get one with the next. What one of the newest two checkpoints keeps is not deleted, so that either
+//! of them is readable with all its cuts.
 
 use std::collections::HashSet;
 
@@ -35,7 +35,7 @@ fn cut_of(rollback: RolledBack) -> CutEntry {
 }
 
 impl Checkpoints {
-    /// Adds copies of the checkpoints that cuts begin from, where there are none yet. Returns their numbers.
+    /// Adds copies of the checkpoints that cuts start from, where there are none yet. Returns their numbers.
     pub(super) fn copy_roots(
         &mut self,
         view: &View,
@@ -60,15 +60,15 @@ impl Checkpoints {
         copies
     }
 
-    /// The rollback that stands in the log between the newest durable checkpoint and the next one. Should the
-    /// next one be lost, the way from this one leads through its cut, whatever cuts are kept by then.
+    /// The rollback in the log between the newest durable checkpoint and the next one. If the next one is
+    /// lost, recovery from this one needs the cut of the rollback, whichever cuts are kept by then.
     pub(super) fn crossed(&self) -> Option<RolledBack> {
         self.rolled_back.filter(|rollback| rollback.sequence > self.newest_root.through_sequence)
     }
 
-    /// The moment a checkpoint stands for, when it is frozen now: no segment that is not in it is older, so
-    /// that the way to a later moment goes on from it. Nothing comes between a rollback and its checkpoint:
-    /// what that left has been so since then, and no way to a later moment leads through the rollback itself.
+    /// The moment of a checkpoint that is frozen now. No segment outside of it is older, so recovery to a
+    /// later moment can start from it. Nothing comes between a rollback and its checkpoint: the state after
+    /// the rollback has not changed since, and recovery to a later moment never passes the rollback itself.
     pub(super) fn frozen_unix_ms(&self, context: &Context, log: &LogTail) -> u64 {
         let rollback = self.crossed().filter(|rollback| rollback.sequence <= log.stored_sequence());
         if let Some(rollback) = rollback {
@@ -78,7 +78,8 @@ impl Checkpoints {
         under_way.fold(context.attachment.world.unix_ms(), u64::min)
     }
 
-    /// What checkpoint `number` says of the past and of the segments, and which of them may go after it.
+    /// What checkpoint `number` says about the past and the segments, and which segments may be deleted after
+    /// it.
     pub(super) fn freeze_past(&self, view: &View, number: u64) -> (Kept, Vec<SegmentEntry>, Vec<u32>) {
         let book = view.cuts.lock().clone();
         let mut before = self.newest_root.kept.cuts.clone();
@@ -88,7 +89,7 @@ impl Checkpoints {
             needs(&book.cuts) || needs(&before)
         };
         let (mut segments, deletable) = view.segments.freeze(number, &needed);
-        // What an ancestor owns is not ours to delete: that nobody needs it is all there is to say.
+        // Data of an ancestor is not ours to delete; it is enough to say that it is not needed.
         segments.retain(|segment| {
             let inherited = view.lineage.ancestor(segment.sequence).is_some();
             !(inherited && deletable.binary_search(&(segment.sequence as u32)).is_ok())
@@ -104,7 +105,7 @@ impl Checkpoints {
         (kept, segments, deletable)
     }
 
-    /// The parts that the newest two checkpoints and all cuts name, when `root` is the newest.
+    /// The parts that the newest two checkpoints and all cuts name, if `root` is the newest.
     pub(super) fn named_parts(&mut self, view: &View, root: &Checkpoint) -> NamedParts {
         let book = view.cuts.lock();
         let begun: HashSet<u64> = book

@@ -1,9 +1,9 @@
-//! What clones need: pins are looked up after the checkpoint that allows a delete is durable, and before the
+//! The needs of clones: pins are read after the checkpoint that allows a delete is durable, and before the
 //! delete.
 //!
-//! Why that is safe: a clone puts its pin and *then* looks whether its cut is still kept. If it found the cut
-//! kept, it looked before the checkpoint without the cut was durable, so its pin was there when we ask. Slots
-//! are taken one after the other and asked for by name, so no list that lags can hide one.
+//! Why that is safe: a clone puts its pin and *then* checks whether its cut is still kept. If it found the
+//! cut kept, that was before the checkpoint without the cut was durable, so its pin exists when we read.
+//! Slots are taken one after the other and read by name, so a list that lags cannot hide one.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::messages::{Event, PinAsked};
 use crate::ask::want;
 use crate::cuts::PinSeen;
 
-/// Asks for the next pin that was never seen; what is doomed goes when there is none.
+/// Requests the next pin that was never seen; if there is none, `doomed` may be deleted.
 pub(super) fn ask(context: &Arc<Context>, number: u64, doomed: Vec<u32>) {
     let slot = context.stored.view().cuts.lock().pins_next.max(1);
     let key = pin_key(context.attachment.record.volume_id, slot);
@@ -27,17 +27,17 @@ pub(super) fn ask(context: &Arc<Context>, number: u64, doomed: Vec<u32>) {
     context.attachment.store.get(want(key, None, Class::Background), Box::new(tell));
 }
 
-/// What came of asking for a pin.
+/// The result of a request for a pin.
 pub(super) enum Pins {
-    /// There was another one: the next is asked for.
+    /// There was another pin: the next one is requested.
     More,
-    /// There are no more than those that are known now.
+    /// All existing pins are known now.
     AllKnown { number: u64, doomed: Vec<u32> },
-    /// It cannot be read.
+    /// The pin is unreadable.
     Failed { number: u64, what: String },
 }
 
-/// Notes a pin and asks for the next.
+/// Notes a pin and requests the next.
 pub(super) fn hear(context: &Arc<Context>, asked: PinAsked) -> Pins {
     let PinAsked { number, doomed, slot, outcome } = asked;
     let volume_id = context.attachment.record.volume_id;
@@ -59,7 +59,7 @@ pub(super) fn hear(context: &Arc<Context>, asked: PinAsked) -> Pins {
     Pins::More
 }
 
-/// Whether a clone is known to need something.
+/// Whether a known clone needs something.
 pub(super) fn is_pinned(context: &Context) -> bool {
     context.stored.view().cuts.lock().cuts.iter().any(|cut| cut.kind == CutKind::Pin)
 }

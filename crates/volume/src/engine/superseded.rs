@@ -7,19 +7,19 @@ use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;
 use sawmill_format::kept::{CutEntry, CutKind};
 
-/// How many checkpoints after the last cut ended copies of checkpoints are still looked for.
+/// How many checkpoints after the end of the last cut still look for copies of checkpoints.
 pub(super) const COPIES_LOOKS: u32 = 4;
 
-/// Which map parts are still named.
+/// The map parts that are still named.
 #[derive(Default)]
 pub(super) struct NamedParts {
     pub(super) named: HashSet<(u64, u64, PutId)>,
-    /// Of cuts that older attachments made the parts are not known: none up to here is given up.
+    /// For cuts of older attachments the parts are unknown: none up to this number is deleted.
     pub(super) unknown_through: u64,
 }
 
 impl NamedParts {
-    /// The puts of those that are known.
+    /// The puts of the known parts.
     pub(super) fn puts(&self) -> impl Iterator<Item = PutId> {
         self.named.iter().map(|(_, _, put_id)| *put_id)
     }
@@ -29,16 +29,16 @@ impl NamedParts {
     }
 }
 
-/// Which copies of checkpoints are still needed.
+/// The copies of checkpoints that are still needed.
 #[derive(Default)]
 pub(super) struct Roots {
     pub(super) kept: HashSet<(u64, PutId)>,
-    /// Some may be there that are not.
+    /// Whether there may be copies that are not needed.
     pub(super) to_look_for: bool,
 }
 
 impl Roots {
-    /// What the newest two checkpoints keep.
+    /// The copies that the newest two checkpoints keep.
     pub(super) fn of(newest: &Checkpoint, before: &Checkpoint, copies_left: &mut u32) -> Self {
         let name = |cut: &CutEntry| (cut.number, cut.put_id);
         let begun = |root: &Checkpoint| {
@@ -46,7 +46,8 @@ impl Roots {
         };
         let mut kept = begun(newest);
         kept.extend(begun(before));
-        // A few times more after the last of them went: the newest are never given up at once.
+        // A few more times after the last of them is deleted, because the newest are never deleted
+        // immediately.
         *copies_left = if kept.is_empty() { copies_left.saturating_sub(1) } else { COPIES_LOOKS };
         let to_look_for = *copies_left > 0;
         Roots { kept, to_look_for }
@@ -58,19 +59,19 @@ pub(super) fn is_copy(key: &str) -> bool {
     key.split_once('/').is_some_and(|(_, rest)| rest.starts_with("kept/"))
 }
 
-/// What a durable checkpoint has superseded, and what it has not.
+/// What a durable checkpoint has superseded, and what it still needs.
 #[derive(Default)]
 pub(super) struct Superseded {
-    /// The readable checkpoint before it, which stays too, or an older one that its way leads through.
+    /// The readable checkpoint before it, which stays too, or an older one that recovery passes through.
     pub(super) spared_from: u64,
     pub(super) number: u64,
     /// The parts that the newest two checkpoints and all cuts name.
     pub(super) named: Arc<NamedParts>,
     /// The copies of checkpoints that cuts need.
     pub(super) roots: Arc<Roots>,
-    /// The puts of this attachment until then: what a later checkpoint put is not garbage.
+    /// The puts of this attachment until then: puts of a later checkpoint are not garbage.
     pub(super) own_puts: Arc<HashSet<PutId>>,
     pub(super) doomed: Vec<u32>,
-    /// Reads that may have looked up a doomed segment are of this generation or before.
+    /// Reads that may have looked up a doomed segment have this generation or an earlier one.
     pub(super) generation: u64,
 }

@@ -1,4 +1,4 @@
-//! A sealed segment on its way to the store and into the map.
+//! A sealed segment in flight to the store and into the map.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use sawmill_format::segment::{SegmentHeader, SegmentRole};
 use crate::record::Record;
 use crate::segment::resident::ResidentPiece;
 
-/// How far a segment is.
+/// The progress of a segment.
 pub(super) enum Stage {
     UnderWay,
     RepeatAt(Duration),
@@ -20,7 +20,7 @@ pub(super) enum Stage {
 /// Which frames of a moved segment are cached.
 #[derive(Default)]
 pub(super) struct CachedFrames {
-    /// By frame: in the read cache, or on its way there.
+    /// By frame: whether it is in the read cache, or on its way there.
     pub(super) frames: Vec<bool>,
     /// Whether frames are on their way there.
     pub(super) is_inserting: bool,
@@ -32,12 +32,12 @@ impl CachedFrames {
     }
 }
 
-/// A sealed segment that is not yet part of the map.
+/// A sealed segment that is not in the map yet.
 pub(super) struct Upload {
     pub(super) header: SegmentHeader,
     pub(super) header_bytes: u32,
     pub(super) object_bytes: u64,
-    /// Kept until stored, to be put again; what moved, until it is in the map.
+    /// Kept until stored, for repeated puts; for moved data, until it is in the map.
     pub(super) object: Bytes,
     pub(super) resident: Vec<ResidentPiece>,
     pub(super) records: Vec<Arc<Record>>,
@@ -59,7 +59,7 @@ impl Upload {
         self.header.role == SegmentRole::Moved
     }
 
-    /// The object, of what is moved even after it is stored.
+    /// The object; for moved data also after it is stored.
     pub(super) fn contents(&self) -> (&SegmentHeader, &Bytes) {
         (&self.header, &self.object)
     }

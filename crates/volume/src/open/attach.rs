@@ -1,4 +1,4 @@
-//! Attaching for writing: act on what was judged. See `open` for the order and why.
+//! Attaches for writing, by what was judged. See `open` for the order and the reasons.
 
 use std::time::Duration;
 
@@ -22,23 +22,23 @@ use crate::replicate::role::demand_primary;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits, names};
 
-/// A live writer may put segments as fast as we find them; past this many we say so.
+/// A live writer may put segments as fast as we find them; after this many attempts the attach gives up.
 const FENCE_TRIES_MAX: u32 = 1000;
 
-/// How often a writer may go on under an attach.
+/// How often a live writer may advance during an attach.
 const ATTACH_TRIES_MAX: u32 = 20;
 
-/// Everything the loops start from.
+/// The state that the loops start from.
 pub(crate) struct Attached {
     pub(crate) stored: Stored,
     pub(crate) bound: Bound,
     pub(crate) lock: Lock,
-    /// When nobody had taken over yet.
+    /// A time at which no other attachment had taken over yet.
     pub(crate) looked_at: Duration,
 }
 
-/// Attaches for writing. A writer that lives may go on, and delete, so fast that what was read of it is gone
-/// when the fence stands; then all is read again, from its newest checkpoint on.
+/// Attaches for writing. A live writer may advance, and delete, so fast that what was read of it is gone when
+/// the fence is put. Then everything is read again, from its newest checkpoint on.
 pub(crate) fn attach(
     store: &dyn ObjectStore,
     name: &str,
@@ -57,7 +57,8 @@ pub(crate) fn attach(
     Err(Error::new(ErrorKind::Unavailable, text))
 }
 
-/// One attempt; `None` when the writer to be fenced went on meanwhile. `own` is the epoch that the attempt
+/// One attempt; `None` if the fenced writer advanced in the meantime. `own` is the epoch that the previous
+/// attempt took, and the epoch that it fenced.
 /// before has taken, and the one that it shut out.
 fn try_attach(
     store: &dyn ObjectStore,
@@ -86,7 +87,7 @@ fn try_attach(
     let claim = Claim::after(stored.end.epoch, world)?;
     let is_made = matches!(judged, Judged::Make { .. });
     let intended = intend(&stored, options, judged, claim, world)?;
-    // What was made anew is a file of its own.
+    // A new journal is a file of its own.
     let lock: Lock = match is_made {
         true => Box::new((lock, journal::lock_file(options, world.disks())?)),
         false => lock,
@@ -97,14 +98,15 @@ fn try_attach(
     reporter
         .step("fence", format!("epoch {} from segment {} on", stored.end.epoch, stored.end.stored_sequence));
     let bound = bind(intended, &stored, options, memory, reporter)?;
-    // All this may have taken long, and the number may have been deleted that the repeated checkpoint took:
-    // the first flush counts on this look.
+    // All this may have taken long, and the number that the repeated checkpoint took may have been deleted:
+    // the first flush relies on this check.
     let looked_at = world.now();
     demand_last(store, &stored)?;
     Ok(Some(Attached { stored, bound, lock, looked_at }))
 }
 
-/// Puts the fence, then the checkpoint again under the next number. `false`: the writer went on meanwhile.
+/// Puts the fence, then the checkpoint again under the next number. `false`: the writer advanced in the
+/// meantime.
 fn shut_others_out(
     store: &dyn ObjectStore,
     name: &str,
@@ -122,7 +124,8 @@ fn shut_others_out(
         return Ok(false);
     }
     names::demand_undeleted(world, store, name, stored.record.volume_id)?;
-    // Whoever made it a replica meanwhile puts a fence after that: one of the two sees the other.
+    // A process that made it a replica in the meantime puts a fence after that: one of the two sees the
+    // other.
     demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     if !repeat_checkpoint(store, stored, world)? {
         demand_last(store, stored)?;
@@ -163,8 +166,8 @@ fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
     }
 }
 
-/// Doors let nothing past the end of the disk. A record there means that the disk had grown, and that the
-/// checkpoint that says so was lost.
+/// Doors never write past the end of the disk. A record there means that the disk had grown, and that the
+/// checkpoint with the new size was lost.
 fn see_that_it_fits(stored: &Stored, judged: &Judged) -> Result<()> {
     let Judged::Use(usable) = judged else { return Ok(()) };
     let found = usable.scan.iter().flat_map(|scan| &scan.found).filter_map(|found| found.record.as_ref());
@@ -182,7 +185,7 @@ fn see_that_it_fits(stored: &Stored, judged: &Judged) -> Result<()> {
     Err(Error::new(ErrorKind::Corrupt, text))
 }
 
-/// Makes the journal if need be, and writes into it what is about to be done.
+/// Makes the journal if necessary, and writes the intent into it.
 fn intend(
     stored: &Stored,
     options: &OpenOptions,
@@ -201,17 +204,17 @@ fn intend(
                 );
             }
             superblock.write(|block| {
-                // The fence of the last intent is in the store: this journal is of that epoch, and a new
+                // The fence of the last intent is in the store: this journal belongs to that epoch, and a new
                 // intent must not make it forget that.
                 block.epoch = stored.end.epoch;
                 block.intent_epoch = intent_epoch;
                 block.intent_put_id = put_id;
                 if log.is_none() {
-                    // All is stored, also if who closed it could not say so here.
+                    // Everything is stored, even if the attachment that closed it could not record that here.
                     block.memory = None;
                 }
                 if let Some(scan) = &scan {
-                    // What follows writes over the torn record that this mark may lie in: see `judged`.
+                    // The following writes overwrite the torn record that this mark may lie in: see `judged`.
                     block.logged = scan.mark.min(scan.end);
                 }
             })?;
@@ -250,8 +253,8 @@ fn intend(
 }
 
 /// An attach that died may have sent a fence that is not in the store yet and may land at any time. A journal
-/// remembers one intent: before it takes a new one, that fence is put again until it is there, else it would
-/// be taken for a stranger's when it lands.
+/// remembers one intent. So before it takes a new one, the old fence is put again until it is there;
+/// otherwise it would be mistaken for another writer's when it lands.
 fn settle_intent(
     store: &dyn ObjectStore,
     stored: &mut Stored,
@@ -262,7 +265,8 @@ fn settle_intent(
     let superblock = &mut usable.superblock;
     let Superblock { intent_epoch, intent_put_id, .. } = *superblock.current();
     if intent_epoch > stored.end.epoch {
-        // Who wrote it may have died before its sync: after a power cut that fence would be a stranger's.
+        // The process that wrote it may have died before its sync: after a power cut, that fence would look
+        // like another writer's.
         superblock.write(|_| ())?;
         let claim = Claim { epoch: intent_epoch, put_id: intent_put_id };
         fence_at_end(store, stored, claim, world)?;
@@ -270,8 +274,8 @@ fn settle_intent(
     Ok(())
 }
 
-/// Fences at the end of the log; a segment that a live writer put there first is taken in, and the end is
-/// tried again.
+/// Fences at the end of the log. If a live writer puts a segment there first, that is taken in, and the new
+/// end is tried.
 fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, claim: Claim, world: &dyn World) -> Result<()> {
     let epoch = stored.end.epoch;
     for _ in 0..FENCE_TRIES_MAX {
@@ -299,8 +303,8 @@ fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, claim: Claim, worl
     Err(Error::new(ErrorKind::Unavailable, text))
 }
 
-/// Takes in what a live writer has put since; if it has deleted some of that already, from its newest
-/// checkpoint on.
+/// Takes in what a live writer has put since. If it has already deleted some of that, starts from its newest
+/// checkpoint.
 fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -> Result<()> {
     let volume_id = stored.record.volume_id;
     let rolled = roll_forward(store, volume_id, Some(&mut stored.view), &mut stored.end);
@@ -317,13 +321,13 @@ fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -
     }
 }
 
-/// If this process was stopped for long after it found the end of the log, the writer it meant to fence may
-/// have written past that end and deleted the very name the fence then took. Names are deleted only behind
+/// If this process was stopped for long after it found the end of the log, the writer to be fenced may have
+/// written past that end and deleted the very name that the fence then took. Names are deleted only after
 /// checkpoints that say so.
 ///
-/// A checkpoint that it put before it could know of the fence counts: it may have deleted by it. So this
-/// attach begins again, from that one. By what it puts later it deletes nothing, as it looks for fences
-/// before it deletes (`engine::fence_check`).
+/// A checkpoint that the writer put before it could know of the fence counts, because it may have deleted by
+/// it. So this attach starts again, from that checkpoint. By later checkpoints the writer deletes nothing,
+/// because it checks for fences before it deletes (`engine::fence_check`).
 fn has_nobody_gone_on(store: &dyn ObjectStore, stored: &Stored) -> Result<bool> {
     let newest = checkpoint::newest(store, stored.record.volume_id)?;
     if newest.number_max == stored.newest.number_max {
@@ -336,7 +340,7 @@ fn has_nobody_gone_on(store: &dyn ObjectStore, stored: &Stored) -> Result<bool> 
     Ok(false)
 }
 
-/// Refuses when somebody fenced after us: two that take over from each other would never end.
+/// Refuses if another process fenced after us: two that take over from each other would never end.
 fn demand_last(store: &dyn ObjectStore, stored: &Stored) -> Result<()> {
     let mut end = stored.end.clone();
     let rolled = roll_forward(store, stored.record.volume_id, None, &mut end);
@@ -344,7 +348,7 @@ fn demand_last(store: &dyn ObjectStore, stored: &Stored) -> Result<()> {
         return Err(taken_over(stored));
     }
     match rolled {
-        // What lies behind may have been deleted since.
+        // What follows may have been deleted since.
         Err(error) if error.kind() == ErrorKind::Corrupt => Ok(()),
         rolled => rolled,
     }

@@ -1,8 +1,8 @@
-//! Binding a journal to the attachment that has fenced the others: what only memory holds goes to the disk,
-//! the superblock says whose the journal is now, and new memory takes the place of the old.
+//! Binds a journal to the attachment that has fenced the others: what only memory holds is written to the
+//! disk, the superblock gets the new owner, and new memory replaces the old.
 //!
-//! Invariant: old memory goes only when the disk has all of it. Not here: whether the journal may be used
-//! (`journal`), and the fence (`attach`).
+//! Invariant: old memory is removed only when the disk has all of it. Not here: whether the journal may be
+//! used (`journal`), and the fence (`attach`).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ use crate::recovery::Reporter;
 use crate::recovery::stored::Stored;
 use crate::{Error, Result};
 
-/// A journal in which the intent to fence is durable.
+/// A journal with a durable intent to fence.
 pub(super) struct Intended {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) superblock: SuperblockFile,
@@ -34,7 +34,7 @@ pub(super) struct Intended {
     pub(super) scan: Option<Scan>,
 }
 
-/// A journal that is the attachment's, and what its loops start from.
+/// A journal of the new attachment, and the state that its loops start from.
 pub(crate) struct Bound {
     pub(crate) start: Start,
     pub(crate) disk: Arc<dyn Disk>,
@@ -60,7 +60,7 @@ pub(super) fn bind(
     let trim = stored.end.position;
     let end = match &scan {
         Some(scan) => scan.end.max(trim),
-        // Positions of a journal are never used twice.
+        // Positions of a journal are never reused.
         None => trim.max(superblock.current().logged),
     };
     let staging = match (log, &scan) {
@@ -77,7 +77,7 @@ pub(super) fn bind(
         block.epoch = epoch;
         block.intent_epoch = 0;
         block.intent_put_id = PutId([0; 16]);
-        // What lies before the first record is of no worth, and may have rotted.
+        // Data before the first record is irrelevant, and may be damaged.
         block.trim = if records.is_empty() { position } else { trim.max(block.trim) };
         block.logged = position;
         block.stored_sequence = stored.end.stored_sequence;
@@ -88,14 +88,14 @@ pub(super) fn bind(
         block.memory = None;
         block.ring_copy = None;
     })?;
-    // Only now, when the disk has all of it, may the old memory go.
+    // Only now, when the disk has all of it, may the old memory be removed.
     let volume_id = stored.record.volume_id;
     let staging_path = staging_path(&options.staging_folder, volume_id, tag);
     let (capacity, boot_id) = (options.staging_bytes, memory.boot_id);
     let header = StagingHeader { volume_id, journal_tag: tag, capacity_bytes: capacity, boot_id, epoch };
     let (ring, consumer) = new_ring(&staging_path, options, &header, position, staging)?;
-    // The other copy too: if one is lost later, the other must still know whose records count. Before
-    // anything is accepted it says where the memory is.
+    // The other copy too: if one is lost later, the other must still know whose records count. It says where
+    // the memory is before anything is accepted.
     superblock.write(|block| block.memory = Some(memory))?;
     remove_old_memory(old_memory, &staging_path);
     let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
@@ -116,8 +116,7 @@ pub(super) fn bind(
     Ok(Bound { start, disk, staging_path, superblock, ring, consumer, records })
 }
 
-/// Brings the end of the log to a whole block with a pad of the new epoch, to be synced; returns where the
-/// log goes on.
+/// Pads the end of the log to a whole block in the new epoch, to be synced. Returns where the log continues.
 fn write_pad(disk: &dyn Disk, capacity_bytes: u64, tag: u64, epoch: u64, end: u64) -> Result<u64> {
     if end.is_multiple_of(BLOCK_BYTES) {
         return Ok(end);
@@ -140,7 +139,7 @@ fn write_pad(disk: &dyn Disk, capacity_bytes: u64, tag: u64, epoch: u64, end: u6
     Ok(position)
 }
 
-/// The memory of the new attachment in the place of the `old` one.
+/// The memory of the new attachment, in place of the `old` one.
 fn new_ring(
     path: &Path,
     options: &OpenOptions,
@@ -159,7 +158,7 @@ fn new_ring(
     let spare = spare_path(header.volume_id, options);
     let staging = match StagingFile::take_spare(&spare, path, options.staging_bytes) {
         Ok(Some(staging)) => {
-            // Users wait for this attach, and need not wait until all the pages have gone.
+            // Users wait for this attach, and need not wait until all the pages are freed.
             let _ = std::thread::Builder::new().spawn(move || drop(old));
             staging
         }
@@ -172,7 +171,7 @@ fn new_ring(
     Ok(staging.into_ring(position, &header.encode()))
 }
 
-/// Removes memory of before that lies in another place than the new.
+/// Removes old memory that is in another place than the new.
 fn remove_old_memory(old: Option<PathBuf>, new: &Path) {
     if let Some(path) = old.filter(|path| path != new)
         && let Err(error) = std::fs::remove_file(&path)

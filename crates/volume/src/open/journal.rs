@@ -1,5 +1,5 @@
-//! Judging the local journal against the end of the log in the store: is it ours, is anything in it, may it
-//! be used? Reads only; `attach` acts on the verdict.
+//! Judges the local journal against the end of the log in the store: whether it belongs to this volume,
+//! whether it holds anything, and whether it may be used. Reads only; `attach` acts on the verdict.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,22 +18,22 @@ use crate::{Error, ErrorKind, Result};
 
 /// What the journal is, and what it holds.
 pub(crate) enum Judged {
-    /// There is none, or nothing of worth in it: make one.
+    /// There is none, or nothing relevant in it: make one.
     Make { old: Old, why: String },
-    /// It is this volume's newest: use it.
+    /// It is this volume's newest journal: use it.
     Use(Box<Usable>),
 }
 
-/// What becomes of the file that has the journal's name.
+/// What happens to the file with the journal's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Old {
-    /// It holds nothing: it may go.
+    /// It holds nothing and may be replaced.
     Remove,
     /// It holds, or may hold, writes that are nowhere else: it is renamed and kept.
     Keep,
 }
 
-/// A journal that goes with the end of the log.
+/// A journal that matches the end of the log.
 pub(crate) struct Usable {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) superblock: SuperblockFile,
@@ -61,7 +61,7 @@ impl Judged {
     }
 }
 
-/// Takes the right to the journal named in the options, for as long as the lock lives.
+/// Locks the journal in the options, as long as the lock lives.
 pub(crate) fn lock(options: &OpenOptions, disks: &dyn Disks) -> Result<Lock> {
     let path = &options.journal_path;
     let taken = disks.lock(path).and_then(|name| Ok((name, disks.lock_file(path)?)));
@@ -71,13 +71,13 @@ pub(crate) fn lock(options: &OpenOptions, disks: &dyn Disks) -> Result<Lock> {
     }
 }
 
-/// The same right to a journal that was made under it.
+/// The same for a journal that was made under the lock.
 pub(super) fn lock_file(options: &OpenOptions, disks: &dyn Disks) -> Result<Lock> {
     let path = &options.journal_path;
     disks.lock_file(path).map_err(|error| cannot_lock(path, &error))
 }
 
-/// Judges the journal named in the options.
+/// Judges the journal in the options.
 pub(crate) fn judge(stored: &Stored, options: &OpenOptions, world: &dyn World) -> Result<Judged> {
     let path = &options.journal_path;
     let disk = match world.disks().open(path) {
@@ -89,7 +89,7 @@ pub(crate) fn judge(stored: &Stored, options: &OpenOptions, world: &dyn World) -
         Err(error) => return Err(cannot_lock(path, &error)),
     };
     let superblock = read_superblock(&disk, path, stored);
-    // A journal of a later epoch says of itself that the store is older.
+    // A journal of a later epoch shows that the store is older.
     let tells = |superblock: &SuperblockFile| superblock.current().epoch > stored.end.epoch;
     let is_told = superblock.as_ref().is_ok_and(|superblock| superblock.as_ref().is_some_and(tells));
     let judged = judge_superblock(stored, options, world, disk, superblock)?;
@@ -99,7 +99,7 @@ pub(crate) fn judge(stored: &Stored, options: &OpenOptions, world: &dyn World) -
     Ok(judged)
 }
 
-/// Judges a journal by what could be read of its superblock.
+/// Judges a journal by the readable part of its superblock.
 fn judge_superblock(
     stored: &Stored,
     options: &OpenOptions,
@@ -111,13 +111,13 @@ fn judge_superblock(
         Ok(None) => absent(stored, options),
         Ok(Some(superblock)) => judge_against_store(stored, options, world, disk, superblock),
         Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
-        // What cannot be read now may be whole, and hold the intent of a fence that is still on its way.
+        // What cannot be read now may be intact, and hold the intent of a fence that is still in flight.
         Err(error) if error.kind() == ErrorKind::Unavailable && !options.accept_journal_loss => Err(error),
         Err(error) => unusable(stored, options, &error.to_string()),
     }
 }
 
-/// Why a journal's lock could not be had.
+/// Why a journal could not be locked.
 fn cannot_lock(path: &Path, error: &std::io::Error) -> Error {
     let (kind, what) = match error.kind() {
         std::io::ErrorKind::WouldBlock => (ErrorKind::InUse, "is in use by another process".to_owned()),
@@ -127,8 +127,8 @@ fn cannot_lock(path: &Path, error: &std::io::Error) -> Error {
     Error::new(kind, format!("the journal {} {what}", path.display()))
 }
 
-/// No journal (or a file that is none of ours, which is kept): fine only if the last attachment left nothing
-/// in one.
+/// No journal (or a file that is not ours, which is kept): that is fine only if the last attachment left
+/// nothing in one.
 fn absent(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
     let path = options.journal_path.display();
     if stored.end.clean {
@@ -148,7 +148,7 @@ fn absent(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// A journal that was closed cleanly and holds nothing: but others have attached since, and theirs may.
+/// A journal that was closed cleanly and holds nothing. But others have attached since, and theirs may.
 fn overtaken(stored: &Stored, options: &OpenOptions, epoch: u64) -> Result<Judged> {
     if stored.end.clean || options.accept_journal_loss {
         let why = format!("of epoch {epoch}, closed cleanly; others have attached since");
@@ -165,7 +165,7 @@ fn overtaken(stored: &Stored, options: &OpenOptions, epoch: u64) -> Result<Judge
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// A journal that cannot be used: kept, never overwritten.
+/// An unusable journal: kept, never overwritten.
 fn unusable(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
     let path = &options.journal_path;
     if stored.end.clean || options.accept_journal_loss {
@@ -239,8 +239,8 @@ fn judge_against_store(
     let ours = (block.epoch == end.epoch && block.epoch > 0)
         || (block.intent_epoch == end.epoch && end.fence_put_id == Some(block.intent_put_id));
     if !ours && block.epoch == 0 {
-        // It was being made when its process died, before the volume was its own: it holds nothing, but its
-        // fence may still land, so it is kept for as long as that can be.
+        // Its process died while making it, before it had the volume: it holds nothing, but its fence may
+        // still land, so it is kept as long as that is possible.
         let pending = block.intent_epoch > end.epoch;
         if pending && (end.clean || options.accept_journal_loss) {
             return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
@@ -291,7 +291,7 @@ fn judge_against_store(
         Found::NoneNeeded => image(None),
         Found::Lost => image(None).with_memory_lost(),
     };
-    // The attachment may have begun its records further on: what lies between is of earlier ones.
+    // The attachment may have started its records later: what lies between belongs to earlier ones.
     let from = end.position.max(block.trim);
     let wanted = ScanOptions::of(block, from, options.accept_journal_loss).synced_through(log.synced());
     let scan = scan(&mut log, &wanted)?;

@@ -1,7 +1,7 @@
-//! Making a journal, and what becomes of a file that has its name.
+//! Makes a journal, and handles an existing file with its name.
 //!
 //! Invariant: what holds, or may hold, writes that are nowhere else is kept under a name of its own, which
-//! nothing had.
+//! was free.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub(super) fn kind_of(error: &io::Error) -> ErrorKind {
     }
 }
 
-/// Makes the journal file; on a block device the superblock is simply written anew.
+/// Makes the journal file; on a block device only the superblock is rewritten.
 pub(super) fn make_journal(
     path: &Path,
     old: Old,
@@ -58,7 +58,7 @@ pub(super) fn make_journal(
     disks.make(path, bytes).map_err(|error| failed("made", error))
 }
 
-/// Under a name that nothing has: clocks are put back, and what was set aside before stays.
+/// Under a free name: clocks may be set back, and what was set aside before stays.
 fn set_aside(path: &Path, disks: &dyn Disks, unix_ms: u64) -> io::Result<PathBuf> {
     for at in unix_ms..u64::MAX {
         let mut aside = path.to_owned();
@@ -73,7 +73,7 @@ fn set_aside(path: &Path, disks: &dyn Disks, unix_ms: u64) -> io::Result<PathBuf
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// A block device cannot be renamed: one whose content must be kept is refused, any other starts with blank
+/// A block device cannot be renamed: if its content must be kept, it is refused; any other starts with blank
 /// superblocks, so that no copy of an older one can win.
 fn take_device(path: &Path, old: Old, disks: &dyn Disks) -> Result<Arc<dyn Disk>> {
     let mut start = AlignedBytes::zeroed(RING_START_BYTES as usize);

@@ -1,9 +1,9 @@
-//! The memory that outlives a process (the staging file): where it is, whether it is there, whose it is.
+//! The memory that outlives a process (the staging file): where it is, whether it exists, and whose it is.
 //!
-//! Invariants: while an attachment may have accepted what is in memory alone, the journal's superblock says
-//! so: in which boot, and in which folder. In that boot the memory is found, or the attach is refused: what
-//! was accepted is never dropped without a word. In another boot the power was lost, and what was not logged
-//! with it.
+//! Invariants: while accepted writes of an attachment may be only in memory, the journal's superblock says
+//! so, with the boot and the folder. In that boot the memory must be found, or the attach is refused:
+//! accepted writes are never dropped silently. In another boot the power was lost, and with it what was not
+//! logged.
 //!
 //! Not here: what is in it (`journal::scan`), and making the next one (`attach`).
 
@@ -21,18 +21,18 @@ use crate::recovery::stored::Stored;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
-/// The staging file of a journal: one of its own, so that the journal's lock covers it too.
+/// The staging file of a journal. Each journal has one of its own, so that the journal's lock covers it too.
 pub(crate) fn staging_path(folder: &Path, volume_id: VolumeId, journal_tag: u64) -> PathBuf {
     folder.join(format!("sawmill-{volume_id}-{journal_tag:016x}.staging"))
 }
 
-/// Memory preallocated for the next staging file of a volume. Empty and written by nobody: whoever makes the
-/// volume's staging file may take it.
+/// Memory preallocated for the next staging file of a volume. It is empty and unused, so the process that
+/// makes the staging file may take it.
 pub(crate) fn spare_path(volume_id: VolumeId, options: &OpenOptions) -> PathBuf {
     options.staging_folder.join(format!("sawmill-{volume_id}.spare"))
 }
 
-/// What the superblock says of memory in the folder of `options`, in this boot.
+/// The superblock's entry for memory in the folder of `options`, in this boot.
 pub(crate) fn in_use(options: &OpenOptions, world: &dyn World) -> Result<Memory> {
     let folder = &options.staging_folder;
     let absolute = std::path::absolute(folder).unwrap_or_else(|_| folder.clone());
@@ -48,31 +48,31 @@ pub(crate) fn in_use(options: &OpenOptions, world: &dyn World) -> Result<Memory>
     Ok(Memory { boot_id: world.boot_id()?, folder })
 }
 
-/// The folder in which a superblock says that memory is in use.
+/// The folder with the memory in use, according to a superblock.
 fn folder_of(memory: &Memory) -> &Path {
     Path::new(OsStr::from_bytes(&memory.folder))
 }
 
-/// Why a staging file is not the memory that is looked for.
+/// Why a staging file is not the memory in question.
 enum NotIt {
     Absent(PathBuf),
-    /// A process that lives has it open.
+    /// A living process has it open.
     InUse(PathBuf),
     Foreign(String),
 }
 
-/// What there is of the memory that goes with a journal.
+/// The memory that was found for a journal.
 pub(super) enum Found {
     Memory(StagingFile),
-    /// Nothing accepted is in memory alone, or the power was lost.
+    /// No accepted write is only in memory, or the power was lost.
     NoneNeeded,
     /// It is gone in the boot in which it was written, and the user accepts the loss.
     Lost,
 }
 
-/// The memory that goes with this journal.
+/// Finds the memory of this journal.
 ///
-/// Errors: `Refused` when there must be memory and it is not found; `Unavailable` when one cannot look.
+/// Errors: `Refused` if there must be memory and it is not found; `Unavailable` if the check itself fails.
 pub(super) fn find(
     stored: &Stored,
     options: &OpenOptions,
@@ -87,9 +87,9 @@ pub(super) fn find(
     let look_in = |folder: &Path| {
         look(&staging_path(folder, stored.record.volume_id, block.journal_tag), stored, block, boot_id)
     };
-    // In the folder that is used now, which may be another mount of the one where it was left; else there.
-    // The journal may be a copy, and then that is the folder of the one it was copied from: if that one
-    // lives, what is in the folder that is used now is a copy too, and older than what it acknowledges.
+    // In the current folder, which may be another mount of the one where it was left; otherwise there. The
+    // journal may be a copy, and then that is the folder of its original: if the original is alive, the file
+    // in the current folder is a copy too, and older than what the original acknowledges.
     let left_in = recorded.map(folder_of).filter(|folder| *folder != options.staging_folder);
     let is_copy = left_in.is_some_and(|folder| matches!(look_in(folder), Ok(Err(NotIt::InUse(_)))));
     let used_now = (!is_copy).then_some(&*options.staging_folder);
@@ -121,7 +121,7 @@ pub(super) fn find(
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// Looks at one place.
+/// Checks one place.
 fn look(
     path: &Path,
     stored: &Stored,

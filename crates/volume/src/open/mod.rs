@@ -1,10 +1,10 @@
-//! Opening a volume: find the end of its log, judge the journal, fence other writers, replay, start the
-//! loops.
+//! Opens a volume: finds the end of its log, judges the journal, fences other writers, replays, and starts
+//! the loops.
 //!
-//! The order is such that everything that can refuse does so before anything is written: checkpoint, roll
-//! forward, journal and scan only read. Then: intent (in the journal) -> fence (in the store) -> the
-//! checkpoint repeated under the next number (`repeat`) -> journal bound to the new epoch. A crash between
-//! any two of these is met by the next attach: the intent tells it that the fence was our own.
+//! Everything that can refuse does so before anything is written: checkpoint, roll forward, journal and scan
+//! only read. Then: intent (in the journal) -> fence (in the store) -> the checkpoint repeated under the next
+//! number (`repeat`) -> journal bound to the new epoch. The next attach handles a crash between any two of
+//! these: from the intent it knows that the fence was ours.
 
 use sawmill_store::ObjectStore;
 

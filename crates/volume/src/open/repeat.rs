@@ -1,13 +1,15 @@
-//! The checkpoint an attach began from, put once more under the next number before anything is accepted.
+//! Puts the checkpoint that an attach started from again under the next number, before anything is accepted.
 //!
-//! A fence stops the segments of the writer before. A checkpoint of its may still be on its way: it would be
-//! the newest when it lands, of a size or with a past that nobody here relied on. Checkpoints are numbered
-//! without gaps, and a writer has one on its way at most. So whoever takes the next number leaves it none.
+//! A fence stops the segments of the previous writer. A checkpoint of it may still be in flight: when it
+//! lands, it would be the newest, with a size or a past that the new attachment does not have. Checkpoints
+//! are numbered without gaps, and a writer has at most one in flight. So the attachment that takes the next
+//! number leaves none for it.
 //!
-//! Invariants: who accepts anything has put a checkpoint behind its fence, also where the writer before seems
-//! to have ended: it may have put one more. The repeated one leads to the same state as its original.
+//! Invariants: an attachment accepts nothing before it has put a checkpoint after its fence, even if the
+//! previous writer seems to have ended, because it may have put one more. The repeated checkpoint leads to
+//! the same state as its original.
 //!
-//! Not here: checkpoints of a state of its own (`engine::checkpoint`).
+//! Not here: checkpoints of its own state (`engine::checkpoint`).
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
@@ -19,7 +21,8 @@ use crate::recovery::stored::Stored;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
-/// Says whether it is there: `false` when a checkpoint of another came first, and is to be begun from.
+/// Returns whether it is there: `false` if another writer's checkpoint came first, from which the attach must
+/// start.
 pub(super) fn repeat_checkpoint(
     store: &dyn ObjectStore,
     stored: &mut Stored,

@@ -1,7 +1,7 @@
-//! Whether a store is older than what a machine has seen of the volume in it: put back from a backup, an old
-//! copy, or with objects lost. A journal says so of itself; this is for where there is none any more.
+//! Whether a store is older than what a machine has seen of the volume in it: restored from a backup, an old
+//! copy, or with lost objects. A journal shows that by itself; this is for the case without a journal.
 //!
-//! Not here: where what was seen is kept (the binary's matter).
+//! Not here: where this is kept (the binary does that).
 
 use sawmill_format::newest_state::NewestState;
 
@@ -9,16 +9,16 @@ use crate::options::OpenOptions;
 use crate::recovery::stored::Stored;
 use crate::{Error, ErrorKind, Result};
 
-/// What a store's end of the log is, beside what was seen of it.
+/// The end of the log in a store, compared with what was seen of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Age {
-    /// It has all that was seen.
+    /// It has everything that was seen.
     AsSeen,
     /// It ends before that.
     Older,
 }
 
-/// Compares the end of the log in a store, an epoch and the last segment, with what was seen there.
+/// Compares the end of the log in a store (an epoch and the last segment) with what was seen there.
 #[must_use]
 pub fn age_of(seen: &NewestState, epoch: u64, stored_sequence: u64) -> Age {
     match (epoch, stored_sequence) < (seen.epoch, seen.stored_sequence) {
@@ -27,7 +27,7 @@ pub fn age_of(seen: &NewestState, epoch: u64, stored_sequence: u64) -> Age {
     }
 }
 
-/// Refuses a store that is older than what was seen of it, unless told to go on.
+/// Refuses a store that is older than what was seen of it, unless the options accept that.
 pub(super) fn demand_not_older(stored: &Stored, options: &OpenOptions) -> Result<()> {
     let Some(seen) = &options.seen else { return Ok(()) };
     let (epoch, sequence) = (stored.end.epoch, stored.end.stored_sequence);

@@ -1,8 +1,8 @@
-//! Settling a journal's log: what only memory holds, and what the disk may not have kept, is written to the
-//! disk before the memory goes and the new attachment begins.
+//! Settles a journal's log: what only memory holds, and what the disk may not have kept, is written to the
+//! disk before the memory is removed and the new attachment starts.
 //!
-//! Invariant: what may have been flushed is in two places while it is written anew. A power cut may leave a
-//! sector of a write under way with neither its old nor its new bytes.
+//! Invariant: data that may have been flushed is in two places while it is rewritten. A power cut may leave a
+//! sector of a write in flight with neither its old nor its new bytes.
 //!
 //! Not here: what the log holds (`journal::scan`), and whether its memory is the right one (`memory`).
 
@@ -15,9 +15,9 @@ use crate::journal::superblock::SuperblockFile;
 use crate::journal::{disk_failed, disk_parts, encode_header};
 use crate::{Result, limits};
 
-/// Moves what only memory holds to the disk, with slots never filled made into voids, and writes anew what
-/// the disk may not have kept; to be synced. All before `stored` is in the store. Returns the memory, valid
-/// until the superblock says it is not needed.
+/// Moves what only memory holds to the disk, turns slots that were never filled into voids, and rewrites what
+/// the disk may not have kept; to be synced. Everything before `stored` is in the store. Returns the memory,
+/// which is valid until the superblock says that it is not needed.
 pub(super) fn settle(
     mut log: LogImage,
     scan: &Scan,
@@ -29,7 +29,7 @@ pub(super) fn settle(
     finish_copy(&mut log, disk, superblock)?;
     let from = stored.max(superblock.current().trim);
     if log.is_doubtful() {
-        // What can be read may not be durable. Nothing before it is written: it is.
+        // What is readable may not be durable. Nothing before it is written, because that is durable.
         let end = log.staged_from().unwrap_or(scan.end).min(scan.end);
         write_anew(&mut log, scan.mark.max(from)..end, scan.end, disk, superblock, from)?;
     }
@@ -43,7 +43,7 @@ pub(super) fn settle(
     Ok(log.into_staging())
 }
 
-/// An attach before this one died while it wrote a part anew: its copy counts.
+/// An earlier attach died while it rewrote a part: its copy counts.
 fn finish_copy(log: &mut LogImage, disk: &dyn Disk, superblock: &mut SuperblockFile) -> Result<()> {
     let Some(RingCopy { from, bytes, .. }) = superblock.current().ring_copy else { return Ok(()) };
     write_in_place(log, from, from + bytes, disk, superblock.current().capacity_bytes)?;
@@ -53,8 +53,8 @@ fn finish_copy(log: &mut LogImage, disk: &dyn Disk, superblock: &mut SuperblockF
     Ok(())
 }
 
-/// Writes the bytes of `part` to the disk once more, each piece first to free space of the ring behind `end`.
-/// All before `from` is free.
+/// Rewrites the bytes of `part` on the disk, each piece first to free space of the ring after `end`.
+/// Everything before `from` is free.
 fn write_anew(
     log: &mut LogImage,
     part: std::ops::Range<u64>,
@@ -68,24 +68,24 @@ fn write_anew(
     let free = (from / BLOCK_BYTES * BLOCK_BYTES + capacity_bytes).saturating_sub(copy_at);
     let mut at = part.start;
     if at < part.end && free < limits::SPAN_BYTES {
-        // Each piece costs four syncs: in small ones a full journal would take hours.
-        tracing::warn!("the journal is full: its newest records are written anew with no second copy");
+        // Each piece costs four syncs: with small pieces, a full journal would take hours.
+        tracing::warn!("the journal is full: its newest records are rewritten without a second copy");
         return write_in_place(log, at, part.end, disk, capacity_bytes);
     }
     while at < part.end {
-        // Up to a whole block, as the disk writes no less.
+        // Up to a whole block, the smallest unit of the disk's writes.
         let piece_end = at / BLOCK_BYTES * BLOCK_BYTES + limits::SPAN_BYTES;
         let to = piece_end.min(part.end.next_multiple_of(BLOCK_BYTES));
         let mut bytes = AlignedBytes::zeroed((to - at) as usize);
         log.read(at, &mut bytes)?;
         write_ring(disk, capacity_bytes, copy_at, &bytes)?;
-        // Before the block that names it: a power cut may keep that alone.
+        // Before the block that names it, because a power cut may keep only that block.
         disk.sync().map_err(|error| disk_failed("sync", &error))?;
         superblock
             .write(|block| block.ring_copy = Some(RingCopy { from: at, at: copy_at, bytes: to - at }))?;
         write_ring(disk, capacity_bytes, at, &bytes)?;
         disk.sync().map_err(|error| disk_failed("sync", &error))?;
-        // The next copy takes its place.
+        // The next copy replaces it.
         superblock.write(|block| block.ring_copy = None)?;
         at = to;
     }
@@ -127,7 +127,7 @@ fn void(block: &Superblock, position: u64, slot_bytes: u64) -> [u8; RECORD_HEADE
     head
 }
 
-/// Writes bytes of the log where their position lies in the ring.
+/// Writes bytes of the log to their place in the ring.
 pub(super) fn write_ring(disk: &dyn Disk, capacity_bytes: u64, position: u64, bytes: &[u8]) -> Result<()> {
     let mut done = 0;
     for (offset, length) in disk_parts(capacity_bytes, position, bytes.len() as u64) {

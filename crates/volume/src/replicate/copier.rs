@@ -1,21 +1,21 @@
 //! The copier: brings a replica up to what its source has stored, round by round.
 //!
 //! Order of a round, and why: the fences, roots and parts that the cuts of the source's newest checkpoint
-//! need, its own parts, the segments it needs, in order of sequence; its root, and the first time the name;
-//! then the segments after it, one by one by name, and before a rollback what the cut needs that it leads
-//! to. So a root at the destination can be read whenever it is there, and whatever comes after it is a prefix
-//! of the log. A round can be broken off anywhere: the next one looks at what is there.
+//! need, its own parts, and the segments it needs, in order of sequence; its root, and the first time the
+//! name; then the segments after it, one by one by name, and before a rollback what is needed of the cut that
+//! it leads to. So a root at the destination is always readable, and what follows it is a prefix of the log.
+//! A round can be interrupted anywhere: the next one checks what is there.
 //!
-//! A segment that knows a newer checkpoint than the destination has ends the round: it may lean on what only
-//! that checkpoint says. Whatever was stored when the round began knew none newer than the round began with,
-//! so a round that ends has copied all of that, however fast the source goes on.
+//! A segment that knows a newer checkpoint than the destination has ends the round, because it may depend on
+//! that checkpoint. What was stored when the round started knew no newer checkpoint than the one the round
+//! started with. So a completed round has copied all of that, however fast the source advances.
 //!
-//! The source deletes meanwhile. What is gone was superseded by a newer checkpoint, so the copier begins anew
-//! from that; without one it is damage.
+//! The source deletes at the same time. A newer checkpoint has superseded what is gone, so the copier starts
+//! again from that one; without a newer checkpoint it is damage.
 //!
-//! Invariants: before anything is put the copier has seen that the destination is still its replica; what it
-//! puts after somebody promoted it has a name that the promoted history never uses. No root goes below one
-//! that is there, nor before all it needs was seen there: put by this copier, or compared (`there`).
+//! Invariants: before anything is put, the copier has checked that the destination is still its replica. What
+//! it puts after a promotion has a name that the promoted history never uses. No root is put below an
+//! existing one, nor before everything it needs was seen there: put by this copier, or compared (`there`).
 
 use std::collections::{HashMap, HashSet};
 
@@ -42,10 +42,10 @@ use crate::recovery::stored::end_of_log;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, names};
 
-/// A source that deletes faster than it can be copied: past so many new beginnings the round ends.
+/// The source deletes faster than it can be copied: after this many restarts the round ends.
 const BEGINNINGS_MAX: u32 = 20;
 
-/// What a round did.
+/// The result of a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Round {
     /// Objects copied, and their bytes.
@@ -54,11 +54,12 @@ pub struct Round {
     pub bytes: u64,
     /// Objects deleted at the destination.
     pub deleted: u64,
-    /// All writes below this position of the log are in the replica.
+    /// All writes before this position of the log are in the replica.
     pub position: u64,
     /// When the newest of its segments was made, in milliseconds since 1970, by the writer's clock.
     pub wall_unix_ms: u64,
-    /// How many bytes of log the replica was behind when the round began, as far as the source had stored.
+    /// How many bytes of log the replica was behind when the round started, measured against what the source
+    /// had stored.
     pub behind_bytes: u64,
     /// The same in milliseconds between the newest segments.
     pub behind_ms: u64,
@@ -72,14 +73,14 @@ pub struct Copier<'a> {
     record: VolumeRecord,
     name: String,
     role: Role,
-    /// The destination has its name.
+    /// Whether the destination has its name.
     is_named: bool,
-    /// Where the replica ends, once known: the checkpoint there, and the log behind it.
+    /// The end of the replica, once known: its checkpoint, and the log after it.
     reached: Option<Reached>,
     /// Position and time of what an earlier copier left.
     found: Option<(u64, u64)>,
     there: There,
-    /// Segments of the source that are in no table and are no fences.
+    /// Segments of the source that are in no table and are not fences.
     strays: HashSet<u64>,
     /// Roots of cuts that have been copied, with their parts' keys.
     kept: HashMap<(u64, PutId), Vec<String>>,
@@ -91,11 +92,11 @@ struct Reached {
     wall_unix_ms: u64,
 }
 
-/// Why a try ended before its time.
+/// Why an attempt ended early.
 enum Stop {
-    /// Something the source named is not there any more.
+    /// An object that the source named does not exist any more.
     Gone(String),
-    /// The destination changed meanwhile.
+    /// The destination changed in the meantime.
     Changed(String),
     Failed(Error),
 }
@@ -109,12 +110,12 @@ impl From<Error> for Stop {
 type Step<T> = std::result::Result<T, Stop>;
 
 impl<'a> Copier<'a> {
-    /// Makes the destination a replica of volume `name` of `source`, under `destination_name`, or takes up
+    /// Makes the destination a replica of volume `name` of `source`, under `destination_name`, or resumes
     /// what an earlier copier left.
     ///
-    /// Errors: `Exists` when another volume has that name; `Refused` when the destination is no replica (see
-    /// [`CopyOptions::fail_back`]), when it is ahead of the source, has another name there, or is the source
-    /// itself; `Refused` also for a clone, which shares segments with its base.
+    /// Errors: `Exists` if another volume has that name; `Refused` if the destination is not a replica (see
+    /// [`CopyOptions::fail_back`]), is ahead of the source, has another name there, or is the source itself;
+    /// `Refused` also for a clone, which shares segments with its base.
     pub fn begin(
         world: &'a dyn World,
         (source, name): (&'a dyn ObjectStore, &str),
@@ -151,10 +152,10 @@ impl<'a> Copier<'a> {
         })
     }
 
-    /// Brings the replica up to what the source had stored when the round began, or further. `pace` hears of
-    /// the bytes of each object before it is copied, and may wait.
+    /// Brings the replica up to what the source had stored when the round started, or further. Calls `pace`
+    /// with the bytes of each object before it is copied; it may wait.
     ///
-    /// Errors: `Fenced` when the replica was promoted or deleted: nothing more is changed.
+    /// Errors: `Fenced` if the replica was promoted or deleted: nothing more is changed.
     pub fn round(&mut self, pace: &mut dyn FnMut(u64)) -> Result<Round> {
         let mut round = Round::default();
         let before = self.reached.as_ref().map(|reached| (reached.end.position, reached.wall_unix_ms));
@@ -193,7 +194,7 @@ impl<'a> Copier<'a> {
         round.behind_ms = round.wall_unix_ms.saturating_sub(wall);
     }
 
-    /// A few small requests tell that nothing happened since the last round.
+    /// A few small requests show whether anything happened since the last round.
     fn is_something_new(&self) -> Result<bool> {
         let Some(reached) = &self.reached else { return Ok(true) };
         let id = self.record.volume_id;
@@ -213,14 +214,14 @@ impl<'a> Copier<'a> {
         if self.reached.as_ref().is_none_or(|reached| reached.number < newest.number) {
             self.copy_checkpoint(&newest, round, pace).map_err(|stop| self.judge(stop, &newest))?;
         }
-        // The first time it goes before the log behind the checkpoint, which may never end.
+        // The first time, it comes before the log after the checkpoint, which may never end.
         if !self.is_named {
             self.put_name()?;
         }
         self.copy_tail(round, pace)
     }
 
-    /// What is gone is fine if the source has a newer checkpoint by now; else it is lost.
+    /// A missing object is fine if the source has a newer checkpoint by now; otherwise it is lost.
     fn judge(&self, stop: Stop, root: &Checkpoint) -> Stop {
         let Stop::Gone(what) = &stop else { return stop };
         match checkpoints::newest(self.source, root.volume_id) {
@@ -237,7 +238,7 @@ impl<'a> Copier<'a> {
         }
     }
 
-    /// A checkpoint with everything it needs; the root last.
+    /// A checkpoint with everything it needs; the root comes last.
     fn copy_checkpoint(
         &mut self,
         root: &Checkpoint,
@@ -293,7 +294,7 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// The segments behind the checkpoint, in order, up to the first that is not there.
+    /// The segments after the checkpoint, in order, up to the first that does not exist.
     fn copy_tail(&mut self, round: &mut Round, pace: &mut dyn FnMut(u64)) -> Step<()> {
         loop {
             let Some(reached) = &self.reached else { return Ok(()) };
@@ -313,8 +314,8 @@ impl<'a> Copier<'a> {
         }
     }
 
-    /// A segment of the source, with its bytes unless the destination has it. What is there from before is
-    /// not read whole again.
+    /// A segment of the source, with its bytes unless the destination has it. What was there before is not
+    /// read in full again.
     fn look_up(&mut self, sequence: u64) -> Step<Option<(SegmentHeader, Option<Bytes>)>> {
         if (self.there.is_sure(sequence) || self.there.is_unsure(sequence))
             && let Some(header) = header_of(self.source, self.record.volume_id, sequence)?
@@ -340,8 +341,8 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Whoever meets a rollback in the log reads the cut that it leads to, which the checkpoint copied last
-    /// may not name: all of that goes before it.
+    /// Recovery that meets a rollback in the log reads the cut that it leads to, which the last copied
+    /// checkpoint may not name: so all of that is copied before it.
     fn copy_rolled_back_to(
         &mut self,
         header: &SegmentHeader,
@@ -379,9 +380,9 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// A segment that is not at the source is the end of the log, unless newer checkpoints have superseded
-    /// it. The source keeps its newest two: so there are none if the next is not there, and after that this
-    /// one still is.
+    /// A segment that does not exist at the source is the end of the log, unless newer checkpoints have
+    /// superseded it. The source keeps its newest two checkpoints: so there is no newer one if the next does
+    /// not exist and, checked after that, this one still does.
     fn see_end(&self, sequence: u64) -> Step<()> {
         let Some(reached) = &self.reached else { return Ok(()) };
         let id = self.record.volume_id;
@@ -403,7 +404,7 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// The log goes on with what knows a newer checkpoint: the next round begins with that.
+    /// The next segment of the log knows a newer checkpoint: the next round starts with that.
     fn see_newer(&self, header: &SegmentHeader) -> Step<()> {
         let newest = checkpoints::newest(self.source, self.record.volume_id)?.checkpoint.number;
         if self.reached.as_ref().is_none_or(|reached| newest > reached.number) {
@@ -418,8 +419,8 @@ impl<'a> Copier<'a> {
         Err(Stop::Failed(Error::new(ErrorKind::Unavailable, text)))
     }
 
-    /// Looks whether all that a root needs is there. Where another history was, somebody may still delete
-    /// what that has superseded: there it is looked at each time, elsewhere once.
+    /// Checks that everything a root needs is there. Where another history was, another process may still
+    /// delete what that has superseded: there it is checked each time, elsewhere once.
     fn see_all_there(&self, wanted: &HashSet<String>) -> Step<()> {
         if self.reached.is_some() && !matches!(self.role.kind, RoleKind::Returned(_)) {
             return Ok(());
@@ -430,7 +431,7 @@ impl<'a> Copier<'a> {
         }
     }
 
-    /// No root goes below one that is there.
+    /// No root is put below an existing one.
     fn demand_newest(&self, root: &Checkpoint) -> Step<()> {
         let there = there::roots(self.destination, root.volume_id)?.into_iter().max().unwrap_or_default();
         if there <= root.number {
@@ -472,7 +473,7 @@ impl<'a> Copier<'a> {
         Ok(header)
     }
 
-    /// Whoever rolls forward from a cut's checkpoint meets the fences after it, which no table names.
+    /// Recovery from a cut's checkpoint meets the fences after it, which no table names.
     fn copy_fences(&mut self, root: &Checkpoint, round: &mut Round, pace: &mut dyn FnMut(u64)) -> Step<()> {
         let id = root.volume_id;
         let named: HashSet<u64> = root.segments.iter().map(|entry| entry.sequence).collect();

@@ -1,8 +1,9 @@
-//! May this store hold a replica of that volume? Looked at before anything is copied, and the role taken.
+//! Checks whether this store may hold a replica of that volume, before anything is copied, and takes the
+//! role.
 //!
-//! Invariant: a store that holds the volume as a primary becomes a replica only when told, only of a
-//! history that was promoted after all it has, and its writers are shut out by a fence that comes after the
-//! role. A copier of another source or history takes a role of its own, which ends the copier before it.
+//! Invariant: a store that holds the volume as a primary becomes a replica only on request, only of a history
+//! that was promoted after everything it has, and a fence after the role keeps its writers out. A copier of
+//! another source or history takes a role of its own, which ends the previous copier.
 
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;
@@ -62,7 +63,7 @@ pub(super) fn demand_copyable(
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// Whether the volume has its name at the destination; refuses another volume's name, and a second name.
+/// Whether the volume has its name at the destination. Refuses another volume's name, and a second name.
 pub(super) fn see_names(destination: &dyn ObjectStore, record: &VolumeRecord, name: &str) -> Result<bool> {
     let word = words::newest(destination, record.volume_id)?;
     let is_old = |key| ask::get(destination, key, None, Class::Read).map(|found| found.is_some());
@@ -97,7 +98,7 @@ pub(super) fn see_names(destination: &dyn ObjectStore, record: &VolumeRecord, na
     Ok(is_named)
 }
 
-/// Finds the destination a replica, or makes it one.
+/// Makes the destination a replica, unless it is one.
 pub(super) fn take_role(
     world: &dyn World,
     source: &dyn ObjectStore,
@@ -112,7 +113,7 @@ pub(super) fn take_role(
         true => 0,
         false => checkpoints::newest(destination, id)?.number_max,
     };
-    // Asked after the other: the source goes on, and another copier may follow it.
+    // Read after the destination's: the source advances, and another copier may follow it.
     let source_number = checkpoints::newest(source, id)?.number_max;
     if number > source_number {
         let text = format!(
@@ -122,7 +123,7 @@ pub(super) fn take_role(
         );
         return Err(Error::new(ErrorKind::Refused, text));
     }
-    // A history of its own is overtaken by one that was promoted after it, and by no other.
+    // Only a history that was promoted after the destination's own may replace that.
     let begins = role::newest(source, id)?.and_then(|role| role.promoted());
     let is_before = begins.is_some_and(|promoted| number < promoted.checkpoint_number);
     if let Some(role) = &found
@@ -155,9 +156,8 @@ pub(super) fn take_role(
     Ok(role)
 }
 
-/// Takes up the replica that another copier left, whose newest checkpoint is `number`. A copier of another
-/// source, or of another history than the source's that `begins` later, may still be at work: a new role ends
-/// it.
+/// Resumes the replica of another copier, whose newest checkpoint is `number`. A copier of another source, or
+/// of another history than the source's (which `begins` later), may still be at work: a new role ends it.
 fn take_up(
     world: &dyn World,
     destination: &dyn ObjectStore,
@@ -166,7 +166,7 @@ fn take_up(
     options: &CopyOptions,
     (number, begins): (u64, Option<Promoted>),
 ) -> Result<Role> {
-    // What it was written with by itself is still all it has.
+    // What it wrote itself is still all it has.
     let is_own = matches!(found.kind, RoleKind::Returned(waits) if number < waits.checkpoint_number);
     let kind = match begins {
         Some(begins) if is_own => RoleKind::Returned(begins),
@@ -192,7 +192,7 @@ fn take_up(
     if let RoleKind::Returned(begins) = role.kind
         && is_own
     {
-        // Whoever made it so may have died before this.
+        // The process that made it a replica may have died before this.
         shut_out_writers(world, destination, record, begins)?;
     }
     Ok(role)
@@ -207,8 +207,8 @@ fn put_role(destination: &dyn ObjectStore, role: &Role) -> Result<()> {
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// Refuses a store that does not create objects conditionally: of two promotions there both would win, and a
-/// copier could overwrite.
+/// Refuses a store without conditional creation of objects: there, two concurrent promotions would both win,
+/// and a copier could overwrite.
 pub fn demand_fencing(store: &dyn ObjectStore) -> Result<()> {
     crate::fencing::demand_fencing(store, false)
 }
@@ -233,7 +233,7 @@ fn same_store() -> Error {
     Error::new(ErrorKind::Refused, text)
 }
 
-/// Two URLs may lead to one store. A word that is put at one and found at the other tells.
+/// Two URLs may lead to one store. Put an object at one and look for it at the other.
 fn is_same_store(
     world: &dyn World,
     source: &dyn ObjectStore,
@@ -250,8 +250,8 @@ fn is_same_store(
     Ok(seen?.is_some())
 }
 
-/// A writer that had the destination attached meets a fence; nobody attaches any more. In the source's
-/// history, which `begins` later, there is none: a fence would stand where the source goes on.
+/// A writer that had the destination attached meets a fence; no new writer attaches. The source's history,
+/// which `begins` later, gets no fence: it would take a name at which the source continues.
 fn shut_out_writers(
     world: &dyn World,
     destination: &dyn ObjectStore,
@@ -266,7 +266,7 @@ fn shut_out_writers(
         let claim = Claim::after(end.epoch, world)?;
         match fence(destination, record, &mut end, claim, world) {
             Ok(_) => return Ok(()),
-            // It was faster: the log has grown.
+            // The writer was faster: the log has grown.
             Err(error) if error.kind() == ErrorKind::Exists => {}
             Err(error) => return Err(error),
         }

@@ -1,7 +1,7 @@
 //! The drill: what a promotion would find, and what of the source it would lose. Changes nothing.
 //!
-//! Invariant: "nothing would be lost" is said only when source and replica are the same volume, of one
-//! history, and end with the same segment: a position alone says nothing of another history, a snapshot or
+//! Invariant: "nothing would be lost" is reported only if source and replica are the same volume, have one
+//! history, and end with the same segment. A position alone says nothing about another history, a snapshot or
 //! a resize.
 
 use sawmill_store::ObjectStore;
@@ -18,15 +18,15 @@ use crate::{Result, names};
 /// What a promotion would find.
 #[derive(Clone, Debug)]
 pub struct Drill {
-    /// As a promotion would leave it; its epoch is the replica's.
+    /// The result of a promotion; its epoch is the replica's.
     pub would: Promotion,
-    /// Everything in the replica, read and verified. A checkpoint that cannot be read is damage here: before
-    /// it lies an older state.
+    /// Everything in the replica, read and verified. An unreadable checkpoint is damage here, because the
+    /// state before it is older.
     pub check: CheckReport,
     end: End,
 }
 
-/// What tells two ends of one history apart.
+/// Distinguishes two ends of one history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct End {
     checkpoint_number: u64,
@@ -40,7 +40,7 @@ struct End {
 pub enum Behind {
     /// Nothing that it has stored.
     Nothing,
-    /// So much of its log, in bytes and in milliseconds between the newest writes; both are zero when only a
+    /// This much of its log, in bytes and in milliseconds between the newest writes. Both are zero if only a
     /// snapshot, a resize or the like is missing.
     By {
         /// Bytes of log.
@@ -48,13 +48,13 @@ pub enum Behind {
         /// Milliseconds between the newest writes.
         ms: u64,
     },
-    /// What the source's address leads to now is another volume or another history: no comparing.
+    /// The source's address now leads to another volume or history: a comparison is impossible.
     Elsewhere,
 }
 
 /// What [`promote`](super::promote) would find and make, with everything verified. Changes nothing.
 ///
-/// Errors: those of `promote`, but that damage is listed.
+/// Errors: those of `promote`, except that damage is listed.
 pub fn drill(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -89,7 +89,7 @@ fn end_of(stored: &Stored) -> End {
     }
 }
 
-/// How far a replica is behind volume `name` of `source`, as far as that has stored.
+/// How far a replica is behind volume `name` of `source`, measured against what that has stored.
 pub fn behind(world: &dyn World, source: &dyn ObjectStore, name: &str, drill: &Drill) -> Result<Behind> {
     let stored = names::stored(source, name, &mut Reporter::new(world))?;
     let begins = role::newest(source, stored.record.volume_id)?.and_then(|role| role.promoted());

@@ -1,6 +1,6 @@
-//! What is copied: read from the source, verified by the format's own checksums, and put as it is.
+//! The copied objects: read from the source, verified by the format's own checksums, and put unchanged.
 //!
-//! Invariant: nothing is put that did not verify; what is there already under the name is left alone.
+//! Invariant: nothing is put that was not verified; an existing object with the name is left alone.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +18,10 @@ use crate::ask::{self, store_error};
 use crate::cuts::needs;
 use crate::{Error, ErrorKind, Result};
 
-/// An object that verified, or the word that it is not there.
+/// A verified object, or `None` if it does not exist.
 pub(super) type Found<T> = Result<Option<(T, Bytes)>>;
 
-/// Reads an object whole. Damage is asked for once more before it is believed.
+/// Reads an object in full. Damage must be read twice before it is believed.
 fn read<T>(
     store: &dyn ObjectStore,
     key: &str,
@@ -59,7 +59,7 @@ pub(super) fn segment(store: &dyn ObjectStore, volume_id: VolumeId, sequence: u6
     })
 }
 
-/// A checkpoint's root, if it is that very put.
+/// A checkpoint's root, if it is from that very put.
 pub(super) fn root(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
@@ -70,7 +70,7 @@ pub(super) fn root(
     Ok(found.filter(|(root, _)| root.put_id == put_id))
 }
 
-/// The root that a cut begins from: its copy, or itself while it is among the newest.
+/// The root that a cut starts from: its copy, or the original while it is one of the newest.
 pub(super) fn kept_root(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
@@ -90,7 +90,7 @@ fn root_at(store: &dyn ObjectStore, key: &str, volume_id: VolumeId, number: u64)
     })
 }
 
-/// Which part an entry names.
+/// The identity of the part that an entry names.
 pub(super) fn part_identity(volume_id: VolumeId, entry: &PartEntry) -> PartIdentity {
     PartIdentity { volume_id, group: entry.group, number: entry.number, put_id: entry.put_id }
 }
@@ -118,7 +118,7 @@ pub(super) fn is_named(header: &SegmentHeader, entry: &SegmentEntry) -> bool {
         && sizes == (entry.data_bytes, entry.object_bytes, u64::from(entry.header_bytes))
 }
 
-/// Two objects of one name that are not the same.
+/// The error for two different objects with one name.
 pub(super) fn differ(key: &str) -> Error {
     let text = format!(
         "{key} holds other bytes at the destination than at the source: it is damaged there, or the two are \
@@ -128,7 +128,7 @@ pub(super) fn differ(key: &str) -> Error {
     Error::new(ErrorKind::Corrupt, text)
 }
 
-/// Puts an object as it is; one with the same bytes may be there already.
+/// Puts an object unchanged; the same bytes may already be there.
 pub(super) fn put(store: &dyn ObjectStore, key: &str, bytes: Bytes) -> Result<()> {
     let outcome = Blocking(store).put(key, bytes, Class::Upload).map_err(|error| store_error(&error))?;
     if outcome == PutOutcome::Created {
@@ -142,8 +142,8 @@ pub(super) fn cuts(root: &Checkpoint) -> Vec<CutEntry> {
     root.kept.cuts.iter().filter(|cut| cut.kind != CutKind::Pin).cloned().collect()
 }
 
-/// The segments that a checkpoint cannot do without: those with live data, those that it is the first to find
-/// dead (the one before may need them), and those that its cuts can reach.
+/// The segments that a checkpoint requires: those with live data, those that it is the first to find dead
+/// (the one before may need them), and those that its cuts can reach.
 pub(super) fn needed(root: &Checkpoint) -> Vec<SegmentEntry> {
     let since: BTreeMap<u64, u64> =
         root.kept.dead.iter().map(|entry| (entry.sequence, entry.since)).collect();

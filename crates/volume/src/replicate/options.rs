@@ -1,11 +1,11 @@
-//! What a copier may be told.
+//! The options of a copier.
 
 /// See the head of this file.
 #[derive(Clone, Debug, Default)]
 pub struct CopyOptions {
-    /// What the destination is called a replica of, for people.
+    /// The name of the replica's source, for people.
     pub source_text: String,
-    /// The destination is a primary of before, or a promoted one: it becomes a replica, and what it wrote
-    /// that the source has not is lost.
+    /// The destination is an earlier primary, or a promoted one: it becomes a replica, and writes that only
+    /// it has are lost.
     pub fail_back: bool,
 }

@@ -1,9 +1,9 @@
-//! A replica becomes a volume of its own: a role (create-only: one of two promotions wins), then a checkpoint
-//! with which its own history begins, as if it had been attached and closed cleanly.
+//! Makes a replica a volume of its own: a role (create-only, so one of two promotions wins), then a
+//! checkpoint with which its own history starts, as if it had been attached and closed cleanly.
 //!
-//! Why no fence: that checkpoint has an epoch, a number and a first sequence by chance, far above any that
-//! the source or a late copier uses. They are in the role, so whoever finishes what another began makes the
-//! same history; of two that finish at once, one puts the checkpoint, and both have promoted.
+//! Why there is no fence: that checkpoint has a random epoch, number and first sequence, far above any that
+//! the source or a late copier uses. They are in the role, so a process that finishes another one's promotion
+//! makes the same history. If two finish at the same time, one puts the checkpoint, and both have promoted.
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key, kept_key};
@@ -24,7 +24,7 @@ use crate::recovery::{Reporter, checkpoint as checkpoints};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits, names};
 
-/// What a promotion made.
+/// The result of a promotion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Promotion {
     /// The volume.
@@ -33,24 +33,24 @@ pub struct Promotion {
     pub source: String,
     /// The epoch of its own history; the next attachment has the next one.
     pub epoch: u64,
-    /// All writes below this position are in it.
+    /// All writes before this position are in it.
     pub position: u64,
     /// When the newest checkpoint or segment in it was made, in milliseconds since 1970, by the writer's
     /// clock.
     pub wall_unix_ms: u64,
 }
 
-/// Makes a replica a volume of its own. A promotion that was begun and not finished is finished.
+/// Makes a replica a volume of its own. Finishes a promotion that was started and interrupted.
 ///
-/// Errors: `Refused` when it is no replica, was promoted before, somebody else promotes it now, or a
-/// fail-back has not brought it the source's history yet; `Corrupt` when its newest checkpoint cannot be
-/// read, or something that it needs is not there.
+/// Errors: `Refused` if it is not a replica, was promoted before, is being promoted by another process, or if
+/// a fail-back has not brought the source's history yet; `Corrupt` if its newest checkpoint is unreadable, or
+/// an object that it needs does not exist.
 pub fn promote(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Promotion> {
     promote_as(world, store, name, false)
 }
 
-/// As [`promote`], also when that is an older state than was copied, or lacks something: the source is
-/// lost, and nothing better can be had.
+/// As [`promote`], even if that is an older state than was copied, or lacks something. Only for a lost
+/// source, when there is nothing better.
 pub fn promote_as_it_is(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Promotion> {
     promote_as(world, store, name, true)
 }
@@ -68,7 +68,7 @@ fn promote_as(world: &dyn World, store: &dyn ObjectStore, name: &str, as_it_is: 
         Some(_) => role,
         None => {
             let role = take(world, store, &record, &role, &stored)?;
-            // A copier may have gone on until then.
+            // A copier may have continued until then.
             stored = read(world, store, &record, &role, as_it_is)?;
             role
         }
@@ -83,7 +83,7 @@ fn promote_as(world: &dyn World, store: &dyn ObjectStore, name: &str, as_it_is: 
     Ok(Promotion { position: begun.position, ..described(&stored, &role, promoted.epoch) })
 }
 
-/// What the replica holds; refused unless it is whole and the newest that was copied.
+/// What the replica holds; refused unless it is complete and the newest that was copied.
 fn read(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -115,7 +115,8 @@ fn read(
     }
 }
 
-/// A fail-back that has not brought the source's history yet: what is there is what that has overtaken.
+/// Refuses a fail-back that has not brought the source's history yet: what is there has been superseded by
+/// it.
 pub(super) fn demand_arrived(record: &VolumeRecord, role: &Role, number: u64) -> Result<()> {
     match role.kind {
         RoleKind::Returned(begins) if number < begins.checkpoint_number => {
@@ -160,7 +161,7 @@ pub(super) fn promoted_before(name: &str, role: &Role) -> Error {
     Error::new(ErrorKind::Refused, text)
 }
 
-/// Takes the right to promote, with a place far above everything there is.
+/// Takes the right to promote, with numbers far above everything there is.
 fn take(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -170,7 +171,7 @@ fn take(
 ) -> Result<Role> {
     let (end, number_max) = (&stored.end, stored.newest.number_max);
     let chance = u128::from_le_bytes(world.random()?);
-    // So many sequences and checkpoints the source would have to be ahead for a late copy to meet them.
+    // The source would have to be this many sequences and checkpoints ahead for a late copy to conflict.
     let far = |chance: u128| (1 << 20) + (chance as u64 & ((1 << 20) - 1));
     let promoted = Promoted {
         epoch: end.epoch + (1 << 32) + (chance as u64 & ((1 << 44) - 1)),
@@ -196,8 +197,8 @@ fn take(
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// Puts the checkpoint with which the promoted history begins: the state at the end of what was copied.
-/// Returns it, or what somebody who finished the same promotion put.
+/// Puts the checkpoint with which the promoted history starts: the state at the end of what was copied.
+/// Returns it, or the one that another process put for the same promotion.
 fn begin_history(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -206,7 +207,7 @@ fn begin_history(
     promoted: Promoted,
 ) -> Result<Checkpoint> {
     let (root, objects) = first_root(world, stored, role, promoted)?;
-    // Cuts that begin from the newest copied checkpoint need it under the name of a copy.
+    // Cuts that start from the newest copied checkpoint need it under the name of a copy.
     let base = &stored.newest.checkpoint;
     let begins = |number, put_id| (number, put_id) == (base.number, base.put_id);
     if root.kept.cuts.iter().any(|cut| begins(cut.number, cut.put_id)) {
@@ -214,13 +215,13 @@ fn begin_history(
         ask::put_all(store, vec![(key, base.encode())])?;
     }
     ask::put_all(store, objects)?;
-    // Twice, so that the newest two checkpoints both are of this history: one may rot.
+    // Twice, so that the newest two checkpoints are both in this history, because one may get damaged.
     let root = put_or_read(store, root)?;
     put_or_read(store, Checkpoint { number: root.number + 1, ..root.clone() })?;
     Ok(root)
 }
 
-/// Puts a root; one that is there already is of somebody who finishes this promotion too, and counts.
+/// Puts a root. An existing one belongs to a process that finishes this promotion too, and counts.
 fn put_or_read(store: &dyn ObjectStore, root: Checkpoint) -> Result<Checkpoint> {
     let key = checkpoint_key(root.volume_id, root.number);
     let put = Blocking(store).put(&key, Bytes::from(root.encode()), Class::Upload);

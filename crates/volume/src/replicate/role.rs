@@ -1,7 +1,7 @@
-//! Which role a store has to a volume, and what that allows.
+//! The role of a store for a volume, and what it allows.
 //!
-//! Invariants: roles are numbered without gaps and create-only, so of two that want the next number one gets
-//! it; they are asked for by name, so that no list that lags can hide one.
+//! Invariants: roles are numbered without gaps and create-only, so of two processes that want the next
+//! number, one gets it. They are read by name, so that a list that lags cannot hide one.
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::checkpoint_key;
@@ -36,7 +36,7 @@ fn read(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> Result<Opt
     })
 }
 
-/// Takes the next number; false: somebody else has it.
+/// Takes the next number. Returns false if another process has it.
 pub(crate) fn put(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
     let bytes = role.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
     let key = role_key(role.volume_id, role.number);
@@ -44,7 +44,7 @@ pub(crate) fn put(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
     Ok(outcome.map_err(|error| store_error(&error))? == PutOutcome::Created)
 }
 
-/// Whether `role` is still the newest, and still that very put.
+/// Whether `role` is still the newest, and from that very put.
 pub(crate) fn is_current(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
     let keys = [role.number, role.number + 1].map(|number| (role_key(role.volume_id, number), None));
     let mut answers = ask::get_all(store, keys.into(), Class::Read).into_iter();
@@ -57,22 +57,22 @@ pub(crate) fn is_current(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
     if let Ok(found) = Role::decode(&own, role.volume_id, role.number) {
         return Ok(found.put_id == role.put_id);
     }
-    // Garbled on the way, perhaps.
+    // It may have been garbled in transit.
     Ok(read(store, role.volume_id, role.number)?.is_some_and(|found| found.put_id == role.put_id))
 }
 
 /// Whether a volume whose newest checkpoint is `number` is still what a copier left: then its log ends at the
-/// first name that is not there, whatever was copied beyond.
+/// first name that does not exist, whatever was copied beyond.
 pub(crate) fn is_copied(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> Result<bool> {
     Ok(newest(store, volume_id)?.is_some_and(|role| match role.kind {
         RoleKind::Replica => true,
-        // What is there before is its own.
+        // What was there before is its own.
         RoleKind::Returned(begins) => number >= begins.checkpoint_number,
         RoleKind::Promoted(promoted) => number < promoted.checkpoint_number,
     }))
 }
 
-/// Whether a promotion's own history has begun; never, when `role` is none.
+/// Whether a promotion's own history has started; never, if `role` is none.
 pub(crate) fn is_begun(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
     let Some(promoted) = role.promoted() else { return Ok(false) };
     match checkpoints::newest(store, role.volume_id) {
@@ -85,14 +85,15 @@ pub(crate) fn is_begun(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
     Ok(ask::get(store, &key, Some(0..16), Class::Read)?.is_some())
 }
 
-/// Whether the state may be had from checkpoint `to` because `from` or what follows it is damaged. In a
-/// primary that leads to the same state. In what was copied it would be an older one, as the log between is
-/// not all there; and a promoted history has nothing before its first.
+/// Whether the state may be recovered from checkpoint `to` because `from` or what follows it is damaged. In a
+/// primary that leads to the same state. In a copy it would be an older one, because the log between is
+/// incomplete. A promoted history has nothing before its first checkpoint.
 pub(crate) fn may_fall(store: &dyn ObjectStore, volume_id: VolumeId, from: u64, to: u64) -> Result<bool> {
     Ok(!is_copied(store, volume_id, from)? && !is_copied(store, volume_id, to)?)
 }
 
-/// Refuses to write to a replica, and to one whose promotion is not done; `number` is its newest checkpoint.
+/// Refuses to write to a replica, or to a promoted one that is not finished; `number` is its newest
+/// checkpoint.
 pub(crate) fn demand_primary(store: &dyn ObjectStore, record: &VolumeRecord, number: u64) -> Result<()> {
     let name = &record.name;
     let Some(role) = newest(store, record.volume_id)? else { return Ok(()) };

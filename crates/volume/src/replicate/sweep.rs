@@ -1,10 +1,10 @@
-//! What a replica's newer checkpoints no longer need goes there too, by the rule of the source's engine: the
-//! newest two checkpoints stay readable with all their cuts; older roots go first, then parts, copies and
+//! Deletes what a replica's newer checkpoints no longer need, by the rule of the source's engine: the newest
+//! two checkpoints stay readable with all their cuts; older roots are deleted first, then parts, copies and
 //! segments.
 //!
-//! Invariants: fences stay (a writer of before a fail-back may wake up); what a clone has pinned here stays.
-//! Nothing that is deleted has a name that a promoted history could use: a sweep that comes late hurts
-//! nobody. With a newer root there than the caller knows nothing is deleted: another history may need it.
+//! Invariants: fences stay (a writer from before a fail-back may wake up), and so does what a clone has
+//! pinned here. No deleted name could be used by a promoted history, so a late sweep does no harm. If there
+//! is a newer root than the caller knows, nothing is deleted, because another history may need it.
 
 use std::collections::HashSet;
 
@@ -23,8 +23,8 @@ use crate::recovery::checkpoint as checkpoints;
 use crate::recovery::roll_forward::headers;
 use crate::{Error, ErrorKind, Result, limits};
 
-/// Deletes what the newest two checkpoints of a replica do not need. `root` is the newest; `is_allowed` is
-/// asked before each batch of deletes. Returns how many objects went.
+/// Deletes what the newest two checkpoints of a replica do not need. `root` is the newest. `is_allowed` is
+/// called before each batch of deletes. Returns the number of deleted objects.
 pub(super) fn sweep(
     store: &dyn ObjectStore,
     root: &Checkpoint,
@@ -39,7 +39,7 @@ pub(super) fn sweep(
     }
     let before = match checkpoints::newest_below(store, id, root.number) {
         Ok(before) => before,
-        // There is none that can be read: then nothing is superseded for sure.
+        // There is no readable checkpoint before it: then nothing is certainly superseded.
         Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(0),
         Err(error) => return Err(error),
     };
@@ -73,7 +73,7 @@ pub(super) fn sweep(
     Ok(deleted)
 }
 
-/// Segments before the older of the two that neither needs, but for fences.
+/// Segments before the older of the two that neither needs, except fences.
 fn old_segments(store: &dyn ObjectStore, root: &Checkpoint, before: &Checkpoint) -> Result<Vec<String>> {
     let id = root.volume_id;
     let needed: HashSet<u64> =
@@ -103,7 +103,7 @@ fn pinned_through(store: &dyn ObjectStore, id: VolumeId) -> Result<u64> {
             continue;
         }
         if let Some(bytes) = ask::get(store, &pin_key(id, slot), None, Class::Background)? {
-            // One that cannot be read holds everything.
+            // An unreadable pin protects everything.
             through = through.max(Pin::decode(&bytes, id, slot).map_or(u64::MAX, |pin| pin.through_sequence));
         }
     }

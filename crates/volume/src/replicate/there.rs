@@ -1,10 +1,10 @@
 //! What the destination holds, as far as it is known.
 //!
-//! Invariant: that a name is listed proves nothing. Lists lag, a fence or another history may stand there,
-//! and somebody's late delete may take it away. A segment counts once this copier has put it or compared it
-//! with what the source says.
+//! Invariant: a listed name proves nothing. Lists lag, the name may belong to a fence or another history, and
+//! a late delete of another process may remove it. A segment counts once this copier has put it, or compared
+//! it with what the source says.
 //!
-//! Not here: what is done about what is missing (`copier`).
+//! Not here: what is done about missing objects (`copier`).
 
 use std::collections::{HashMap, HashSet};
 
@@ -27,12 +27,12 @@ pub(super) struct There {
     listed: HashSet<u64>,
     /// Compared, or put.
     sure: HashSet<u64>,
-    /// What the newest checkpoint there says of live segments: a copier compared them before it put that.
+    /// What the newest checkpoint there says about live segments: a copier compared them before it put that.
     named: HashMap<u64, SegmentEntry>,
 }
 
 impl There {
-    /// Looks at the destination.
+    /// Reads what the destination has.
     pub(super) fn look(destination: &dyn ObjectStore, id: VolumeId) -> Result<There> {
         let listed = keys(destination, &segment_prefix(id))?;
         let listed = listed.iter().filter_map(|key| Some(parse_segment_key(key)?.1)).collect();
@@ -51,25 +51,25 @@ impl There {
         Ok(There { listed, sure: HashSet::new(), named })
     }
 
-    /// Whether that segment is there and the right one, as far as is known.
+    /// Whether that segment is there and correct, as far as is known.
     pub(super) fn is_sure(&self, sequence: u64) -> bool {
         self.sure.contains(&sequence)
     }
 
-    /// Whether something of that name was listed, and not compared.
+    /// Whether an object with that name was listed, and not compared.
     pub(super) fn is_unsure(&self, sequence: u64) -> bool {
         self.listed.contains(&sequence)
     }
 
-    /// It was put.
+    /// The segment was put.
     pub(super) fn note(&mut self, sequence: u64) {
         self.listed.remove(&sequence);
         self.sure.insert(sequence);
     }
 
-    /// Compares what is listed with what a checkpoint of the source says of it.
+    /// Compares what is listed with what a checkpoint of the source says about it.
     ///
-    /// Errors: `Corrupt` when something else has the name.
+    /// Errors: `Corrupt` if another object has the name.
     pub(super) fn compare(
         &mut self,
         destination: &dyn ObjectStore,
@@ -103,7 +103,7 @@ impl There {
         Ok(())
     }
 
-    /// The same of a segment that the source was asked for: true when that very put is there.
+    /// The same for a segment that was read at the source. Returns true if that very put is there.
     pub(super) fn compare_one(
         &mut self,
         destination: &dyn ObjectStore,
@@ -114,7 +114,7 @@ impl There {
             && let Some(there) = header_of(destination, header.volume_id, sequence)?
         {
             if there.put_id != header.put_id {
-                // Whatever is done about it, it stays in the way.
+                // Whatever happens, it still has that name.
                 self.listed.insert(sequence);
                 return Err(differ(&segment_key(header.volume_id, sequence)));
             }
@@ -124,7 +124,7 @@ impl There {
     }
 }
 
-/// A segment's header, if it is there.
+/// A segment's header, if it exists.
 pub(super) fn header_of(
     store: &dyn ObjectStore,
     id: VolumeId,
@@ -133,7 +133,7 @@ pub(super) fn header_of(
     headers(store, id, &[sequence]).pop().unwrap_or(Ok(None))
 }
 
-/// Those of `wanted` that are not at the destination: a list says which may be missing, a look whether they
+/// Those of `wanted` that are not at the destination: a list shows which may be missing, a read whether they
 /// are.
 pub(super) fn missing(
     destination: &dyn ObjectStore,

@@ -1,10 +1,10 @@
-//! Whole blocks pass without a claim while nobody wants blocks alone: cores that write whole blocks share
-//! nothing that they change.
+//! Requests for whole blocks pass without a claim while no request needs blocks exclusively, so cores that
+//! write whole blocks share nothing that they change.
 //!
-//! Invariants: between [`Gate::close`] and [`Gate::open`] no pass begins; whoever closed the gate and then
-//! finds it empty ([`Gate::is_empty`]) is alone with those who claim, until it opens it again. A pass that
-//! finds the gate closed, or leaves through a closed gate, says so: somebody may wait for it. Not here:
-//! claims.
+//! Invariants: no pass begins between [`Gate::close`] and [`Gate::open`]. A caller that closed the gate and
+//! then finds it empty ([`Gate::is_empty`]) shares the blocks only with other claims until it opens the gate
+//! again. A pass that finds the gate closed, or leaves through a closed gate, reports that, because a request
+//! may wait for it. Not here: claims.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Counters of passes, each mostly used by the same threads.
 const LANES: usize = 32;
 
-/// Alone in its cache lines.
+/// Aligned to cache lines of its own.
 #[repr(align(128))]
 #[derive(Default)]
 struct Apart(AtomicUsize);
 
-/// See the head of this file; `C` is what a pass leaves to look after those who wait.
+/// See the head of this file; `C` is what a pass leaves to wake waiting requests.
 pub(super) struct Gate<C> {
     lanes: Box<[Arc<Lane<C>>]>,
     closed: Arc<Apart>,
@@ -40,7 +40,7 @@ impl<C: Clone> Gate<C> {
         Gate { lanes: (0..LANES).map(lane).collect(), closed }
     }
 
-    /// Begins a pass. `None`: the gate is closed, and somebody may wait.
+    /// Begins a pass. `None`: the gate is closed, and a request may wait.
     pub(super) fn pass(&self) -> Option<Arc<Lane<C>>> {
         let lane = &self.lanes[lane_here()];
         lane.passing.0.fetch_add(1, Ordering::SeqCst);
@@ -56,19 +56,19 @@ impl<C: Clone> Gate<C> {
         self.closed.0.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Takes one `close` back.
+    /// Reverts one `close`.
     pub(super) fn open(&self) {
         self.closed.0.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Whether no pass is under way. Stays so while the gate is closed.
+    /// Whether no pass is in progress. This stays so while the gate is closed.
     pub(super) fn is_empty(&self) -> bool {
         self.lanes.iter().all(|lane| lane.passing.0.load(Ordering::SeqCst) == 0)
     }
 }
 
 impl<C> Lane<C> {
-    /// A pass has ended. Somebody may wait for it: who looks after that.
+    /// Ends a pass. If the gate is closing, returns the core whose waiter must be woken.
     pub(super) fn leave(&self) -> Option<&C> {
         self.passing.0.fetch_sub(1, Ordering::SeqCst);
         (self.closed.0.load(Ordering::SeqCst) > 0).then_some(&self.core)

@@ -34,7 +34,7 @@ const FRAGMENTS_FROM_BYTES: usize = 3072;
 const RECEIVE_CHUNKS: u32 = 2048;
 const SEND_CHUNKS: u32 = 1024;
 const UMEM_BYTES: usize = (RECEIVE_CHUNKS + SEND_CHUNKS) as usize * CHUNK_BYTES;
-/// The kernel sends 32 chunks a call; so many calls that get nowhere, and there is no room.
+/// The kernel sends 32 chunks per call. After this many calls without progress there is no room.
 const KICKS_MAX: u32 = 64;
 
 /// What both halves share.
