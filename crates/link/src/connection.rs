@@ -362,7 +362,7 @@ impl<R: Role> Connection<R> {
         self.seal(packet, index, number);
         batch.commit(packet_bytes);
         outgoing.sending.sent(0, packet_bytes, &Pieces::new(), false);
-        // If a word is lost, whoever waits for its answer sends it again.
+        // If a word is lost, the side that waits for its answer sends it again.
         let _ = path.sender.send(&path.peer, &batch, 0);
     }
 

@@ -32,7 +32,7 @@ use crate::{Door, DoorCounts, Handed};
 /// How long a stop waits for short-time users of a device, such as udev.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// A volume as one file in a folder of its own. Dropped, it ends at once, as by [`Door::stop_now`].
+/// A volume as one file in a folder of its own. Dropping it ends it immediately, as [`Door::stop_now`] does.
 pub struct FuseDoor {
     link: Arc<Link>,
     served: Arc<Served>,

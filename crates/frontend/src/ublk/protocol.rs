@@ -139,7 +139,7 @@ pub(super) fn parameters(geometry: &Geometry, request_bytes_max: u32) -> Paramet
     }
 }
 
-/// The size in sectors: whole blocks; a rest is cut off.
+/// The size in sectors: whole blocks, rounded down.
 pub(super) fn sectors(geometry: &Geometry) -> u64 {
     let block_bytes = u64::from(geometry.block_bytes).max(SECTOR_BYTES);
     geometry.size_bytes / block_bytes * (block_bytes / SECTOR_BYTES)

@@ -1,15 +1,15 @@
-//! Formats of one line per request. A line is one of three: a request, something known to be none (a header,
-//! another kind of event), or wrong.
+//! Formats of one line per request. A line is a request, known to be something else (a header, another kind
+//! of event), or invalid.
 
 use super::number::{nanoseconds, sectors, whole};
 use super::source::Source;
 use super::{Bad, Format, Operation, Request, Requests};
 use sawmill_console::exit::Result;
 
-/// What a line is; the error says nothing more than that it is wrong.
+/// The content of a line; the error only means that it is invalid.
 pub(super) type Line = Result<Option<Request>, ()>;
 
-/// Which events of a blkparse text count: each request is in it several times.
+/// The events of a blkparse text that count: each request occurs several times.
 const ACTIONS: [&str; 3] = ["D", "Q", "C"];
 
 /// See the head of this file.
@@ -43,7 +43,7 @@ impl Requests for Lines {
     }
 }
 
-/// The action of the first kind in [`ACTIONS`] that occurs.
+/// The first kind of action in [`ACTIONS`] that occurs.
 fn action_in(sample: &str) -> &'static str {
     let occurs = |action: &&&str| sample.lines().any(|line| line.split_whitespace().nth(5) == Some(**action));
     ACTIONS.iter().find(occurs).copied().unwrap_or(ACTIONS[0])
@@ -59,7 +59,7 @@ pub(super) struct LineReader {
 }
 
 impl LineReader {
-    /// `sample`, the first lines, decides which of blkparse's events are used.
+    /// `sample`, the first lines, determines which of blkparse's events are used.
     pub(super) fn new(format: Format, sample: &str) -> Self {
         let action = if format == Format::Blkparse { action_in(sample) } else { ACTIONS[0] };
         LineReader { format, action, requests: 0, lines: 0, in_summary: false }
@@ -141,7 +141,7 @@ impl LineReader {
             let (address, length) = (fields.next()?, fields.next()?);
             let flags = fields.next().map(str::to_ascii_uppercase).filter(|flags| are_flags(flags))?;
             let flush = Request { at_ns, operation: Operation::Flush, device: 0, address: 0, length: 0 };
-            // A flush alone has no place: whatever stands there.
+            // A flush alone has no address, whatever the text says.
             if !flags.contains(['R', 'W', 'D']) {
                 return Some(flush);
             }
@@ -162,7 +162,7 @@ impl LineReader {
     fn systor(&self, text: &str) -> Line {
         let fields: Vec<&str> = text.split(',').collect();
         let [time, _, operation, device, address, length] = fields[..] else { return Err(()) };
-        // The header; and by its page, an empty type is no valid data.
+        // The header; according to the format's page, an empty type is invalid data.
         if self.lines == 1 && time == "Timestamp" || operation.is_empty() {
             return Ok(None);
         }
@@ -175,13 +175,13 @@ impl LineReader {
     }
 }
 
-/// Whether this is how the kernel's tracing writes what a request asks (RWBS).
+/// Whether this is the kernel's notation for operations (RWBS).
 fn are_flags(flags: &str) -> bool {
     !flags.is_empty() && flags.bytes().all(|flag| b"RWDFNSAMBV".contains(&flag))
 }
 
-/// What such flags ask: `F` before another letter is a flush first, behind it durability of the write itself;
-/// neither has data of its own.
+/// The operation of such flags: `F` before another letter is a flush first, after it durability of the write
+/// itself; neither has data of its own.
 fn operation_of(flags: &str, length: u64) -> Operation {
     match flags {
         _ if flags.contains('D') => Operation::Discard,
@@ -234,7 +234,7 @@ fn tencent(text: &str) -> Option<Request> {
 
 fn fiu(text: &str) -> Option<Request> {
     let words: Vec<&str> = text.split_whitespace().collect();
-    // The process may have spaces in its name: what stands behind it is counted from the end.
+    // The process name may contain spaces, so the fields after it are counted from the end.
     let [time, pid, _, .., _, _, _, _, _, _] = words[..] else { return None };
     let [address, length, operation, major, minor, digest] = *words.last_chunk()?;
     let (at_ns, _) = (whole(time)?, whole(pid)?);
@@ -244,7 +244,7 @@ fn fiu(text: &str) -> Option<Request> {
     digest_ok.then_some(Request { at_ns, operation: letter(operation)?, device, address, length })
 }
 
-/// `digits`: times are in units of `10^digits` ns. `bytes`: how an address or a length is written.
+/// `digits`: times are in units of `10^digits` ns. `bytes`: parses an address or a length.
 fn ascii(text: &str, digits: u32, bytes: fn(&str) -> Option<u64>) -> Option<Request> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let [time, device, address, length, flags] = words[..] else { return None };
@@ -253,7 +253,7 @@ fn ascii(text: &str, digits: u32, bytes: fn(&str) -> Option<u64>) -> Option<Requ
     Some(Request { at_ns: nanoseconds(time, digits)?, operation, device, address, length })
 }
 
-/// None: wrong; `Some(None)`: a completion.
+/// None: invalid; `Some(None)`: a completion.
 fn wiscsee(text: &str) -> Option<Option<Request>> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let [_, action, operation, address, length, time, _, _] = words[..] else { return None };

@@ -1,9 +1,9 @@
 //! MobiGen: the system calls of a program on its files, `THREAD MICROSECONDS CALL ARGUMENTS`.
 //!
-//! The file has one thread after the other; the calls are replayed by time, as the tool itself does, so it is
-//! read whole. A descriptor means the file of its oldest open that is not closed yet; each open of a path
-//! that the tool left out is a file of its own; `read` and `write` go on where the last one ended. The device
-//! of a request is the number of its file.
+//! The file has one thread after the other. The calls are replayed by time, as the tool itself does, so the
+//! file is read into memory. A descriptor means the file of its oldest open that is not closed yet. Each open
+//! of a path that the tool left out is a file of its own. `read` and `write` continue where the last one
+//! ended. The device of a request is the number of its file.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -80,7 +80,7 @@ impl Mobigen {
                 }
             }
         }
-        // Stable: the order inside a thread stays.
+        // Stable: the order inside a thread is kept.
         calls.sort_by_key(|call| call.at_ns);
         Ok(calls.into())
     }
@@ -103,7 +103,7 @@ impl Mobigen {
         Some(())
     }
 
-    /// None: the line is wrong; `Some(None)`: it moves no data.
+    /// None: the line is invalid; `Some(None)`: it moves no data.
     fn replay(&mut self, call: &Call) -> Option<Option<Request>> {
         let words = &call.words;
         let number = |at: usize| words.get(at)?.parse::<i64>().ok();
@@ -121,13 +121,13 @@ impl Mobigen {
         let descriptor = number(1)?;
         let is_open = self.open.get(&descriptor).is_some_and(|files| !files.is_empty());
         if !is_open {
-            // Opened before the recording began.
+            // Opened before the recording started.
             let number = self.new_file();
             self.open.entry(descriptor).or_default().push_back(OpenFile { number, offset: 0 });
         }
         let file = self.open.get_mut(&descriptor)?.front_mut()?;
         let (address, length) = match words[0].as_str() {
-            // Failed calls gave a negative count.
+            // Failed calls have a negative count.
             "write" | "read" => {
                 let length = u64::try_from(number(2)?).unwrap_or(0);
                 file.offset += length;

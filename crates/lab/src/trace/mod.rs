@@ -1,14 +1,14 @@
-//! Block traces: what some machine once asked of its disks, read from files that others wrote.
+//! Block traces: recorded requests of disks, read from files of other tools.
 //!
-//! [`Trace::open`] finds out how the file is compressed and which [`Format`] it has, and then gives one
-//! [`Request`] at a time, in the order of the file. Modules: `source` (the file, decompressed), `detect`
-//! (which format), `lines` (formats of one line per request), `csv` (our own, documented in
+//! [`Trace::open`] detects how the file is compressed and which [`Format`] it has, and then returns one
+//! [`Request`] at a time, in the order of the file. Modules: `source` (the file, decompressed), `detect` (the
+//! format), `lines` (formats of one line per request), `csv` (our own, documented in
 //! `docs/guide/simulate.md`), `records` (binary formats), `octf` and `mobigen` (formats that must be sorted
-//! first, and so are read whole), `number` (how their numbers are written).
+//! first, and so are read into memory), `number` (number formats).
 //!
-//! Invariants: times begin at zero and never go back (traces of several queues are a little out of order);
-//! addresses and lengths are bytes, and their sum fits 63 bits; only a flush has no length; a line that is
-//! no request is an error that names the line, or is counted when the caller asked for that.
+//! Invariants: times start at zero and never go back (traces of several queues are slightly out of order).
+//! Addresses and lengths are in bytes, and their sum fits 63 bits. Only a flush has no length. A line that is
+//! not a request is an error that names the line, or is counted if the caller requests that.
 //!
 //! Not here: what is done with the requests.
 
@@ -30,14 +30,15 @@ use clap::ValueEnum;
 use sawmill_console::exit::{Failure, Result};
 use source::Source;
 
-/// A longer pause between two requests is a broken time: it would turn a trace of minutes into one of years.
+/// A longer pause between two requests is an invalid time: it would turn a trace of minutes into one of
+/// years.
 const PAUSE_NS_MAX: u64 = 90 * 24 * 3600 * 1_000_000_000;
-/// Addresses and lengths beyond are no disk's.
+/// Larger addresses and lengths exist on no disk.
 const END_MAX: u64 = i64::MAX as u64;
 /// How much of a bad line an error shows.
 const SHOWN_CHARS_MAX: usize = 60;
 
-/// What was asked of a disk.
+/// An operation of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Read,
@@ -54,7 +55,7 @@ pub(crate) struct Request {
     /// Since the first request of the trace.
     pub(crate) at_ns: u64,
     pub(crate) operation: Operation,
-    /// Which of the trace's disks or files. Numbers mean nothing beyond being different.
+    /// The disk or file of the trace. Numbers only distinguish them.
     pub(crate) device: u64,
     /// First byte.
     pub(crate) address: u64,
@@ -62,14 +63,14 @@ pub(crate) struct Request {
     pub(crate) length: u64,
 }
 
-/// How a trace is written.
+/// The format of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     /// Sawmill's own: a header line names the columns; see docs/guide/simulate.md
     Csv,
     /// Text of blkparse; dispatched requests (D), else queued (Q), else completed (C) ones
     Blkparse,
-    /// blkreplay: SECONDS ; SECTOR ; SECTORS ; what is asked, as blkparse writes it (R, WS, RAM, FF) ; ...
+    /// blkreplay: SECONDS ; SECTOR ; SECTORS ; operation as in blkparse (R, WS, RAM, FF) ; ...
     Blkreplay,
     /// MSR Cambridge: FILETIME,HOST,DISK,Read or Write,OFFSET,BYTES,RESPONSE
     Msr,
@@ -87,13 +88,13 @@ pub(crate) enum Format {
     AsciiMsBytes,
     /// wiscsee: PID D or C read, write or discard OFFSET BYTES SECONDS ...; D is used
     Wiscsee,
-    /// VMware vscsi traces, 32-byte records, as of CloudPhysics
+    /// VMware vscsi traces, 32-byte records, as from CloudPhysics
     Vscsi,
     /// HP Labs SRT 1.3, binary
     Srt,
     /// Open CAS telemetry: a tar of octf.trace.N
     Octf,
-    /// MobiGen: THREAD MICROSECONDS CALL ARGUMENTS, the calls of a program on files
+    /// MobiGen: THREAD MICROSECONDS CALL ARGUMENTS, the file accesses of a program
     Mobigen,
 }
 
@@ -109,26 +110,26 @@ impl Format {
     }
 }
 
-/// How a trace is to be read.
+/// How to read a trace.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReadOptions {
-    /// None: find out.
+    /// None: detect it.
     pub(crate) format: Option<Format>,
-    /// Count what is no request instead of stopping there.
+    /// Count lines that are not requests instead of stopping at the first.
     pub(crate) skip_bad_lines: bool,
 }
 
-/// Something that gives requests with times as the file has them.
+/// A source of requests with times as in the file.
 trait Requests {
-    /// The next request; an error is about one line or record, and the next call goes on behind it.
+    /// The next request. An error is about one line or record; the next call continues after it.
     fn next(&mut self, source: &mut Source) -> Result<Option<Request>, Bad>;
 }
 
-/// Why a request could not be had.
+/// Why there is no request.
 enum Bad {
     /// One line or record is wrong: where, what was expected, what was found.
     Line { place: String, expected: String, found: String },
-    /// Nothing further can be read.
+    /// Nothing more can be read.
     File(Failure),
 }
 
@@ -152,7 +153,7 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// Opens a file and finds out what it is.
+    /// Opens a file and detects its format.
     pub(crate) fn open(path: &Path, options: ReadOptions) -> Result<Trace> {
         let mut source = Source::open(path)?;
         let format = match options.format {
@@ -179,17 +180,17 @@ impl Trace {
         })
     }
 
-    /// How the file is written.
+    /// The format of the file.
     pub(crate) fn format(&self) -> Format {
         self.format
     }
 
-    /// Lines or records that were no requests and were skipped.
+    /// The number of skipped lines or records that are not requests.
     pub(crate) fn bad_lines(&self) -> u64 {
         self.bad_lines
     }
 
-    /// How far the file was read, and its length, both as it lies on the disk.
+    /// How far the file was read, and its length, both as stored on the disk.
     pub(crate) fn progress(&mut self) -> (u64, u64) {
         self.source.progress()
     }
@@ -240,8 +241,8 @@ impl Trace {
             shown.push_str("...");
         }
         Err(Failure::usage(format!(
-            "{}: {place}: expected {expected} (format {}), found '{shown}'; mend it, name another --format, \
-             or have such lines counted with --skip-bad-lines",
+            "{}: {place}: expected {expected} (format {}), found '{shown}'; fix it, name another --format, \
+             or count such lines with --skip-bad-lines",
             self.path.display(),
             self.format.name(),
         )))

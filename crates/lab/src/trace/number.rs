@@ -1,4 +1,4 @@
-//! Numbers as traces write them: whole, or with a decimal point. Exact: nothing goes through floating point.
+//! Numbers in traces: whole, or with a decimal point. Exact: floating point is not used.
 
 /// Bytes of a sector in every format that counts sectors.
 pub(super) const SECTOR_BYTES: u64 = 512;
@@ -6,7 +6,7 @@ pub(super) const SECTOR_BYTES: u64 = 512;
 /// A whole number.
 pub(super) fn whole(text: &str) -> Option<u64> {
     let text = text.trim();
-    // `parse` would take a plus sign.
+    // `parse` would accept a plus sign.
     text.starts_with(|c: char| c.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
@@ -15,8 +15,8 @@ pub(super) fn sectors(text: &str) -> Option<u64> {
     whole(text)?.checked_mul(SECTOR_BYTES)
 }
 
-/// A number of units of `10^digits` nanoseconds, perhaps with a decimal point, as nanoseconds. Finer
-/// fractions are cut off.
+/// Converts a number of units of `10^digits` nanoseconds, optionally with a decimal point, to nanoseconds.
+/// Finer fractions are dropped.
 pub(super) fn nanoseconds(text: &str, digits: u32) -> Option<u64> {
     let text = text.trim();
     let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));

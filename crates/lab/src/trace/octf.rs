@@ -2,7 +2,7 @@
 //! its length. In an event, field 1 is a header with the time (2, ns), field 2 an I/O: sector (1), sectors
 //! (2), device (4), operation (5: 1 read, 2 write, 3 discard), flush (6).
 //!
-//! The file of each CPU is in order. The whole is sorted by time, so it is read into memory at once.
+//! The file of each CPU is in order. The whole is sorted by time, so it is read into memory completely.
 
 use super::number::SECTOR_BYTES;
 use super::source::Source;

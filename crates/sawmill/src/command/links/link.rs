@@ -401,7 +401,7 @@ fn rows_of(end: &EndTold) -> Vec<Vec<String>> {
         }
     }
     if rows.is_empty() {
-        let mut row = first("nobody");
+        let mut row = first("none");
         row.extend(vec!["-".to_owned(); 10]);
         rows.push(row);
     }
