@@ -16,10 +16,10 @@ const OBJECT_MISSING: [&str; 3] = ["<Code>NoSuchKey</Code>", "<Code>BlobNotFound
 
 /// Words in an answer, what they mean, and what to do. The first that occurs counts.
 const WORDS: [(&str, StoreErrorKind, &str); 23] = [
-    ("NoSuchBucket", Denied, "create the bucket or mend its name"),
-    ("ContainerNotFound", Denied, "create the container or mend its name"),
-    ("bucket does not exist", Denied, "create the bucket or mend its name"),
-    ("AccountNotFound", Denied, "mend the account's name"),
+    ("NoSuchBucket", Denied, "create the bucket or fix its name"),
+    ("ContainerNotFound", Denied, "create the container or fix its name"),
+    ("bucket does not exist", Denied, "create the bucket or fix its name"),
+    ("AccountNotFound", Denied, "fix the account's name"),
     ("RequestTimeTooSkewed", Denied, "set this machine's clock"),
     ("InvalidAccessKeyId", Denied, "check the access key"),
     ("SignatureDoesNotMatch", Denied, "check the secret key and the endpoint"),
@@ -33,7 +33,7 @@ const WORDS: [(&str, StoreErrorKind, &str); 23] = [
     ("AuthorizationHeaderMalformed", Invalid, "set AWS_REGION to the bucket's region"),
     ("redirect without LOCATION", Invalid, "set AWS_REGION to the bucket's region"),
     ("PermanentRedirect", Invalid, "set AWS_REGION and the endpoint to the bucket's"),
-    ("InvalidBucketName", Invalid, "mend the bucket's name"),
+    ("InvalidBucketName", Invalid, "fix the bucket's name"),
     ("InvalidRange", Invalid, ""),
     ("EntityTooLarge", Invalid, "use smaller segments"),
     ("NotImplemented", Invalid, "this store lacks a call that is needed; see the doctor command"),
