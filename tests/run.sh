@@ -84,12 +84,12 @@ if ((${#failed_steps[@]})); then
     grep -A 20 '^FAILED ' "$log/guests" | grep -v '^ok ' | head -60
     printf 'failed: %s\n' "${failed_steps[@]}"
     grep -hE '^(test .* FAILED$|FAILED )' "$log/tests" "$log/guests" | cut -c1-200 | sed 's/^/  /'
-    echo "one test alone: cargo test -p PACKAGE --test PROGRAM NAME; with the SAWMILL_SEED that it printed, if any"
+    echo "one test alone: cargo test -p PACKAGE --test PROGRAM NAME, with the SAWMILL_SEED that it printed"
 fi
 echo "the ten test programs that took longest, in seconds:"
 awk '/^ +Running / { name = $0; sub(/^ +Running (unittests )?/, "", name); sub(/ \(.*deps\//, " (", name) }
-    /^test result:.* finished in / { s = $NF; sub(/s$/, "", s); printf "  %8.1f  %s\n", s, name }' "$log/tests" |
-    sort -rn | head -10
+    /^test result:.* finished in / { s = $NF; sub(/s$/, "", s); printf "  %8.1f  %s\n", s, name }' \
+    "$log/tests" | sort -rn | head -10
 echo "$SECONDS s in all"
 echo "$((ran - left_out)) passed, $failed failed, $((ignored + left_out)) skipped"
 ((failed == 0))

@@ -2,10 +2,11 @@
 //!
 //! Readiness is an end's own event; nothing here guesses by time. An end that is dropped is killed.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::net::UdpSocket;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -20,7 +21,8 @@ pub struct End {
     line: String,
     child: Child,
     events: Receiver<Value>,
-    said: Option<JoinHandle<String>>,
+    said: Arc<Mutex<String>>,
+    listening: Option<JoinHandle<()>>,
     /// What it said when it was ready.
     pub ready: Value,
 }
@@ -54,14 +56,18 @@ impl End {
                 let _ = tell.send(serde_json::from_str(&line).expect("an event is JSON"));
             }
         });
-        let mut stderr = child.stderr.take().expect("a pipe was asked for");
-        let said = std::thread::spawn(move || {
-            let mut text = String::new();
-            let _ = stderr.read_to_string(&mut text);
-            text
+        let stderr = child.stderr.take().expect("a pipe was asked for");
+        let said = Arc::<Mutex<String>>::default();
+        let hears = said.clone();
+        let listening = std::thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                let mut said = hears.lock().expect("nobody panics");
+                said.push_str(&line);
+                said.push('\n');
+            }
         });
         let line = format!("{command:?}");
-        let mut end = End { line, child, events, said: Some(said), ready: Value::Null };
+        let mut end = End { line, child, events, said, listening: Some(listening), ready: Value::Null };
         while end.ready.is_null() {
             match end.next_event() {
                 Some(event) if event["event"] == "ready" => end.ready = event,
@@ -145,6 +151,12 @@ impl End {
         self.finished()
     }
 
+    /// What it has written to its log so far.
+    #[must_use]
+    pub fn stderr(&self) -> String {
+        self.said.lock().map_or_else(|poisoned| poisoned.into_inner().clone(), |said| said.clone())
+    }
+
     /// Waits for its end.
     ///
     /// # Panics
@@ -152,8 +164,9 @@ impl End {
     #[must_use]
     pub fn finished(mut self) -> Finished {
         let status = self.child.wait().expect("a process of ours");
-        let said = self.said.take().expect("joined once").join().expect("it only reads");
-        Finished { line: self.line.clone(), code: status.code(), stdout: String::new(), stderr: said }
+        self.listening.take().expect("joined once").join().expect("it only reads");
+        let stderr = self.stderr();
+        Finished { line: self.line.clone(), code: status.code(), stdout: String::new(), stderr }
     }
 }
 

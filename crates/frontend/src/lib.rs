@@ -4,7 +4,7 @@
 //! (the bytes on the wire, pure), `server` (start, exports, stop), `metrics`, `tests`.
 //!
 //! All doors implement [`Door`]. What one process hands to another travels as a parcel ([`pack`]) in messages
-//! with open files ([`passing`]). [`keeper`] holds a door's descriptor while no server runs.
+//! with open files ([`passing`]). [`mount_holder`] holds a door's descriptor while no server runs.
 //!
 //! Invariants: a door knows a device only as [`sawmill_device::BlockDevice`]. A peer that breaks the protocol
 //! loses its own connection, with a logged reason, and affects nothing else.

@@ -82,7 +82,8 @@ pub struct OpenOptions {
     pub store_is_probed: bool,
     /// Seal a batch that is this old, even if small. Zero: never by age.
     pub segment_age_max: Duration,
-    /// Sync the journal when an accepted write is this old and not logged, though nobody flushes. Zero: never.
+    /// Sync the journal when an accepted write is this old and not logged, though nobody flushes. Zero:
+    /// never.
     pub log_age_max: Duration,
     /// While the oldest accepted write that is not stored is this old, writes and flushes wait. None: never.
     pub unstored_age_max: Option<Duration>,

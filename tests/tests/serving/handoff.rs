@@ -96,7 +96,7 @@ fn what_a_failed_successor_left_behind_hurts_nobody(store: &StoreUnderTest) {
     let cases: &[(&str, &[&str], i32, &[&str])] = &[
         ("sys.exit(1)\n", &[], 7, &["still serves", "did not get ready"]),
         ("signal.pause()\n", short, 7, &["still serves", "in time"]),
-        ("s.sendall(b'x' * 64)\n", &[], 7, &["still serves", "no message"]),
+        ("s.sendall(b'x' * 64)\n", &[], 7, &["still serves", "invalid message"]),
         ("say(word='hello', conversation=2, version='9.9')\n", &[], 5, &["9.9", "version 2", "stop this"]),
         ("say(word='dance')\n", &[], 7, &["still serves", "invalid message"]),
         (

@@ -1,9 +1,9 @@
-//! The mount holder of one mount, watched as long as this process serves the mount: it has the newest facts, and if
-//! it dies, a new one replaces it.
+//! The mount holder of one mount, watched as long as this process serves the mount: it has the newest facts,
+//! and if it dies, a new one replaces it.
 //!
-//! Invariants: a dead mount holder is replaced only while this process serves the mount (two mount holders would not know
-//! of each other), and only while there is a mount. A mount holder that starts slowly does not delay a hand-off.
-//! Not here: what a mount holder does.
+//! Invariants: a dead mount holder is replaced only while this process serves the mount (two mount holders
+//! would not know of each other), and only while there is a mount. A mount holder that starts slowly does not
+//! delay a hand-off. Not here: what a mount holder does.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -38,16 +38,16 @@ struct Held {
     mount_holder: Arc<MountHolder>,
     /// It was started as a replacement and does not hold anything yet.
     starting: bool,
-    /// What the keeper holds.
+    /// What the mount holder holds.
     handed: Arc<Handed>,
-    /// Hangs up when the keeper ends.
+    /// Hangs up when the mount holder ends.
     line: Option<Arc<OwnedFd>>,
-    /// The keeper is not watched any more.
+    /// The mount holder is not watched any more.
     over: bool,
 }
 
 impl Kept {
-    /// Watches `keeper`, which holds `handed`.
+    /// Watches `mount_holder`, which holds `handed`.
     pub(super) fn new(how: &MountHolderOptions, mount_holder: MountHolder, handed: Handed) -> Self {
         let (mount_holder, handed) = (Arc::new(mount_holder), Arc::new(handed));
         let held = Held { mount_holder, starting: false, handed, line: None, over: false };
@@ -175,8 +175,8 @@ impl Inside {
         }
     }
 
-    /// Replaces a keeper that is dead or unreachable. Other threads may inspect or end what is held during
-    /// this.
+    /// Replaces a mount holder that is dead or unreachable. Other threads may inspect or end what is held
+    /// during this.
     fn replace(&self, held: &mut MutexGuard<'_, Held>) -> Result<()> {
         let next = Arc::new(MountHolder::spawn(&self.how.socket, &self.how.command)?);
         let before = std::mem::replace(&mut held.mount_holder, Arc::clone(&next));

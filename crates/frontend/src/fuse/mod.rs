@@ -2,7 +2,8 @@
 //!
 //! Works on every Linux with the fuse module, also for users other than root. Modules:
 //! [`options`](FuseOptions), `mount` (the folder), `greeting` (the agreement with the kernel), `handover`
-//! (what another process needs), `kept` (the watched mount holder), `protocol` and `answer` (the codec, pure),
+//! (what another process needs), `kept` (the watched mount holder), `protocol` and `answer` (the codec,
+//! pure),
 //! `link` (the shared descriptor), `worker` (request handling), `ticket` and `seek` (requests in flight),
 //! [`server`](FuseDoor), [`metrics`](FuseMetrics).
 //!
@@ -15,7 +16,8 @@
 //! it; every request repeats the same thing at the same place (bytes, zeroes, a flush); and the order of
 //! unanswered overlapping writes is up to the device (D8).
 //!
-//! Not here: more than one file, mappings shared for writing, the process that holds the mount (`mount_holder`).
+//! Not here: more than one file, mappings shared for writing, the process that holds the mount
+//! (`mount_holder`).
 
 mod answer;
 mod greeting;

@@ -1,8 +1,8 @@
 //! The door itself: from the mount to the first request, a hand-over, and the end.
 //!
-//! Invariants: the mount holder, if there is one, holds the descriptor before the first user can open the file.
-//! This process owns the device before it takes any request from the kernel, so the previous server is gone.
-//! Not here: how a request is answered (`worker`).
+//! Invariants: the mount holder, if there is one, holds the descriptor before the first user can open the
+//! file. This process owns the device before it takes any request from the kernel, so the previous server is
+//! gone. Not here: how a request is answered (`worker`).
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -49,8 +49,8 @@ impl FuseDoor {
     /// Exports the device as `MOUNTPOINT/NAME`. If a mount holder answers on the socket of the options, this
     /// resumes the mount that it holds instead of making one: its users have waited and see no error.
     ///
-    /// Errors: `Invalid`, `NotFound` or `InUse` for an unusable folder or option; `Refused` if the mount holder
-    /// holds another mount than this; `Unavailable` if the system refuses.
+    /// Errors: `Invalid`, `NotFound` or `InUse` for an unusable folder or option; `Refused` if the mount
+    /// holder holds another mount than this; `Unavailable` if the system refuses.
     pub fn mount(options: FuseOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
         check(&options, &*device)?;
         if let Some(mount_holder) = &options.mount_holder

@@ -1,14 +1,7 @@
-<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
-//! Those who talk to a mount holder: who starts it, who asks it, who ends it.
-//!
-//! Invariant: a socket that nobody listens on is replaced, one that somebody listens on is asked.
-//! Not here: what the mount holder does.
-=======
-//! The clients of a keeper: start it, query it, end it.
+//! The clients of a mount holder: start it, query it, end it.
 //!
 //! Invariant: a socket without a listener is replaced; one with a listener is queried. Not here: what the
-//! keeper does.
->>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
+//! mount holder does.
 
 use std::ffi::OsString;
 use std::io;
@@ -25,19 +18,11 @@ use super::wire::{Packet, receive, send};
 use crate::Handed;
 use crate::unix_socket::UnixSocket;
 
-<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
-/// How long a mount holder may take to answer; it has nothing else to do.
+/// Time for a mount holder to answer; it has nothing else to do.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// A mount holder that runs.
+/// A running mount holder.
 pub struct MountHolder {
-=======
-/// Time for a keeper to answer; it has nothing else to do.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
-
-/// A running keeper.
-pub struct Keeper {
->>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
     socket: PathBuf,
     /// The child process, if this process has started it.
     child: Mutex<Option<Child>>,
@@ -47,11 +32,7 @@ fn failed(path: &Path, what: &str, error: impl std::fmt::Display) -> Error {
     Error::new(ErrorKind::Unavailable, format!("mount holder: {}: {what}: {error}", path.display()))
 }
 
-<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
-/// Connects to the mount holder at this path, if one is there.
-=======
-/// Connects to the keeper at this path, if there is one.
->>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
+/// Connects to the mount holder at this path, if there is one.
 fn connected(path: &Path) -> Result<Option<UnixStream>> {
     let stream = match UnixStream::connect(path) {
         Ok(stream) => stream,
@@ -75,26 +56,16 @@ fn no_socket(path: &Path, what: &str, error: &io::Error) -> Error {
     failed(path, what, error)
 }
 
-<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
 impl MountHolder {
-    /// Starts a mount holder with this command, and returns when it holds `handed`.
-    /// Errors: `Unavailable` when it does not, and then it is ended; `InUse` when one runs there already.
-=======
-impl Keeper {
-    /// Starts a keeper with this command, and returns when it holds `handed`. Returns `Unavailable` if it
-    /// does not, and ends it then; `InUse` if one is already running there.
->>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
+    /// Starts a mount holder with this command, and returns when it holds `handed`. Returns `Unavailable` if
+    /// it does not, and ends it then; `InUse` if one is already running there.
     pub fn start(path: &Path, command: &[OsString], handed: &Handed) -> Result<Self> {
         let mount_holder = Self::spawn(path, command)?;
         mount_holder.update(handed).inspect_err(|_| mount_holder.reap())?;
         Ok(mount_holder)
     }
 
-<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
-    /// Starts a mount holder that is yet to be told what to hold, and does not wait for it.
-=======
-    /// Starts a keeper that has nothing to hold yet, without waiting for it.
->>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
+    /// Starts a mount holder that has nothing to hold yet, without waiting for it.
     pub(crate) fn spawn(path: &Path, command: &[OsString]) -> Result<Self> {
         let path = &std::path::absolute(path).map_err(|error| failed(path, "no such path", error))?;
         let Some((program, arguments)) = command.split_first() else {
@@ -107,22 +78,13 @@ impl Keeper {
         let listener = UnixSocket::listen("mount holder", path)?.socket;
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::from(listener)).stdout(Stdio::null()).stderr(Stdio::null());
-<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
         let child = command.spawn().map_err(|error| failed(path, "cannot start the mount holder", error))?;
-        // Its copy of the socket is the only one from here on: when the mount holder dies, the asking ends.
-=======
-        let child = command.spawn().map_err(|error| failed(path, "cannot start the keeper", error))?;
-        // From here on only the keeper has the socket: if it dies, queries end.
->>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
+        // From here on only the mount holder has the socket: if it dies, queries end.
         drop(command);
         Ok(MountHolder { socket: path.clone(), child: Mutex::new(Some(child)) })
     }
 
-<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
-    /// The mount holder at this path and what it holds; `None` when there is none, or nothing that lives.
-=======
-    /// The keeper at this path and what it holds; `None` if there is none, or nothing alive.
->>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
+    /// The mount holder at this path and what it holds; `None` if there is none, or nothing alive.
     pub fn find(path: &Path) -> Result<Option<(Self, Handed)>> {
         let Some(socket) = connected(path)? else { return Ok(None) };
         let asked = send(&socket, &Packet::Give).and_then(|()| receive(&socket));
@@ -138,11 +100,7 @@ impl Keeper {
         }
     }
 
-<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
-    /// The mount holder at this path, if one is there.
-=======
-    /// The keeper at this path, if there is one.
->>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
+    /// The mount holder at this path, if there is one.
     #[must_use]
     pub fn at(path: &Path) -> Option<Self> {
         let there = connected(path).ok().flatten()?;
@@ -163,13 +121,8 @@ impl Keeper {
         }
     }
 
-<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
-    /// A connection that hangs up when the mount holder ends, and not before. Errors: `Unavailable`, also for
-    /// a mount holder of a version that does not know how.
-=======
-    /// A connection that hangs up when the keeper ends, and not before. Returns `Unavailable` also for a
-    /// keeper whose version does not support this.
->>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
+    /// A connection that hangs up when the mount holder ends, and not before. Returns `Unavailable` also for
+    /// a mount holder whose version does not support this.
     pub fn watch(&self) -> Result<OwnedFd> {
         match self.converse(&Packet::Watch)? {
             (Packet::Done, line) => Ok(line.into()),
@@ -203,13 +156,8 @@ impl Keeper {
         self.child.lock().take();
     }
 
-<<<<<<< HEAD:crates/frontend/src/mount_holder/client.rs
-    /// Sees to it that a mount holder of ours is gone. One that has not answered may yet read what it was
-    /// told and hold it for as long as the mount lives, so it is not waited for but killed.
-=======
-    /// Makes sure that a keeper of ours is gone. A keeper that has not answered may still read its orders and
-    /// hold the mount, so it is killed and not waited for.
->>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/client.rs
+    /// Makes sure that a mount holder of ours is gone. A mount holder that has not answered may still read
+    /// its orders and hold the mount, so it is killed and not waited for.
     pub(crate) fn reap(&self) {
         let child = self.child.lock().take();
         if let Some(mut child) = child {

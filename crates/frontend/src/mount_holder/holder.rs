@@ -1,8 +1,4 @@
-<<<<<<< HEAD:crates/frontend/src/mount_holder/holder.rs
-//! The mount holder's process: holds, gives, ends.
-=======
-//! The process of the keeper: holds, gives, ends.
->>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/holder.rs
+//! The process of the mount holder: holds, gives, ends.
 //!
 //! Its standard input is the socket that it listens on, made by the process that started it. Not here:
 //! querying it.
@@ -24,22 +20,14 @@ use crate::Handed;
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 /// How long a client may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
-<<<<<<< HEAD:crates/frontend/src/mount_holder/holder.rs
-/// Servers that may wait at once for the mount holder's end; there is one, and another while it takes over.
-=======
-/// The most servers that wait for the keeper's end; usually there is one, and another during a take-over.
->>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/holder.rs
+/// The most servers that wait for the mount holder's end; usually there is one, and another during a
+/// take-over.
 const WATCHERS_MAX: usize = 8;
 /// One of the last processes to be killed when memory is short: it uses next to none.
 const OOM_SCORE: &str = "-900";
 
-<<<<<<< HEAD:crates/frontend/src/mount_holder/holder.rs
-/// Runs the mount holder until what it holds is gone, or it is told to end. To be called by a process that
-/// does nothing else, its standard input being the socket. Errors: the socket is none.
-=======
-/// Runs the keeper until what it holds is gone, or it is told to end. Call this in a process that does
+/// Runs the mount holder until what it holds is gone, or it is told to end. Call this in a process that does
 /// nothing else, with the socket as standard input. Returns an error if that is not a socket.
->>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/holder.rs
 pub fn keep() -> std::io::Result<()> {
     // It must not end with a terminal or a process group, and must not block the removal of a folder.
     let _ = rustix::process::setsid();
@@ -129,7 +117,7 @@ impl Holder {
         }
     }
 
-    /// Answers only once its place is free for another keeper.
+    /// Answers only once its place is free for another mount holder.
     fn end(&mut self, socket: &UnixStream, answer: &Packet) -> bool {
         self.vanish();
         let _ = send(socket, answer);

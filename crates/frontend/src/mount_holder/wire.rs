@@ -1,16 +1,8 @@
-<<<<<<< HEAD:crates/frontend/src/mount_holder/wire.rs
-//! What is said on a mount holder's socket: one message each way ([`passing`](crate::passing)), of a verb
-//! and, with some, a parcel of the one piece that is meant ([`pack`]).
+//! The messages on a mount holder's socket: one each way ([`passing`](crate::passing)), with a verb and, for
+//! some verbs, a parcel with one piece ([`pack`]).
 //!
-//! A mount holder and who asks it may be of different versions: what is said of messages and parcels in
-//! `docs/format/hand_over.md` holds here. Not here: who says what when.
-=======
-//! The messages on a keeper's socket: one each way ([`passing`](crate::passing)), with a verb and, for some
-//! verbs, a parcel with one piece ([`pack`]).
-//!
-//! A keeper and its client may have different versions, so the rules for messages and parcels in
+//! A mount holder and its client may have different versions, so the rules for messages and parcels in
 //! `docs/format/hand_over.md` apply. Not here: the order of messages.
->>>>>>> 887dcdf (frontend: comments of FUSE, keeper and doors in plain English):crates/frontend/src/keeper/wire.rs
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;

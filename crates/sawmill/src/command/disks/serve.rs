@@ -342,8 +342,8 @@ pub(in crate::command) fn close(
             Err(RecvTimeoutError::Timeout) => {
                 let names: Vec<_> = open.iter().map(|index| serving.volumes[*index].name()).collect();
                 tracing::warn!(
-                    "stopping: waiting for requests and for the store: {}; a second signal stops immediately, \
-                     and unstored writes stay in the journal",
+                    "stopping: waiting for requests and for the store: {}; a second signal stops \
+                     immediately, and unstored writes stay in the journal",
                     names.join(", ")
                 );
             }
