@@ -1,7 +1,7 @@
 //! A copier that lags: what it has put is a cut all the same, and "done" means what was stored when it began.
 
 use sawmill_device::ErrorKind;
-use sawmill_store::{Fault, StoreErrorKind};
+use sawmill_store::{Blocking, Class, Fault, StoreErrorKind};
 use sawmill_volume::replicate::Copier;
 use sawmill_volume::{Cut, RealWorld};
 
@@ -93,7 +93,9 @@ fn done_means_all_that_was_stored_when_it_began() {
         .round(&mut |bytes| {
             // Once the root is under way the source goes far beyond what follows it.
             let roots = keys(&*source, "/checkpoint/");
-            let is_root = roots.iter().any(|key| pair.primary.object(key).len() as u64 == bytes);
+            // The source lives: it may delete a root between the list and the look.
+            let look = |key: &String| Blocking(&*source).get(key, None, Class::Read);
+            let is_root = roots.iter().any(|key| look(key).is_ok_and(|root| root.len() as u64 == bytes));
             if is_root && !is_done {
                 is_done = true;
                 let (deleted, next) = (volume.status().counters.segments_deleted, pair.writes.len());
