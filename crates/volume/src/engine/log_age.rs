@@ -13,11 +13,13 @@ pub(super) struct LogAge {
     age_max: Duration,
     /// Something before this position is not logged, as was seen then.
     unlogged: Option<(u64, Duration)>,
+    /// A sync up to that position is ordered already: one that hangs gets no second waiter.
+    is_ordered: bool,
 }
 
 impl LogAge {
     pub(super) fn new(age_max: Duration) -> Self {
-        LogAge { age_max, unlogged: None }
+        LogAge { age_max, unlogged: None, is_ordered: false }
     }
 
     /// Orders a sync if it is time.
@@ -25,15 +27,20 @@ impl LogAge {
         let Some(journal) = context.journal.as_ref().filter(|_| !self.age_max.is_zero()) else { return };
         let (logged, next) = (journal.logged(), journal.ring.next());
         match self.unlogged {
-            _ if logged >= next => self.unlogged = None,
+            _ if logged >= next => (self.unlogged, self.is_ordered) = (None, false),
             Some((position, since)) if logged < position => {
-                if now >= since + self.age_max {
-                    // Whatever becomes of it, flushes hear of a failure.
-                    journal.when_logged(next, Box::new(|_| ()));
-                    self.unlogged = Some((next, now));
+                if now < since + self.age_max {
+                    return;
                 }
+                let position = if self.is_ordered { position } else { next };
+                if !self.is_ordered {
+                    // Whatever becomes of it, flushes hear of a failure.
+                    journal.when_logged(position, Box::new(|_| ()));
+                    self.is_ordered = true;
+                }
+                self.unlogged = Some((position, now));
             }
-            _ => self.unlogged = Some((next, now)),
+            _ => (self.unlogged, self.is_ordered) = (Some((next, now)), false),
         }
     }
 

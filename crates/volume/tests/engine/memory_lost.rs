@@ -274,3 +274,26 @@ fn what_nobody_flushes_is_logged_in_time_and_with_a_limit_of_zero_never() {
         machine.heal();
     }
 }
+
+#[test]
+fn what_comes_after_a_sync_that_hung_is_logged_in_time_too() {
+    let mut machine = Machine::new();
+    machine.rig.options.log_age_max = Duration::from_secs(5);
+    let world = Worn::default();
+    let mut stepped =
+        Stepped::open(Arc::new(world.clone()), machine.store.clone(), "disk", &machine.options).unwrap();
+    machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |call| {
+        call.kind == CallKind::Put && is_engine(call)
+    });
+    for (seconds, is_hung) in [(60, true), (12, false), (12, false)] {
+        stepped.volume().write_at(8192, SECRET).unwrap();
+        for _ in 0..seconds {
+            world.passed_s.fetch_add(1, Ordering::SeqCst);
+            while !is_hung && stepped.step_journal() {}
+            let _ = stepped.step_engine(world.now());
+        }
+        let positions = stepped.volume().status().positions;
+        assert_eq!(positions.logged >= positions.accepted, !is_hung, "{positions:?}");
+    }
+    machine.heal();
+}
