@@ -1,9 +1,10 @@
-//! A disk that fails: an NBD server of our own in memory, shown as a file through `nbdfuse`, so that the real
-//! binary keeps its journal on it. Writes and syncs fail, drag on or hang as the test says.
+//! A disk that fails: an NBD server of our own in memory, shown as a file through `nbdfuse`, so
+//! that the real binary keeps its journal on it. Writes and syncs fail, drag on or hang as the test
+//! says.
 //!
-//! Invariant: what was written and not synced is in the disk's volatile cache, and nowhere else. A sync that
-//! fails drops it, and later syncs succeed as if nothing had been: as disks and kernels do. A power cut drops
-//! it too.
+//! Invariant: what was written and not synced is in the disk's volatile cache, and nowhere else. A
+//! sync that fails drops it, and later syncs succeed as if nothing had been: as disks and kernels
+//! do. A power cut drops it too.
 //!
 //! Not here: the client side of the protocol (`nbd`); more than one connection.
 
@@ -76,7 +77,8 @@ impl BadDisk {
     /// Shows a disk with the bytes of `file` in the place of that file.
     #[must_use]
     pub fn over(file: &Path) -> Self {
-        let folder = tempfile::Builder::new().prefix("sawmill-disk-").tempdir().expect("a temporary folder");
+        let folder =
+            tempfile::Builder::new().prefix("sawmill-disk-").tempdir().expect("a temporary folder");
         let socket = folder.path().join("socket");
         let bytes = std::fs::read(file).expect("a file to take the place of");
         let shared = Arc::new(Shared::default());
@@ -94,7 +96,8 @@ impl BadDisk {
                 std::thread::spawn(move || shared.serve(stream));
             }
         });
-        let mut disk = BadDisk { shared, file: file.to_owned(), socket, fuse: None, _folder: folder };
+        let mut disk =
+            BadDisk { shared, file: file.to_owned(), socket, fuse: None, _folder: folder };
         disk.mount();
         disk
     }

@@ -21,7 +21,8 @@ impl Bridge {
     pub fn new(uri: &str) -> Self {
         let folder = tempfile::Builder::new().prefix("sawmill-bridge-").tempdir();
         let folder = folder.expect("a temporary folder");
-        let file = FusedFile::new(uri, &folder.path().join("nbd")).expect("nbdfuse shows the volume");
+        let file =
+            FusedFile::new(uri, &folder.path().join("nbd")).expect("nbdfuse shows the volume");
         let device = LoopDevice::new(file.path()).expect("a loop device");
         Bridge { mounted: None, device, _file: file, folder }
     }
@@ -43,7 +44,8 @@ impl Bridge {
     /// # Panics
     /// When it cannot be mounted.
     pub fn mount(&mut self) -> PathBuf {
-        self.mounted = Some(Mounted::new(self.device.path(), &self.root(), "").expect("it can be mounted"));
+        self.mounted =
+            Some(Mounted::new(self.device.path(), &self.root(), "").expect("it can be mounted"));
         self.root()
     }
 

@@ -28,7 +28,10 @@ pub fn has_compiler() -> Result<(), String> {
 #[must_use]
 pub fn libraries() -> PathBuf {
     let folder = sawmill_binary().parent().expect("a binary lies in a folder").to_owned();
-    assert!(folder.join("libsawmill.so").is_file(), "build it first: cargo build --release -p sawmill-c");
+    assert!(
+        folder.join("libsawmill.so").is_file(),
+        "build it first: cargo build --release -p sawmill-c"
+    );
     folder
 }
 

@@ -1,9 +1,9 @@
-//! A small S3 server that lies as some real ones do: it looks whether a key is free when the head of a put
-//! arrives, and makes the object when the body is complete. Asked in turn it is honest; of racing puts it
-//! lets several win.
+//! A small S3 server that lies as some real ones do: it looks whether a key is free when the head
+//! of a put arrives, and makes the object when the body is complete. Asked in turn it is honest; of
+//! racing puts it lets several win.
 //!
-//! Not here: signatures (all are taken), buckets (the first part of a path is one), paging, and anything else
-//! that `sawmill` does not ask of a store.
+//! Not here: signatures (all are taken), buckets (the first part of a path is one), paging, and
+//! anything else that `sawmill` does not ask of a store.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -68,7 +68,8 @@ fn answer_one(objects: &Objects, mut stream: &TcpStream) -> Option<()> {
     let mut reader = BufReader::new(stream);
     let request = read_head(&mut reader)?;
     // The look that is too early.
-    let was_free = !objects.lock().expect("nobody panics with this lock").contains_key(&request.path);
+    let was_free =
+        !objects.lock().expect("nobody panics with this lock").contains_key(&request.path);
     let length = request.headers.get("content-length").and_then(|length| length.parse().ok());
     let mut body = vec![0; length.unwrap_or(0)];
     reader.read_exact(&mut body).ok()?;
@@ -89,8 +90,12 @@ fn read_head(reader: &mut impl BufRead) -> Option<Request> {
     let mut words = line.split_whitespace();
     let (method, target) = (words.next()?.to_owned(), words.next()?);
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let mut request =
-        Request { method, path: path.to_owned(), query: query.to_owned(), headers: BTreeMap::new() };
+    let mut request = Request {
+        method,
+        path: path.to_owned(),
+        query: query.to_owned(),
+        headers: BTreeMap::new(),
+    };
     loop {
         let mut line = String::new();
         reader.read_line(&mut line).ok()?;

@@ -1,6 +1,7 @@
 //! A running `sawmill run`: a device whose driver is another program, and that program's deaths.
 //!
-//! Readiness and the driver's coming and going are the host's own events; nothing here guesses by time.
+//! Readiness and the driver's coming and going are the host's own events; nothing here guesses by
+//! time.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -15,8 +16,8 @@ use crate::machine::{PATIENCE, command, said};
 use crate::nbd::{Client, Style};
 use crate::place::Place;
 
-/// The same driver with what it says of its errors in a file: where errors are expected, nobody is to take
-/// them for a failure of the test.
+/// The same driver with what it says of its errors in a file: where errors are expected, nobody is
+/// to take them for a failure of the test.
 #[must_use]
 pub fn saying_into(said: &Path, driver: &Command) -> Command {
     let mut quiet = Command::new("sh");
@@ -40,7 +41,8 @@ pub struct Driven {
 }
 
 impl Driven {
-    /// Starts `sawmill run --name NAME ARGUMENTS -- DRIVER`, with an NBD door, and waits until it is ready.
+    /// Starts `sawmill run --name NAME ARGUMENTS -- DRIVER`, with an NBD door, and waits until it
+    /// is ready.
     ///
     /// # Panics
     /// When it does not get ready.
@@ -205,7 +207,11 @@ impl Drop for Driven {
 #[must_use]
 pub fn fio_verifies(uri: &str, place: &Place, arguments: &[&str]) -> u64 {
     let mut fio = command("fio");
-    fio.current_dir(place.path("")).args(["--name=driver", "--ioengine=nbd", "--output-format=json"]);
+    fio.current_dir(place.path("")).args([
+        "--name=driver",
+        "--ioengine=nbd",
+        "--output-format=json",
+    ]);
     fio.args(["--verify=crc32c", "--verify_fatal=1", "--verify_state_save=0", "--randrepeat=0"]);
     let output = fio.arg(format!("--uri={uri}")).args(arguments).output().expect("fio starts");
     assert!(output.status.success(), "{fio:?}: {}", said(&output));

@@ -1,8 +1,8 @@
-//! The five examples that each language has, tried as disks: request by request, and with what only one
-//! of them can.
+//! The five examples that each language has, tried as disks: request by request, and with what only
+//! one of them can.
 //!
-//! Not here: how an example is built or started, which a test of the language says; replaced drivers
-//! (`driven`).
+//! Not here: how an example is built or started, which a test of the language says; replaced
+//! drivers (`driven`).
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -56,11 +56,15 @@ pub fn ram_and_file(place: &Place, example: Example<'_>) {
         let device = Driven::start(place, "ram", options, &example("ram", &["16M"]));
         is_a_disk(place, &device);
         device.end(place, "ram");
-        let device = Driven::start(place, "file", options, &example("file", &[text(&image), "16M"]));
+        let device =
+            Driven::start(place, "file", options, &example("file", &[text(&image), "16M"]));
         is_a_disk(place, &device);
         let seen = device.connect().read_all().expect("readable");
         device.end(place, "file");
-        assert!(std::fs::read(&image).expect("the image") == seen, "the file has other bytes: {options:?}");
+        assert!(
+            std::fs::read(&image).expect("the image") == seen,
+            "the file has other bytes: {options:?}"
+        );
     }
 }
 
@@ -72,7 +76,12 @@ pub fn mirror(place: &Place, example: Example<'_>) {
     let sides = [place.path("one"), place.path("other")];
     std::fs::write(&sides[0], vec![0; SIZE_BYTES as usize]).expect("a side");
     std::fs::write(&sides[1], vec![0xff; SIZE_BYTES as usize]).expect("a side");
-    let device = Driven::start(place, "mirror", &[], &example("mirror", &[text(&sides[0]), text(&sides[1])]));
+    let device = Driven::start(
+        place,
+        "mirror",
+        &[],
+        &example("mirror", &[text(&sides[0]), text(&sides[1])]),
+    );
     is_a_disk(place, &device);
     let mut side = std::fs::read(&sides[1]).expect("a side");
     side[8192] ^= 1;
@@ -119,18 +128,27 @@ pub fn lazy(place: &Place, example: Example<'_>) {
 ///
 /// # Panics
 /// When a byte is lost, or anybody sees an error.
-pub fn undisturbed(place: &Place, example: Example<'_>, what: &str, disturb: impl Fn(&Place, &mut Driven)) {
-    let rounds: u64 = std::env::var("SAWMILL_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5);
+pub fn undisturbed(
+    place: &Place,
+    example: Example<'_>,
+    what: &str,
+    disturb: impl Fn(&Place, &mut Driven),
+) {
+    let rounds: u64 =
+        std::env::var("SAWMILL_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5);
     let image = place.path("image");
     for options in [&[][..], &["--option", "mode=batch"]] {
-        let mut device = Driven::start(place, "disk", options, &example("file", &[text(&image), "16M"]));
+        let mut device =
+            Driven::start(place, "disk", options, &example("file", &[text(&image), "16M"]));
         let (is_over, longest_ns) = (AtomicBool::new(false), AtomicU64::new(0));
         let uri = device.uri.clone();
         std::thread::scope(|scope| {
             let load = scope.spawn(|| {
-                let arguments = ["--size=16M", "--rw=randrw", "--bs=4k", "--iodepth=16", "--fsync=32"];
+                let arguments =
+                    ["--size=16M", "--rw=randrw", "--bs=4k", "--iodepth=16", "--fsync=32"];
                 while !is_over.load(Ordering::SeqCst) {
-                    let _ = longest_ns.fetch_max(fio_verifies(&uri, place, &arguments), Ordering::SeqCst);
+                    let _ = longest_ns
+                        .fetch_max(fio_verifies(&uri, place, &arguments), Ordering::SeqCst);
                 }
             });
             for _ in 0..rounds {
@@ -167,7 +185,8 @@ impl Source {
         let is_gone = Arc::new(AtomicBool::new(false));
         let gone = Arc::clone(&is_gone);
         std::thread::spawn(move || {
-            for client in listener.incoming().flatten().take_while(|_| !gone.load(Ordering::SeqCst)) {
+            for client in listener.incoming().flatten().take_while(|_| !gone.load(Ordering::SeqCst))
+            {
                 // A client that goes away needs no answer.
                 let _ = answer(client, &content);
             }
@@ -188,7 +207,10 @@ fn answer(mut client: TcpStream, content: &[u8]) -> std::io::Result<()> {
     let Some((from, last)) = range.and_then(|range| range.split_once('-')) else {
         assert!(question.starts_with("head "), "a range or the size is asked for: {question}");
         let size = content.len();
-        return write!(client, "HTTP/1.0 200 OK\r\nAccept-Ranges: bytes\r\nContent-Length: {size}\r\n\r\n");
+        return write!(
+            client,
+            "HTTP/1.0 200 OK\r\nAccept-Ranges: bytes\r\nContent-Length: {size}\r\n\r\n"
+        );
     };
     let (from, end) =
         (from.parse::<usize>().expect("a number"), last.parse::<usize>().expect("a number") + 1);

@@ -14,7 +14,8 @@ impl Follower {
     /// Copies `source` to `destination` again and again, as a user of `place`.
     #[must_use]
     pub fn start(place: &Place, source: &str, destination: &str) -> Self {
-        let mut command = place.command(&["replicate", source, destination, "--follow", "--every", "20ms"]);
+        let mut command =
+            place.command(&["replicate", source, destination, "--follow", "--every", "20ms"]);
         Follower(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts"))
     }
 }

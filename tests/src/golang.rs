@@ -1,4 +1,5 @@
-//! Go, for what of the product is written in it. A machine without a Go that is new enough skips these tests.
+//! Go, for what of the product is written in it. A machine without a Go that is new enough skips
+//! these tests.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -14,7 +15,8 @@ pub fn has_go() -> Result<(), String> {
     let asked = Command::new("go").arg("env").arg("GOVERSION").env("GOTOOLCHAIN", "local").output();
     let version = asked.map_err(|error| format!("no go: {error}"))?.stdout;
     let version = String::from_utf8_lossy(&version).trim().to_owned();
-    let minor = version.strip_prefix("go1.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+    let minor =
+        version.strip_prefix("go1.").and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
     match minor {
         Some(minor) if minor >= 23 => Ok(()),
         _ => Err(format!("go is '{version}', older than 1.23")),

@@ -1,4 +1,5 @@
-//! The ends of a link, `sawmill target` and `sawmill attach`, as running processes with their events.
+//! The ends of a link, `sawmill target` and `sawmill attach`, as running processes with their
+//! events.
 //!
 //! Readiness is an end's own event; nothing here guesses by time. An end that is dropped is killed.
 
@@ -67,7 +68,8 @@ impl End {
             }
         });
         let line = format!("{command:?}");
-        let mut end = End { line, child, events, said, listening: Some(listening), ready: Value::Null };
+        let mut end =
+            End { line, child, events, said, listening: Some(listening), ready: Value::Null };
         while end.ready.is_null() {
             match end.next_event() {
                 Some(event) if event["event"] == "ready" => end.ready = event,
@@ -178,7 +180,8 @@ impl Drop for End {
     }
 }
 
-/// Addresses of loopback, of these kinds, at ports that were free a moment ago, with commas between them.
+/// Addresses of loopback, of these kinds, at ports that were free a moment ago, with commas between
+/// them.
 ///
 /// # Panics
 /// When there are none.
@@ -196,8 +199,9 @@ pub fn addresses(kinds: &[&str]) -> String {
             }
         })
         .collect();
-    let address =
-        |(kind, (udp, _)): (&&str, &(UdpSocket, _))| format!("{kind}:{}", udp.local_addr().expect("bound"));
+    let address = |(kind, (udp, _)): (&&str, &(UdpSocket, _))| {
+        format!("{kind}:{}", udp.local_addr().expect("bound"))
+    };
     kinds.iter().zip(&free).map(address).collect::<Vec<_>>().join(",")
 }
 

@@ -1,4 +1,5 @@
-//! A stamped load whose requests must be answered: the load of the crash checker, with a test's demands.
+//! A stamped load whose requests must be answered: the load of the crash checker, with a test's
+//! demands.
 
 use std::ops::{Deref, DerefMut};
 
@@ -25,7 +26,11 @@ impl Load {
     pub fn run(&mut self, clients: &[Client], completions: u64) {
         let tally = self.drive(clients, completions, || ());
         let silent = format!("or no answer came for {} s", PATIENCE.as_secs());
-        assert_eq!((tally.refused, tally.unanswered), (0, 0), "all were to succeed, {silent}: {tally:?}");
+        assert_eq!(
+            (tally.refused, tally.unanswered),
+            (0, 0),
+            "all were to succeed, {silent}: {tally:?}"
+        );
     }
 }
 

@@ -1,4 +1,5 @@
-//! This machine: what it can do, how programs are run on it, and waiting for a condition with a deadline.
+//! This machine: what it can do, how programs are run on it, and waiting for a condition with a
+//! deadline.
 //!
 //! A missing program is a failure, not a skip: the set-up installs it. Only what no set-up can give
 //! (root, FUSE, loop devices) skips a test, with its reason, and is counted.
@@ -21,11 +22,15 @@ pub fn repository() -> PathBuf {
 /// The binary under test: `SAWMILL_BINARY`, else the release build.
 #[must_use]
 pub fn sawmill_binary() -> PathBuf {
-    let built =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| repository().join("target"), PathBuf::from);
-    let path =
-        std::env::var_os("SAWMILL_BINARY").map_or_else(|| built.join("release/sawmill"), PathBuf::from);
-    assert!(path.is_file(), "{} is missing: run `cargo build --release -p sawmill` first", path.display());
+    let built = std::env::var_os("CARGO_TARGET_DIR")
+        .map_or_else(|| repository().join("target"), PathBuf::from);
+    let path = std::env::var_os("SAWMILL_BINARY")
+        .map_or_else(|| built.join("release/sawmill"), PathBuf::from);
+    assert!(
+        path.is_file(),
+        "{} is missing: run `cargo build --release -p sawmill` first",
+        path.display()
+    );
     path
 }
 
@@ -54,7 +59,8 @@ pub fn command(name: &str) -> Command {
 /// # Panics
 /// When the command cannot be started or fails; the text names it and shows what it said.
 pub fn run(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?} did not start: {error}"));
+    let output =
+        command.output().unwrap_or_else(|error| panic!("{command:?} did not start: {error}"));
     assert!(output.status.success(), "{command:?} failed: {}\n{}", output.status, said(&output));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
@@ -75,7 +81,11 @@ pub fn kill_after(mut command: Command, time: Duration) {
 /// What a program said on both of its outputs.
 #[must_use]
 pub fn said(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 pub use sawmill_testkit::wait_for;

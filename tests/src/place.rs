@@ -1,5 +1,5 @@
-//! A place: one pretended machine with its own state folder (journal, cache) and a store, and the commands
-//! a person types there.
+//! A place: one pretended machine with its own state folder (journal, cache) and a store, and the
+//! commands a person types there.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -73,16 +73,21 @@ impl Finished {
             .unwrap_or_else(|error| panic!("`{line}` printed no JSON: {error}\n{text}"))
     }
 
-    /// Demands a refusal with `code`: one line, `sawmill: error: ...`, on standard error that contains each
-    /// of `words`. Only `serve` may log more than that line.
+    /// Demands a refusal with `code`: one line, `sawmill: error: ...`, on standard error that
+    /// contains each of `words`. Only `serve` may log more than that line.
     ///
     /// # Panics
     /// When the command succeeded, ended with another code, or said something else.
     pub fn refused(&self, code: i32, words: &[&str]) {
         let Finished { line, stdout, stderr, .. } = self;
-        assert_eq!(self.code, Some(code), "`{line}` was to be refused with {code}:\n{stdout}{stderr}");
+        assert_eq!(
+            self.code,
+            Some(code),
+            "`{line}` was to be refused with {code}:\n{stdout}{stderr}"
+        );
         let mut errors = stderr.lines().filter(|line| line.starts_with("sawmill: error: "));
-        let error = errors.next().unwrap_or_else(|| panic!("`{line}`: no line says why:\n{stderr}"));
+        let error =
+            errors.next().unwrap_or_else(|| panic!("`{line}`: no line says why:\n{stderr}"));
         assert_eq!(errors.next(), None, "`{line}`: one line was to say why:\n{stderr}");
         assert!(
             line.starts_with("sawmill serve") || stderr.lines().count() == 1,
@@ -125,7 +130,8 @@ impl Place {
         Place { folder, memory, store: store.clone(), store_url }
     }
 
-    /// Another machine with the same store. A folder store lives in the first place: keep that alive.
+    /// Another machine with the same store. A folder store lives in the first place: keep that
+    /// alive.
     #[must_use]
     pub fn neighbour(&self) -> Self {
         let (folder, memory) = folders();

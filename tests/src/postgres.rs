@@ -1,8 +1,9 @@
-//! A PostgreSQL of our own: made in a folder, run there by a user without rights, asked, checked, stopped.
+//! A PostgreSQL of our own: made in a folder, run there by a user without rights, asked, checked,
+//! stopped.
 //!
-//! Invariants: it listens on a Unix socket in a folder of its own and nowhere else; whatever was started is
-//! gone when its owner is dropped. `fsync`, `full_page_writes` and `synchronous_commit` are on, as they are
-//! by default: an answered commit was flushed.
+//! Invariants: it listens on a Unix socket in a folder of its own and nowhere else; whatever was
+//! started is gone when its owner is dropped. `fsync`, `full_page_writes` and `synchronous_commit`
+//! are on, as they are by default: an answered commit was flushed.
 //!
 //! Not here: what lies in the tables; where the folder is (`bridge`).
 
@@ -46,7 +47,8 @@ impl Postgres {
         let _ = run(program("initdb").args(options).arg("--pgdata").arg(data));
     }
 
-    /// Starts a server on a database directory and waits until it takes connections: after any recovery.
+    /// Starts a server on a database directory and waits until it takes connections: after any
+    /// recovery.
     ///
     /// # Panics
     /// When it ends before, or takes too long.
@@ -61,7 +63,8 @@ impl Postgres {
         for setting in SETTINGS {
             command.args(["-c", setting]);
         }
-        let postmaster = command.stdout(Stdio::null()).stderr(log).spawn().expect("PostgreSQL starts");
+        let postmaster =
+            command.stdout(Stdio::null()).stderr(log).spawn().expect("PostgreSQL starts");
         let mut server = Postgres { postmaster, folder };
         wait_for("PostgreSQL takes connections", || {
             let ended = server.postmaster.try_wait().expect("the child can be waited for");
@@ -87,7 +90,10 @@ impl Postgres {
     #[must_use]
     pub fn client(&self, name: &str) -> Command {
         let mut command = program(name);
-        command.env("PGHOST", self.folder.path()).env("PGUSER", "postgres").env("PGDATABASE", "postgres");
+        command
+            .env("PGHOST", self.folder.path())
+            .env("PGUSER", "postgres")
+            .env("PGDATABASE", "postgres");
         command
     }
 
@@ -99,10 +105,13 @@ impl Postgres {
     pub fn query(&self, statements: &str) -> String {
         let options = ["--no-psqlrc", "--quiet", "--tuples-only", "--no-align"];
         let mut psql = self.client("psql");
-        run(psql.args(options).args(["--set", "ON_ERROR_STOP=1", "--command", statements])).trim().to_owned()
+        run(psql.args(options).args(["--set", "ON_ERROR_STOP=1", "--command", statements]))
+            .trim()
+            .to_owned()
     }
 
-    /// Demands that every table and every index is sound, and that each index has every row of its table.
+    /// Demands that every table and every index is sound, and that each index has every row of its
+    /// table.
     ///
     /// # Panics
     /// When one is not.
@@ -116,10 +125,12 @@ impl Postgres {
     /// # Panics
     /// When one is not, or it does not end well.
     pub fn stop(mut self, data: &Path) {
-        let pid = Pid::from_raw(self.postmaster.id().cast_signed()).expect("a process has a positive id");
+        let pid =
+            Pid::from_raw(self.postmaster.id().cast_signed()).expect("a process has a positive id");
         kill_process(pid, Signal::INT).expect("it still runs");
-        let ended =
-            wait_for("PostgreSQL ends", || self.postmaster.try_wait().expect("the child can be waited for"));
+        let ended = wait_for("PostgreSQL ends", || {
+            self.postmaster.try_wait().expect("the child can be waited for")
+        });
         assert!(ended.success(), "PostgreSQL ended with {ended}: {}", self.said());
         let _ = run(program("pg_checksums").arg("--check").arg("--pgdata").arg(data));
     }
@@ -140,14 +151,16 @@ impl Drop for Postgres {
 fn program(name: &str) -> Command {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let versions = versions.filter(|entry| entry.path().join("bin").join(name).is_file());
-    let newest = versions.max_by_key(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok());
+    let newest =
+        versions.max_by_key(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok());
     let folder: PathBuf = newest.expect("no PostgreSQL: run tests/setup/prepare.sh test").path();
     let mut command = Command::new(folder.join("bin").join(name));
     command.current_dir("/").env("LC_ALL", "C").stdin(Stdio::null()).uid(NOBODY).gid(NOBODY);
     command
 }
 
-/// A client that commits the numbers 1, 2, 3 ... one after another, and knows which were acknowledged.
+/// A client that commits the numbers 1, 2, 3 ... one after another, and knows which were
+/// acknowledged.
 pub struct Ledger {
     acknowledged: Arc<AtomicU64>,
     enough: Arc<AtomicBool>,
@@ -160,7 +173,8 @@ impl Ledger {
     pub fn start(postgres: &Postgres, statements: fn(u64) -> String) -> Self {
         let mut psql = postgres.client("psql");
         psql.args(["--no-psqlrc", "--quiet", "--set", "ON_ERROR_STOP=1"]);
-        let mut psql = psql.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("psql starts");
+        let mut psql =
+            psql.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("psql starts");
         let mut orders = psql.stdin.take().expect("a pipe was asked for");
         let answers = BufReader::new(psql.stdout.take().expect("a pipe was asked for"));
         let (acknowledged, enough) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
@@ -174,7 +188,11 @@ impl Ledger {
                 // The line comes back when the commit was answered; after an error, never.
                 let order = format!("begin; {} commit;\n\\echo {number}\n", statements(number));
                 orders.write_all(order.as_bytes()).expect("psql listens");
-                assert_eq!(answers.next(), Some(number.to_string()), "psql commits what it is told to");
+                assert_eq!(
+                    answers.next(),
+                    Some(number.to_string()),
+                    "psql commits what it is told to"
+                );
                 told.store(number, Ordering::SeqCst);
             }
             drop(orders);

@@ -1,7 +1,8 @@
-//! A running `sawmill serve`: started, watched through its events, killed, stopped, frozen, replaced.
+//! A running `sawmill serve`: started, watched through its events, killed, stopped, frozen,
+//! replaced.
 //!
-//! After a hand-off it is the process that took over: the one before it is its own parent no more, and this
-//! process has asked the kernel to inherit such orphans.
+//! After a hand-off it is the process that took over: the one before it is its own parent no more,
+//! and this process has asked the kernel to inherit such orphans.
 //!
 //! Readiness is the server's own event on its standard output; nothing here guesses by time.
 
@@ -12,7 +13,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid,
+};
 use serde_json::Value;
 
 use crate::machine::{self, PATIENCE, wait_for};
@@ -120,8 +123,8 @@ impl<'a> Serve<'a> {
         Ok(server)
     }
 
-    /// A crash in recovery: killed somewhere between the start of the process and its readiness, or just
-    /// after.
+    /// A crash in recovery: killed somewhere between the start of the process and its readiness, or
+    /// just after.
     pub fn die_while_starting(self, dice: &mut Dice) {
         let server = self.launch();
         std::thread::sleep(std::time::Duration::from_micros(dice.below(60_000)));
@@ -232,13 +235,15 @@ impl Server {
             }
         }
         wait_for("the process that handed over ends", || {
-            let ended = waitpid(Some(before), WaitOptions::NOHANG).is_ok_and(|status| status.is_none());
+            let ended =
+                waitpid(Some(before), WaitOptions::NOHANG).is_ok_and(|status| status.is_none());
             (!ended).then_some(())
         });
     }
 
     fn process(&self) -> Pid {
-        self.successor.unwrap_or_else(|| Pid::from_raw(self.child.id().cast_signed()).expect("a process"))
+        self.successor
+            .unwrap_or_else(|| Pid::from_raw(self.child.id().cast_signed()).expect("a process"))
     }
 
     /// The next event, or none when the server has ended.
@@ -248,13 +253,19 @@ impl Server {
     pub fn next_event(&mut self) -> Option<Value> {
         match self.events.recv_timeout(PATIENCE) {
             Ok(line) => {
-                let event: Value = serde_json::from_str(&line)
-                    .unwrap_or_else(|error| panic!("`{}` printed no event: {error}: {line}", self.line));
+                let event: Value = serde_json::from_str(&line).unwrap_or_else(|error| {
+                    panic!("`{}` printed no event: {error}: {line}", self.line)
+                });
                 Some(event)
             }
             Err(RecvTimeoutError::Disconnected) => None,
             Err(RecvTimeoutError::Timeout) => {
-                panic!("`{}` was silent for {} s:\n{}", self.line, PATIENCE.as_secs(), self.stderr())
+                panic!(
+                    "`{}` was silent for {} s:\n{}",
+                    self.line,
+                    PATIENCE.as_secs(),
+                    self.stderr()
+                )
             }
         }
     }
@@ -275,14 +286,16 @@ impl Server {
     #[must_use]
     pub fn uri_of(&self, index: usize) -> String {
         let uri = self.ready[index]["uri"].as_str();
-        uri.unwrap_or_else(|| panic!("a ready event without a URI: {}", self.ready[index])).to_owned()
+        uri.unwrap_or_else(|| panic!("a ready event without a URI: {}", self.ready[index]))
+            .to_owned()
     }
 
     /// A connection to the first volume.
     #[must_use]
     pub fn connect(&self) -> Client {
-        Client::connect(&self.uri(), Style::Structured)
-            .unwrap_or_else(|error| panic!("cannot connect to {}: {error}\n{}", self.uri(), self.stderr()))
+        Client::connect(&self.uri(), Style::Structured).unwrap_or_else(|error| {
+            panic!("cannot connect to {}: {error}\n{}", self.uri(), self.stderr())
+        })
     }
 
     /// The process.
@@ -301,9 +314,11 @@ impl Server {
     pub fn is_running(&mut self) -> bool {
         if self.status.is_none() {
             self.status = match self.successor {
-                None => {
-                    self.child.try_wait().expect("the child can be waited for").map(|status| status.code())
-                }
+                None => self
+                    .child
+                    .try_wait()
+                    .expect("the child can be waited for")
+                    .map(|status| status.code()),
                 Some(pid) => waitpid(Some(pid), WaitOptions::NOHANG)
                     .expect("orphans of ours can be waited for")
                     .map(|(_, status)| status.exit_status()),
@@ -380,7 +395,8 @@ impl Server {
     pub fn resident_bytes(&self) -> u64 {
         let path = format!("/proc/{}/status", self.pid());
         let status = std::fs::read_to_string(&path).expect("the server runs");
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("Linux reports VmRSS");
+        let line =
+            status.lines().find(|line| line.starts_with("VmRSS:")).expect("Linux reports VmRSS");
         let number = line.split_whitespace().nth(1).and_then(|word| word.parse::<u64>().ok());
         number.expect("VmRSS is a number of KiB") * 1024
     }

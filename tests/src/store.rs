@@ -1,7 +1,7 @@
 //! The stores under test: a folder, a MinIO of our own on the loopback, or a server that lies.
 //!
-//! One MinIO serves a whole test program; it and its data go when the program ends, however it ends, because
-//! a small shell watches a pipe that only the program holds open.
+//! One MinIO serves a whole test program; it and its data go when the program ends, however it
+//! ends, because a small shell watches a pipe that only the program holds open.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -72,7 +72,9 @@ impl StoreUnderTest {
                 std::fs::create_dir(folder).expect("a folder for the store");
                 format!("file://{}", folder.display())
             }
-            StoreUnderTest::Minio(_) | StoreUnderTest::Proxied(_) | StoreUnderTest::Dishonest(_) => {
+            StoreUnderTest::Minio(_)
+            | StoreUnderTest::Proxied(_)
+            | StoreUnderTest::Dishonest(_) => {
                 format!("s3://{BUCKET}/yard-{}", COUNT.fetch_add(1, Ordering::Relaxed))
             }
         }
@@ -123,9 +125,10 @@ impl Minio {
         if running.is_some() {
             return;
         }
-        // The shell ends the server when the pipe on its standard input closes, and removes the data
-        // unless the mark is there.
-        let script = r#""$1" server --quiet --address "$2" "$3" >/dev/null 2>&1 </dev/null & server=$!
+        // The shell ends the server when the pipe on its standard input closes, and removes the
+        // data unless the mark is there.
+        let script = r#""$1" server --quiet --address "$2" "$3" \
+                >/dev/null 2>&1 </dev/null & server=$!
             read -r _; kill -9 $server; wait $server 2>/dev/null; [ -e "$3.keep" ] || rm -rf "$3""#;
         let mut child = Command::new("sh")
             .args(["-c", script, "minio"])
@@ -189,8 +192,8 @@ impl Drop for Minio {
     }
 }
 
-/// A loopback address that nobody listens at and that stays ours: the kernel gives it to nobody else, and
-/// whoever is told it may listen there, as often as it likes.
+/// A loopback address that nobody listens at and that stays ours: the kernel gives it to nobody
+/// else, and whoever is told it may listen there, as often as it likes.
 #[derive(Debug)]
 pub struct Reserved {
     address: SocketAddr,

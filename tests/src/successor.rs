@@ -1,7 +1,8 @@
-//! Programs for `sawmill handoff --binary`: one that only pretends to be a server, and one that sets
-//! something up before it becomes the real one.
+//! Programs for `sawmill handoff --binary`: one that only pretends to be a server, and one that
+//! sets something up before it becomes the real one.
 //!
-//! Either may hold still at a point until the test has done what it has to do there: nothing is left to time.
+//! Either may hold still at a point until the test has done what it has to do there: nothing is
+//! left to time.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -19,7 +20,8 @@ hear()
 hear()
 ";
 
-/// A program that runs these lines of Python. It has its socket as `s`, `say(word)` and `hear()`, and
+/// A program that runs these lines of Python. It has its socket as `s`, `say(word)` and `hear()`,
+/// and
 /// `hold(name)`, which waits for the test; see [`reached`].
 #[must_use]
 pub fn impostor(place: &Place, lines: &str) -> PathBuf {
@@ -46,7 +48,8 @@ def hold(name):
     script(place, "impostor", &text)
 }
 
-/// A program that runs these lines of a shell, and then is the real server. `hold NAME` waits for the test.
+/// A program that runs these lines of a shell, and then is the real server. `hold NAME` waits for
+/// the test.
 #[must_use]
 pub fn real_after(place: &Place, lines: &str) -> PathBuf {
     let (folder, real) = (place.path(""), sawmill_binary());
@@ -67,7 +70,8 @@ fn script(place: &Place, name: &str, text: &str) -> PathBuf {
         let end = hold.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(hold.len());
         let pipe = pipe(place, &hold[..end]);
         if !pipe.exists() {
-            mknodat(CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0).expect("room for a pipe");
+            mknodat(CWD, &pipe, FileType::Fifo, Mode::from_raw_mode(0o600), 0)
+                .expect("room for a pipe");
         }
     }
     let path = place.path(name);

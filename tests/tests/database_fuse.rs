@@ -1,8 +1,9 @@
-//! A database on ext4, on a loop device, on FUSE, while its server is killed and started again, and while one
-//! server hands over to the next: PostgreSQL waits, meets no error, and holds every commit it answered.
+//! A database on ext4, on a loop device, on FUSE, while its server is killed and started again, and
+//! while one server hands over to the next: PostgreSQL waits, meets no error, and holds every
+//! commit it answered.
 //!
-//! Not here: what the door does request by request (`crates/frontend/tests/fuse`); databases from the past
-//! (`database`).
+//! Not here: what the door does request by request (`crates/frontend/tests/fuse`); databases from
+//! the past (`database`).
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -46,7 +47,8 @@ impl Disk {
     /// The loop device, as the server says.
     fn node(&self) -> String {
         let doors = self.place.sawmill(&["door", "list", "disk", "--json"]).json();
-        let addresses = doors.as_array().expect("a list").iter().filter_map(|door| door["address"].as_str());
+        let addresses =
+            doors.as_array().expect("a list").iter().filter_map(|door| door["address"].as_str());
         let mut nodes = addresses.filter(|address| address.starts_with("/dev/loop"));
         nodes.next().expect("a loop device").to_owned()
     }
@@ -65,7 +67,8 @@ struct Mounted(TempDir, String);
 impl Mounted {
     fn new(node: &str) -> Self {
         let _ = run(command("mkfs.ext4").args(["-q", "-F", node]));
-        let folder = tempfile::Builder::new().prefix("sawmill-database-").tempdir().expect("a folder");
+        let folder =
+            tempfile::Builder::new().prefix("sawmill-database-").tempdir().expect("a folder");
         let _ = run(command("mount").arg(node).arg(folder.path()));
         Mounted(folder, node.to_owned())
     }
@@ -87,8 +90,8 @@ fn enter(number: u64) -> String {
 }
 
 const LEDGER: &str = "create table ledger (number bigint primary key, body text);";
-const LEDGER_SUMS: &str =
-    "select count(*), max(number), count(*) filter (where body = repeat(md5(number::text), 60)) from ledger";
+const LEDGER_SUMS: &str = "select count(*), max(number), \
+    count(*) filter (where body = repeat(md5(number::text), 60)) from ledger";
 
 /// Runs a database under load through three of `event`, which takes a server and gives the next.
 fn survives(event: impl Fn(&Disk, Server) -> Server) {
@@ -111,7 +114,11 @@ fn survives(event: impl Fn(&Disk, Server) -> Server) {
     ledger.go_on(200);
     bench.stop();
     let last = ledger.stop();
-    assert_eq!(postgres.query(LEDGER_SUMS), format!("{last}|{last}|{last}"), "a commit is lost or torn");
+    assert_eq!(
+        postgres.query(LEDGER_SUMS),
+        format!("{last}|{last}|{last}"),
+        "a commit is lost or torn"
+    );
     postgres.check();
     let said = postgres.said();
     // The clients that were ended at work are no fault of the disk.

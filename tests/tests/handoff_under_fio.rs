@@ -1,5 +1,5 @@
-//! A server replaced again and again under a verifying load, with journal, cache and staging where its user
-//! wants them: each of them is free when the next process opens it.
+//! A server replaced again and again under a verifying load, with journal, cache and staging where
+//! its user wants them: each of them is free when the next process opens it.
 //!
 //! `SAWMILL_HANDOFFS=200` sets how often; `--nocapture` shows how it went.
 
@@ -12,7 +12,8 @@ use sawmill_tests::requires;
 use sawmill_tests::server::Server;
 use sawmill_tests::store;
 
-/// Reads and writes at once, of more than the cache holds: requests to the store are always under way.
+/// Reads and writes at once, of more than the cache holds: requests to the store are always under
+/// way.
 const MIXED: &[&str] = &[
     "--rw=randrw",
     "--rwmixread=70",
@@ -45,7 +46,8 @@ impl Named {
 
     fn serve(&self, more: &[&str]) -> Server {
         let text = |path: PathBuf| path.to_str().expect("UTF-8").to_owned();
-        let (journal, cache) = (text(self.place.path("my.journal")), text(self.place.path("my.cache")));
+        let (journal, cache) =
+            (text(self.place.path("my.journal")), text(self.place.path("my.cache")));
         let memory = text(self.place.memory().to_path_buf());
         let files = ["--journal", &journal, "--cache", &cache, "--staging", &memory];
         self.place.serve("disk").with(&files).with(&["--cache-bytes", "16M"]).with(more).start()
@@ -55,10 +57,18 @@ impl Named {
     fn is_handed_over(&self, server: &mut Server, disk: &[&str]) {
         let fio = |job: &[&str]| {
             let mut fio = command("fio");
-            fio.current_dir(self.place.path("")).args(["--name=load", "--verify=crc32c", "--randrepeat=0"]);
+            fio.current_dir(self.place.path("")).args([
+                "--name=load",
+                "--verify=crc32c",
+                "--randrepeat=0",
+            ]);
             fio.args(["--verify_fatal=1", "--verify_state_save=0"]).args(disk).args(job);
             let output = fio.output().expect("fio starts");
-            assert!(output.status.success(), "{fio:?}: {}", String::from_utf8_lossy(&output.stdout));
+            assert!(
+                output.status.success(),
+                "{fio:?}: {}",
+                String::from_utf8_lossy(&output.stdout)
+            );
         };
         fio(&["--rw=write", "--bs=1M", "--iodepth=4", "--size=128M", "--do_verify=0"]);
         let is_done = AtomicBool::new(false);
@@ -122,8 +132,12 @@ fn named_journal_cache_and_staging_are_free_at_each_hand_off_over_a_loop_device(
     let mountpoint = named.mountpoint.to_str().expect("UTF-8");
     let mut server = named.serve(&["--admin", "127.0.0.1:0", "--fuse", mountpoint, "--loop"]);
     let doors = named.place.sawmill(&["door", "list", "disk", "--json"]).json();
-    let addresses = doors.as_array().expect("a list").iter().filter_map(|door| door["address"].as_str());
-    let node = addresses.into_iter().find(|address| address.starts_with("/dev/loop")).expect("a loop device");
+    let addresses =
+        doors.as_array().expect("a list").iter().filter_map(|door| door["address"].as_str());
+    let node = addresses
+        .into_iter()
+        .find(|address| address.starts_with("/dev/loop"))
+        .expect("a loop device");
     let file = format!("--filename={node}");
     named.is_handed_over(&mut server, &["--ioengine=libaio", "--direct=1", &file]);
     let ended = server.stop();

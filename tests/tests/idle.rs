@@ -1,7 +1,9 @@
-//! A volume that nobody uses costs nothing: no request to the store, and little memory whatever its size.
+//! A volume that nobody uses costs nothing: no request to the store, and little memory whatever its
+//! size.
 //!
 //! While it is in use, and for ten seconds more, a volume looks whether others have taken it over.
-//! `SAWMILL_IDLE_S` (8 by default, past the age at which batches are sealed) is how long it is watched.
+//! `SAWMILL_IDLE_S` (8 by default, past the age at which batches are sealed) is how long it is
+//! watched.
 
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::{Place, field};
@@ -17,17 +19,20 @@ const IN_USE_MS: u64 = 13_000;
 /// Requests of every kind that the server has made to its store, and its age in milliseconds.
 fn requests(server: &Server) -> (u64, u64) {
     let status = server.status();
-    let stores = field(&status, "stores").unwrap_or_else(|| panic!("no word of stores: {status:#}"));
+    let stores =
+        field(&status, "stores").unwrap_or_else(|| panic!("no word of stores: {status:#}"));
     let calls = ["get", "put", "list", "delete"].iter().map(|&call| {
         let call = field(stores, call).and_then(|call| call["requests"].as_u64());
         call.unwrap_or_else(|| panic!("a kind of call is not counted: {stores:#}"))
     });
-    let age = field(&status, "uptime_ms").and_then(Value::as_u64).expect("the server tells its age");
+    let age =
+        field(&status, "uptime_ms").and_then(Value::as_u64).expect("the server tells its age");
     (calls.sum(), age)
 }
 
 fn an_idle_volume_makes_no_request_to_its_store(store: &StoreUnderTest) {
-    let watch_s = std::env::var("SAWMILL_IDLE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(8_u64);
+    let watch_s =
+        std::env::var("SAWMILL_IDLE_S").ok().and_then(|text| text.parse().ok()).unwrap_or(8_u64);
     let place = Place::new(store);
     place.create("disk", "1T", &[]);
     let server = place.serve("disk").with(&["--admin", "127.0.0.1:0"]).start();
@@ -35,7 +40,10 @@ fn an_idle_volume_makes_no_request_to_its_store(store: &StoreUnderTest) {
     // Never-written ranges are zeroes and cost no request either.
     let (at_start, _) = requests(&server);
     assert_eq!(client.read(1 << 39, 65536), Ok(vec![0; 65536]));
-    assert!(requests(&server).0 <= at_start + 1, "reading nothing asked the store for more than one look");
+    assert!(
+        requests(&server).0 <= at_start + 1,
+        "reading nothing asked the store for more than one look"
+    );
     client.write(0, &[1; 4096]).expect("accepted");
     let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     let (_, used) = requests(&server);

@@ -1,4 +1,5 @@
-//! A short piece of the long torture (`make torture MINUTES=60`), and the proof that its judge sees losses.
+//! A short piece of the long torture (`make torture MINUTES=60`), and the proof that its judge sees
+//! losses.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! `sawmill verify-crash` as its user meets it: planted faults and lying servers are found, honest ones and
-//! Sawmill itself are not blamed, and every finding can be had again.
+//! `sawmill verify-crash` as its user meets it: planted faults and lying servers are found, honest
+//! ones and Sawmill itself are not blamed, and every finding can be had again.
 //!
 //! `SAWMILL_CRASH_IMAGES` sets how many images each check looks at.
 
@@ -50,8 +50,12 @@ fn every_planted_fault_is_found_and_health_is_not_blamed() {
 fn honest_servers_of_other_people_are_not_blamed() {
     requires!(can_mount());
     for line in ["nbdkit -f -U {socket} file {backing}", "qemu-nbd -f raw -k {socket} {backing}"] {
-        let report = report(&verify(&place(), &["--device", line, "--images", &images(150)]), false);
-        assert!(report["flushes"].as_u64() > Some(20), "the device passed no flushes on: {report:#}");
+        let report =
+            report(&verify(&place(), &["--device", line, "--images", &images(150)]), false);
+        assert!(
+            report["flushes"].as_u64() > Some(20),
+            "the device passed no flushes on: {report:#}"
+        );
     }
 }
 
@@ -61,7 +65,8 @@ fn a_server_that_ignores_flushes_is_found_and_the_finding_can_be_had_again() {
     let place = place();
     let line = "qemu-nbd --cache=unsafe -f raw -k {socket} {backing}";
     let keep = place.path("kept").display().to_string();
-    let report = report(&verify(&place, &["--device", line, "--images", "60", "--keep", &keep]), true);
+    let report =
+        report(&verify(&place, &["--device", line, "--images", "60", "--keep", &keep]), true);
     let finding = &report["findings"][0];
     let cut = finding["cut"].as_str().expect("a cut");
     assert!(finding["repeat"].as_str().is_some_and(|again| again.contains(cut)), "{finding:#}");
@@ -102,7 +107,8 @@ fn sawmill_survives_with_its_journal_kept_lost_stale_and_elsewhere() {
         // The check of this check: had the journal not been flushed, that would have been found.
         if flush == "logged" {
             forget_flushes(&keep.join("log"));
-            let _ = report(&verify(&place, &[&arguments[..], &["--write-log", &at]].concat()), true);
+            let _ =
+                report(&verify(&place, &[&arguments[..], &["--write-log", &at]].concat()), true);
         }
     }
 }
@@ -136,7 +142,8 @@ fn a_disk_of_somebody_is_overwritten_only_when_that_was_said() {
     let disk = place.path("disk");
     fs::File::create(&disk).and_then(|file| file.set_len(512 << 20)).expect("a sparse file");
     let path = disk.display().to_string();
-    let arguments = ["--target", path.as_str(), "--workload", "ext4", "--files", "20", "--images", "8"];
+    let arguments =
+        ["--target", path.as_str(), "--workload", "ext4", "--files", "20", "--images", "8"];
     let refused = place.sawmill(&[&["verify-crash"], &arguments[..]].concat());
     refused.refused(5, &["--overwrite", &path]);
     let _ = report(&verify(&place, &[&arguments[..], &["--overwrite"]].concat()), false);
@@ -156,7 +163,10 @@ fn a_wrong_request_says_what_is_missing() {
     refused(&["--sawmill", "--check", "e2fsck"], &["e2fsck", "{image}"]);
     let zeroes = place.path("zeroes");
     fs::write(&zeroes, [0; 4096]).expect("a file");
-    refused(&["--write-log", &zeroes.display().to_string(), "--check", "ext4"], &["write log", "magic"]);
+    refused(
+        &["--write-log", &zeroes.display().to_string(), "--check", "ext4"],
+        &["write log", "magic"],
+    );
 }
 
 /// What a check said, and how it ended.
@@ -175,30 +185,36 @@ impl Drop for Unmounted {
     }
 }
 
-/// `verify-crash --crash` on a loop device of a volume: each crash is a kill and another `serve`, with
+/// `verify-crash --crash` on a loop device of a volume: each crash is a kill and another `serve`,
+/// with
 /// `between` done in between.
 fn crashed_on_a_loop_device(more: &[&str], between: impl Fn(&Place)) -> Finished {
     let place = place();
     place.create("disk", "8M", &[]);
     let unmounted = Unmounted(place.path("mount"));
     let mount = unmounted.0.display().to_string();
-    let serve = || place.serve("disk").with(&["--fuse", &mount, "--loop", "--accept-journal-loss"]).start();
+    let serve =
+        || place.serve("disk").with(&["--fuse", &mount, "--loop", "--accept-journal-loss"]).start();
     let mut server = serve();
     let doors = place.sawmill(&["door", "list", "disk", "--json"]).json();
-    let mut addresses = doors.as_array().expect("a list").iter().filter_map(|door| door["address"].as_str());
+    let mut addresses =
+        doors.as_array().expect("a list").iter().filter_map(|door| door["address"].as_str());
     let node = addresses.find(|address| address.starts_with("/dev/loop")).expect("a loop device");
     // The command asks this test to do it, and waits until it is done.
     let (wanted, done) = (place.path("crash.wanted"), place.path("crash.done"));
     let crash = format!(
-        "touch '{0}'; until [ ! -e '{0}' -a -e '{1}' ]; do cd '{2}' || exit; sleep 0.01; done; rm '{1}'",
+        "touch '{0}'; until [ ! -e '{0}' -a -e '{1}' ]; do cd '{2}' || exit; sleep 0.01; done; rm \
+        '{1}'",
         wanted.display(),
         done.display(),
         place.path("").display()
     );
-    let words = ["verify-crash", "--json", "--target", node, "--overwrite", "--trim", "--rule", "prefix"];
+    let words =
+        ["verify-crash", "--json", "--target", node, "--overwrite", "--trim", "--rule", "prefix"];
     let words = [&words[..], &["--crash", &crash], more].concat();
     let mut command = place.command(&words);
-    let mut check = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut check =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut ended = || check.try_wait().expect("it is ours").is_some();
     while !ended() {
         let what = "a crash is wanted, or the check ends";

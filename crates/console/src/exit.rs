@@ -1,7 +1,8 @@
 //! How the process ends: one table of exit codes, and the one error type of the commands.
 //!
-//! Invariants: every failure carries a code of the table and a text of one line; the mapping from the
-//! library's kinds of error has no wildcard, so that a new kind cannot be forgotten. The table is also
+//! Invariants: every failure carries a code of the table and a text of one line; the mapping from
+//! the library's kinds of error has no wildcard, so that a new kind cannot be forgotten. The table
+//! is also
 //! `docs/guide/exit-codes.md` and a part of `sawmill --help`; tests compare them.
 
 use std::fmt;
@@ -56,15 +57,19 @@ pub const TABLE: &[(Exit, &str, &str)] = &[
     (
         Exit::Negative,
         "the answer is no",
-        "`check` found damage, `verify-crash` a state that must not be, `wait` ran out of time, a check of \
-         `doctor` failed, `serve`, `target` or `attach` was stopped before everything was stored; the output \
-         says which",
+        "`check` found damage, `verify-crash` a state that must not be, `wait` ran out of time, a \
+         check of `doctor` failed, `serve`, `target` or `attach` was stopped before everything was \
+         stored; the output says which",
     ),
-    (Exit::Usage, "the command line, or a value in it, is wrong", "fix it; the text names the option"),
+    (
+        Exit::Usage,
+        "the command line, or a value in it, is wrong",
+        "fix it; the text names the option",
+    ),
     (
         Exit::NotFound,
-        "no such volume, snapshot, segment, checkpoint or bucket; a past state that is not kept; a required \
-         program that is not installed",
+        "no such volume, snapshot, segment, checkpoint or bucket; a past state that is not kept; a \
+         required program that is not installed",
         "look at `sawmill list`; install the program that the text names",
     ),
     (
@@ -82,17 +87,27 @@ pub const TABLE: &[(Exit, &str, &str)] = &[
         "another writer has taken the volume over",
         "find the other writer; serve the volume from one place only",
     ),
-    (Exit::Unavailable, "the store, a disk or a target is unreachable at present", "try again later"),
+    (
+        Exit::Unavailable,
+        "the store, a disk or a target is unreachable at present",
+        "try again later",
+    ),
     (
         Exit::Denied,
-        "the store, the system or the other end of a link refuses access, or the bucket does not exist",
+        "the store, the system or the other end of a link refuses access, or the bucket does not \
+        exist",
         "check credentials, permissions, the bucket's name, and the key files of both ends",
     ),
-    (Exit::Corrupt, "bytes failed their checksum or identity", "run `sawmill check`; keep everything"),
+    (
+        Exit::Corrupt,
+        "bytes failed their checksum or identity",
+        "run `sawmill check`; keep everything",
+    ),
     (Exit::Full, "no space is left", "free some space, or choose another place"),
     (
         Exit::InUse,
-        "held by another process: journal, cache, socket; or the volume is served, or attached elsewhere",
+        "held by another process: journal, cache, socket; or the volume is served, or attached \
+        elsewhere",
         "stop that process, or choose another path",
     ),
     (Exit::Internal, "a bug in Sawmill", "report it, with the log"),
@@ -107,7 +122,8 @@ pub fn table_as_help() -> String {
     text
 }
 
-/// A failure of a command: how the process ends, and one line that says what, which, and what to do.
+/// A failure of a command: how the process ends, and one line that says what, which, and what to
+/// do.
 #[derive(Debug)]
 pub struct Failure {
     exit: Exit,
@@ -179,7 +195,9 @@ impl From<Error> for Failure {
             ErrorKind::Exists => Exit::Exists,
             ErrorKind::Refused | ErrorKind::ReadOnly => Exit::Refused,
             ErrorKind::Fenced => Exit::Fenced,
-            ErrorKind::Unavailable | ErrorKind::TimedOut | ErrorKind::Unreachable => Exit::Unavailable,
+            ErrorKind::Unavailable | ErrorKind::TimedOut | ErrorKind::Unreachable => {
+                Exit::Unavailable
+            }
             ErrorKind::Denied => Exit::Denied,
             ErrorKind::InUse => Exit::InUse,
             ErrorKind::Full => Exit::Full,

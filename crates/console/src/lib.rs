@@ -1,5 +1,5 @@
-//! How Sawmill's programs speak to people: [`exit`] codes and one-line errors, [`output`] as tables or JSON,
-//! sizes and durations in [`units`].
+//! How Sawmill's programs speak to people: [`exit`] codes and one-line errors, [`output`] as tables
+//! or JSON, sizes and durations in [`units`].
 //!
 //! ```
 //! use sawmill_console::units::{human_size, parse_size};

@@ -1,7 +1,7 @@
 //! What commands print: tables for people, JSON for programs, one error line.
 //!
-//! Invariants: results go to stdout, everything else to stderr; a reader that goes away (`| head`) ends the
-//! command quietly instead of with a panic.
+//! Invariants: results go to stdout, everything else to stderr; a reader that goes away (`| head`)
+//! ends the command quietly instead of with a panic.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -115,8 +115,9 @@ impl Drop for Progress {
     }
 }
 
-/// Progress of what takes long, on stderr: a bar on a terminal, a plain line now and then elsewhere, nothing
-/// at all in the first second. That it could not be shown is remembered, and told by [`Bar::end`].
+/// Progress of what takes long, on stderr: a bar on a terminal, a plain line now and then
+/// elsewhere, nothing at all in the first second. That it could not be shown is remembered, and
+/// told by [`Bar::end`].
 pub struct Bar {
     what: String,
     terminal: bool,
@@ -138,7 +139,14 @@ impl Bar {
     /// Progress of `what`, `importing disk1` say.
     pub fn new(what: impl Into<String>) -> Self {
         let terminal = io::stderr().is_terminal();
-        Bar { what: what.into(), terminal, began: Instant::now(), shown: None, first: None, unheard: None }
+        Bar {
+            what: what.into(),
+            terminal,
+            began: Instant::now(),
+            shown: None,
+            first: None,
+            unheard: None,
+        }
     }
 
     /// Shows that `done` of `total` bytes are done.
@@ -161,11 +169,14 @@ impl Bar {
         self.unheard = shown.err();
     }
 
-    /// Takes the bar away. Fails if progress could not be shown: nobody may take that for an orderly end.
+    /// Takes the bar away. Fails if progress could not be shown: nobody may take that for an
+    /// orderly end.
     pub fn end(self) -> Result<()> {
         match &self.unheard {
             None => Ok(()),
-            Some(error) => Err(Failure::io("all is done, but its progress could not be told", error)),
+            Some(error) => {
+                Err(Failure::io("all is done, but its progress could not be told", error))
+            }
         }
     }
 }
@@ -186,7 +197,11 @@ fn progress_text(what: &str, first: u64, done: u64, total: u64, took: Duration) 
     let rate = moved as f64 / took.as_secs_f64();
     if moved > 0 && done < total {
         let left = Duration::from_secs(((total - done) as f64 / rate) as u64);
-        text.push_str(&format!(", {} a second, {} left", human_size(rate as u64), human_duration(left)));
+        text.push_str(&format!(
+            ", {} a second, {} left",
+            human_size(rate as u64),
+            human_duration(left)
+        ));
     }
     text
 }
@@ -197,7 +212,8 @@ mod tests {
 
     #[test]
     fn progress_tells_share_rate_and_time_left() {
-        let text = progress_text("importing disk1", 1 << 30, 2 << 30, 4 << 30, Duration::from_secs(8));
+        let text =
+            progress_text("importing disk1", 1 << 30, 2 << 30, 4 << 30, Duration::from_secs(8));
         assert_eq!(text, "importing disk1: 50 %, 2 GiB of 4 GiB, 128 MiB a second, 16.0 s left");
         let text = progress_text("x", 0, 0, 0, Duration::from_secs(2));
         assert_eq!(text, "x: 100 %, 0 B of 0 B");

@@ -1,7 +1,7 @@
 //! Sizes and durations as people write them.
 //!
-//! Invariants: sizes are powers of 1024 whatever the spelling (`G`, `Gi`, `GiB`); nothing is rounded in
-//! silence: what is not a whole number of bytes or milliseconds is refused.
+//! Invariants: sizes are powers of 1024 whatever the spelling (`G`, `Gi`, `GiB`); nothing is
+//! rounded in silence: what is not a whole number of bytes or milliseconds is refused.
 
 use std::time::Duration;
 
@@ -10,7 +10,10 @@ const SIZE_UNITS: [(char, u32); 5] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)
 /// Parses a size in bytes: `4096`, `512M`, `10G`, `1.5T`, `8MiB`.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let wrong = || {
-        format!("'{text}' is not a size; write a number with K, M, G, T or P (of 1024), as in 10G or 512M")
+        format!(
+            "'{text}' is not a size; write a number with K, M, G, T or P (of 1024), as in 10G or \
+            512M"
+        )
     };
     let (number, unit) = split_unit(text);
     let shift = match unit {
@@ -19,14 +22,18 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
             let mut letters = unit.chars();
             let letter = letters.next().ok_or_else(wrong)?.to_ascii_uppercase();
             let rest = letters.as_str();
-            let (_, shift) = SIZE_UNITS.iter().find(|(name, _)| *name == letter).ok_or_else(wrong)?;
+            let (_, shift) =
+                SIZE_UNITS.iter().find(|(name, _)| *name == letter).ok_or_else(wrong)?;
             if rest.eq_ignore_ascii_case("b") {
                 return Err(format!(
                     "'{text}' could mean powers of 1000 or of 1024; write {number}{letter}iB or \
                      {number}{letter} (of 1024), or the number of bytes"
                 ));
             }
-            if !(rest.is_empty() || rest.eq_ignore_ascii_case("i") || rest.eq_ignore_ascii_case("ib")) {
+            if !(rest.is_empty()
+                || rest.eq_ignore_ascii_case("i")
+                || rest.eq_ignore_ascii_case("ib"))
+            {
                 return Err(wrong());
             }
             *shift
@@ -48,8 +55,11 @@ pub fn parse_size_u32(text: &str) -> Result<u32, String> {
 
 /// Parses a duration: `500ms`, `30s`, `5m`, `2h`, `0`.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let wrong =
-        || format!("'{text}' is not a duration; write a number with ms, s, m, h or d, as in 30s or 500ms");
+    let wrong = || {
+        format!(
+            "'{text}' is not a duration; write a number with ms, s, m, h or d, as in 30s or 500ms"
+        )
+    };
     let (number, unit) = split_unit(text);
     let milliseconds: u64 = match unit {
         "ms" => 1,
@@ -86,7 +96,12 @@ fn scale(number: &str, unit: u64) -> Result<u64, Fault> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     let digits_only = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
     let pointless = number.contains('.') && fraction.is_empty();
-    if whole.is_empty() || pointless || !digits_only(whole) || !digits_only(fraction) || fraction.len() > 18 {
+    if whole.is_empty()
+        || pointless
+        || !digits_only(whole)
+        || !digits_only(fraction)
+        || fraction.len() > 18
+    {
         return Err(Fault::Number);
     }
     let base = whole.parse::<u64>().map_err(|_| Fault::TooLarge)?;

@@ -1,4 +1,5 @@
-//! Comfort for callers that may wait: blocking reads, writes and flushes on any device. Not for front doors.
+//! Comfort for callers that may wait: blocking reads, writes and flushes on any device. Not for
+//! front doors.
 
 use std::sync::mpsc::sync_channel;
 
@@ -16,26 +17,29 @@ pub trait BlockDeviceExt: BlockDevice {
         bytes: Vec<u8>,
     ) -> Result<(Reply, Vec<u8>)> {
         let (tell, hear) = sync_channel(1);
-        let mut request = Request::with_bytes(operation, address, flags, bytes, move |outcome, bytes| {
-            // The waiter is gone only if its thread died; then nobody is left to tell.
-            let _ = tell.send((outcome, bytes));
-        });
+        let mut request =
+            Request::with_bytes(operation, address, flags, bytes, move |outcome, bytes| {
+                // The waiter is gone only if its thread died; then nobody is left to tell.
+                let _ = tell.send((outcome, bytes));
+            });
         request.length = length;
         self.submit(request);
-        let (outcome, bytes) = hear
-            .recv()
-            .map_err(|_| Error::new(ErrorKind::Internal, "the device dropped a request without an answer"))?;
+        let (outcome, bytes) = hear.recv().map_err(|_| {
+            Error::new(ErrorKind::Internal, "the device dropped a request without an answer")
+        })?;
         outcome.map(|reply| (reply, bytes))
     }
 
     /// Reads `length` bytes at `address`.
     fn read_at(&self, address: u64, length: usize) -> Result<Vec<u8>> {
-        self.call(Operation::Read, address, length as u64, Flags::default(), vec![0; length]).map(|(_, b)| b)
+        self.call(Operation::Read, address, length as u64, Flags::default(), vec![0; length])
+            .map(|(_, b)| b)
     }
 
     /// Writes `bytes` at `address`.
     fn write_at(&self, address: u64, bytes: &[u8]) -> Result<()> {
-        self.call(Operation::Write, address, bytes.len() as u64, Flags::default(), bytes.to_vec()).map(drop)
+        self.call(Operation::Write, address, bytes.len() as u64, Flags::default(), bytes.to_vec())
+            .map(drop)
     }
 
     /// Flushes.
@@ -57,9 +61,10 @@ pub trait BlockDeviceExt: BlockDevice {
     fn allocation(&self, address: u64, length: u64) -> Result<Vec<Allocation>> {
         match self.call(Operation::Allocation, address, length, Flags::default(), Vec::new())?.0 {
             Reply::Allocation(runs) => Ok(runs),
-            Reply::Done => {
-                Err(Error::new(ErrorKind::Internal, "the device answered an allocation query without runs"))
-            }
+            Reply::Done => Err(Error::new(
+                ErrorKind::Internal,
+                "the device answered an allocation query without runs",
+            )),
         }
     }
 }

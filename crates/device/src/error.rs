@@ -1,4 +1,5 @@
-//! One error type for the waist. Its kind tells the reader what to do; its text says what and which.
+//! One error type for the waist. Its kind tells the reader what to do; its text says what and
+//! which.
 //!
 //! Invariant: kinds map to errno in one table ([`ErrorKind::errno`]), matched without a wildcard.
 
@@ -47,20 +48,20 @@ impl ErrorKind {
     pub const fn errno(self) -> i32 {
         match self {
             ErrorKind::Invalid => 22,     // EINVAL
-            ErrorKind::ReadOnly => 1,     // EPERM: what NBD prescribes for writes to a read-only export
-            ErrorKind::NotFound => 2,     // ENOENT
-            ErrorKind::Exists => 17,      // EEXIST
-            ErrorKind::Refused => 5,      // EIO
-            ErrorKind::Fenced => 108,     // ESHUTDOWN
-            ErrorKind::Unavailable => 5,  // EIO
-            ErrorKind::Denied => 13,      // EACCES
-            ErrorKind::InUse => 16,       // EBUSY
-            ErrorKind::Full => 28,        // ENOSPC
-            ErrorKind::Corrupt => 5,      // EIO
-            ErrorKind::Closed => 108,     // ESHUTDOWN
-            ErrorKind::TimedOut => 110,   // ETIMEDOUT
+            ErrorKind::ReadOnly => 1, // EPERM: what NBD prescribes for writes to a read-only export
+            ErrorKind::NotFound => 2, // ENOENT
+            ErrorKind::Exists => 17,  // EEXIST
+            ErrorKind::Refused => 5,  // EIO
+            ErrorKind::Fenced => 108, // ESHUTDOWN
+            ErrorKind::Unavailable => 5, // EIO
+            ErrorKind::Denied => 13,  // EACCES
+            ErrorKind::InUse => 16,   // EBUSY
+            ErrorKind::Full => 28,    // ENOSPC
+            ErrorKind::Corrupt => 5,  // EIO
+            ErrorKind::Closed => 108, // ESHUTDOWN
+            ErrorKind::TimedOut => 110, // ETIMEDOUT
             ErrorKind::Unreachable => 67, // ENOLINK
-            ErrorKind::Internal => 5,     // EIO
+            ErrorKind::Internal => 5, // EIO
         }
     }
 }
@@ -68,8 +69,9 @@ impl ErrorKind {
 /// What lies below an error: of the system, or of a library.
 type Source = Arc<dyn std::error::Error + Send + Sync>;
 
-/// A failure: its kind, and one line that says what happened, to what, and what to do. The line also says the
-/// cause in words; [`source`](std::error::Error::source) has it as it was, where it was an error itself.
+/// A failure: its kind, and one line that says what happened, to what, and what to do. The line
+/// also says the cause in words; [`source`](std::error::Error::source) has it as it was, where it
+/// was an error itself.
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -127,7 +129,10 @@ mod tests {
     fn an_error_keeps_its_cause_and_says_it_in_its_line() {
         let full = std::io::Error::from_raw_os_error(28);
         let error = Error::caused(ErrorKind::Full, "cannot write /srv/journal", full).clone();
-        assert_eq!(error.to_string(), "cannot write /srv/journal: No space left on device (os error 28)");
+        assert_eq!(
+            error.to_string(),
+            "cannot write /srv/journal: No space left on device (os error 28)"
+        );
         let cause = error.source().and_then(|source| source.downcast_ref::<std::io::Error>());
         assert_eq!(cause.and_then(std::io::Error::raw_os_error), Some(28));
         assert!(Error::new(ErrorKind::Full, "full").source().is_none());

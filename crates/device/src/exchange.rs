@@ -1,20 +1,23 @@
 //! The far side of a request, and the two kinds that most callers and layers need.
 //!
-//! Not here: far sides whose bytes lie elsewhere (in a socket's buffer, in a guest's memory); who has those
-//! implements [`Exchange`].
+//! Not here: far sides whose bytes lie elsewhere (in a socket's buffer, in a guest's memory); who
+//! has those implements [`Exchange`].
 
 use crate::Outcome;
 
-/// The far side of a request, owned by it: source of a write's bytes, place for a read's bytes, and listener.
+/// The far side of a request, owned by it: source of a write's bytes, place for a read's bytes, and
+/// listener.
 ///
-/// `fill` and `buffer` are called by the device at the moment that suits it, so that a payload moves once.
-/// None of the methods may block: the bytes of a write are in memory before the request is made.
+/// `fill` and `buffer` are called by the device at the moment that suits it, so that a payload
+/// moves once. None of the methods may block: the bytes of a write are in memory before the request
+/// is made.
 pub trait Exchange: Send {
     /// Copies the payload bytes `[offset, offset + into.len())` of a write into `into`.
     /// May be called several times, for any part.
     fn fill(&mut self, offset: u64, into: &mut [u8]);
 
-    /// The place for a read's bytes: exactly the length of the request. Not called for other operations.
+    /// The place for a read's bytes: exactly the length of the request. Not called for other
+    /// operations.
     fn buffer(&mut self) -> &mut [u8];
 
     /// Hears the outcome, exactly once.

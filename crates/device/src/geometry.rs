@@ -3,7 +3,8 @@
 /// Which optional operations a device carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operations {
-    /// Discard: the range reads as zeroes afterwards, or keeps its bytes; the device says which by doing it.
+    /// Discard: the range reads as zeroes afterwards, or keeps its bytes; the device says which by
+    /// doing it.
     pub discard: bool,
     /// Write-zeroes without a payload.
     pub write_zeroes: bool,
@@ -16,11 +17,13 @@ pub struct Operations {
 pub struct Geometry {
     /// The size of the device.
     pub size_bytes: u64,
-    /// The logical block a front door with sectors shows: 512 or 4096. Requests need not be aligned to it.
+    /// The logical block a front door with sectors shows: 512 or 4096. Requests need not be aligned
+    /// to it.
     pub block_bytes: u32,
     /// The request size the device likes best.
     pub preferred_bytes: u32,
-    /// The longest read or write in one request; discard and write-zeroes may be as long as the device.
+    /// The longest read or write in one request; discard and write-zeroes may be as long as the
+    /// device.
     pub request_bytes_max: u32,
     /// No write, discard or write-zeroes is accepted.
     pub read_only: bool,

@@ -1,7 +1,8 @@
-//! A sparse device in memory: the reference implementation of the contract, and a fast disk for tests.
+//! A sparse device in memory: the reference implementation of the contract, and a fast disk for
+//! tests.
 //!
-//! Invariants: a page that is absent reads as zeroes; no lock is held while an outcome is told, so whoever
-//! hears it may submit at once. Not here: durability. A flush has nothing to do.
+//! Invariants: a page that is absent reads as zeroes; no lock is held while an outcome is told, so
+//! whoever hears it may submit at once. Not here: durability. A flush has nothing to do.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -9,12 +10,15 @@ use std::ops::Range;
 use parking_lot::RwLock;
 
 use crate::{
-    Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Reply, Request, Result,
+    Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Reply, Request,
+    Result,
 };
 
-/// The unit of sparseness. Small enough for scattered writes, large enough that look-ups do not show.
+/// The unit of sparseness. Small enough for scattered writes, large enough that look-ups do not
+/// show.
 const PAGE_BYTES: u64 = 16 << 10;
-/// Neighbouring pages lie in different shards, so that writers to one region do not queue on one lock.
+/// Neighbouring pages lie in different shards, so that writers to one region do not queue on one
+/// lock.
 const SHARDS: u64 = 64;
 
 type Page = Box<[u8]>;
@@ -51,7 +55,11 @@ fn piece(page: u64, address: u64, end: u64) -> Piece {
     let start = address.max(first);
     // Subtract before adding, so that the last page of the largest device does not overflow.
     let stop = if end - first < PAGE_BYTES { end } else { first + PAGE_BYTES };
-    Piece { page, inside: (start - first) as usize..(stop - first) as usize, offset: start - address }
+    Piece {
+        page,
+        inside: (start - first) as usize..(stop - first) as usize,
+        offset: start - address,
+    }
 }
 
 /// The pages that `[address, end)` touches. The range is not empty.
@@ -75,7 +83,8 @@ impl MemoryDevice {
         MemoryDevice { geometry, shards: (0..SHARDS).map(|_| RwLock::default()).collect() }
     }
 
-    /// A device of zeroes that shows and enforces these facts: for tests of what a front door makes of them.
+    /// A device of zeroes that shows and enforces these facts: for tests of what a front door makes
+    /// of them.
     #[must_use]
     pub fn with_geometry(geometry: Geometry) -> Self {
         MemoryDevice { geometry, ..MemoryDevice::new(geometry.size_bytes) }
@@ -112,7 +121,8 @@ impl MemoryDevice {
         let (address, end) = (request.address, request.address + request.length);
         for piece in pages(address, end).map(|page| piece(page, address, end)) {
             let mut shard = self.shard(piece.page).write();
-            let page = shard.entry(piece.page).or_insert_with(|| vec![0; PAGE_BYTES as usize].into());
+            let page =
+                shard.entry(piece.page).or_insert_with(|| vec![0; PAGE_BYTES as usize].into());
             request.fill(piece.offset, &mut page[piece.inside]);
         }
         Ok(Reply::Done)
@@ -148,8 +158,8 @@ impl MemoryDevice {
         Ok(Reply::Allocation(runs))
     }
 
-    /// The pages of the range that exist, in order. Takes time by the smaller of range and content, so a
-    /// discard of a whole huge device is quick.
+    /// The pages of the range that exist, in order. Takes time by the smaller of range and content,
+    /// so a discard of a whole huge device is quick.
     fn resident(&self, address: u64, end: u64) -> Vec<u64> {
         let range = pages(address, end);
         if range.end - range.start <= SHARDS {
@@ -213,7 +223,13 @@ mod tests {
         let run = |pages, data| Allocation { length: pages * PAGE_BYTES, data };
         let runs = device.allocation(0, 100 * PAGE_BYTES).expect("in range");
         assert_eq!(runs, [run(5, false), run(2, true), run(93, false)]);
-        assert_eq!(device.allocation(5 * PAGE_BYTES, 2 * PAGE_BYTES).expect("in range"), [run(2, true)]);
-        assert_eq!(device.allocation(9 * PAGE_BYTES, PAGE_BYTES).expect("in range"), [run(1, false)]);
+        assert_eq!(
+            device.allocation(5 * PAGE_BYTES, 2 * PAGE_BYTES).expect("in range"),
+            [run(2, true)]
+        );
+        assert_eq!(
+            device.allocation(9 * PAGE_BYTES, PAGE_BYTES).expect("in range"),
+            [run(1, false)]
+        );
     }
 }

@@ -1,7 +1,8 @@
-//! A device that keeps nothing: reads give zeroes, writes vanish. For measuring everything around a device.
+//! A device that keeps nothing: reads give zeroes, writes vanish. For measuring everything around a
+//! device.
 //!
-//! It fills the buffer of a read and takes the payload of no write; for written bytes it breaks D3 on
-//! purpose.
+//! It fills the buffer of a read and takes the payload of no write; for written bytes it breaks D3
+//! on purpose.
 
 use crate::{Allocation, BlockDevice, Geometry, Operation, Operations, Reply, Request};
 

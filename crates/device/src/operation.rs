@@ -1,5 +1,5 @@
-//! What can be asked of a device, and what it is answered with. Not here: the request that carries it
-//! ([`Request`](crate::Request)).
+//! What can be asked of a device, and what it is answered with. Not here: the request that carries
+//! it ([`Request`](crate::Request)).
 
 use crate::Result;
 

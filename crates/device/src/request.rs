@@ -1,7 +1,7 @@
 //! A request: what is asked, where the bytes come from or go to, and who hears the outcome.
 //!
-//! Invariant: every request is answered exactly once. A request that is dropped unanswered answers itself
-//! with an error, so no layer can lose one.
+//! Invariant: every request is answered exactly once. A request that is dropped unanswered answers
+//! itself with an error, so no layer can lose one.
 
 use crate::exchange::{Between, Owned};
 use crate::{Error, ErrorKind, Exchange, Flags, Geometry, Operation, Outcome, Reply, Result};
@@ -32,8 +32,8 @@ impl Request {
         Request { operation, address, length, flags, exchange: Some(exchange) }
     }
 
-    /// A read or write of `[address, address + bytes.len())`: of these bytes, or into them. `hear` gets them
-    /// back with the outcome.
+    /// A read or write of `[address, address + bytes.len())`: of these bytes, or into them. `hear`
+    /// gets them back with the outcome.
     #[must_use]
     pub fn with_bytes(
         operation: Operation,
@@ -59,7 +59,8 @@ impl Request {
         Request::new(operation, address, length, flags, Box::new(Owned { bytes: Vec::new(), hear }))
     }
 
-    /// The same request; `hear` gets the outcome before who asked, and passes one on to `asker.complete`.
+    /// The same request; `hear` gets the outcome before who asked, and passes one on to
+    /// `asker.complete`.
     #[must_use]
     pub fn then(self, hear: impl FnOnce(Outcome, Box<dyn Exchange>) + Send + 'static) -> Self {
         self.wrap(|asker| Box::new(Between { asker, hear }))
@@ -141,8 +142,10 @@ impl Request {
                 self.operation, self.length, geometry.request_bytes_max
             ));
         }
-        let changes =
-            matches!(self.operation, Operation::Write | Operation::Discard | Operation::WriteZeroes);
+        let changes = matches!(
+            self.operation,
+            Operation::Write | Operation::Discard | Operation::WriteZeroes
+        );
         if changes && geometry.read_only {
             return Err(Error::new(
                 ErrorKind::ReadOnly,

@@ -1,5 +1,5 @@
-//! The layer that gives any byte range on whole blocks: the contract, and what a read-modify-write could
-//! lose.
+//! The layer that gives any byte range on whole blocks: the contract, and what a read-modify-write
+//! could lose.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, channel};
@@ -8,8 +8,8 @@ use std::thread;
 
 use sawmill_device::layer::{Align, Decision, Fault};
 use sawmill_device::{
-    BlockDevice, BlockDeviceExt, Error, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Outcome,
-    Request, conformance,
+    BlockDevice, BlockDeviceExt, Error, ErrorKind, Flags, Geometry, MemoryDevice, Operation,
+    Outcome, Request, conformance,
 };
 
 const SIZE_BYTES: u64 = 16 << 20;
@@ -93,10 +93,21 @@ impl BlockDevice for Blocks {
     }
 }
 
-fn submit(device: &dyn BlockDevice, operation: Operation, address: u64, bytes: &[u8]) -> Receiver<Outcome> {
+fn submit(
+    device: &dyn BlockDevice,
+    operation: Operation,
+    address: u64,
+    bytes: &[u8],
+) -> Receiver<Outcome> {
     let (tell, hear) = channel();
     let hear_it = move |outcome, _| drop(tell.send(outcome));
-    device.submit(Request::with_bytes(operation, address, Flags::default(), bytes.to_vec(), hear_it));
+    device.submit(Request::with_bytes(
+        operation,
+        address,
+        Flags::default(),
+        bytes.to_vec(),
+        hear_it,
+    ));
     hear
 }
 
@@ -108,7 +119,8 @@ fn write(device: &dyn BlockDevice, address: u64, bytes: &[u8]) -> Receiver<Outco
 type Held<F> = Align<Fault<Blocks, F>>;
 
 fn held() -> Held<impl Fn(&Request) -> Decision + Send + Sync> {
-    Align::new(Fault::new(Blocks::new(512, 1 << 20), |_: &Request| Decision::Hold), 512).expect("sound")
+    Align::new(Fault::new(Blocks::new(512, 1 << 20), |_: &Request| Decision::Hold), 512)
+        .expect("sound")
 }
 
 /// What the device inside has been asked and not done: operations and addresses.
@@ -116,7 +128,10 @@ fn let_go<F: Fn(&Request) -> Decision + Send + Sync + 'static>(
     device: &Held<F>,
 ) -> Vec<(Operation, u64, u64)> {
     let requests = device.inner().take_held();
-    let seen = requests.iter().map(|request| (request.operation, request.address, request.length)).collect();
+    let seen = requests
+        .iter()
+        .map(|request| (request.operation, request.address, request.length))
+        .collect();
     requests.into_iter().for_each(|request| device.inner().inner().submit(request));
     seen
 }
@@ -128,10 +143,12 @@ fn done(outcome: &Receiver<Outcome>) {
 #[test]
 fn the_contract_is_kept_over_whole_blocks() {
     for unit in [512, 4096] {
-        let align = |blocks| -> Arc<dyn BlockDevice> { Arc::new(Align::new(blocks, unit).expect("sound")) };
+        let align =
+            |blocks| -> Arc<dyn BlockDevice> { Arc::new(Align::new(blocks, unit).expect("sound")) };
         conformance::all(&|| align(Blocks::new(unit.into(), 1 << 20)));
         conformance::all(&|| align(Blocks::late(unit.into(), 1 << 20, 7)));
-        // Limits that long requests meet, so that they fall into pieces; one is no multiple of the unit.
+        // Limits that long requests meet, so that they fall into pieces; one is no multiple of the
+        // unit.
         conformance::all(&|| align(Blocks::late(unit.into(), 8 << 10, 8)));
         conformance::all(&|| align(Blocks::late(unit.into(), (64 << 10) + 17, 9)));
     }
@@ -177,7 +194,11 @@ fn a_whole_block_written_beside_a_part_of_it_is_not_lost() {
         done(&before);
         let part = write(&device, 10, b"part");
         let whole = submit(&device, change, 0, &[7; 512]);
-        assert_eq!(let_go(&device), [(Operation::Read, 0, 512)], "the whole block waits: {change:?}");
+        assert_eq!(
+            let_go(&device),
+            [(Operation::Read, 0, 512)],
+            "the whole block waits: {change:?}"
+        );
         assert_eq!(let_go(&device), [(Operation::Write, 0, 512)]);
         done(&part);
         assert_eq!(let_go(&device), [(change, 0, 512)]);
@@ -235,8 +256,11 @@ fn zeroes_move_only_the_edges_and_a_discard_none() {
     done(&before);
     let zeroes = submit(&device, Operation::WriteZeroes, 100, &[0; 3000]);
     assert_eq!(let_go(&device), [(Operation::Read, 0, 512), (Operation::Read, 3072, 512)]);
-    let parts =
-        [(Operation::Write, 0, 512), (Operation::WriteZeroes, 512, 2560), (Operation::Write, 3072, 512)];
+    let parts = [
+        (Operation::Write, 0, 512),
+        (Operation::WriteZeroes, 512, 2560),
+        (Operation::Write, 3072, 512),
+    ];
     assert_eq!(let_go(&device), parts);
     done(&zeroes);
     let mut wanted = [9; 4096];
@@ -307,13 +331,15 @@ fn a_long_line_of_waiters_needs_no_deep_stack() {
 #[test]
 fn what_waits_is_answered_when_the_layer_goes() {
     let device = held();
-    let outcomes = [write(&device, 0, &[1; 512]), write(&device, 7, b"x"), write(&device, 0, &[1; 512])];
+    let outcomes =
+        [write(&device, 0, &[1; 512]), write(&device, 7, b"x"), write(&device, 0, &[1; 512])];
     drop(device);
     assert!(outcomes.iter().all(|outcome| matches!(outcome.try_recv(), Ok(Err(_)))));
 }
 
-/// The story: a read-modify-write puts back what it read. A whole block that came in between would be undone,
-/// and so would a neighbour's bytes. All writes of a round are under way at the same time.
+/// The story: a read-modify-write puts back what it read. A whole block that came in between would
+/// be undone, and so would a neighbour's bytes. All writes of a round are under way at the same
+/// time.
 #[test]
 fn nothing_is_undone_under_random_writes_of_wholes_and_parts() {
     const BLOCKS: u64 = 8;
@@ -326,7 +352,8 @@ fn nothing_is_undone_under_random_writes_of_wholes_and_parts() {
     let mut known = vec![0_u8; (BLOCKS * 512) as usize];
     for round in 0..1500_u32 {
         let (whole_value, part_value) = ((round * 2 % 250 + 1) as u8, (round * 2 % 250 + 2) as u8);
-        let mut allowed: Vec<[Option<u8>; 2]> = known.iter().map(|byte| [Some(*byte), None]).collect();
+        let mut allowed: Vec<[Option<u8>; 2]> =
+            known.iter().map(|byte| [Some(*byte), None]).collect();
         let mut outcomes = Vec::new();
         let wholes = below(4);
         for _ in 0..6 {
@@ -342,7 +369,8 @@ fn nothing_is_undone_under_random_writes_of_wholes_and_parts() {
             outcomes.push(write(&device, address, &vec![value; length as usize]));
             for byte in &mut allowed[address as usize..(address + length) as usize] {
                 // What was there before is gone in every order; of this round's, either may stay.
-                let other = byte[0].filter(|byte| [whole_value, part_value].contains(byte) && *byte != value);
+                let other = byte[0]
+                    .filter(|byte| [whole_value, part_value].contains(byte) && *byte != value);
                 *byte = [Some(value), other.or(byte[1].filter(|byte| *byte != value))];
             }
         }
@@ -350,7 +378,8 @@ fn nothing_is_undone_under_random_writes_of_wholes_and_parts() {
             outcome.recv().expect("answered").expect("in range");
         }
         known = device.read_at(0, known.len()).expect("in range");
-        let wrong = known.iter().zip(&allowed).position(|(byte, allowed)| !allowed.contains(&Some(*byte)));
+        let wrong =
+            known.iter().zip(&allowed).position(|(byte, allowed)| !allowed.contains(&Some(*byte)));
         assert_eq!(wrong, None, "round {round}: a byte that no write of the round left there");
     }
 }

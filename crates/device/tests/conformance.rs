@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use sawmill_device::layer::{Decision, Fault, Gate, Meter, ReadOnly};
-use sawmill_device::{BlockDevice, Geometry, MemoryDevice, NullDevice, Operations, Request, conformance};
+use sawmill_device::{
+    BlockDevice, Geometry, MemoryDevice, NullDevice, Operations, Request, conformance,
+};
 
 const SIZE_BYTES: u64 = 64 << 20;
 
@@ -49,7 +51,9 @@ fn a_read_only_layer_keeps_the_contract_of_a_read_only_device() {
 
 #[test]
 fn a_fault_layer_without_faults_keeps_the_contract() {
-    conformance::all(&|| Arc::new(Fault::new(MemoryDevice::new(SIZE_BYTES), |_: &Request| Decision::Pass)));
+    conformance::all(&|| {
+        Arc::new(Fault::new(MemoryDevice::new(SIZE_BYTES), |_: &Request| Decision::Pass))
+    });
 }
 
 #[test]
@@ -60,7 +64,9 @@ fn a_meter_keeps_the_contract() {
 #[test]
 fn a_gate_keeps_the_contract() {
     conformance::all(&|| Arc::new(Gate::new(Arc::new(MemoryDevice::new(SIZE_BYTES)))));
-    conformance::read_only(&|| Arc::new(Gate::new(Arc::new(ReadOnly::new(MemoryDevice::new(SIZE_BYTES))))));
+    conformance::read_only(&|| {
+        Arc::new(Gate::new(Arc::new(ReadOnly::new(MemoryDevice::new(SIZE_BYTES)))))
+    });
 }
 
 #[test]
@@ -80,7 +86,7 @@ fn a_device_that_forgets_is_found_out() {
 #[test]
 #[should_panic(expected = "D5")]
 fn a_device_that_forgets_neighbours_is_found_out() {
-    conformance::d5_any_range_is_accepted_and_its_neighbours_keep_their_bytes(Arc::new(NullDevice::new(
-        SIZE_BYTES,
-    )));
+    conformance::d5_any_range_is_accepted_and_its_neighbours_keep_their_bytes(Arc::new(
+        NullDevice::new(SIZE_BYTES),
+    ));
 }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use sawmill_device::layer::{Decision, Fault, Gate, ReadOnly};
 use sawmill_device::{
-    BlockDevice, BlockDeviceExt, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Operations, Outcome,
-    Request,
+    BlockDevice, BlockDeviceExt, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Operations,
+    Outcome, Request,
 };
 
 const SIZE: u64 = 16 << 20;
@@ -33,7 +33,13 @@ fn write(device: &dyn BlockDevice, number: u8, tell: &Sender<(u8, bool)>) {
     let hear = move |outcome: Outcome, _| {
         let _ = tell.send((number, outcome.is_ok()));
     };
-    device.submit(Request::with_bytes(Operation::Write, 0, Flags::default(), vec![number; 4096], hear));
+    device.submit(Request::with_bytes(
+        Operation::Write,
+        0,
+        Flags::default(),
+        vec![number; 4096],
+        hear,
+    ));
 }
 
 #[test]
@@ -142,7 +148,10 @@ fn a_device_that_doors_cannot_live_with_is_refused() {
     };
     let cases = [
         (Geometry { size_bytes: SIZE - 1, ..full }, "size in bytes is 16777215 and was 16777216"),
-        (Geometry { block_bytes: if full.block_bytes == 512 { 4096 } else { 512 }, ..full }, "blocks"),
+        (
+            Geometry { block_bytes: if full.block_bytes == 512 { 4096 } else { 512 }, ..full },
+            "blocks",
+        ),
         (Geometry { request_bytes_max: 1 << 20, ..full }, "longest request"),
         (Geometry { shared_cache: false, ..full }, "cache"),
         (without(|operations| operations.discard = false), "discard"),

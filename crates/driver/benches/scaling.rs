@@ -1,7 +1,8 @@
-//! How fast a null driver can be asked: the real host, the real protocol, a load in the same process instead
-//! of a kernel's block layer. `scaling MODE OPERATION BYTES QUEUES SECONDS TIED MEMORY` prints one JSON
-//! object; `bench/scaling.py` runs it on one core and on more, and draws. The mode `copy` is a device that
-//! copies the bytes on the asker's thread and is done: what the load and these cores can do at most.
+//! How fast a null driver can be asked: the real host, the real protocol, a load in the same
+//! process instead of a kernel's block layer. `scaling MODE OPERATION BYTES QUEUES SECONDS TIED
+//! MEMORY` prints one JSON object; `bench/scaling.py` runs it on one core and on more, and draws.
+//! The mode `copy` is a device that copies the bytes on the asker's thread and is done: what the
+//! load and these cores can do at most.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -108,13 +109,21 @@ impl Loader {
 }
 
 /// Asks until the time is over; how many were answered.
-fn load(device: &dyn BlockDevice, operation: Operation, bytes: u64, seed: u64, until: Instant) -> (u64, u64) {
+fn load(
+    device: &dyn BlockDevice,
+    operation: Operation,
+    bytes: u64,
+    seed: u64,
+    until: Instant,
+) -> (u64, u64) {
     let (done, failed, waits) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
     let loader = Arc::new(Loader { done, failed, waits, thread: thread::current() });
     let (mut asked, mut dice) = (0, seed);
     while Instant::now() < until {
         for _ in 0..16 {
-            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            dice = dice
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             let address = (dice >> 20) % (SIZE_BYTES / bytes) * bytes;
             let heard = Arc::clone(&loader);
             let hear = move |outcome, _| heard.answered(&outcome);
@@ -144,7 +153,8 @@ fn main() {
         // As a test of the workspace it has nothing to say.
         return println!("usage: scaling plain|batch read|write BYTES QUEUES SECONDS TIED MEMORY");
     };
-    let (bytes, queues): (u64, usize) = (bytes.parse().expect("bytes"), queues.parse().expect("queues"));
+    let (bytes, queues): (u64, usize) =
+        (bytes.parse().expect("bytes"), queues.parse().expect("queues"));
     let seconds = Duration::from_secs_f64(seconds.parse().expect("seconds"));
     let operation = if operation == "read" { Operation::Read } else { Operation::Write };
     if mode == "copy" {
@@ -155,9 +165,13 @@ fn main() {
     let path = folder.path().join("sock");
     let (tell, hear) = mpsc::channel();
     let tell = Box::new(move |event| drop(tell.send(event)));
-    let given = Facts::default().with("mode", mode).with("hw_queues", queues).with("blocksize", 4096);
+    let given =
+        Facts::default().with("mode", mode).with("hw_queues", queues).with("blocksize", 4096);
     let chunk = (memory.parse::<u64>().expect("bytes") / 8).min(2 << 20);
-    let given = given.with("tie_queues", tied).with("write_shm_size", memory).with("write_chunk_size", chunk);
+    let given = given
+        .with("tie_queues", tied)
+        .with("write_shm_size", memory)
+        .with("write_chunk_size", chunk);
     let host = Host::start("null", &path, given, tell).expect("a host");
     let options = Options::sized(SIZE_BYTES).socket(&path);
     let is_batch = mode == "batch";
@@ -191,7 +205,8 @@ fn measure(
         })
         .collect();
     let counts = loaders.into_iter().map(|loader| loader.join().expect("no panic"));
-    let (done, failed) = counts.fold((0, 0), |(done, failed), (more, bad)| (done + more, failed + bad));
+    let (done, failed) =
+        counts.fold((0, 0), |(done, failed), (more, bad)| (done + more, failed + bad));
     let took = begin.elapsed().as_secs_f64();
     assert_eq!(failed, 0, "a null driver refuses nothing");
     let rate = done as f64 / took;

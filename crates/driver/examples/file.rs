@@ -29,7 +29,8 @@ impl Driver for Through {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().ok_or("usage: file PATH [SIZE], SIZE like 64M")?;
-    let mut file = File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
+    let mut file =
+        File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
     // The end of a block device is its size; a file takes on the size that is asked for.
     let mut size = file.seek(SeekFrom::End(0))?;
     if let Some(text) = arguments.next() {

@@ -1,5 +1,5 @@
-//! lazy URL FILE: a copy on read of what an http:// server has. FILE keeps what was read or written, in
-//! blocks of 64 KiB; FILE.map has a byte for each block, 1 when FILE has it.
+//! lazy URL FILE: a copy on read of what an http:// server has. FILE keeps what was read or
+//! written, in blocks of 64 KiB; FILE.map has a byte for each block, 1 when FILE has it.
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
@@ -25,7 +25,8 @@ impl Driver for Lazy {
         self.2.read_exact_at(into, offset)
     }
     fn write(&self, offset: u64, bytes: &[u8], _fua: bool) -> io::Result<()> {
-        self.read(offset, &mut vec![0; bytes.len()])?; // the rest of its blocks comes from the server
+        // The rest of its blocks comes from the server.
+        self.read(offset, &mut vec![0; bytes.len()])?;
         self.2.write_all_at(bytes, offset)
     }
     fn flush(&self) -> io::Result<()> {
@@ -51,7 +52,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (url, path) = (std::env::args().nth(1), std::env::args().nth(2));
     let (url, path) = url.zip(path).ok_or("usage: lazy http://HOST:PORT/PATH FILE")?;
     let size = get(&url, 0, 1).ok_or("the server does not answer a range of bytes")?.0;
-    let open = |path| File::options().read(true).write(true).create(true).truncate(false).open(path);
+    let open =
+        |path| File::options().read(true).write(true).create(true).truncate(false).open(path);
     let (file, map) = (open(path.clone())?, open(path + ".map")?);
     file.set_len(size).and_then(|()| map.set_len(size.div_ceil(1 << 16)))?;
     Ok(serve(&Lazy(url, size, file, Mutex::new(map)), &[], &Options::sized(size)).map(|_| ())?)

@@ -8,7 +8,13 @@ struct Null;
 
 impl Driver for Null {
     fn abilities(&self) -> Abilities {
-        Abilities { discard: true, write_zeroes: true, any_byte: true, flush: false, ..Abilities::default() }
+        Abilities {
+            discard: true,
+            write_zeroes: true,
+            any_byte: true,
+            flush: false,
+            ..Abilities::default()
+        }
     }
 
     fn read(&self, _offset: u64, into: &mut [u8]) -> io::Result<()> {

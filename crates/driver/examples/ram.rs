@@ -9,7 +9,13 @@ struct Ram(RwLock<Vec<u8>>);
 
 impl Driver for Ram {
     fn abilities(&self) -> Abilities {
-        Abilities { discard: true, write_zeroes: true, any_byte: true, flush: false, ..Abilities::default() }
+        Abilities {
+            discard: true,
+            write_zeroes: true,
+            any_byte: true,
+            flush: false,
+            ..Abilities::default()
+        }
     }
 
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {

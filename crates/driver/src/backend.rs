@@ -1,9 +1,10 @@
-//! Holds the requests of a device until a driver has answered them: one by one (`plain`) or in chunks
-//! (`batch`).
+//! Holds the requests of a device until a driver has answered them: one by one (`plain`) or in
+//! chunks (`batch`).
 //!
-//! A *lane* is one socket of a driver: orders go one way, answers the other. Invariants: orders of a lane are
-//! fetched in order and answered in any order. Nothing is fetched between [`Backend::recover`] and
-//! [`Backend::start`]. Not here: sockets, whether a driver is connected (`host`).
+//! A *lane* is one socket of a driver: orders go one way, answers the other. Invariants: orders of
+//! a lane are fetched in order and answered in any order. Nothing is fetched between
+//! [`Backend::recover`] and [`Backend::start`]. Not here: sockets, whether a driver is connected
+//! (`host`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -28,7 +29,8 @@ pub(crate) trait Backend: BlockDevice {
     /// Moves the orders of a lane into `orders`, at most `most`. Blocks until there is something.
     fn fetch(&self, lane: usize, orders: &mut Vec<Order>, most: usize) -> Next;
 
-    /// The driver has completed an order. Returns `Invalid` if the driver has no order of that number.
+    /// The driver has completed an order. Returns `Invalid` if the driver has no order of that
+    /// number.
     fn answer(&self, lane: usize, number: u64, outcome: Result<()>) -> Result<()>;
 
     /// A driver is connected. Errors: `InUse`, `Closed`.
@@ -76,7 +78,8 @@ pub(crate) enum Next {
 /// The states of a device (thesis figure 4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// No driver is connected. Accepted requests are kept; new ones wait or fail (the host decides).
+    /// No driver is connected. Accepted requests are kept; new ones wait or fail (the host
+    /// decides).
     Waiting,
     /// A driver is connected.
     Running,
@@ -146,7 +149,8 @@ impl Life {
 
     /// Accepts nothing new.
     pub(crate) fn end(&self) {
-        let _ = self.turn(|state| Ok(if state == State::Ended { State::Ended } else { State::Ending }));
+        let _ =
+            self.turn(|state| Ok(if state == State::Ended { State::Ended } else { State::Ending }));
     }
 
     /// The device has ended.

@@ -1,5 +1,5 @@
-//! Queues and cores: the queue of a request and, with `tie_queues`, the core of a queue's threads, so that a
-//! request, its bytes and its answer stay on one core (as in BUSE).
+//! Queues and cores: the queue of a request and, with `tie_queues`, the core of a queue's threads,
+//! so that a request, its bytes and its answer stay on one core (as in BUSE).
 //!
 //! Not here: threads (`host`, `client`).
 

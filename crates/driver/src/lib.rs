@@ -1,8 +1,8 @@
 //! Block devices whose drivers are ordinary programs.
 //!
-//! Modules: [`client`] (how a program becomes a driver: start here), [`batch`] (writes collected into chunks,
-//! as BUSE does in a kernel), [`resolve`] (protects a driver from late writes), [`protocol`] (the messages
-//! between a host and a driver in another process).
+//! Modules: [`client`] (how a program becomes a driver: start here), [`batch`] (writes collected
+//! into chunks, as BUSE does in a kernel), [`resolve`] (protects a driver from late writes),
+//! [`protocol`] (the messages between a host and a driver in another process).
 //!
 //! Not here: doors (`sawmill-frontend`); other languages than Rust.
 #![forbid(unsafe_code)]

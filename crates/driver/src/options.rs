@@ -1,7 +1,7 @@
 //! The options of a device with a driver: the table in `docs/format/driver.md`.
 //!
-//! Options are checked together when all are known: their order does not matter. The host's options override
-//! what a driver says. Not here: the batch layer's own (`batch::options`).
+//! Options are checked together when all are known: their order does not matter. The host's options
+//! override what a driver says. Not here: the batch layer's own (`batch::options`).
 
 use std::time::Duration;
 
@@ -108,7 +108,8 @@ impl DeviceOptions {
             "byte_granular" => self.byte_granular = truth(name, value)?,
             "request_bytes_max" => {
                 let bytes = u32::try_from(number(name, value)?);
-                self.request_bytes_max = bytes.map_err(|_| bad(format!("{name}={value} is too large")))?;
+                self.request_bytes_max =
+                    bytes.map_err(|_| bad(format!("{name}={value} is too large")))?;
             }
             "read_only" => self.read_only = truth(name, value)?,
             "can_flush" => self.can_flush = truth(name, value)?,
@@ -161,8 +162,8 @@ impl DeviceOptions {
             .with("metadata_bytes", batch.metadata_bytes())
     }
 
-    /// Checks whether a later driver says something that differs from the options in effect. Given options
-    /// override what it says, as they did for the first driver.
+    /// Checks whether a later driver says something that differs from the options in effect. Given
+    /// options override what it says, as they did for the first driver.
     ///
     /// # Errors
     /// `Invalid`: which option.
@@ -236,13 +237,15 @@ impl DeviceOptions {
                 self.batch.check_device()?;
                 let (bytes, block) = (self.request_bytes_max, self.batch.blocksize);
                 if !(4096..=REQUEST_BYTES_MAX).contains(&bytes) || !bytes.is_multiple_of(block) {
-                    let text =
-                        format!("request_bytes_max={bytes} is not a multiple of blocksize={block} from 4096");
+                    let text = format!(
+                        "request_bytes_max={bytes} is not a multiple of blocksize={block} from 4096"
+                    );
                     return Err(bad(format!("{text} to {REQUEST_BYTES_MAX}")));
                 }
                 if self.memory_bytes() > MEMORY_BYTES_MAX {
                     let depth = self.batch.queue_depth;
-                    let text = format!("queue_depth={depth} times request_bytes_max={bytes} is more than");
+                    let text =
+                        format!("queue_depth={depth} times request_bytes_max={bytes} is more than");
                     return Err(bad(format!("{text} {MEMORY_BYTES_MAX} bytes")));
                 }
             }
@@ -294,19 +297,23 @@ mod tests {
 
     #[test]
     fn what_the_host_was_told_comes_before_what_the_driver_says() {
-        let options =
-            DeviceOptions::declared(&facts("protocol=1 size=1M can_discard=1"), &facts("size=2097152"));
+        let options = DeviceOptions::declared(
+            &facts("protocol=1 size=1M can_discard=1"),
+            &facts("size=2097152"),
+        );
         assert!(options.is_err(), "1M is no number of this protocol");
         let options =
-            DeviceOptions::declared(&facts("size=1048576 can_discard=1"), &facts("size=2097152")).unwrap();
+            DeviceOptions::declared(&facts("size=1048576 can_discard=1"), &facts("size=2097152"))
+                .unwrap();
         assert_eq!(options.batch.size, 2 << 20);
         assert!(options.geometry().operations.discard);
     }
 
     #[test]
     fn options_in_effect_are_read_again_as_the_same() {
-        let said =
-            facts("mode=batch size=1048576 death_timeout_s=1.5 on_death=fail weak_flush=1 io_opt=8192");
+        let said = facts(
+            "mode=batch size=1048576 death_timeout_s=1.5 on_death=fail weak_flush=1 io_opt=8192",
+        );
         let options = DeviceOptions::declared(&said, &Facts::default()).unwrap();
         let plain = facts("byte_granular=1 can_flush=0");
         options.agrees(&plain, &Facts::default()).expect("says nothing in batch mode");
@@ -321,7 +328,8 @@ mod tests {
         let said = facts("weak_flush=1 size=4096");
         let other = options.agrees(&said, &Facts::default()).unwrap_err().to_string();
         assert!(other.contains("size=4096") && other.contains("1048576"), "{other}");
-        // A driver that is started again says what it said at first, when the host's word came before it.
+        // A driver that is started again says what it said at first, when the host's word came
+        // before it.
         options.agrees(&said, &facts("size=1048576")).unwrap();
     }
 

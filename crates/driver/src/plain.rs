@@ -1,9 +1,9 @@
 //! One by one: each request goes to the driver as an order of its own.
 //!
-//! Invariants: a request is answered when the driver has answered its order, with that answer. The next
-//! driver first gets what the last one had not answered, in the same order and with the user's bytes (memory
-//! that a former driver may still see is not reused). The driver determines the order of concurrent requests;
-//! a user who needs an order waits for an answer (D8).
+//! Invariants: a request is answered when the driver has answered its order, with that answer. The
+//! next driver first gets what the last one had not answered, in the same order and with the user's
+//! bytes (memory that a former driver may still see is not reused). The driver determines the order
+//! of concurrent requests; a user who needs an order waits for an answer (D8).
 //!
 //! Not here: requests that are not whole blocks (`Align`); how long to wait for a driver (`host`).
 
@@ -88,7 +88,8 @@ impl Plain {
     fn hand(&self, queue: usize, request: Request) {
         let queue = &self.queues[queue];
         let mut pending = queue.pending.lock();
-        // Under the lock that the thread which finds the end takes afterwards: nothing is queued after that.
+        // Under the lock that the thread which finds the end takes afterwards: nothing is queued
+        // after that.
         if let Some(error) = self.life.refusal() {
             drop(pending);
             return request.fail(error);
@@ -160,7 +161,11 @@ impl Plain {
 fn arena(options: &DeviceOptions) -> Result<Arc<Arena>> {
     let bytes = options.memory_bytes();
     Arena::create("sawmill-queue", bytes as usize).map_err(|error| {
-        Error::caused(ErrorKind::Full, format!("no shared memory of {bytes} bytes for a queue"), error)
+        Error::caused(
+            ErrorKind::Full,
+            format!("no shared memory of {bytes} bytes for a queue"),
+            error,
+        )
     })
 }
 
@@ -193,8 +198,10 @@ impl BlockDevice for Plain {
     }
 
     fn submit(&self, request: Request) {
-        let unit = if self.options.byte_granular { 1 } else { u64::from(self.options.batch.blocksize) };
-        let refused = request.check(&self.geometry).and_then(|()| crate::check_blocks(&request, unit)).err();
+        let unit =
+            if self.options.byte_granular { 1 } else { u64::from(self.options.batch.blocksize) };
+        let refused =
+            request.check(&self.geometry).and_then(|()| crate::check_blocks(&request, unit)).err();
         if let Some(error) = refused.or_else(|| self.life.refusal()) {
             return request.fail(error);
         }
@@ -202,7 +209,10 @@ impl BlockDevice for Plain {
             Operation::Prefetch => request.done(),
             Operation::Flush if !self.options.can_flush => request.done(),
             Operation::Allocation => {
-                request.fail(Error::new(ErrorKind::Invalid, "drivers do not report which bytes hold data"));
+                request.fail(Error::new(
+                    ErrorKind::Invalid,
+                    "drivers do not report which bytes hold data",
+                ));
             }
             _ => self.hand(self.queue_here(), request),
         }
@@ -238,7 +248,10 @@ impl Backend for Plain {
             if !orders.is_empty() {
                 return Next::Orders;
             }
-            if self.life.state() != State::Running && pending.ready.is_empty() && pending.given.is_empty() {
+            if self.life.state() != State::Running
+                && pending.ready.is_empty()
+                && pending.given.is_empty()
+            {
                 return Next::Ended;
             }
             queue.bell.wait(&mut pending);
@@ -252,7 +265,8 @@ impl Backend for Plain {
             return Err(Error::new(ErrorKind::Invalid, text));
         };
         let done = if outcome.is_ok() && self.wants_flush(&given.waiting) {
-            // Under the same lock: a thread that checks for the end of the lane finds one half or the other.
+            // Under the same lock: a thread that checks for the end of the lane finds one half or
+            // the other.
             pending.ready.push_back(Waiting { is_written: true, ..given.waiting });
             None
         } else {
@@ -289,8 +303,8 @@ impl Backend for Plain {
             for given in std::mem::take(&mut pending.given).into_values().rev() {
                 pending.ready.push_front(Waiting { again: true, ..given.waiting });
             }
-            // One driver executes a durable change and its flush, because the next may know nothing of the
-            // first half.
+            // One driver executes a durable change and its flush, because the next may know nothing
+            // of the first half.
             for waiting in pending.ready.iter_mut().filter(|waiting| waiting.is_written) {
                 (waiting.is_written, waiting.again) = (false, true);
             }
@@ -306,9 +320,13 @@ impl Backend for Plain {
     fn fail_pending(&self, error: &Error) {
         for queue in &self.queues {
             let mut pending = queue.pending.lock();
-            let mut failed: Vec<Request> =
-                std::mem::take(&mut pending.given).into_values().map(|given| given.waiting.request).collect();
-            failed.extend(std::mem::take(&mut pending.ready).into_iter().map(|waiting| waiting.request));
+            let mut failed: Vec<Request> = std::mem::take(&mut pending.given)
+                .into_values()
+                .map(|given| given.waiting.request)
+                .collect();
+            failed.extend(
+                std::mem::take(&mut pending.ready).into_iter().map(|waiting| waiting.request),
+            );
             drop(pending);
             for request in failed {
                 request.fail(error.clone());
@@ -334,7 +352,8 @@ impl Backend for Plain {
     }
 
     fn oldest(&self) -> Option<Instant> {
-        let oldest = |queue: &Queue| queue.pending.lock().given.values().map(|given| given.since).min();
+        let oldest =
+            |queue: &Queue| queue.pending.lock().given.values().map(|given| given.since).min();
         self.queues.iter().filter_map(oldest).min()
     }
 

@@ -1,10 +1,10 @@
-//! Ignores late writes (thesis section 4.3.2): chunks of several queues may be applied in any order, and by
-//! several threads, and every byte ends with what was written last.
+//! Ignores late writes (thesis section 4.3.2): chunks of several queues may be applied in any
+//! order, and by several threads, and every byte ends with what was written last.
 //!
-//! Invariants: two writes of one collision area are never applied at the same time. A byte is never written
-//! with an older number after a newer one. The writes of a chunk are remembered until everything older is
-//! answered: until its `horizon` is below the `floor` (`docs/format/write_chunk.md`). So memory is bounded by
-//! what is in flight.
+//! Invariants: two writes of one collision area are never applied at the same time. A byte is never
+//! written with an older number after a newer one. The writes of a chunk are remembered until
+//! everything older is answered: until its `horizon` is below the `floor`
+//! (`docs/format/write_chunk.md`). So memory is bounded by what is in flight.
 //!
 //! Not here: the source of the numbers (`batch::areas`).
 
@@ -49,8 +49,8 @@ impl Resolver {
         Resolver { area_bytes, shards, remembered: Mutex::default() }
     }
 
-    /// Applies the records of a chunk, and forgets what is no longer needed. `horizon` and `floor` are the
-    /// chunk's; `write` gets the first byte of each piece on the disk, and its bytes.
+    /// Applies the records of a chunk, and forgets what is no longer needed. `horizon` and `floor`
+    /// are the chunk's; `write` gets the first byte of each piece on the disk, and its bytes.
     ///
     /// # Errors
     /// The first error of `write`; that record and those after it count as not applied.
@@ -74,7 +74,8 @@ impl Resolver {
         outcome
     }
 
-    /// Applies those parts of a record that nothing newer has written, and remembers it without a time limit.
+    /// Applies those parts of a record that nothing newer has written, and remembers it without a
+    /// time limit.
     ///
     /// # Errors
     /// The error of `write`; the record counts as not applied.
@@ -100,7 +101,10 @@ impl Resolver {
         let end = record.address + record.length;
         let mut free = vec![(record.address, end)];
         for newer in applied.iter().filter(|applied| applied.sequence > record.sequence) {
-            free = free.into_iter().flat_map(|range| without(range, (newer.start, newer.end))).collect();
+            free = free
+                .into_iter()
+                .flat_map(|range| without(range, (newer.start, newer.end)))
+                .collect();
         }
         for (start, end) in free {
             let at = (start - record.address) as usize;
@@ -181,7 +185,10 @@ mod tests {
         let mut world = World::new();
         world.chunk((512, 1024), 2, 2, (2, 1));
         world.chunk((0, 2048), 1, 1, (2, 1));
-        assert_eq!((world.disk[0], world.disk[512], world.disk[1535], world.disk[1536]), (1, 2, 2, 1));
+        assert_eq!(
+            (world.disk[0], world.disk[512], world.disk[1535], world.disk[1536]),
+            (1, 2, 2, 1)
+        );
     }
 
     #[test]
@@ -190,7 +197,11 @@ mod tests {
         // Chunk 2 is newer than what chunk 1 has; when it was closed, chunk 3 had been opened.
         world.chunk((0, 512), 2, 2, (3, 1));
         world.chunk((4096, 512), 1, 3, (3, 3));
-        assert_eq!(world.resolver.remembered(), 2, "chunk 3 is not answered: it may hold something older");
+        assert_eq!(
+            world.resolver.remembered(),
+            2,
+            "chunk 3 is not answered: it may hold something older"
+        );
         world.chunk((0, 512), 1, 1, (3, 3));
         assert_eq!(world.disk[0], 2, "what is late is known to be late");
         world.chunk((4096, 512), 2, 4, (4, 4));

@@ -1,5 +1,6 @@
-//! Random writes, reads and flushes on several queues, a driver that applies chunks in any order, dies and
-//! comes back: every read, every flush and the end are judged against a model. One thread: a seed is a story.
+//! Random writes, reads and flushes on several queues, a driver that applies chunks in any order,
+//! dies and comes back: every read, every flush and the end are judged against a model. One thread:
+//! a seed is a story.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -127,11 +128,16 @@ impl World {
 
     fn submit(&mut self, operation: Operation, start: u64, end: u64, told: Told) {
         self.count("requests");
-        let buffer = vec![0; if operation == Operation::Read { ((end - start) * BLOCK) as usize } else { 0 }];
+        let buffer =
+            vec![
+                0;
+                if operation == Operation::Read { ((end - start) * BLOCK) as usize } else { 0 }
+            ];
         let asked = Asked { told, buffer, tell: self.tell.clone() };
         let flags = Flags::default();
         let queue = self.dice.below(u64::from(QUEUES)) as usize;
-        let request = Request::new(operation, start * BLOCK, (end - start) * BLOCK, flags, Box::new(asked));
+        let request =
+            Request::new(operation, start * BLOCK, (end - start) * BLOCK, flags, Box::new(asked));
         self.batch.submit_to(queue, request);
         self.hear();
     }
@@ -158,7 +164,10 @@ impl World {
                     assert!(!failed, "a read failed");
                     for (at, block) in bytes.chunks(BLOCK as usize).enumerate() {
                         let place = start + at as u64;
-                        assert!(block.chunks(8).all(|word| word == &block[..8]), "block {place} is torn");
+                        assert!(
+                            block.chunks(8).all(|word| word == &block[..8]),
+                            "block {place} is torn"
+                        );
                         let value = u64::from_le_bytes(block[..8].try_into().expect("eight bytes"));
                         self.judge("read", place, value, since);
                     }
@@ -190,7 +199,8 @@ impl World {
         let values = &self.model[block as usize];
         let first = values.iter().rposition(|(moment, _)| *moment <= since).unwrap_or(0);
         let allowed = &values[first..];
-        let is_zeroed = value == 0 && self.zeroing.iter().any(|(start, end)| (*start..*end).contains(&block));
+        let is_zeroed =
+            value == 0 && self.zeroing.iter().any(|(start, end)| (*start..*end).contains(&block));
         assert!(
             is_zeroed || allowed.iter().any(|(_, allowed)| *allowed == value),
             "{what} of block {block}: {value} is none of {allowed:?}"
@@ -212,14 +222,17 @@ impl World {
             }
             35..50 => {
                 let (start, end) = self.range();
-                let told = Told::Read { since: self.moment, start, bytes: Vec::new(), failed: false };
+                let told =
+                    Told::Read { since: self.moment, start, bytes: Vec::new(), failed: false };
                 self.submit(Operation::Read, start, end, told);
             }
             50..53 => self.submit(Operation::Flush, 0, 0, Told::Flushed { since: self.moment }),
             53..55 => {
                 let (start, end) = self.range();
-                let kind = [Operation::Discard, Operation::WriteZeroes][self.dice.below(2) as usize];
-                // Of two changes of the same bytes at once either may win: the model knows only one.
+                let kind =
+                    [Operation::Discard, Operation::WriteZeroes][self.dice.below(2) as usize];
+                // Of two changes of the same bytes at once either may win: the model knows only
+                // one.
                 if self.writes_in_flight == 0 {
                     self.zeroing.push((start, end));
                     self.submit(kind, start, end, Told::Zeroed { start, end });
@@ -388,7 +401,8 @@ fn reads_flushes_and_the_end_are_right_whatever_the_order_and_whoever_dies() {
 
 #[test]
 fn a_driver_that_ignores_sequence_numbers_is_caught() {
-    let caught = (1..=50)
-        .filter(|seed| std::panic::catch_unwind(|| story(*seed, 3000, Driver::IgnoresSequences)).is_err());
+    let caught = (1..=50).filter(|seed| {
+        std::panic::catch_unwind(|| story(*seed, 3000, Driver::IgnoresSequences)).is_err()
+    });
     assert!(caught.count() > 25, "late writes do harm in most stories");
 }

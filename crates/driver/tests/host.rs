@@ -7,7 +7,9 @@ use std::os::fd::AsFd;
 use puppet::{Puppet, Stage, submit, submit_with};
 use sawmill_device::{Error, ErrorKind, Flags, Operation};
 use sawmill_driver::host::{Event, Host};
-use sawmill_driver::protocol::{Control, ControlKind, Facts, OrderKind, PACKET_BYTES_MAX, PacketSocket};
+use sawmill_driver::protocol::{
+    Control, ControlKind, Facts, OrderKind, PACKET_BYTES_MAX, PacketSocket,
+};
 
 const SIZE: &str = "size=1048576";
 
@@ -46,7 +48,10 @@ fn what_a_dead_driver_left_is_handed_to_the_next_one_in_order() {
     assert!(!stage.gone(), "it died");
     assert!(asked[0].is_open() && asked[2].is_open() && later.is_open(), "they wait");
     let mut second = Puppet::come(stage.host.path(), "").unwrap();
-    assert_eq!((second.welcome.get("generation"), second.welcome.get("again")), (Some("2"), Some("1")));
+    assert_eq!(
+        (second.welcome.get("generation"), second.welcome.get("again")),
+        (Some("2"), Some("1"))
+    );
     let mut seen = Vec::new();
     for _ in 0..3 {
         let order = second.expect(0, OrderKind::Write);
@@ -137,7 +142,10 @@ fn who_may_not_drive_is_told_why_and_changes_nothing() {
     control.send(&hello.encode(), &[]).unwrap();
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     let told = Control::decode(control.receive(&mut buffer).unwrap().unwrap().bytes).unwrap();
-    assert!(told.kind == ControlKind::Refused && told.facts.get("message").unwrap().contains("speaks 1"));
+    assert!(
+        told.kind == ControlKind::Refused
+            && told.facts.get("message").unwrap().contains("speaks 1")
+    );
     for nonsense in [&b"\x01"[..], b"\x63\0\0\0", b"\x08\0\0\0outcome=ended\n", &[255; 70]] {
         let control = PacketSocket::connect(path).unwrap();
         control.send(nonsense, &[control.as_fd()]).unwrap();
@@ -365,7 +373,8 @@ fn a_driver_asks_for_the_end() {
         None
     );
     driver.say(ControlKind::Leave, "outcome=failed message=broken");
-    let why = stage.hear(|event| if let Event::EndAsked(why) = event { Some(why.clone()) } else { None });
+    let why =
+        stage.hear(|event| if let Event::EndAsked(why) = event { Some(why.clone()) } else { None });
     assert_eq!(why.as_deref(), Some("broken"));
 }
 
@@ -427,9 +436,10 @@ fn zeroes_and_discards_that_are_to_be_durable_are_flushed_too() {
     for given in ["", "can_fua=1", "mode=batch"] {
         let stage = Stage::new(&format!("{given} can_discard=1 can_write_zeroes=1"));
         let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
-        for (operation, kind) in
-            [(Operation::WriteZeroes, OrderKind::WriteZeroes), (Operation::Discard, OrderKind::Discard)]
-        {
+        for (operation, kind) in [
+            (Operation::WriteZeroes, OrderKind::WriteZeroes),
+            (Operation::Discard, OrderKind::Discard),
+        ] {
             let change = submit_with(&*stage.device(), operation, 0, vec![0; 512], fua);
             let order = driver.expect(0, kind);
             assert!(!order.fua, "that is for writes");
@@ -447,7 +457,8 @@ fn no_more_orders_are_with_a_driver_than_it_takes() {
     let stage = Stage::new("queue_depth=2");
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
-    let asked: Vec<_> = (0..5).map(|n| submit(&*device, Operation::Read, n * 512, vec![0; 512])).collect();
+    let asked: Vec<_> =
+        (0..5).map(|n| submit(&*device, Operation::Read, n * 512, vec![0; 512])).collect();
     let mut with_it = vec![driver.order(0), driver.order(0)];
     for request in &asked {
         let order = with_it.remove(0);
@@ -471,7 +482,11 @@ fn a_batch_driver_gets_chunks_and_the_next_one_gets_them_again_with_newer_bytes(
     assert_eq!((old.records, old.length), (1, metadata as u64 + 1024));
     let bytes = first.bytes(0, &old);
     assert_eq!(bytes[metadata..], [1; 1024]);
-    assert_eq!((bytes[0], bytes[8], bytes[16], bytes[24]), (1, 2, 1, 1), "sector, sectors, sequence, flag");
+    assert_eq!(
+        (bytes[0], bytes[8], bytes[16], bytes[24]),
+        (1, 2, 1, 1),
+        "sector, sectors, sequence, flag"
+    );
     let flushed = first.expect(0, OrderKind::Flush);
     // A newer write of the second block, in a newer chunk: acknowledged before the older one.
     submit(&*device, Operation::Write, 1024, vec![2; 512]).wait().0.unwrap();
@@ -485,7 +500,11 @@ fn a_batch_driver_gets_chunks_and_the_next_one_gets_them_again_with_newer_bytes(
     let old = second.expect(0, OrderKind::Chunk);
     assert!(old.again);
     let bytes = second.bytes(0, &old);
-    assert_eq!((bytes[metadata], bytes[metadata + 512]), (1, 2), "the newer bytes are in the older write");
+    assert_eq!(
+        (bytes[metadata], bytes[metadata + 512]),
+        (1, 2),
+        "the newer bytes are in the older write"
+    );
     second.answer(0, old.number, 0);
     assert_eq!(second.expect(0, OrderKind::Flush).number, flushed.number);
     second.answer(0, flushed.number, 0);

@@ -5,8 +5,9 @@ use sawmill_driver::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, Pa
 
 fn threads_of_connections() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux").flatten();
-    let name =
-        |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+    let name = |task: std::fs::DirEntry| {
+        std::fs::read_to_string(task.path().join("comm")).unwrap_or_default()
+    };
     tasks.map(name).filter(|name| name.trim() == "driver").count()
 }
 
@@ -15,7 +16,8 @@ fn silent_connections_keep_few_threads_and_no_driver_out() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("sock");
     let host = Host::start("disk", &path, Facts::default(), Box::new(drop)).expect("it listens");
-    let silent: Vec<_> = (0..500).map(|_| PacketSocket::connect(&path).expect("it listens")).collect();
+    let silent: Vec<_> =
+        (0..500).map(|_| PacketSocket::connect(&path).expect("it listens")).collect();
     let mut buffer = vec![0; PACKET_BYTES_MAX];
     for early in &silent[..400] {
         assert!(early.receive(&mut buffer).is_ok_and(|told| told.is_none()), "it had to go");

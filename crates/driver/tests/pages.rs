@@ -1,5 +1,5 @@
-//! The pages of the protocol say what the code does: kinds, sizes, options with their defaults, the bytes of
-//! a record.
+//! The pages of the protocol say what the code does: kinds, sizes, options with their defaults, the
+//! bytes of a record.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,9 @@ fn page(name: &str) -> String {
 #[test]
 fn every_kind_has_its_number_on_the_page() {
     let page = page("driver.md");
-    use ControlKind::{Answer, Ask, Attached, Doors, Finish, Hello, Leave, Queue, Refused, Welcome};
+    use ControlKind::{
+        Answer, Ask, Attached, Doors, Finish, Hello, Leave, Queue, Refused, Welcome,
+    };
     for kind in [Hello, Welcome, Queue, Attached, Refused, Doors, Finish, Leave, Ask, Answer] {
         let row = format!("| {} | {} |", kind as u32, format!("{kind:?}").to_uppercase());
         assert!(page.contains(&row), "no row {row}");
@@ -45,14 +47,17 @@ fn every_option_is_on_the_page_with_its_default() {
     for row in page.lines().filter(|line| line.starts_with("| `")) {
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
         let names: Vec<&str> = cells[1].split(", ").map(|name| name.trim_matches('`')).collect();
-        let defaults: Vec<&str> = cells[2].split(", ").map(|value| value.trim_matches('`')).collect();
+        let defaults: Vec<&str> =
+            cells[2].split(", ").map(|value| value.trim_matches('`')).collect();
         for (at, name) in names.into_iter().enumerate() {
             told.insert(name.to_owned(), (*defaults.get(at).unwrap_or(&defaults[0])).to_owned());
         }
     }
     let batch = Facts::default().with("mode", "batch");
-    let modes =
-        [DeviceOptions::default(), DeviceOptions::declared(&batch, &Facts::default()).expect("sound")];
+    let modes = [
+        DeviceOptions::default(),
+        DeviceOptions::declared(&batch, &Facts::default()).expect("sound"),
+    ];
     for facts in modes.iter().map(DeviceOptions::facts) {
         for (name, value) in facts.iter() {
             // What depends on others, and what this test asked for.
@@ -74,7 +79,9 @@ fn a_record_has_its_documented_bytes() {
     assert_eq!(record.encode(), bytes);
     assert_eq!(Record::decode(&bytes), Some(record));
     let page = page("write_chunk.md");
-    for row in ["| 0 | 8 | sector |", "| 8 | 8 | sectors |", "| 16 | 8 | sequence |", "| 24 | 8 | flag |"] {
+    for row in
+        ["| 0 | 8 | sector |", "| 8 | 8 | sectors |", "| 16 | 8 | sequence |", "| 24 | 8 | flag |"]
+    {
         assert!(page.contains(row), "no row {row}");
     }
 }

@@ -1,9 +1,10 @@
-//! The hazards of `hazards`, with real threads: several submit on several queues while several apply chunks
-//! in any order, and die with what they have in hand. Nothing is repeatable here: the history is judged.
+//! The hazards of `hazards`, with real threads: several submit on several queues while several
+//! apply chunks in any order, and die with what they have in hand. Nothing is repeatable here: the
+//! history is judged.
 //!
-//! Judged: every block is a register. Reads and the end must agree with one order of its writes in which
-//! nothing comes after what began when it had ended. A flush's judge sees what was made durable alone.
-//! Not here: stories that a seed repeats (`hazards`).
+//! Judged: every block is a register. Reads and the end must agree with one order of its writes in
+//! which nothing comes after what began when it had ended. A flush's judge sees what was made
+//! durable alone. Not here: stories that a seed repeats (`hazards`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -119,12 +120,20 @@ fn submit(world: &Arc<World>, submitter: u64) {
             90..97 => (Operation::Flush, 0, 0),
             _ => (Operation::Discard, dice.below(BLOCKS - length + 1), length),
         };
-        let id = if operation == Operation::Write { 1 + number * SUBMITTERS + submitter } else { 0 };
+        let id =
+            if operation == Operation::Write { 1 + number * SUBMITTERS + submitter } else { 0 };
         let bytes = if operation == Operation::Read { length * BLOCK } else { 0 };
-        let event = Event { operation, start, begin: world.now(), end: 0, values: vec![id; length as usize] };
+        let event = Event {
+            operation,
+            start,
+            begin: world.now(),
+            end: 0,
+            values: vec![id; length as usize],
+        };
         let buffer = vec![0; bytes as usize];
         let asked = Box::new(Asked { event, buffer, world: Arc::clone(world), tell: tell.clone() });
-        let request = Request::new(operation, start * BLOCK, length * BLOCK, Flags::default(), asked);
+        let request =
+            Request::new(operation, start * BLOCK, length * BLOCK, Flags::default(), asked);
         world.batch.submit_to(dice.below(QUEUES as u64) as usize, request);
         outstanding += 1;
         while outstanding > 0 && (outstanding == OUTSTANDING || number + 1 == REQUESTS) {
@@ -188,8 +197,9 @@ impl Life<'_> {
         match self.world.batch.fetch_write_now(queue) {
             Some(Delivery::Chunk(chunk)) => {
                 let _ = unapplied.insert(chunk.number);
-                let values =
-                    values_of(&chunk.bytes()[self.world.batch.options().metadata_bytes() as usize..]);
+                let values = values_of(
+                    &chunk.bytes()[self.world.batch.options().metadata_bytes() as usize..],
+                );
                 let mut carried = self.world.carried.lock();
                 match carried.get(&(queue, chunk.number)) {
                     Some(before) if *before == values => self.world.count("again"),
@@ -274,20 +284,24 @@ impl Life<'_> {
     }
 }
 
-/// Of a value of a block: the earliest end and the latest begin of its write and of all that saw it.
+/// Of a value of a block: the earliest end and the latest begin of its write and of all that saw
+/// it.
 struct Zone {
     begin: u64,
     low: u64,
     high: u64,
 }
 
-/// Every value that a block had is in one zone; zones of values that were seen before and after another was
-/// written, or seen, are at odds. (Zeroes have many writers: `is_superseded` alone judges them.)
+/// Every value that a block had is in one zone; zones of values that were seen before and after
+/// another was written, or seen, are at odds. (Zeroes have many writers: `is_superseded` alone
+/// judges them.)
 fn judge_block(block: u64, history: &[&Event]) {
     let mut zones: HashMap<u64, Zone> = HashMap::new();
     let mut unnamed = u64::MAX;
-    let touches = |event: &Event| (event.start..event.start + event.values.len() as u64).contains(&block);
-    let changes: Vec<_> = history.iter().filter(|event| is_change(event) && touches(event)).collect();
+    let touches =
+        |event: &Event| (event.start..event.start + event.values.len() as u64).contains(&block);
+    let changes: Vec<_> =
+        history.iter().filter(|event| is_change(event) && touches(event)).collect();
     for event in &changes {
         let value = event.values[(block - event.start) as usize];
         // Each discard is a value that nobody is known to have seen.
@@ -297,18 +311,25 @@ fn judge_block(block: u64, history: &[&Event]) {
     }
     for event in history.iter().filter(|event| !is_change(event) && touches(event)) {
         let value = event.values[(block - event.start) as usize];
-        let is_superseded = |since: u64| changes.iter().any(|new| new.begin > since && new.end < event.begin);
+        let is_superseded =
+            |since: u64| changes.iter().any(|new| new.begin > since && new.end < event.begin);
         if value == 0 {
             let zeroes = changes.iter().filter(|old| old.values[0] == 0 && old.begin < event.end);
-            let right = !is_superseded(0) || zeroes.map(|old| old.end).any(|end| !is_superseded(end));
+            let right =
+                !is_superseded(0) || zeroes.map(|old| old.end).any(|end| !is_superseded(end));
             assert!(right, "{:?} of block {block}: zeroes were superseded", event.operation);
             continue;
         }
         let zone = zones.get_mut(&value).expect("somebody wrote it");
         assert!(zone.begin < event.end, "block {block} was read before it was written");
         let written = changes.iter().find(|old| old.values[0] == value).expect("it has a zone");
-        assert!(!is_superseded(written.end), "{:?} of block {block}: {value} is old", event.operation);
-        // What a flush made durable may be of a write that goes on: no order follows from seeing it.
+        assert!(
+            !is_superseded(written.end),
+            "{:?} of block {block}: {value} is old",
+            event.operation
+        );
+        // What a flush made durable may be of a write that goes on: no order follows from seeing
+        // it.
         if event.operation == Operation::Read {
             zone.low = zone.low.min(event.end);
             zone.high = zone.high.max(event.begin);
@@ -321,9 +342,13 @@ fn judge_block(block: u64, history: &[&Event]) {
         assert!(first.high < second.low, "block {block}: {one} and {other} were seen in turns");
     }
     for (inner, zone) in zones.iter().filter(|(_, zone)| zone.low >= zone.high) {
-        let around = forward.iter().find(|(_, outer)| outer.low < zone.high && zone.low < outer.high);
+        let around =
+            forward.iter().find(|(_, outer)| outer.low < zone.high && zone.low < outer.high);
         let around = around.map(|(value, _)| value);
-        assert!(around.is_none(), "block {block}: {inner} came between what was seen of {around:?}");
+        assert!(
+            around.is_none(),
+            "block {block}: {inner} came between what was seen of {around:?}"
+        );
     }
 }
 
@@ -334,8 +359,11 @@ fn is_change(event: &Event) -> bool {
 /// Reads that began when the driver had not acknowledged what they were to see.
 fn read_after_write(world: &World, history: &[&Event]) -> u64 {
     let acknowledged = world.acknowledged.lock();
-    let ends: HashMap<u64, u64> =
-        history.iter().filter(|event| is_change(event)).map(|event| (event.values[0], event.end)).collect();
+    let ends: HashMap<u64, u64> = history
+        .iter()
+        .filter(|event| is_change(event))
+        .map(|event| (event.values[0], event.end))
+        .collect();
     let reads = history.iter().filter(|event| event.operation == Operation::Read);
     let met = |read: &&&Event| {
         read.values.iter().any(|value| {
@@ -393,13 +421,20 @@ fn tell(write_shm_size: u64) -> BTreeMap<&'static str, u64> {
     });
     let end = world.now();
     let values = world.disk.iter().map(|block| *block.lock()).collect();
-    world.history.lock().push(Event { operation: Operation::Read, start: 0, begin: end, end, values });
+    world.history.lock().push(Event {
+        operation: Operation::Read,
+        start: 0,
+        begin: end,
+        end,
+        values,
+    });
     let history = world.history.lock();
     let events: Vec<&Event> = history.iter().collect();
     (0..BLOCKS).for_each(|block| judge_block(block, &events));
     let mut seen = world.seen.lock().clone();
     let _ = seen.insert("read after write", read_after_write(&world, &events));
-    let count = |operation| history.iter().filter(|event| event.operation == operation).count() as u64;
+    let count =
+        |operation| history.iter().filter(|event| event.operation == operation).count() as u64;
     let _ = seen.insert("flushes", count(Operation::Flush));
     let _ = seen.insert("discards", count(Operation::Discard));
     seen
@@ -446,9 +481,16 @@ fn threads_that_meet_in_every_hazard_see_one_order_of_writes_whoever_dies() {
         }
     }
     println!("{seen:?}");
-    for what in
-        ["read after write", "late", "again", "mended", "half applied", "deaths", "flushes", "discards"]
-    {
+    for what in [
+        "read after write",
+        "late",
+        "again",
+        "mended",
+        "half applied",
+        "deaths",
+        "flushes",
+        "discards",
+    ] {
         assert!(seen.get(what).is_some_and(|count| *count > 0), "{what} was to be met: {seen:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! The read cache's index: which frame lies in which slot of the cache file. Losing it costs a cold cache.
+//! The read cache's index: which frame lies in which slot of the cache file. Losing it costs a cold
+//! cache.
 //!
 //! Invariants: an entry names an owner and a slot that exist. An entry has a CRC for each of up to
 //! 16 pieces of the frame's data, so that a small read need not verify a whole frame.
@@ -84,7 +85,8 @@ impl CacheIndex {
     /// The file's bytes. What [`CacheIndex::check`] refuses would be written but never read back.
     pub fn encode(&self) -> Vec<u8> {
         debug_assert_eq!(self.check(), Ok(()));
-        let length = LEAST_BYTES + OWNER_BYTES * self.owners.len() + entry_at::SIZE * self.entries.len();
+        let length =
+            LEAST_BYTES + OWNER_BYTES * self.owners.len() + entry_at::SIZE * self.entries.len();
         let mut bytes = Vec::with_capacity(length);
         bytes.resize(length - CRC_BYTES, 0);
         preamble::put(&mut bytes, KIND, length);
@@ -133,7 +135,11 @@ impl CacheIndex {
     pub fn check(&self) -> Result<()> {
         let check = |field, why, holds| check_field(WHAT, field, why, holds);
         check("frame_bytes", "it is zero", self.frame_bytes > 0)?;
-        check("entry_count", "it is more than slot_count", self.entries.len() <= self.slot_count as usize)?;
+        check(
+            "entry_count",
+            "it is more than slot_count",
+            self.entries.len() <= self.slot_count as usize,
+        )?;
         for entry in &self.entries {
             check("owner", "no such owner", (entry.owner as usize) < self.owners.len())?;
             check("slot", "no such slot", entry.slot < self.slot_count)?;

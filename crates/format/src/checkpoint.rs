@@ -1,7 +1,8 @@
-//! A checkpoint: the map as an object, as far as it fits one: the segment table, and which parts hold the
-//! map.
+//! A checkpoint: the map as an object, as far as it fits one: the segment table, and which parts
+//! hold the map.
 //!
-//! Invariants: it names only stored segments, sorted by sequence, and at most one part per group, sorted.
+//! Invariants: it names only stored segments, sorted by sequence, and at most one part per group,
+//! sorted.
 //!
 //! Not here: the map itself ([`crate::map_part`]), and what a checkpoint allows to be deleted.
 
@@ -138,11 +139,11 @@ pub struct Checkpoint {
     pub position: u64,
     /// Milliseconds since 1970, UTC, by the writer's clock.
     pub wall_unix_ms: u64,
-    /// How long the volume had been attached in all its life, in milliseconds, by clocks that never jump.
-    /// Older versions have none: 0.
+    /// How long the volume had been attached in all its life, in milliseconds, by clocks that never
+    /// jump. Older versions have none: 0.
     pub attached_ms: u64,
-    /// The checkpoint whose state this is, under a number of its own: an attach puts one so that no writer
-    /// before it can take that number any more. 0: the state is its own.
+    /// The checkpoint whose state this is, under a number of its own: an attach puts one so that no
+    /// writer before it can take that number any more. 0: the state is its own.
     pub repeats: u64,
     /// Size of the disk.
     pub size_bytes: u64,
@@ -172,7 +173,8 @@ impl Checkpoint {
         self.put_fixed(&mut bytes, length, kept.len());
         let (_, rest) = bytes.split_at_mut(at::SIZE + tables);
         rest.copy_from_slice(&kept);
-        let (segments, parts) = bytes[at::SIZE..].split_at_mut(segment_at::SIZE * self.segments.len());
+        let (segments, parts) =
+            bytes[at::SIZE..].split_at_mut(segment_at::SIZE * self.segments.len());
         for (bytes, entry) in segments.chunks_exact_mut(segment_at::SIZE).zip(&self.segments) {
             entry.put(bytes);
         }
@@ -243,7 +245,12 @@ impl Checkpoint {
         if flags & !FLAG_CLEAN != 0 {
             return Err(FormatError::Reserved { what: WHAT });
         }
-        check_identity(WHAT, "volume_id", expected.volume_id, VolumeId(at::VOLUME_ID.array(bytes)))?;
+        check_identity(
+            WHAT,
+            "volume_id",
+            expected.volume_id,
+            VolumeId(at::VOLUME_ID.array(bytes)),
+        )?;
         check_identity(WHAT, "number", expected.number, at::NUMBER.u64(bytes))?;
         let checkpoint = Checkpoint {
             volume_id: expected.volume_id,
@@ -274,13 +281,28 @@ impl Checkpoint {
     /// Whether the fields keep the rules of the structure; the decoder refuses those that do not.
     pub fn check(&self) -> Result<()> {
         let segments_sorted = self.segments.is_sorted_by(|one, next| one.sequence < next.sequence);
-        check_field(WHAT, "sequence", "the segments are not sorted, or one is there twice", segments_sorted)?;
+        check_field(
+            WHAT,
+            "sequence",
+            "the segments are not sorted, or one is there twice",
+            segments_sorted,
+        )?;
         let parts_sorted = self.parts.is_sorted_by(|one, next| one.group < next.group);
-        check_field(WHAT, "group", "the parts are not sorted, or one is there twice", parts_sorted)?;
+        check_field(
+            WHAT,
+            "group",
+            "the parts are not sorted, or one is there twice",
+            parts_sorted,
+        )?;
         let seconds = self.attached_ms.div_ceil(1000);
         let older = |cut: &CutEntry| u64::from(cut.attached_s) <= seconds;
         let older = self.kept.cuts.iter().all(older);
-        check_field(WHAT, "attached_s", "a cut is younger than the checkpoint that names it", older)?;
+        check_field(
+            WHAT,
+            "attached_s",
+            "a cut is younger than the checkpoint that names it",
+            older,
+        )?;
         let is_older = self.repeats == 0 || self.repeats < self.number;
         check_field(WHAT, "repeats", "it is not an older checkpoint", is_older)?;
         self.kept.check()
@@ -341,8 +363,8 @@ impl PartEntry {
     }
 }
 
-/// The key of a copy of a checkpoint that is kept for a cut. Its own place is for the newest alone: a list
-/// that lags must never make an old one look new.
+/// The key of a copy of a checkpoint that is kept for a cut. Its own place is for the newest alone:
+/// a list that lags must never make an old one look new.
 pub fn kept_key(volume_id: VolumeId, number: u64, put_id: PutId) -> String {
     format!("{}{number:020}-{put_id}", kept_prefix(volume_id))
 }

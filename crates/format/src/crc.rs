@@ -1,8 +1,9 @@
-//! CRC-32C (Castagnoli; the check value of `123456789` is `e3069283`), the checksum of everything here but
-//! payloads of journal records ([`payload_check`]).
+//! CRC-32C (Castagnoli; the check value of `123456789` is `e3069283`), the checksum of everything
+//! here but payloads of journal records ([`payload_check`]).
 //!
-//! A CRC has a trap that the formats avoid: the CRC of *bytes followed by their own CRC* is the same for all
-//! bytes. So no checksum here covers another one together with all that the other covers.
+//! A CRC has a trap that the formats avoid: the CRC of *bytes followed by their own CRC* is the
+//! same for all bytes. So no checksum here covers another one together with all that the other
+//! covers.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -12,11 +13,12 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// The check of a journal record's payload: CRC-32 (ISO-HDLC, the check value of `123456789` is `cbf43926`).
+/// The check of a journal record's payload: CRC-32 (ISO-HDLC, the check value of `123456789` is
+/// `cbf43926`).
 ///
-/// Not CRC-32C, because of the trap: a block of a file system may end in its own CRC-32C, and all versions of
-/// such a block would have the same one, so a stale version left in the ring would pass for the torn newer
-/// one.
+/// Not CRC-32C, because of the trap: a block of a file system may end in its own CRC-32C, and all
+/// versions of such a block would have the same one, so a stale version left in the ring would pass
+/// for the torn newer one.
 #[inline]
 pub fn payload_check(payload: &[u8]) -> u32 {
     crc_fast::crc32_iso_hdlc(payload)
@@ -65,5 +67,7 @@ pub(crate) fn seal_in_place(bytes: &mut [u8]) {
 
 /// Whether the last four bytes are the CRC of all before.
 pub(crate) fn is_sealed(bytes: &[u8]) -> bool {
-    bytes.split_last_chunk::<4>().is_some_and(|(body, crc)| crc32c(body) == u32::from_le_bytes(*crc))
+    bytes
+        .split_last_chunk::<4>()
+        .is_some_and(|(body, crc)| crc32c(body) == u32::from_le_bytes(*crc))
 }

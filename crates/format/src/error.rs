@@ -1,5 +1,5 @@
-//! One error type for all decoders. Only a mismatch of names allocates: a recovery may scan past many bad
-//! records.
+//! One error type for all decoders. Only a mismatch of names allocates: a recovery may scan past
+//! many bad records.
 
 use std::fmt;
 
@@ -35,7 +35,9 @@ pub enum FormatError {
         found: u16,
     },
     /// A version that this build cannot read.
-    #[error("{what}: format version {found}, this build reads up to {supported}; use a newer Sawmill")]
+    #[error(
+        "{what}: format version {found}, this build reads up to {supported}; use a newer Sawmill"
+    )]
     Version {
         /// Which structure.
         what: &'static str,
@@ -44,13 +46,15 @@ pub enum FormatError {
         /// The newest version this build reads.
         supported: u16,
     },
-    /// The bytes are not those that were written, or (frames, journal payloads) not those of this place.
+    /// The bytes are not those that were written, or (frames, journal payloads) not those of this
+    /// place.
     #[error("{what}: damaged, its checksum does not match")]
     Checksum {
         /// Which structure.
         what: &'static str,
     },
-    /// Reserved bytes or bits are set though the checksum is right: a writer with an extension unknown here.
+    /// Reserved bytes or bits are set though the checksum is right: a writer with an extension
+    /// unknown here.
     #[error("{what}: reserved bytes are set; it may come from a newer Sawmill")]
     Reserved {
         /// Which structure.

@@ -1,7 +1,8 @@
-//! What a target of a link must know of an export when it is started anew: a file in the state folder.
+//! What a target of a link must know of an export when it is started anew: a file in the state
+//! folder.
 //!
-//! Invariant: it is replaced, durably, before anything that it says is acted upon. Losing it cuts off whoever
-//! was attached, and loses nothing else.
+//! Invariant: it is replaced, durably, before anything that it says is acted upon. Losing it cuts
+//! off whoever was attached, and loses nothing else.
 //!
 //! Not here: who is let in (`crates/link/src/target`).
 
@@ -72,7 +73,8 @@ impl ExportState {
         check_field(WHAT, "identity_bytes", "it does not agree with the length", agrees)?;
         let why = "it is not UTF-8";
         let identity = str::from_utf8(identity);
-        let identity = identity.map_err(|_| FormatError::Field { what: WHAT, field: "identity", why })?;
+        let identity =
+            identity.map_err(|_| FormatError::Field { what: WHAT, field: "identity", why })?;
         Ok(ExportState {
             reservation: at::RESERVATION.u64(bytes),
             failed_syncs: at::FAILED_SYNCS.u64(bytes),

@@ -1,4 +1,5 @@
-//! The two random names of the store: of a volume, and of a put. Making random ones is the caller's work.
+//! The two random names of the store: of a volume, and of a put. Making random ones is the caller's
+//! work.
 
 use std::fmt;
 use std::str::FromStr;
@@ -58,11 +59,13 @@ id! {
     VolumeId, "volume id"
 }
 id! {
-    /// One put of one object, so that an object can be told from another writer's object at the same key.
+    /// One put of one object, so that an object can be told from another writer's object at the
+    /// same key.
     PutId, "put id"
 }
 
 fn parse(text: &str) -> Option<[u8; 16]> {
-    let digits = text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let digits =
+        text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     digits.then(|| u128::from_str_radix(text, 16).ok().map(u128::to_be_bytes))?
 }

@@ -1,8 +1,8 @@
-//! What of a volume's past is kept: the block at the end of a checkpoint since version 2, the orders in the
-//! log that change it, and the pins by which clones hold their ancestors.
+//! What of a volume's past is kept: the block at the end of a checkpoint since version 2, the
+//! orders in the log that change it, and the pins by which clones hold their ancestors.
 //!
-//! Invariants: cuts are sorted by kind, number, sequence and name; names are unique; lineage and dead
-//! segments are sorted by sequence.
+//! Invariants: cuts are sorted by kind, number, sequence and name; names are unique; lineage and
+//! dead segments are sorted by sequence.
 //!
 //! Not here: which segment a cut needs, and when a cut ends (the engine's).
 
@@ -109,8 +109,8 @@ pub struct CutEntry {
     pub wall_unix_ms: u64,
     /// The slot of a pin; 0 for the other kinds.
     pub pin: u64,
-    /// Of a retained checkpoint, how long the volume had been attached by then, in seconds, rounded up; 0
-    /// when its writer was of an older version, and for the other kinds.
+    /// Of a retained checkpoint, how long the volume had been attached by then, in seconds, rounded
+    /// up; 0 when its writer was of an older version, and for the other kinds.
     pub attached_s: u32,
 }
 
@@ -194,9 +194,15 @@ impl Kept {
         let sizes = [kept_at::CUT_COUNT, kept_at::LINEAGE_COUNT, kept_at::DEAD_COUNT]
             .map(|field| u64::from(field.u32(head)));
         let [cuts, lineage, dead] = sizes;
-        let need =
-            cuts * cut_at::SIZE as u64 + lineage * lineage_at::SIZE as u64 + dead * dead_at::SIZE as u64;
-        check_field(WHAT, "cut_count", "the counts do not agree with kept_bytes", need == rows.len() as u64)?;
+        let need = cuts * cut_at::SIZE as u64
+            + lineage * lineage_at::SIZE as u64
+            + dead * dead_at::SIZE as u64;
+        check_field(
+            WHAT,
+            "cut_count",
+            "the counts do not agree with kept_bytes",
+            need == rows.len() as u64,
+        )?;
         preamble::check_reserved(Kind::Checkpoint, head, &[kept_at::RESERVED])?;
         let (cuts, rows) = rows.split_at(cuts as usize * cut_at::SIZE);
         let (lineage, dead) = rows.split_at(lineage as usize * lineage_at::SIZE);
@@ -215,7 +221,8 @@ impl Kept {
     pub(crate) fn check(&self) -> Result<()> {
         let cuts = self.cuts.is_sorted_by(|one, next| one < next);
         check_field(WHAT, "number", "the cuts are not sorted, or one is there twice", cuts)?;
-        let lineage = self.lineage.is_sorted_by(|one, next| one.through_sequence < next.through_sequence);
+        let lineage =
+            self.lineage.is_sorted_by(|one, next| one.through_sequence < next.through_sequence);
         check_field(WHAT, "through_sequence", "the lineage is not sorted", lineage)?;
         let dead = self.dead.is_sorted_by(|one, next| one.sequence < next.sequence);
         check_field(WHAT, "sequence", "the dead segments are not sorted", dead)?;
@@ -284,7 +291,13 @@ impl CutEntry {
                 1 => CutKind::Retained,
                 2 => CutKind::Snapshot,
                 3 => CutKind::Pin,
-                _ => return Err(FormatError::Field { what: WHAT, field: "kind", why: "no such kind" }),
+                _ => {
+                    return Err(FormatError::Field {
+                        what: WHAT,
+                        field: "kind",
+                        why: "no such kind",
+                    });
+                }
             },
             number: cut_at::NUMBER.u64(row),
             through_sequence: cut_at::THROUGH_SEQUENCE.u64(row),
@@ -372,7 +385,13 @@ impl Order {
                 put_id: PutId(order_at::PUT_ID.array(bytes)),
                 through_sequence: order_at::THROUGH_SEQUENCE.u64(bytes),
             },
-            _ => return Err(FormatError::Field { what: WHAT, field: "kind", why: "no such kind of order" }),
+            _ => {
+                return Err(FormatError::Field {
+                    what: WHAT,
+                    field: "kind",
+                    why: "no such kind of order",
+                });
+            }
         };
         if order.encode() != bytes {
             return Err(FormatError::Reserved { what: WHAT });
@@ -381,8 +400,9 @@ impl Order {
     }
 }
 
-/// A clone's hold on a volume. Slots are taken one after the other and never given up, so that whoever asks
-/// for the next one by name misses none; a clone that ends leaves a word at [`released_key`].
+/// A clone's hold on a volume. Slots are taken one after the other and never given up, so that
+/// whoever asks for the next one by name misses none; a clone that ends leaves a word at
+/// [`released_key`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
     /// The volume that is held.
@@ -478,12 +498,14 @@ pub enum Word {
 impl Word {
     /// What a word says; `None` when it is none.
     pub fn of(pin: &Pin) -> Option<Word> {
-        [Word::Deleted, Word::Removed, Word::Lives].into_iter().find(|word| *word as u64 == pin.number)
+        [Word::Deleted, Word::Removed, Word::Lives]
+            .into_iter()
+            .find(|word| *word as u64 == pin.number)
     }
 }
 
-/// The key of a word about a volume. Numbers are taken one after the other from 1 and never given up; the
-/// newest counts.
+/// The key of a word about a volume. Numbers are taken one after the other from 1 and never given
+/// up; the newest counts.
 pub fn word_key(volume_id: VolumeId, number: u64) -> String {
     format!("{}{number:020}", word_prefix(volume_id))
 }

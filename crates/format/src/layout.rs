@@ -1,8 +1,9 @@
-//! How layouts are written down: one constant per field, used by encoder, decoder and the test of the pages.
+//! How layouts are written down: one constant per field, used by encoder, decoder and the test of
+//! the pages.
 //!
-//! Invariants: a table's fields follow each other without gaps and end at its size (checked when compiled).
-//! All integers are little-endian. Access outside the bytes given is a mistake of this crate and panics, so
-//! every decoder checks the length of its input first.
+//! Invariants: a table's fields follow each other without gaps and end at its size (checked when
+//! compiled). All integers are little-endian. Access outside the bytes given is a mistake of this
+//! crate and panics, so every decoder checks the length of its input first.
 
 /// One field: a row of a layout table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
-//! A map part: the extents of one group of addresses, for a checkpoint. Varints of differences, since
-//! neighbours on the disk are mostly neighbours in a segment.
+//! A map part: the extents of one group of addresses, for a checkpoint. Varints of differences,
+//! since neighbours on the disk are mostly neighbours in a segment.
 //!
-//! Invariants: extents are sorted, not empty, and do not overlap; a number has one encoding. What no extent
-//! covers reads as zeroes.
+//! Invariants: extents are sorted, not empty, and do not overlap; a number has one encoding. What
+//! no extent covers reads as zeroes.
 //!
 //! Not here: how many addresses a group has; the writer says where it begins.
 
@@ -57,9 +57,14 @@ pub struct PartIdentity {
     pub put_id: PutId,
 }
 
-/// The object's bytes. `extents` are sorted by address, not empty, do not overlap, and none begins before
+/// The object's bytes. `extents` are sorted by address, not empty, do not overlap, and none begins
+/// before
 /// `first_address`, the first address of the group; others are refused.
-pub fn encode_part(identity: &PartIdentity, first_address: u64, extents: &[MapExtent]) -> Result<Vec<u8>> {
+pub fn encode_part(
+    identity: &PartIdentity,
+    first_address: u64,
+    extents: &[MapExtent],
+) -> Result<Vec<u8>> {
     let mut bytes = vec![0; at::SIZE];
     at::VOLUME_ID.put(&mut bytes, identity.volume_id.0);
     at::PUT_ID.put(&mut bytes, identity.put_id.0);
@@ -71,7 +76,10 @@ pub fn encode_part(identity: &PartIdentity, first_address: u64, extents: &[MapEx
     for extent in extents {
         let gap = extent.address.checked_sub(before.address);
         let why = "the extents are not sorted, overlap, or begin before the group";
-        put_varint(&mut bytes, gap.ok_or(FormatError::Field { what: WHAT, field: "address", why })?);
+        put_varint(
+            &mut bytes,
+            gap.ok_or(FormatError::Field { what: WHAT, field: "address", why })?,
+        );
         put_varint(&mut bytes, extent.length);
         put_varint(&mut bytes, zigzag(extent.sequence.wrapping_sub(before.sequence)));
         put_varint(&mut bytes, zigzag(u64::from(extent.data_offset).wrapping_sub(before.data)));
@@ -111,7 +119,8 @@ pub fn part_crc(bytes: &[u8]) -> u32 {
     bytes.last_chunk().map_or(0, |crc| u32::from_le_bytes(*crc))
 }
 
-/// The first address of the group, as the part itself says, for tools. Nothing but the length is checked.
+/// The first address of the group, as the part itself says, for tools. Nothing but the length is
+/// checked.
 pub fn part_first_address(bytes: &[u8]) -> Result<u64> {
     preamble::check_available(WHAT, bytes, at::SIZE)?;
     Ok(at::FIRST_ADDRESS.u64(bytes))

@@ -1,8 +1,8 @@
 //! The name record: one step in the life of a volume's name. Object `names/<name>/<number>`.
 //!
-//! Invariants: numbers are taken one after the other from 1, each object is created once and never changed
-//! nor deleted, so that whoever asks for the next number by key misses none; the newest counts. Each record
-//! carries the whole volume record of the volume that it is about.
+//! Invariants: numbers are taken one after the other from 1, each object is created once and never
+//! changed nor deleted, so that whoever asks for the next number by key misses none; the newest
+//! counts. Each record carries the whole volume record of the volume that it is about.
 //!
 //! Not here: who may put one, and when (the engine's).
 
@@ -97,7 +97,11 @@ impl NameRecord {
             .split_at_checked(usize::from(at::TARGET_BYTES.u16(bytes)))
             .ok_or(FormatError::Field { what: WHAT, field: "target_bytes", why })?;
         let why = "it is not UTF-8";
-        let to = str::from_utf8(to).map_err(|_| FormatError::Field { what: WHAT, field: "target", why })?;
+        let to = str::from_utf8(to).map_err(|_| FormatError::Field {
+            what: WHAT,
+            field: "target",
+            why,
+        })?;
         let volume = VolumeRecord::decode(volume, name)?;
         let is_its_own = at::VOLUME_ID.array(bytes) == volume.volume_id.0;
         check_field(WHAT, "volume_id", "it is not that of the volume record", is_its_own)?;
@@ -114,7 +118,12 @@ impl NameRecord {
         let has_name = matches!(step, NameStep::Moves { .. });
         check_field(WHAT, "target_bytes", "only a move has a target", has_name || to.is_empty())?;
         let has_number = has_name || matches!(step, NameStep::Ends { .. });
-        check_field(WHAT, "target_number", "this step has no target", has_number || target_number == 0)?;
+        check_field(
+            WHAT,
+            "target_number",
+            "this step has no target",
+            has_number || target_number == 0,
+        )?;
         let record = NameRecord { number, step, volume };
         record.check()?;
         Ok(record)
@@ -126,7 +135,11 @@ impl NameRecord {
         check("number", "it is zero", self.number > 0)?;
         match &self.step {
             NameStep::Moves { to, number } => {
-                check("target_bytes", "a name has 1 to 65535 bytes", (1..=0xffff).contains(&to.len()))?;
+                check(
+                    "target_bytes",
+                    "a name has 1 to 65535 bytes",
+                    (1..=0xffff).contains(&to.len()),
+                )?;
                 check("target_number", "it is zero", *number > 0)?;
             }
             NameStep::Ends { word } => check("target_number", "it is zero", *word > 0)?,

@@ -1,8 +1,8 @@
-//! The newest state of a volume that a machine has seen in a store: a file in the state folder of the volume,
-//! beside its journal.
+//! The newest state of a volume that a machine has seen in a store: a file in the state folder of
+//! the volume, beside its journal.
 //!
-//! Invariant: it never says more than was so: who wrote it had attached the volume then. Losing it costs the
-//! warning that the store has become older, and nothing else.
+//! Invariant: it never says more than was so: who wrote it had attached the volume then. Losing it
+//! costs the warning that the store has become older, and nothing else.
 //!
 //! Not here: what is done about an older store (`crates/volume/src/open`).
 
@@ -61,6 +61,11 @@ impl NewestState {
         let epoch = at::EPOCH.u64(bytes);
         check_field(WHAT, "epoch", "it is zero", epoch > 0)?;
         let stored_sequence = at::STORED_SEQUENCE.u64(bytes);
-        Ok(NewestState { volume_id, epoch, stored_sequence, wall_unix_ms: at::WALL_UNIX_MS.u64(bytes) })
+        Ok(NewestState {
+            volume_id,
+            epoch,
+            stored_sequence,
+            wall_unix_ms: at::WALL_UNIX_MS.u64(bytes),
+        })
     }
 }

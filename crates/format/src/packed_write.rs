@@ -1,10 +1,12 @@
-//! A packed write: many ranges of bytes near one address as the payload of one write request (BASS §3.1).
+//! A packed write: many ranges of bytes near one address as the payload of one write request (BASS
+//! §3.1).
 //!
-//! Invariants: entries are in order, not empty, and do not touch each other (what touches is one entry), so a
-//! set of ranges has exactly one encoding; offsets count from the address of the request. Neither encoder nor
-//! decoder allocates, and neither reads a byte of the data.
+//! Invariants: entries are in order, not empty, and do not touch each other (what touches is one
+//! entry), so a set of ranges has exactly one encoding; offsets count from the address of the
+//! request. Neither encoder nor decoder allocates, and neither reads a byte of the data.
 //!
-//! Not here: a checksum (the link seals what it carries), and which ranges are packed (the link's cache).
+//! Not here: a checksum (the link seals what it carries), and which ranges are packed (the link's
+//! cache).
 
 use crate::error::check_field;
 use crate::layout::layout;
@@ -27,7 +29,8 @@ layout! {
     LENGTH: 4, 4, "length";
 }
 
-/// What every packed write begins with: no text, and no value that a counter or a pointer likely has.
+/// What every packed write begins with: no text, and no value that a counter or a pointer likely
+/// has.
 pub const MAGIC: u32 = 0xd5b1_57ac;
 /// The version this build writes and reads.
 pub const VERSION: u16 = 1;
@@ -88,7 +91,8 @@ impl<'a> Packed<'a> {
     }
 }
 
-/// Every entry: not empty, behind the one before it with a gap, and all of them together as long as the data.
+/// Every entry: not empty, behind the one before it with a gap, and all of them together as long as
+/// the data.
 fn check_table(table: &[u8], data_bytes: u64) -> Result<()> {
     let (mut end, mut total) = (None, 0_u64);
     for entry in table.chunks_exact(entry_at::SIZE) {
@@ -123,10 +127,11 @@ pub fn encoded_bytes<'a>(ranges: impl IntoIterator<Item = (u32, &'a [u8])>) -> u
     bytes
 }
 
-/// Writes `ranges` (offset from the request's address, bytes; in order) as a packed write to the first bytes
-/// of `into`, and says how many. Ranges that touch become one entry.
+/// Writes `ranges` (offset from the request's address, bytes; in order) as a packed write to the
+/// first bytes of `into`, and says how many. Ranges that touch become one entry.
 ///
-/// Errors: `Truncated` when `into` is too short, `Field` when the ranges break a rule of the structure; what
+/// Errors: `Truncated` when `into` is too short, `Field` when the ranges break a rule of the
+/// structure; what
 /// `into` holds then means nothing.
 pub fn encode<'a, R>(ranges: R, into: &mut [u8]) -> Result<usize>
 where
@@ -154,7 +159,11 @@ where
     Ok(need as usize)
 }
 
-fn put_ranges<'a>(ranges: impl IntoIterator<Item = (u32, &'a [u8])>, table: &mut [u8], data: &mut [u8]) {
+fn put_ranges<'a>(
+    ranges: impl IntoIterator<Item = (u32, &'a [u8])>,
+    table: &mut [u8],
+    data: &mut [u8],
+) {
     let (mut entries, mut place) = (table.chunks_exact_mut(entry_at::SIZE), 0);
     let mut open: Option<(u32, u32)> = None;
     let mut close = |(offset, length): (u32, u32)| {

@@ -1,5 +1,5 @@
-//! The 16 bytes that open every object and structure, except journal records and frame heads: magic, kind,
-//! version, length. Magic, kind and version keep their place in every version to come.
+//! The 16 bytes that open every object and structure, except journal records and frame heads:
+//! magic, kind, version, length. Magic, kind and version keep their place in every version to come.
 
 use crate::crc;
 use crate::layout::{Field, layout};
@@ -18,8 +18,8 @@ layout! {
 pub const MAGIC: [u8; 4] = *b"SAWM";
 /// Bytes of the preamble.
 pub const PREAMBLE_BYTES: usize = at::SIZE;
-/// The version this build writes, and the newest it reads, of everything that [`Kind::version_max`] does not
-/// name.
+/// The version this build writes, and the newest it reads, of everything that [`Kind::version_max`]
+/// does not name.
 pub const VERSION: u16 = 1;
 /// Bytes of the CRC at the end of a structure.
 pub(crate) const CRC_BYTES: usize = 4;
@@ -175,8 +175,8 @@ pub(crate) fn open(bytes: &[u8], kind: Kind) -> Result<u64> {
     Ok(at::LENGTH.u64(bytes))
 }
 
-/// Checks the preamble, the length (at least `least`, no more than is there) and the CRC at the end, and
-/// returns exactly the structure's bytes.
+/// Checks the preamble, the length (at least `least`, no more than is there) and the CRC at the
+/// end, and returns exactly the structure's bytes.
 pub(crate) fn open_sealed(bytes: &[u8], kind: Kind, least: usize) -> Result<&[u8]> {
     let what = kind.name();
     let length = open(bytes, kind)?;
@@ -188,19 +188,25 @@ pub(crate) fn open_sealed(bytes: &[u8], kind: Kind, least: usize) -> Result<&[u8
         });
     }
     let sealed = usize::try_from(length).ok().and_then(|length| bytes.get(..length));
-    let sealed = sealed.ok_or(FormatError::Truncated { what, need: length, have: bytes.len() as u64 })?;
+    let sealed =
+        sealed.ok_or(FormatError::Truncated { what, need: length, have: bytes.len() as u64 })?;
     if !crc::is_sealed(sealed) {
         return Err(FormatError::Checksum { what });
     }
     Ok(sealed)
 }
 
-/// As [`open_sealed`], for a structure that is its whole object, file or block: nothing may follow it.
+/// As [`open_sealed`], for a structure that is its whole object, file or block: nothing may follow
+/// it.
 pub(crate) fn open_whole(bytes: &[u8], kind: Kind, least: usize) -> Result<()> {
     let what = kind.name();
     let length = open(bytes, kind)?;
     if length >= least as u64 && length < bytes.len() as u64 {
-        return Err(FormatError::Field { what, field: "length", why: "bytes follow after the end" });
+        return Err(FormatError::Field {
+            what,
+            field: "length",
+            why: "bytes follow after the end",
+        });
     }
     open_sealed(bytes, kind, least).map(|_| ())
 }

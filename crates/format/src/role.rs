@@ -1,7 +1,8 @@
 //! What a store is to a volume that lies in more than one: a replica of another store, or promoted.
 //!
-//! Invariants: numbers are taken one after the other from 1 and never given up, so that whoever asks for the
-//! next one by name misses none; the newest counts. A volume without a role is a primary.
+//! Invariants: numbers are taken one after the other from 1 and never given up, so that whoever
+//! asks for the next one by name misses none; the newest counts. A volume without a role is a
+//! primary.
 //!
 //! Not here: who may put one, and when (the engine's).
 
@@ -52,8 +53,8 @@ pub enum RoleKind {
     Replica,
     /// It goes on by itself.
     Promoted(Promoted),
-    /// A replica that was written by itself before: what it had is overtaken by its source's history, which
-    /// begins here. All zero: not known.
+    /// A replica that was written by itself before: what it had is overtaken by its source's
+    /// history, which begins here. All zero: not known.
     Returned(Promoted),
 }
 
@@ -112,8 +113,11 @@ impl Role {
         let agrees = usize::from(at::SOURCE_BYTES.u16(bytes)) == source.len();
         check_field(WHAT, "source_bytes", "it does not agree with the length", agrees)?;
         let why = "it is not UTF-8";
-        let source =
-            str::from_utf8(source).map_err(|_| FormatError::Field { what: WHAT, field: "source", why })?;
+        let source = str::from_utf8(source).map_err(|_| FormatError::Field {
+            what: WHAT,
+            field: "source",
+            why,
+        })?;
         let begins = Promoted {
             epoch: at::EPOCH.u64(bytes),
             checkpoint_number: at::CHECKPOINT_NUMBER.u64(bytes),

@@ -1,9 +1,11 @@
-//! A segment: one batch of writes as one object. A header (what was written where), then a body of frames.
+//! A segment: one batch of writes as one object. A header (what was written where), then a body of
+//! frames.
 //!
-//! Invariants: the header verifies alone; each frame verifies alone, its place included, so that one ranged
-//! GET is enough to trust it. The bytes of a (volume, sequence, epoch) never change.
+//! Invariants: the header verifies alone; each frame verifies alone, its place included, so that
+//! one ranged GET is enough to trust it. The bytes of a (volume, sequence, epoch) never change.
 //!
-//! Not here: which writes go into a segment, compression, and what the sequences of a volume add up to.
+//! Not here: which writes go into a segment, compression, and what the sequences of a volume add up
+//! to.
 
 use std::ops::Range;
 
@@ -90,7 +92,8 @@ pub enum SegmentRole {
     Data = 1,
     /// The first segment of an epoch; shuts older epochs out.
     Fence = 2,
-    /// Live data of older segments, written anew by garbage collection. Covers no journal positions.
+    /// Live data of older segments, written anew by garbage collection. Covers no journal
+    /// positions.
     Moved = 3,
     /// What somebody ordered at this place of the log; its data is a [`crate::kept::Order`].
     Order = 4,
@@ -121,7 +124,8 @@ pub struct SegmentExtent {
     pub kind: ExtentKind,
 }
 
-/// Where an extent of a moved segment came from. It takes effect only where the map still points there.
+/// Where an extent of a moved segment came from. It takes effect only where the map still points
+/// there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Origin {
     /// The segment its bytes were copied from.
@@ -186,14 +190,16 @@ pub struct SegmentHeader {
     pub frames: Vec<FrameEntry>,
     /// Where each extent came from: one for each of a moved segment, none of others.
     pub origins: Vec<Origin>,
-    /// Bytes of the disk that a fence's attachment shows; 0: not said, as in other roles and in version 1.
+    /// Bytes of the disk that a fence's attachment shows; 0: not said, as in other roles and in
+    /// version 1.
     pub size_bytes: u64,
 }
 
 /// Bytes of a header with so many extents, frames and origins; the body begins there.
 pub const fn encoded_len(extent_count: usize, frame_count: usize, origin_count: usize) -> usize {
-    let tables =
-        extent_at::SIZE * extent_count + frame_at::SIZE * frame_count + origin_at::SIZE * origin_count;
+    let tables = extent_at::SIZE * extent_count
+        + frame_at::SIZE * frame_count
+        + origin_at::SIZE * origin_count;
     at::SIZE + tables + CRC_BYTES
 }
 
@@ -209,8 +215,9 @@ pub fn header_bytes_of(first_16_bytes: &[u8]) -> Result<u64> {
 pub fn raw_frames(data_bytes: u64, frame_bytes: u32) -> Result<Vec<FrameEntry>> {
     check_field(WHAT, "frame_bytes", "it is zero", frame_bytes > 0)?;
     let frame_count = data_bytes.div_ceil(u64::from(frame_bytes));
-    let body_bytes =
-        frame_count.checked_mul(FRAME_HEAD_BYTES as u64).and_then(|heads| heads.checked_add(data_bytes));
+    let body_bytes = frame_count
+        .checked_mul(FRAME_HEAD_BYTES as u64)
+        .and_then(|heads| heads.checked_add(data_bytes));
     let fits = body_bytes.is_some_and(|bytes| bytes <= u64::from(u32::MAX));
     check_field(WHAT, "data_bytes", "the body would not fit in 4 GiB", fits)?;
     let mut frames = Vec::with_capacity(frame_count as usize);
@@ -225,8 +232,14 @@ pub fn raw_frames(data_bytes: u64, frame_bytes: u32) -> Result<Vec<FrameEntry>> 
     Ok(frames)
 }
 
-/// Where raw frame number `frame` lies in the object, head included. Empty when there is no such frame.
-pub fn raw_frame_range(header_bytes: u64, data_bytes: u64, frame_bytes: u32, frame: u32) -> Range<u64> {
+/// Where raw frame number `frame` lies in the object, head included. Empty when there is no such
+/// frame.
+pub fn raw_frame_range(
+    header_bytes: u64,
+    data_bytes: u64,
+    frame_bytes: u32,
+    frame: u32,
+) -> Range<u64> {
     let data_start = u64::from(frame) * u64::from(frame_bytes);
     let data = data_bytes.saturating_sub(data_start).min(u64::from(frame_bytes));
     let start = header_bytes + data_start + u64::from(frame) * FRAME_HEAD_BYTES as u64;
@@ -253,7 +266,8 @@ impl SegmentHeader {
         self.header_bytes() + self.body_bytes()
     }
 
-    /// The header's bytes. What [`SegmentHeader::check`] refuses would be written but never read back.
+    /// The header's bytes. What [`SegmentHeader::check`] refuses would be written but never read
+    /// back.
     pub fn encode(&self) -> Vec<u8> {
         debug_assert_eq!(self.check(), Ok(()));
         let length = self.encoded_len();
@@ -313,7 +327,12 @@ impl SegmentHeader {
             + u64::from(frame_count) * frame_at::SIZE as u64
             + u64::from(origin_count) * origin_at::SIZE as u64;
         let agrees = tables == (bytes.len() - LEAST_BYTES) as u64;
-        check_field(WHAT, "length", "it does not agree with role, extent_count and frame_count", agrees)?;
+        check_field(
+            WHAT,
+            "length",
+            "it does not agree with role, extent_count and frame_count",
+            agrees,
+        )?;
         let tables = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
         let (extents, tables) = tables.split_at(extent_at::SIZE * extent_count as usize);
         let (frames, origins) = tables.split_at(frame_at::SIZE * frame_count as usize);
@@ -330,7 +349,12 @@ impl SegmentHeader {
         for entry in origins.chunks_exact(origin_at::SIZE) {
             preamble::check_reserved(KIND, entry, &[origin_at::RESERVED])?;
         }
-        check_identity(WHAT, "volume_id", expected.volume_id, VolumeId(at::VOLUME_ID.array(bytes)))?;
+        check_identity(
+            WHAT,
+            "volume_id",
+            expected.volume_id,
+            VolumeId(at::VOLUME_ID.array(bytes)),
+        )?;
         check_identity(WHAT, "sequence", expected.sequence, at::SEQUENCE.u64(bytes))?;
         let header = Self::get(bytes, extents, frames, origins)?;
         header.check()?;
@@ -368,7 +392,10 @@ impl SegmentHeader {
             role: role_of(bytes)?,
             frame_bytes: at::FRAME_BYTES.u32(bytes),
             data_bytes: at::DATA_BYTES.u64(bytes),
-            extents: extents.chunks_exact(extent_at::SIZE).map(get_extent).collect::<Result<_>>()?,
+            extents: extents
+                .chunks_exact(extent_at::SIZE)
+                .map(get_extent)
+                .collect::<Result<_>>()?,
             frames: frames.collect(),
             origins: origins.collect(),
             size_bytes: at::SIZE_BYTES.u64(bytes),
@@ -378,12 +405,20 @@ impl SegmentHeader {
     /// Whether the fields keep the rules of the structure; the decoder refuses those that do not.
     pub fn check(&self) -> Result<()> {
         let check = |field, why, holds| check_field(WHAT, field, why, holds);
-        check("position_end", "it is before position_start", self.position_start <= self.position_end)?;
+        check(
+            "position_end",
+            "it is before position_start",
+            self.position_start <= self.position_end,
+        )?;
         check("next_sequence", "it is not after sequence", self.sequence < self.next_sequence)?;
         check("frame_bytes", "it is zero", self.frame_bytes > 0)?;
         let may_say = self.role == SegmentRole::Fence || self.size_bytes == 0;
         check("size_bytes", "only a fence says the size of its disk", may_say)?;
-        check("data_bytes", "no offset of 32 bits reaches that far", self.data_bytes <= DATA_BYTES_MAX)?;
+        check(
+            "data_bytes",
+            "no offset of 32 bits reaches that far",
+            self.data_bytes <= DATA_BYTES_MAX,
+        )?;
         let mut free_from = 0;
         for extent in &self.extents {
             check("length", "an extent is empty", extent.length > 0)?;
@@ -398,12 +433,18 @@ impl SegmentHeader {
                 ExtentKind::Data => {
                     check("data_offset", "it ends past data_bytes", data_end <= self.data_bytes)?
                 }
-                _ => check("data_offset", "an extent without data has one", extent.data_offset == 0)?,
+                _ => {
+                    check("data_offset", "an extent without data has one", extent.data_offset == 0)?
+                }
             }
         }
         self.check_origins()?;
         let frame_count = self.data_bytes.div_ceil(u64::from(self.frame_bytes));
-        check("frame_count", "it does not agree with data_bytes", frame_count == self.frames.len() as u64)?;
+        check(
+            "frame_count",
+            "it does not agree with data_bytes",
+            frame_count == self.frames.len() as u64,
+        )?;
         let mut body_offset = 0;
         for frame in &self.frames {
             let contiguous = u64::from(frame.body_offset) == body_offset;
@@ -422,12 +463,24 @@ impl SegmentHeader {
         check("origins", "there is not one for each moved extent", self.origins.len() == expected)?;
         for (extent, origin) in self.extents.iter().zip(&self.origins) {
             check("kind", "what moved is not data", extent.kind == ExtentKind::Data)?;
-            check("origin sequence", "it is not before this segment", origin.sequence < self.sequence)?;
+            check(
+                "origin sequence",
+                "it is not before this segment",
+                origin.sequence < self.sequence,
+            )?;
             let end = u64::from(origin.data_offset).saturating_add(extent.length);
-            check("origin data_offset", "no offset of 32 bits reaches that far", end <= DATA_BYTES_MAX)?;
+            check(
+                "origin data_offset",
+                "no offset of 32 bits reaches that far",
+                end <= DATA_BYTES_MAX,
+            )?;
         }
         let covers = self.position_start != self.position_end;
-        check("position_end", "what moved covers positions", self.role != SegmentRole::Moved || !covers)
+        check(
+            "position_end",
+            "what moved covers positions",
+            self.role != SegmentRole::Moved || !covers,
+        )
     }
 }
 
@@ -450,7 +503,13 @@ fn get_extent(entry: &[u8]) -> Result<SegmentExtent> {
             1 => ExtentKind::Data,
             2 => ExtentKind::Zero,
             3 => ExtentKind::Discard,
-            _ => return Err(FormatError::Field { what: WHAT, field: "kind", why: "no such kind of extent" }),
+            _ => {
+                return Err(FormatError::Field {
+                    what: WHAT,
+                    field: "kind",
+                    why: "no such kind of extent",
+                });
+            }
         },
     })
 }

@@ -1,8 +1,8 @@
-//! The staging file: journal bytes that survive the process before they are on the SSD. Its first page says
-//! whose they are; the second begins with `written`, which the engine keeps up to date.
+//! The staging file: journal bytes that survive the process before they are on the SSD. Its first
+//! page says whose they are; the second begins with `written`, which the engine keeps up to date.
 //!
-//! Not here: `written` itself. It changes with every write and has no checksum; the records' own checksums
-//! decide.
+//! Not here: `written` itself. It changes with every write and has no checksum; the records' own
+//! checksums decide.
 
 use crate::error::{check_field, check_identity};
 use crate::ids::VolumeId;
@@ -51,7 +51,8 @@ pub struct StagingHeader {
     pub capacity_bytes: u64,
     /// The kernel's boot that wrote it; after another boot the content means nothing.
     pub boot_id: [u8; 16],
-    /// The attachment that wrote it; after the journal was bound to a later one the content means nothing.
+    /// The attachment that wrote it; after the journal was bound to a later one the content means
+    /// nothing.
     pub epoch: u64,
 }
 
@@ -75,7 +76,12 @@ impl StagingHeader {
         let bytes = preamble::open_sealed(bytes, KIND, STAGING_HEADER_BYTES)?;
         check_field(WHAT, "length", "it is not 4096", bytes.len() == STAGING_HEADER_BYTES)?;
         preamble::check_reserved(KIND, bytes, &[at::RESERVED])?;
-        check_identity(WHAT, "volume_id", expected.volume_id, VolumeId(at::VOLUME_ID.array(bytes)))?;
+        check_identity(
+            WHAT,
+            "volume_id",
+            expected.volume_id,
+            VolumeId(at::VOLUME_ID.array(bytes)),
+        )?;
         check_identity(WHAT, "journal_tag", expected.journal_tag, at::JOURNAL_TAG.u64(bytes))?;
         let header = StagingHeader {
             volume_id: expected.volume_id,

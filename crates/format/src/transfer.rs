@@ -1,7 +1,7 @@
 //! How far an import or export got: a file in the state folder of the volume, beside its journal.
 //!
-//! Invariant: `done_bytes` of the disk, from its start, are in place and durable: in the store for an import,
-//! synced for an export. Losing the file costs copying again.
+//! Invariant: `done_bytes` of the disk, from its start, are in place and durable: in the store for
+//! an import, synced for an export. Losing the file costs copying again.
 //!
 //! Not here: when a transfer may be taken up again; the binary decides.
 
@@ -79,7 +79,8 @@ impl TransferProgress {
         let (name, state) = texts.split_at(name_bytes as usize);
         let text = |field, bytes| {
             let why = "it is not UTF-8";
-            let text = str::from_utf8(bytes).map_err(|_| FormatError::Field { what: WHAT, field, why });
+            let text =
+                str::from_utf8(bytes).map_err(|_| FormatError::Field { what: WHAT, field, why });
             text.map(str::to_owned)
         };
         let progress = TransferProgress {

@@ -1,5 +1,5 @@
-//! The volume record: what is fixed when a volume is created. A part of each name record; an object of its
-//! own, `volumes/<name>`, in stores of before those.
+//! The volume record: what is fixed when a volume is created. A part of each name record; an object
+//! of its own, `volumes/<name>`, in stores of before those.
 //!
 //! Not here: anything that changes, and the rules for names beyond being non-empty UTF-8.
 
@@ -128,10 +128,18 @@ impl VolumeRecord {
         preamble::check_reserved(KIND, bytes, &[at::RESERVED_1, at::RESERVED_2])?;
         let found = &bytes[at::SIZE..bytes.len() - CRC_BYTES];
         let name_bytes = usize::from(at::NAME_BYTES.u16(bytes));
-        check_field(WHAT, "name_bytes", "it does not agree with the length", name_bytes == found.len())?;
+        check_field(
+            WHAT,
+            "name_bytes",
+            "it does not agree with the length",
+            name_bytes == found.len(),
+        )?;
         let why = "it is not UTF-8";
-        let found =
-            str::from_utf8(found).map_err(|_| FormatError::Field { what: WHAT, field: "name", why })?;
+        let found = str::from_utf8(found).map_err(|_| FormatError::Field {
+            what: WHAT,
+            field: "name",
+            why,
+        })?;
         check_identity(WHAT, "name", name, found)?;
         let mode = at::FLUSH_MODE.u8(bytes);
         let flush_mode = FlushMode::ALL.into_iter().find(|known| *known as u8 == mode);
@@ -143,7 +151,11 @@ impl VolumeRecord {
             block_bytes: at::BLOCK_BYTES.u32(bytes),
             segment_bytes: at::SEGMENT_BYTES.u32(bytes),
             frame_bytes: at::FRAME_BYTES.u32(bytes),
-            flush_mode: flush_mode.ok_or(FormatError::Field { what: WHAT, field: "flush_mode", why })?,
+            flush_mode: flush_mode.ok_or(FormatError::Field {
+                what: WHAT,
+                field: "flush_mode",
+                why,
+            })?,
             created_unix_ms: at::CREATED_UNIX_MS.u64(bytes),
             name: found.to_owned(),
         };
@@ -154,7 +166,11 @@ impl VolumeRecord {
     /// Whether the fields keep the rules of the structure.
     pub fn check(&self) -> Result<()> {
         let check = |field, why, holds| check_field(WHAT, field, why, holds);
-        check("name_bytes", "a name has 1 to 65535 bytes", (1..=0xffff).contains(&self.name.len()))?;
+        check(
+            "name_bytes",
+            "a name has 1 to 65535 bytes",
+            (1..=0xffff).contains(&self.name.len()),
+        )?;
         check("block_bytes", "it is 512 or 4096", matches!(self.block_bytes, 512 | 4096))?;
         let whole = self.size_bytes.is_multiple_of(u64::from(self.block_bytes));
         check("size_bytes", "it is not a multiple of block_bytes", whole)?;

@@ -1,8 +1,9 @@
-//! The write log: every write, flush and discard of a block device in order, as the kernel's `dm-log-writes`
-//! and QEMU's `blklogwrites` make it, and the crash checker too.
+//! The write log: every write, flush and discard of a block device in order, as the kernel's
+//! `dm-log-writes` and QEMU's `blklogwrites` make it, and the crash checker too.
 //!
-//! A foreign format: it has no preamble, no checksum and no identity, so damage in it is not seen. Invariant:
-//! what is encoded here is read by the kernel's and QEMU's tools, and the other way round.
+//! A foreign format: it has no preamble, no checksum and no identity, so damage in it is not seen.
+//! Invariant: what is encoded here is read by the kernel's and QEMU's tools, and the other way
+//! round.
 //!
 //! Not here: what may be cut from a log (`crates/verify`).
 
@@ -112,7 +113,8 @@ impl Superblock {
 }
 
 impl Entry {
-    /// The bytes of the fixed part; in a mark its text follows, then zeroes to the end of the sector.
+    /// The bytes of the fixed part; in a mark its text follows, then zeroes to the end of the
+    /// sector.
     #[must_use]
     pub fn encode(&self) -> [u8; entry_at::SIZE] {
         let mut bytes = [0; entry_at::SIZE];

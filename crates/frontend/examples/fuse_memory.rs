@@ -1,12 +1,11 @@
-//! Serves a file's bytes through FUSE, on threads of its own that answer late: what a server's death and a
-//! hand-off do to users of the door.
+//! Serves a file's bytes through FUSE, on threads of its own that answer late: what a server's
+//! death and a hand-off do to users of the door.
 //!
 //! `fuse_memory BYTES_FILE SIZE MOUNTPOINT [--loop] [--mount-holder SOCKET] [--standby]` shows
-//! `MOUNTPOINT/disk` and prints its address. `--standby` waits for a line on its input before it opens the
-//! door. Then it obeys lines: `let-go` ends and leaves the mount to the mount holder, printing how long it
-//! took to be quiet;
-//! `counts` prints what was counted; the end of the input, or `stop`, stops. `fuse_memory keep` is the mount
-//! holder.
+//! `MOUNTPOINT/disk` and prints its address. `--standby` waits for a line on its input before it
+//! opens the door. Then it obeys lines: `let-go` ends and leaves the mount to the mount holder,
+//! printing how long it took to be quiet; `counts` prints what was counted; the end of the input,
+//! or `stop`, stops. `fuse_memory keep` is the mount holder.
 
 use std::fs::{File, OpenOptions};
 use std::io::BufRead;
@@ -17,7 +16,8 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, fallocate};
 use sawmill_device::{
-    Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Outcome, Reply, Request,
+    Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Outcome, Reply,
+    Request,
 };
 use sawmill_frontend::Door;
 use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
@@ -32,7 +32,8 @@ struct FileDevice {
 
 impl FileDevice {
     fn open(path: &str, size_bytes: u64) -> std::io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         file.set_len(size_bytes)?;
         let geometry = Geometry {
             size_bytes,
@@ -92,7 +93,9 @@ fn carry_out(request: &mut Request, file: &File) -> Outcome {
         Operation::Discard | Operation::WriteZeroes => {
             fallocate(file, punch, address, length).map_err(|error| failed(error.into()))?;
         }
-        Operation::Allocation => return Ok(Reply::Allocation(vec![Allocation { length, data: true }])),
+        Operation::Allocation => {
+            return Ok(Reply::Allocation(vec![Allocation { length, data: true }]));
+        }
         Operation::Flush | Operation::Prefetch => (),
     }
     Ok(Reply::Done)
@@ -105,7 +108,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let [bytes, size, mountpoint, rest @ ..] = arguments.as_slice() else {
         return Err(
-            "usage: fuse_memory BYTES_FILE SIZE MOUNTPOINT [--loop] [--mount-holder SOCKET] [--standby]"
+            "usage: fuse_memory BYTES_FILE SIZE MOUNTPOINT [--loop] [--mount-holder SOCKET] \
+            [--standby]"
                 .into(),
         );
     };

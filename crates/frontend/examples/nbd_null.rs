@@ -1,7 +1,8 @@
 //! Serves a null and a memory device over NBD on a Unix socket or TCP: what the door itself costs.
 //!
-//! `cargo run --release -p sawmill-frontend --example nbd_null -- /tmp/null.sock` serves the exports `null`
-//! (also under the empty name) and `memory`, 1 GiB each, until its standard input ends. In place of the path
+//! `cargo run --release -p sawmill-frontend --example nbd_null -- /tmp/null.sock` serves the
+//! exports `null` (also under the empty name) and `memory`, 1 GiB each, until its standard input
+//! ends. In place of the path
 //! `tcp:127.0.0.1:10809` listens for TCP; on other addresses anybody who reaches them may connect.
 
 use std::io::Read;
@@ -21,7 +22,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = NbdServer::start(NbdOptions { insecure_listen: true, ..NbdOptions::new(listen) })?;
     let description = String::new();
     let null = Arc::new(NullDevice::new(SIZE_BYTES));
-    server.add_export(Export { name: "null".into(), description: description.clone(), device: null })?;
+    server.add_export(Export {
+        name: "null".into(),
+        description: description.clone(),
+        device: null,
+    })?;
     let memory = Arc::new(MemoryDevice::new(SIZE_BYTES));
     server.add_export(Export { name: "memory".into(), description, device: memory })?;
     println!("{}\n{}", server.uri("null"), server.uri("memory"));

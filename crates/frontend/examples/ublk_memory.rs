@@ -1,9 +1,10 @@
-//! A ublk server without a volume, for tests and measurements: devices in memory, or that keep nothing.
+//! A ublk server without a volume, for tests and measurements: devices in memory, or that keep
+//! nothing.
 //!
-//! It prints `ready NODE...` on one line once all devices can be opened, and ends when its standard input
-//! ends or a line comes: `stop` removes the devices, `leave` lets them go to the next server, `swap` lets
-//! them go and takes them over itself, `drain` shows that they can be quiet and take requests again, `counts`
-//! prints what was counted. Run it without arguments for the options.
+//! It prints `ready NODE...` on one line once all devices can be opened, and ends when its standard
+//! input ends or a line comes: `stop` removes the devices, `leave` lets them go to the next server,
+//! `swap` lets them go and takes them over itself, `drain` shows that they can be quiet and take
+//! requests again, `counts` prints what was counted. Run it without arguments for the options.
 
 use std::fs::File;
 use std::io::BufRead;
@@ -14,14 +15,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit};
 use sawmill_device::{
-    BlockDevice, Error, ErrorKind, Geometry, MemoryDevice, NullDevice, Operation, Operations, Reply, Request,
-    Result,
+    BlockDevice, Error, ErrorKind, Geometry, MemoryDevice, NullDevice, Operation, Operations,
+    Reply, Request, Result,
 };
 use sawmill_frontend::Door;
 use sawmill_frontend::ublk::{self, UblkDoor, UblkOptions, UblkWorkers};
 
 const USAGE: &str = "\
-ublk_memory [--null] [--size MIB] [--devices N] [--workers N] [--queues N] [--depth N] [--id ID] [--link]
+ublk_memory [--null] [--size MIB] [--devices N] [--workers N] [--queues N] [--depth N] [--id ID] \
+[--link]
             [--recover ID] [--first N] [--file PATH] [--run FOLDER]
             [--unpinned] [--unprivileged]                                  serve devices
 ublk_memory list [--run FOLDER]                                        print all ublk devices
@@ -79,7 +81,9 @@ fn run(arguments: &[String]) -> Result<()> {
             ublk::delete(&run_folder, &defaults.link_folder, id)
         }
         ["sweep"] => {
-            for device in ublk::devices(&run_folder)?.into_iter().filter(ublk::DeviceInfo::is_orphan) {
+            for device in
+                ublk::devices(&run_folder)?.into_iter().filter(ublk::DeviceInfo::is_orphan)
+            {
                 ublk::delete(&run_folder, &defaults.link_folder, device.id)?;
                 println!("deleted {}", device.id);
             }
@@ -173,14 +177,20 @@ fn swap(served: &mut [Served]) -> Result<()> {
     }
     let taken = began.elapsed();
     let ms = |time: Duration| time.as_millis();
-    println!("swapped: quiet {} ms, let go {} ms, taken over {} ms", ms(quiet), ms(gone), ms(taken));
+    println!(
+        "swapped: quiet {} ms, let go {} ms, taken over {} ms",
+        ms(quiet),
+        ms(gone),
+        ms(taken)
+    );
     Ok(())
 }
 
 /// Each device takes two descriptors: more than a process has by default, for hundreds of devices.
 fn allow_many_files() {
     let limit = rustix::process::getrlimit(Resource::Nofile);
-    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    let _ =
+        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// Follows lines of standard input until one of them, or its end, is the end.
@@ -211,7 +221,8 @@ fn listen(served: &mut [Served]) -> Result<()> {
     Ok(())
 }
 
-/// A device in a file: what was written is there after the death of this process, if not of the machine.
+/// A device in a file: what was written is there after the death of this process, if not of the
+/// machine.
 struct FileDevice {
     file: File,
     geometry: Geometry,
@@ -248,7 +259,9 @@ impl FileDevice {
                 }
                 Ok(())
             }
-            Operation::Flush | Operation::Discard | Operation::Prefetch | Operation::Allocation => Ok(()),
+            Operation::Flush | Operation::Discard | Operation::Prefetch | Operation::Allocation => {
+                Ok(())
+            }
         }
     }
 }

@@ -1,8 +1,11 @@
-//! Serves a disk over vhost-user-blk on a Unix socket: what the door itself costs, and what it survives.
+//! Serves a disk over vhost-user-blk on a Unix socket: what the door itself costs, and what it
+//! survives.
 //!
-//! `vhost_memory SOCKET` serves a GiB of memory until its standard input ends. `vhost_memory SOCKET FILE`
-//! serves a file that exists, through the page cache, by four threads: what is written survives `kill -9`.
-//! With a third word, the path of a control socket, another such process may take over: it says
+//! `vhost_memory SOCKET` serves a GiB of memory until its standard input ends. `vhost_memory SOCKET
+//! FILE` serves a file that exists, through the page cache, by four threads: what is written
+//! survives
+//! `kill -9`. With a third word, the path of a control socket, another such process may take over:
+//! it says
 //! `vhost_memory SOCKET FILE CONTROL take-over`, and from then on it is the one to take over from.
 
 use std::fs::File;
@@ -18,10 +21,12 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
-use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, MemoryDevice, Operation, Operations, Request};
+use sawmill_device::{
+    BlockDevice, Error, ErrorKind, Geometry, MemoryDevice, Operation, Operations, Request,
+};
 use sawmill_frontend::vhost::{VhostDoor, VhostOptions};
 use sawmill_frontend::{Door, Handed};
 
@@ -136,12 +141,18 @@ fn receive(stream: &UnixStream) -> Fallible<Option<Handed>> {
     let text = String::from_utf8(text)?;
     let mut lines = text.lines();
     piece.what = lines.next().unwrap_or_default().into();
-    piece.facts.extend(lines.filter_map(|line| line.split_once('=')).map(|(k, v)| (k.into(), v.into())));
+    piece
+        .facts
+        .extend(lines.filter_map(|line| line.split_once('=')).map(|(k, v)| (k.into(), v.into())));
     Ok(Some(piece))
 }
 
 /// Takes over from the process behind the control socket.
-fn take_over(options: VhostOptions, device: Arc<dyn BlockDevice>, control: &Path) -> Fallible<VhostDoor> {
+fn take_over(
+    options: VhostOptions,
+    device: Arc<dyn BlockDevice>,
+    control: &Path,
+) -> Fallible<VhostDoor> {
     let stream = UnixStream::connect(control)?;
     let mut pieces = Vec::new();
     while let Some(piece) = receive(&stream)? {

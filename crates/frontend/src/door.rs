@@ -1,11 +1,12 @@
 //! The interface of every door, whatever its protocol.
 //!
-//! A door is *quiet* between [`Door::quiesce`] and [`Door::resume`]: it accepts no request, and every
-//! accepted request is answered. Users wait in the meantime and notice nothing else. Only a quiet door can be
-//! handed over to another process, which needs a few facts and the descriptors of the door.
+//! A door is *quiet* between [`Door::quiesce`] and [`Door::resume`]: it accepts no request, and
+//! every accepted request is answered. Users wait in the meantime and notice nothing else. Only a
+//! quiet door can be handed over to another process, which needs a few facts and the descriptors of
+//! the door.
 //!
-//! Invariant: until [`Door::let_go`], a door that was handed over can still resume, so a hand-off can be
-//! rolled back. Not here: how the pieces travel between processes.
+//! Invariant: until [`Door::let_go`], a door that was handed over can still resume, so a hand-off
+//! can be rolled back. Not here: how the pieces travel between processes.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -30,29 +31,30 @@ pub trait Door: Send + Sync {
     /// The counters since the start.
     fn counts(&self) -> DoorCounts;
 
-    /// Accepts no more requests and waits until the accepted ones are answered. Returns `Unavailable` if that
-    /// takes longer than `patience`; the door has resumed then.
+    /// Accepts no more requests and waits until the accepted ones are answered. Returns
+    /// `Unavailable` if that takes longer than `patience`; the door has resumed then.
     fn quiesce(&self, patience: Duration) -> Result<()>;
 
     /// Accepts requests again after [`Door::quiesce`].
     fn resume(&self);
 
-    /// What another process needs to take over this door, which must be quiet. Descriptors are duplicates.
+    /// What another process needs to take over this door, which must be quiet. Descriptors are
+    /// duplicates.
     fn hand_over(&self) -> Result<Vec<Handed>>;
 
-    /// Releases everything that was handed over to its new owner, without ending any connection. Only for a
-    /// quiet door.
+    /// Releases everything that was handed over to its new owner, without ending any connection.
+    /// Only for a quiet door.
     fn let_go(&self);
 
-    /// The device has another size: tells the user. Errors: `Refused` where this door or kernel cannot;
-    /// the text says how the user comes to see it.
+    /// The device has another size: tells the user. Errors: `Refused` where this door or kernel
+    /// cannot; the text says how the user comes to see it.
     fn resized(&self) -> Result<()>;
 
     /// Accepts no more requests, answers the accepted ones, and closes the door.
     fn stop(&self);
 
-    /// Closes the door immediately. Requests in flight continue in their devices, without an answer to the
-    /// user.
+    /// Closes the door immediately. Requests in flight continue in their devices, without an answer
+    /// to the user.
     fn stop_now(&self);
 }
 
@@ -78,7 +80,8 @@ pub struct DoorCounts {
     pub connections_total: u64,
     /// Connections refused.
     pub connections_refused: u64,
-    /// Connections closed for others: one that did not read its replies, or did not finish its handshake.
+    /// Connections closed for others: one that did not read its replies, or did not finish its
+    /// handshake.
     pub connections_cut: u64,
     /// Requests by kind: read, write, flush, discard, write-zeroes, anything else.
     pub reads: u64,

@@ -1,4 +1,5 @@
-//! Entry points for fuzzers of parsers that no socket reaches: requests from the kernel. Not for users.
+//! Entry points for fuzzers of parsers that no socket reaches: requests from the kernel. Not for
+//! users.
 
 use sawmill_device::{Geometry, MemoryDevice};
 use sawmill_sys::ublk::IoDescriptor;

@@ -1,13 +1,14 @@
 //! The front doors: each exports any block device in the protocol of its users.
 //!
-//! One folder per door, with the same files in each: `mod` (what it is), `options` (the options), `protocol`
-//! (the bytes on the wire, pure), `server` (start, exports, stop), `metrics`, `tests`.
+//! One folder per door, with the same files in each: `mod` (what it is), `options` (the options),
+//! `protocol` (the bytes on the wire, pure), `server` (start, exports, stop), `metrics`, `tests`.
 //!
-//! All doors implement [`Door`]. What one process hands to another travels as a parcel ([`pack`]) in messages
-//! with open files ([`passing`]). [`mount_holder`] holds a door's descriptor while no server runs.
+//! All doors implement [`Door`]. What one process hands to another travels as a parcel ([`pack`])
+//! in messages with open files ([`passing`]). [`mount_holder`] holds a door's descriptor while no
+//! server runs.
 //!
-//! Invariants: a door knows a device only as [`sawmill_device::BlockDevice`]. A peer that breaks the protocol
-//! loses its own connection, with a logged reason, and affects nothing else.
+//! Invariants: a door knows a device only as [`sawmill_device::BlockDevice`]. A peer that breaks
+//! the protocol loses its own connection, with a logged reason, and affects nothing else.
 //!
 //! Not here: volumes, stores, configuration files, an async runtime.
 #![forbid(unsafe_code)]

@@ -1,11 +1,12 @@
 //! Pieces of doors as bytes: how [`Handed`] travels between two versions of this program.
 //!
-//! `docs/format/hand_over.md` describes the layout byte by byte. Each value has one encoding: what the reader
-//! accepts, the writer would write in the same way. A new layout gets a new version number, and older readers
-//! refuse it. A new fact does not, because readers ignore unknown facts.
+//! `docs/format/hand_over.md` describes the layout byte by byte. Each value has one encoding: what
+//! the reader accepts, the writer would write in the same way. A new layout gets a new version
+//! number, and older readers refuse it. A new fact does not, because readers ignore unknown facts.
 //!
-//! Invariant: no bytes make the reader panic, or allocate more than their own length warrants. Not here:
-//! moving bytes and descriptors ([`passing`](crate::passing)), and the meaning of a door's facts.
+//! Invariant: no bytes make the reader panic, or allocate more than their own length warrants. Not
+//! here: moving bytes and descriptors ([`passing`](crate::passing)), and the meaning of a door's
+//! facts.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::str::FromStr;
@@ -47,8 +48,8 @@ fn push_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Decodes the pieces. Returns `Invalid` for bytes that are not a parcel, a newer version, or a number of
-/// descriptors that does not match the pieces; all descriptors are closed then.
+/// Decodes the pieces. Returns `Invalid` for bytes that are not a parcel, a newer version, or a
+/// number of descriptors that does not match the pieces; all descriptors are closed then.
 pub fn unpack(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Vec<Handed>> {
     let mut reader = Reader { bytes, at: 0 };
     if reader.take(MAGIC.len() as u64, "magic")? != MAGIC {
@@ -56,7 +57,9 @@ pub fn unpack(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Vec<Handed>> {
     }
     let version = reader.number("version")?;
     if version != VERSION {
-        return Err(invalid(format!("its version is {version}; this program knows version {VERSION}")));
+        return Err(invalid(format!(
+            "its version is {version}; this program knows version {VERSION}"
+        )));
     }
     let mut descriptors = descriptors.into_iter();
     let mut pieces = Vec::new();
@@ -81,8 +84,8 @@ impl<'a> Reader<'a> {
     fn take(&mut self, length: u64, what: &str) -> Result<&'a [u8]> {
         let rest = &self.bytes[self.at..];
         let length = usize::try_from(length).ok().filter(|length| *length <= rest.len());
-        let length =
-            length.ok_or_else(|| invalid(format!("it ends inside its {what} at byte {}", self.at)))?;
+        let length = length
+            .ok_or_else(|| invalid(format!("it ends inside its {what} at byte {}", self.at)))?;
         self.at += length;
         Ok(&rest[..length])
     }
@@ -100,7 +103,8 @@ impl<'a> Reader<'a> {
     fn text(&mut self, what: &str) -> Result<String> {
         let at = self.at;
         let text = std::str::from_utf8(self.bytes(what)?);
-        text.map(str::to_owned).map_err(|_| invalid(format!("the {what} at byte {at} is not UTF-8")))
+        text.map(str::to_owned)
+            .map_err(|_| invalid(format!("the {what} at byte {at} is not UTF-8")))
     }
 
     fn piece(&mut self, descriptors: &mut std::vec::IntoIter<OwnedFd>) -> Result<Handed> {
@@ -108,16 +112,20 @@ impl<'a> Reader<'a> {
         for _ in 0..self.number("number of facts")? {
             let (name, value) = (self.text("name of a fact")?, self.text("fact")?);
             if piece.facts.last_key_value().is_some_and(|(last, _)| *last >= name) {
-                return Err(invalid(format!("the fact {name:?} of a {} is out of order", piece.what)));
+                return Err(invalid(format!(
+                    "the fact {name:?} of a {} is out of order",
+                    piece.what
+                )));
             }
             piece.facts.insert(name, value);
         }
         piece.bytes = self.bytes("bytes of a piece")?.to_vec();
         let count = self.number("number of descriptors")?;
         let left = descriptors.len();
-        let count = usize::try_from(count).ok().filter(|count| *count <= left).ok_or_else(|| {
-            invalid(format!("a {} has {count} descriptors where {left} are left", piece.what))
-        })?;
+        let count =
+            usize::try_from(count).ok().filter(|count| *count <= left).ok_or_else(|| {
+                invalid(format!("a {} has {count} descriptors where {left} are left", piece.what))
+            })?;
         piece.descriptors.extend(descriptors.take(count));
         Ok(piece)
     }
@@ -144,16 +152,20 @@ impl Handed {
     /// The fact with this name. Returns `Invalid` if it is missing.
     pub fn fact(&self, name: &str) -> Result<&str> {
         self.facts.get(name).map(String::as_str).ok_or_else(|| {
-            Error::new(ErrorKind::Invalid, format!("hand-over: a {} has no fact {name:?}", self.what))
+            Error::new(
+                ErrorKind::Invalid,
+                format!("hand-over: a {} has no fact {name:?}", self.what),
+            )
         })
     }
 
-    /// The fact with this name as a number, a flag or an address. Returns `Invalid` if it is missing or
-    /// cannot be parsed.
+    /// The fact with this name as a number, a flag or an address. Returns `Invalid` if it is
+    /// missing or cannot be parsed.
     pub fn parsed<T: FromStr>(&self, name: &str) -> Result<T> {
         let value = self.fact(name)?;
         value.parse().map_err(|_| {
-            let text = format!("hand-over: the fact {name:?} of a {} cannot be {value:?}", self.what);
+            let text =
+                format!("hand-over: the fact {name:?} of a {} cannot be {value:?}", self.what);
             Error::new(ErrorKind::Invalid, text)
         })
     }

@@ -1,13 +1,14 @@
 //! Messages with open files, from one process to another over a Unix stream socket.
 //!
-//! A message is a head of 16 bytes (`SWM1`, the number of descriptors in 32 bits, the number of bytes in 64
-//! bits, little-endian), a zero byte for each further group of descriptors, and the bytes. The kernel takes
-//! 253 descriptors at a time: the first group travels with the head, each other one with its zero byte.
+//! A message is a head of 16 bytes (`SWM1`, the number of descriptors in 32 bits, the number of
+//! bytes in 64 bits, little-endian), a zero byte for each further group of descriptors, and the
+//! bytes. The kernel takes 253 descriptors at a time: the first group travels with the head, each
+//! other one with its zero byte.
 //! `docs/format/hand_over.md` describes this for other programs.
 //!
-//! Invariants: nothing after a message is taken from the socket. What a peer declares is allocated only as it
-//! arrives. A descriptor that belongs to no message is closed. Not here: the meaning of the bytes
-//! ([`pack`](crate::pack) is for pieces of doors).
+//! Invariants: nothing after a message is taken from the socket. What a peer declares is allocated
+//! only as it arrives. A descriptor that belongs to no message is closed. Not here: the meaning of
+//! the bytes ([`pack`](crate::pack) is for pieces of doors).
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -22,10 +23,11 @@ const HEAD_BYTES: usize = 16;
 /// The step by which memory grows while a message of a declared length arrives.
 const STEP_BYTES: usize = 1 << 20;
 
-/// Sends one message. Waits as long as the stream's write time-out allows, for each call to the kernel.
+/// Sends one message. Waits as long as the stream's write time-out allows, for each call to the
+/// kernel.
 ///
-/// Errors: `Closed` if the peer is gone, `Unavailable` if it accepts nothing in time or the system refuses.
-/// After an error, nothing more can be sent on the stream.
+/// Errors: `Closed` if the peer is gone, `Unavailable` if it accepts nothing in time or the system
+/// refuses. After an error, nothing more can be sent on the stream.
 pub fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
     let count = u32::try_from(descriptors.len())
         .map_err(|_| Error::new(ErrorKind::Invalid, "message: more than 4 billion descriptors"))?;
@@ -44,19 +46,21 @@ pub fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -
 /// Sends all bytes; the descriptors travel with the first of them.
 fn send_all(stream: &UnixStream, mut bytes: &[u8], mut given: &[BorrowedFd<'_>]) -> Result<()> {
     while !bytes.is_empty() {
-        let length = descriptors::send(stream, bytes, given).map_err(|error| failed("sent", error))?;
+        let length =
+            descriptors::send(stream, bytes, given).map_err(|error| failed("sent", error))?;
         bytes = &bytes[length..];
         given = &[];
     }
     Ok(())
 }
 
-/// Receives one message of at most `bytes_max` bytes and `descriptors_max` descriptors, which are closed when
-/// this process executes another program. Waits like [`send`], by the stream's read time-out.
+/// Receives one message of at most `bytes_max` bytes and `descriptors_max` descriptors, which are
+/// closed when this process executes another program. Waits like [`send`], by the stream's read
+/// time-out.
 ///
-/// Errors: `Closed` if the peer is gone; `Unavailable` if nothing arrives in time, the system refuses, or
-/// this process has no room for the descriptors; `Invalid` for anything that is not a message or exceeds a
-/// limit. After an error, nothing more can be received from the stream.
+/// Errors: `Closed` if the peer is gone; `Unavailable` if nothing arrives in time, the system
+/// refuses, or this process has no room for the descriptors; `Invalid` for anything that is not a
+/// message or exceeds a limit. After an error, nothing more can be received from the stream.
 pub fn receive(
     stream: &UnixStream,
     bytes_max: usize,
@@ -72,11 +76,13 @@ pub fn receive(
     let declared = u32::from_le_bytes([d0, d1, d2, d3]) as usize;
     let length = u64::from_le_bytes(length);
     if declared > descriptors_max {
-        return Err(invalid(format!("it has {declared} descriptors; {descriptors_max} is the limit")));
+        return Err(invalid(format!(
+            "it has {declared} descriptors; {descriptors_max} is the limit"
+        )));
     }
     let length = usize::try_from(length).ok().filter(|length| *length <= bytes_max);
-    let length =
-        length.ok_or_else(|| invalid(format!("it is longer than the limit of {bytes_max} bytes")))?;
+    let length = length
+        .ok_or_else(|| invalid(format!("it is longer than the limit of {bytes_max} bytes")))?;
     for _ in 1..declared.div_ceil(GROUP_MAX) {
         receiver.fill(&mut [0], "inside a message")?;
     }
@@ -108,12 +114,13 @@ impl Receiver<'_> {
                 .map_err(|error| failed("received", error))?;
             self.descriptors.extend(received.descriptors);
             if received.descriptors_lost {
-                let text = "message: cannot receive a descriptor: too many files are open; raise the limit \
-                            (ulimit -n)";
+                let text = "message: cannot receive a descriptor: too many files are open; raise \
+                            the limit (ulimit -n)";
                 return Err(Error::new(ErrorKind::Unavailable, text));
             }
             if self.descriptors.len() > self.descriptors_max {
-                let text = format!("it has more descriptors than the limit of {}", self.descriptors_max);
+                let text =
+                    format!("it has more descriptors than the limit of {}", self.descriptors_max);
                 return Err(invalid(text));
             }
             if received.bytes == 0 {
@@ -133,7 +140,9 @@ fn invalid(text: String) -> Error {
 fn failed(what: &str, error: OsError) -> Error {
     let (kind, text) = match error {
         OsError::AGAIN => (ErrorKind::Unavailable, "the peer did not respond in time".into()),
-        OsError::PIPE | OsError::CONNRESET => (ErrorKind::Closed, "the peer closed the connection".into()),
+        OsError::PIPE | OsError::CONNRESET => {
+            (ErrorKind::Closed, "the peer closed the connection".into())
+        }
         OsError::TOOMANYREFS => (
             ErrorKind::Unavailable,
             "too many descriptors are in flight; raise the limit of open files (ulimit -n)".into(),

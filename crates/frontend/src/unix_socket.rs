@@ -1,7 +1,7 @@
 //! A listening Unix socket: created safely, and removed without touching any other.
 //!
-//! Invariants: only its owner can ever connect, from the first moment on. A socket with a listener is never
-//! replaced. At the end, only the socket made here is removed.
+//! Invariants: only its owner can ever connect, from the first moment on. A socket with a listener
+//! is never replaced. At the end, only the socket made here is removed.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -32,7 +32,8 @@ impl UnixSocket {
         let shown = path.display();
         let address = SocketAddrUnix::new(path).map_err(|error| {
             let length = path.as_os_str().len();
-            let text = format!("{door}: cannot use the socket path {shown} of {length} bytes ({error})");
+            let text =
+                format!("{door}: cannot use the socket path {shown} of {length} bytes ({error})");
             Error::new(ErrorKind::Invalid, format!("{text}; the limit is 107 bytes"))
         })?;
         let failed = |what, error: &dyn std::fmt::Display| unavailable(door, what, path, error);
@@ -91,7 +92,12 @@ fn unavailable(door: &str, what: &str, path: &Path, error: &dyn std::fmt::Displa
 }
 
 fn new_socket() -> rustix::io::Result<OwnedFd> {
-    socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+    socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
 }
 
 /// Removes a socket without a listener; anything else at the path is an error.
@@ -115,7 +121,9 @@ fn clear_stale(door: &str, path: &Path, address: &SocketAddrUnix) -> Result<()> 
         }
         Err(OsError::NOENT) => Ok(()),
         _ => {
-            let text = format!("{door}: another server listens on {shown}; stop it or choose another path");
+            let text = format!(
+                "{door}: another server listens on {shown}; stop it or choose another path"
+            );
             Err(Error::new(ErrorKind::Unavailable, text))
         }
     }

@@ -1,4 +1,5 @@
-//! One of the targets under libFuzzer, which is led by the code it reaches. Which one: `SAWMILL_FUZZ_TARGET`.
+//! One of the targets under libFuzzer, which is led by the code it reaches. Which one:
+//! `SAWMILL_FUZZ_TARGET`.
 #![no_main]
 
 use std::sync::OnceLock;

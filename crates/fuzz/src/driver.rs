@@ -1,5 +1,5 @@
-//! Packets between a host and a driver: what is understood has one encoding, and is refused or understood
-//! whole.
+//! Packets between a host and a driver: what is understood has one encoding, and is refused or
+//! understood whole.
 
 use sawmill_driver::protocol::{Answer, Control, Order};
 
@@ -10,7 +10,11 @@ pub(crate) fn packet(bytes: &[u8]) {
         assert_eq!(again, control, "it is what was said");
     }
     if let Ok(orders) = Order::decode_all(bytes) {
-        assert_eq!(orders.len(), bytes.len() / orders[0].encode().len(), "each order is understood");
+        assert_eq!(
+            orders.len(),
+            bytes.len() / orders[0].encode().len(),
+            "each order is understood"
+        );
         let encoded: Vec<u8> = orders.iter().flat_map(Order::encode).collect();
         assert_eq!(Order::decode_all(&encoded).expect("it is understood"), orders);
     }

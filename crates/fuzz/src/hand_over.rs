@@ -1,5 +1,5 @@
-//! Pieces of doors from another process: any bytes are refused or are the one encoding of what they say, and
-//! a server takes over from any pieces or says why not.
+//! Pieces of doors from another process: any bytes are refused or are the one encoding of what they
+//! say, and a server takes over from any pieces or says why not.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};

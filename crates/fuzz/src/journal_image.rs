@@ -1,7 +1,8 @@
-//! A journal's bytes, from the superblock on, to the scan that recovery and `sawmill inspect journal` share.
+//! A journal's bytes, from the superblock on, to the scan that recovery and `sawmill inspect
+//! journal` share.
 //!
-//! Input: a byte of choices (see `MEND`), a byte of ring blocks, the first 160 bytes of either superblock
-//! copy, and the ring's bytes from its first on; what is left out is zero.
+//! Input: a byte of choices (see `MEND`), a byte of ring blocks, the first 160 bytes of either
+//! superblock copy, and the ring's bytes from its first on; what is left out is zero.
 
 use std::io;
 use std::sync::Arc;
@@ -68,7 +69,10 @@ pub(crate) fn run(bytes: &[u8]) {
         assert!(again.is_err(), "the same bytes are refused twice");
         return;
     };
-    assert_eq!(format!("{report:?}"), format!("{:?}", again.expect("the same bytes are read twice")));
+    assert_eq!(
+        format!("{report:?}"),
+        format!("{:?}", again.expect("the same bytes are read twice"))
+    );
     let capacity = report.superblock.capacity_bytes;
     assert!(RING_START_BYTES + capacity <= length);
     let scanned = report.end.checked_sub(report.from).expect("the log ends after it begins");

@@ -1,5 +1,5 @@
-//! Requests of the kernel, by FUSE and by ublk: whatever it says, what is understood lies within what it sent
-//! and within the device.
+//! Requests of the kernel, by FUSE and by ublk: whatever it says, what is understood lies within
+//! what it sent and within the device.
 
 use sawmill_frontend::fuzzing;
 use sawmill_sys::ublk::IoDescriptor;
@@ -18,13 +18,23 @@ pub(crate) fn fuse(bytes: &[u8]) {
 /// Descriptors of 24 bytes each.
 pub(crate) fn ublk(bytes: &[u8]) {
     for chunk in bytes.as_chunks::<24>().0 {
-        let word = |at: usize| u32::from_le_bytes([chunk[at], chunk[at + 1], chunk[at + 2], chunk[at + 3]]);
+        let word = |at: usize| {
+            u32::from_le_bytes([chunk[at], chunk[at + 1], chunk[at + 2], chunk[at + 3]])
+        };
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        let descriptor =
-            IoDescriptor { op_flags: word(0), sectors: word(4), start_sector: long(8), addr: long(16) };
+        let descriptor = IoDescriptor {
+            op_flags: word(0),
+            sectors: word(4),
+            start_sector: long(8),
+            addr: long(16),
+        };
         fuzzing::ublk_request(&descriptor);
         // The same where it may lie within the device.
         let sectors = descriptor.sectors % 4096;
-        fuzzing::ublk_request(&IoDescriptor { sectors, start_sector: long(8) % (1 << 21), ..descriptor });
+        fuzzing::ublk_request(&IoDescriptor {
+            sectors,
+            start_sector: long(8) % (1 << 21),
+            ..descriptor
+        });
     }
 }

@@ -1,5 +1,6 @@
-//! What a peer's bytes are to the link's decoders: packets and their parts, greetings, controls, packed
-//! writes. What is accepted is what the encoder writes, keeps its rules, and lies within its packet.
+//! What a peer's bytes are to the link's decoders: packets and their parts, greetings, controls,
+//! packed writes. What is accepted is what the encoder writes, keeps its rules, and lies within its
+//! packet.
 
 use sawmill_format::layout::Field;
 use sawmill_format::link::control::{self, Opened, opened_at};
@@ -8,7 +9,8 @@ use sawmill_format::link::greeting::{
 };
 use sawmill_format::link::part::{Body, Data, Part, Parts, TEXT_BYTES_MAX};
 use sawmill_format::link::{
-    GRAIN_BYTES, HEADER_BYTES, LINKS_MAX, MAGIC, NUMBER_END, PACKET_BYTES_MAX, Packet, VERSION, packet_at,
+    GRAIN_BYTES, HEADER_BYTES, LINKS_MAX, MAGIC, NUMBER_END, PACKET_BYTES_MAX, Packet, VERSION,
+    packet_at,
 };
 use sawmill_format::packed_write::{self, Packed, SPAN_BYTES_MAX};
 
@@ -38,7 +40,11 @@ fn whole(bytes: &[u8]) {
     let mut again = [0; HEADER_BYTES];
     packet.encode(&mut again);
     assert_eq!(again, bytes[..HEADER_BYTES], "there is one encoding for each value");
-    assert_eq!(Packet::decode(&bytes[..length]), Ok(packet), "what lies behind a packet is no matter");
+    assert_eq!(
+        Packet::decode(&bytes[..length]),
+        Ok(packet),
+        "what lies behind a packet is no matter"
+    );
     body(&bytes[HEADER_BYTES..length]);
 }
 
@@ -59,7 +65,10 @@ fn body(bytes: &[u8]) {
     assert!(parts.next().is_none(), "nothing comes after the end, or after what cannot be read");
     let used = into.used();
     assert_eq!(again[..used], bytes[..used], "there is one encoding for each value");
-    assert!(!readable || bytes[used..].iter().all(|byte| *byte == 0), "only zeroes follow the last part");
+    assert!(
+        !readable || bytes[used..].iter().all(|byte| *byte == 0),
+        "only zeroes follow the last part"
+    );
 }
 
 fn check(part: &Part<'_>) {
@@ -93,7 +102,9 @@ fn write(part: &Part<'_>, into: &mut Body<'_>) -> bool {
         Part::Data(Data { slot, sequence, offset, bytes }) => {
             into.data((slot, sequence), offset, bytes.len(), |place| place.copy_from_slice(bytes))
         }
-        Part::Reply(reply, inline) => into.reply(&reply, inline.len(), |place| place.copy_from_slice(inline)),
+        Part::Reply(reply, inline) => {
+            into.reply(&reply, inline.len(), |place| place.copy_from_slice(inline))
+        }
         Part::Ack(ack) => {
             let runs: Vec<_> = ack.runs().collect();
             into.ack(ack.link, ack.delay_us, &runs)
@@ -148,7 +159,11 @@ pub(crate) fn controls(bytes: &[u8]) {
     exports(bytes);
     if let Ok(exports) = control::exports(bytes) {
         let rest = [bytes, &[1; 9]].concat();
-        assert_eq!(control::exports(&rest).ok(), Some(exports), "what lies behind a list is not of it");
+        assert_eq!(
+            control::exports(&rest).ok(),
+            Some(exports),
+            "what lies behind a list is not of it"
+        );
     }
     allocation(bytes);
 }
@@ -156,15 +171,17 @@ pub(crate) fn controls(bytes: &[u8]) {
 fn exports(bytes: &[u8]) {
     let Ok(exports) = control::exports(bytes) else { return };
     let named = exports.named;
-    let held = named.iter().map(|(name, _)| size_of::<(String, u64)>() + name.capacity()).sum::<usize>();
+    let held =
+        named.iter().map(|(name, _)| size_of::<(String, u64)>() + name.capacity()).sum::<usize>();
     assert!(held <= 8 * bytes.len(), "a list larger than its bytes justify");
-    let mut again = control::list_exports(bytes.len(), named.iter().map(|(name, bytes)| (&name[..], *bytes)));
+    let mut again =
+        control::list_exports(bytes.len(), named.iter().map(|(name, bytes)| (&name[..], *bytes)));
     again[4..8].copy_from_slice(&exports.left_out.to_le_bytes());
     assert_eq!(again, bytes[..again.len()]);
 }
 
-/// A list of runs is written as it was read; and any bytes, as runs of a device, are told in whatever room
-/// there is.
+/// A list of runs is written as it was read; and any bytes, as runs of a device, are told in
+/// whatever room there is.
 fn allocation(bytes: &[u8]) {
     if let Ok(runs) = control::runs(bytes) {
         let runs: Vec<_> = runs.collect();
@@ -183,7 +200,9 @@ fn allocation(bytes: &[u8]) {
     let used = control::put_runs(&mut cut, wild);
     assert!(used <= room && used.is_multiple_of(8));
     assert_eq!(used == 0, room < 16);
-    let Ok(told) = control::runs(&cut) else { return assert!(room < 8, "what was written is read") };
+    let Ok(told) = control::runs(&cut) else {
+        return assert!(room < 8, "what was written is read");
+    };
     let told = told.fold(0u64, |sum, run| sum.saturating_add(run.0));
     assert!(told == all || room < 16 || told >= u64::MAX >> 1, "{told} bytes of {all} are told");
 }
@@ -193,7 +212,8 @@ pub(crate) fn packed(bytes: &[u8]) {
     packed_write(&mended_packed(bytes));
 }
 
-/// With a header, a number of entries that has room, and a last entry that takes what data there is.
+/// With a header, a number of entries that has room, and a last entry that takes what data there
+/// is.
 fn mended_packed(bytes: &[u8]) -> Vec<u8> {
     use packed_write::{MAGIC, VERSION, at, entry_at};
     let mut bytes = bytes.to_vec();

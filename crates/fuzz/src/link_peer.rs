@@ -1,8 +1,8 @@
-//! A peer of the link that says anything: packets that open, and packets that do not, to a real target and a
-//! real initiator without a key.
+//! A peer of the link that says anything: packets that open, and packets that do not, to a real
+//! target and a real initiator without a key.
 //!
-//! A stranger's and a peer's bytes end no more than their own connection: afterwards another initiator opens
-//! the export, writes and reads; and each request of an initiator is answered once.
+//! A stranger's and a peer's bytes end no more than their own connection: afterwards another
+//! initiator opens the export, writes and reads; and each request of an initiator is answered once.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -56,7 +56,10 @@ impl Wire {
             if packet.kind == PacketKind::Sealed {
                 let (covered, tail) = bytes.split_at(bytes.len() - TAIL_BYTES);
                 assert_eq!(tail[..4], crc32c(covered).to_le_bytes());
-                assert!(Parts::new(&covered[HEADER_BYTES..]).all(|part| part.is_ok()), "so can their parts");
+                assert!(
+                    Parts::new(&covered[HEADER_BYTES..]).all(|part| part.is_ok()),
+                    "so can their parts"
+                );
             }
             (packet, bytes)
         });
@@ -67,7 +70,11 @@ impl Wire {
 /// The parts of a packet that an end sent.
 fn parts(packet: &(Packet, Vec<u8>)) -> Vec<Part<'_>> {
     let body = &packet.1[HEADER_BYTES..packet.1.len() - TAIL_BYTES];
-    if packet.0.kind == PacketKind::Sealed { Parts::new(body).flatten().collect() } else { Vec::new() }
+    if packet.0.kind == PacketKind::Sealed {
+        Parts::new(body).flatten().collect()
+    } else {
+        Vec::new()
+    }
 }
 
 #[derive(Default)]
@@ -99,7 +106,8 @@ impl Mouth {
         let mut bytes = vec![0; HEADER_BYTES];
         let tail_bytes = if kind == PacketKind::Sealed { TAIL_BYTES } else { 0 };
         let length = (HEADER_BYTES + body.len() + tail_bytes) as u32;
-        Packet { kind, length, connection: self.connection, link, number: self.number }.encode(&mut bytes);
+        Packet { kind, length, connection: self.connection, link, number: self.number }
+            .encode(&mut bytes);
         self.number += 1;
         bytes.extend_from_slice(body);
         if kind == PacketKind::Sealed {
@@ -117,8 +125,8 @@ impl Mouth {
         self.packet(PacketKind::Sealed, 0, &room[..used])
     }
 
-    /// The pieces of an input: two bytes of length, one of how, then bytes. How: bits 0 to 2 the link, 3 to 5
-    /// what it is, 6 and 7 how much time passes.
+    /// The pieces of an input: two bytes of length, one of how, then bytes. How: bits 0 to 2 the
+    /// link, 3 to 5 what it is, 6 and 7 how much time passes.
     fn pieces(&mut self, input: &[u8]) -> Vec<(Vec<u8>, u64)> {
         let mut pieces = Vec::new();
         let mut rest = input;
@@ -158,8 +166,11 @@ const STRANGER: Peer = Peer::Ethernet([2, 0, 0, 0, 0, 1]);
 impl Shown {
     fn new() -> Self {
         let clock = Arc::new(HandClock::default());
-        let options =
-            TargetOptions { slots_max: SLOTS, slot_bytes_max: SLOT_BYTES, ..TargetOptions::default() };
+        let options = TargetOptions {
+            slots_max: SLOTS,
+            slot_bytes_max: SLOT_BYTES,
+            ..TargetOptions::default()
+        };
         let target = Target::new(options, Security::Insecure, clock.clone(), counter(1 << 32));
         let device = Arc::new(Unpack::new(MemoryDevice::new(DEVICE_BYTES)));
         target.add("disk", device, None).expect("a name that is free");
@@ -168,7 +179,8 @@ impl Shown {
     }
 
     fn hear(&self, mut packet: Vec<u8>) {
-        self.target.receive(Arrival { sender: &self.sender, waker: None, peer: &STRANGER }, &mut packet);
+        self.target
+            .receive(Arrival { sender: &self.sender, waker: None, peer: &STRANGER }, &mut packet);
         self.target.tick();
     }
 
@@ -187,27 +199,38 @@ impl Shown {
         let payload = hello.encode().expect("a hello");
         let mut message = vec![0; GREETING_BYTES_MAX + HANDSHAKE_BYTES];
         let (mut greeting, bytes) =
-            Greeting::new(&Security::Insecure, PROLOGUE, &payload, &mut message).expect("a message");
+            Greeting::new(&Security::Insecure, PROLOGUE, &payload, &mut message)
+                .expect("a message");
         let mut mouth = Mouth { connection: 0, number: 0 };
         self.hear(mouth.packet(PacketKind::Hello, 0, &message[..bytes]));
         let mut answers = self.wire.take();
         // Many hellos came before it: they must not be who can receive where they say.
-        if let Some((_, asked)) = answers.iter().find(|(packet, _)| packet.kind == PacketKind::Cookie) {
-            let cookie = Cookie::decode(&asked[HEADER_BYTES..]).expect("our own can be read").cookie;
+        if let Some((_, asked)) =
+            answers.iter().find(|(packet, _)| packet.kind == PacketKind::Cookie)
+        {
+            let cookie =
+                Cookie::decode(&asked[HEADER_BYTES..]).expect("our own can be read").cookie;
             // Of one source there are few in a while.
             self.clock.0.fetch_add(1_000_000_000, Ordering::Relaxed);
-            self.hear(mouth.packet(PacketKind::Retry, 0, &[&cookie[..], &message[..bytes]].concat()));
+            self.hear(mouth.packet(
+                PacketKind::Retry,
+                0,
+                &[&cookie[..], &message[..bytes]].concat(),
+            ));
             answers = self.wire.take();
         }
         let welcome = answers.iter().filter(|(packet, _)| packet.kind == PacketKind::Welcome);
-        let welcome = welcome.filter_map(|(_, bytes)| greeting.finish(&bytes[HEADER_BYTES..]).ok()).next();
+        let welcome =
+            welcome.filter_map(|(_, bytes)| greeting.finish(&bytes[HEADER_BYTES..]).ok()).next();
         let (_, payload) = welcome.expect("a hello is answered");
         mouth.connection = Welcome::decode(&payload).expect("a welcome").connection;
         let join = Word { kind: WordKind::Join, link: 0, packet_bytes: 1200, token: 9 };
         self.hear(mouth.say(|body| assert!(body.word(&join))));
         let flags = OPEN_TAKE_OVER;
         let open = Command { address: 0, ..command(Operation::Open, 1, flags, 4) };
-        self.hear(mouth.say(|body| assert!(body.command(&open, 4, |into| into.copy_from_slice(b"disk")))));
+        self.hear(
+            mouth.say(|body| assert!(body.command(&open, 4, |into| into.copy_from_slice(b"disk")))),
+        );
         mouth
     }
 
@@ -233,7 +256,10 @@ pub(crate) fn target(input: &[u8]) {
     let shown = Shown::new();
     let mut mouth = shown.connect(1);
     let (status, opened) = shown.reply(1).expect("an open is answered");
-    assert_eq!((status, Opened::decode(&opened).map(|opened| opened.size_bytes)), (0, Ok(DEVICE_BYTES)));
+    assert_eq!(
+        (status, Opened::decode(&opened).map(|opened| opened.size_bytes)),
+        (0, Ok(DEVICE_BYTES))
+    );
     for (packet, later_ns) in mouth.pieces(input) {
         shown.clock.0.fetch_add(later_ns, Ordering::Relaxed);
         shown.hear(packet);
@@ -264,15 +290,19 @@ impl Asker {
     /// An initiator that is connected to a target made of `mouth`, with link 0 joined.
     fn connected() -> (Self, Mouth) {
         let clock = Arc::new(HandClock::default());
-        let options =
-            InitiatorOptions { slots: SLOTS, slot_bytes: SLOT_BYTES, ..InitiatorOptions::default() };
+        let options = InitiatorOptions {
+            slots: SLOTS,
+            slot_bytes: SLOT_BYTES,
+            ..InitiatorOptions::default()
+        };
         let initiator = Initiator::new(options, Security::Insecure, 2, clock.clone(), counter(1));
         let wire = Arc::new(Wire::default());
         initiator.add_way(0, wire.clone(), STRANGER, None);
         let asker = Asker { initiator, wire, clock };
         let mut mouth = Mouth { connection: 0, number: 0 };
         let sent = asker.wire.take();
-        let hello = sent.iter().find(|(packet, _)| packet.kind == PacketKind::Hello).expect("it greets");
+        let hello =
+            sent.iter().find(|(packet, _)| packet.kind == PacketKind::Hello).expect("it greets");
         let mut message = vec![0; GREETING_BYTES_MAX + HANDSHAKE_BYTES];
         let greet = |payload: &[u8]| {
             let hello = Hello::decode(payload).expect("its hello can be read");

@@ -6,8 +6,8 @@ use sawmill_format::crc::crc32c;
 use sawmill_format::layout::Field;
 use sawmill_format::preamble::{Kind, MAGIC, PREAMBLE_BYTES, VERSION, at};
 use sawmill_format::{
-    cache_index, checkpoint, export_state, kept, map_part, name_record, newest_state, role, segment,
-    transfer, volume_record,
+    cache_index, checkpoint, export_state, kept, map_part, name_record, newest_state, role,
+    segment, transfer, volume_record,
 };
 
 const CRC_BYTES: usize = 4;
@@ -55,8 +55,9 @@ pub(crate) fn kind_of(bytes: &[u8]) -> Option<Kind> {
         .and_then(Kind::from_number)
 }
 
-/// Two tables share the bytes between the fixed part and the checksum: the first keeps its count as far as
-/// there is room, the second gets what is left, the rest is cut off. Returns their sizes in entries.
+/// Two tables share the bytes between the fixed part and the checksum: the first keeps its count as
+/// far as there is room, the second gets what is left, the rest is cut off. Returns their sizes in
+/// entries.
 fn share(bytes: &mut Vec<u8>, fixed: usize, first: (Field, usize), second: (Field, usize)) {
     let room = bytes.len() - fixed - CRC_BYTES;
     let first_count = (u32_at(bytes, first.0).unwrap_or(0) as usize).min(room / first.1);
@@ -93,7 +94,12 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::Checkpoint => {
             put_count(&mut bytes, checkpoint::at::KEPT_BYTES, 0);
             let segments = (checkpoint::at::SEGMENT_COUNT, checkpoint::segment_at::SIZE);
-            share(&mut bytes, fixed, segments, (checkpoint::at::PART_COUNT, checkpoint::part_at::SIZE));
+            share(
+                &mut bytes,
+                fixed,
+                segments,
+                (checkpoint::at::PART_COUNT, checkpoint::part_at::SIZE),
+            );
         }
         Kind::MapPart => {
             let entries = bytes.len() - CRC_BYTES;
@@ -103,7 +109,12 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         }
         Kind::CacheIndex => {
             let owners = (cache_index::at::OWNER_COUNT, 16);
-            share(&mut bytes, fixed, owners, (cache_index::at::ENTRY_COUNT, cache_index::entry_at::SIZE));
+            share(
+                &mut bytes,
+                fixed,
+                owners,
+                (cache_index::at::ENTRY_COUNT, cache_index::entry_at::SIZE),
+            );
         }
         Kind::TransferProgress => {
             let texts = (transfer::at::FAR_NAME_BYTES, 1);
@@ -114,9 +125,14 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
             put_count(&mut bytes, export_state::at::IDENTITY_BYTES, identity_bytes);
         }
         Kind::NameRecord => {
-            let target = u16::from_le_bytes([bytes[name_record::at::TARGET_BYTES.offset], 0]).into();
+            let target =
+                u16::from_le_bytes([bytes[name_record::at::TARGET_BYTES.offset], 0]).into();
             let volume = fixed + bytes.len().saturating_sub(fixed + CRC_BYTES).min(target);
-            put(&mut bytes, name_record::at::TARGET_BYTES, &((volume - fixed) as u16).to_le_bytes());
+            put(
+                &mut bytes,
+                name_record::at::TARGET_BYTES,
+                &((volume - fixed) as u16).to_le_bytes(),
+            );
             let end = bytes.len() - CRC_BYTES;
             let inner = mended(&bytes[volume..end], Kind::VolumeRecord);
             bytes.truncate(volume);

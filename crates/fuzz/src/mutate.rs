@@ -1,5 +1,5 @@
-//! Changes of an input by seed: flipped bits, spliced and repeated stretches, numbers made large or small,
-//! cuts. The same seed makes the same change.
+//! Changes of an input by seed: flipped bits, spliced and repeated stretches, numbers made large or
+//! small, cuts. The same seed makes the same change.
 
 use sawmill_testkit::Dice;
 
@@ -41,7 +41,11 @@ fn change(bytes: &mut Vec<u8>, others: &[Vec<u8>], dice: &mut Dice) {
         2 => bytes[at] = dice.word() as u8,
         3 => {
             let (width, edge) = ([1, 2, 4, 8][dice.index(4)], EDGES[dice.index(EDGES.len())]);
-            let bits = if dice.index(2) == 0 { edge.to_le_bytes() } else { edge.swap_bytes().to_be_bytes() };
+            let bits = if dice.index(2) == 0 {
+                edge.to_le_bytes()
+            } else {
+                edge.swap_bytes().to_be_bytes()
+            };
             let end = (at + width).min(bytes.len());
             bytes[at..end].copy_from_slice(&bits[..end - at]);
         }
@@ -51,8 +55,11 @@ fn change(bytes: &mut Vec<u8>, others: &[Vec<u8>], dice: &mut Dice) {
             let mut number = [0; 8];
             number[..end - at].copy_from_slice(&bytes[at..end]);
             let number = u64::from_le_bytes(number);
-            let near =
-                if dice.index(2) == 0 { number.wrapping_add(delta) } else { number.wrapping_sub(delta) };
+            let near = if dice.index(2) == 0 {
+                number.wrapping_add(delta)
+            } else {
+                number.wrapping_sub(delta)
+            };
             let width = end - at;
             bytes[at..end].copy_from_slice(&near.to_le_bytes()[..width]);
         }
@@ -64,7 +71,8 @@ fn change(bytes: &mut Vec<u8>, others: &[Vec<u8>], dice: &mut Dice) {
             bytes.splice(to..to, copied);
         }
         _ => {
-            let Some(other) = others.get(dice.index(others.len().max(1))).filter(|other| !other.is_empty())
+            let Some(other) =
+                others.get(dice.index(others.len().max(1))).filter(|other| !other.is_empty())
             else {
                 return;
             };

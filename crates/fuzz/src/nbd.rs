@@ -1,6 +1,6 @@
-//! A client's bytes to the NBD server over a memory device. The connection ends or answers: every request
-//! that came whole is answered exactly once, whatever else the client says, and no thread of the server
-//! panics.
+//! A client's bytes to the NBD server over a memory device. The connection ends or answers: every
+//! request that came whole is answered exactly once, whatever else the client says, and no thread
+//! of the server panics.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -70,7 +70,8 @@ pub(crate) fn watch_for_panics() {
     });
 }
 
-/// Says `bytes` to a server with a fresh device, closes the sending side, and returns what the server said.
+/// Says `bytes` to a server with a fresh device, closes the sending side, and returns what the
+/// server said.
 fn converse(bytes: &[u8]) -> Vec<u8> {
     watch_for_panics();
     SERVED.with(|served| {
@@ -136,7 +137,8 @@ fn skip(bytes: &mut &[u8], length: u64) -> Option<()> {
     Some(())
 }
 
-/// Skips the greeting and the replies to options; `None` when the client never got to send requests.
+/// Skips the greeting and the replies to options; `None` when the client never got to send
+/// requests.
 fn after_go<'a>(said: &'a [u8]) -> Option<&'a [u8]> {
     let mut rest: &'a [u8] = said.get(GREETING_BYTES..)?;
     loop {
@@ -217,7 +219,10 @@ pub(crate) fn transmission(bytes: &[u8]) {
     if said.len() < KEPT_BYTES {
         let answered = answers(style, replies, &asked.whole);
         assert!(answered.len() <= asked.whole.len());
-        assert!(asked.broken || answered.len() == asked.whole.len(), "a whole request got no answer");
+        assert!(
+            asked.broken || answered.len() == asked.whole.len(),
+            "a whole request got no answer"
+        );
     }
 }
 
@@ -247,7 +252,8 @@ fn mend_requests(style: Style, bytes: &mut [u8]) -> Asked {
         if command == DISCONNECT {
             break;
         }
-        let follows = if style == Style::Extended { flags & PAYLOAD_LEN != 0 } else { command == WRITE };
+        let follows =
+            if style == Style::Extended { flags & PAYLOAD_LEN != 0 } else { command == WRITE };
         let payload_bytes = if follows { length } else { 0 };
         asked.broken |= payload_bytes > DRAIN_BYTES_MAX;
         at += head_bytes;

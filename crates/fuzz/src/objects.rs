@@ -1,5 +1,5 @@
-//! Every decoder of `crates/format`. What one accepts is what its encoder writes, keeps its rules, and took
-//! no more memory than its bytes justify; with another identity it is refused.
+//! Every decoder of `crates/format`. What one accepts is what its encoder writes, keeps its rules,
+//! and took no more memory than its bytes justify; with another identity it is refused.
 
 use sawmill_format::cache_index::{CacheEntry, CacheIndex};
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};
@@ -10,13 +10,15 @@ use sawmill_format::journal::{
 };
 use sawmill_format::kept::{self, Order, Pin};
 use sawmill_format::layout::Field;
-use sawmill_format::map_part::{MapExtent, PartIdentity, decode_part, encode_part, part_first_address};
+use sawmill_format::map_part::{
+    MapExtent, PartIdentity, decode_part, encode_part, part_first_address,
+};
 use sawmill_format::newest_state::{self, NewestState};
 use sawmill_format::preamble::{Kind, Preamble};
 use sawmill_format::role;
 use sawmill_format::segment::{
-    FRAME_HEAD_BYTES, FrameIdentity, SegmentExtent, SegmentHeader, SegmentIdentity, frame_open, frame_seal,
-    header_bytes_of,
+    FRAME_HEAD_BYTES, FrameIdentity, SegmentExtent, SegmentHeader, SegmentIdentity, frame_open,
+    frame_seal, header_bytes_of,
 };
 use sawmill_format::staging::{StagingHeader, StagingIdentity};
 use sawmill_format::transfer::TransferProgress;
@@ -36,7 +38,10 @@ fn other(volume_id: VolumeId) -> VolumeId {
 /// The memory a list holds is bounded by the bytes it was read from.
 fn bounded<T>(list: &Vec<T>, from: &[u8]) {
     // The tightest entry there is (four bytes in a map part) becomes 32 in memory.
-    assert!(list.capacity() * size_of::<T>() <= 8 * from.len() + 64, "a list larger than its bytes justify");
+    assert!(
+        list.capacity() * size_of::<T>() <= 8 * from.len() + 64,
+        "a list larger than its bytes justify"
+    );
 }
 
 fn volume_at(bytes: &[u8], field: Field) -> VolumeId {
@@ -52,7 +57,8 @@ fn segment_header(bytes: &[u8]) {
     use segment_at::at;
     let said = header_bytes_of(bytes);
     let volume_id = volume_at(bytes, at::VOLUME_ID);
-    let identity = SegmentIdentity { volume_id, sequence: u64_at(bytes, at::SEQUENCE).unwrap_or(0) };
+    let identity =
+        SegmentIdentity { volume_id, sequence: u64_at(bytes, at::SEQUENCE).unwrap_or(0) };
     let Ok(header) = SegmentHeader::decode(bytes, &identity) else { return };
     assert_eq!(header.check(), Ok(()));
     assert_eq!(said, Ok(header.header_bytes()));
@@ -89,9 +95,11 @@ fn frames(header: &SegmentHeader, body: &[u8]) {
         }
         let mut sealed = reseal(&stored[FRAME_HEAD_BYTES..]);
         assert_eq!(frame_open(&identity, &sealed), Ok(&stored[FRAME_HEAD_BYTES..]));
-        assert!(frame_open(&FrameIdentity { epoch: identity.epoch ^ 1, ..identity }, &sealed).is_err());
-        let flipped =
-            stored.iter().fold(0, |sum, byte| (sum * 31 + usize::from(*byte)) & 0xffff) % sealed.len();
+        assert!(
+            frame_open(&FrameIdentity { epoch: identity.epoch ^ 1, ..identity }, &sealed).is_err()
+        );
+        let flipped = stored.iter().fold(0, |sum, byte| (sum * 31 + usize::from(*byte)) & 0xffff)
+            % sealed.len();
         sealed[flipped] ^= 1 << (flipped % 8);
         assert!(frame_open(&identity, &sealed).is_err(), "a flipped bit is noticed");
     }
@@ -131,7 +139,8 @@ fn one_checkpoint(bytes: &[u8]) {
     assert!(value.segments.is_sorted_by_key(|entry: &SegmentEntry| entry.sequence));
     assert!(value.parts.is_sorted_by_key(|entry: &PartEntry| entry.group));
     assert!(
-        Checkpoint::decode(bytes, &CheckpointIdentity { volume_id: other(volume_id), ..identity }).is_err()
+        Checkpoint::decode(bytes, &CheckpointIdentity { volume_id: other(volume_id), ..identity })
+            .is_err()
     );
 }
 
@@ -150,7 +159,10 @@ fn one_part(bytes: &[u8]) {
     };
     let Ok(extents) = decode_part(bytes, &identity) else { return };
     let first = part_first_address(bytes).expect("it is as long as a part");
-    assert_eq!(encode_part(&identity, first, &extents).expect("what was read can be written"), bytes);
+    assert_eq!(
+        encode_part(&identity, first, &extents).expect("what was read can be written"),
+        bytes
+    );
     bounded(&extents, bytes);
     let disjoint = |pair: &[MapExtent]| pair[0].address + pair[0].length <= pair[1].address;
     assert!(extents.windows(2).all(disjoint) && extents.iter().all(|extent| extent.length > 0));
@@ -158,8 +170,8 @@ fn one_part(bytes: &[u8]) {
     assert!(decode_part(bytes, &PartIdentity { group: identity.group ^ 1, ..identity }).is_err());
 }
 
-/// The structures of fixed length, the volume record, the cache index, a transfer's progress, and the head of
-/// a journal record.
+/// The structures of fixed length, the volume record, the cache index, a transfer's progress, and
+/// the head of a journal record.
 pub(crate) fn small(bytes: &[u8]) {
     let _ = Preamble::decode(bytes);
     record(bytes);
@@ -193,7 +205,8 @@ fn name_record(bytes: &[u8]) {
     let volume = at::SIZE + usize::from(u16_at(bytes, at::TARGET_BYTES).unwrap_or(0));
     let rest = bytes.get(volume..).unwrap_or_default();
     let name_bytes = usize::from(u16_at(rest, inner::NAME_BYTES).unwrap_or(0));
-    let name = rest.get(inner::SIZE..inner::SIZE + name_bytes).and_then(|name| str::from_utf8(name).ok());
+    let name =
+        rest.get(inner::SIZE..inner::SIZE + name_bytes).and_then(|name| str::from_utf8(name).ok());
     let Some(name) = name else { return };
     let Ok(value) = NameRecord::decode(bytes, name, number) else { return };
     assert_eq!(value.encode().as_deref(), Ok(bytes));
@@ -216,7 +229,8 @@ pub(crate) fn mend_record(head: &mut [u8]) {
     put(head, record_at::SLOT_CRC, &slot.to_le_bytes());
     let after_slot = record_at::SLOT_CRC.offset + record_at::SLOT_CRC.size;
     let covered =
-        [&head[..record_at::SLOT_CRC.offset], &head[after_slot..record_at::HEADER_CRC.offset]].concat();
+        [&head[..record_at::SLOT_CRC.offset], &head[after_slot..record_at::HEADER_CRC.offset]]
+            .concat();
     put(head, record_at::HEADER_CRC, &crc32c(&covered).to_le_bytes());
 }
 
@@ -253,7 +267,8 @@ fn order(bytes: &[u8]) {
 fn volume_record(bytes: &[u8]) {
     use record_of_volume_at::at;
     let name_bytes = usize::from(u16_at(bytes, at::NAME_BYTES).unwrap_or(0));
-    let name = bytes.get(at::SIZE..at::SIZE + name_bytes).and_then(|name| str::from_utf8(name).ok());
+    let name =
+        bytes.get(at::SIZE..at::SIZE + name_bytes).and_then(|name| str::from_utf8(name).ok());
     let Ok(value) = VolumeRecord::decode(bytes, name.unwrap_or("")) else { return };
     assert_eq!(value.check(), Ok(()));
     assert_eq!(value.encode().expect("what was read can be written"), bytes);
@@ -277,7 +292,10 @@ fn staging(bytes: &[u8]) {
     use staging_at::at;
     let volume_id = volume_at(bytes, at::VOLUME_ID);
     let journal_tag = u64_at(bytes, at::JOURNAL_TAG).unwrap_or(0);
-    let Ok(value) = StagingHeader::decode(bytes, &StagingIdentity { volume_id, journal_tag }) else { return };
+    let Ok(value) = StagingHeader::decode(bytes, &StagingIdentity { volume_id, journal_tag })
+    else {
+        return;
+    };
     assert_eq!(value.encode()[..], bytes[..4096]);
     let other = StagingIdentity { volume_id, journal_tag: journal_tag ^ 1 };
     assert!(StagingHeader::decode(bytes, &other).is_err());
@@ -290,8 +308,9 @@ fn index(bytes: &[u8]) {
     assert_eq!(value.encode(), bytes);
     bounded(&value.owners, bytes);
     bounded(&value.entries, bytes);
-    let exists =
-        |entry: &CacheEntry| (entry.owner as usize) < value.owners.len() && entry.slot < value.slot_count;
+    let exists = |entry: &CacheEntry| {
+        (entry.owner as usize) < value.owners.len() && entry.slot < value.slot_count
+    };
     assert!(value.entries.iter().all(exists));
     assert!(CacheIndex::decode(bytes, tag ^ 1).is_err());
 }

@@ -1,7 +1,7 @@
 //! A store's objects to what recovery makes of them: newest checkpoint, its map, roll forward.
 //!
-//! Input: a byte of choices (see `MEND`), then objects, each with its length (32 bits) in front. An object
-//! lies under the key that its own fields name, so that a changed number moves it.
+//! Input: a byte of choices (see `MEND`), then objects, each with its length (32 bits) in front. An
+//! object lies under the key that its own fields name, so that a changed number moves it.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -80,8 +80,9 @@ impl ObjectStore for Objects {
         };
         let objects = self.0.lock().expect("nobody panicked");
         let below = objects.iter().filter(|(key, _)| key.starts_with(&prefix));
-        let listed =
-            below.map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 }).collect();
+        let listed = below
+            .map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 })
+            .collect();
         drop(objects);
         done(Ok(listed));
     }
@@ -114,7 +115,9 @@ fn key_of(object: &[u8], kind: Kind) -> Option<String> {
     match kind {
         Kind::VolumeRecord => Some(volume_key(NAME)),
         Kind::Segment => Some(segment_key(volume_id, u64_at(object, segment::at::SEQUENCE)?)),
-        Kind::Checkpoint => Some(checkpoint_key(volume_id, u64_at(object, checkpoint::at::NUMBER)?)),
+        Kind::Checkpoint => {
+            Some(checkpoint_key(volume_id, u64_at(object, checkpoint::at::NUMBER)?))
+        }
         Kind::MapPart => Some(part_key(&PartIdentity {
             volume_id,
             group: u64_at(object, map_part::at::GROUP)?,

@@ -1,5 +1,5 @@
-//! What people and stores write as text: sizes, durations, URLs, ids and keys. What is accepted has one
-//! meaning, what is shown can be read again, and no secret gets into a text.
+//! What people and stores write as text: sizes, durations, URLs, ids and keys. What is accepted has
+//! one meaning, what is shown can be read again, and no secret gets into a text.
 
 use sawmill_format::checkpoint::{checkpoint_key, parse_checkpoint_key};
 use sawmill_format::ids::VolumeId;
@@ -28,7 +28,11 @@ fn sizes(text: &str) {
     match &bytes {
         Ok(bytes) => {
             assert_eq!(parse_size(&bytes.to_string()), Ok(*bytes));
-            assert_eq!(parse_size(&format!(" {text} ")), Ok(*bytes), "blanks around it mean nothing");
+            assert_eq!(
+                parse_size(&format!(" {text} ")),
+                Ok(*bytes),
+                "blanks around it mean nothing"
+            );
             assert_eq!(
                 parse_size_u32(text).ok().map(u64::from),
                 Some(*bytes).filter(|b| *b <= u32::MAX.into())
@@ -56,11 +60,17 @@ fn shown(number: u64) {
 fn urls(text: &str) {
     const SECRET: &str = "hunter2";
     if let Ok(shown) = check_url(text) {
-        assert_eq!(check_url(&shown).ok(), Some(shown), "what is shown is a URL, and shown as itself");
+        assert_eq!(
+            check_url(&shown).ok(),
+            Some(shown),
+            "what is shown is a URL, and shown as itself"
+        );
     }
     if let Ok((_, name)) = split_volume_url(text) {
         let legal = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-        assert!((1..=128).contains(&name.len()) && !name.starts_with('.') && name.chars().all(legal));
+        assert!(
+            (1..=128).contains(&name.len()) && !name.starts_with('.') && name.chars().all(legal)
+        );
     }
     if text.contains(SECRET) {
         return;

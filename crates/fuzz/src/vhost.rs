@@ -1,6 +1,6 @@
-//! A frontend's bytes, and a guest's memory, to a vhost-user door over a memory device. The frontend is
-//! answered or loses its connection; a guest's queue serves or stops. Nothing hangs, no thread of the door
-//! panics, and the next frontend is served.
+//! A frontend's bytes, and a guest's memory, to a vhost-user door over a memory device. The
+//! frontend is answered or loses its connection; a guest's queue serves or stops. Nothing hangs, no
+//! thread of the door panics, and the next frontend is served.
 
 use std::fs::File;
 use std::io::{IoSlice, Read};
@@ -46,7 +46,8 @@ thread_local! {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("vhost.sock");
         let device = Arc::new(MemoryDevice::new(DEVICE_BYTES));
-        let door = VhostDoor::start(VhostOptions::new(path.clone()), device).expect("the door opens");
+        let door = VhostDoor::start(VhostOptions::new(path.clone()), device).expect("the door \
+            opens");
         Served { door, path, _folder: folder }
     };
 }
@@ -89,7 +90,9 @@ fn mended(bytes: &[u8]) -> Vec<u8> {
 pub(crate) fn ring(bytes: &[u8]) {
     guest(bytes);
     let mut mended = bytes.to_vec();
-    if let Some(available) = mended.get_mut(AVAILABLE_AT..AVAILABLE_AT + 4 + 2 * usize::from(QUEUE_SIZE)) {
+    if let Some(available) =
+        mended.get_mut(AVAILABLE_AT..AVAILABLE_AT + 4 + 2 * usize::from(QUEUE_SIZE))
+    {
         available[2] %= QUEUE_SIZE as u8 + 1;
         available[3] = 0;
         for head in available[4..].chunks_exact_mut(2) {
@@ -105,8 +108,9 @@ fn guest(bytes: &[u8]) {
     let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).expect("memory"));
     ftruncate(&memory, GUEST_BYTES).expect("memory");
     memory.write_all_at(&bytes[..bytes.len().min(GUEST_BYTES as usize)], 0).expect("memory");
-    let event =
-        || -> OwnedFd { eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an event") };
+    let event = || -> OwnedFd {
+        eventfd(1, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an event")
+    };
     let (kick, call) = (event(), event());
     connected(|stream| {
         let none: &[BorrowedFd<'_>] = &[];

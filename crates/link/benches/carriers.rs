@@ -1,8 +1,9 @@
-//! How fast each carrier moves packets between two namespaces, and what it costs in time of the cores.
+//! How fast each carrier moves packets between two namespaces, and what it costs in time of the
+//! cores.
 //!
-//! `cargo bench -p sawmill-link --bench carriers [SECONDS]`, as root. A cable of MTU 9000 (a veth pair). It
-//! favours UDP and TCP: a veth passes 64 KiB on as one, so another line has UDP cut by the kernel first.
-//! Not here: any claim; a figure is of its machine and moment.
+//! `cargo bench -p sawmill-link --bench carriers [SECONDS]`, as root. A cable of MTU 9000 (a veth
+//! pair). It favours UDP and TCP: a veth passes 64 KiB on as one, so another line has UDP cut by
+//! the kernel first. Not here: any claim; a figure is of its machine and moment.
 
 #[expect(dead_code, reason = "the tests use more of it")]
 #[path = "../tests/carriers/cable.rs"]
@@ -84,7 +85,8 @@ fn stream(name: &str, ends: &mut Ends, packet_bytes: usize, seconds: f64) {
     let gigabytes = came as f64 * packet_bytes as f64 / 1e9;
     let lost = 100.0 * (1.0 - came as f64 / sent as f64).max(0.0);
     println!(
-        "{name:<28} {packet_bytes:>5} B {:>9.0} packets/s {:>6.2} GB/s {:>6.2} CPU s/GB  lost {lost:.1} %",
+        "{name:<28} {packet_bytes:>5} B {:>9.0} packets/s {:>6.2} GB/s {:>6.2} CPU s/GB  lost \
+        {lost:.1} %",
         came as f64 / wall,
         gigabytes / wall,
         cpu / gigabytes,
@@ -103,7 +105,8 @@ fn ping_pong(name: &str, ends: &mut Ends, seconds: f64) {
         scope.spawn(move || {
             while !is_over.load(Ordering::Relaxed) {
                 let wait = Some(Duration::from_millis(100));
-                let woken = receiver.receive(wait, false, &mut |_, _| ()).expect("the carrier lives");
+                let woken =
+                    receiver.receive(wait, false, &mut |_, _| ()).expect("the carrier lives");
                 for _ in 0..woken.packets {
                     answering.send(back, batch, 0).expect("sent");
                 }
@@ -112,7 +115,8 @@ fn ping_pong(name: &str, ends: &mut Ends, seconds: f64) {
         while begin.elapsed().as_secs_f64() < seconds {
             let trip = Instant::now();
             sender.send(&ends.to, batch, 0).expect("sent");
-            while own.receive(Some(PATIENCE), false, &mut |_, _| ()).expect("it lives").packets == 0 {
+            while own.receive(Some(PATIENCE), false, &mut |_, _| ()).expect("it lives").packets == 0
+            {
                 assert!(trip.elapsed() < PATIENCE, "no answer");
             }
             trips.push(trip.elapsed());
@@ -140,7 +144,12 @@ fn tcp(cable: &Cable) -> io::Result<Ends> {
     let to = listener.local()?;
     let here = cable.at(End::A, || connect(to, None, PATIENCE))?;
     let (sender, receiver, _) = listener.accept(Some(PATIENCE))?.expect("it connected");
-    Ok(Ends { here: boxed(here), there: boxed((sender, receiver)), to: Peer::Stream, back: Peer::Stream })
+    Ok(Ends {
+        here: boxed(here),
+        there: boxed((sender, receiver)),
+        to: Peer::Stream,
+        back: Peer::Stream,
+    })
 }
 
 fn ethernet(cable: &Cable) -> io::Result<Ends> {

@@ -1,5 +1,6 @@
-//! How many packets one core seals and opens: `seal [SECONDS]` prints one JSON object for each kind of
-//! security and size of body. Both ends are in one thread; each packet is written anew, sealed and opened.
+//! How many packets one core seals and opens: `seal [SECONDS]` prints one JSON object for each kind
+//! of security and size of body. Both ends are in one thread; each packet is written anew, sealed
+//! and opened.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -13,7 +14,8 @@ const BATCH: u64 = 256;
 
 fn both_ends(security: &Security) -> (Seals, Seals) {
     let (mut hello, mut reply) = ([0; 64], [0; 64]);
-    let (mut greeting, bytes) = Greeting::new(security, b"bench", b"", &mut hello).expect("a greeting");
+    let (mut greeting, bytes) =
+        Greeting::new(security, b"bench", b"", &mut hello).expect("a greeting");
     let (target, bytes) =
         answer(security, b"bench", &hello[..bytes], |_| Vec::new(), &mut reply).expect("an answer");
     (greeting.finish(&reply[..bytes]).expect("a connection").0, target)
@@ -39,7 +41,8 @@ fn measure(security: &Security, body_bytes: usize, opened: bool, at_least: Durat
     start.elapsed().as_nanos() as f64 / number as f64
 }
 
-/// Microseconds for a greeting that does not prove the key: what a stranger can make a target waste.
+/// Microseconds for a greeting that does not prove the key: what a stranger can make a target
+/// waste.
 fn refuse(security: &Security, at_least: Duration) -> f64 {
     let (mut hello, mut reply) = ([0; 64], [0; 64]);
     let (_, bytes) = Greeting::new(security, b"other", b"", &mut hello).expect("a greeting");
@@ -62,7 +65,9 @@ fn main() {
             let both_ns = measure(&security, body_bytes, true, at_least);
             let (packets_s, gb_s) = (1e9 / both_ns, body_bytes as f64 / both_ns);
             print!(r#"{{"security":"{name}","body_bytes":{body_bytes},"seal_ns":{seal_ns:.0},"#);
-            println!(r#""seal_open_ns":{both_ns:.0},"packets_s":{packets_s:.0},"gb_s":{gb_s:.2}}}"#);
+            println!(
+                r#""seal_open_ns":{both_ns:.0},"packets_s":{packets_s:.0},"gb_s":{gb_s:.2}}}"#
+            );
         }
         let (start, mut count) = (Instant::now(), 0);
         while start.elapsed() < at_least {

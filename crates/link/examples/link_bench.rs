@@ -3,9 +3,10 @@
 //!     link_bench target --listen udp:10.0.0.1 --device null:1073741824 [--insecure]
 //!     link_bench load --to udp:10.0.0.1 --op read --bytes 4096 --depth 64 --seconds 2 [--insecure]
 //!
-//! The target says `ready` and serves until its input ends. The load says `begin` when it has warmed up, and
-//! one line of JSON at its end. Each of its requests is made anew by its own completion, so nothing waits but
-//! the threads of the link. Without `--insecure` both have the key in this file: for measuring alone.
+//! The target says `ready` and serves until its input ends. The load says `begin` when it has
+//! warmed up, and one line of JSON at its end. Each of its requests is made anew by its own
+//! completion, so nothing waits but the threads of the link. Without `--insecure` both have the key
+//! in this file: for measuring alone.
 //!
 //! Not here: what is compared, and where (`bench/link.py`).
 
@@ -18,7 +19,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
-use sawmill_device::{BlockDevice, Exchange, Flags, MemoryDevice, NullDevice, Operation, Outcome, Request};
+use sawmill_device::{
+    BlockDevice, Exchange, Flags, MemoryDevice, NullDevice, Operation, Outcome, Request,
+};
 use sawmill_link::carrier::LinkAddress;
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
@@ -37,7 +40,8 @@ fn main() -> Result<()> {
     let command = words.next().unwrap_or_default();
     let mut options = HashMap::new();
     while let Some(name) = words.next() {
-        let value = if name == "--insecure" { String::new() } else { words.next().unwrap_or_default() };
+        let value =
+            if name == "--insecure" { String::new() } else { words.next().unwrap_or_default() };
         options.insert(name, value);
     }
     let options = Options(options);
@@ -78,8 +82,12 @@ fn device(words: &str) -> Result<Arc<dyn BlockDevice>> {
 }
 
 fn target(options: &Options) -> Result<()> {
-    let target =
-        Target::new(TargetOptions::default(), options.security(), Arc::new(SteadyClock), unguessable());
+    let target = Target::new(
+        TargetOptions::default(),
+        options.security(),
+        Arc::new(SteadyClock),
+        unguessable(),
+    );
     target.add(EXPORT, Arc::new(Unpack::new(device(options.get("--device")?)?)), None)?;
     let _listener = Listener::new(target, &LinkAddress::list(options.get("--listen")?)?, 1)?;
     println!("ready");
@@ -104,7 +112,13 @@ struct Load {
 impl Load {
     fn submit(&self, exchange: Box<Again>) {
         let address = self.next.fetch_add(1, Relaxed) % self.places * self.bytes;
-        self.device.submit(Request::new(self.operation, address, self.bytes, Flags::default(), exchange));
+        self.device.submit(Request::new(
+            self.operation,
+            address,
+            self.bytes,
+            Flags::default(),
+            exchange,
+        ));
     }
 }
 
@@ -152,7 +166,8 @@ fn load(options: &Options) -> Result<()> {
     let (bytes, depth): (u64, usize) = (options.number("--bytes")?, options.number("--depth")?);
     let seconds = Duration::from_secs_f64(options.number("--seconds")?);
     let (clock, limits) = (Arc::new(SteadyClock), InitiatorOptions::default());
-    let initiator = Initiator::new(limits, options.security(), addresses.len(), clock, unguessable());
+    let initiator =
+        Initiator::new(limits, options.security(), addresses.len(), clock, unguessable());
     let attached = Attached::new(initiator, &addresses)?;
     let initiator = attached.initiator();
     let answer = initiator.ask_open(EXPORT, OpenMode::default()).wait(PATIENCE)?;
@@ -179,7 +194,10 @@ fn load(options: &Options) -> Result<()> {
         ended,
     });
     for _ in 0..depth {
-        load.submit(Box::new(Again { load: Arc::clone(&load), buffer: vec![0x5A; bytes as usize] }));
+        load.submit(Box::new(Again {
+            load: Arc::clone(&load),
+            buffer: vec![0x5A; bytes as usize],
+        }));
     }
     thread::sleep((seconds / 4).min(Duration::from_millis(300)));
     println!("begin");
@@ -196,7 +214,9 @@ fn load(options: &Options) -> Result<()> {
 
 fn said(took_s: f64, requests: u64, cpu_s: f64, failed: u64, status: &LinkStatus) -> String {
     let links: Vec<String> = status.links.iter().map(of_link).collect();
-    let all = format!(r#""seconds": {took_s}, "requests": {requests}, "cpu_s": {cpu_s}, "failed": {failed}"#);
+    let all = format!(
+        r#""seconds": {took_s}, "requests": {requests}, "cpu_s": {cpu_s}, "failed": {failed}"#
+    );
     format!(r#"{{{all}, "links": [{}]}}"#, links.join(", "))
 }
 
@@ -210,6 +230,7 @@ fn of_link(link: &OneLink) -> String {
         ("window_bytes", link.window_bytes as u64),
         ("packet_bytes", link.packet_bytes as u64),
     ];
-    let shown: Vec<String> = numbers.iter().map(|(name, number)| format!(r#""{name}": {number}"#)).collect();
+    let shown: Vec<String> =
+        numbers.iter().map(|(name, number)| format!(r#""{name}": {number}"#)).collect();
     format!("{{{}}}", shown.join(", "))
 }

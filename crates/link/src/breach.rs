@@ -1,5 +1,5 @@
-//! Violations of the protocol by a peer. A breach ends the connection with its reason, and affects nothing
-//! else.
+//! Violations of the protocol by a peer. A breach ends the connection with its reason, and affects
+//! nothing else.
 
 /// Why the peer can no longer be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,15 +1,16 @@
-//! One connection as one end sees it: it opens packets, gives their parts to the slots and words they are
-//! for, and puts what is ready into packets of the least loaded link.
+//! One connection as one end sees it: it opens packets, gives their parts to the slots and words
+//! they are for, and puts what is ready into packets of the least loaded link.
 //!
-//! Both ends use this; they differ in their [`Role`]: an initiator's slots or a target's. Any thread may call
-//! any method. A thread that finds the sending half of a link locked leaves the work to the lock holder, who
-//! checks for work again before releasing it. So packets fill up by themselves under load.
+//! Both ends use this; they differ in their [`Role`]: an initiator's slots or a target's. Any
+//! thread may call any method. A thread that finds the sending half of a link locked leaves the
+//! work to the lock holder, who checks for work again before releasing it. So packets fill up by
+//! themselves under load.
 //!
-//! Lock order: a link's sending half, its receiving half, a slot, the ready queue. No lock is held while a
-//! request is submitted or answered.
+//! Lock order: a link's sending half, its receiving half, a slot, the ready queue. No lock is held
+//! while a request is submitted or answered.
 //!
-//! Invariants: no allocation after `new`; every lost piece becomes ready again; a packet is opened before
-//! anything in it is trusted.
+//! Invariants: no allocation after `new`; every lost piece becomes ready again; a packet is opened
+//! before anything in it is trusted.
 //!
 //! Not here: sockets and threads (`carrier`, `threads`), the hand-shake (`session`).
 
@@ -82,7 +83,8 @@ pub(crate) struct Outgoing {
     /// The packets of the batch before this one have been sent.
     unsent_from: usize,
     ping: bool,
-    /// Whether it was open and silent when last checked, and since when: for status, not for decisions.
+    /// Whether it was open and silent when last checked, and since when: for status, not for
+    /// decisions.
     seen: (bool, bool),
     pub(crate) seen_since_ns: u64,
 }
@@ -130,7 +132,14 @@ pub(crate) struct Connection<R> {
 
 impl<R: Role> Connection<R> {
     /// `heard_ns`: the start of that time, until a packet opens.
-    pub(crate) fn new(remote: u64, seals: Seals, links: usize, slots: usize, role: R, heard_ns: u64) -> Self {
+    pub(crate) fn new(
+        remote: u64,
+        seals: Seals,
+        links: usize,
+        slots: usize,
+        role: R,
+        heard_ns: u64,
+    ) -> Self {
         let link = |_| Link {
             outgoing: Mutex::new(Outgoing {
                 sending: Sending::new(),
@@ -163,8 +172,8 @@ impl<R: Role> Connection<R> {
         self.heard_ns.load(Ordering::Relaxed)
     }
 
-    /// Handles a packet of kind *sealed*. Calls `said` for parts that are not handled here, after the packet
-    /// was authenticated.
+    /// Handles a packet of kind *sealed*. Calls `said` for parts that are not handled here, after
+    /// the packet was authenticated.
     pub(crate) fn receive(
         &self,
         header: &Packet,
@@ -202,9 +211,15 @@ impl<R: Role> Connection<R> {
         Ok(Came::Taken)
     }
 
-    fn acknowledged(&self, ack: &sawmill_format::link::part::Ack<'_>, now: u64) -> Result<(), Breach> {
-        let link =
-            self.links.get(usize::from(ack.link)).ok_or(Breach("it names a link that does not exist"))?;
+    fn acknowledged(
+        &self,
+        ack: &sawmill_format::link::part::Ack<'_>,
+        now: u64,
+    ) -> Result<(), Breach> {
+        let link = self
+            .links
+            .get(usize::from(ack.link))
+            .ok_or(Breach("it names a link that does not exist"))?;
         link.outgoing.lock().sending.acknowledge(now, ack, |piece| self.again(piece))
     }
 
@@ -217,8 +232,8 @@ impl<R: Role> Connection<R> {
         again
     }
 
-    /// Sends what is ready, as far as the links have room. Call this after anything that may have made
-    /// something ready, or made room.
+    /// Sends what is ready, as far as the links have room. Call this after anything that may have
+    /// made something ready, or made room.
     pub(crate) fn pump(&self, now: u64) {
         self.kicks.fetch_add(1, Ordering::SeqCst);
         loop {
@@ -239,7 +254,8 @@ impl<R: Role> Connection<R> {
         }
     }
 
-    /// The open links, the least loaded first. A link with a locked sending half counts as fully loaded.
+    /// The open links, the least loaded first. A link with a locked sending half counts as fully
+    /// loaded.
     fn by_load(&self) -> ([usize; 8], usize) {
         let (mut order, mut loads, mut count) = ([0; 8], [0u64; 8], 0);
         for (index, link) in self.links.iter().enumerate() {
@@ -262,7 +278,8 @@ impl<R: Role> Connection<R> {
         (order, count)
     }
 
-    /// Sends one batch on link `index`. Returns whether something was sent, so that there may be more.
+    /// Sends one batch on link `index`. Returns whether something was sent, so that there may be
+    /// more.
     fn send_some(&self, index: usize, outgoing: &mut Outgoing, now: u64, ack: bool) -> bool {
         if outgoing.flush() == Flushed::Blocked {
             return false;
@@ -283,8 +300,8 @@ impl<R: Role> Connection<R> {
         outgoing.flush() == Flushed::All
     }
 
-    /// Builds the next packet of link `index` in its batch and returns its length; 0: there is nothing to
-    /// send, or no room.
+    /// Builds the next packet of link `index` in its batch and returns its length; 0: there is
+    /// nothing to send, or no room.
     fn build(&self, index: usize, outgoing: &mut Outgoing, now: u64, ack: bool) -> usize {
         let carries = outgoing.open && outgoing.sending.has_room();
         let wanted = (carries && !self.ready.is_empty()) || outgoing.ping || ack;
@@ -329,8 +346,8 @@ impl<R: Role> Connection<R> {
         };
         header.encode(packet);
         if let Err(refused) = self.seals.seal(packet) {
-            // This happens only when the numbers of this link are used up, after years. The peer then
-            // receives nothing more on it.
+            // This happens only when the numbers of this link are used up, after years. The peer
+            // then receives nothing more on it.
             tracing::error!("link {index}: cannot seal a packet: {refused}");
             // Never send it in clear.
             packet[HEADER_BYTES..].fill(0);
@@ -414,14 +431,14 @@ impl<R: Role> Connection<R> {
         }
     }
 
-    /// Whether packet `number` of link `index` may be the newest join. An outdated join has a length that did
-    /// not get through, or an old address of the other end.
+    /// Whether packet `number` of link `index` may be the newest join. An outdated join has a
+    /// length that did not get through, or an old address of the other end.
     pub(crate) fn is_newest_join(&self, index: usize, number: u64) -> bool {
         self.links[index].joined.fetch_max(number + 1, Ordering::SeqCst) <= number
     }
 
-    /// Whether another thread wanted to send since `seen` and found a link locked by a thread that only
-    /// looked at it: it left its work to the lock holder.
+    /// Whether another thread wanted to send since `seen` and found a link locked by a thread that
+    /// only looked at it: it left its work to the lock holder.
     fn was_left_work(&self, seen: u64) -> bool {
         self.kicks.load(Ordering::SeqCst) != seen && !self.ready.is_empty()
     }
@@ -429,10 +446,12 @@ impl<R: Role> Connection<R> {
     /// When [`Connection::tick`] must be called next.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         let seen = self.kicks.load(Ordering::SeqCst);
-        let sending = self.links.iter().filter_map(|link| link.outgoing.lock().sending.deadline_ns());
+        let sending =
+            self.links.iter().filter_map(|link| link.outgoing.lock().sending.deadline_ns());
         // Without a path there is nothing to wait for; a new path triggers another check.
         let reached = self.links.iter().any(|link| link.outgoing.lock().path.is_some());
-        let owed = self.links.iter().filter_map(|link| link.receiving.lock().due_ns()).filter(|_| reached);
+        let owed =
+            self.links.iter().filter_map(|link| link.receiving.lock().due_ns()).filter(|_| reached);
         let next = sending.chain(owed).min();
         if self.was_left_work(seen) { Some(0) } else { next }
     }
@@ -440,17 +459,20 @@ impl<R: Role> Connection<R> {
     /// Whether link `index` waits for its carrier to have room.
     pub(crate) fn is_blocked(&self, index: usize) -> bool {
         let seen = self.kicks.load(Ordering::SeqCst);
-        let blocked = self.links[index].outgoing.try_lock().is_some_and(|outgoing| outgoing.has_unsent());
+        let blocked =
+            self.links[index].outgoing.try_lock().is_some_and(|outgoing| outgoing.has_unsent());
         blocked || self.was_left_work(seen)
     }
 
     /// Whether a link waits for the carrier of `sender` to have room.
     pub(crate) fn is_blocked_at(&self, sender: &Arc<dyn Sender>) -> bool {
         let seen = self.kicks.load(Ordering::SeqCst);
-        let blocked = self.links.iter().filter_map(|link| link.outgoing.try_lock()).any(|outgoing| {
-            let here = outgoing.path.as_ref().is_some_and(|path| Arc::ptr_eq(&path.sender, sender));
-            here && outgoing.has_unsent()
-        });
+        let blocked =
+            self.links.iter().filter_map(|link| link.outgoing.try_lock()).any(|outgoing| {
+                let here =
+                    outgoing.path.as_ref().is_some_and(|path| Arc::ptr_eq(&path.sender, sender));
+                here && outgoing.has_unsent()
+            });
         blocked || self.was_left_work(seen)
     }
 
@@ -478,7 +500,8 @@ impl<R: Role> Connection<R> {
         outgoing.open = true;
     }
 
-    /// Link `index` carries nothing until it is reopened; what was in flight there uses other links.
+    /// Link `index` carries nothing until it is reopened; what was in flight there uses other
+    /// links.
     pub(crate) fn close_link(&self, index: usize) {
         let mut outgoing = self.links[index].outgoing.lock();
         outgoing.lose_all(|piece| self.again(piece));
@@ -503,8 +526,8 @@ impl Outgoing {
         self.unsent_from < self.batch.len()
     }
 
-    /// Hands the rest of the batch to the carrier. A carrier that fails drops it: its content eventually
-    /// counts as lost, and the owner of the carrier learns of the failure.
+    /// Hands the rest of the batch to the carrier. A carrier that fails drops it: its content
+    /// eventually counts as lost, and the owner of the carrier learns of the failure.
     fn flush(&mut self) -> Flushed {
         while self.has_unsent() {
             let Some(path) = &self.path else { break };

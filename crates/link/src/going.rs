@@ -1,7 +1,8 @@
-//! What a slot has to send: a head (a command or a reply) and its bytes, in as many packets as they need.
+//! What a slot has to send: a head (a command or a reply) and its bytes, in as many packets as they
+//! need.
 //!
-//! Invariants: a part that is in a packet is in no other one until it counts as lost. The text of a failure
-//! is sent whole. No allocation after `new`.
+//! Invariants: a part that is in a packet is in no other one until it counts as lost. The text of a
+//! failure is sent whole. No allocation after `new`.
 //!
 //! Not here: when a slot has something to send, and where its bytes are (`initiator`, `target`).
 

@@ -1,5 +1,5 @@
-//! A set of grains of a payload: one bit for each 128 bytes. It records what has arrived, and what must be
-//! sent (again), in a fixed space, whatever the sizes of the packets are.
+//! A set of grains of a payload: one bit for each 128 bytes. It records what has arrived, and what
+//! must be sent (again), in a fixed space, whatever the sizes of the packets are.
 //!
 //! Invariant: no allocation after `new`; `count` is the number of set bits.
 
@@ -93,7 +93,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn grains_are_a_set(steps in prop::collection::vec((any::<bool>(), 0u32..300, 0u32..300), 1..60)) {
+        fn grains_are_a_set(
+            steps in prop::collection::vec((any::<bool>(), 0u32..300, 0u32..300), 1..60),
+        ) {
             let (mut grains, mut model) = (Grains::new(300 * GRAIN_BYTES), BTreeSet::new());
             for (insert, a, b) in steps {
                 let (from, to) = (a.min(b), a.max(b));

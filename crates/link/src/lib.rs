@@ -1,10 +1,12 @@
-//! The link: a block device of another machine, over several network links and cores, byte-granular.
+//! The link: a block device of another machine, over several network links and cores,
+//! byte-granular.
 //!
-//! Modules: [`carrier`] (how packets travel: UDP, TCP, raw Ethernet), [`session`] (keys, the hand-shake,
-//! sealed packets), `path` (one link: what is in flight, what was received), `connection` (puts packets on
-//! the least loaded link), `going` (what a slot has to send), [`initiator`] (a block device), [`target`]
-//! (exports devices), [`threads`] (the receiving threads), [`cache`] (the initiator's byte-granular cache,
-//! BASS), `packed` (many ranges as one request).
+//! Modules: [`carrier`] (how packets travel: UDP, TCP, raw Ethernet), [`session`] (keys, the
+//! hand-shake, sealed packets), `path` (one link: what is in flight, what was received),
+//! `connection` (puts packets on the least loaded link), `going` (what a slot has to send),
+//! [`initiator`] (a block device), [`target`] (exports devices), [`threads`] (the receiving
+//! threads), [`cache`] (the initiator's byte-granular cache, BASS), `packed` (many ranges as one
+//! request).
 //!
 //! Not here: what the bytes of a packet mean (`sawmill_format::link`), doors, volumes, commands.
 #![forbid(unsafe_code)]
@@ -34,8 +36,8 @@ pub use packed::{PackedDevice, UNPACK_BYTES_MAX, UNPACK_SPAN_BYTES_MAX, Unpack};
 pub use path::receiving::ReceivingCounts;
 pub use path::sending::SendingCounts;
 
-/// Makes an untrusted text safe to print: each character that moves the cursor, changes a colour or the
-/// direction of writing, or is invisible, becomes its number. The result is unambiguous.
+/// Makes an untrusted text safe to print: each character that moves the cursor, changes a colour or
+/// the direction of writing, or is invisible, becomes its number. The result is unambiguous.
 #[must_use]
 pub fn legible(text: &str) -> Cow<'_, str> {
     let is_plain = |c: char| matches!(c, '"' | '\'') || c.escape_debug().len() == 1;
@@ -114,7 +116,11 @@ fn links_of<R: connection::Role>(connection: &connection::Connection<R>, now: u6
             open: outgoing.open,
             silent: outgoing.sending.is_silent(),
             packet_bytes: outgoing.sending.packet_bytes,
-            rtt_us: if outgoing.sending.is_measured() { outgoing.sending.rtt_ns() / 1000 } else { 0 },
+            rtt_us: if outgoing.sending.is_measured() {
+                outgoing.sending.rtt_ns() / 1000
+            } else {
+                0
+            },
             window_bytes: outgoing.sending.window_bytes(),
             sent: outgoing.sending.counts,
             refused: link.refused.load(Relaxed),

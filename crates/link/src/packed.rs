@@ -1,14 +1,17 @@
-//! Devices that execute many byte ranges as one request, and an adapter that makes any device one of them.
+//! Devices that execute many byte ranges as one request, and an adapter that makes any device one
+//! of them.
 //!
-//! Invariants: a packed write that breaks a rule is `Invalid` and changes nothing. A valid one is answered
-//! once, when all of its ranges are done, with the first error if there was one. Not here: the bytes of a
-//! packed write (`sawmill_format::packed_write`), and which ranges are packed together (`cache`).
+//! Invariants: a packed write that breaks a rule is `Invalid` and changes nothing. A valid one is
+//! answered once, when all of its ranges are done, with the first error if there was one. Not here:
+//! the bytes of a packed write (`sawmill_format::packed_write`), and which ranges are packed
+//! together (`cache`).
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use sawmill_device::{
-    BlockDevice, Error, ErrorKind, Exchange, Flags, Geometry, Operation, Outcome, Reply, Request, Result,
+    BlockDevice, Error, ErrorKind, Exchange, Flags, Geometry, Operation, Outcome, Reply, Request,
+    Result,
 };
 use sawmill_format::packed_write::Packed;
 
@@ -20,8 +23,9 @@ pub trait PackedDevice: BlockDevice {
     /// The longest distance from a packed write's address to the end of its last range, in bytes.
     fn packed_span_bytes_max(&self) -> u32;
 
-    /// Executes a packed write: a `Write` whose payload (`request.length` bytes) is a packed write relative
-    /// to `request.address`. It is answered like a write. Its ranges may be written in any order.
+    /// Executes a packed write: a `Write` whose payload (`request.length` bytes) is a packed write
+    /// relative to `request.address`. It is answered like a write. Its ranges may be written in any
+    /// order.
     fn submit_packed(&self, request: Request);
 }
 
@@ -44,7 +48,8 @@ pub const UNPACK_BYTES_MAX: u32 = 1 << 20;
 /// The longest span that [`Unpack`] accepts, in bytes.
 pub const UNPACK_SPAN_BYTES_MAX: u32 = 64 << 20;
 
-/// The device `D` with packed writes: each range becomes a write of its own, and all are submitted together.
+/// The device `D` with packed writes: each range becomes a write of its own, and all are submitted
+/// together.
 pub struct Unpack<D> {
     inner: D,
 }
@@ -61,15 +66,20 @@ impl<D: BlockDevice> Unpack<D> {
         &self.inner
     }
 
-    /// Takes the payload out of a request, and lists the writes in it: address and place in the payload.
+    /// Takes the payload out of a request, and lists the writes in it: address and place in the
+    /// payload.
     fn unpack(&self, request: &mut Request) -> Result<(Vec<u8>, Vec<Piece>)> {
-        let invalid = |text: String| Error::new(ErrorKind::Invalid, format!("packed write: {text}"));
+        let invalid =
+            |text: String| Error::new(ErrorKind::Invalid, format!("packed write: {text}"));
         let geometry = self.inner.geometry();
         if request.operation != Operation::Write {
             return Err(invalid(format!("{:?} has no packed form", request.operation)));
         }
         if geometry.read_only {
-            return Err(Error::new(ErrorKind::ReadOnly, "packed write refused: the device is read-only"));
+            return Err(Error::new(
+                ErrorKind::ReadOnly,
+                "packed write refused: the device is read-only",
+            ));
         }
         if request.length > u64::from(UNPACK_BYTES_MAX) {
             return Err(invalid(format!("{} bytes are above {UNPACK_BYTES_MAX}", request.length)));
@@ -78,19 +88,27 @@ impl<D: BlockDevice> Unpack<D> {
         request.fill(0, &mut payload);
         let packed = Packed::decode(&payload).map_err(|error| invalid(error.to_string()))?;
         let span = u64::from(packed.span_bytes());
-        let inside = request.address.checked_add(span).is_some_and(|end| end <= geometry.size_bytes);
+        let inside =
+            request.address.checked_add(span).is_some_and(|end| end <= geometry.size_bytes);
         if !inside || span > u64::from(UNPACK_SPAN_BYTES_MAX) {
             let address = request.address;
-            return Err(invalid(format!("a span of {span} bytes at {address} is too long or past the end")));
+            return Err(invalid(format!(
+                "a span of {span} bytes at {address} is too long or past the end"
+            )));
         }
         let longest = geometry.request_bytes_max as usize;
         let mut pieces = Vec::with_capacity(packed.entries().len());
-        let mut place = payload.len() - packed.entries().map(|(_, bytes)| bytes.len()).sum::<usize>();
+        let mut place =
+            payload.len() - packed.entries().map(|(_, bytes)| bytes.len()).sum::<usize>();
         for (offset, bytes) in packed.entries() {
             let address = request.address + u64::from(offset);
             for start in (0..bytes.len()).step_by(longest) {
                 let length = longest.min(bytes.len() - start);
-                pieces.push(Piece { address: address + start as u64, place: place + start, length });
+                pieces.push(Piece {
+                    address: address + start as u64,
+                    place: place + start,
+                    length,
+                });
             }
             place += bytes.len();
         }

@@ -47,8 +47,8 @@ impl Ready {
         }
     }
 
-    /// Removes the next slot. Look at what it has to send only afterwards: a caller that adds something in
-    /// between queues it again.
+    /// Removes the next slot. Look at what it has to send only afterwards: a caller that adds
+    /// something in between queues it again.
     pub(crate) fn pop(&self) -> Option<u16> {
         let mut queue = self.queue.lock();
         let slot = queue.pop_front()?;

@@ -1,7 +1,7 @@
 //! How an error crosses the wire: its kind as a number, and its text.
 //!
-//! Invariant: every kind has one number, numbers are never reused, and an unknown number is a bug of the
-//! peer, not ours.
+//! Invariant: every kind has one number, numbers are never reused, and an unknown number is a bug
+//! of the peer, not ours.
 
 use sawmill_device::{Error, ErrorKind};
 

@@ -1,10 +1,11 @@
 //! The streams that a target accepted, with their quotas.
 //!
-//! A stream is a stranger's until it carries a packet of a connection. A stranger has a limited time for that
-//! and a share of the places per source; when a new stream arrives, strangers are evicted first.
+//! A stream is a stranger's until it carries a packet of a connection. A stranger has a limited
+//! time for that and a share of the places per source; when a new stream arrives, strangers are
+//! evicted first.
 //!
-//! Invariants: the number of streams is bounded; a stream that is no stranger's is never evicted. Not here:
-//! threads and sockets (`crate::threads`).
+//! Invariants: the number of streams is bounded; a stream that is no stranger's is never evicted.
+//! Not here: threads and sockets (`crate::threads`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +43,8 @@ impl<T> Streams<T> {
         self.0.retain(|stream| is_alive(&stream.threads));
     }
 
-    /// Reserves a place for a stream from `source`. Returns an evicted stream, which the caller must close;
+    /// Reserves a place for a stream from `source`. Returns an evicted stream, which the caller
+    /// must close;
     /// `Err` if the table is full.
     pub(crate) fn make_room(&mut self, source: Source) -> Result<Option<Stream<T>>, ()> {
         let strangers = |of: Source| {
@@ -52,13 +54,15 @@ impl<T> Streams<T> {
         let goes = if strangers(source) >= OF_SOURCE_MAX {
             Some(source)
         } else if self.0.len() >= STREAMS_MAX {
-            let all = self.0.iter().filter(|stream| stream.is_stranger()).map(|stream| stream.source);
+            let all =
+                self.0.iter().filter(|stream| stream.is_stranger()).map(|stream| stream.source);
             Some(all.max_by_key(|source| strangers(*source)).ok_or(())?)
         } else {
             None
         };
-        let index = goes
-            .and_then(|goes| self.0.iter().position(|stream| stream.source == goes && stream.is_stranger()));
+        let index = goes.and_then(|goes| {
+            self.0.iter().position(|stream| stream.source == goes && stream.is_stranger())
+        });
         Ok(index.map(|index| self.0.remove(index)))
     }
 

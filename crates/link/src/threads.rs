@@ -1,12 +1,13 @@
-//! The receiving threads: one for each link of an initiator, and one for each carrier and each stream of a
-//! target.
+//! The receiving threads: one for each link of an initiator, and one for each carrier and each
+//! stream of a target.
 //!
-//! A thread receives a batch of packets, sends what they led to in full packets, and then checks the timers.
-//! A carrier that fails is reopened, with growing pauses, for as long as its initiator lives.
+//! A thread receives a batch of packets, sends what they led to in full packets, and then checks
+//! the timers. A carrier that fails is reopened, with growing pauses, for as long as its initiator
+//! lives.
 //!
-//! Invariants: threads end when their owner is dropped, and are waited for. (A thread whose own answer drops
-//! the owner ends after that answer.) A thread never sleeps longer than a second, and only a few milliseconds
-//! while something is in flight.
+//! Invariants: threads end when their owner is dropped, and are waited for. (A thread whose own
+//! answer drops the owner ends after that answer.) A thread never sleeps longer than a second, and
+//! only a few milliseconds while something is in flight.
 //!
 //! Not here: what packets mean (`initiator`, `target`), sockets (`carrier`).
 
@@ -28,9 +29,9 @@ use crate::target::{Arrival, Target};
 /// The longest wait while something is in flight, and the longest wait at all.
 const LIVELY_WAIT_NS: u64 = 5 * MS;
 const WAIT_NS_MAX: u64 = SECOND;
-/// The longest time to connect a stream, and the pauses between attempts to open a carrier. They are short
-/// because nothing reports that an interface has come up, and an interface that comes and goes must be caught
-/// while it is up.
+/// The longest time to connect a stream, and the pauses between attempts to open a carrier. They
+/// are short because nothing reports that an interface has come up, and an interface that comes and
+/// goes must be caught while it is up.
 const REACH_MAX: Duration = Duration::from_secs(3);
 const REOPEN_FIRST: Duration = Duration::from_millis(100);
 const REOPEN_MAX: Duration = Duration::from_millis(250);
@@ -82,7 +83,11 @@ struct Threads {
 }
 
 impl Threads {
-    fn spawn(&mut self, name: String, run: impl FnOnce(Arc<Stop>) + Send + 'static) -> io::Result<()> {
+    fn spawn(
+        &mut self,
+        name: String,
+        run: impl FnOnce(Arc<Stop>) + Send + 'static,
+    ) -> io::Result<()> {
         let stop = Arc::clone(&self.stop);
         self.threads.push(thread::Builder::new().name(name).spawn(move || run(stop))?);
         Ok(())
@@ -110,8 +115,8 @@ impl Drop for Threads {
     }
 }
 
-/// The threads of an initiator. Dropping this closes its volumes and ends the threads; after that, its
-/// devices answer nothing.
+/// The threads of an initiator. Dropping this closes its volumes and ends the threads; after that,
+/// its devices answer nothing.
 pub struct Attached {
     initiator: Arc<Initiator>,
     threads: Threads,
@@ -202,12 +207,16 @@ fn receive_for_initiator(
     while !stop.is_set() {
         let wait = wait_of(initiator.deadline_ns(), initiator.is_lively());
         let mut began = false;
-        let woken = carrier.receiver.receive(Some(wait), initiator.is_blocked(index), &mut |peer, packet| {
-            if !std::mem::replace(&mut began, true) {
-                initiator.begin_batch();
-            }
-            initiator.receive(peer, packet);
-        });
+        let woken = carrier.receiver.receive(
+            Some(wait),
+            initiator.is_blocked(index),
+            &mut |peer, packet| {
+                if !std::mem::replace(&mut began, true) {
+                    initiator.begin_batch();
+                }
+                initiator.receive(peer, packet);
+            },
+        );
         match began {
             true => initiator.end_batch(),
             false => initiator.tick(),
@@ -230,7 +239,11 @@ pub struct Listener {
 
 impl Listener {
     /// Makes `target` reachable at these addresses, with this many receiving threads each.
-    pub fn new(target: Arc<Target>, addresses: &[LinkAddress], receivers: usize) -> io::Result<Self> {
+    pub fn new(
+        target: Arc<Target>,
+        addresses: &[LinkAddress],
+        receivers: usize,
+    ) -> io::Result<Self> {
         let mut threads = Threads { stop: Arc::default(), threads: Vec::new() };
         let streams: Arc<Mutex<Streams<Threads>>> = Arc::default();
         let mut shown = Vec::new();
@@ -279,8 +292,8 @@ impl Drop for Listener {
         self.target.close();
         self.threads.end();
         self.streams.lock().clear();
-        // Also ends connections that returned before the threads ended: after the target is gone, devices may
-        // be closed.
+        // Also ends connections that returned before the threads ended: after the target is gone,
+        // devices may be closed.
         self.target.close();
     }
 }
@@ -299,10 +312,13 @@ fn accept(
             Ok(Some((sender, receiver, from))) => {
                 let source = Source::of_ip(from.ip());
                 let Ok(gone) = streams.make_room(source) else {
-                    tracing::debug!("link: {STREAMS_MAX} streams are open; refused one from {from}");
+                    tracing::debug!(
+                        "link: {STREAMS_MAX} streams are open; refused one from {from}"
+                    );
                     continue;
                 };
-                // It is a stranger's stream, so its thread is not in a device, and ends immediately.
+                // It is a stranger's stream, so its thread is not in a device, and ends
+                // immediately.
                 drop(gone);
                 let known = Arc::new(AtomicBool::new(false));
                 let carrier = Carrier { sender: Arc::new(sender), receiver: Box::new(receiver) };
@@ -316,7 +332,9 @@ fn accept(
                 match spawned {
                     Ok(()) => streams.push(Stream { threads, source, known }),
                     Err(error) => {
-                        tracing::error!("link: cannot start a thread for a stream from {from}: {error}")
+                        tracing::error!(
+                            "link: cannot start a thread for a stream from {from}: {error}"
+                        )
                     }
                 }
             }
@@ -363,8 +381,8 @@ fn keep_listening(
     }
 }
 
-/// Receives until the carrier fails or it is time to stop. A stranger's stream has limited time; `known` is
-/// set when it is no longer a stranger's.
+/// Receives until the carrier fails or it is time to stop. A stranger's stream has limited time;
+/// `known` is set when it is no longer a stranger's.
 fn receive_for_target(
     target: &Arc<Target>,
     mut carrier: Carrier,

@@ -1,5 +1,5 @@
-//! Requests in flight and their answers. One thread per connection listens; submitting never waits for an
-//! answer, only for room in the socket.
+//! Requests in flight and their answers. One thread per connection listens; submitting never waits
+//! for an answer, only for room in the socket.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,7 +8,8 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sawmill_nbd_proto::{
-    EXTENDED_REPLY_MAGIC, RequestHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, Style, command_flag,
+    EXTENDED_REPLY_MAGIC, RequestHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, Style,
+    command_flag,
 };
 
 use super::handshake::{Export, Socket, negotiate};
@@ -16,7 +17,10 @@ use super::wire::{Address, read_bytes, read_u16, read_u32, read_u64, violation};
 
 /// What is asked of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields say it: where, how much, what bytes, and force unit access")]
+#[allow(
+    missing_docs,
+    reason = "the fields say it: where, how much, what bytes, and force unit access"
+)]
 pub enum Command {
     Read { offset: u64, length: u32 },
     Write { offset: u64, bytes: Vec<u8>, fua: bool },
@@ -62,7 +66,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The most runs of one allocation answer: a server that sends more does so for ever, and they are all kept.
+/// The most runs of one allocation answer: a server that sends more does so for ever, and they are
+/// all kept.
 const EXTENTS_MAX: usize = 1 << 20;
 
 type Listener = Box<dyn FnOnce(Result<Reply, Failure>) + Send>;
@@ -109,10 +114,12 @@ impl Client {
         let (Address::Unix(_, name) | Address::Tcp(_, name)) = &address;
         let mut socket = Socket::connect(&address)?;
         let export = negotiate(&mut socket, name, style)?;
-        // From here on silence is legal: a server may let a writer wait for as long as its store is away.
+        // From here on silence is legal: a server may let a writer wait for as long as its store is
+        // away.
         socket.limit(None)?;
         let in_flight = Arc::new(Mutex::new(InFlight::default()));
-        let listening = Listening { in_flight: Arc::clone(&in_flight), socket: socket.duplicate()?, style };
+        let listening =
+            Listening { in_flight: Arc::clone(&in_flight), socket: socket.duplicate()?, style };
         let shut = socket.duplicate()?;
         let named = std::thread::Builder::new().name("nbd-client".into());
         let listener = Some(named.spawn(move || listening.run())?);
@@ -125,8 +132,8 @@ impl Client {
         &self.export
     }
 
-    /// Sends a command; a length that the style has no room for fails here. `listener` hears the outcome on
-    /// the listening thread, or here when the connection is gone already.
+    /// Sends a command; a length that the style has no room for fails here. `listener` hears the
+    /// outcome on the listening thread, or here when the connection is gone already.
     pub fn submit_then(
         &self,
         command: &Command,
@@ -135,8 +142,12 @@ impl Client {
         if is_too_long(command, self.style) {
             return listener(Err(Failure::Errno(OVERFLOW)));
         }
-        let mut waiting =
-            Waiting { offset: 0, reply: Reply::default(), failure: None, listener: Box::new(listener) };
+        let mut waiting = Waiting {
+            offset: 0,
+            reply: Reply::default(),
+            failure: None,
+            listener: Box::new(listener),
+        };
         if let Command::Read { offset, length } = command {
             waiting.offset = *offset;
             waiting.reply.bytes = vec![0; *length as usize];
@@ -197,7 +208,9 @@ impl Client {
         let size = self.export.size_bytes;
         let starts = (0..size).step_by(STEP as usize);
         let asked: Vec<Pending> = starts
-            .map(|offset| self.submit(&Command::Read { offset, length: STEP.min(size - offset) as u32 }))
+            .map(|offset| {
+                self.submit(&Command::Read { offset, length: STEP.min(size - offset) as u32 })
+            })
             .collect();
         let mut image = Vec::with_capacity(size as usize);
         for pending in asked {
@@ -222,9 +235,12 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         self.shut.shut();
-        // An answer on the listening thread may be what drops this client: no thread can wait for itself.
+        // An answer on the listening thread may be what drops this client: no thread can wait for
+        // itself.
         let own = std::thread::current().id();
-        if let Some(listener) = self.listener.take().filter(|listener| listener.thread().id() != own) {
+        if let Some(listener) =
+            self.listener.take().filter(|listener| listener.thread().id() != own)
+        {
             let _ = listener.join();
         }
     }
@@ -254,18 +270,25 @@ fn encode(command: &Command, cookie: u64, style: Style) -> Vec<u8> {
     use sawmill_nbd_proto::Command as Kind;
     let (kind, fua, offset, length, bytes): (Kind, bool, u64, u64, &[u8]) = match command {
         Command::Read { offset, length } => (Kind::Read, false, *offset, u64::from(*length), &[]),
-        Command::Write { offset, bytes, fua } => (Kind::Write, *fua, *offset, bytes.len() as u64, bytes),
+        Command::Write { offset, bytes, fua } => {
+            (Kind::Write, *fua, *offset, bytes.len() as u64, bytes)
+        }
         Command::Flush => (Kind::Flush, false, 0, 0, &[]),
         Command::Trim { offset, length } => (Kind::Trim, false, *offset, *length, &[]),
-        Command::WriteZeroes { offset, length } => (Kind::WriteZeroes, false, *offset, *length, &[]),
-        Command::BlockStatus { offset, length } => (Kind::BlockStatus, false, *offset, *length, &[]),
+        Command::WriteZeroes { offset, length } => {
+            (Kind::WriteZeroes, false, *offset, *length, &[])
+        }
+        Command::BlockStatus { offset, length } => {
+            (Kind::BlockStatus, false, *offset, *length, &[])
+        }
     };
     let is_extended = style == Style::Extended;
     let mut flags = if fua { command_flag::FUA } else { 0 };
     if is_extended && kind == Kind::Write {
         flags |= command_flag::PAYLOAD_LEN;
     }
-    let mut message = RequestHeader { flags, command: kind as u16, cookie, offset, length }.encode(style);
+    let mut message =
+        RequestHeader { flags, command: kind as u16, cookie, offset, length }.encode(style);
     message.extend_from_slice(bytes);
     message
 }
@@ -314,14 +337,21 @@ impl Listening {
                 let payload = self.payload(cookie, length)?;
                 self.chunk(flags, kind, cookie, &payload)
             }
-            other => Err(violation(format!("a reply with magic {other:#x} in the {:?} dialect", self.style))),
+            other => Err(violation(format!(
+                "a reply with magic {other:#x} in the {:?} dialect",
+                self.style
+            ))),
         }
     }
 
-    /// A chunk's payload: no longer than what was asked for, or than any text or list of runs may be.
+    /// A chunk's payload: no longer than what was asked for, or than any text or list of runs may
+    /// be.
     fn payload(&mut self, cookie: u64, length: u64) -> io::Result<Vec<u8>> {
         const REST_BYTES_MAX: u64 = 4 << 20;
-        let asked = lock(&self.in_flight).waiting.get(&cookie).map_or(0, |waiting| waiting.reply.bytes.len());
+        let asked = lock(&self.in_flight)
+            .waiting
+            .get(&cookie)
+            .map_or(0, |waiting| waiting.reply.bytes.len());
         if length > asked as u64 + REST_BYTES_MAX {
             return Err(violation(format!(
                 "a chunk of {length} bytes in the answer to a request of {asked}"
@@ -336,7 +366,9 @@ impl Listening {
         let mut waiting = self.take(cookie)?;
         if error == 0 && !waiting.reply.bytes.is_empty() {
             if self.style != Style::Simple {
-                return Err(violation("a read was answered with a simple reply after structured replies"));
+                return Err(violation(
+                    "a read was answered with a simple reply after structured replies",
+                ));
             }
             let count = waiting.reply.bytes.len();
             waiting.reply.bytes = read_bytes(&mut self.socket, count)?;
@@ -361,7 +393,9 @@ impl Listening {
 
     fn take(&self, cookie: u64) -> io::Result<Waiting> {
         let waiting = lock(&self.in_flight).waiting.remove(&cookie);
-        waiting.ok_or_else(|| violation(format!("an answer to a request that is not in flight: {cookie}")))
+        waiting.ok_or_else(|| {
+            violation(format!("an answer to a request that is not in flight: {cookie}"))
+        })
     }
 }
 
@@ -376,14 +410,19 @@ fn note_chunk(waiting: &mut Waiting, kind: u16, mut payload: &[u8]) -> io::Resul
         1 => {
             let offset = read_u64(&mut payload)?;
             let (from, bytes) = (offset.wrapping_sub(waiting.offset) as usize, payload);
-            let place = from.checked_add(bytes.len()).and_then(|end| waiting.reply.bytes.get_mut(from..end));
-            place.ok_or_else(|| violation("data outside what was asked for"))?.copy_from_slice(bytes);
+            let place = from
+                .checked_add(bytes.len())
+                .and_then(|end| waiting.reply.bytes.get_mut(from..end));
+            place
+                .ok_or_else(|| violation("data outside what was asked for"))?
+                .copy_from_slice(bytes);
         }
         2 => {
             let offset = read_u64(&mut payload)?;
             let length = read_u32(&mut payload)? as usize;
             let from = offset.wrapping_sub(waiting.offset) as usize;
-            let place = from.checked_add(length).and_then(|end| waiting.reply.bytes.get_mut(from..end));
+            let place =
+                from.checked_add(length).and_then(|end| waiting.reply.bytes.get_mut(from..end));
             place.ok_or_else(|| violation("a hole outside what was asked for"))?.fill(0);
         }
         5 => {

@@ -6,8 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use sawmill_nbd_proto::{
-    BASE_ALLOCATION, GREETING_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, Style, hello, info, info_request,
-    meta_request, option, push_option, reply,
+    BASE_ALLOCATION, GREETING_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, Style, hello, info,
+    info_request, meta_request, option, push_option, reply,
 };
 
 use super::wire::{Address, read_bytes, read_u16, read_u32, read_u64, violation};
@@ -151,7 +151,9 @@ pub fn list(uri: &str) -> io::Result<Vec<String>> {
             reply::SERVER => {
                 let mut rest = reply.payload.as_slice();
                 let length = read_u32(&mut rest)?;
-                let name = rest.get(..length as usize).ok_or_else(|| violation("a name past its reply"))?;
+                let name = rest
+                    .get(..length as usize)
+                    .ok_or_else(|| violation("a name past its reply"))?;
                 names.push(String::from_utf8_lossy(name).into_owned());
             }
             reply::ACK => break,
@@ -175,7 +177,10 @@ pub(super) fn negotiate(socket: &mut Socket, name: &str, dialect: Style) -> io::
         ask(socket, option, &[])?;
         let reply = hear(socket, option)?;
         if reply.kind != reply::ACK {
-            return Err(violation(format!("the server refused {dialect:?} with {:#x}", reply.kind)));
+            return Err(violation(format!(
+                "the server refused {dialect:?} with {:#x}",
+                reply.kind
+            )));
         }
         export.allocation_context = ask_for_allocation(socket, name)?;
     }
@@ -187,7 +192,9 @@ pub(super) fn negotiate(socket: &mut Socket, name: &str, dialect: Style) -> io::
             reply::INFO => note_info(&mut export, &reply.payload)?,
             other => {
                 let text = String::from_utf8_lossy(&reply.payload).into_owned();
-                return Err(violation(format!("the export {name:?} was refused with {other:#x}: {text}")));
+                return Err(violation(format!(
+                    "the export {name:?} was refused with {other:#x}: {text}"
+                )));
             }
         }
     }

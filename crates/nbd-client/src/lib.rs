@@ -1,9 +1,10 @@
 //! A small NBD client: it pipelines, tells when each answer came, and hides nothing.
 //!
-//! Modules: `wire` (addresses, reading), `handshake`, `client` (requests in flight and their answers).
+//! Modules: `wire` (addresses, reading), `handshake`, `client` (requests in flight and their
+//! answers).
 //!
-//! Invariant: a server may say what it likes; nothing it says makes this side allocate more than was asked
-//! for. Not here: retries, reconnecting, TLS.
+//! Invariant: a server may say what it likes; nothing it says makes this side allocate more than
+//! was asked for. Not here: retries, reconnecting, TLS.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 

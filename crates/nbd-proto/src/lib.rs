@@ -1,16 +1,17 @@
-//! The NBD protocol as pure functions, for both ends: numbers, the headers of requests, options and their
-//! data. The source is the protocol's own document (`doc/proto.md` of the NBD project).
+//! The NBD protocol as pure functions, for both ends: numbers, the headers of requests, options and
+//! their data. The source is the protocol's own document (`doc/proto.md` of the NBD project).
 //!
 //! ```
 //! use sawmill_nbd_proto::{Command, RequestHeader, Style};
 //!
-//! let header = RequestHeader { flags: 0, command: Command::Read as u16, cookie: 7, offset: 0, length: 512 };
+//! let command = Command::Read as u16;
+//! let header = RequestHeader { flags: 0, command, cookie: 7, offset: 0, length: 512 };
 //! let bytes = header.encode(Style::Simple);
 //! assert_eq!(RequestHeader::parse(Style::Simple, &bytes), Ok(Some(header)));
 //! ```
 //!
-//! Invariant: no input makes a function here panic. All numbers are big-endian. Not here: sockets, what a
-//! request does, and the replies of a server (`frontend::nbd::protocol`).
+//! Invariant: no input makes a function here panic. All numbers are big-endian. Not here: sockets,
+//! what a request does, and the replies of a server (`frontend::nbd::protocol`).
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
@@ -297,11 +298,13 @@ impl RequestHeader {
             let command = reader.u16()?;
             let cookie = reader.u64()?;
             let offset = reader.u64()?;
-            let length = if style == Style::Extended { reader.u64()? } else { reader.u32()?.into() };
+            let length =
+                if style == Style::Extended { reader.u64()? } else { reader.u32()?.into() };
             Some((magic, RequestHeader { flags, command, cookie, offset, length }))
         };
         let Some((magic, header)) = fields() else { return Ok(None) };
-        let expected = if style == Style::Extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
+        let expected =
+            if style == Style::Extended { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC };
         if magic != expected {
             let text = format!("a request begins with {magic:#010x} instead of {expected:#010x}");
             return Err(Violation(text.into()));
@@ -326,7 +329,9 @@ impl RequestHeader {
     /// Bytes that follow the header.
     pub fn payload_bytes(&self, style: Style) -> u64 {
         let follows = match style {
-            Style::Simple | Style::Structured => Command::from_number(self.command) == Some(Command::Write),
+            Style::Simple | Style::Structured => {
+                Command::from_number(self.command) == Some(Command::Write)
+            }
             Style::Extended => self.flags & command_flag::PAYLOAD_LEN != 0,
         };
         if follows { self.length } else { 0 }
@@ -411,7 +416,10 @@ mod tests {
     #[test]
     fn what_one_end_writes_the_other_reads() {
         let wanted = [info::BLOCK_SIZE, info::NAME];
-        assert_eq!(parse_info_request(&info_request("disk1", &wanted)), Some(("disk1", wanted.to_vec())));
+        assert_eq!(
+            parse_info_request(&info_request("disk1", &wanted)),
+            Some(("disk1", wanted.to_vec()))
+        );
         let queries = [BASE_ALLOCATION, "x"];
         assert_eq!(parse_meta_request(&meta_request("", &queries)), Some(("", queries.to_vec())));
         let mut message = Vec::new();

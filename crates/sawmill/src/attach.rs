@@ -1,8 +1,8 @@
-//! Opens a volume for the time of one command: for writing, with the journal that `serve` would use, or for
-//! reading, as a cut.
+//! Opens a volume for the time of one command: for writing, with the journal that `serve` would
+//! use, or for reading, as a cut.
 //!
-//! Invariants: before a command reports success, everything it wrote is in the store. A volume that this
-//! machine serves is never attached a second time.
+//! Invariants: before a command reports success, everything it wrote is in the store. A volume that
+//! this machine serves is never attached a second time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +22,8 @@ use sawmill_console::units::parse_size;
 /// The options of a command that attaches a volume itself.
 #[derive(Args, Default)]
 pub(crate) struct Attach {
-    /// The journal of the volume, if no process serves it and the journal is not in its usual place.
+    /// The journal of the volume, if no process serves it and the journal is not in its usual
+    /// place.
     #[arg(long, value_name = "PATH")]
     journal: Option<PathBuf>,
 
@@ -31,8 +32,8 @@ pub(crate) struct Attach {
     no_fencing: bool,
 }
 
-/// The same for commands that write much. The journal is where `serve` expects it, so that the next server
-/// finds what a crash leaves.
+/// The same for commands that write much. The journal is where `serve` expects it, so that the next
+/// server finds what a crash leaves.
 #[derive(Args)]
 #[command(next_help_heading = "Attaching")]
 pub(crate) struct AttachToWrite {
@@ -44,8 +45,8 @@ pub(crate) struct AttachToWrite {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
     journal_bytes: u64,
 
-    /// Folder for memory that outlives the process: accepted writes that are not in the journal yet. Default:
-    /// as for `serve`.
+    /// Folder for memory that outlives the process: accepted writes that are not in the journal
+    /// yet. Default: as for `serve`.
     #[arg(long, value_name = "FOLDER")]
     staging: Option<PathBuf>,
 }
@@ -60,8 +61,8 @@ pub(crate) struct Attached {
 }
 
 impl Attach {
-    /// Attaches a volume that is not served, does `work` that writes little, and closes the volume with
-    /// everything stored.
+    /// Attaches a volume that is not served, does `work` that writes little, and closes the volume
+    /// with everything stored.
     pub(crate) fn at_rest<T>(
         &self,
         places: &Places,
@@ -169,15 +170,17 @@ pub(crate) fn served(places: &Places, address: &VolumeAddress) -> Result<Option<
 pub(crate) fn refuse_served(folder: &Path, name: &str) -> Result<()> {
     match control::attached(folder)? {
         Some(served) if served.volumes.iter().any(|volume| !volume.read_only) => {
-            let text = format!("volume {name} is served by process {}; stop that first", served.pid);
+            let text =
+                format!("volume {name} is served by process {}; stop that first", served.pid);
             Err(Failure::new(Exit::InUse, text))
         }
         _ => Ok(()),
     }
 }
 
-/// Opens the newest cut of a volume for reading: everything its server has accepted, if it runs on this
-/// machine, or everything that is stored. `cut` also allows a cut that may lack the newest accepted writes.
+/// Opens the newest cut of a volume for reading: everything its server has accepted, if it runs on
+/// this machine, or everything that is stored. `cut` also allows a cut that may lack the newest
+/// accepted writes.
 pub(crate) fn open_cut(
     places: &Places,
     address: &VolumeAddress,
@@ -198,14 +201,18 @@ pub(crate) fn open_cut(
     Ok((volume.map_err(|failure| failure.of_volume(&address.name))?, record))
 }
 
-fn demand_clean(store: &dyn ObjectStore, address: &VolumeAddress, record: &VolumeRecord) -> Result<()> {
+fn demand_clean(
+    store: &dyn ObjectStore,
+    address: &VolumeAddress,
+    record: &VolumeRecord,
+) -> Result<()> {
     if inspect::at_rest(store, record)?.clean {
         return Ok(());
     }
     let text = format!(
-        "volume {} was not closed cleanly, or another machine serves it: the newest writes may be in a \
-         journal and not in the store; serve and stop it on the machine with its journal, or pass --cut to \
-         take what is stored",
+        "volume {} was not closed cleanly, or another machine serves it: the newest writes may be \
+         in a journal and not in the store; serve and stop it on the machine with its journal, or \
+         pass --cut to take what is stored",
         address.name
     );
     Err(Failure::new(Exit::Refused, text))

@@ -1,7 +1,7 @@
 //! Maps volume names to stores, and chooses the folders for state, cache and sockets.
 //!
-//! Invariants: the process environment is read here once, as a value, so that tests can use another one.
-//! Nothing here touches a store or makes a file.
+//! Invariants: the process environment is read here once, as a value, so that tests can use another
+//! one. Nothing here touches a store or makes a file.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -19,7 +19,8 @@ pub(crate) const STORE_VARIABLE: &str = "SAWMILL_STORE";
 /// The file in a volume's folder that names its store.
 pub(crate) const STORE_FILE: &str = "store";
 
-/// The folder in a user's state folder with the facts of ublk devices that are served without privileges.
+/// The folder in a user's state folder with the facts of ublk devices that are served without
+/// privileges.
 pub(crate) const UBLK_FOLDER: &str = "ublk";
 
 /// The folder in a user's state folder that has one folder for each device with a driver.
@@ -27,7 +28,8 @@ pub(crate) const DRIVERS_FOLDER: &str = "drivers";
 
 /// The folder in a user's state folder that has one socket for each running end of a link.
 const LINKS_FOLDER: &str = "links";
-/// The folder in a user's state folder with the persistent state of each file and disk that a target exports.
+/// The folder in a user's state folder with the persistent state of each file and disk that a
+/// target exports.
 const EXPORTS_FOLDER: &str = "exports";
 
 /// The variables of the process environment that determine places.
@@ -69,7 +71,8 @@ impl VolumeAddress {
 impl Places {
     /// Reads the environment. Relative XDG paths are ignored, as their specification says.
     pub(crate) fn from_environment() -> Self {
-        let absolute = |variable: &str| env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
+        let absolute =
+            |variable: &str| env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
         Places {
             store: env::var(STORE_VARIABLE).ok().filter(|url| !url.is_empty()),
             home: absolute("HOME"),
@@ -109,8 +112,9 @@ impl Places {
         Ok(self.state_folder()?.join(UBLK_FOLDER))
     }
 
-    /// The folder of one volume of one store below the state folder. Its name is the volume's id. If the same
-    /// volume of another store (a replica) has that folder, the name is the id and the store.
+    /// The folder of one volume of one store below the state folder. Its name is the volume's id.
+    /// If the same volume of another store (a replica) has that folder, the name is the id and the
+    /// store.
     pub(crate) fn volume_folder(&self, volume_id: &str, store_url: &str) -> Result<PathBuf> {
         let plain = self.state_folder()?.join(volume_id);
         let url = store_url.trim_end_matches('/');
@@ -118,8 +122,8 @@ impl Places {
         if own.is_dir() {
             return Ok(own);
         }
-        // A folder without this file is from a version without replicas; it belongs to the first volume that
-        // asks.
+        // A folder without this file is from a version without replicas; it belongs to the first
+        // volume that asks.
         let of = fs::read_to_string(plain.join(STORE_FILE));
         Ok(if of.is_ok_and(|of| of.trim_end_matches('/') != url) { own } else { plain })
     }
@@ -153,7 +157,8 @@ impl Places {
         }
     }
 
-    /// Resolves `text` to a store and a name: a name in the default store, or a URL that ends in the name.
+    /// Resolves `text` to a store and a name: a name in the default store, or a URL that ends in
+    /// the name.
     pub(crate) fn resolve(&self, text: &str) -> Result<VolumeAddress> {
         if text.contains(':') || text.starts_with('/') {
             let (store_url, name) = sawmill_store::split_volume_url(text)?;
@@ -162,8 +167,8 @@ impl Places {
         }
         if text.contains('/') {
             return Err(Failure::usage(format!(
-                "'{text}' is neither a name nor a URL; for a folder write file:///path/of/folder/name, \
-                 for a volume of the default store its name alone"
+                "'{text}' is neither a name nor a URL; for a folder write \
+                 file:///path/of/folder/name, for a volume of the default store its name alone"
             )));
         }
         check_name(text)?;
@@ -179,7 +184,12 @@ impl Places {
         Ok(VolumeAddress { cut: Some((cut.to_owned(), parse_cut(cut)?)), ..address })
     }
 
-    fn home_folder(&self, xdg: Option<&PathBuf>, below_home: &str, variable: &str) -> Result<PathBuf> {
+    fn home_folder(
+        &self,
+        xdg: Option<&PathBuf>,
+        below_home: &str,
+        variable: &str,
+    ) -> Result<PathBuf> {
         match (xdg, &self.home) {
             (Some(folder), _) => Ok(folder.clone()),
             (None, Some(home)) => Ok(home.join(below_home)),
@@ -199,15 +209,16 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     let well_formed = name.chars().all(allowed) && !name.starts_with('.');
     if name.is_empty() || name.len() > NAME_BYTES_MAX || !well_formed {
         return Err(Failure::usage(format!(
-            "'{name}' is not a valid name; use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' and '.', not \
-             starting with '.'"
+            "'{name}' is not a valid name; use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' and \
+             '.', not starting with '.'"
         )));
     }
     Ok(())
 }
 
 /// Characters that need no encoding in a URL's path (RFC 3986).
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+const PLAIN: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
 /// The `file://` URL of an absolute path, with what a URL cannot hold percent-encoded.
 pub(crate) fn file_url(path: &Path) -> String {
@@ -233,7 +244,8 @@ mod tests {
 
     #[test]
     fn xdg_folders_come_before_home() {
-        let places = Places { data_home: Some("/d".into()), state_home: Some("/s".into()), ..places() };
+        let places =
+            Places { data_home: Some("/d".into()), state_home: Some("/s".into()), ..places() };
         assert_eq!(places.default_store().unwrap(), "file:///d/sawmill/store");
         assert_eq!(places.cache_path().unwrap(), Path::new("/s/sawmill/cache"));
         assert_eq!(places.volume_folder("ab", "s3://b").unwrap(), Path::new("/s/sawmill/ab"));

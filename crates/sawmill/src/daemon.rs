@@ -1,5 +1,5 @@
-//! What all commands that serve until SIGTERM have in common: how they start, handle signals, and report to
-//! the process that started them.
+//! What all commands that serve until SIGTERM have in common: how they start, handle signals, and
+//! report to the process that started them.
 //!
 //! Not here: what they serve, and how they stop.
 
@@ -26,8 +26,8 @@ impl From<(&'static str, String)> for DoorOf {
     }
 }
 
-/// Makes sockets, journals and caches accessible to their owner only, and marks the process as one that
-/// reclaiming memory may depend on. Call this before any thread starts.
+/// Makes sockets, journals and caches accessible to their owner only, and marks the process as one
+/// that reclaiming memory may depend on. Call this before any thread starts.
 pub(crate) fn start() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     if let Err(error) = sawmill_sys::reclaim::mark_thread() {
@@ -36,7 +36,10 @@ pub(crate) fn start() {
 }
 
 /// Calls `hear` on a thread of its own for each of these signals, until it returns `false`.
-pub(crate) fn on_signals(signals: &[i32], mut hear: impl FnMut(i32) -> bool + Send + 'static) -> Result<()> {
+pub(crate) fn on_signals(
+    signals: &[i32],
+    mut hear: impl FnMut(i32) -> bool + Send + 'static,
+) -> Result<()> {
     let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
     let mut signals = Signals::new(signals).map_err(cannot)?;
     let forward = move || {

@@ -6,8 +6,8 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Replaces the content of the file at `path` with `bytes`. A crash leaves the old content or the new one;
-/// when this returns, the new content survives a crash.
+/// Replaces the content of the file at `path` with `bytes`. A crash leaves the old content or the
+/// new one; when this returns, the new content survives a crash.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");

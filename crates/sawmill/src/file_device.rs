@@ -1,9 +1,9 @@
-//! A file or block device of the kernel as a device: threads wait for the kernel, and read-modify-write of
-//! the edges allows any alignment.
+//! A file or block device of the kernel as a device: threads wait for the kernel, and
+//! read-modify-write of the edges allows any alignment.
 //!
-//! Invariants: reads and writes bypass the page cache where possible. After a failed sync all later syncs
-//! fail, because the kernel forgets what it could not write. Not here: who may open the file; how a
-//! conformance test sees it.
+//! Invariants: reads and writes bypass the page cache where possible. After a failed sync all later
+//! syncs fail, because the kernel forgets what it could not write. Not here: who may open the file;
+//! how a conformance test sees it.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -34,9 +34,11 @@ const REQUEST_BYTES_MAX: u32 = 4 << 20;
 pub(crate) struct FileDevice(Align<Threads>);
 
 impl FileDevice {
-    /// Opens a file behind a door. `inner` is the geometry behind the door, for what the kernel does not say.
+    /// Opens a file behind a door. `inner` is the geometry behind the door, for what the kernel
+    /// does not say.
     pub(crate) fn open(path: &Path, inner: &Geometry) -> Result<Self> {
-        let failed = |error: &io::Error| Failure::io(format!("cannot open {}", path.display()), error);
+        let failed =
+            |error: &io::Error| Failure::io(format!("cannot open {}", path.display()), error);
         let file = open(path, inner.read_only).map_err(|error| failed(&error))?;
         let unit_bytes = sawmill_sys::logical_block_bytes(&file).map_err(|error| failed(&error))?;
         let geometry = Geometry {
@@ -50,13 +52,17 @@ impl FileDevice {
 
     /// Opens a file or block device on its own: its geometry comes from its size.
     pub(crate) fn alone(path: &Path, read_only: bool) -> Result<Self> {
-        let failed = |error: &io::Error| Failure::io(format!("cannot open {}", path.display()), error);
+        let failed =
+            |error: &io::Error| Failure::io(format!("cannot open {}", path.display()), error);
         let mut file = open(path, read_only).map_err(|error| failed(&error))?;
-        let is_disk = file.metadata().map_err(|error| failed(&error))?.file_type().is_block_device();
+        let is_disk =
+            file.metadata().map_err(|error| failed(&error))?.file_type().is_block_device();
         let size_bytes = file.seek(SeekFrom::End(0)).map_err(|error| failed(&error))?;
-        let block_bytes = sawmill_sys::logical_block_bytes(&file).map_err(|error| failed(&error))?;
+        let block_bytes =
+            sawmill_sys::logical_block_bytes(&file).map_err(|error| failed(&error))?;
         if size_bytes == 0 {
-            let text = format!("{} is empty; give it a size: truncate --size 10G FILE", path.display());
+            let text =
+                format!("{} is empty; give it a size: truncate --size 10G FILE", path.display());
             return Err(Failure::new(Exit::Usage, text));
         }
         let geometry = Geometry {
@@ -117,8 +123,11 @@ struct Syncs {
 
 impl Syncs {
     fn run(&self, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        let lost =
-            || io::Error::other("a sync failed before: what was not durable then may be lost; reopen it");
+        let lost = || {
+            io::Error::other(
+                "a sync failed before: what was not durable then may be lost; reopen it",
+            )
+        };
         let going = self.going.read();
         if self.failed.load(Ordering::SeqCst) {
             return Err(lost());
@@ -128,8 +137,8 @@ impl Syncs {
             self.failed.store(true, Ordering::SeqCst);
         }
         drop(going);
-        // The kernel reports an error to only one of several overlapping syncs, whichever bytes were lost:
-        // wait for all of them.
+        // The kernel reports an error to only one of several overlapping syncs, whichever bytes
+        // were lost: wait for all of them.
         drop(self.going.write());
         if self.failed.load(Ordering::SeqCst) { done.and_then(|()| Err(lost())) } else { done }
     }
@@ -141,8 +150,10 @@ impl Threads {
         let mut all = Threads { geometry, queue, threads: Vec::new() };
         for _ in 0..THREADS {
             let (queue, file) = (Arc::clone(&all.queue), Arc::clone(&file));
-            let started = std::thread::Builder::new().name("file".into()).spawn(move || queue.work(&file));
-            all.threads.push(started.map_err(|error| Failure::io("cannot start a thread", &error))?);
+            let started =
+                std::thread::Builder::new().name("file".into()).spawn(move || queue.work(&file));
+            all.threads
+                .push(started.map_err(|error| Failure::io("cannot start a thread", &error))?);
         }
         Ok(all)
     }
@@ -291,7 +302,8 @@ mod tests {
             let failing = move || {
                 begun.send(()).unwrap();
                 pass.recv().unwrap();
-                // The kernel reported the error to this one, and the other one has already completed.
+                // The kernel reported the error to this one, and the other one has already
+                // completed.
                 Err(io::Error::other("the disk"))
             };
             let failing = scope.spawn(|| sync.run(failing));

@@ -1,6 +1,7 @@
 //! Keeps the generated parts of `docs/guide` equal to the tables in the code. Tests only.
 //!
-//! A page has its generated part between the two markers below; everything else in it is written by hand.
+//! A page has its generated part between the two markers below; everything else in it is written by
+//! hand.
 //! `SAWMILL_REGENERATE=1 cargo test -p sawmill` rewrites the generated parts.
 
 use std::fs;
@@ -12,8 +13,10 @@ const END: &str = "<!-- generated: end -->\n";
 /// Fails if the generated part of `docs/guide/<page>` is not `expected`, or writes it if requested.
 pub(crate) fn compare(page: &str, expected: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide").join(page);
-    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let begin = text.find(BEGIN).unwrap_or_else(|| panic!("{page} lacks the line {BEGIN:?}")) + BEGIN.len();
+    let text =
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let begin =
+        text.find(BEGIN).unwrap_or_else(|| panic!("{page} lacks the line {BEGIN:?}")) + BEGIN.len();
     let end = text.find(END).unwrap_or_else(|| panic!("{page} lacks the line {END:?}"));
     let actual = &text[begin..end];
     if actual.trim() == expected.trim() {
@@ -26,7 +29,7 @@ pub(crate) fn compare(page: &str, expected: &str) {
     }
     let differing = actual.trim().lines().zip(expected.trim().lines()).find(|(a, b)| a != b);
     panic!(
-        "docs/guide/{page} has drifted from the code (first difference, page against code: {differing:?}); \
-         run: SAWMILL_REGENERATE=1 cargo test -p sawmill"
+        "docs/guide/{page} has drifted from the code (first difference, page against code: \
+         {differing:?}); run: SAWMILL_REGENERATE=1 cargo test -p sawmill"
     );
 }

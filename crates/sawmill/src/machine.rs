@@ -50,12 +50,14 @@ pub(crate) fn examine(places: &Places) -> Result<Vec<Finding>> {
         device(
             "FUSE",
             "/dev/fuse",
-            "load the module (modprobe fuse), in a container add --device /dev/fuse; for the FUSE door only",
+            "load the module (modprobe fuse), in a container add --device /dev/fuse; for the FUSE \
+            door only",
         ),
         device(
             "ublk",
             "/dev/ublk-control",
-            "needs Linux 6.5 and the module (modprobe ublk_drv), as root; needed for the ublk door only",
+            "needs Linux 6.5 and the module (modprobe ublk_drv), as root; needed for the ublk door \
+            only",
         ),
         io_uring(),
     ])
@@ -80,8 +82,8 @@ fn nbd() -> Finding {
     } else {
         Err("the kernel's NBD client is not loaded".to_owned())
     };
-    let advice =
-        "modprobe nbd, to have a volume as /dev/nbd0; QEMU, nbdcopy and other NBD clients need nothing";
+    let advice = "modprobe nbd, to have a volume as /dev/nbd0; QEMU, nbdcopy and other NBD clients \
+        need nothing";
     finding("kernel NBD client", outcome, advice)
 }
 
@@ -121,7 +123,11 @@ fn staging() -> Finding {
             }
         },
     };
-    finding("memory for accepted writes", outcome, "free some, or give --staging and --staging-bytes")
+    finding(
+        "memory for accepted writes",
+        outcome,
+        "free some, or give --staging and --staging-bytes",
+    )
 }
 
 /// The nearest existing folder at or above `path`: there it would be created.
@@ -138,7 +144,11 @@ fn space(name: &str, folder: &Path, wanted: u64, advice: &str) -> Finding {
         (Ok(()), Ok(found)) => {
             let free = found.f_bavail * found.f_frsize;
             let text = format!("{} free at {}", human_size(free), folder.display());
-            if free >= wanted { Ok(text) } else { Err(format!("{text}, {} wanted", human_size(wanted))) }
+            if free >= wanted {
+                Ok(text)
+            } else {
+                Err(format!("{text}, {} wanted", human_size(wanted)))
+            }
         }
     };
     finding(name, outcome, advice)

@@ -1,12 +1,13 @@
 //! The `sawmill` binary. See [`command`] for what it can do; everything else serves the commands.
 //!
-//! Modules: `command/` (one file per command), `config` (where things are), `wiring` (store, cache, volumes
-//! and doors put together), `serving` (a process that serves), `doors/`, `handoff/` (its replacement),
-//! `machine` (what this machine offers), `admin/` (HTTP: status, metrics, dashboard), `control` (the other
-//! end of it), `transfer/` (a whole disk moved: import, export, copy).
+//! Modules: `command/` (one file per command), `config` (where things are), `wiring` (store, cache,
+//! volumes and doors put together), `serving` (a process that serves), `doors/`, `handoff/` (its
+//! replacement), `machine` (what this machine offers), `admin/` (HTTP: status, metrics, dashboard),
+//! `control` (the other end of it), `transfer/` (a whole disk moved: import, export, copy).
 //!
-//! Not here: the engine, the doors, the stores, how programs speak to people (`crates/console`), and what
-//! judges, measures and predicts (`crates/lab`). This crate is the only one that knows them all.
+//! Not here: the engine, the doors, the stores, how programs speak to people (`crates/console`),
+//! and what judges, measures and predicts (`crates/lab`). This crate is the only one that knows
+//! them all.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 

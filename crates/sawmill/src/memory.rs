@@ -1,10 +1,10 @@
-//! The default place of memory that outlives the process: a folder in shared memory that belongs to this user
-//! only, otherwise the journal's folder.
+//! The default place of memory that outlives the process: a folder in shared memory that belongs to
+//! this user only, otherwise the journal's folder.
 //!
-//! Invariant: shared memory is chosen only where it lasts as long as the machine runs. It does not in a
-//! container, because its /dev/shm ends with the container, nor for a user who logs in, because systemd
-//! removes that user's files there at logout (`RemoveIPC=`). A file beside the journal is mapped in the same
-//! way, but the kernel writes it back to the disk now and then.
+//! Invariant: shared memory is chosen only where it lasts as long as the machine runs. It does not
+//! in a container, because its /dev/shm ends with the container, nor for a user who logs in,
+//! because systemd removes that user's files there at logout (`RemoveIPC=`). A file beside the
+//! journal is mapped in the same way, but the kernel writes it back to the disk now and then.
 //!
 //! Not here: what is in it (`sawmill_volume`), and where it was left: the journal knows that.
 
@@ -18,7 +18,8 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// The kernel's own numbers of the namespaces that the machine started with.
 const INITIAL_PID: &str = "pid:[4026531836]";
 const INITIAL_IPC: &str = "ipc:[4026531839]";
-/// Users from this id on may log in (systemd's boundary), or exist for one service (`DynamicUser=`).
+/// Users from this id on may log in (systemd's boundary), or exist for one service
+/// (`DynamicUser=`).
 const FIRST_LOGIN_UID: u32 = 1000;
 
 /// The folder for the memory of the journal at `journal`.
@@ -32,10 +33,11 @@ pub(crate) fn folder(journal: &Path) -> PathBuf {
     }
 }
 
-/// The journal's folder. For a journal on a block device: the folder of temporary files that survive
-/// restarts.
+/// The journal's folder. For a journal on a block device: the folder of temporary files that
+/// survive restarts.
 fn beside(journal: &Path) -> PathBuf {
-    let parent = journal.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent =
+        journal.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if parent.starts_with("/dev") { PathBuf::from("/var/tmp") } else { parent.to_path_buf() }
 }
 
@@ -65,12 +67,16 @@ fn private(shared: &Path, uid: u32) -> Result<PathBuf, String> {
     let folder = shared.join(format!("sawmill-{uid}"));
     let at = folder.display();
     match fs::DirBuilder::new().mode(0o700).create(&folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(format!("{at}: {error}")),
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(format!("{at}: {error}"));
+        }
         _ => {}
     }
     let about = fs::symlink_metadata(&folder).map_err(|error| format!("{at}: {error}"))?;
     if !about.is_dir() || about.uid() != uid || about.mode() & 0o077 != 0 {
-        return Err(format!("{at} is not a folder of user {uid} alone: another user may have made it"));
+        return Err(format!(
+            "{at} is not a folder of user {uid} alone: another user may have made it"
+        ));
     }
     Ok(folder)
 }

@@ -11,12 +11,15 @@ use sawmill_console::exit::{Failure, Result};
 pub(crate) fn parse_cut(text: &str) -> Result<Cut> {
     let wrong = |why: &str| {
         Failure::usage(format!(
-            "'{text}' names no state of the past ({why}); write the name of a snapshot, a time such as \
-             2026-11-21T10:00:00Z, or position:N"
+            "'{text}' names no state of the past ({why}); write the name of a snapshot, a time \
+             such as 2026-11-21T10:00:00Z, or position:N"
         ))
     };
     if let Some(number) = text.strip_prefix("position:") {
-        return number.parse().map(Cut::Position).map_err(|_| wrong("the position is not a whole number"));
+        return number
+            .parse()
+            .map(Cut::Position)
+            .map_err(|_| wrong("the position is not a whole number"));
     }
     if text.contains(':') {
         return parse_moment(text).map(Cut::Time).ok_or_else(|| wrong("it is not a time"));
@@ -86,8 +89,14 @@ mod tests {
 
     #[test]
     fn a_moment_is_read_back_as_it_is_shown() {
-        for unix_ms in [0, 951_782_400_000, 1_709_251_199_999, 4_107_542_400_001, 1_795_244_889_000] {
-            assert_eq!(parse_cut(&moment(unix_ms)).unwrap(), Cut::Time(unix_ms), "{}", moment(unix_ms));
+        for unix_ms in [0, 951_782_400_000, 1_709_251_199_999, 4_107_542_400_001, 1_795_244_889_000]
+        {
+            assert_eq!(
+                parse_cut(&moment(unix_ms)).unwrap(),
+                Cut::Time(unix_ms),
+                "{}",
+                moment(unix_ms)
+            );
         }
         let zoned = parse_cut("2026-11-21T11:00:00.5+01:00").unwrap();
         assert_eq!(zoned, parse_cut("2026-11-21T10:00:00.500Z").unwrap());
@@ -98,7 +107,9 @@ mod tests {
         assert_eq!(parse_cut("before").unwrap(), Cut::Snapshot("before".into()));
         assert_eq!(parse_cut("2026-11-21").unwrap(), Cut::Snapshot("2026-11-21".into()));
         assert_eq!(parse_cut("position:77").unwrap(), Cut::Position(77));
-        for text in ["", ".x", "a/b", "position:x", "10:00", "2026-02-30T00:00:00Z", "2026-11-21T10:00:00"] {
+        for text in
+            ["", ".x", "a/b", "position:x", "10:00", "2026-02-30T00:00:00Z", "2026-11-21T10:00:00"]
+        {
             let error = parse_cut(text).unwrap_err().to_string();
             assert!(error.contains("position:N"), "{text}: {error}");
         }

@@ -1,4 +1,5 @@
-//! Orders about a volume's past: sent to the process that serves it, or carried out on a volume at rest.
+//! Orders about a volume's past: sent to the process that serves it, or carried out on a volume at
+//! rest.
 //!
 //! Not here: how the volume is attached for that (`attach`).
 
@@ -22,8 +23,8 @@ impl Past {
     }
 }
 
-/// Carries out an order in the process that serves the volume, or by attaching the volume. Returns the
-/// snapshot of the state before a rollback.
+/// Carries out an order in the process that serves the volume, or by attaching the volume. Returns
+/// the snapshot of the state before a rollback.
 pub(crate) fn order(
     places: &Places,
     address: &VolumeAddress,
@@ -31,10 +32,12 @@ pub(crate) fn order(
     past: &Past,
 ) -> Result<Option<String>> {
     if let Some((folder, _)) = served(places, address)?
-        && let Some(Changed { undo }) = control::ask_writer(&folder, &ControlRequest::Past(past.clone()))?
+        && let Some(Changed { undo }) =
+            control::ask_writer(&folder, &ControlRequest::Past(past.clone()))?
     {
         return Ok(undo);
     }
-    let undo = attach.at_rest(places, address, |volume| past.carry_out(volume).map_err(Failure::from))?;
+    let undo =
+        attach.at_rest(places, address, |volume| past.carry_out(volume).map_err(Failure::from))?;
     Ok(undo.map(|undo| undo.snapshot))
 }

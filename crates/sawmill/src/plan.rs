@@ -50,7 +50,12 @@ pub(crate) enum JournalPlan {
 
 impl JournalPlan {
     /// The journal of one volume.
-    pub(crate) fn path(&self, places: &Places, volume_id: &str, store_url: &str) -> Result<PathBuf> {
+    pub(crate) fn path(
+        &self,
+        places: &Places,
+        volume_id: &str,
+        store_url: &str,
+    ) -> Result<PathBuf> {
         match self {
             JournalPlan::State => Ok(places.volume_folder(volume_id, store_url)?.join("journal")),
             JournalPlan::At(path) => Ok(path.clone()),

@@ -1,6 +1,7 @@
 //! The path of this process's own program, to start it again: a mount holder, a successor.
 //!
-//! Invariant: after an upgrade this is the new program in the old one's place. Not here: what is started.
+//! Invariant: after an upgrade this is the new program in the old one's place. Not here: what is
+//! started.
 
 use std::ffi::OsStr;
 use std::io;
@@ -28,9 +29,15 @@ mod tests {
 
     #[test]
     fn a_program_that_was_replaced_is_the_new_one_at_its_place() {
-        assert_eq!(without_mark("/usr/bin/sawmill (deleted)".into()), PathBuf::from("/usr/bin/sawmill"));
+        assert_eq!(
+            without_mark("/usr/bin/sawmill (deleted)".into()),
+            PathBuf::from("/usr/bin/sawmill")
+        );
         assert_eq!(without_mark("/usr/bin/sawmill".into()), PathBuf::from("/usr/bin/sawmill"));
         let odd = OsStr::from_bytes(b"/opt/\xff/sawmill (deleted)");
-        assert_eq!(without_mark(odd.into()), PathBuf::from(OsStr::from_bytes(b"/opt/\xff/sawmill")));
+        assert_eq!(
+            without_mark(odd.into()),
+            PathBuf::from(OsStr::from_bytes(b"/opt/\xff/sawmill"))
+        );
     }
 }

@@ -1,9 +1,10 @@
-//! What this machine has seen of a volume in each store: a file in the volume's state folder, written after
-//! each attach, now and then while it is served, and at each clean end. It outlives the journal, so a store
-//! that was restored from a backup, or an old copy of it, is recognised even without the journal.
+//! What this machine has seen of a volume in each store: a file in the volume's state folder,
+//! written after each attach, now and then while it is served, and at each clean end. It outlives
+//! the journal, so a store that was restored from a backup, or an old copy of it, is recognised
+//! even without the journal.
 //!
-//! Invariants: only the process that has the volume attached for writing notes what was seen. An unreadable
-//! file says nothing, and nothing is refused because of it. Not here: its bytes
+//! Invariants: only the process that has the volume attached for writing notes what was seen. An
+//! unreadable file says nothing, and nothing is refused because of it. Not here: its bytes
 //! (`sawmill_format::newest_state`), and what is refused (`sawmill_volume::open`).
 
 use std::fs;
@@ -28,15 +29,19 @@ pub(crate) fn of(folder: &Path, volume_id: VolumeId) -> Option<NewestState> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         read => read.map_err(|error| error.to_string()),
     };
-    let seen = bytes.and_then(|bytes| NewestState::decode(&bytes, volume_id).map_err(|e| e.to_string()));
+    let seen =
+        bytes.and_then(|bytes| NewestState::decode(&bytes, volume_id).map_err(|e| e.to_string()));
     let seen = seen.inspect_err(|error| {
-        tracing::warn!("{}: {error}; cannot tell whether the store is older than before", path.display());
+        tracing::warn!(
+            "{}: {error}; cannot tell whether the store is older than before",
+            path.display()
+        );
     });
     seen.ok()
 }
 
-/// Notes the newest state of a volume that this process has attached for writing. Returns its newest segment
-/// if that is noted now.
+/// Notes the newest state of a volume that this process has attached for writing. Returns its
+/// newest segment if that is noted now.
 pub(crate) fn note(folder: &Path, volume: &Volume) -> Option<u64> {
     let status = volume.status();
     if status.read_only {
@@ -50,7 +55,10 @@ pub(crate) fn note(folder: &Path, volume: &Volume) -> Option<u64> {
     };
     let path = folder.join(FILE);
     if let Err(error) = durable::replace(&path, &state.encode()) {
-        tracing::warn!("cannot write {}: {error}; an older store may go unnoticed later", path.display());
+        tracing::warn!(
+            "cannot write {}: {error}; an older store may go unnoticed later",
+            path.display()
+        );
         // A note that says more than this volume has by now would make the next start refuse it.
         if let Err(failure) = forget(folder) {
             tracing::warn!("{failure}");
@@ -111,12 +119,13 @@ pub(crate) fn remarks(
 ) -> Vec<String> {
     let folder = places.volume_folder(&volume_id.to_string(), store_url).ok();
     let seen = folder.and_then(|folder| of(&folder, volume_id)).zip(end);
-    let older = seen.filter(|(seen, (epoch, sequence))| age_of(seen, *epoch, *sequence) == Age::Older);
+    let older =
+        seen.filter(|(seen, (epoch, sequence))| age_of(seen, *epoch, *sequence) == Age::Older);
     let older = older.map(|(seen, (epoch, sequence))| {
         format!(
-            "the store is older than what this machine has seen in it ({}: epoch {}, segment {}): it ends in \
-             epoch {epoch} with segment {sequence}. It was restored from a backup, is an old copy, or has \
-             lost objects",
+            "the store is older than what this machine has seen in it ({}: epoch {}, segment {}): \
+             it ends in epoch {epoch} with segment {sequence}. It was restored from a backup, is \
+             an old copy, or has lost objects",
             human_time(seen.wall_unix_ms),
             seen.epoch,
             seen.stored_sequence
@@ -124,12 +133,16 @@ pub(crate) fn remarks(
     });
     let others = elsewhere(places, volume_id, store_url).into_iter().map(|other| {
         let when = match (other.epoch, other.seen_unix_ms) {
-            (Some(epoch), Some(at)) => format!(", attached there in epoch {epoch} until {}", human_time(at)),
+            (Some(epoch), Some(at)) => format!(
+                ", attached there in epoch {epoch} until \
+                {}",
+                human_time(at)
+            ),
             _ => String::new(),
         };
         format!(
-            "this machine knows the same volume in {}{when}: one of the two is a copy or a replica, or both \
-             names mean the same place",
+            "this machine knows the same volume in {}{when}: one of the two is a copy or a \
+             replica, or both names mean the same place",
             other.store
         )
     });

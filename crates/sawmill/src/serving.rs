@@ -1,8 +1,9 @@
 //! A process that serves volumes: its state, and the requests it carries out.
 //!
-//! Invariants: a volume is away only from a hand-off's switch (`handoff`) until it is open again; until then
-//! its requests wait and orders are refused. A volume that can never be reopened is given up: its requests
-//! fail. Not here: how everything is opened (`wiring`), and what a number means (`admin`).
+//! Invariants: a volume is away only from a hand-off's switch (`handoff`) until it is open again;
+//! until then its requests wait and orders are refused. A volume that can never be reopened is
+//! given up: its requests fail. Not here: how everything is opened (`wiring`), and what a number
+//! means (`admin`).
 
 use std::path::PathBuf;
 use std::process;
@@ -20,8 +21,8 @@ use sawmill_volume::cache::ReadCache;
 use sawmill_volume::{GcReport, RealWorld, Safety, Volume, World};
 
 use crate::admin::status::{
-    CacheStatus, HealthStatus, OperationStatus, PositionsStatus, ProcessStatus, StoreStatus, VolumeDoor,
-    VolumeStatus, milliseconds,
+    CacheStatus, HealthStatus, OperationStatus, PositionsStatus, ProcessStatus, StoreStatus,
+    VolumeDoor, VolumeStatus, milliseconds,
 };
 use crate::config::VolumeAddress;
 use crate::control::protocol::{
@@ -36,8 +37,8 @@ use crate::plan::Plan;
 use crate::seen;
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// Interval at which the newest stored state is noted. If a store is restored from a backup, the loss of what
-/// was stored after the last note goes unnoticed, unless the journal knows of it.
+/// Interval at which the newest stored state is noted. If a store is restored from a backup, the
+/// loss of what was stored after the last note goes unnoticed, unless the journal knows of it.
 const SEEN_EVERY: Duration = Duration::from_secs(10);
 
 /// The state of a volume in this process.
@@ -70,7 +71,8 @@ pub(crate) struct Served {
     pub(crate) journal_path: Option<PathBuf>,
     /// Doors that were added to it. Readers have none, because they share the writer's folder.
     added: Option<Added>,
-    /// When this was last compared with what is stored, and the newest segment that this loop has noted.
+    /// When this was last compared with what is stored, and the newest segment that this loop has
+    /// noted.
     noted: Mutex<(Instant, Option<u64>)>,
 }
 
@@ -87,7 +89,19 @@ impl Served {
         let (shown, meter) = (address.shown(), Arc::new(Meter::new(Arc::clone(&gate))));
         let held = RwLock::new(Held::Open(volume));
         let added = journal_path.as_ref().map(|_| Added::of(&folder));
-        Served { address, volume_id, shown, held, gate, meter, store, folder, journal_path, added, noted }
+        Served {
+            address,
+            volume_id,
+            shown,
+            held,
+            gate,
+            meter,
+            store,
+            folder,
+            journal_path,
+            added,
+            noted,
+        }
     }
 
     /// The export's name: the volume's, with the cut that is served.
@@ -105,9 +119,13 @@ impl Served {
         }
     }
 
-    /// Closes the volume as if the process had died: what was accepted is in its journal, and another process
-    /// can open it when the last reference to the result is dropped. New requests wait.
-    pub(crate) fn close_as_it_is(&self, patience: Duration) -> sawmill_device::Result<Option<Arc<Volume>>> {
+    /// Closes the volume as if the process had died: what was accepted is in its journal, and
+    /// another process can open it when the last reference to the result is dropped. New requests
+    /// wait.
+    pub(crate) fn close_as_it_is(
+        &self,
+        patience: Duration,
+    ) -> sawmill_device::Result<Option<Arc<Volume>>> {
         self.gate.shut(patience)?;
         // Memory may not outlive this process, so answered writes go to the disk first.
         if let Err(error) = self.log_all(patience) {
@@ -134,7 +152,8 @@ impl Served {
         // A volume that has failed has nothing more to log, and reports that to its users.
         match volume.wait(Safety::Logged, Some(patience)) {
             Ok(false) => {
-                let text = format!("the journal of {} accepted no writes for {patience:?}", self.name());
+                let text =
+                    format!("the journal of {} accepted no writes for {patience:?}", self.name());
                 Err(Error::new(ErrorKind::Unavailable, text))
             }
             _ => Ok(()),
@@ -161,8 +180,8 @@ impl Served {
         let mut held = self.held.write();
         if let Held::Away(absent) = &mut *held {
             let reason = format!(
-                "a hand-off was rolled back and reopen failed; accepted writes are in its journal; fix the \
-                 cause and retry the hand-off, or restart the server: {why}"
+                "a hand-off was rolled back and reopen failed; accepted writes are in its journal; \
+                 fix the cause and retry the hand-off, or restart the server: {why}"
             );
             *held = Held::GivenUp(Absent { last: std::mem::take(&mut absent.last), reason });
         }
@@ -208,8 +227,8 @@ impl Served {
         self.known().positions
     }
 
-    /// Notes what the store has, now and then. A fenced process knows less than the one that fenced it, so it
-    /// notes nothing.
+    /// Notes what the store has, now and then. A fenced process knows less than the one that fenced
+    /// it, so it notes nothing.
     fn note_seen(&self) {
         let mut noted = self.noted.lock();
         if self.journal_path.is_none() || noted.0.elapsed() < SEEN_EVERY {
@@ -241,14 +260,16 @@ fn volume_status(volume: &Volume) -> VolumeStatus {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // No effect on a volume that was closed cleanly; the others keep accepted writes in their journals.
+        // No effect on a volume that was closed cleanly; the others keep accepted writes in their
+        // journals.
         if let Held::Open(volume) = &*self.held.read() {
             volume.close_now();
         }
     }
 }
 
-/// Stands in for a volume that another process may have. Its gate is closed until the volume is given up.
+/// Stands in for a volume that another process may have. Its gate is closed until the volume is
+/// given up.
 struct Away(Geometry);
 
 impl BlockDevice for Away {
@@ -272,8 +293,8 @@ pub(crate) struct Cache {
 /// Asks the serving thread for a hand-off. Returns false if it no longer listens.
 pub(crate) type HandOffBell = Box<dyn Fn(Asked) -> bool + Send + Sync>;
 
-/// A process that serves volumes. Fields are dropped in this order: first the doors, then what is behind
-/// them.
+/// A process that serves volumes. Fields are dropped in this order: first the doors, then what is
+/// behind them.
 pub(crate) struct Serving {
     pub(crate) doors: Doors,
     pub(crate) volumes: Vec<Served>,
@@ -310,8 +331,11 @@ impl Serving {
 
     /// The status document: of the whole process, or of one volume.
     pub(crate) fn status(&self, only: Option<&str>) -> ProcessStatus {
-        let asked: Vec<&Served> =
-            self.volumes.iter().filter(|served| only.is_none_or(|name| served.name() == name)).collect();
+        let asked: Vec<&Served> = self
+            .volumes
+            .iter()
+            .filter(|served| only.is_none_or(|name| served.name() == name))
+            .collect();
         let mut stores: Vec<StoreStatus> = Vec::new();
         for served in &asked {
             let url = &served.address.store_url;
@@ -366,7 +390,13 @@ impl Serving {
                 .collect(),
             clients,
             journal_path: served.journal_path.as_ref().map(|path| path.display().to_string()),
-            operations: served.meter.snapshot().operations.iter().map(OperationStatus::new).collect(),
+            operations: served
+                .meter
+                .snapshot()
+                .operations
+                .iter()
+                .map(OperationStatus::new)
+                .collect(),
             ..known
         }
     }
@@ -382,15 +412,15 @@ impl Serving {
         self.served(name)?.volume()?.wait_while(safety, timeout, is_wanted).map_err(Failure::from)
     }
 
-    /// Grows a volume while it is served. New clients see the new size; existing ones too if their door can
-    /// notify them.
+    /// Grows a volume while it is served. New clients see the new size; existing ones too if their
+    /// door can notify them.
     fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
         let volume = self.served(name)?.volume()?;
         let current = volume.status().size_bytes;
         if size_bytes < current {
             let text = format!(
-                "volume {name} has {current} bytes and is served: it cannot shrink while it is served; stop \
-                 its server first"
+                "volume {name} has {current} bytes and is served: it cannot shrink while it is \
+                 served; stop its server first"
             );
             return Err(Failure::new(Exit::InUse, text));
         }
@@ -413,7 +443,8 @@ impl Serving {
         self.volumes.iter().filter_map(reason).collect()
     }
 
-    /// Resumes the doors of all volumes that are not away. The others stay quiet, and their users wait.
+    /// Resumes the doors of all volumes that are not away. The others stay quiet, and their users
+    /// wait.
     pub(crate) fn resume_doors(&self) {
         let away: Vec<&str> = self.away().map(Served::name).collect();
         self.doors.resume_but(&away);
@@ -435,7 +466,11 @@ impl Serving {
     }
 
     /// Carries out a request; blocks until it is done.
-    pub(crate) fn carry_out(&self, name: &str, request: ControlRequest) -> Result<serde_json::Value> {
+    pub(crate) fn carry_out(
+        &self,
+        name: &str,
+        request: ControlRequest,
+    ) -> Result<serde_json::Value> {
         let served = self.served(name)?;
         Ok(match request {
             ControlRequest::Past(past) => {
@@ -454,7 +489,10 @@ impl Serving {
             ControlRequest::AddDoor(plan) => serde_json::json!(self.add_door(served, plan)?),
             ControlRequest::RemoveDoor { address } => {
                 let plan = self.doors.remove(name, &address)?;
-                served.added.as_ref().map_or(Ok(()), |added| added.forget(&as_noted(plan, &address)))?;
+                served
+                    .added
+                    .as_ref()
+                    .map_or(Ok(()), |added| added.forget(&as_noted(plan, &address)))?;
                 serde_json::json!(DoorRemoved { removed: address })
             }
             ControlRequest::HandOff(wanted) => self.order_hand_off(wanted)?,
@@ -463,7 +501,10 @@ impl Serving {
 
     fn add_door(&self, served: &Served, plan: DoorPlan) -> Result<DoorAdded> {
         if self.is_handing_off.load(Ordering::Acquire) {
-            return Err(Failure::new(Exit::InUse, "a hand-off is in progress; add the door afterwards"));
+            return Err(Failure::new(
+                Exit::InUse,
+                "a hand-off is in progress; add the door afterwards",
+            ));
         }
         // A door to a volume that is not open would only accept requests and let them wait.
         drop(served.volume()?);
@@ -478,15 +519,18 @@ impl Serving {
         Ok(DoorAdded { door: kind.to_owned(), address })
     }
 
-    /// Opens doors that were added to a server that died. A door that cannot be opened does not keep the
-    /// others from serving.
+    /// Opens doors that were added to a server that died. A door that cannot be opened does not
+    /// keep the others from serving.
     pub(crate) fn open_added_doors(&self, of_serve: &[DoorPlan]) {
         for served in &self.volumes {
             let left = served.added.iter().flat_map(|added| added.left(of_serve));
             for plan in left {
                 tracing::info!(volume = served.name(), "reopening a door that was added: {plan}");
                 if let Err(failure) = self.doors.open(plan.clone(), &[served.as_shown()]) {
-                    tracing::error!(volume = served.name(), "cannot reopen the door {plan}: {failure}");
+                    tracing::error!(
+                        volume = served.name(),
+                        "cannot reopen the door {plan}: {failure}"
+                    );
                 }
             }
         }
@@ -515,20 +559,25 @@ impl Serving {
         outcome.map(|done| serde_json::json!(done))
     }
 
-    /// Call this about once per second. It notes what the store has, for a start after a crash that may find
-    /// an older store.
+    /// Call this about once per second. It notes what the store has, for a start after a crash that
+    /// may find an older store.
     pub(crate) fn note_seen(&self) {
         self.volumes.iter().for_each(Served::note_seen);
     }
 
-    /// Starts to collect the garbage of all volumes, with the threshold that they use by themselves.
+    /// Starts to collect the garbage of all volumes, with the threshold that they use by
+    /// themselves.
     pub(crate) fn collect_all(&self) {
         for served in self.volumes.iter().filter(|served| served.journal_path.is_some()) {
             let Ok(volume) = served.volume() else { continue };
             let name = served.name().to_owned();
             let told = Box::new(move |outcome: sawmill_volume::Result<GcReport>| match outcome {
                 Ok(report) => {
-                    tracing::info!(volume = name, "garbage collected: {} bytes moved", report.moved_bytes)
+                    tracing::info!(
+                        volume = name,
+                        "garbage collected: {} bytes moved",
+                        report.moved_bytes
+                    )
                 }
                 Err(error) => tracing::warn!(volume = name, "garbage collection failed: {error}"),
             });
@@ -540,7 +589,10 @@ impl Serving {
 
     /// Stops all volumes immediately. Accepted writes are in their journals.
     pub(crate) fn close_now(&self) {
-        self.volumes.iter().filter_map(|served| served.volume().ok()).for_each(|volume| volume.close_now());
+        self.volumes
+            .iter()
+            .filter_map(|served| served.volume().ok())
+            .for_each(|volume| volume.close_now());
     }
 
     /// Saves the read cache's index for the next start.
@@ -558,7 +610,9 @@ impl Cache {
 
     fn save(&self) {
         if let Err(error) = self.cache.save_index() {
-            tracing::warn!("cannot save the read cache's index ({error}); the cache starts empty next time");
+            tracing::warn!(
+                "cannot save the read cache's index ({error}); the cache starts empty next time"
+            );
         }
     }
 }

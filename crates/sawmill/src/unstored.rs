@@ -1,9 +1,10 @@
-//! Extracts what a journal holds and its store lacked into a file, for people who must recover by hand what a
-//! take-over left behind.
+//! Extracts what a journal holds and its store lacked into a file, for people who must recover by
+//! hand what a take-over left behind.
 //!
-//! Invariants: both files are new; the journal is read and never changed. Everything that was not stored is
-//! extracted, and perhaps some of what was, because the journal learns of that later. Nothing here decides
-//! which writes count: these are older than what the volume's next owner wrote at the same place.
+//! Invariants: both files are new; the journal is read and never changed. Everything that was not
+//! stored is extracted, and perhaps some of what was, because the journal learns of that later.
+//! Nothing here decides which writes count: these are older than what the volume's next owner wrote
+//! at the same place.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write};
@@ -16,7 +17,8 @@ use sawmill_volume::{Error, ErrorKind};
 
 use sawmill_console::exit::{Failure, Result};
 
-/// Writes each write to its address in the new file `to`, and its range to `to` with `.ranges` appended.
+/// Writes each write to its address in the new file `to`, and its range to `to` with `.ranges`
+/// appended.
 pub(crate) fn write(journal: &Path, to: &Path) -> Result<JournalReport> {
     let mut beside = to.to_owned();
     beside.as_mut_os_string().push(".ranges");
@@ -29,7 +31,8 @@ pub(crate) fn write(journal: &Path, to: &Path) -> Result<JournalReport> {
         put(&image, write, &mut end).map_err(|error| failed(&to, &error))?;
         let UnstoredWrite { position, address, length, payload } = write;
         let kind = if payload.is_some() { "write" } else { "zeroes" };
-        writeln!(ranges, "{address} {length} {kind} {position}").map_err(|error| failed(&beside, &error))
+        writeln!(ranges, "{address} {length} {kind} {position}")
+            .map_err(|error| failed(&beside, &error))
     })?;
     let flushed = ranges.flush().and_then(|()| image.sync_all());
     flushed.map_err(|error| Failure::io(format!("cannot write {}", to.display()), &error))?;

@@ -1,7 +1,7 @@
 //! Puts store, cache, volumes and doors together: the only place that knows all of them.
 //!
-//! Invariants: what was opened is closed again when a later step fails. Nothing here decides what a user
-//! meant (the commands do) or what a number means (`admin` does).
+//! Invariants: what was opened is closed again when a later step fails. Nothing here decides what a
+//! user meant (the commands do) or what a number means (`admin` does).
 
 use std::io;
 use std::net::TcpListener;
@@ -53,7 +53,11 @@ pub(crate) fn find(address: &VolumeAddress) -> Result<(Arc<Client>, VolumeRecord
 }
 
 /// Opens everything in a plan. Clients can connect once all of it is open.
-pub(crate) fn serve(places: &Places, plan: Plan, hand_off: HandOffBell) -> Result<(Arc<Serving>, Admin)> {
+pub(crate) fn serve(
+    places: &Places,
+    plan: Plan,
+    hand_off: HandOffBell,
+) -> Result<(Arc<Serving>, Admin)> {
     let started = Instant::now();
     claim_descriptors(plan.volumes.len())?;
     make_folder(&places.state_folder()?)?;
@@ -113,8 +117,8 @@ impl Stores {
     }
 }
 
-/// Raises the descriptor limit to the hard limit, and refuses if that is too low to serve: a server that
-/// cannot open its store would accept writes and never store them.
+/// Raises the descriptor limit to the hard limit, and refuses if that is too low to serve: a server
+/// that cannot open its store would accept writes and never store them.
 pub(crate) fn claim_descriptors(volumes: usize) -> Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -125,8 +129,9 @@ pub(crate) fn claim_descriptors(volumes: usize) -> Result<()> {
         Some(allowed) if allowed < wanted => Err(Failure::new(
             Exit::Unavailable,
             format!(
-                "this process may open {allowed} files; to serve {volumes} volume(s) it takes {wanted} and \
-                 one for each connection; raise the limit: ulimit -n 4096, or LimitNOFILE= in the unit"
+                "this process may open {allowed} files; to serve {volumes} volume(s) it takes \
+                 {wanted} and one for each connection; raise the limit: ulimit -n 4096, or \
+                 LimitNOFILE= in the unit"
             ),
         )),
         _ => Ok(()),
@@ -143,14 +148,20 @@ pub(crate) fn open_cache(plan: &CachePlan, cache_bytes: u64) -> Result<Option<Ca
         CachePlan::At(path) => open(path.clone()),
         CachePlan::Default(path) => {
             for number in 0..CACHES_MAX {
-                let candidate =
-                    if number == 0 { path.clone() } else { path.with_extension(number.to_string()) };
+                let candidate = if number == 0 {
+                    path.clone()
+                } else {
+                    path.with_extension(number.to_string())
+                };
                 match open(candidate) {
                     Err(failure) if failure.exit() == Exit::InUse => {}
                     other => return other,
                 }
             }
-            tracing::warn!("all {CACHES_MAX} caches at {} are in use; serving without one", path.display());
+            tracing::warn!(
+                "all {CACHES_MAX} caches at {} are in use; serving without one",
+                path.display()
+            );
             Ok(None)
         }
     }
@@ -202,7 +213,8 @@ pub(crate) fn open_volume(
     let volume = Volume::open(dynamic, &address.name, options)?;
     seen::note(local.folder, &volume);
     for step in &volume.recovery().steps {
-        tracing::info!(volume = address.name, took = ?step.took, "recovery, {}: {}", step.name, step.detail);
+        tracing::info!(volume = address.name, took = ?step.took, "recovery, {}: \
+            {}", step.name, step.detail);
     }
     Ok(volume)
 }
@@ -216,8 +228,8 @@ pub(crate) fn staging_folder(plan: &Plan, journal_path: Option<&Path>) -> PathBu
     }
 }
 
-/// Fails if a process already listens on the address. (If one starts after this check, listening itself
-/// fails.)
+/// Fails if a process already listens on the address. (If one starts after this check, listening
+/// itself fails.)
 pub(crate) fn check_free(listen: &Listen, option: &str) -> Result<()> {
     let taken = match listen {
         Listen::Unix(path) => UnixStream::connect(path).is_ok(),
@@ -228,7 +240,8 @@ pub(crate) fn check_free(listen: &Listen, option: &str) -> Result<()> {
     if !taken {
         return Ok(());
     }
-    let text = format!("another process listens on {listen} already; give another address with {option}");
+    let text =
+        format!("another process listens on {listen} already; give another address with {option}");
     Err(Failure::new(Exit::InUse, text))
 }
 
@@ -244,10 +257,13 @@ pub(crate) fn start_admin(serving: &Arc<Serving>, loopback: Option<Door>) -> Res
         doors.push(Door::Control { path: socket, volume: served.name().to_owned() });
     }
     // Weak, so that a forgotten connection cannot keep volumes open.
-    let (told, waited, ordered) = (Arc::downgrade(serving), Arc::downgrade(serving), Arc::downgrade(serving));
+    let (told, waited, ordered) =
+        (Arc::downgrade(serving), Arc::downgrade(serving), Arc::downgrade(serving));
     let ending = || Failure::new(Exit::Unavailable, "the process is about to end");
     let subject = Subject {
-        status: Box::new(move |only| told.upgrade().map(|serving| serving.status(only)).unwrap_or_default()),
+        status: Box::new(move |only| {
+            told.upgrade().map(|serving| serving.status(only)).unwrap_or_default()
+        }),
         wait: Box::new(move |name, safety, timeout, is_wanted| match waited.upgrade() {
             Some(serving) => serving.wait(name, safety, timeout, is_wanted),
             None => Err(ending()),

@@ -1,4 +1,5 @@
-//! The client of one attachment: submits requests, hears the outcomes, and asks the oracle about each.
+//! The client of one attachment: submits requests, hears the outcomes, and asks the oracle about
+//! each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,8 +52,8 @@ pub struct Excuses {
     pub corrupt: bool,
 }
 
-/// What changes the disk: address and length, what is written (nothing, of a discard), and whether at once
-/// durably.
+/// What changes the disk: address and length, what is written (nothing, of a discard), and whether
+/// at once durably.
 #[derive(Clone, Copy)]
 pub struct Change {
     /// Write, discard or write-zeroes.
@@ -84,7 +85,8 @@ impl Client {
         let number = self.next;
         self.asked.insert(number, asked);
         let (operation, flags) = operation;
-        let mut request = Request::with_bytes(operation, range.0, flags, buffer, self.listener(number));
+        let mut request =
+            Request::with_bytes(operation, range.0, flags, buffer, self.listener(number));
         request.length = range.1;
         volume.submit(request);
     }
@@ -92,10 +94,14 @@ impl Client {
     /// Submits a write, discard or write-zeroes.
     pub fn change(&mut self, volume: &Volume, oracle: &mut Oracle, change: Change) {
         let Change { operation, range, stamp, fua } = change;
-        let effect = if operation == Operation::Write { Effect::Stamp(stamp) } else { Effect::Zero };
+        let effect =
+            if operation == Operation::Write { Effect::Stamp(stamp) } else { Effect::Zero };
         let number = oracle.submit(range.0, range.1, effect);
-        let buffer =
-            if operation == Operation::Write { payload(stamp, range.0, range.1) } else { Vec::new() };
+        let buffer = if operation == Operation::Write {
+            payload(stamp, range.0, range.1)
+        } else {
+            Vec::new()
+        };
         let flags = Flags { fua, ..Flags::default() };
         self.submit(volume, (operation, flags), range, buffer, Asked::Change(number, fua));
     }
@@ -132,7 +138,8 @@ impl Client {
         Some(heard.outcome.map(|_| heard.buffer).map_err(|error| error.to_string()))
     }
 
-    /// As [`whole_answer`](Self::whole_answer), with zeroes up to the size that the disk may have some day.
+    /// As [`whole_answer`](Self::whole_answer), with zeroes up to the size that the disk may have
+    /// some day.
     pub fn padded_answer(&mut self, size_bytes: u64) -> Option<Result<Vec<u8>, String>> {
         let pad = |mut found: Vec<u8>| {
             found.resize(size_bytes as usize, 0);
@@ -149,8 +156,11 @@ impl Client {
 
     /// Submits a write or flush of a writer that others have replaced.
     pub fn stray(&mut self, volume: &Volume, operation: Operation, range: (u64, u64), stamp: u64) {
-        let buffer =
-            if operation == Operation::Write { payload(stamp, range.0, range.1) } else { Vec::new() };
+        let buffer = if operation == Operation::Write {
+            payload(stamp, range.0, range.1)
+        } else {
+            Vec::new()
+        };
         let asked = match operation {
             Operation::Flush => Asked::StrayFlush(self.strays > 0),
             _ => Asked::StrayWrite,
@@ -158,8 +168,8 @@ impl Client {
         self.submit(volume, (operation, Flags::default()), range, buffer, asked);
     }
 
-    /// Hears what was answered since, and judges it. `replaced_at` is what its successor found, if it has
-    /// one.
+    /// Hears what was answered since, and judges it. `replaced_at` is what its successor found, if
+    /// it has one.
     pub fn hear(
         &mut self,
         oracle: &mut Oracle,
@@ -178,8 +188,10 @@ impl Client {
                 Err(error) => format!("  request {number} fails: {error}"),
             });
             if let Err(error) = &outcome {
-                let read_damage = matches!(asked, Asked::Read(_)) && error.kind() == ErrorKind::Corrupt;
-                let excused = excuses.any || replaced_at.is_some() || (excuses.corrupt && read_damage);
+                let read_damage =
+                    matches!(asked, Asked::Read(_)) && error.kind() == ErrorKind::Corrupt;
+                let excused =
+                    excuses.any || replaced_at.is_some() || (excuses.corrupt && read_damage);
                 if !excused {
                     return Err(format!("request {number} failed without a reason: {error}"));
                 }
@@ -191,7 +203,8 @@ impl Client {
                 (Asked::Read(watch), None) => oracle.check_read(&watch, &buffer)?,
                 (Asked::Flush(count), Some(found)) if flush_is_stored && count > found => {
                     return Err(format!(
-                        "a fenced writer's flush of {count} operations succeeded; its successor found {found}"
+                        "a fenced writer's flush of {count} operations succeeded; its successor \
+                        found {found}"
                     ));
                 }
                 (Asked::StrayWrite, _) => self.strays += 1,

@@ -1,8 +1,8 @@
-//! The death of a process at any I/O: the step it dies in is unwound, and nothing it would have done after
-//! that moment happens.
+//! The death of a process at any I/O: the step it dies in is unwound, and nothing it would have
+//! done after that moment happens.
 //!
-//! Invariant: from the moment of death until it is removed from the world, every I/O of the process fails
-//! without effect.
+//! Invariant: from the moment of death until it is removed from the world, every I/O of the process
+//! fails without effect.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -63,8 +63,8 @@ impl Life {
         self.dead.store(true, Ordering::Relaxed);
     }
 
-    /// Called before every I/O of the process; false when it is dead already and the I/O must not happen.
-    /// Does not return if this is where it dies.
+    /// Called before every I/O of the process; false when it is dead already and the I/O must not
+    /// happen. Does not return if this is where it dies.
     pub fn tick(&self) -> bool {
         if self.is_dead() || std::thread::panicking() {
             return false;

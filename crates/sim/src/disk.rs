@@ -1,9 +1,9 @@
-//! A false local disk: what is written is volatile until a sync; a power cut keeps, loses or tears each
-//! unsynced write by itself, sector by sector, in any order.
+//! A false local disk: what is written is volatile until a sync; a power cut keeps, loses or tears
+//! each unsynced write by itself, sector by sector, in any order.
 //!
-//! Invariants: what a completed sync covered is never lost; a process that dies loses nothing. A sync that
-//! fails loses what it should have saved: at once, or when the power goes and reads show it until then (as
-//! Linux page caches do).
+//! Invariants: what a completed sync covered is never lost; a process that dies loses nothing. A
+//! sync that fails loses what it should have saved: at once, or when the power goes and reads show
+//! it until then (as Linux page caches do).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,7 +35,8 @@ pub struct DiskFaults {
     pub make_odds: u64,
     /// Of the writes that fail, one in so many is done in part; 0: none.
     pub short_odds: u64,
-    /// Of the writes that fail, one in so many found no space, on a disk that shares its space; 0: none.
+    /// Of the writes that fail, one in so many found no space, on a disk that shares its space; 0:
+    /// none.
     pub full_odds: u64,
     /// One sync in so many says that it is done and does nothing; 0: none.
     pub lie_odds: u64,
@@ -48,7 +49,8 @@ struct Content {
     now: BTreeMap<u64, Page>,
     /// Pages changed since the last sync, as they were then; `None`: absent.
     synced: BTreeMap<u64, Option<Page>>,
-    /// Pages a failed sync has given up, as they are on the medium: only writing them again saves them.
+    /// Pages a failed sync has given up, as they are on the medium: only writing them again saves
+    /// them.
     given_up: BTreeMap<u64, Option<Page>>,
     /// Unsynced writes, in order.
     unsynced: Vec<(u64, Vec<u8>)>,
@@ -162,7 +164,11 @@ impl Medium {
     /// A copy of the medium as it is, to be put back later: an old image.
     pub fn copy(&self) -> Arc<Medium> {
         let content = self.content.lock();
-        let copy = Content { len_bytes: content.len_bytes, now: content.now.clone(), ..Content::default() };
+        let copy = Content {
+            len_bytes: content.len_bytes,
+            now: content.now.clone(),
+            ..Content::default()
+        };
         Arc::new(Medium { content: Mutex::new(copy) })
     }
 
@@ -172,7 +178,11 @@ impl Medium {
         let mut place = |content: &Content| {
             let count = content.now.len() as u64;
             let page = *content.now.keys().nth((count > 0).then(|| dice.below(count))? as usize)?;
-            Some((page, dice.below((PAGE_BYTES / SECTOR_BYTES) as u64) as usize * SECTOR_BYTES, dice.word()))
+            Some((
+                page,
+                dice.below((PAGE_BYTES / SECTOR_BYTES) as u64) as usize * SECTOR_BYTES,
+                dice.word(),
+            ))
         };
         let (page, start, bits) = place(&content)?;
         let (other, from, _) = place(&content)?;
@@ -191,9 +201,9 @@ impl Medium {
     pub fn cut_power(&self, dice: &mut Dice, mut fate: impl FnMut(usize) -> Fate) {
         let mut content = self.content.lock();
         let mut writes: Vec<_> = content.forget().into_iter().enumerate().collect();
-        // Any order: a later write of the same place may reach the medium first and be covered by an older.
-        // A disk keeps the order of writes to one sector, so only what does not overlap is shuffled; going
-        // through in order does that.
+        // Any order: a later write of the same place may reach the medium first and be covered by
+        // an older. A disk keeps the order of writes to one sector, so only what does not overlap
+        // is shuffled; going through in order does that.
         for (index, (offset, bytes)) in &mut writes {
             match fate(*index) {
                 Fate::Kept => content.write(*offset, bytes),
@@ -240,9 +250,14 @@ impl SimDisk {
         let mut faults = self.faults.lock();
         let DiskFaults { short_odds, full_odds, .. } = faults.0;
         let sectors = (length / SECTOR_BYTES) as u64;
-        let part = if faults.1.one_in(short_odds) { faults.1.below(sectors + 1) as usize } else { 0 };
+        let part =
+            if faults.1.one_in(short_odds) { faults.1.below(sectors + 1) as usize } else { 0 };
         let is_full = faults.1.one_in(full_odds);
-        let error = if is_full { io::ErrorKind::StorageFull.into() } else { io::Error::from_raw_os_error(5) };
+        let error = if is_full {
+            io::ErrorKind::StorageFull.into()
+        } else {
+            io::Error::from_raw_os_error(5)
+        };
         (part * SECTOR_BYTES, error)
     }
 
@@ -290,7 +305,11 @@ impl Disk for SimDisk {
         }
         let fails = self.fails(|faults| faults.write_odds);
         self.trace.note("disk write", [offset, bytes.len() as u64], || {
-            format!("    disk: write {} bytes at {offset}{}", bytes.len(), if fails { ": EIO" } else { "" })
+            format!(
+                "    disk: write {} bytes at {offset}{}",
+                bytes.len(),
+                if fails { ": EIO" } else { "" }
+            )
         });
         let mut content = self.medium.content.lock();
         if fails {

@@ -1,8 +1,9 @@
-//! Edges of the world: what seldom happens, and what is lost for good when nobody has thought of it.
+//! Edges of the world: what seldom happens, and what is lost for good when nobody has thought of
+//! it.
 //!
-//! Invariant: seeds below [`EDGES_FROM`] meet none of them and mean what they always meant. From there on
-//! each edge is met by one seed in four. What an edge decides is rolled by dice of its own, so that a seed
-//! that does not meet it is not changed by it.
+//! Invariant: seeds below [`EDGES_FROM`] meet none of them and mean what they always meant. From
+//! there on each edge is met by one seed in four. What an edge decides is rolled by dice of its
+//! own, so that a seed that does not meet it is not changed by it.
 //!
 //! Not here: what happens at an edge (`run/locks`, `run/histories`, `run/foreign`, `run/handoff`,
 //! `run/commands`, `names`; faults of disks and stores: `disk`, `store`).
@@ -40,7 +41,8 @@ impl Settings {
         let (foreign_memory, hand_offs, commands) = (is_met(), is_met(), is_met());
         let (names, deletes_half, short_writes, lies) = (is_met(), is_met(), is_met(), is_met());
         let warm_cache = warm_cache || histories;
-        self.edges = Edges { locks, histories, warm_cache, foreign_memory, hand_offs, commands, names };
+        self.edges =
+            Edges { locks, histories, warm_cache, foreign_memory, hand_offs, commands, names };
         if warm_cache && self.cache_bytes == 0 {
             self.cache_bytes = *dice.pick(&[32 << 10, 256 << 10]);
         }

@@ -1,6 +1,6 @@
-//! Small worlds, all of them: for each short script, death at every I/O, and for each death every subset of
-//! the unsynced writes that a power cut may keep, loss of the journal, and death again at every I/O of the
-//! recovery. And every order in which four segments under way may become stored.
+//! Small worlds, all of them: for each short script, death at every I/O, and for each death every
+//! subset of the unsynced writes that a power cut may keep, loss of the journal, and death again at
+//! every I/O of the recovery. And every order in which four segments under way may become stored.
 //!
 //! Invariant: nothing here is rolled; a state is left out only where a number says so
 //! ([`SUBSET_WRITES_MAX`]).
@@ -20,7 +20,8 @@ use crate::store::CallFate;
 use crate::trace::Trace;
 use sawmill_testkit::Dice;
 
-/// Subsets of up to this many unsynced writes are all tried; of more, each write alone is lost and kept.
+/// Subsets of up to this many unsynced writes are all tried; of more, each write alone is lost and
+/// kept.
 const SUBSET_WRITES_MAX: usize = 8;
 /// Segments under way at once, in every order.
 const UNDER_WAY: usize = 4;
@@ -63,7 +64,11 @@ pub const SCRIPTS: &[Script] = &[
         FlushMode::Logged,
         &[Write(0, 80), Flush, Loops, Write(40, 80), Flush, Loops, Write(80, 80), Flush, Loops],
     ),
-    ("a write through", FlushMode::Logged, &[Write(0, 512), Fua(512, 512), Loops, Write(0, 1024), Loops]),
+    (
+        "a write through",
+        FlushMode::Logged,
+        &[Write(0, 512), Fua(512, 512), Loops, Write(0, 1024), Loops],
+    ),
     (
         "a discard over a write",
         FlushMode::Logged,
@@ -84,7 +89,11 @@ pub const SCRIPTS: &[Script] = &[
         FlushMode::Stored,
         &[Write(0, 3000), Flush, Loops, Store, Write(10, 20), Flush, Loops, Store],
     ),
-    ("flush means nothing", FlushMode::Weak, &[Write(0, 3000), Flush, Loops, Store, Write(10, 20), Loops]),
+    (
+        "flush means nothing",
+        FlushMode::Weak,
+        &[Write(0, 3000), Flush, Loops, Store, Write(10, 20), Loops],
+    ),
     (
         "checkpoints and what they supersede",
         FlushMode::Stored,
@@ -108,7 +117,18 @@ pub const SCRIPTS: &[Script] = &[
     (
         "a discard of everything",
         FlushMode::Stored,
-        &[Write(5, 4096), Flush, Loops, Store, Discard(0, 16384), Flush, Loops, Store, Write(0, 9), Loops],
+        &[
+            Write(5, 4096),
+            Flush,
+            Loops,
+            Store,
+            Discard(0, 16384),
+            Flush,
+            Loops,
+            Store,
+            Write(0, 9),
+            Loops,
+        ],
     ),
 ];
 
@@ -149,10 +169,15 @@ pub fn explore(script: &Script, place: &Path) -> Result<Tried, String> {
         };
         for ending in endings(unsynced) {
             for fate in [CallFate::Never, CallFate::Happened, CallFate::Late] {
-                let what =
-                    || format!("{}: death at I/O {death} of {total}, {ending:?}, calls {fate:?}", script.0);
-                tried.states +=
-                    one(script, place, death, ending, fate, None).map_err(|e| format!("{}: {e}", what()))?.1;
+                let what = || {
+                    format!(
+                        "{}: death at I/O {death} of {total}, {ending:?}, calls {fate:?}",
+                        script.0
+                    )
+                };
+                tried.states += one(script, place, death, ending, fate, None)
+                    .map_err(|e| format!("{}: {e}", what()))?
+                    .1;
             }
         }
         for ending in [Ending::Death, Ending::PowerCut(0), Ending::Torn] {
@@ -163,12 +188,19 @@ pub fn explore(script: &Script, place: &Path) -> Result<Tried, String> {
 }
 
 /// A life ended so; death again at every I/O of the attach that follows, and a power cut then.
-fn explore_attach(script: &Script, place: &Path, death: u64, ending: Ending) -> Result<u64, String> {
+fn explore_attach(
+    script: &Script,
+    place: &Path,
+    death: u64,
+    ending: Ending,
+) -> Result<u64, String> {
     let mut tried = 0;
     for again in 1.. {
         for fate in [Fate::Lost, Fate::Torn(2)] {
             let second = Some((again, fate));
-            let what = format!("death at I/O {death}, {ending:?}, again at {again} of the attach, {fate:?}");
+            let what = format!(
+                "death at I/O {death}, {ending:?}, again at {again} of the attach, {fate:?}"
+            );
             let (died, states) = one(script, place, death, ending, CallFate::Late, second)
                 .map_err(|error| format!("{}: {what}: {error}", script.0))?;
             tried += states;
@@ -247,7 +279,8 @@ pub fn explore_orders(place: &Path) -> Result<Tried, String> {
                 };
                 stage.run.end_process(fate);
                 stage.run.lose_everything_local();
-                let what = |error| format!("order {order:?}, {done} stored, rest {fates:#b}: {error}");
+                let what =
+                    |error| format!("order {order:?}, {done} stored, rest {fates:#b}: {error}");
                 stage.run.finish().map_err(what)?;
             }
         }
@@ -331,9 +364,9 @@ impl Stage {
         match ending {
             Ending::Death => {}
             Ending::PowerCut(kept) => {
-                self.run.cut_power_with(
-                    |write| if kept >> write.min(63) & 1 == 1 { Fate::Kept } else { Fate::Lost },
-                );
+                self.run.cut_power_with(|write| {
+                    if kept >> write.min(63) & 1 == 1 { Fate::Kept } else { Fate::Lost }
+                });
             }
             Ending::Torn => self.run.cut_power_with(|_| Fate::Torn(2)),
             Ending::JournalLost => self.run.lose_everything_local(),

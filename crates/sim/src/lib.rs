@@ -1,10 +1,11 @@
 //! A false world for the real engine: one seed is one whole run, bit for bit.
 //!
-//! [`run`](mod@run) plays a seed: machines with disks that tear ([`disk`]), processes that die at any I/O
-//! ([`death`]), a store that answers late or loses answers ([`store`]), a clock nobody waits for
-//! ([`world`]), clients ([`client`]) and the judge ([`oracle`]). What a seed's world is like: [`settings`].
-//! What happened: [`trace`], in numbers [`story`]. What seldom happens: [`edges`]. The shortest story of a
-//! failure: [`shrink`](mod@shrink). Small worlds without chance: [`exhaustive`].
+//! [`run`](mod@run) plays a seed: machines with disks that tear ([`disk`]), processes that die at
+//! any I/O ([`death`]), a store that answers late or loses answers ([`store`]), a clock nobody
+//! waits for ([`world`]), clients ([`client`]) and the judge ([`oracle`]). What a seed's world is
+//! like: [`settings`]. What happened: [`trace`], in numbers [`story`]. What seldom happens:
+//! [`edges`]. The shortest story of a failure: [`shrink`](mod@shrink). Small worlds without chance:
+//! [`exhaustive`].
 //!
 //! Not here: threads, real disks, real stores. Those are tested by the suites in `tests/`.
 #![forbid(unsafe_code)]

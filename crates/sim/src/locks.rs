@@ -1,7 +1,8 @@
-//! The locks of a machine: on a name, and on the medium that has it, by whatever other names it is known too.
+//! The locks of a machine: on a name, and on the medium that has it, by whatever other names it is
+//! known too.
 //!
-//! Invariant: a lock is free when its holder lets go of it or dies. Not here: locks of memory, which are
-//! real.
+//! Invariant: a lock is free when its holder lets go of it or dies. Not here: locks of memory,
+//! which are real.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -45,7 +46,12 @@ impl Locks {
         self.take(Right::Medium(Arc::as_ptr(&medium) as usize), life, Some(medium))
     }
 
-    fn take(&self, right: Right, life: &Arc<Life>, medium: Option<Arc<Medium>>) -> io::Result<Lock> {
+    fn take(
+        &self,
+        right: Right,
+        life: &Arc<Life>,
+        medium: Option<Arc<Medium>>,
+    ) -> io::Result<Lock> {
         let mut held = self.held.lock();
         let holder = held.get(&right).and_then(Weak::upgrade);
         if holder.is_some_and(|holder| !holder.life.is_dead()) {

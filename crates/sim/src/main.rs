@@ -62,7 +62,9 @@ fn main() -> ExitCode {
 /// A folder in memory for the staging files.
 fn place() -> tempfile::TempDir {
     let folder = tempfile::Builder::new().prefix("sawmill-sim-").tempdir_in("/dev/shm");
-    folder.or_else(|_| tempfile::tempdir()).unwrap_or_else(|error| panic!("no temporary folder: {error}"))
+    folder
+        .or_else(|_| tempfile::tempdir())
+        .unwrap_or_else(|error| panic!("no temporary folder: {error}"))
 }
 
 fn tell(seed: u64) -> ExitCode {
@@ -124,7 +126,9 @@ fn explore(options: &Options) -> ExitCode {
                     let index = next.fetch_add(1, Ordering::Relaxed) as usize;
                     let explored = match SCRIPTS.get(index) {
                         Some(script) => safely(|| exhaustive::explore(script, place.path())),
-                        None if index == SCRIPTS.len() => safely(|| exhaustive::explore_orders(place.path())),
+                        None if index == SCRIPTS.len() => {
+                            safely(|| exhaustive::explore_orders(place.path()))
+                        }
                         None => return,
                     };
                     match explored {

@@ -1,9 +1,9 @@
-//! Names: several people in turn create, rename, clone and delete volumes of one store, and die at any
-//! call; their lists lag and show what was deleted; their puts and deletes may come late.
+//! Names: several people in turn create, rename, clone and delete volumes of one store, and die at
+//! any call; their lists lag and show what was deleted; their puts and deletes may come late.
 //!
-//! Invariants judged, by somebody whose store is well: a volume that was told made, and that nobody has
-//! asked to delete, has exactly one name at any time; what was told done stays done; no name means two
-//! things; whatever lives can be opened and checked, and `list` shows all of it.
+//! Invariants judged, by somebody whose store is well: a volume that was told made, and that nobody
+//! has asked to delete, has exactly one name at any time; what was told done stays done; no name
+//! means two things; whatever lives can be opened and checked, and `list` shows all of it.
 //!
 //! Not here: what is in a volume.
 
@@ -12,7 +12,9 @@ use std::sync::Arc;
 
 use sawmill_device::ErrorKind;
 use sawmill_volume::check::check;
-use sawmill_volume::{CreateOptions, clone_in, create_in, delete_in, find, list, rename_in, unnamed};
+use sawmill_volume::{
+    CreateOptions, clone_in, create_in, delete_in, find, list, rename_in, unnamed,
+};
 
 use crate::death::{Life, live};
 use crate::disk::DiskFaults;
@@ -85,9 +87,16 @@ impl Names<'_> {
         let life = Arc::new(Life::default());
         let (clock, trace) = (self.clock.clone(), self.trace.clone());
         let dice = self.dice.split(1);
-        let world =
-            SimWorld::new(clock, Shelf::default(), life.clone(), trace.clone(), DiskFaults::default(), dice);
-        let store = SimStore::new(self.bucket.clone(), life.clone(), trace, faults, self.dice.split(2));
+        let world = SimWorld::new(
+            clock,
+            Shelf::default(),
+            life.clone(),
+            trace.clone(),
+            DiskFaults::default(),
+            dice,
+        );
+        let store =
+            SimStore::new(self.bucket.clone(), life.clone(), trace, faults, self.dice.split(2));
         (life, world, store)
     }
 
@@ -163,10 +172,9 @@ impl Names<'_> {
     /// A volume of which its maker heard nothing may be there: it is known from when it is seen.
     fn is_made(&mut self, name: &str, heard: Heard<Id>) -> Result<(), String> {
         let Some(Ok(id)) = heard else { return Ok(()) };
-        let others = self
-            .volumes
-            .iter()
-            .find(|(_, known)| known.names.len() == 1 && known.names.contains(name) && !known.may_be_gone);
+        let others = self.volumes.iter().find(|(_, known)| {
+            known.names.len() == 1 && known.names.contains(name) && !known.may_be_gone
+        });
         if let Some((other, _)) = others.filter(|(other, _)| **other != id) {
             return Err(format!("{name} was made, and means volume {other}"));
         }
@@ -242,9 +250,13 @@ impl Names<'_> {
         for (id, known) in &self.volumes {
             match named.get(id) {
                 Some(names) if known.names.contains(&names[0]) => {}
-                Some(names) => return Err(format!("volume {id} is {names:?} and was {:?}", known.names)),
+                Some(names) => {
+                    return Err(format!("volume {id} is {names:?} and was {:?}", known.names));
+                }
                 None if known.may_be_gone => gone.push(id.clone()),
-                None => return Err(format!("volume {id}, which was {:?}, has no name", known.names)),
+                None => {
+                    return Err(format!("volume {id}, which was {:?}, has no name", known.names));
+                }
             }
         }
         for id in gone {
@@ -258,10 +270,12 @@ impl Names<'_> {
         let listed = list(&store).map_err(|error| format!("no list: {error}"))?;
         let mut shown = BTreeMap::<Id, Vec<String>>::new();
         for listed in listed {
-            let record = listed.record.map_err(|error| format!("{} is listed: {error}", listed.name))?;
+            let record =
+                listed.record.map_err(|error| format!("{} is listed: {error}", listed.name))?;
             shown.entry(record.volume_id.to_string()).or_default().push(listed.name.clone());
             let report = check(&store, &record, &mut |_, _| ());
-            let report = report.map_err(|error| format!("{} cannot be checked: {error}", listed.name))?;
+            let report =
+                report.map_err(|error| format!("{} cannot be checked: {error}", listed.name))?;
             if let Some(damage) = report.damage.first() {
                 return Err(format!("{} is damaged: {damage}", listed.name));
             }
@@ -270,7 +284,9 @@ impl Names<'_> {
             return Err(format!("a list shows {shown:?}, and names mean {named:?}"));
         }
         // What a maker left who died is nobody's; a known volume is never there without a name.
-        for unnamed in unnamed(&store).map_err(|error| format!("no list of the unnamed: {error}"))? {
+        for unnamed in
+            unnamed(&store).map_err(|error| format!("no list of the unnamed: {error}"))?
+        {
             if self.volumes.contains_key(&unnamed.volume_id.to_string()) && !unnamed.is_deleted {
                 return Err(format!("volume {} has no name and is not deleted", unnamed.volume_id));
             }

@@ -1,17 +1,19 @@
 //! What a volume may contain after any event, and what a read may return.
 //!
-//! The engine puts writes into one order, and a single client's order is the order in which it submits. So
-//! after any failure the volume is exactly the result of the first `k` operations, and each promise is a
-//! lower bound of `k`:
+//! The engine puts writes into one order, and a single client's order is the order in which it
+//! submits. So after any failure the volume is exactly the result of the first `k` operations, and
+//! each promise is a lower bound of `k`:
 //!
 //! | event | bound |
 //! |---|---|
 //! | death of the process | *accepted*: every completed operation |
-//! | power cut | *durable*: what a completed flush (or FUA) covered, by the mode; all an attach found |
-//! | journal lost | *stored*: what a completed flush covered if flush means stored; all after a clean close |
+//! | power cut | *durable*: what a completed flush (or FUA) covered, by the mode; all an attach
+//! found |
+//! | journal lost | *stored*: what a completed flush covered if flush means stored; all after a
+//! clean close |
 //!
-//! Invariants: the bounds only grow within a history; a history is cut to what was found when a volume is
-//! opened. Not here: how events come about.
+//! Invariants: the bounds only grow within a history; a history is cut to what was found when a
+//! volume is opened. Not here: how events come about.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -59,7 +61,9 @@ impl Operation {
         match &self.effect {
             Effect::Stamp(stamp) => put_stamp(into, *stamp, self.address),
             Effect::Zero => into.fill(0),
-            Effect::Image(image) => into.copy_from_slice(&image[self.address as usize..][..into.len()]),
+            Effect::Image(image) => {
+                into.copy_from_slice(&image[self.address as usize..][..into.len()])
+            }
         }
     }
 
@@ -142,7 +146,16 @@ impl Oracle {
     pub fn new(size_bytes: u64, mode: FlushMode) -> Self {
         let base = vec![0; size_bytes as usize];
         let image = base.clone();
-        Oracle { mode, base, operations: Vec::new(), image, visible: 0, accepted: 0, durable: 0, stored: 0 }
+        Oracle {
+            mode,
+            base,
+            operations: Vec::new(),
+            image,
+            visible: 0,
+            accepted: 0,
+            durable: 0,
+            stored: 0,
+        }
     }
 
     /// A volume that holds `base`, all of it stored.
@@ -151,8 +164,8 @@ impl Oracle {
         Oracle { image: base.clone(), base, ..Oracle::new(0, mode) }
     }
 
-    /// An operation is submitted; returns its number. A long write is one operation for each record it is cut
-    /// into, as only those are whole or absent; the number is the last one's.
+    /// An operation is submitted; returns its number. A long write is one operation for each record
+    /// it is cut into, as only those are whole or absent; the number is the last one's.
     pub fn submit(&mut self, address: u64, length: u64, effect: Effect) -> usize {
         let piece_max = match effect {
             Effect::Stamp(_) => RECORD_PAYLOAD_BYTES_MAX,
@@ -237,8 +250,8 @@ impl Oracle {
             let may_be = |op: &Operation| op.covers(address) && op.byte(address) == *got;
             if got != before && !later.iter().any(may_be) {
                 return Err(format!(
-                    "a read of byte {address} returned {got:#04x}; it was {before:#04x} when the read began, \
-                     and nothing wrote {got:#04x} since{}",
+                    "a read of byte {address} returned {got:#04x}; it was {before:#04x} when the \
+                     read began, and nothing wrote {got:#04x} since{}",
                     self.origin(address, *got)
                 ));
             }
@@ -268,8 +281,8 @@ impl Oracle {
         self.operations.is_empty()
     }
 
-    /// A volume was opened after `loss` and holds `found`: is that legal? The history is cut to it. All that
-    /// an attach found is durable, and stored if it was read `from_store` alone.
+    /// A volume was opened after `loss` and holds `found`: is that legal? The history is cut to it.
+    /// All that an attach found is durable, and stored if it was read `from_store` alone.
     pub fn opened(&mut self, loss: Loss, from_store: bool, found: &[u8]) -> Result<usize, String> {
         let least = self.bound(loss);
         let legal = self.longest_prefix(least, found);
@@ -309,13 +322,14 @@ impl Oracle {
         image
     }
 
-    /// Somebody reads the store alone: what is `found` must be a prefix with all of the first `least`.
+    /// Somebody reads the store alone: what is `found` must be a prefix with all of the first
+    /// `least`.
     pub fn check_view(&self, least: usize, found: &[u8]) -> Result<usize, String> {
         self.longest_prefix(least, found).ok_or_else(|| self.explain(Loss::Journal, least, found))
     }
 
-    /// A replica is read: a prefix with all of the first `least`. Returns the shortest such prefix, so that
-    /// what it has may be demanded of it from now on.
+    /// A replica is read: a prefix with all of the first `least`. Returns the shortest such prefix,
+    /// so that what it has may be demanded of it from now on.
     pub fn check_replica(&self, least: usize, found: &[u8]) -> Result<usize, String> {
         let mut image = self.image_after(least);
         let mut compared = Compared::new(&image, found);
@@ -332,27 +346,34 @@ impl Oracle {
     }
 
     fn origin(&self, address: u64, byte: u8) -> String {
-        let found = self.operations.iter().rposition(|op| op.covers(address) && op.byte(address) == byte);
+        let found =
+            self.operations.iter().rposition(|op| op.covers(address) && op.byte(address) == byte);
         found.map_or(String::new(), |number| format!(" (operation {number} did, before)"))
     }
 
     fn explain(&self, loss: Loss, least: usize, found: &[u8]) -> String {
         let mut text = format!(
-            "after {loss:?} at least {least} of {} operations must be there, and the volume is no prefix:",
+            "after {loss:?} at least {least} of {} operations must be there, and the volume is no \
+            prefix:",
             self.operations.len()
         );
         let (nearest, image) = self.nearest_prefix(least, found);
         let differs = image.iter().zip(found).enumerate().filter(|(_, (one, other))| one != other);
         for (at, (want, got)) in differs.take(4) {
             let origin = self.origin(at as u64, *got);
-            let _ = write!(text, "\n  byte {at}: {want:#04x} after {nearest}, found {got:#04x}{origin}");
+            let _ = write!(
+                text,
+                "\n  byte {at}: {want:#04x} after {nearest}, found {got:#04x}{origin}"
+            );
         }
         text
     }
 
-    /// How many operations, at least `least`, come nearest to `found`, and what is there after them.
+    /// How many operations, at least `least`, come nearest to `found`, and what is there after
+    /// them.
     fn nearest_prefix(&self, least: usize, found: &[u8]) -> (usize, Vec<u8>) {
-        let distance = |image: &[u8]| image.iter().zip(found).filter(|(one, other)| one != other).count();
+        let distance =
+            |image: &[u8]| image.iter().zip(found).filter(|(one, other)| one != other).count();
         let mut image = self.image_after(least);
         let mut nearest = (distance(&image), least, image.clone());
         for (number, op) in self.operations.iter().enumerate().skip(least) {
@@ -407,8 +428,8 @@ impl Compared {
 mod tests {
     use super::*;
 
-    /// An oracle that has seen: write 1 (0..600), write 2 (300..900), flush of both, discard (100..200),
-    /// write 3 (0..50), and no answer to the last.
+    /// An oracle that has seen: write 1 (0..600), write 2 (300..900), flush of both, discard
+    /// (100..200), write 3 (0..50), and no answer to the last.
     fn oracle(mode: FlushMode) -> Oracle {
         let mut oracle = Oracle::new(1024, mode);
         let first = oracle.submit(0, 600, Effect::Stamp(1));
@@ -443,7 +464,11 @@ mod tests {
         ] {
             for count in 0..=4 {
                 let opened = oracle(mode).opened(loss, false, &after(count));
-                assert_eq!(opened.ok(), (count >= least).then_some(count), "{mode:?} {loss:?} {count}");
+                assert_eq!(
+                    opened.ok(),
+                    (count >= least).then_some(count),
+                    "{mode:?} {loss:?} {count}"
+                );
             }
         }
     }
@@ -483,15 +508,24 @@ mod tests {
         let mut oracle = oracle(FlushMode::Logged);
         let watch = oracle.watch_read(0, 400);
         assert!(oracle.check_read(&watch, &after(3)[..400]).is_ok());
-        assert!(oracle.check_read(&watch, &after(4)[..400]).is_ok(), "a write under way may be seen");
+        assert!(
+            oracle.check_read(&watch, &after(4)[..400]).is_ok(),
+            "a write under way may be seen"
+        );
         assert!(oracle.check_read(&watch, &after(2)[..400]).is_err(), "the discard was completed");
         let later = oracle.submit(200, 100, Effect::Stamp(9));
         oracle.complete(later, false);
         let mut mixed = after(4);
         mixed[250..300].copy_from_slice(&payload(9, 250, 50));
-        assert!(oracle.check_read(&watch, &mixed[..400]).is_ok(), "so may a part of one that came since");
+        assert!(
+            oracle.check_read(&watch, &mixed[..400]).is_ok(),
+            "so may a part of one that came since"
+        );
         let next = oracle.watch_read(200, 100);
-        assert!(oracle.check_read(&next, &after(4)[200..300]).is_err(), "but not missed by the next read");
+        assert!(
+            oracle.check_read(&next, &after(4)[200..300]).is_err(),
+            "but not missed by the next read"
+        );
     }
 
     #[test]

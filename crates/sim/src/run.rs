@@ -36,7 +36,8 @@ pub mod stories;
 /// The volume's name in every world.
 const NAME: &str = "disk";
 const MACHINES: usize = 2;
-/// Rounds of all loops after which whatever was asked must have been answered, once nothing fails any more.
+/// Rounds of all loops after which whatever was asked must have been answered, once nothing fails
+/// any more.
 const ROUNDS_MAX: u32 = 3000;
 
 /// A machine: what outlives its processes.
@@ -118,7 +119,12 @@ pub fn run(seed: u64, place: &Path, trace: Trace) -> Result<Story, String> {
 }
 
 /// Runs given settings.
-pub fn run_with(settings: Settings, dice: Dice, place: &Path, trace: Arc<Trace>) -> Result<Story, String> {
+pub fn run_with(
+    settings: Settings,
+    dice: Dice,
+    place: &Path,
+    trace: Arc<Trace>,
+) -> Result<Story, String> {
     let mut run = Run::new(settings, dice, place, trace)?;
     run.go()?;
     run.story.digest = run.trace.digest();
@@ -159,7 +165,13 @@ impl Run {
             DiskFaults::default(),
             dice.split(2),
         );
-        let store = SimStore::new(bucket.clone(), life, trace.clone(), StoreFaults::default(), dice.split(3));
+        let store = SimStore::new(
+            bucket.clone(),
+            life,
+            trace.clone(),
+            StoreFaults::default(),
+            dice.split(3),
+        );
         let options = CreateOptions {
             block_bytes: 512,
             segment_bytes: settings.segment_bytes,
@@ -267,7 +279,8 @@ impl Run {
                 self.order_collection();
             }
             let beside = self.zombie.is_some() && self.dice.one_in(3);
-            let Some(mut process) = (if beside { self.zombie.take() } else { self.process.take() }) else {
+            let Some(mut process) = (if beside { self.zombie.take() } else { self.process.take() })
+            else {
                 break;
             };
             let lived = live(|| self.step(&mut process));
@@ -275,8 +288,11 @@ impl Run {
                 process.life.die();
             }
             let dead = process.life.is_dead();
-            let heard =
-                if dead { Ok(()) } else { lived.unwrap_or(Ok(())).and_then(|()| self.hear(&mut process)) };
+            let heard = if dead {
+                Ok(())
+            } else {
+                lived.unwrap_or(Ok(())).and_then(|()| self.hear(&mut process))
+            };
             *(if beside { &mut self.zombie } else { &mut self.process }) = Some(process);
             heard?;
             self.hear_of_the_past(beside)?;
@@ -354,7 +370,8 @@ impl Run {
 
     /// The client asks for something.
     fn ask(&mut self, process: &mut Process) {
-        if process.client.waiting() >= 16 || process.ordered.as_ref().is_some_and(past::Ordered::is_rollback)
+        if process.client.waiting() >= 16
+            || process.ordered.as_ref().is_some_and(past::Ordered::is_rollback)
         {
             return;
         }
@@ -434,7 +451,8 @@ impl Run {
 impl Machine {
     fn new(place: &Path, number: usize, locks: bool) -> Result<Self, String> {
         let staging = place.join(format!("machine-{number}"));
-        std::fs::create_dir_all(&staging).map_err(|error| format!("{}: {error}", staging.display()))?;
+        std::fs::create_dir_all(&staging)
+            .map_err(|error| format!("{}: {error}", staging.display()))?;
         let machine = Machine {
             shelf: if locks { Shelf::default().with_locks() } else { Shelf::default() },
             staging,
@@ -462,8 +480,8 @@ impl Machine {
         self.for_memory(|path| std::fs::remove_file(path));
     }
 
-    /// Memory is cut short, or its first page is not what was written. The file is another one then: what a
-    /// process that was replaced and lives on has mapped stays whole.
+    /// Memory is cut short, or its first page is not what was written. The file is another one
+    /// then: what a process that was replaced and lives on has mapped stays whole.
     fn damage_memory(&self, cut: bool) {
         self.for_memory(|path| {
             let mut bytes = std::fs::read(path)?;

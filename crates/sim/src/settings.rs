@@ -1,5 +1,5 @@
-//! What one seed's world is like. Each seed switches whole classes of trouble on or off, so that a rare
-//! combination is not drowned by a common one.
+//! What one seed's world is like. Each seed switches whole classes of trouble on or off, so that a
+//! rare combination is not drowned by a common one.
 
 use sawmill_volume::limits::{SEGMENT_BYTES_MIN, STAGING_BYTES_MIN, journal_bytes_min};
 use sawmill_volume::{FlushMode, GcChoice, GcPolicy};
@@ -13,7 +13,8 @@ use sawmill_testkit::Dice;
 pub struct Edges {
     /// A journal's lock is a lock, and somebody tries to attach beside the process that has it.
     pub locks: bool,
-    /// The store is copied, and the copy attached on the same machine; or it is put back from a backup.
+    /// The store is copied, and the copy attached on the same machine; or it is put back from a
+    /// backup.
     pub histories: bool,
     /// The read cache's index outlives the process.
     pub warm_cache: bool,
@@ -86,8 +87,8 @@ pub struct Settings {
     pub gc: GcPolicy,
     /// At one step in so many somebody collects garbage by hand.
     pub gc_order_odds: u64,
-    /// At one step in so many somebody does something with the past (snapshots, retention, rollbacks,
-    /// clones), or gives the disk another size.
+    /// At one step in so many somebody does something with the past (snapshots, retention,
+    /// rollbacks, clones), or gives the disk another size.
     pub past_odds: u64,
     /// At one step in so many a machine's wall clock jumps ahead, or is right again.
     pub jump_odds: u64,
@@ -156,15 +157,30 @@ impl Settings {
             full_odds: 0,
             lie_odds: 0,
         };
-        let size_bytes =
-            odds(&[16 << 10, 64 << 10, 64 << 10, 64 << 10, 160 << 10, 160 << 10, 160 << 10, 640 << 10]);
-        let segment_bytes = *dice.pick(&[SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN, 4 * SEGMENT_BYTES_MIN]);
+        let size_bytes = odds(&[
+            16 << 10,
+            64 << 10,
+            64 << 10,
+            64 << 10,
+            160 << 10,
+            160 << 10,
+            160 << 10,
+            640 << 10,
+        ]);
+        let segment_bytes =
+            *dice.pick(&[SEGMENT_BYTES_MIN, SEGMENT_BYTES_MIN, 4 * SEGMENT_BYTES_MIN]);
         let past_odds = *dice.pick(&[0, 0, 12, 25]);
-        let first_bytes = if past_odds > 0 { size_bytes / dice.pick(&[1, 2, 4]) } else { size_bytes };
+        let first_bytes =
+            if past_odds > 0 { size_bytes / dice.pick(&[1, 2, 4]) } else { size_bytes };
         Settings {
             size_bytes,
             first_bytes,
-            mode: *dice.pick(&[FlushMode::Logged, FlushMode::Logged, FlushMode::Stored, FlushMode::Weak]),
+            mode: *dice.pick(&[
+                FlushMode::Logged,
+                FlushMode::Logged,
+                FlushMode::Stored,
+                FlushMode::Weak,
+            ]),
             lives: 2 + dice.below(5),
             steps: *dice.pick(&[20, 60, 150]),
             write_bytes_max: *dice.pick(&[700, 5000, 5000, 40_000]),

@@ -1,5 +1,6 @@
-//! From a run that breaks a promise to the shortest one that can be found: trouble is switched off class by
-//! class, sizes and lengths are made smaller, and what still breaks, with fewer events, is kept.
+//! From a run that breaks a promise to the shortest one that can be found: trouble is switched off
+//! class by class, sizes and lengths are made smaller, and what still breaks, with fewer events, is
+//! kept.
 //!
 //! Invariant: what is returned was run and did break. Not here: why it breaks.
 
@@ -47,7 +48,10 @@ pub struct Shrunk {
 }
 
 /// Shrinks `world`; `None` when it does not break.
-pub fn shrink(world: World, play: impl Fn(&World, Arc<Trace>) -> Result<Story, String>) -> Option<Shrunk> {
+pub fn shrink(
+    world: World,
+    play: impl Fn(&World, Arc<Trace>) -> Result<Story, String>,
+) -> Option<Shrunk> {
     let breaks = |world: &World| {
         let trace = Arc::new(Trace::default());
         play(world, trace.clone()).is_err().then(|| trace.events())
@@ -133,7 +137,11 @@ mod tests {
             for _ in 0..world.settings.lives * world.settings.steps {
                 trace.note("step", [0, 0], String::new);
             }
-            if world.settings.power_cut_odds > 0 { Err("broken".into()) } else { Ok(Story::default()) }
+            if world.settings.power_cut_odds > 0 {
+                Err("broken".into())
+            } else {
+                Ok(Story::default())
+            }
         };
         let found = shrink(big.unwrap(), play).unwrap();
         assert_eq!((found.world.settings.lives, found.world.settings.steps), (1, 4));

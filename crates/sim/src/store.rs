@@ -1,9 +1,9 @@
-//! A false object store, at the contract's level (above retries): calls wait until the scheduler lets one
-//! happen, in any order; an answer may be lost after the work is done, or the work done long after the answer
-//! "could not say".
+//! A false object store, at the contract's level (above retries): calls wait until the scheduler
+//! lets one happen, in any order; an answer may be lost after the work is done, or the work done
+//! long after the answer "could not say".
 //!
-//! Invariants: the contract's S1 to S8 hold, and no more than they. Within a process's open, where the engine
-//! waits for answers, calls happen at once.
+//! Invariants: the contract's S1 to S8 hold, and no more than they. Within a process's open, where
+//! the engine waits for answers, calls happen at once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,8 +30,8 @@ pub struct StoreFaults {
     pub late_odds: u64,
     /// A list misses what was put lately.
     pub lag_odds: u64,
-    /// A get returns other bytes than it should: one is wrong, some are missing, or they are of another
-    /// object.
+    /// A get returns other bytes than it should: one is wrong, some are missing, or they are of
+    /// another object.
     pub garble_odds: u64,
     /// A delete of many keys is done in part, and the caller hears that nothing is known.
     pub half_odds: u64,
@@ -130,7 +130,8 @@ impl SimBucket {
     /// One byte of the last object whose key holds `part` rots; false when there is none.
     pub fn rot_last(&self, part: &str) -> bool {
         let mut bucket = self.bucket.lock();
-        let Some((_, body)) = bucket.objects.iter_mut().rev().find(|(key, _)| key.contains(part)) else {
+        let Some((_, body)) = bucket.objects.iter_mut().rev().find(|(key, _)| key.contains(part))
+        else {
             return false;
         };
         let mut rotten = body.to_vec();
@@ -140,12 +141,17 @@ impl SimBucket {
         true
     }
 
-    /// A store of its own with all objects as they are, and with what failed calls may still do, or without.
+    /// A store of its own with all objects as they are, and with what failed calls may still do, or
+    /// without.
     pub fn copy(&self, with_late: bool) -> SimBucket {
         let bucket = self.bucket.lock();
         let late = if with_late { bucket.late.clone() } else { Vec::new() };
         SimBucket {
-            bucket: Mutex::new(Bucket { objects: bucket.objects.clone(), late, ..Bucket::default() }),
+            bucket: Mutex::new(Bucket {
+                objects: bucket.objects.clone(),
+                late,
+                ..Bucket::default()
+            }),
         }
     }
 
@@ -218,7 +224,14 @@ impl SimStore {
         dice: Dice,
     ) -> Self {
         let state = Mutex::new((faults, dice));
-        SimStore { shared, life, trace, state, waiting: Mutex::default(), at_once: AtomicBool::new(true) }
+        SimStore {
+            shared,
+            life,
+            trace,
+            state,
+            waiting: Mutex::default(),
+            at_once: AtomicBool::new(true),
+        }
     }
 
     /// Whether calls happen at once (in an open) or wait for [`happen`](Self::happen).
@@ -314,7 +327,9 @@ impl SimStore {
     fn carry_out(&self, call: Call) {
         let changes = matches!(call, Call::Put(..) | Call::Delete(..));
         let course = match &call {
-            Call::Delete(keys, _) if keys.len() > 1 && self.rolls(|faults| faults.half_odds) => Course::Half,
+            Call::Delete(keys, _) if keys.len() > 1 && self.rolls(|faults| faults.half_odds) => {
+                Course::Half
+            }
             _ => self.course(changes),
         };
         self.tell(&call, course);
@@ -363,7 +378,9 @@ impl SimStore {
             Call::Get(get, _) => ("get", get.key.as_str(), 0),
             Call::Put(put, _) => ("put", put.key.as_str(), put.body.len()),
             Call::List(list, _) => ("list", list.prefix.as_str(), 0),
-            Call::Delete(keys, _) => ("delete", keys.first().map_or("", String::as_str), keys.len()),
+            Call::Delete(keys, _) => {
+                ("delete", keys.first().map_or("", String::as_str), keys.len())
+            }
         };
         self.trace.note(kind, [size as u64, course as u64], || {
             let how = if course == Course::Well { String::new() } else { format!(": {course:?}") };
@@ -374,14 +391,20 @@ impl SimStore {
     fn get_now(&self, get: &Get) -> sawmill_store::Result<Bytes> {
         let bucket = self.shared.bucket.lock();
         let Some(object) = bucket.objects.get(&get.key) else {
-            return Err(StoreError::new(StoreErrorKind::NotFound, format!("{} is not there", get.key)));
+            return Err(StoreError::new(
+                StoreErrorKind::NotFound,
+                format!("{} is not there", get.key),
+            ));
         };
         let bytes = match &get.range {
             None => object.clone(),
             Some(range) => {
                 let (start, end) = (range.start as usize, (range.end as usize).min(object.len()));
                 if start >= end {
-                    return Err(StoreError::new(StoreErrorKind::Invalid, "the range is past the end"));
+                    return Err(StoreError::new(
+                        StoreErrorKind::Invalid,
+                        "the range is past the end",
+                    ));
                 }
                 object.slice(start..end)
             }
@@ -435,11 +458,13 @@ impl SimStore {
             prefix.is_empty() || key.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'))
         };
         let shown = bucket.objects.iter().filter(|(key, _)| below(key) && !hidden.contains(key));
-        let mut shown: Vec<ObjectInfo> =
-            shown.map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 }).collect();
+        let mut shown: Vec<ObjectInfo> = shown
+            .map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 })
+            .collect();
         if ghosts {
             let dead = bucket.dead.iter().rev().take(GHOSTS_MAX);
-            let is_shown = |info: &&ObjectInfo| below(&info.key) && !bucket.objects.contains_key(&info.key);
+            let is_shown =
+                |info: &&ObjectInfo| below(&info.key) && !bucket.objects.contains_key(&info.key);
             shown.extend(dead.filter(is_shown).cloned());
             shown.sort_by(|one, other| one.key.cmp(&other.key));
             shown.dedup_by(|one, other| one.key == other.key);

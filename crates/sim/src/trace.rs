@@ -1,7 +1,8 @@
-//! What happened, in order: a digest of every event, and the events themselves when somebody wants the story.
+//! What happened, in order: a digest of every event, and the events themselves when somebody wants
+//! the story.
 //!
-//! Invariant: two runs of one seed have the same digest, or something in the engine or in this world asks
-//! for a clock, an address or an order that is not the seed's.
+//! Invariant: two runs of one seed have the same digest, or something in the engine or in this
+//! world asks for a clock, an address or an order that is not the seed's.
 
 use parking_lot::Mutex;
 

@@ -1,4 +1,5 @@
-//! One false machine: its clock, its chance, its disks by path. It outlives the processes that run on it.
+//! One false machine: its clock, its chance, its disks by path. It outlives the processes that run
+//! on it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -118,7 +119,8 @@ impl SimWorld {
         SimWorld { clock, shelf, life, trace, faults, dice: Mutex::new(dice), ahead_ms }
     }
 
-    /// The same, on a machine whose wall clock is ahead of the others' by what is there at any time.
+    /// The same, on a machine whose wall clock is ahead of the others' by what is there at any
+    /// time.
     #[must_use]
     pub fn with_wall_clock(self, ahead_ms: Arc<AtomicU64>) -> Self {
         SimWorld { ahead_ms, ..self }
@@ -196,7 +198,8 @@ impl Disks for SimWorld {
         if self.dice.lock().one_in(self.faults.make_odds) {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        self.trace.note("disk made", [len_bytes, 0], || format!("    disk: made, {len_bytes} bytes"));
+        self.trace
+            .note("disk made", [len_bytes, 0], || format!("    disk: made, {len_bytes} bytes"));
         let medium = Medium::blank(len_bytes);
         self.shelf.set(path, Some(medium.clone()));
         Ok(self.disk(medium))

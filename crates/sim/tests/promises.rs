@@ -14,13 +14,24 @@ use sawmill_sim::trace::Trace;
 const SEEDS: u64 = 5_000;
 /// Seeds that meet edges, from here on.
 const EDGE_SEEDS_FROM: u64 = 3 * EDGES_FROM;
-/// What each showed is in docs/crash-consistency.md. Worlds change, so most have a test of their own.
-const BROKEN_ONCE: [u64; 9] =
-    [6_066_635, 6_285_258, 6_317_270, 6_772_301, 6_873_676, 7_163_045, 7_465_330, 9_213_382, 150_014_269];
+/// What each showed is in docs/crash-consistency.md. Worlds change, so most have a test of their
+/// own.
+const BROKEN_ONCE: [u64; 9] = [
+    6_066_635,
+    6_285_258,
+    6_317_270,
+    6_772_301,
+    6_873_676,
+    7_163_045,
+    7_465_330,
+    9_213_382,
+    150_014_269,
+];
 const EDGE_SEEDS: u64 = 18_000;
 const LOG_AGE_SEEDS: u64 = 2_000;
 
-/// Runs `work` for every number below `count`, on all processors, each with a folder in memory of its own.
+/// Runs `work` for every number below `count`, on all processors, each with a folder in memory of
+/// its own.
 fn for_all(count: u64, work: impl Fn(u64, &Path) -> Result<(), String> + Sync) {
     let next = AtomicU64::new(0);
     let broken = Mutex::new(Vec::new());
@@ -28,7 +39,8 @@ fn for_all(count: u64, work: impl Fn(u64, &Path) -> Result<(), String> + Sync) {
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                let place = tempfile::Builder::new().prefix("sawmill-sim-").tempdir_in("/dev/shm").unwrap();
+                let place =
+                    tempfile::Builder::new().prefix("sawmill-sim-").tempdir_in("/dev/shm").unwrap();
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     if number >= count || broken.lock().unwrap().len() >= 3 {
@@ -51,7 +63,9 @@ fn play(first: u64, seeds: u64) -> Story {
     for_all(seeds, |number, place| {
         let seed = first + number;
         let story = run(seed, place, Trace::default()).map_err(|text| {
-            format!("seed {seed}: {text}; again: cargo run --release -p sawmill-sim -- --shrink {seed}")
+            format!(
+                "seed {seed}: {text}; again: cargo run --release -p sawmill-sim -- --shrink {seed}"
+            )
         })?;
         totals.lock().unwrap().add(&story);
         Ok(())

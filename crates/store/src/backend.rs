@@ -1,7 +1,7 @@
 //! What one kind of store must be able to do: one attempt of each call, nothing more.
 //!
-//! Invariant: a backend never retries, never waits for a turn and never counts; the client does that for all.
-//! It answers `NotFound` only where the store itself said so (S4).
+//! Invariant: a backend never retries, never waits for a turn and never counts; the client does
+//! that for all. It answers `NotFound` only where the store itself said so (S4).
 
 use std::ops::Range;
 
@@ -15,8 +15,8 @@ use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
 pub(crate) enum Creation {
     /// The object is there, whole, and this attempt made it.
     Created,
-    /// The store says the key is taken. By whom is open: it may be an earlier attempt of the same put, or a
-    /// passing conflict with nothing there at all.
+    /// The store says the key is taken. By whom is open: it may be an earlier attempt of the same
+    /// put, or a passing conflict with nothing there at all.
     Exists,
 }
 
@@ -37,13 +37,18 @@ impl Part {
         Ok(range)
     }
 
-    /// Refuses an answer that claims to be longer than what the caller can use, before it takes memory.
+    /// Refuses an answer that claims to be longer than what the caller can use, before it takes
+    /// memory.
     pub(crate) fn check_length(&self, length_bytes: u64) -> Result<()> {
         if length_bytes <= self.bytes_max {
             return Ok(());
         }
-        let text = format!("the object claims {length_bytes} bytes where {} is the most", self.bytes_max);
-        Err(StoreError::new(StoreErrorKind::Damaged, format!("{text}: it is damaged, or not Sawmill's")))
+        let text =
+            format!("the object claims {length_bytes} bytes where {} is the most", self.bytes_max);
+        Err(StoreError::new(
+            StoreErrorKind::Damaged,
+            format!("{text}: it is damaged, or not Sawmill's"),
+        ))
     }
 }
 
@@ -72,7 +77,11 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// Creates an object, never overwriting one.
     fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>>;
     /// As `create`; a store on a network gets the body in pieces with a pause between.
-    fn create_in_pieces<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
+    fn create_in_pieces<'a>(
+        &'a self,
+        key: &'a str,
+        body: Bytes,
+    ) -> BoxFuture<'a, Result<Creation>> {
         self.create(key, body)
     }
     /// Lists the objects strictly below `prefix`, which has no trailing `/`; empty means all.
@@ -90,7 +99,10 @@ pub(crate) fn cut_range(range: Option<Range<u64>>, size_bytes: u64) -> Result<Ra
         }
         Some(range) => Err(StoreError::new(
             StoreErrorKind::Invalid,
-            format!("range {}..{} is not inside the object's {size_bytes} bytes", range.start, range.end),
+            format!(
+                "range {}..{} is not inside the object's {size_bytes} bytes",
+                range.start, range.end
+            ),
         )),
     }
 }

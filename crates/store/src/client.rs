@@ -1,8 +1,9 @@
-//! The object store everybody holds: retry, time limits, the answer to a doubtful put, turns and numbers,
-//! around one backend.
+//! The object store everybody holds: retry, time limits, the answer to a doubtful put, turns and
+//! numbers, around one backend.
 //!
-//! Invariants: every call is answered exactly once (S1), even if its task dies. A passing failure ends as
-//! `Unavailable` or `Broken`, never as `NotFound` (S4). A put says `Taken` only after it read other bytes.
+//! Invariants: every call is answered exactly once (S1), even if its task dies. A passing failure
+//! ends as `Unavailable` or `Broken`, never as `NotFound` (S4). A put says `Taken` only after it
+//! read other bytes.
 //!
 //! Not here: what a request looks like on the wire; see the backends.
 
@@ -20,8 +21,8 @@ use crate::meter::{Attempt, Meter};
 use crate::progress::{Load, Patient, unless_stalled};
 use crate::runtime::runtime;
 use crate::{
-    CallKind, Class, Done, Get, List, MeterSnapshot, ObjectInfo, ObjectStore, Put, PutOutcome, Result,
-    StoreError, StoreErrorKind,
+    CallKind, Class, Done, Get, List, MeterSnapshot, ObjectInfo, ObjectStore, Put, PutOutcome,
+    Result, StoreError, StoreErrorKind,
 };
 
 /// Looks at an object that may be ours before it is called unreadable.
@@ -31,7 +32,8 @@ const LOOKS_MAX: u32 = 6;
 const PAUSE_BASE: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Assumed size of an answer whose size is not known before, where its bytes cannot be seen to move.
+/// Assumed size of an answer whose size is not known before, where its bytes cannot be seen to
+/// move.
 const UNKNOWN_BYTES: u64 = 128 << 20;
 /// What deleting one object may take, as bytes that cannot be seen to move: a quarter of a second.
 const DELETE_AS_BYTES: u64 = 8 << 10;
@@ -45,11 +47,11 @@ const LIST_PAGE: u64 = 1000;
 /// How patient and how greedy a client is.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// For how long a call is tried again, in seconds from its first attempt. An attempt that runs then goes
-    /// on while its bytes move.
+    /// For how long a call is tried again, in seconds from its first attempt. An attempt that runs
+    /// then goes on while its bytes move.
     pub deadline_s: u64,
-    /// Most requests under way at once. Uploads and background work together get three quarters of them,
-    /// background work alone half.
+    /// Most requests under way at once. Uploads and background work together get three quarters of
+    /// them, background work alone half.
     pub requests_max: usize,
 }
 
@@ -59,7 +61,8 @@ impl Default for StoreOptions {
     }
 }
 
-/// An object store behind the contract. Made by [`crate::open`]; may be dropped anywhere, at any time.
+/// An object store behind the contract. Made by [`crate::open`]; may be dropped anywhere, at any
+/// time.
 pub struct Client {
     inner: Arc<Inner>,
 }
@@ -75,7 +78,11 @@ struct Inner {
 }
 
 impl Client {
-    pub(crate) fn new(name: String, backend: Box<dyn Backend>, options: &StoreOptions) -> Arc<Self> {
+    pub(crate) fn new(
+        name: String,
+        backend: Box<dyn Backend>,
+        options: &StoreOptions,
+    ) -> Arc<Self> {
         Client::patient(name, backend, options, Patient::default())
     }
 
@@ -89,7 +96,14 @@ impl Client {
         let deadline = Duration::from_secs(options.deadline_s);
         let limiter = Limiter::new(options.requests_max);
         Arc::new(Client {
-            inner: Arc::new(Inner { name, backend, deadline, patient, limiter, meter: Meter::default() }),
+            inner: Arc::new(Inner {
+                name,
+                backend,
+                deadline,
+                patient,
+                limiter,
+                meter: Meter::default(),
+            }),
         })
     }
 
@@ -99,8 +113,8 @@ impl Client {
         &self.inner.name
     }
 
-    /// The endpoint of this store, if it is spoken to without encryption beyond this machine: whoever is on
-    /// the way can read and change everything.
+    /// The endpoint of this store, if it is spoken to without encryption beyond this machine:
+    /// whoever is on the way can read and change everything.
     #[must_use]
     pub fn exposed_endpoint(&self) -> Option<&str> {
         self.inner.backend.exposed_endpoint()
@@ -132,16 +146,22 @@ impl Client {
 
 impl ObjectStore for Client {
     fn get(&self, get: Get, done: Done<Bytes>) {
-        self.start(check_key(&get.key), done, |inner| Box::pin(async move { inner.get(get).await }));
+        self.start(check_key(&get.key), done, |inner| {
+            Box::pin(async move { inner.get(get).await })
+        });
     }
 
     fn put(&self, put: Put, done: Done<PutOutcome>) {
-        self.start(check_key(&put.key), done, |inner| Box::pin(async move { inner.put(put).await }));
+        self.start(check_key(&put.key), done, |inner| {
+            Box::pin(async move { inner.put(put).await })
+        });
     }
 
     fn put_in_pieces(&self, put: Put, done: Done<PutOutcome>) {
         let checked = check_key(&put.key);
-        self.start(checked, done, |inner| Box::pin(async move { inner.put_at(put, Pace::InPieces).await }));
+        self.start(checked, done, |inner| {
+            Box::pin(async move { inner.put_at(put, Pace::InPieces).await })
+        });
     }
 
     fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
@@ -151,7 +171,9 @@ impl ObjectStore for Client {
 
     fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>) {
         let checked = keys.iter().try_for_each(|key| check_key(key));
-        self.start(checked, done, move |inner| Box::pin(async move { inner.delete(keys, class).await }));
+        self.start(checked, done, move |inner| {
+            Box::pin(async move { inner.delete(keys, class).await })
+        });
     }
 }
 
@@ -213,15 +235,23 @@ struct Ask<'a> {
 impl Inner {
     async fn get(&self, get: Get) -> Result<Bytes> {
         let mut patience = Patience::new(get.class);
-        self.fetch(&mut patience, &get.key, Part { range: get.range, bytes_max: get.bytes_max }).await
+        self.fetch(&mut patience, &get.key, Part { range: get.range, bytes_max: get.bytes_max })
+            .await
     }
 
     async fn fetch(&self, patience: &mut Patience, key: &str, part: Part) -> Result<Bytes> {
-        let size_bytes =
-            part.range.as_ref().map_or(UNKNOWN_BYTES, |range| range.end.saturating_sub(range.start));
+        let size_bytes = part
+            .range
+            .as_ref()
+            .map_or(UNKNOWN_BYTES, |range| range.end.saturating_sub(range.start));
         let ask = Ask { kind: CallKind::Get, what: key, bytes_out: 0, size_bytes, unseen_bytes: 0 };
-        self.insist(patience, &ask, |body: &Bytes| body.len() as u64, || self.backend.get(key, part.clone()))
-            .await
+        self.insist(
+            patience,
+            &ask,
+            |body: &Bytes| body.len() as u64,
+            || self.backend.get(key, part.clone()),
+        )
+        .await
     }
 
     async fn put(&self, put: Put) -> Result<PutOutcome> {
@@ -232,8 +262,13 @@ impl Inner {
         let Put { key, body, class } = put;
         let mut patience = Patience::new(class);
         let bytes = body.len() as u64;
-        let ask =
-            Ask { kind: CallKind::Put, what: &key, bytes_out: bytes, size_bytes: bytes, unseen_bytes: 0 };
+        let ask = Ask {
+            kind: CallKind::Put,
+            what: &key,
+            bytes_out: bytes,
+            size_bytes: bytes,
+            unseen_bytes: 0,
+        };
         loop {
             let create = || match pace {
                 Pace::Whole => self.backend.create(&key, body.clone()),
@@ -242,7 +277,8 @@ impl Inner {
             if self.insist(&mut patience, &ask, |_| 0, create).await? == Creation::Created {
                 return Ok(PutOutcome::Created);
             }
-            // An earlier attempt, or a proxy's, may have made it; or it was a conflict with nothing there.
+            // An earlier attempt, or a proxy's, may have made it; or it was a conflict with nothing
+            // there.
             match self.is_ours(&mut patience, &key, &body).await {
                 Ok(true) => return Ok(PutOutcome::Created),
                 Ok(false) => return Ok(PutOutcome::Taken),
@@ -256,8 +292,8 @@ impl Inner {
         }
     }
 
-    /// Whether the object at `key` begins as `body` does. That it does not is believed when two looks in a
-    /// row find the same: what was garbled on its way is nobody else's object.
+    /// Whether the object at `key` begins as `body` does. That it does not is believed when two
+    /// looks in a row find the same: what was garbled on its way is nobody else's object.
     async fn is_ours(&self, patience: &mut Patience, key: &str, body: &Bytes) -> Result<bool> {
         let head = &body[..body.len().min(HEAD_BYTES as usize)];
         let mut before = None;
@@ -275,7 +311,10 @@ impl Inner {
             }
             before = Some(found);
         }
-        Err(StoreError::new(StoreErrorKind::Unavailable, format!("{key} reads differently each time")))
+        Err(StoreError::new(
+            StoreErrorKind::Unavailable,
+            format!("{key} reads differently each time"),
+        ))
     }
 
     /// As much of an object as tells it from `body`.
@@ -287,9 +326,14 @@ impl Inner {
         }
         // One byte more than a short body: a longer object is not ours.
         let more = u64::from((body.len() as u64) < HEAD_BYTES);
-        match self.fetch(patience, key, Part { range: Some(0..head_bytes + more), ..whole.clone() }).await {
+        match self
+            .fetch(patience, key, Part { range: Some(0..head_bytes + more), ..whole.clone() })
+            .await
+        {
             // What is there has no first byte.
-            Err(error) if error.kind() == StoreErrorKind::Invalid => self.fetch(patience, key, whole).await,
+            Err(error) if error.kind() == StoreErrorKind::Invalid => {
+                self.fetch(patience, key, whole).await
+            }
             outcome => outcome,
         }
     }
@@ -298,8 +342,13 @@ impl Inner {
         let prefix = check_prefix(&list.prefix)?;
         let what = if prefix.is_empty() { "everything" } else { prefix };
         let mut patience = Patience::new(list.class);
-        let ask =
-            Ask { kind: CallKind::List, what, bytes_out: 0, size_bytes: UNKNOWN_BYTES, unseen_bytes: 0 };
+        let ask = Ask {
+            kind: CallKind::List,
+            what,
+            bytes_out: 0,
+            size_bytes: UNKNOWN_BYTES,
+            unseen_bytes: 0,
+        };
         let found = self.insist(&mut patience, &ask, |_| 0, || self.backend.list(prefix)).await?;
         let pages = (found.len() as u64).div_ceil(LIST_PAGE);
         self.meter.add_requests(CallKind::List, pages.saturating_sub(1));
@@ -311,16 +360,20 @@ impl Inner {
         keys.sort_unstable();
         keys.dedup();
         let Some(first) = keys.first() else { return Ok(()) };
-        let what =
-            if keys.len() == 1 { first.clone() } else { format!("{first} and {} more", keys.len() - 1) };
+        let what = if keys.len() == 1 {
+            first.clone()
+        } else {
+            format!("{first} and {} more", keys.len() - 1)
+        };
         let unseen_bytes = keys.len() as u64 * DELETE_AS_BYTES;
         let mut patience = Patience::new(class);
-        let ask = Ask { kind: CallKind::Delete, what: &what, bytes_out: 0, size_bytes: 0, unseen_bytes };
+        let ask =
+            Ask { kind: CallKind::Delete, what: &what, bytes_out: 0, size_bytes: 0, unseen_bytes };
         self.insist(&mut patience, &ask, |()| 0, || self.backend.delete(&keys)).await
     }
 
-    /// Makes attempts until one ends with success or with an error that repeating cannot mend, or until
-    /// patience ends.
+    /// Makes attempts until one ends with success or with an error that repeating cannot mend, or
+    /// until patience ends.
     async fn insist<'a, T>(
         &self,
         patience: &mut Patience,
@@ -336,7 +389,8 @@ impl Inner {
             let ended = unless_stalled(&patient, &load, attempt()).await;
             let is_stalled = ended.is_none();
             let outcome = ended.unwrap_or_else(|| {
-                let text = format!("nothing moved for {} s", patient.silence_max.as_secs_f32().ceil());
+                let text =
+                    format!("nothing moved for {} s", patient.silence_max.as_secs_f32().ceil());
                 Err(StoreError::new(StoreErrorKind::Unavailable, text))
             });
             match &outcome {
@@ -355,7 +409,9 @@ impl Inner {
             });
             match outcome {
                 Ok(value) => return Ok(value),
-                Err(error) if is_passing(error.kind()) => self.back_off(patience, ask, error).await?,
+                Err(error) if is_passing(error.kind()) => {
+                    self.back_off(patience, ask, error).await?
+                }
                 Err(error) => return Err(self.explain(ask, &error, "")),
             }
         }
@@ -363,7 +419,12 @@ impl Inner {
     }
 
     /// Waits before the next attempt, or gives up with the error.
-    async fn back_off(&self, patience: &mut Patience, ask: &Ask<'_>, error: StoreError) -> Result<()> {
+    async fn back_off(
+        &self,
+        patience: &mut Patience,
+        ask: &Ask<'_>,
+        error: StoreError,
+    ) -> Result<()> {
         patience.failures += 1;
         let pause = jittered(pause_limit(patience.failures));
         let waited = patience.began.map_or(Duration::ZERO, |began| began.elapsed());
@@ -372,7 +433,8 @@ impl Inner {
             let gave_up = format!(" (gave up after {tries} tries in {} s)", waited.as_secs());
             return Err(self.explain(ask, &error, &gave_up));
         }
-        tracing::debug!(store = %self.name, what = ask.what, %error, ?pause, "trying the store again");
+        tracing::debug!(store = %self.name, what = ask.what, %error, ?pause, "trying the store \
+            again");
         sleep(pause).await;
         Ok(())
     }
@@ -397,8 +459,11 @@ impl Inner {
             CallKind::List => "list",
             CallKind::Delete => "delete",
         };
-        StoreError::new(error.kind(), format!("cannot {verb} {} in {}: {error}{end}", ask.what, self.name))
-            .with_source(error.clone())
+        StoreError::new(
+            error.kind(),
+            format!("cannot {verb} {} in {}: {error}{end}", ask.what, self.name),
+        )
+        .with_source(error.clone())
     }
 }
 

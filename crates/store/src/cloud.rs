@@ -1,7 +1,7 @@
 //! Stores on a network: S3 and its kin, Google Cloud Storage, Azure Blob Storage.
 //!
-//! Invariant: a 404 is `NotFound` only if its text names the object as missing. A missing bucket is `Denied`,
-//! and a 404 that says neither (a proxy's, say) is `Unavailable` (S4).
+//! Invariant: a 404 is `NotFound` only if its text names the object as missing. A missing bucket is
+//! `Denied`, and a 404 that says neither (a proxy's, say) is `Unavailable` (S4).
 //!
 //! Not here: retry. The protocol crate's own is switched off; the client above does it.
 
@@ -16,8 +16,8 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, ClientOptions, GetOptions, GetRange, HeaderValue, ObjectStore, PutMode, PutOptions,
-    PutPayload, RetryConfig,
+    BackoffConfig, ClientOptions, GetOptions, GetRange, HeaderValue, ObjectStore, PutMode,
+    PutOptions, PutPayload, RetryConfig,
 };
 
 use crate::backend::{Backend, Creation, Part, room_for};
@@ -44,7 +44,8 @@ pub(crate) struct Cloud {
 }
 
 impl Cloud {
-    /// A client of the bucket that `location` names, with credentials and settings from `environment`.
+    /// A client of the bucket that `location` names, with credentials and settings from
+    /// `environment`.
     pub(crate) fn new(location: &CloudLocation, environment: &Environment) -> Result<Self> {
         let mut endpoint = location.endpoint.clone();
         let store = match location.scheme {
@@ -53,7 +54,11 @@ impl Cloud {
             CloudScheme::Azure => azure(location, environment)?,
         };
         let exposed = endpoint.filter(|endpoint| is_exposed(endpoint));
-        let root = if location.prefix.is_empty() { String::new() } else { format!("{}/", location.prefix) };
+        let root = if location.prefix.is_empty() {
+            String::new()
+        } else {
+            format!("{}/", location.prefix)
+        };
         Ok(Cloud { store, root, exposed })
     }
 
@@ -66,13 +71,16 @@ impl Cloud {
             let text = format!("range {}..{} is empty", range.start, range.end);
             return Err(StoreError::new(StoreErrorKind::Invalid, text));
         }
-        let options =
-            GetOptions { range: part.range.clone().map(GetRange::Bounded), ..GetOptions::default() };
+        let options = GetOptions {
+            range: part.range.clone().map(GetRange::Bounded),
+            ..GetOptions::default()
+        };
         let answer = self.store.get_opts(&self.path(key), options).await.map_err(explain)?;
         let length = answer.range.end.saturating_sub(answer.range.start);
         let asked = part.range.as_ref().map_or(u64::MAX, |range| range.end - range.start);
         if length > asked {
-            let text = format!("the store answers with {length} bytes where {asked} were asked for");
+            let text =
+                format!("the store answers with {length} bytes where {asked} were asked for");
             return Err(StoreError::new(StoreErrorKind::Broken, text));
         }
         part.check_length(length)?;
@@ -119,7 +127,8 @@ impl Cloud {
         let mut found = Vec::new();
         while let Some(object) = listed.try_next().await.map_err(explain)? {
             let key = object.location.as_ref().strip_prefix(&self.root).filter(|key| is_key(key));
-            found.extend(key.map(|key| ObjectInfo { key: key.to_owned(), size_bytes: object.size }));
+            found
+                .extend(key.map(|key| ObjectInfo { key: key.to_owned(), size_bytes: object.size }));
         }
         Ok(found)
     }
@@ -154,7 +163,11 @@ impl Backend for Cloud {
         self.try_create(key, body, PutOptions::from(PutMode::Create)).boxed()
     }
 
-    fn create_in_pieces<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
+    fn create_in_pieces<'a>(
+        &'a self,
+        key: &'a str,
+        body: Bytes,
+    ) -> BoxFuture<'a, Result<Creation>> {
         let mut options = PutOptions::from(PutMode::Create);
         options.extensions.insert(InPieces);
         self.try_create(key, body, options).boxed()
@@ -172,7 +185,10 @@ impl Backend for Cloud {
 /// How to speak HTTP. Time limits are the client's, but for the connection's.
 fn http_options() -> ClientOptions {
     let agent = HeaderValue::from_static(concat!("sawmill/", env!("CARGO_PKG_VERSION")));
-    ClientOptions::new().with_user_agent(agent).with_timeout_disabled().with_connect_timeout(CONNECT_MAX)
+    ClientOptions::new()
+        .with_user_agent(agent)
+        .with_timeout_disabled()
+        .with_connect_timeout(CONNECT_MAX)
 }
 
 /// Whether an endpoint is spoken to without encryption beyond this machine.
@@ -191,21 +207,26 @@ fn no_retry() -> RetryConfig {
     RetryConfig { backoff: BackoffConfig::default(), max_retries: 0, retry_timeout: Duration::ZERO }
 }
 
-/// The settings that variables starting with `prefix` make. Variables that are no settings are passed over.
+/// The settings that variables starting with `prefix` make. Variables that are no settings are
+/// passed over.
 fn settings<'a, K: FromStr>(
     environment: &'a Environment,
     prefix: &'a str,
 ) -> impl Iterator<Item = (K, &'a str)> {
-    environment.iter().filter(move |(name, _)| name.starts_with(prefix)).filter_map(|(name, value)| {
-        Some((name.to_ascii_lowercase().parse().ok()?, value.as_str())).filter(|_| !value.is_empty())
-    })
+    environment.iter().filter(move |(name, _)| name.starts_with(prefix)).filter_map(
+        |(name, value)| {
+            Some((name.to_ascii_lowercase().parse().ok()?, value.as_str()))
+                .filter(|_| !value.is_empty())
+        },
+    )
 }
 
 fn refuse(location: &CloudLocation, error: &object_store::Error) -> StoreError {
     let text = refusal::one_line(&error.to_string());
     let (scheme, bucket) = (location.scheme.name(), &location.bucket);
     let place = location.scheme.credentials();
-    let text = format!("cannot use {scheme}://{bucket}: {text}; check the variables, such as {place}");
+    let text =
+        format!("cannot use {scheme}://{bucket}: {text}; check the variables, such as {place}");
     StoreError::new(StoreErrorKind::Invalid, text)
 }
 
@@ -243,14 +264,16 @@ fn s3(
         // Only Amazon's own machines have a metadata service to ask for credentials.
         if !sources.into_iter().any(set) {
             let place = location.scheme.credentials();
-            let text = format!("no credentials for s3://{} at {endpoint}: set {place}", location.bucket);
+            let text =
+                format!("no credentials for s3://{} at {endpoint}: set {place}", location.bucket);
             return Err(StoreError::new(StoreErrorKind::Invalid, text));
         }
         builder = builder.with_allow_http(endpoint.starts_with("http://"));
         *used = Some(endpoint);
     }
-    let builder =
-        builder.with_bucket_name(&location.bucket).with_conditional_put(S3ConditionalPut::ETagMatch);
+    let builder = builder
+        .with_bucket_name(&location.bucket)
+        .with_conditional_put(S3ConditionalPut::ETagMatch);
     Ok(Box::new(builder.build().map_err(|error| refuse(location, &error))?))
 }
 
@@ -282,7 +305,9 @@ fn azure(location: &CloudLocation, environment: &Environment) -> Result<Box<dyn 
         builder = builder.with_config(key, value);
     }
     if let Some(endpoint) = &location.endpoint {
-        builder = builder.with_endpoint(endpoint.clone()).with_allow_http(endpoint.starts_with("http://"));
+        builder = builder
+            .with_endpoint(endpoint.clone())
+            .with_allow_http(endpoint.starts_with("http://"));
     }
     if let Some(account) = &location.account {
         builder = builder.with_config(AzureConfigKey::AccountName, account);

@@ -1,7 +1,8 @@
 //! The contract of [`ObjectStore`] as tests that anybody's store can run: one or more per clause.
 //!
 //! Each returns what it found broken. They need a store that they may write to, keep to keys under
-//! `conformance/`, and delete what they made. They block, and show presence of a fault, not its absence.
+//! `conformance/`, and delete what they made. They block, and show presence of a fault, not its
+//! absence.
 //!
 //! Not here: S1 and S8, which need a store that fails on purpose; the client's own tests have them.
 
@@ -31,9 +32,11 @@ pub const CLAUSES: [Clause; 10] = [
     ("keys that are not legal are Invalid", illegal_keys_are_invalid),
 ];
 
-/// Runs all clauses and returns the broken ones, each as "clause: finding". Empty means it conforms.
+/// Runs all clauses and returns the broken ones, each as "clause: finding". Empty means it
+/// conforms.
 pub fn run(store: &dyn ObjectStore) -> Vec<String> {
-    let run_one = |(name, clause): &Clause| clause(store).err().map(|found| format!("{name}: {found}"));
+    let run_one =
+        |(name, clause): &Clause| clause(store).err().map(|found| format!("{name}: {found}"));
     CLAUSES.iter().filter_map(run_one).collect()
 }
 
@@ -82,7 +85,8 @@ pub fn s2_nothing_is_overwritten(store: &dyn ObjectStore) -> Verdict {
 /// The same bytes put again are recognised as ours: the answer to a lost answer.
 pub fn s2_the_same_put_again_is_ours(store: &dyn ObjectStore) -> Verdict {
     with_folder(store, |calls, folder| {
-        for (name, body) in [("empty", vec![]), ("short", vec![1; 100]), ("long", vec![2; 100_000])] {
+        for (name, body) in [("empty", vec![]), ("short", vec![1; 100]), ("long", vec![2; 100_000])]
+        {
             let key = format!("{folder}{name}");
             put(calls, &key, &body, PutOutcome::Created)?;
             put(calls, &key, &body, PutOutcome::Created)?;
@@ -125,10 +129,14 @@ pub fn s5_ranges_are_exact(store: &dyn ObjectStore) -> Verdict {
         let key = format!("{folder}ranges");
         let body: Vec<u8> = (0..10_000).map(|at| (at % 241) as u8).collect();
         put(calls, &key, &body, PutOutcome::Created)?;
-        for range in [0..1u64, 0..10_000, 1..2, 4096..8192, 9_999..10_000, 9_000..20_000, 0..u64::MAX / 2] {
+        for range in
+            [0..1u64, 0..10_000, 1..2, 4096..8192, 9_999..10_000, 9_000..20_000, 0..u64::MAX / 2]
+        {
             let found = said(calls.get(&key, Some(range.clone()), Class::Read))?;
             let wanted = &body[range.start as usize..(range.end as usize).min(body.len())];
-            expect(found == wanted, || format!("range {range:?} returned {} wrong bytes", found.len()))?;
+            expect(found == wanted, || {
+                format!("range {range:?} returned {} wrong bytes", found.len())
+            })?;
         }
         Ok(())
     })
@@ -169,12 +177,16 @@ pub fn s6_lists_what_is_below(store: &dyn ObjectStore) -> Verdict {
         for (prefix, wanted) in cases {
             let mut found = said(calls.list(&format!("{bare}{prefix}"), Class::Read))?;
             found.sort_by(|a, b| a.key.cmp(&b.key));
-            let mut wanted: Vec<(String, u64)> =
-                wanted.iter().map(|at| (format!("{folder}{}", keys[*at]), *at as u64 + 1)).collect();
+            let mut wanted: Vec<(String, u64)> = wanted
+                .iter()
+                .map(|at| (format!("{folder}{}", keys[*at]), *at as u64 + 1))
+                .collect();
             wanted.sort();
             let found: Vec<(String, u64)> =
                 found.into_iter().map(|object| (object.key, object.size_bytes)).collect();
-            expect(found == wanted, || format!("prefix {prefix:?} listed {found:?} instead of {wanted:?}"))?;
+            expect(found == wanted, || {
+                format!("prefix {prefix:?} listed {found:?} instead of {wanted:?}")
+            })?;
         }
         Ok(())
     })
@@ -215,7 +227,10 @@ pub fn illegal_keys_are_invalid(store: &dyn ObjectStore) -> Verdict {
 }
 
 /// Gives a test a folder of its own, `conformance/<random>/`, and empties it afterwards.
-fn with_folder(store: &dyn ObjectStore, test: impl FnOnce(&Blocking<'_>, &str) -> Verdict) -> Verdict {
+fn with_folder(
+    store: &dyn ObjectStore,
+    test: impl FnOnce(&Blocking<'_>, &str) -> Verdict,
+) -> Verdict {
     let calls = Blocking(store);
     let random = getrandom::u64().map_err(|error| error.to_string())?;
     let folder = format!("conformance/{random:016x}/");
@@ -239,18 +254,24 @@ fn said<T>(outcome: Result<T, StoreError>) -> Result<T, String> {
 
 fn put(calls: &Blocking<'_>, key: &str, body: &[u8], wanted: PutOutcome) -> Verdict {
     let outcome = said(calls.put(key, Bytes::copy_from_slice(body), Class::Upload))?;
-    expect(outcome == wanted, || format!("a put of {} bytes was {outcome:?}, not {wanted:?}", body.len()))
+    expect(outcome == wanted, || {
+        format!("a put of {} bytes was {outcome:?}, not {wanted:?}", body.len())
+    })
 }
 
 fn expect_body(calls: &Blocking<'_>, key: &str, wanted: &[u8]) -> Verdict {
     let found = said(calls.get(key, None, Class::Read))?;
-    expect(found == wanted, || format!("{} bytes came back, not the {} put", found.len(), wanted.len()))
+    expect(found == wanted, || {
+        format!("{} bytes came back, not the {} put", found.len(), wanted.len())
+    })
 }
 
 fn expect_kind(what: &str, outcome: Result<(), StoreError>, wanted: StoreErrorKind) -> Verdict {
     match outcome {
         Err(error) if error.kind() == wanted => Ok(()),
-        Err(error) => Err(format!("{what:?} failed with {:?}, not {wanted:?}: {error}", error.kind())),
+        Err(error) => {
+            Err(format!("{what:?} failed with {:?}, not {wanted:?}: {error}", error.kind()))
+        }
         Ok(()) => Err(format!("{what:?} succeeded, instead of {wanted:?}")),
     }
 }

@@ -1,8 +1,9 @@
 //! The contract of an object store, numbered, and the blocking comfort around it.
 //!
 //! Keys are relative to the root the store was opened with, use `/` between parts, and consist of
-//! `[A-Za-z0-9._/-]`; no part is empty, starts with a dot, or is longer than 255 bytes; a key has at most
-//! 768. No key may be the beginning of another up to a `/`: a folder of files could not hold both.
+//! `[A-Za-z0-9._/-]`; no part is empty, starts with a dot, or is longer than 255 bytes; a key has
+//! at most 768. No key may be the beginning of another up to a `/`: a folder of files could not
+//! hold both.
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
@@ -11,8 +12,8 @@ use bytes::Bytes;
 
 use crate::{Result, StoreError, StoreErrorKind};
 
-/// Who waits for a call: user reads go before uploads, uploads before background work. Uploads have a small
-/// share that reads cannot take.
+/// Who waits for a call: user reads go before uploads, uploads before background work. Uploads have
+/// a small share that reads cannot take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// A reader of the disk waits for it.
@@ -28,10 +29,11 @@ pub enum Class {
 pub struct Get {
     /// Which object.
     pub key: String,
-    /// Which bytes, or all. A range that reaches past the end is cut there; one that is empty, or that starts
-    /// at or past the end, is `Invalid`.
+    /// Which bytes, or all. A range that reaches past the end is cut there; one that is empty, or
+    /// that starts at or past the end, is `Invalid`.
     pub range: Option<Range<u64>>,
-    /// The most bytes that the caller can have any use for. An object (or a range) that claims more is
+    /// The most bytes that the caller can have any use for. An object (or a range) that claims more
+    /// is
     /// `Damaged`, and takes no memory.
     pub bytes_max: u64,
     /// Who waits.
@@ -43,8 +45,8 @@ pub struct Get {
 pub struct Put {
     /// Which object.
     pub key: String,
-    /// Its bytes. The first 4 KiB must be unique to this put (they hold a random put-id), so that a lost
-    /// answer can be told from somebody else's object.
+    /// Its bytes. The first 4 KiB must be unique to this put (they hold a random put-id), so that a
+    /// lost answer can be told from somebody else's object.
     pub body: Bytes,
     /// Who waits.
     pub class: Class,
@@ -53,7 +55,8 @@ pub struct Put {
 /// How a create-only put ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutOutcome {
-    /// The object is there and is ours (also when an earlier try of this call had succeeded unheard).
+    /// The object is there and is ours (also when an earlier try of this call had succeeded
+    /// unheard).
     Created,
     /// The key is taken by an object with other bytes.
     Taken,
@@ -62,7 +65,8 @@ pub enum PutOutcome {
 /// List the objects below a prefix.
 #[derive(Clone, Debug)]
 pub struct List {
-    /// Key prefix; ends with `/` or names a whole part. Objects strictly below it are listed: `a/b` and
+    /// Key prefix; ends with `/` or names a whole part. Objects strictly below it are listed: `a/b`
+    /// and
     /// `a/b/` both list `a/b/c`, and neither lists `a/b` or `a/bc`. Empty lists the whole store.
     pub prefix: String,
     /// Who waits.
@@ -86,12 +90,13 @@ pub type Done<T> = Box<dyn FnOnce(Result<T>) + Send>;
 /// # The contract
 ///
 /// - **S1** No method blocks. Every call is answered exactly once.
-/// - **S2** `put` is create-only: of any number of racing puts of one key exactly one is answered `Created`.
-///   Nothing is ever overwritten.
+/// - **S2** `put` is create-only: of any number of racing puts of one key exactly one is answered
+/// `Created`. Nothing is ever overwritten.
 /// - **S3** An object is visible whole or not at all, and after `Created` to every later `get`.
-/// - **S4** `NotFound` means the store said so. An error, a time-out or a cut answer is never `NotFound`.
-/// - **S5** A `get` returns exactly the bytes of the range cut to the object's end, or an error. It never
-///   takes memory for more than `bytes_max`, whatever length the store claims.
+/// - **S4** `NotFound` means the store said so. An error, a time-out or a cut answer is never
+/// `NotFound`.
+/// - **S5** A `get` returns exactly the bytes of the range cut to the object's end, or an error. It
+/// never takes memory for more than `bytes_max`, whatever length the store claims.
 /// - **S6** `list` returns keys in no particular order. It may lag behind puts and deletes.
 /// - **S7** `delete` of an absent key succeeds.
 /// - **S8** A call that fails with `Unavailable` may still take effect later.
@@ -100,8 +105,9 @@ pub trait ObjectStore: Send + Sync {
     fn get(&self, get: Get, done: Done<Bytes>);
     /// Creates an object.
     fn put(&self, put: Put, done: Done<PutOutcome>);
-    /// As `put`, slowly: over a network the body goes in pieces with a pause between, so that racing puts
-    /// are all inside the store at the same time. For probes; a store without a network just puts.
+    /// As `put`, slowly: over a network the body goes in pieces with a pause between, so that
+    /// racing puts are all inside the store at the same time. For probes; a store without a network
+    /// just puts.
     fn put_in_pieces(&self, put: Put, done: Done<PutOutcome>) {
         self.put(put, done);
     }
@@ -125,7 +131,10 @@ impl Blocking<'_> {
             let _ = tell.send(outcome);
         }));
         hear.recv().unwrap_or_else(|_| {
-            Err(StoreError::new(StoreErrorKind::Unavailable, "the store dropped a call without an answer"))
+            Err(StoreError::new(
+                StoreErrorKind::Unavailable,
+                "the store dropped a call without an answer",
+            ))
         })
     }
 

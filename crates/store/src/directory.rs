@@ -1,15 +1,16 @@
 //! A store in a folder: one file per object, the key as its path.
 //!
-//! Invariants: a file appears under its key whole and durable, or not at all: it is written without a name
-//! (or, where the file system cannot do that, under a name in `.tmp`), synced, and then linked, which fails
-//! if the key is taken. `Created` is said only after the folder and every folder made on the way are durable
-//! too.
+//! Invariants: a file appears under its key whole and durable, or not at all: it is written without
+//! a name (or, where the file system cannot do that, under a name in `.tmp`), synced, and then
+//! linked, which fails if the key is taken. `Created` is said only after the folder and every
+//! folder made on the way are durable too.
 //!
-//! A process may die between the link and the sync of the folder; whoever comes next sees an object that a
-//! power cut could still take. So the first put of a process syncs the whole file system once.
+//! A process may die between the link and the sync of the folder; whoever comes next sees an object
+//! that a power cut could still take. So the first put of a process syncs the whole file system
+//! once.
 //!
-//! A root that vanished or was exchanged says nothing about the objects. So `NotFound`, a list and a put are
-//! answered only after a look at the root.
+//! A root that vanished or was exchanged says nothing about the objects. So `NotFound`, a list and
+//! a put are answered only after a look at the root.
 //!
 //! Not here: folders left empty by deletes. They stay; removing them would race with puts.
 
@@ -78,7 +79,8 @@ impl Directory {
         Directory { shared, threads: Arc::new(Semaphore::new(THREADS_MAX)) }
     }
 
-    /// Runs a blocking call. If the caller stops waiting the call goes on, and keeps its thread to its end.
+    /// Runs a blocking call. If the caller stops waiting the call goes on, and keeps its thread to
+    /// its end.
     fn run<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
@@ -86,7 +88,8 @@ impl Directory {
         let shared = Arc::clone(&self.shared);
         let threads = Arc::clone(&self.threads);
         async move {
-            let lost = |_| StoreError::new(StoreErrorKind::Unavailable, "the store's threads have ended");
+            let lost =
+                |_| StoreError::new(StoreErrorKind::Unavailable, "the store's threads have ended");
             let thread = threads.acquire_owned().await.map_err(|_| lost(()))?;
             let task = tokio::task::spawn_blocking(move || {
                 let _thread = thread;
@@ -145,7 +148,8 @@ impl Shared {
             return Err(absent());
         }
         if !about.is_file() {
-            let text = format!("{} is no file but a pipe or a device: take it away", path.display());
+            let text =
+                format!("{} is no file but a pipe or a device: take it away", path.display());
             return Err(StoreError::new(StoreErrorKind::Damaged, text));
         }
         let range = part.cut(about.len())?;
@@ -155,7 +159,10 @@ impl Shared {
             let at = range.start + bytes.len() as u64;
             match rustix::io::pread(&file, rustix::buffer::spare_capacity(&mut bytes), at) {
                 Ok(0) => {
-                    let text = format!("file {} ends before its size: somebody changes it", path.display());
+                    let text = format!(
+                        "file {} ends before its size: somebody changes it",
+                        path.display()
+                    );
                     return Err(StoreError::new(StoreErrorKind::Broken, text));
                 }
                 Ok(_) | Err(Errno::INTR) => {}
@@ -182,13 +189,18 @@ impl Shared {
         };
         // It may have gone meanwhile, and the object with it.
         self.root.check()?;
-        outcome.map_err(|error| failure("create", &path, &error)).and_then(|creation| match creation {
-            Creation::Exists if path.is_dir() => {
-                let text = format!("{} is a folder: no key may be the beginning of another", path.display());
-                Err(StoreError::new(StoreErrorKind::Invalid, text))
-            }
-            creation => Ok(creation),
-        })
+        outcome.map_err(|error| failure("create", &path, &error)).and_then(
+            |creation| match creation {
+                Creation::Exists if path.is_dir() => {
+                    let text = format!(
+                        "{} is a folder: no key may be the beginning of another",
+                        path.display()
+                    );
+                    Err(StoreError::new(StoreErrorKind::Invalid, text))
+                }
+                creation => Ok(creation),
+            },
+        )
     }
 
     fn create_in(&self, folder: &Path, path: &Path, body: &[u8]) -> io::Result<Creation> {
@@ -265,7 +277,9 @@ impl Shared {
                 let entry = entry.map_err(|error| failure("list", &folder, &error))?;
                 let path = entry.path();
                 // Names that cannot be keys are not ours: `.tmp`, `lost+found`.
-                let Some(key) = path.strip_prefix(root).ok().and_then(Path::to_str) else { continue };
+                let Some(key) = path.strip_prefix(root).ok().and_then(Path::to_str) else {
+                    continue;
+                };
                 if !is_key(key) {
                     continue;
                 }
@@ -329,13 +343,18 @@ fn nameless(folder: &Path) -> io::Result<File> {
     Ok(File::from(rustix::fs::open(folder, flags, Mode::from_raw_mode(FILE_MODE))?))
 }
 
-/// Large bodies in aligned memory go around the page cache: copying them there is the dearest part of a put.
+/// Large bodies in aligned memory go around the page cache: copying them there is the dearest part
+/// of a put.
 fn write_durably(file: &File, body: &[u8]) -> io::Result<()> {
     let whole_blocks = body.len() / BLOCK_BYTES * BLOCK_BYTES;
     let aligned = (body.as_ptr() as usize).is_multiple_of(BLOCK_BYTES);
     let mut done = 0;
-    if aligned && whole_blocks >= DIRECT_BYTES_MIN && rustix::fs::fcntl_setfl(file, OFlags::DIRECT).is_ok() {
-        // A file system may take the flag and refuse the write: then all of it is written the usual way.
+    if aligned
+        && whole_blocks >= DIRECT_BYTES_MIN
+        && rustix::fs::fcntl_setfl(file, OFlags::DIRECT).is_ok()
+    {
+        // A file system may take the flag and refuse the write: then all of it is written the usual
+        // way.
         if file.write_all_at(&body[..whole_blocks], 0).is_ok() {
             done = whole_blocks;
         }
@@ -359,7 +378,11 @@ fn link_nameless(file: &File, path: &Path) -> io::Result<()> {
 fn sweep(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
-        let age = entry.metadata().and_then(|about| about.modified()).ok().and_then(|at| at.elapsed().ok());
+        let age = entry
+            .metadata()
+            .and_then(|about| about.modified())
+            .ok()
+            .and_then(|at| at.elapsed().ok());
         if age.is_some_and(|age| age > NAMELESS_AGE_MAX) {
             // It costs only space; the next sweep tries again.
             let _ = fs::remove_file(entry.path());
@@ -375,23 +398,33 @@ fn is_absent(error: &io::Error) -> bool {
 /// The file system has no nameless files, or cannot link them.
 fn is_unsupported(error: &io::Error) -> bool {
     let code = error.raw_os_error().map(Errno::from_raw_os_error);
-    matches!(code, Some(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS | Errno::XDEV))
+    matches!(
+        code,
+        Some(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS | Errno::XDEV)
+    )
 }
 
 /// What a failed file call means for the store's caller.
 fn failure(verb: &str, path: &Path, error: &io::Error) -> StoreError {
     let (kind, advice) = match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::ACCESS | Errno::PERM) => (StoreErrorKind::Denied, "; check owner and mode of the folder"),
+        Some(Errno::ACCESS | Errno::PERM) => {
+            (StoreErrorKind::Denied, "; check owner and mode of the folder")
+        }
         Some(Errno::ROFS) => (StoreErrorKind::Denied, "; mount it for writing"),
         Some(Errno::NOSPC | Errno::DQUOT) => (StoreErrorKind::Unavailable, "; free some space"),
-        Some(Errno::MFILE | Errno::NFILE) => (StoreErrorKind::Unavailable, "; raise the limit on open files"),
+        Some(Errno::MFILE | Errno::NFILE) => {
+            (StoreErrorKind::Unavailable, "; raise the limit on open files")
+        }
         Some(Errno::NOTDIR | Errno::ISDIR) => {
             (StoreErrorKind::Invalid, "; no key may be the beginning of another")
         }
-        Some(Errno::NAMETOOLONG | Errno::LOOP) => (StoreErrorKind::Invalid, "; choose another root folder"),
+        Some(Errno::NAMETOOLONG | Errno::LOOP) => {
+            (StoreErrorKind::Invalid, "; choose another root folder")
+        }
         _ => (StoreErrorKind::Unavailable, ""),
     };
-    let failed = StoreError::new(kind, format!("cannot {verb} {}: {error}{advice}", path.display()));
+    let failed =
+        StoreError::new(kind, format!("cannot {verb} {}: {error}{advice}", path.display()));
     match error.raw_os_error() {
         Some(code) => failed.with_source(io::Error::from_raw_os_error(code)),
         None => failed,

@@ -1,5 +1,5 @@
-//! One error type for stores. The kind decides what the engine may conclude: only `NotFound` means "not
-//! there".
+//! One error type for stores. The kind decides what the engine may conclude: only `NotFound` means
+//! "not there".
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,15 +9,16 @@ use std::sync::Arc;
 pub enum StoreErrorKind {
     /// The store said, definitely, that the object is not there.
     NotFound,
-    /// The store refused us: credentials, permissions, a bucket that is missing or a store that is read-only.
+    /// The store refused us: credentials, permissions, a bucket that is missing or a store that is
+    /// read-only.
     Denied,
     /// The store could not be asked, or did not answer in time, or answered with a passing error.
     /// Nothing is known about the object.
     Unavailable,
     /// The store answered with something that cannot be right (a short body, say), more than once.
     Broken,
-    /// What lies under the key is nothing that the caller can have put there: it is larger than asked for, or
-    /// no file. Asking again does not help.
+    /// What lies under the key is nothing that the caller can have put there: it is larger than
+    /// asked for, or no file. Asking again does not help.
     Damaged,
     /// The call or the URL is wrong.
     Invalid,
@@ -26,8 +27,8 @@ pub enum StoreErrorKind {
 /// What lies below an error: of the system, or of a library.
 type Source = Arc<dyn std::error::Error + Send + Sync>;
 
-/// A failure: its kind and one line that says what happened, to which object, and what to do. The line also
-/// says the cause in words; [`source`](std::error::Error::source) has it as it was.
+/// A failure: its kind and one line that says what happened, to which object, and what to do. The
+/// line also says the cause in words; [`source`](std::error::Error::source) has it as it was.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,

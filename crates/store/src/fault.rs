@@ -1,7 +1,7 @@
 //! A store around a store that fails as told, for tests of whoever must survive it.
 //!
-//! Invariant: it keeps S1. A held call is answered when it is released or when the wrapper goes, and every
-//! other clause is broken only where the script says so.
+//! Invariant: it keeps S1. A held call is answered when it is released or when the wrapper goes,
+//! and every other clause is broken only where the script says so.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -52,8 +52,8 @@ pub enum Fault {
     LoseAnswer,
     /// It waits for [`FaultStore::release`], then goes through; the caller waits too.
     Delay,
-    /// The caller hears `Unavailable` at once, yet the call takes effect at [`FaultStore::release`]: the late
-    /// put of S8.
+    /// The caller hears `Unavailable` at once, yet the call takes effect at
+    /// [`FaultStore::release`]: the late put of S8.
     Late,
     /// A get answers the first half of its bytes as if that were all; a put stores its first half.
     Truncate,
@@ -113,7 +113,8 @@ impl FaultStore {
         self.held.lock().iter().map(|(call, _)| call.clone()).collect()
     }
 
-    /// Lets the held calls go through that `chosen` picks, oldest first; returns how many those were.
+    /// Lets the held calls go through that `chosen` picks, oldest first; returns how many those
+    /// were.
     pub fn release(&self, mut chosen: impl FnMut(&Call) -> bool) -> usize {
         let (free, kept): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut *self.held.lock()).into_iter().partition(|(call, _)| chosen(call));
@@ -147,8 +148,9 @@ impl FaultStore {
         (call, fault, self.scripts.load(Ordering::SeqCst))
     }
 
-    /// Holds a call that the script of number `script` decided to hold. If that script is gone meanwhile,
-    /// whoever set the next one may have released what was held already: then the call goes through.
+    /// Holds a call that the script of number `script` decided to hold. If that script is gone
+    /// meanwhile, whoever set the next one may have released what was held already: then the call
+    /// goes through.
     fn hold(&self, call: Call, start: Held, script: u64) {
         let number = call.number;
         self.held.lock().push_back((call, start));
@@ -204,7 +206,10 @@ impl<T> HeldAnswer<T> {
 impl<T> Drop for HeldAnswer<T> {
     fn drop(&mut self) {
         if let Some(done) = self.0.take() {
-            done(Err(StoreError::new(StoreErrorKind::Unavailable, "the fault store went with a held call")));
+            done(Err(StoreError::new(
+                StoreErrorKind::Unavailable,
+                "the fault store went with a held call",
+            )));
         }
     }
 }
@@ -216,7 +221,8 @@ fn planned(kind: StoreErrorKind, call: &Call) -> StoreError {
 impl ObjectStore for FaultStore {
     fn get(&self, mut get: Get, done: Done<Bytes>) {
         let Get { key, range, class, .. } = get.clone();
-        let call = Call { number: 0, kind: CallKind::Get, keys: vec![key], range, size_bytes: 0, class };
+        let call =
+            Call { number: 0, kind: CallKind::Get, keys: vec![key], range, size_bytes: 0, class };
         let (call, fault, script) = self.judge(call);
         if let Fault::Swap(other) = &fault {
             get.key.clone_from(other);
@@ -243,16 +249,25 @@ impl ObjectStore for FaultStore {
 
     fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
         let (keys, class) = (vec![list.prefix.clone()], list.class);
-        let call = Call { number: 0, kind: CallKind::List, keys, range: None, size_bytes: 0, class };
+        let call =
+            Call { number: 0, kind: CallKind::List, keys, range: None, size_bytes: 0, class };
         let (call, fault, script) = self.judge(call);
         self.carry_out(call, &fault, script, done, move |inner, done| inner.list(list, done));
     }
 
     fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>) {
-        let call =
-            Call { number: 0, kind: CallKind::Delete, keys: keys.clone(), range: None, size_bytes: 0, class };
+        let call = Call {
+            number: 0,
+            kind: CallKind::Delete,
+            keys: keys.clone(),
+            range: None,
+            size_bytes: 0,
+            class,
+        };
         let (call, fault, script) = self.judge(call);
-        self.carry_out(call, &fault, script, done, move |inner, done| inner.delete(keys, class, done));
+        self.carry_out(call, &fault, script, done, move |inner, done| {
+            inner.delete(keys, class, done)
+        });
     }
 }
 
@@ -277,7 +292,8 @@ mod tests {
 
     fn start_put(store: &FaultStore, key: &str) -> Receiver<Result<PutOutcome>> {
         let (tell, hear) = channel();
-        let put = Put { key: key.to_owned(), body: Bytes::from_static(b"body"), class: Class::Upload };
+        let put =
+            Put { key: key.to_owned(), body: Bytes::from_static(b"body"), class: Class::Upload };
         store.put(put, Box::new(move |outcome| tell.send(outcome).unwrap()));
         hear
     }
@@ -290,14 +306,15 @@ mod tests {
     fn a_failed_call_does_not_reach_the_store_and_one_with_a_lost_answer_does() {
         let store = store(Fault::Fail(StoreErrorKind::Denied));
         assert_eq!(kind(start_put(&store, "a").recv().unwrap()), StoreErrorKind::Denied);
-        store.script(Box::new(
-            |call| if call.kind == CallKind::Put { Fault::LoseAnswer } else { Fault::None },
-        ));
+        store.script(Box::new(|call| {
+            if call.kind == CallKind::Put { Fault::LoseAnswer } else { Fault::None }
+        }));
         let absent = Blocking(&*store).get("a", None, Class::Read);
         assert_eq!(kind(absent), StoreErrorKind::NotFound);
         assert_eq!(kind(start_put(&store, "a").recv().unwrap()), StoreErrorKind::Unavailable);
         assert_eq!(Blocking(&*store).get("a", None, Class::Read).unwrap(), "body");
-        let keys: Vec<_> = store.calls().iter().map(|call| (call.number, call.key().to_owned())).collect();
+        let keys: Vec<_> =
+            store.calls().iter().map(|call| (call.number, call.key().to_owned())).collect();
         assert_eq!(keys, [0, 1, 2, 3].map(|number| (number, "a".to_owned())));
     }
 

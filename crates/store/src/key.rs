@@ -1,6 +1,7 @@
 //! Which keys are legal: `[A-Za-z0-9._/-]`, parts neither empty nor starting with a dot.
 //!
-//! A leading dot is kept for the stores themselves (the directory store's `.tmp`), which also rules out `..`.
+//! A leading dot is kept for the stores themselves (the directory store's `.tmp`), which also rules
+//! out `..`.
 
 use crate::{Result, StoreError, StoreErrorKind};
 
@@ -22,7 +23,9 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<&str> {
     let bare = prefix.strip_suffix('/').unwrap_or(prefix);
     match if prefix.is_empty() { None } else { why_not(bare) } {
         None => Ok(bare),
-        Some(why) => Err(StoreError::new(StoreErrorKind::Invalid, format!("list prefix {prefix:?} {why}"))),
+        Some(why) => {
+            Err(StoreError::new(StoreErrorKind::Invalid, format!("list prefix {prefix:?} {why}")))
+        }
     }
 }
 
@@ -41,12 +44,16 @@ pub(crate) fn why_not(key: &str) -> Option<String> {
             return Some("has an empty part: write names separated by single slashes".to_owned());
         }
         if part.len() > PART_BYTES_MAX {
-            return Some(format!("has a part of {} bytes: at most {PART_BYTES_MAX} are allowed", part.len()));
+            return Some(format!(
+                "has a part of {} bytes: at most {PART_BYTES_MAX} are allowed",
+                part.len()
+            ));
         }
         if part.starts_with('.') {
             return Some(format!("has the part {part:?}: parts must not start with a dot"));
         }
-        if let Some(odd) = part.chars().find(|c| !(c.is_ascii_alphanumeric() || "._-".contains(*c))) {
+        if let Some(odd) = part.chars().find(|c| !(c.is_ascii_alphanumeric() || "._-".contains(*c)))
+        {
             return Some(format!(
                 "contains {odd:?}: only letters, digits, '.', '_', '-' and '/' are allowed"
             ));
@@ -61,7 +68,9 @@ mod tests {
 
     #[test]
     fn keys_of_the_engine_are_legal() {
-        for key in ["volumes/disk1", "0a1b/seg/07/00000000000000000007", "v/map/1-ff/0000", "a.b_c-D"] {
+        for key in
+            ["volumes/disk1", "0a1b/seg/07/00000000000000000007", "v/map/1-ff/0000", "a.b_c-D"]
+        {
             assert!(check_key(key).is_ok(), "{key}");
         }
     }
@@ -70,8 +79,10 @@ mod tests {
     fn keys_that_could_leave_the_root_or_confuse_a_store_are_refused() {
         let long_part = "x".repeat(256);
         let long_key = "x/".repeat(400) + "x";
-        let bad =
-            ["", "/a", "a/", "a//b", "..", "a/../b", ".tmp/x", "a/.b", "a b", "a?b", "ä", "a\\b", "a%2e"];
+        let bad = [
+            "", "/a", "a/", "a//b", "..", "a/../b", ".tmp/x", "a/.b", "a b", "a?b", "ä", "a\\b",
+            "a%2e",
+        ];
         for key in bad.into_iter().chain([long_part.as_str(), long_key.as_str()]) {
             assert_eq!(check_key(key).unwrap_err().kind(), StoreErrorKind::Invalid, "{key}");
         }

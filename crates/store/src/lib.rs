@@ -1,14 +1,16 @@
 //! Object stores behind one contract. See [`ObjectStore`] for the numbered clauses.
 //!
-//! Async lives in this crate alone: callers hand in a closure and hear the outcome on one of the store's
-//! threads.
+//! Async lives in this crate alone: callers hand in a closure and hear the outcome on one of the
+//! store's threads.
 //!
 //! ```text
-//! open (a URL) -> Client: retry, limits, meter -> one backend: memory | directory | cloud (S3, GCS, Azure)
+//! open (a URL) -> Client: retry, limits, meter -> one backend: memory | directory | cloud
+//!                                                 (cloud: S3, GCS, Azure)
 //! ```
 //!
-//! A backend makes one attempt and says what came of it; the client alone retries, times out, reads back a
-//! doubtful put, orders by priority and counts. Adding a store is one file and one line in `open`.
+//! A backend makes one attempt and says what came of it; the client alone retries, times out, reads
+//! back a doubtful put, orders by priority and counts. Adding a store is one file and one line in
+//! `open`.
 //!
 //! Not here: what objects mean. This crate never looks inside one.
 #![forbid(unsafe_code)]
@@ -35,7 +37,8 @@ mod runtime;
 
 pub use client::{Client, StoreOptions};
 pub use contract::{
-    BLOCKING_GET_BYTES_MAX, Blocking, Class, Done, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome,
+    BLOCKING_GET_BYTES_MAX, Blocking, Class, Done, Get, List, ObjectInfo, ObjectStore, Put,
+    PutOutcome,
 };
 pub use error::{StoreError, StoreErrorKind};
 pub use fault::{Call, Decide, Fault, FaultStore};

@@ -1,14 +1,15 @@
 //! How many requests one store gets at a time, and who goes first.
 //!
-//! Invariants: never more than `requests_max` permits are out; background holds at most half of them; uploads
-//! and background together at most three quarters, so a read never waits for all of them to end. Reads go
-//! before uploads, uploads before background, first come first served within a class. One exception keeps
-//! a stream of reads from holding uploads up for ever: while fewer than an eighth of the permits (at least
-//! one) are out to uploads, waiting uploads go first. If there is one permit only, the two take turns.
+//! Invariants: never more than `requests_max` permits are out; background holds at most half of
+//! them; uploads and background together at most three quarters, so a read never waits for all of
+//! them to end. Reads go before uploads, uploads before background, first come first served within
+//! a class. One exception keeps a stream of reads from holding uploads up for ever: while fewer
+//! than an eighth of the permits (at least one) are out to uploads, waiting uploads go first. If
+//! there is one permit only, the two take turns.
 //!
-//! How many bodies travel at once in one direction follows what the link carries. A transfer that stalled
-//! halves the number that were under way, once for all that began before; each round of transfers that
-//! arrived lets one more go. At least one is always allowed.
+//! How many bodies travel at once in one direction follows what the link carries. A transfer that
+//! stalled halves the number that were under way, once for all that began before; each round of
+//! transfers that arrived lets one more go. At least one is always allowed.
 //!
 //! Not here: rates. A store that wants fewer requests per second says so, and the client backs off.
 
@@ -101,7 +102,8 @@ impl Limiter {
             let mut state = self.state.lock();
             if state.waiting.iter().flatten().map(VecDeque::len).sum::<usize>() >= WAITING_MAX {
                 let text = format!(
-                    "{WAITING_MAX} calls wait for the store already; slow down or raise requests_max"
+                    "{WAITING_MAX} calls wait for the store already; slow down or raise \
+                    requests_max"
                 );
                 return Err(StoreError::new(StoreErrorKind::Unavailable, text));
             }
@@ -145,10 +147,14 @@ impl Limiter {
         let first = |way: Way| {
             let window = state.windows.get(way as usize);
             let has_room = window.is_none_or(|it| it.running < self.requests_max - it.withheld);
-            state.waiting[class as usize][way as usize].front().filter(|_| has_room).map(|it| it.number)
+            state.waiting[class as usize][way as usize]
+                .front()
+                .filter(|_| has_room)
+                .map(|it| it.number)
         };
         let ways = [Way::Up, Way::Down, Way::Neither];
-        let way = ways.into_iter().filter(|way| first(*way).is_some()).min_by_key(|way| first(*way))?;
+        let way =
+            ways.into_iter().filter(|way| first(*way).is_some()).min_by_key(|way| first(*way))?;
         state.waiting[class as usize][way as usize].pop_front().map(|waiting| (way, waiting))
     }
 
@@ -285,7 +291,8 @@ mod tests {
     #[test]
     fn reads_without_end_leave_uploads_an_eighth_of_the_permits() {
         let limiter = Limiter::new(16);
-        let mut reads: Vec<Permit> = std::iter::from_fn(|| permit(&mut ask(&limiter, Class::Read))).collect();
+        let mut reads: Vec<Permit> =
+            std::iter::from_fn(|| permit(&mut ask(&limiter, Class::Read))).collect();
         assert_eq!(reads.len(), 16);
         let mut more_reads: VecDeque<Turn> = (0..16).map(|_| ask(&limiter, Class::Read)).collect();
         let mut uploads = [(); 4].map(|()| ask(&limiter, Class::Upload));
@@ -322,7 +329,8 @@ mod tests {
     fn background_has_half_and_with_uploads_three_quarters_and_reads_the_rest() {
         let limiter = Limiter::new(64);
         let take = |class| {
-            let taken: Vec<Permit> = std::iter::from_fn(|| permit(&mut ask(&limiter, class))).collect();
+            let taken: Vec<Permit> =
+                std::iter::from_fn(|| permit(&mut ask(&limiter, class))).collect();
             (taken.len(), taken)
         };
         let (background, _held_1) = take(Class::Background);
@@ -334,7 +342,8 @@ mod tests {
     #[test]
     fn uploads_alone_have_three_quarters() {
         let limiter = Limiter::new(8);
-        let held: Vec<Permit> = std::iter::from_fn(|| permit(&mut ask(&limiter, Class::Upload))).collect();
+        let held: Vec<Permit> =
+            std::iter::from_fn(|| permit(&mut ask(&limiter, Class::Upload))).collect();
         assert_eq!(held.len(), 6);
     }
 
@@ -392,6 +401,9 @@ mod tests {
         let _first = permit(&mut ask(&limiter, Class::Read)).unwrap();
         let _waiting: Vec<Turn> = (0..WAITING_MAX).map(|_| ask(&limiter, Class::Read)).collect();
         let refused = poll(&mut ask(&limiter, Class::Read));
-        assert!(matches!(refused, Poll::Ready(Err(error)) if error.kind() == StoreErrorKind::Unavailable));
+        assert!(matches!(
+            refused,
+            Poll::Ready(Err(error)) if error.kind() == StoreErrorKind::Unavailable
+        ));
     }
 }

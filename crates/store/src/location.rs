@@ -1,6 +1,7 @@
 //! Store URLs: what they mean, and one-line errors for those that mean nothing.
 //!
-//! Invariant: no secret comes from a URL, and none that somebody wrote into one gets into an error text.
+//! Invariant: no secret comes from a URL, and none that somebody wrote into one gets into an error
+//! text.
 
 use std::path::PathBuf;
 
@@ -10,8 +11,8 @@ use crate::key::why_not;
 use crate::{Result, StoreError, StoreErrorKind};
 
 /// The forms of a store URL, for error texts.
-const FORMS: &str =
-    "write s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///path, /path or memory:NAME";
+const FORMS: &str = "write s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, \
+    file:///path, /path or memory:NAME";
 /// Longest volume name in bytes.
 const VOLUME_NAME_MAX: usize = 128;
 
@@ -114,10 +115,13 @@ pub(crate) fn shown(url: &str) -> String {
 }
 
 fn parse_file(url: &str) -> Result<Location> {
-    let parsed =
-        Url::parse(url).map_err(|error| invalid(format!("bad store URL {:?}: {error}", shown(url))))?;
+    let parsed = Url::parse(url)
+        .map_err(|error| invalid(format!("bad store URL {:?}: {error}", shown(url))))?;
     if parsed.query().is_some() || parsed.fragment().is_some() {
-        return Err(invalid(format!("store URL {:?} takes no parameters: write file:///path", shown(url))));
+        return Err(invalid(format!(
+            "store URL {:?} takes no parameters: write file:///path",
+            shown(url)
+        )));
     }
     parsed.to_file_path().map(|root| Location::Directory { root }).map_err(|()| {
         invalid(format!(
@@ -129,16 +133,20 @@ fn parse_file(url: &str) -> Result<Location> {
 
 fn parse_cloud(url: &str, scheme: CloudScheme) -> Result<Location> {
     let show = shown(url);
-    let parsed = Url::parse(url).map_err(|error| invalid(format!("bad store URL {show:?}: {error}")))?;
+    let parsed =
+        Url::parse(url).map_err(|error| invalid(format!("bad store URL {show:?}: {error}")))?;
     let refuse_secret = || {
         let place = scheme.credentials();
-        invalid(format!("credentials do not belong in store URL {show:?}: remove them and set {place}"))
+        invalid(format!(
+            "credentials do not belong in store URL {show:?}: remove them and set {place}"
+        ))
     };
     if !parsed.username().is_empty() || parsed.password().is_some() {
         return Err(refuse_secret());
     }
     if parsed.port().is_some() || parsed.fragment().is_some() {
-        let text = "has a port or a fragment: name the service with ?endpoint=http://host:port instead";
+        let text =
+            "has a port or a fragment: name the service with ?endpoint=http://host:port instead";
         return Err(invalid(format!("store URL {show:?} {text}")));
     }
     let bucket = parsed.host_str().unwrap_or_default().to_owned();
@@ -149,7 +157,8 @@ fn parse_cloud(url: &str, scheme: CloudScheme) -> Result<Location> {
     if let Some(why) = why_not(&prefix).filter(|_| !prefix.is_empty()) {
         return Err(invalid(format!("the prefix in store URL {show:?} {why}")));
     }
-    let mut location = CloudLocation { scheme, bucket, prefix, endpoint: None, region: None, account: None };
+    let mut location =
+        CloudLocation { scheme, bucket, prefix, endpoint: None, region: None, account: None };
     for (name, value) in parsed.query_pairs() {
         let value = Some(value.into_owned()).filter(|value| !value.is_empty());
         match name.as_ref() {
@@ -158,7 +167,9 @@ fn parse_cloud(url: &str, scheme: CloudScheme) -> Result<Location> {
                     return Err(refuse_secret());
                 }
                 let all = scheme.parameters().join(", ");
-                return Err(invalid(format!("store URL {show:?} has parameter {known:?}: there are {all}")));
+                return Err(invalid(format!(
+                    "store URL {show:?} has parameter {known:?}: there are {all}"
+                )));
             }
             "endpoint" => location.endpoint = value,
             "region" => location.region = value,
@@ -169,7 +180,11 @@ fn parse_cloud(url: &str, scheme: CloudScheme) -> Result<Location> {
     Ok(Location::Cloud(location))
 }
 
-fn check_endpoint(show: &str, endpoint: Option<&str>, refuse_secret: impl Fn() -> StoreError) -> Result<()> {
+fn check_endpoint(
+    show: &str,
+    endpoint: Option<&str>,
+    refuse_secret: impl Fn() -> StoreError,
+) -> Result<()> {
     let Some(endpoint) = endpoint else { return Ok(()) };
     match Url::parse(endpoint) {
         Ok(url) if !url.username().is_empty() || url.password().is_some() => Err(refuse_secret()),
@@ -184,7 +199,9 @@ fn check_endpoint(show: &str, endpoint: Option<&str>, refuse_secret: impl Fn() -
 /// Whether a parameter's name says that its value is a secret.
 fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
-    ["key", "secret", "token", "password", "credential", "sas", "sig"].iter().any(|part| name.contains(part))
+    ["key", "secret", "token", "password", "credential", "sas", "sig"]
+        .iter()
+        .any(|part| name.contains(part))
 }
 
 fn split_query(url: &str) -> (&str, &str) {
@@ -217,8 +234,9 @@ pub fn split_volume_url(url: &str) -> Result<(String, String)> {
         return Err(missing());
     }
     let why = why_not(name).map(|why| format!("the volume name {name:?} in {show:?} {why}"));
-    let too_long =
-        || format!("the volume name in {show:?} is longer than {VOLUME_NAME_MAX} bytes: shorten it");
+    let too_long = || {
+        format!("the volume name in {show:?} is longer than {VOLUME_NAME_MAX} bytes: shorten it")
+    };
     match why.or_else(|| (name.len() > VOLUME_NAME_MAX).then(too_long)) {
         Some(text) => Err(invalid(text)),
         None => {
@@ -245,7 +263,10 @@ mod tests {
         assert_eq!(parse("memory:").unwrap(), Location::Memory { name: None });
         assert_eq!(parse("memory:a").unwrap(), Location::Memory { name: Some("a".to_owned()) });
         assert_eq!(parse("/srv/a?b").unwrap(), Location::Directory { root: "/srv/a?b".into() });
-        assert_eq!(parse("file:///srv/a%20b").unwrap(), Location::Directory { root: "/srv/a b".into() });
+        assert_eq!(
+            parse("file:///srv/a%20b").unwrap(),
+            Location::Directory { root: "/srv/a b".into() }
+        );
         let s3 = cloud("s3://bucket/some/prefix/?endpoint=http://127.0.0.1:9000&region=eu-1");
         assert_eq!(
             (s3.scheme, s3.bucket.as_str(), s3.prefix.as_str()),
@@ -317,7 +338,11 @@ mod tests {
             ("memory:/disk1", "memory:", "disk1"),
         ];
         for (url, store, name) in good {
-            assert_eq!(split_volume_url(url).unwrap(), (store.to_owned(), name.to_owned()), "{url}");
+            assert_eq!(
+                split_volume_url(url).unwrap(),
+                (store.to_owned(), name.to_owned()),
+                "{url}"
+            );
         }
     }
 

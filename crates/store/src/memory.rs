@@ -1,7 +1,7 @@
 //! A store in this process's memory, for tests and trials.
 //!
-//! `memory:` is a fresh store of its own; `memory:NAME` is the same store for everyone in the process that
-//! names it, and keeps its objects when nobody holds it.
+//! `memory:` is a fresh store of its own; `memory:NAME` is the same store for everyone in the
+//! process that names it, and keeps its objects when nobody holds it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock};
@@ -31,7 +31,8 @@ impl Memory {
 
     fn read(&self, key: &str, part: &Part) -> Result<Bytes> {
         let body = self.objects.lock().get(key).cloned();
-        let body = body.ok_or_else(|| StoreError::new(StoreErrorKind::NotFound, "no such object"))?;
+        let body =
+            body.ok_or_else(|| StoreError::new(StoreErrorKind::NotFound, "no such object"))?;
         let range = part.cut(body.len() as u64)?;
         Ok(body.slice(range.start as usize..range.end as usize))
     }

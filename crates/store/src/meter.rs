@@ -1,7 +1,8 @@
-//! What a client asked of its store, in numbers: requests cost money, errors and latency cost sleep.
+//! What a client asked of its store, in numbers: requests cost money, errors and latency cost
+//! sleep.
 //!
-//! Every attempt counts as a request, because the store bills every attempt. "Not found" is an answer, not an
-//! error.
+//! Every attempt counts as a request, because the store bills every attempt. "Not found" is an
+//! answer, not an error.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -10,8 +11,8 @@ use parking_lot::Mutex;
 
 use crate::{StoreError, StoreErrorKind};
 
-/// Buckets of a latency histogram. Bucket `i` counts attempts that took less than 2^i microseconds and no
-/// less than 2^(i-1); the last one counts all slower ones too.
+/// Buckets of a latency histogram. Bucket `i` counts attempts that took less than 2^i microseconds
+/// and no less than 2^(i-1); the last one counts all slower ones too.
 pub const LATENCY_BUCKETS: usize = 32;
 
 /// The four kinds of calls.

@@ -21,7 +21,8 @@ use crate::{Client, Result, StoreOptions};
 /// | `gs://bucket/prefix?endpoint=URL` | Google Cloud Storage |
 /// | `az://container/prefix?account=NAME&endpoint=URL` | Azure Blob Storage |
 ///
-/// Credentials and further settings come from the usual variables: `AWS_*` (and the AWS credentials file),
+/// Credentials and further settings come from the usual variables: `AWS_*` (and the AWS credentials
+/// file),
 /// `GOOGLE_*`, `AZURE_*`. An `http://` endpoint is spoken to without encryption.
 ///
 /// Fails with a one-line `Invalid` error if the URL or a setting is wrong.
@@ -33,14 +34,15 @@ pub fn open(url: &str, options: StoreOptions) -> Result<Arc<Client>> {
     let client = open_in(url, &options, &environment)?;
     if let Some(endpoint) = client.exposed_endpoint() {
         tracing::warn!(
-            "{endpoint} is spoken to without encryption: whoever is on the way can read and change all data; \
-             use an https:// endpoint"
+            "{endpoint} is spoken to without encryption: whoever is on the way can read and change \
+             all data; use an https:// endpoint"
         );
     }
     Ok(client)
 }
 
-/// Reads a store URL without opening anything, and returns it as it may be shown: without its parameters.
+/// Reads a store URL without opening anything, and returns it as it may be shown: without its
+/// parameters.
 ///
 /// Fails as [`open`] does, except for settings that are missing or wrong outside the URL.
 pub fn check_url(url: &str) -> Result<String> {
@@ -48,7 +50,11 @@ pub fn check_url(url: &str) -> Result<String> {
 }
 
 /// Opens a store with a given environment.
-pub(crate) fn open_in(url: &str, options: &StoreOptions, environment: &Environment) -> Result<Arc<Client>> {
+pub(crate) fn open_in(
+    url: &str,
+    options: &StoreOptions,
+    environment: &Environment,
+) -> Result<Arc<Client>> {
     let backend: Box<dyn Backend> = match location::parse(url)? {
         Location::Memory { name: None } => Box::new(Memory::default()),
         Location::Memory { name: Some(name) } => Box::new(Memory::named(&name)),

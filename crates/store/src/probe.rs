@@ -1,13 +1,16 @@
-//! Does this store keep its promises? A racing probe of conditional creation, and a check-up for people.
+//! Does this store keep its promises? A racing probe of conditional creation, and a check-up for
+//! people.
 //!
-//! Some stores accept `If-None-Match: *` and let two racers win, or ignore it. Fencing rests on it, so it is
-//! asked, not believed. Objects made here live under `probe/` and are deleted at the end.
+//! Some stores accept `If-None-Match: *` and let two racers win, or ignore it. Fencing rests on it,
+//! so it is asked, not believed. Objects made here live under `probe/` and are deleted at the end.
 
 use std::sync::mpsc::sync_channel;
 
 use bytes::Bytes;
 
-use crate::{Blocking, Class, Done, ObjectStore, Put, PutOutcome, Result, StoreError, StoreErrorKind};
+use crate::{
+    Blocking, Class, Done, ObjectStore, Put, PutOutcome, Result, StoreError, StoreErrorKind,
+};
 
 /// Where the probes' objects live.
 const FOLDER: &str = "probe";
@@ -19,8 +22,8 @@ const BODY_BYTES: usize = 5000;
 pub enum Bodies {
     /// Each at once.
     Whole,
-    /// In halves, turn by turn: every put has begun before any can end. Finds stores that look first whether
-    /// the key is free, and make the object when the body is complete.
+    /// In halves, turn by turn: every put has begun before any can end. Finds stores that look
+    /// first whether the key is free, and make the object when the body is complete.
     InHalves,
 }
 
@@ -53,7 +56,9 @@ impl ProbeReport {
     pub fn summary(&self) -> String {
         let ProbeReport { rounds, racers, .. } = self;
         if self.is_honest() {
-            return format!("{rounds} races of {racers} puts: one winner each, nothing overwritten");
+            return format!(
+                "{rounds} races of {racers} puts: one winner each, nothing overwritten"
+            );
         }
         let counts = [
             (self.several_winners, "had several winners"),
@@ -70,7 +75,8 @@ impl ProbeReport {
     }
 }
 
-/// Lets `racers` puts (at least 2) race for one key, `rounds` times (at least once), and looks who won.
+/// Lets `racers` puts (at least 2) race for one key, `rounds` times (at least once), and looks who
+/// won.
 ///
 /// An error of the store ends the probe with that error: then nothing is known. Blocks.
 pub fn probe_conditional_create(
@@ -151,19 +157,37 @@ pub struct CheckResult {
 pub fn doctor(store: &dyn ObjectStore) -> Vec<CheckResult> {
     let (name, body) = match random_name().and_then(|name| Ok((name, random_body()?))) {
         Ok(made) => made,
-        Err(error) => return vec![check("random numbers", Err(error.to_string()), "mend this machine")],
+        Err(error) => {
+            return vec![check("random numbers", Err(error.to_string()), "mend this machine")];
+        }
     };
     let calls = Blocking(store);
     let key = format!("{FOLDER}/{name}/object");
     let whole = || expect_bytes(calls.get(&key, None, Class::Read), &body);
     let part = || expect_bytes(calls.get(&key, Some(1000..2000), Class::Read), &body[1000..2000]);
     let results = vec![
-        check("put an object", expect_put(&calls, &key, body.clone(), PutOutcome::Created), CREDENTIALS),
+        check(
+            "put an object",
+            expect_put(&calls, &key, body.clone(), PutOutcome::Created),
+            CREDENTIALS,
+        ),
         check("get it whole", whole(), CREDENTIALS),
-        check("get a part of it", part(), "the store, or a proxy before it, must honour Range requests"),
-        check("find it in a list", expect_listed(&calls, &format!("{FOLDER}/{name}/"), &key), LISTING),
+        check(
+            "get a part of it",
+            part(),
+            "the store, or a proxy before it, must honour Range requests",
+        ),
+        check(
+            "find it in a list",
+            expect_listed(&calls, &format!("{FOLDER}/{name}/"), &key),
+            LISTING,
+        ),
         check("tell that an object is absent", expect_absent(&calls, &format!("{key}-2")), LISTING),
-        check("refuse a second put (conditional create)", expect_refusal(&calls, &key), CONDITIONAL),
+        check(
+            "refuse a second put (conditional create)",
+            expect_refusal(&calls, &key),
+            CONDITIONAL,
+        ),
         check(
             "let one of many puts win (conditional create)",
             expect_honest(store, Bodies::Whole),
@@ -175,17 +199,24 @@ pub fn doctor(store: &dyn ObjectStore) -> Vec<CheckResult> {
             CONDITIONAL,
         ),
         check("delete an object", expect_deleted(&calls, &key), "grant delete on the bucket"),
-        check("tell that it is gone", expect_absent(&calls, &key), "switch off caches before the store"),
+        check(
+            "tell that it is gone",
+            expect_absent(&calls, &key),
+            "switch off caches before the store",
+        ),
     ];
     // A second try if the check failed; the checks have told everything already.
     let _ = calls.delete(vec![key], Class::Background);
     results
 }
 
-const CREDENTIALS: &str = "check the URL, the endpoint, the credentials, and the right to get and put";
-const LISTING: &str = "grant the right to list the bucket; without it S3 answers 403 for what is missing";
-const CONDITIONAL: &str = "the store does not create conditionally (If-None-Match): two writers could both \
-    win. Update it, or create and serve with --no-fencing and see to it yourself that only one machine does";
+const CREDENTIALS: &str =
+    "check the URL, the endpoint, the credentials, and the right to get and put";
+const LISTING: &str =
+    "grant the right to list the bucket; without it S3 answers 403 for what is missing";
+const CONDITIONAL: &str = "the store does not create conditionally (If-None-Match): two writers \
+    could both win. Update it, or create and serve with --no-fencing and see to it yourself that \
+    only one machine does";
 
 fn check(name: &'static str, outcome: Result<String, String>, advice: &'static str) -> CheckResult {
     match outcome {
@@ -194,7 +225,12 @@ fn check(name: &'static str, outcome: Result<String, String>, advice: &'static s
     }
 }
 
-fn expect_put(calls: &Blocking<'_>, key: &str, body: Bytes, wanted: PutOutcome) -> Result<String, String> {
+fn expect_put(
+    calls: &Blocking<'_>,
+    key: &str,
+    body: Bytes,
+    wanted: PutOutcome,
+) -> Result<String, String> {
     let bytes = body.len();
     match calls.put(key, body, Class::Upload) {
         Ok(outcome) if outcome == wanted => Ok(format!("{bytes} bytes: {outcome:?}")),
@@ -211,7 +247,9 @@ fn expect_refusal(calls: &Blocking<'_>, key: &str) -> Result<String, String> {
 fn expect_bytes(found: Result<Bytes>, wanted: &[u8]) -> Result<String, String> {
     match found {
         Ok(found) if found == wanted => Ok(format!("{} bytes as written", found.len())),
-        Ok(found) => Err(format!("{} bytes that are not the {} written", found.len(), wanted.len())),
+        Ok(found) => {
+            Err(format!("{} bytes that are not the {} written", found.len(), wanted.len()))
+        }
         Err(error) => Err(error.to_string()),
     }
 }
@@ -219,8 +257,12 @@ fn expect_bytes(found: Result<Bytes>, wanted: &[u8]) -> Result<String, String> {
 fn expect_listed(calls: &Blocking<'_>, prefix: &str, key: &str) -> Result<String, String> {
     match calls.list(prefix, Class::Read) {
         Ok(found) => match found.iter().find(|object| object.key == key) {
-            Some(object) if object.size_bytes == BODY_BYTES as u64 => Ok("with its size".to_owned()),
-            Some(object) => Err(format!("listed with {} bytes instead of {BODY_BYTES}", object.size_bytes)),
+            Some(object) if object.size_bytes == BODY_BYTES as u64 => {
+                Ok("with its size".to_owned())
+            }
+            Some(object) => {
+                Err(format!("listed with {} bytes instead of {BODY_BYTES}", object.size_bytes))
+            }
             None => Err("the list does not show it".to_owned()),
         },
         Err(error) => Err(error.to_string()),
@@ -229,7 +271,9 @@ fn expect_listed(calls: &Blocking<'_>, prefix: &str, key: &str) -> Result<String
 
 fn expect_absent(calls: &Blocking<'_>, key: &str) -> Result<String, String> {
     match calls.get(key, None, Class::Read) {
-        Err(error) if error.kind() == StoreErrorKind::NotFound => Ok("not found, as it must be".to_owned()),
+        Err(error) if error.kind() == StoreErrorKind::NotFound => {
+            Ok("not found, as it must be".to_owned())
+        }
         Err(error) => Err(format!("not a clear \"not found\": {error}")),
         Ok(found) => Err(format!("{} bytes came back", found.len())),
     }
@@ -259,7 +303,10 @@ fn random_body() -> Result<Bytes> {
 }
 
 fn no_random(error: &getrandom::Error) -> StoreError {
-    StoreError::new(StoreErrorKind::Unavailable, format!("the system gives no random numbers: {error}"))
+    StoreError::new(
+        StoreErrorKind::Unavailable,
+        format!("the system gives no random numbers: {error}"),
+    )
 }
 
 #[cfg(test)]
@@ -280,7 +327,12 @@ mod tests {
 
     impl ObjectStore for Overwriting {
         fn get(&self, get: Get, done: Done<Bytes>) {
-            let found = self.0.lock().iter().rfind(|(key, _)| *key == get.key).map(|(_, body)| body.clone());
+            let found = self
+                .0
+                .lock()
+                .iter()
+                .rfind(|(key, _)| *key == get.key)
+                .map(|(_, body)| body.clone());
             done(found.ok_or_else(|| StoreError::new(StoreErrorKind::NotFound, "absent")));
         }
         fn put(&self, put: Put, done: Done<PutOutcome>) {
@@ -317,16 +369,23 @@ mod tests {
 
     #[test]
     fn a_store_that_keeps_other_bytes_than_the_winners_is_found_out() {
-        let store = FaultStore::new(
-            memory(),
-            Box::new(|call| if call.kind == crate::CallKind::Get { Fault::Truncate } else { Fault::None }),
+        let store =
+            FaultStore::new(
+                memory(),
+                Box::new(|call| {
+                    if call.kind == crate::CallKind::Get { Fault::Truncate } else { Fault::None }
+                }),
+            );
+        assert_eq!(
+            probe_conditional_create(&*store, 2, 2, Bodies::InHalves).unwrap().wrong_bytes,
+            2
         );
-        assert_eq!(probe_conditional_create(&*store, 2, 2, Bodies::InHalves).unwrap().wrong_bytes, 2);
     }
 
     #[test]
     fn a_store_that_cannot_be_asked_gives_an_error_and_no_verdict() {
-        let store = FaultStore::new(memory(), Box::new(|_| Fault::Fail(StoreErrorKind::Unavailable)));
+        let store =
+            FaultStore::new(memory(), Box::new(|_| Fault::Fail(StoreErrorKind::Unavailable)));
         let error = probe_conditional_create(&*store, 1, 2, Bodies::InHalves).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     }
@@ -343,7 +402,8 @@ mod tests {
     #[test]
     fn the_doctor_names_what_is_broken_and_says_what_to_do() {
         let results = doctor(&Overwriting(Mutex::default()));
-        let broken: Vec<_> = results.iter().filter(|result| !result.ok).map(|result| result.name).collect();
+        let broken: Vec<_> =
+            results.iter().filter(|result| !result.ok).map(|result| result.name).collect();
         let ranges = "get a part of it";
         assert_eq!(
             broken,

@@ -1,7 +1,7 @@
 //! Keys from the AWS shared credentials file, for people who keep them there and not in variables.
 //!
-//! Only static keys: `aws_access_key_id`, `aws_secret_access_key`, `aws_session_token`. Not here: roles and
-//! single sign-on; for these, export variables with the vendor's tool.
+//! Only static keys: `aws_access_key_id`, `aws_secret_access_key`, `aws_session_token`. Not here:
+//! roles and single sign-on; for these, export variables with the vendor's tool.
 
 use std::path::PathBuf;
 
@@ -17,11 +17,12 @@ const NAMES: [(&str, &str); 3] = [
 /// The variables of the process: names and values, as the cloud backends read them.
 pub(crate) type Environment = [(String, String)];
 
-/// The variables that the chosen profile stands for. Empty if the environment has its own credentials, or if
-/// no profile was asked for and there is no file.
+/// The variables that the chosen profile stands for. Empty if the environment has its own
+/// credentials, or if no profile was asked for and there is no file.
 pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, String)>> {
-    let variable =
-        |name| environment.iter().find(|(n, v)| n == name && !v.is_empty()).map(|(_, v)| v.as_str());
+    let variable = |name| {
+        environment.iter().find(|(n, v)| n == name && !v.is_empty()).map(|(_, v)| v.as_str())
+    };
     let others = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"];
     if others.into_iter().any(|name| variable(name).is_some()) {
         return Ok(Vec::new());
@@ -35,7 +36,8 @@ pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, Stri
         Ok(text) => select(&text, profile),
         Err(_) if asked.is_none() => None,
         Err(error) => {
-            let text = format!("cannot read {} for AWS profile {profile:?}: {error}", path.display());
+            let text =
+                format!("cannot read {} for AWS profile {profile:?}: {error}", path.display());
             return Err(StoreError::new(StoreErrorKind::Invalid, text));
         }
     };
@@ -43,7 +45,10 @@ pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, Stri
         Some(found) => Ok(found),
         None if asked.is_none() => Ok(Vec::new()),
         None => {
-            let text = format!("{} has no profile {profile:?}: mend AWS_PROFILE or the file", path.display());
+            let text = format!(
+                "{} has no profile {profile:?}: mend AWS_PROFILE or the file",
+                path.display()
+            );
             Err(StoreError::new(StoreErrorKind::Invalid, text))
         }
     }
@@ -55,9 +60,12 @@ fn select(text: &str, profile: &str) -> Option<Vec<(String, String)>> {
     let mut lines = text.lines().map(str::trim);
     lines.find(|line| header(line).as_deref() == Some(profile))?;
     let section = lines.take_while(|line| header(line).is_none());
-    let pairs = section.filter(|line| !line.starts_with(['#', ';'])).filter_map(|line| line.split_once('='));
+    let pairs = section
+        .filter(|line| !line.starts_with(['#', ';']))
+        .filter_map(|line| line.split_once('='));
     let known = pairs.filter_map(|(name, value)| {
-        let (_, variable) = NAMES.iter().find(|(known, _)| name.trim().eq_ignore_ascii_case(known))?;
+        let (_, variable) =
+            NAMES.iter().find(|(known, _)| name.trim().eq_ignore_ascii_case(known))?;
         Some(((*variable).to_owned(), value.trim().to_owned()))
     });
     Some(known.collect())
@@ -67,8 +75,9 @@ fn select(text: &str, profile: &str) -> Option<Vec<(String, String)>> {
 mod tests {
     use super::*;
 
-    const FILE: &str = "[default]\naws_access_key_id = A\naws_secret_access_key=B=\n\n# a remark\n[ other ]\n\
-        aws_access_key_id = C\nregion = x\naws_secret_access_key = D\naws_session_token = E\n";
+    const FILE: &str = "[default]\naws_access_key_id = A\naws_secret_access_key=B=\n\n# a \
+        remark\n[ other ]\naws_access_key_id = C\nregion = x\naws_secret_access_key = \
+        D\naws_session_token = E\n";
 
     fn owned(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
@@ -77,8 +86,11 @@ mod tests {
     #[test]
     fn a_profile_stands_for_its_keys() {
         let default = owned(&[("AWS_ACCESS_KEY_ID", "A"), ("AWS_SECRET_ACCESS_KEY", "B=")]);
-        let other =
-            owned(&[("AWS_ACCESS_KEY_ID", "C"), ("AWS_SECRET_ACCESS_KEY", "D"), ("AWS_SESSION_TOKEN", "E")]);
+        let other = owned(&[
+            ("AWS_ACCESS_KEY_ID", "C"),
+            ("AWS_SECRET_ACCESS_KEY", "D"),
+            ("AWS_SESSION_TOKEN", "E"),
+        ]);
         assert_eq!(select(FILE, "default"), Some(default));
         assert_eq!(select(FILE, "other"), Some(other));
         assert_eq!(select(FILE, "third"), None);

@@ -1,10 +1,12 @@
-//! Whether an attempt moves: bytes are counted as they go, and an attempt is cut only when none went for
-//! a while. So a slow link carries what it can, and a dead one is noticed as soon as before.
+//! Whether an attempt moves: bytes are counted as they go, and an attempt is cut only when none
+//! went for a while. So a slow link carries what it can, and a dead one is noticed as soon as
+//! before.
 //!
-//! Invariants: an attempt whose bytes move is never cut. One whose body was handed over whole waits for its
-//! answer a while longer, since the kernel may still hold the end of it.
+//! Invariants: an attempt whose bytes move is never cut. One whose body was handed over whole waits
+//! for its answer a while longer, since the kernel may still hold the end of it.
 //!
-//! Not here: what happens after a cut (the client tries again); how many attempts run at a time (`limit`).
+//! Not here: what happens after a cut (the client tries again); how many attempts run at a time
+//! (`limit`).
 
 use std::future::Future;
 use std::sync::Arc;
@@ -18,7 +20,8 @@ tokio::task_local! {
     static CURRENT: Arc<Progress>;
 }
 
-/// Most bytes of a body that the kernel (and what stands on the way) holds after it took the last of them.
+/// Most bytes of a body that the kernel (and what stands on the way) holds after it took the last
+/// of them.
 const HELD_BYTES_MAX: u64 = 4 << 20;
 
 /// How long silence is waited for.

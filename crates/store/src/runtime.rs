@@ -1,7 +1,7 @@
 //! The one async runtime of this crate: two workers, and a bounded pool for blocking file calls.
 //!
-//! It is shared by all clients and lives until the process ends, so a client may be dropped anywhere, also on
-//! a runtime thread, and its calls in flight are still answered (S1).
+//! It is shared by all clients and lives until the process ends, so a client may be dropped
+//! anywhere, also on a runtime thread, and its calls in flight are still answered (S1).
 
 use std::sync::OnceLock;
 
@@ -28,7 +28,9 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
             .map_err(|error| error.to_string())
     });
     started.as_ref().map_err(|error| {
-        let text = format!("cannot start the store's threads: {error}; raise the limit on threads or memory");
+        let text = format!(
+            "cannot start the store's threads: {error}; raise the limit on threads or memory"
+        );
         StoreError::new(StoreErrorKind::Unavailable, text)
     })
 }

@@ -1,6 +1,7 @@
 //! Every store keeps every clause of the contract.
 //!
-//! `SAWMILL_TEST_S3` names one more to test, such as `s3://bucket/prefix?endpoint=http://127.0.0.1:9000`.
+//! `SAWMILL_TEST_S3` names one more to test, such as
+//! `s3://bucket/prefix?endpoint=http://127.0.0.1:9000`.
 
 use std::sync::Arc;
 

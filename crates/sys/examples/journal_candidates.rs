@@ -4,9 +4,10 @@
 //!
 //! Each candidate appends records of 4 KiB of data and a header to a preallocated, written file in
 //! `FOLDER` (here, if none is given; not a tmpfs), in two ways: with a sync after every record, and
-//! without. The candidates take turns; medians are printed. What all give: an appended record survives
-//! the death of the process at once, through the page cache or a tmpfs. The files are read once before: a
-//! record that ends inside a page that is not cached would cost the buffered candidates a read.
+//! without. The candidates take turns; medians are printed. What all give: an appended record
+//! survives the death of the process at once, through the page cache or a tmpfs. The files are read
+//! once before: a record that ends inside a page that is not cached would cost the buffered
+//! candidates a read.
 //!
 //! Not here: the threads of the engine. One thread does all, so that the path to the disk alone is
 //! compared.
@@ -49,8 +50,9 @@ impl SharedMapping {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a null hint lets the kernel choose an unused range; nothing existing is replaced.
-        let start =
-            unsafe { mmap(std::ptr::null_mut(), FILE_BYTES as usize, prot, MapFlags::SHARED, &file, 0)? };
+        let start = unsafe {
+            mmap(std::ptr::null_mut(), FILE_BYTES as usize, prot, MapFlags::SHARED, &file, 0)?
+        };
         Ok(SharedMapping { file, start: start.cast(), at: 0 })
     }
 }
@@ -61,7 +63,9 @@ impl Candidate for SharedMapping {
             self.at = 0;
         }
         // SAFETY: `at` and the record's end lie inside the mapping; nobody else uses it.
-        unsafe { std::ptr::copy_nonoverlapping(record.as_ptr(), self.start.add(self.at), record.len()) };
+        unsafe {
+            std::ptr::copy_nonoverlapping(record.as_ptr(), self.start.add(self.at), record.len())
+        };
         self.at += record.len();
         Ok(())
     }
@@ -73,7 +77,8 @@ impl Candidate for SharedMapping {
 
 impl Drop for SharedMapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `open` and nothing refers to it. A failure leaks addresses.
+        // SAFETY: the range was mapped by `open` and nothing refers to it. A failure leaks
+        // addresses.
         let _ = unsafe { munmap(self.start.cast(), FILE_BYTES as usize) };
     }
 }
@@ -111,7 +116,9 @@ impl Staged {
     fn open(path: &Path, staging_path: &Path) -> io::Result<Self> {
         let disk = DirectFile::open(path, OpenMode::Direct)?;
         if !disk.is_direct() {
-            return Err(io::Error::other("this file system has no direct I/O: choose another folder"));
+            return Err(io::Error::other(
+                "this file system has no direct I/O: choose another folder",
+            ));
         }
         let (ring, consumer) = StagingFile::create(staging_path, STAGING_BYTES)?.into_ring(0, &[]);
         let span = put(&ring, &vec![0; BLOCK_BYTES as usize])?;
@@ -124,7 +131,8 @@ impl Staged {
             let start = self.span.start();
             // Neither a span as the engine writes them nor the end of the file is crossed.
             let seam = (start / FILE_BYTES + 1) * FILE_BYTES;
-            let end = (self.span.end() / BLOCK_BYTES * BLOCK_BYTES).min(start + 4 * SPAN_BYTES).min(seam);
+            let end =
+                (self.span.end() / BLOCK_BYTES * BLOCK_BYTES).min(start + 4 * SPAN_BYTES).min(seam);
             let part = self.span.split_to(end);
             self.disk.write_at(start % FILE_BYTES, self.consumer.bytes(&part))?;
             self.consumer.declare_written(part);
@@ -155,7 +163,9 @@ impl Candidate for Staged {
 
     fn sync(&mut self) -> io::Result<()> {
         let padded = self.ring.reserve_to_block(80, |_, _| ());
-        if let Some((mut slot, ())) = padded.map_err(|_| io::Error::other("the staging ring is full"))? {
+        if let Some((mut slot, ())) =
+            padded.map_err(|_| io::Error::other("the staging ring is full"))?
+        {
             slot.fill(0);
             self.span.extend(&slot.publish());
         }
@@ -230,7 +240,10 @@ fn measure(paths: &[PathBuf; 3], staging: &Path, round: Duration, rounds: u64) -
     let mut candidates: [(&str, Box<dyn Candidate>); 3] = [
         ("shared mapping of the journal, fdatasync", Box::new(SharedMapping::open(&paths[0])?)),
         ("buffered pwrite, fdatasync", Box::new(Buffered { file: buffered, at: 0 })),
-        ("tmpfs ring, direct pwrite, fdatasync (ours)", Box::new(Staged::open(&paths[2], staging)?)),
+        (
+            "tmpfs ring, direct pwrite, fdatasync (ours)",
+            Box::new(Staged::open(&paths[2], staging)?),
+        ),
     ];
     let mut turns: [Vec<Turn>; 3] = Default::default();
     for _ in 0..rounds {

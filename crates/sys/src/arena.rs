@@ -1,9 +1,10 @@
 //! Memory shared with another process, lent out in pieces that never overlap.
 //!
-//! Invariants: a [`Lease`] is the only access that this process has to its range while it lives; leases lie
-//! inside the mapping and are disjoint, because one list of free ranges gives them out. The file is sealed,
-//! so nobody can take the memory away. The other process sees all of it and may write where it should not:
-//! then bytes are wrong, and nothing worse. Not here: what the bytes mean, when they are handed over.
+//! Invariants: a [`Lease`] is the only access that this process has to its range while it lives;
+//! leases lie inside the mapping and are disjoint, because one list of free ranges gives them out.
+//! The file is sealed, so nobody can take the memory away. The other process sees all of it and may
+//! write where it should not: then bytes are wrong, and nothing worse. Not here: what the bytes
+//! mean, when they are handed over.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -36,7 +37,8 @@ pub struct Lease {
 }
 
 impl Arena {
-    /// New zeroes that belong to no file system, `bytes` rounded up to whole pages. `name` is for `/proc`.
+    /// New zeroes that belong to no file system, `bytes` rounded up to whole pages. `name` is for
+    /// `/proc`.
     pub fn create(name: &str, bytes: usize) -> io::Result<Arc<Self>> {
         let length = bytes.max(1).next_multiple_of(crate::BLOCK_BYTES as usize);
         let memory = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
@@ -44,7 +46,12 @@ impl Arena {
         fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let file = File::from(memory);
         let mapping = Mapping::plain(&file, 0, length)?;
-        Ok(Arc::new(Arena { mapping, file, length, free: Mutex::new(BTreeMap::from([(0, length)])) }))
+        Ok(Arc::new(Arena {
+            mapping,
+            file,
+            length,
+            free: Mutex::new(BTreeMap::from([(0, length)])),
+        }))
     }
 
     /// The file behind it, for the other process.
@@ -59,7 +66,8 @@ impl Arena {
         self.length
     }
 
-    /// The first free range of `bytes`; `None` when there is none now. What it holds is what was there.
+    /// The first free range of `bytes`; `None` when there is none now. What it holds is what was
+    /// there.
     #[must_use]
     pub fn lease(self: &Arc<Self>, bytes: usize) -> Option<Lease> {
         let length = bytes.max(1).next_multiple_of(UNIT_BYTES);
@@ -101,9 +109,9 @@ impl Deref for Lease {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range lies inside the mapping, which lives as long as the arena that `self` keeps; no
-        // other lease of this process overlaps it. What another process writes there meanwhile is bytes, of
-        // which nothing is assumed.
+        // SAFETY: the range lies inside the mapping, which lives as long as the arena that `self`
+        // keeps; no other lease of this process overlaps it. What another process writes there
+        // meanwhile is bytes, of which nothing is assumed.
         unsafe { std::slice::from_raw_parts(self.arena.mapping.at(self.offset), self.length) }
     }
 }
@@ -148,7 +156,8 @@ mod tests {
         let arena = Arena::create("test", 4096).unwrap();
         let mut lease = arena.lease(600).unwrap();
         lease.fill(7);
-        let other = crate::SharedMemory::open(arena.file().try_clone().unwrap().into(), 0, 4096).unwrap();
+        let other =
+            crate::SharedMemory::open(arena.file().try_clone().unwrap().into(), 0, 4096).unwrap();
         let byte = |at| other.byte(at).unwrap().load(std::sync::atomic::Ordering::Acquire);
         assert_eq!((byte(lease.offset()), byte(lease.offset() + 599)), (7, 7));
         assert!(rustix::fs::ftruncate(arena.file(), 0).is_err(), "nobody can take the memory away");

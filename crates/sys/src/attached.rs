@@ -1,9 +1,11 @@
-//! Memory that another process made and shares with this one, lent to whoever works on a part of it.
+//! Memory that another process made and shares with this one, lent to whoever works on a part of
+//! it.
 //!
-//! Invariants: a [`Lent`] is the only access that this process has to its range while it lives; ranges that
-//! are lent lie inside the mapping and are disjoint, whatever the other process asks for. The file is sealed
-//! against shrinking, or it is refused: nobody can take the memory away. What the other process writes where
-//! it should not makes bytes wrong, and nothing worse. Not here: memory that is made here (`arena`).
+//! Invariants: a [`Lent`] is the only access that this process has to its range while it lives;
+//! ranges that are lent lie inside the mapping and are disjoint, whatever the other process asks
+//! for. The file is sealed against shrinking, or it is refused: nobody can take the memory away.
+//! What the other process writes where it should not makes bytes wrong, and nothing worse. Not
+//! here: memory that is made here (`arena`).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -33,13 +35,15 @@ pub struct Lent {
 }
 
 impl Attached {
-    /// The first `length` bytes of a file that somebody sent. Errors: `InvalidInput` when the file is
-    /// shorter, or could become so.
+    /// The first `length` bytes of a file that somebody sent. Errors: `InvalidInput` when the file
+    /// is shorter, or could become so.
     pub fn open(file: OwnedFd, length: usize) -> io::Result<Arc<Self>> {
         let refused = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
         let held = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
         if length == 0 || length as u64 > held {
-            return Err(refused(format!("{length} bytes are not in shared memory of {held} bytes")));
+            return Err(refused(format!(
+                "{length} bytes are not in shared memory of {held} bytes"
+            )));
         }
         let seals = fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
         if !seals.contains(SealFlags::SHRINK) {
@@ -55,13 +59,15 @@ impl Attached {
         self.length
     }
 
-    /// The `length` bytes at `offset`. `None` when they are not all inside, are none, or some are lent.
+    /// The `length` bytes at `offset`. `None` when they are not all inside, are none, or some are
+    /// lent.
     #[must_use]
     pub fn lend(self: &Arc<Self>, offset: u64, length: u64) -> Option<Lent> {
         let (offset, length) = (usize::try_from(offset).ok()?, usize::try_from(length).ok()?);
         let end = offset.checked_add(length).filter(|end| *end <= self.length && length > 0)?;
         let mut lent = self.lent.lock();
-        // Ranges are disjoint, so the last one that begins before our end is the only one that can reach in.
+        // Ranges are disjoint, so the last one that begins before our end is the only one that can
+        // reach in.
         if lent.range(..end).next_back().is_some_and(|(_, other_end)| *other_end > offset) {
             return None;
         }
@@ -75,9 +81,9 @@ impl Deref for Lent {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range lies inside the mapping, which lives as long as the memory that `self` keeps; no
-        // other loan of this process overlaps it. What another process writes there meanwhile is bytes, of
-        // which nothing is assumed.
+        // SAFETY: the range lies inside the mapping, which lives as long as the memory that `self`
+        // keeps; no other loan of this process overlaps it. What another process writes there
+        // meanwhile is bytes, of which nothing is assumed.
         unsafe { std::slice::from_raw_parts(self.memory.mapping.at(self.offset), self.length) }
     }
 }
@@ -105,11 +111,16 @@ mod tests {
         let arena = Arena::create("test", 16384).unwrap();
         let memory = Attached::open(arena.file().try_clone().unwrap().into(), 16384).unwrap();
         let one = memory.lend(4096, 4096).unwrap();
-        for (offset, length) in [(4096, 1), (8191, 1), (0, 4097), (0, 16384), (4000, 200), (8191, 100)] {
+        for (offset, length) in
+            [(4096, 1), (8191, 1), (0, 4097), (0, 16384), (4000, 200), (8191, 100)]
+        {
             assert!(memory.lend(offset, length).is_none(), "{length} bytes at {offset} are lent");
         }
         for (offset, length) in [(16384, 1), (0, 16385), (u64::MAX, 2), (1, u64::MAX), (0, 0)] {
-            assert!(memory.lend(offset, length).is_none(), "{length} bytes at {offset} are not there");
+            assert!(
+                memory.lend(offset, length).is_none(),
+                "{length} bytes at {offset} are not there"
+            );
         }
         assert!(memory.lend(0, 4096).is_some() && memory.lend(8192, 8192).is_some());
         drop(one);

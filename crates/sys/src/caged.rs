@@ -1,5 +1,5 @@
-//! A program that reads what a stranger made: without network, and with bounds on what it takes. Not here:
-//! which program, and with which environment.
+//! A program that reads what a stranger made: without network, and with bounds on what it takes.
+//! Not here: which program, and with which environment.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -23,8 +23,8 @@ pub struct Bounds {
     pub has_network: bool,
 }
 
-/// The program gets these bounds, no core dump and no new privileges. Where the kernel allows no network of
-/// its own, starting it fails: see [`is_no_network`].
+/// The program gets these bounds, no core dump and no new privileges. Where the kernel allows no
+/// network of its own, starting it fails: see [`is_no_network`].
 pub fn caged(command: &mut Command, bounds: Bounds) -> &mut Command {
     let cage = move || {
         bound(Resource::As, bounds.memory_bytes)?;
@@ -38,8 +38,8 @@ pub fn caged(command: &mut Command, bounds: Bounds) -> &mut Command {
         }
         Ok(())
     };
-    // SAFETY: between fork and exec only system calls are made, which touch no memory of this process; no
-    // lock is taken and nothing is allocated.
+    // SAFETY: between fork and exec only system calls are made, which touch no memory of this
+    // process; no lock is taken and nothing is allocated.
     unsafe { command.pre_exec(cage) }
 }
 
@@ -58,8 +58,8 @@ fn bound(resource: Resource, most: u64) -> io::Result<()> {
 }
 
 fn leave_network() -> io::Result<()> {
-    // SAFETY: this process has one thread, which runs another program next; neither file table nor memory is
-    // unshared.
+    // SAFETY: this process has one thread, which runs another program next; neither file table nor
+    // memory is unshared.
     let unshare = |flags| unsafe { rustix::thread::unshare_unsafe(flags) };
     // Who may not do so as itself may where users have namespaces of their own.
     match unshare(UnshareFlags::NEWNET) {
@@ -72,8 +72,13 @@ fn leave_network() -> io::Result<()> {
 mod tests {
     use super::*;
 
-    const BOUNDS: Bounds =
-        Bounds { memory_bytes: 1 << 30, files: 17, cpu_s: 60, file_bytes: Some(0), has_network: true };
+    const BOUNDS: Bounds = Bounds {
+        memory_bytes: 1 << 30,
+        files: 17,
+        cpu_s: 60,
+        file_bytes: Some(0),
+        has_network: true,
+    };
 
     #[test]
     fn a_caged_program_has_its_bounds() {

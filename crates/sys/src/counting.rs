@@ -18,20 +18,22 @@ static IN_USE_BYTES: AtomicU64 = AtomicU64::new(0);
 pub struct CountingAllocator;
 
 impl CountingAllocator {
-    /// How often the calling thread has asked for memory so far; 0 where this is not the allocator in use.
+    /// How often the calling thread has asked for memory so far; 0 where this is not the allocator
+    /// in use.
     #[must_use]
     pub fn allocations_of_this_thread() -> u64 {
         ALLOCATIONS.with(Cell::get)
     }
 
-    /// Bytes that the calling thread has asked for, less those it has given back: what it keeps, where it
-    /// shares with no other thread.
+    /// Bytes that the calling thread has asked for, less those it has given back: what it keeps,
+    /// where it shares with no other thread.
     #[must_use]
     pub fn bytes_of_this_thread() -> i64 {
         KEPT_BYTES.with(Cell::get)
     }
 
-    /// Bytes that the process has asked for and not given back; 0 where this is not the allocator in use.
+    /// Bytes that the process has asked for and not given back; 0 where this is not the allocator
+    /// in use.
     #[must_use]
     pub fn bytes_in_use() -> u64 {
         IN_USE_BYTES.load(Relaxed)

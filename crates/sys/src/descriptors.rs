@@ -1,7 +1,9 @@
-//! Open files that travel with bytes over a Unix socket (`SCM_RIGHTS`): one call of the kernel at a time.
+//! Open files that travel with bytes over a Unix socket (`SCM_RIGHTS`): one call of the kernel at a
+//! time.
 //!
-//! Invariant: every descriptor that came is in the answer, or closed; none is passed on to a program that
-//! this process executes. Not here: messages made of several calls, and what the bytes mean.
+//! Invariant: every descriptor that came is in the answer, or closed; none is passed on to a
+//! program that this process executes. Not here: messages made of several calls, and what the bytes
+//! mean.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -30,16 +32,23 @@ pub struct Received {
     pub descriptors_lost: bool,
 }
 
-/// Sends `bytes`, or as many of them as a stream takes now, with `descriptors`. Returns how many bytes went.
+/// Sends `bytes`, or as many of them as a stream takes now, with `descriptors`. Returns how many
+/// bytes went.
 ///
 /// Fails as `sendmsg` does, and with `INVAL` for more than [`DESCRIPTORS_MAX`] descriptors.
-pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
+pub fn send(
+    socket: impl AsFd,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(Errno::INVAL);
     }
-    rustix::io::retry_on_intr(|| sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL))
+    rustix::io::retry_on_intr(|| {
+        sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
+    })
 }
 
 /// Receives into `buffer` what there is, with its descriptors. Fails as `recvmsg` does.

@@ -1,8 +1,9 @@
-//! A file or block device, reached around the page cache where the file system and the request allow it.
+//! A file or block device, reached around the page cache where the file system and the request
+//! allow it.
 //!
-//! Invariants: whoever writes a file holds its [`FileLock`]. A direct read or write needs offset, length and
-//! memory aligned to [`BLOCK_BYTES`]; others go through the buffered descriptor. The kernel keeps both views
-//! of the file coherent: a direct write drops the cached pages it covers.
+//! Invariants: whoever writes a file holds its [`FileLock`]. A direct read or write needs offset,
+//! length and memory aligned to [`BLOCK_BYTES`]; others go through the buffered descriptor. The
+//! kernel keeps both views of the file coherent: a direct write drops the cached pages it covers.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +23,8 @@ pub enum OpenMode {
     ReadOnly,
     /// For reading and writing, writes go around the page cache.
     Direct,
-    /// For reading and writing, writes stay in the page cache (for data that will be read again soon).
+    /// For reading and writing, writes stay in the page cache (for data that will be read again
+    /// soon).
     Cached,
 }
 
@@ -32,12 +34,13 @@ pub struct FileLock {
 }
 
 impl FileLock {
-    /// Takes the right. `WouldBlock` means that somebody else has it; for a block device also that it is
-    /// mounted.
+    /// Takes the right. `WouldBlock` means that somebody else has it; for a block device also that
+    /// it is mounted.
     pub fn take(path: &Path) -> io::Result<Self> {
         let kind = FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode);
         let exclusive = if kind == FileType::BlockDevice { OFlags::EXCL } else { OFlags::empty() };
-        let opened = rustix::fs::open(path, OFlags::RDWR | exclusive | OFlags::CLOEXEC, Mode::empty());
+        let opened =
+            rustix::fs::open(path, OFlags::RDWR | exclusive | OFlags::CLOEXEC, Mode::empty());
         let file = match opened {
             Ok(file) => File::from(file),
             Err(Errno::BUSY) => return Err(io::Error::from(io::ErrorKind::WouldBlock)),
@@ -49,12 +52,14 @@ impl FileLock {
 }
 
 impl FileLock {
-    /// Takes the right to whatever file has the name `path`, now or later: a file can be made and renamed
-    /// under it. It is the lock of `path` with `.lock` added, which is made; of a block device it is the
-    /// device's own.
+    /// Takes the right to whatever file has the name `path`, now or later: a file can be made and
+    /// renamed under it. It is the lock of `path` with `.lock` added, which is made; of a block
+    /// device it is the device's own.
     pub fn of_name(path: &Path) -> io::Result<Self> {
         match rustix::fs::stat(path) {
-            Ok(meta) if FileType::from_raw_mode(meta.st_mode) == FileType::BlockDevice => Self::take(path),
+            Ok(meta) if FileType::from_raw_mode(meta.st_mode) == FileType::BlockDevice => {
+                Self::take(path)
+            }
             _ => {
                 let mut beside = path.as_os_str().to_owned();
                 beside.push(".lock");
@@ -80,8 +85,8 @@ impl DirectFile {
         let access = if mode == OpenMode::ReadOnly { OFlags::RDONLY } else { OFlags::RDWR };
         let buffered = File::from(rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())?);
         let direct = if mode == OpenMode::Direct {
-            // A file system without direct I/O (tmpfs of older kernels) says EINVAL: writes are buffered
-            // then.
+            // A file system without direct I/O (tmpfs of older kernels) says EINVAL: writes are
+            // buffered then.
             let flags = access | OFlags::DIRECT | OFlags::CLOEXEC;
             rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from)
         } else {
@@ -93,9 +98,9 @@ impl DirectFile {
         Ok(DirectFile { buffered, direct, len_bytes, path })
     }
 
-    /// Makes a new file of `len_bytes` with every block written, so that later writes need no allocation and
-    /// a sync needs no journal of the file system's own. Fails when the file exists or the space is not
-    /// there.
+    /// Makes a new file of `len_bytes` with every block written, so that later writes need no
+    /// allocation and a sync needs no journal of the file system's own. Fails when the file exists
+    /// or the space is not there.
     pub fn create(path: &Path, len_bytes: u64, mode: OpenMode) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
@@ -109,9 +114,13 @@ impl DirectFile {
         Self::open(path, mode)
     }
 
-    /// Opens or makes a file of `len_bytes` whose blocks are allocated only when written (for caches), with
-    /// its lock, which is taken before anything about the file is changed.
-    pub fn create_sparse(path: &Path, len_bytes: u64, mode: OpenMode) -> io::Result<(FileLock, Self)> {
+    /// Opens or makes a file of `len_bytes` whose blocks are allocated only when written (for
+    /// caches), with its lock, which is taken before anything about the file is changed.
+    pub fn create_sparse(
+        path: &Path,
+        len_bytes: u64,
+        mode: OpenMode,
+    ) -> io::Result<(FileLock, Self)> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
         let lock = FileLock::take(path)?;
@@ -147,7 +156,8 @@ impl DirectFile {
         self.file_for(offset, into).read_exact_at(into, offset)
     }
 
-    /// As [`read_at`](Self::read_at), but fails with `WouldBlock` where it would have to wait for the device.
+    /// As [`read_at`](Self::read_at), but fails with `WouldBlock` where it would have to wait for
+    /// the device.
     pub fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let length = into.len();
         let mut parts = [io::IoSliceMut::new(into)];
@@ -197,7 +207,8 @@ fn fill_with_zeroes(file: &File, path: &Path, len_bytes: u64) -> io::Result<()> 
         Ok(()) | Err(Errno::OPNOTSUPP) => {}
         Err(error) => return Err(error.into()),
     }
-    let direct = rustix::fs::open(path, OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty());
+    let direct =
+        rustix::fs::open(path, OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty());
     let direct = direct.ok().map(File::from);
     let zeroes = AlignedBytes::zeroed(CHUNK_BYTES);
     let mut offset = 0;
@@ -215,7 +226,8 @@ fn fill_with_zeroes(file: &File, path: &Path, len_bytes: u64) -> io::Result<()> 
     Ok(rustix::fs::fsync(File::open(folder)?.as_fd())?)
 }
 
-/// Gives a file another name that nothing has. `AlreadyExists`: something has it, also if it came just now.
+/// Gives a file another name that nothing has. `AlreadyExists`: something has it, also if it came
+/// just now.
 pub fn rename_exclusive(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         // A file system that cannot: there a second name first fails just so.

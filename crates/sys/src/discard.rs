@@ -1,7 +1,7 @@
 //! Discards and zeroes on files and block devices.
 //!
-//! Invariant: nothing outside the range changes. Not here: what a discarded range holds; that is the
-//! device's to say (a hole of a file reads as zeroes).
+//! Invariant: nothing outside the range changes. Not here: what a discarded range holds; that is
+//! the device's to say (a hole of a file reads as zeroes).
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,8 @@ const BLKDISCARD: Opcode = 0x1277;
 
 /// Tells the device that this range is needed no more; makes a hole of it in a file.
 ///
-/// Errors: `Unsupported` (`EOPNOTSUPP`) where it cannot; `InvalidInput` for a range that is no whole blocks.
+/// Errors: `Unsupported` (`EOPNOTSUPP`) where it cannot; `InvalidInput` for a range that is no
+/// whole blocks.
 pub fn discard(file: &File, offset: u64, length: u64) -> io::Result<()> {
     if !is_block_device(file)? {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -32,8 +33,8 @@ pub fn write_zeroes(file: &File, offset: u64, length: u64) -> io::Result<()> {
     Ok(fallocate(file, FallocateFlags::ZERO_RANGE, offset, length)?)
 }
 
-/// The shortest direct write that a block device takes; of a file none is told, and 512 is all that the
-/// kernel itself asks for.
+/// The shortest direct write that a block device takes; of a file none is told, and 512 is all that
+/// the kernel itself asks for.
 pub fn logical_block_bytes(file: &File) -> io::Result<u32> {
     if is_block_device(file)? { Ok(ioctl_blksszget(file)?) } else { Ok(512) }
 }

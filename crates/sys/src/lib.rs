@@ -1,14 +1,15 @@
-//! The kernel's edge: the only crate with `unsafe` besides the C binding. It offers safe functions only.
+//! The kernel's edge: the only crate with `unsafe` besides the C binding. It offers safe functions
+//! only.
 //!
-//! Modules: [`AlignedBytes`] (memory that direct I/O accepts), [`DirectFile`] (a file or block device,
-//! written around the page cache, and read around it where a read is aligned), [`staging`] (memory that
-//! outlives the process, and the ring in it), [`SharedMemory`] (memory that another process writes too),
-//! [`Arena`] (such memory, lent out in pieces), [`Attached`] (such memory of another process),
-//! [`in_own_session`] (a program that outlives its starter), [`caged`](caged()) (one that is not trusted),
-//! [`sync`] (locks and atomics, which a test can replace), [`LoopDevice`] (a file as a block device),
-//! [`discard`](discard()) (and zeroes, on files and block devices), [`ublk`] (the kernel's driver for block
-//! devices in user space), [`reclaim`] (a server of disks must not wait for its own disk),
-//! [`CountingAllocator`] (for tests).
+//! Modules: [`AlignedBytes`] (memory that direct I/O accepts), [`DirectFile`] (a file or block
+//! device, written around the page cache, and read around it where a read is aligned), [`staging`]
+//! (memory that outlives the process, and the ring in it), [`SharedMemory`] (memory that another
+//! process writes too), [`Arena`] (such memory, lent out in pieces), [`Attached`] (such memory of
+//! another process), [`in_own_session`] (a program that outlives its starter), [`caged`](caged())
+//! (one that is not trusted), [`sync`] (locks and atomics, which a test can replace),
+//! [`LoopDevice`] (a file as a block device), [`discard`](discard()) (and zeroes, on files and
+//! block devices), [`ublk`] (the kernel's driver for block devices in user space), [`reclaim`] (a
+//! server of disks must not wait for its own disk), [`CountingAllocator`] (for tests).
 //!
 //! Not here: what the bytes mean; any policy.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -50,14 +51,15 @@ pub use waker::Waker;
 /// The unit of direct I/O: every aligned offset, length and address is a multiple of it.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// The calling thread gets from now on what others leave of the cores. Not being able to is no failure.
+/// The calling thread gets from now on what others leave of the cores. Not being able to is no
+/// failure.
 pub fn give_way() {
     // On Linux a priority belongs to a thread: "no process" is the one that calls.
     let _ = rustix::process::setpriority_process(None, 19);
 }
 
-/// Waits for a thread, unless it is the one that calls: an answer on a device's own thread may be what drops
-/// the device, and no thread can wait for itself. Fails when it panicked.
+/// Waits for a thread, unless it is the one that calls: an answer on a device's own thread may be
+/// what drops the device, and no thread can wait for itself. Fails when it panicked.
 pub fn join_unless_own<T>(thread: std::thread::JoinHandle<T>) -> std::thread::Result<Option<T>> {
     if thread.thread().id() == std::thread::current().id() {
         return Ok(None);
@@ -72,7 +74,10 @@ pub fn boot_id() -> std::io::Result<[u8; 16]> {
         text.bytes().filter_map(|b| (b as char).to_digit(16)).map(|digit| digit as u8).collect();
     let mut id = [0u8; 16];
     if digits.len() != 32 {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "boot_id is not 32 hex digits"));
+        return Err(std::io::Error::new(
+            std::io::ErrorKind::InvalidData,
+            "boot_id is not 32 hex digits",
+        ));
     }
     for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
         *byte = pair[0] << 4 | pair[1];

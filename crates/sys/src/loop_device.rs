@@ -1,7 +1,7 @@
 //! Loop devices: a file as a block device of the kernel.
 //!
-//! Invariant: a [`LoopDevice`] is a number, not a hold: the kernel keeps the device, and the file open,
-//! until it is detached, whatever becomes of this process. Not here: why a file is attached.
+//! Invariant: a [`LoopDevice`] is a number, not a hold: the kernel keeps the device, and the file
+//! open, until it is detached, whatever becomes of this process. Not here: why a file is attached.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -40,8 +40,14 @@ struct Info {
 const _: () = assert!(size_of::<Info>() == 232);
 
 impl Info {
-    const EMPTY: Info =
-        Info { places: [0; 5], number: 0, encryption: [0; 2], flags: 0, names: [0; 160], init: [0; 2] };
+    const EMPTY: Info = Info {
+        places: [0; 5],
+        number: 0,
+        encryption: [0; 2],
+        flags: 0,
+        names: [0; 160],
+        init: [0; 2],
+    };
 }
 
 /// `struct loop_config`.
@@ -70,7 +76,10 @@ unsafe impl Ioctl for GetFree {
         std::ptr::null_mut()
     }
 
-    unsafe fn output_from_ptr(out: IoctlOutput, _: *mut std::ffi::c_void) -> rustix::io::Result<u32> {
+    unsafe fn output_from_ptr(
+        out: IoctlOutput,
+        _: *mut std::ffi::c_void,
+    ) -> rustix::io::Result<u32> {
         u32::try_from(out).map_err(|_| Errno::INVAL)
     }
 }
@@ -97,9 +106,8 @@ impl LoopDevice {
         LoopDevice { number }
     }
 
-    /// Attaches `file` to a free loop device, with direct I/O and this logical block size. The device can be
-    /// written if the access says so. Whoever serves
-    /// the file must answer meanwhile.
+    /// Attaches `file` to a free loop device, with direct I/O and this logical block size. The
+    /// device can be written if the access says so. Whoever serves the file must answer meanwhile.
     ///
     /// Errors: those of `/dev/loop-control` and LOOP_CONFIGURE: mostly that the process may not.
     pub fn attach(file: impl AsFd, block_bytes: u32, access: LoopAccess) -> io::Result<Self> {
@@ -113,8 +121,10 @@ impl LoopDevice {
             let config = Config { descriptor, block_bytes, info, reserved: [0; 8] };
             // SAFETY: LOOP_CONFIGURE reads one `struct loop_config`, which `Config` is.
             let configure = unsafe { Setter::<LOOP_CONFIGURE, Config>::new(config) };
-            let node =
-                OpenOptions::new().read(true).write(access == LoopAccess::ReadWrite).open(device.path())?;
+            let node = OpenOptions::new()
+                .read(true)
+                .write(access == LoopAccess::ReadWrite)
+                .open(device.path())?;
             // SAFETY: as above; the descriptor lives through the call.
             match unsafe { ioctl(&node, configure) } {
                 Ok(()) => return Ok(device),
@@ -122,18 +132,23 @@ impl LoopDevice {
                 Err(error) => return Err(error.into()),
             }
         }
-        Err(io::Error::new(io::ErrorKind::ResourceBusy, "every free loop device was taken by others at once"))
+        Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "every free loop device was taken by others at once",
+        ))
     }
 
     /// The devices whose files lie below this folder.
     #[must_use]
     pub fn attached_below(folder: &Path) -> Vec<Self> {
         let names = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
-        let numbers =
-            names.filter_map(|entry| entry.file_name().to_str()?.strip_prefix("loop")?.parse().ok());
+        let numbers = names
+            .filter_map(|entry| entry.file_name().to_str()?.strip_prefix("loop")?.parse().ok());
         let is_below = |path: PathBuf| path.starts_with(folder);
         let devices = numbers.map(LoopDevice::numbered);
-        devices.filter(|device| device.backing_file().ok().flatten().is_some_and(is_below)).collect()
+        devices
+            .filter(|device| device.backing_file().ok().flatten().is_some_and(is_below))
+            .collect()
     }
 
     /// Its number.
@@ -168,8 +183,8 @@ impl LoopDevice {
 
     /// Whether it reaches its file around the page cache.
     pub fn is_direct(&self) -> io::Result<bool> {
-        // SAFETY: LOOP_GET_STATUS64 fills one `struct loop_info64`, which `Info` is; any bytes are valid in
-        // it.
+        // SAFETY: LOOP_GET_STATUS64 fills one `struct loop_info64`, which `Info` is; any bytes are
+        // valid in it.
         let status = unsafe { ioctl(self.open()?, Getter::<LOOP_GET_STATUS64, Info>::new()) }?;
         Ok(status.flags & DIRECT_IO != 0)
     }
@@ -180,8 +195,8 @@ impl LoopDevice {
         Ok(unsafe { ioctl(self.open()?, NoArg::<LOOP_SET_CAPACITY>::new()) }?)
     }
 
-    /// Detaches its file. While others have the device open the kernel does so only once they have closed
-    /// it: [`LoopDevice::backing_file`] tells.
+    /// Detaches its file. While others have the device open the kernel does so only once they have
+    /// closed it: [`LoopDevice::backing_file`] tells.
     pub fn detach(&self) -> io::Result<()> {
         // SAFETY: LOOP_CLR_FD has no argument.
         match unsafe { ioctl(self.open()?, NoArg::<LOOP_CLR_FD>::new()) } {

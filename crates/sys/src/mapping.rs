@@ -1,5 +1,5 @@
-//! Shared mappings: of a file, plain, or the same bytes twice in a row so that a ring has no seam; and memory
-//! that is shared with the kernel.
+//! Shared mappings: of a file, plain, or the same bytes twice in a row so that a ring has no seam;
+//! and memory that is shared with the kernel.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +19,8 @@ impl Mapping {
     pub(crate) fn plain(file: impl AsFd, offset: u64, length: usize) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a null hint lets the kernel choose an unused range; nothing existing is replaced.
-        let start = unsafe { mmap(std::ptr::null_mut(), length, prot, MapFlags::SHARED, file, offset)? };
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), length, prot, MapFlags::SHARED, file, offset)? };
         Self::own(start, length)
     }
 
@@ -31,18 +32,19 @@ impl Mapping {
         Self::own(start, length)
     }
 
-    /// Maps `[offset, offset + length)` of `file` twice, back to back. `length` is a multiple of the page
-    /// size.
+    /// Maps `[offset, offset + length)` of `file` twice, back to back. `length` is a multiple of
+    /// the page size.
     pub(crate) fn doubled(file: &File, offset: u64, length: usize) -> io::Result<Self> {
         let null = std::ptr::null_mut();
         // SAFETY: a null hint lets the kernel choose an unused range of twice the length.
-        let start = unsafe { mmap_anonymous(null, 2 * length, ProtFlags::empty(), MapFlags::PRIVATE)? };
+        let start =
+            unsafe { mmap_anonymous(null, 2 * length, ProtFlags::empty(), MapFlags::PRIVATE)? };
         let mapping = Self::own(start, 2 * length)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         for half in 0..2 {
             let at = start.wrapping_byte_add(half * length);
-            // SAFETY: FIXED replaces exactly one half of the range reserved above, which nothing else uses
-            // yet.
+            // SAFETY: FIXED replaces exactly one half of the range reserved above, which nothing
+            // else uses yet.
             unsafe { mmap(at, length, prot, MapFlags::SHARED | MapFlags::FIXED, file, offset)? };
         }
         Ok(mapping)
@@ -63,13 +65,14 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by us and no reference into it outlives its owner. A failure would
-        // only leak address space.
+        // SAFETY: the range was mapped by us and no reference into it outlives its owner. A failure
+        // would only leak address space.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.mapped_bytes) };
     }
 }
 
-// SAFETY: the mapping is only an address range; all access goes through raw pointers whose users keep order.
+// SAFETY: the mapping is only an address range; all access goes through raw pointers whose users
+// keep order.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

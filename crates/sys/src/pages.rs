@@ -1,4 +1,5 @@
-//! Memory straight from the kernel: it goes back to it when it is dropped, whatever else the heap holds.
+//! Memory straight from the kernel: it goes back to it when it is dropped, whatever else the heap
+//! holds.
 //!
 //! Invariants: zeroes at first; one owner. Not here: memory that others see (`mapping`, `shared`).
 
@@ -34,7 +35,8 @@ impl Pages {
                 MapFlags::PRIVATE,
             )
         }?;
-        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let start = NonNull::new(start.cast())
+            .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
         Ok(Pages { start, length })
     }
 }
@@ -43,7 +45,8 @@ impl Deref for Pages {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping has `length` readable bytes, lives as long as `self`, and is written through
+        // SAFETY: the mapping has `length` readable bytes, lives as long as `self`, and is written
+        // through
         // `&mut self` alone.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
@@ -58,8 +61,8 @@ impl DerefMut for Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody has a reference into it any more. A failure would leave it
-        // mapped, which is no harm.
+        // SAFETY: the mapping is ours and nobody has a reference into it any more. A failure would
+        // leave it mapped, which is no harm.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }

@@ -1,9 +1,9 @@
 //! A process that serves a disk must not wait for that disk when it asks for memory.
 //!
-//! When memory is short the kernel writes dirty pages out to make room, and whoever asks for memory may
-//! have to do it or wait for it. Where those pages belong to a disk that this process serves, it would wait
-//! for itself. Two marks prevent that: [`mark_thread`], and memory that never has to be brought back from a
-//! swap: [`lock_memory`].
+//! When memory is short the kernel writes dirty pages out to make room, and whoever asks for memory
+//! may have to do it or wait for it. Where those pages belong to a disk that this process serves,
+//! it would wait for itself. Two marks prevent that: [`mark_thread`], and memory that never has to
+//! be brought back from a swap: [`lock_memory`].
 //!
 //! Not here: which threads are on the path of a write.
 
@@ -11,9 +11,9 @@ use std::io;
 
 use rustix::mm::MlockAllFlags;
 
-/// From now on the calling thread, and every thread it starts afterwards, gets memory without writing to
-/// any disk for it, and is not slowed down for dirtying pages. Needs `CAP_SYS_RESOURCE`; `PermissionDenied`
-/// without.
+/// From now on the calling thread, and every thread it starts afterwards, gets memory without
+/// writing to any disk for it, and is not slowed down for dirtying pages. Needs `CAP_SYS_RESOURCE`;
+/// `PermissionDenied` without.
 pub fn mark_thread() -> io::Result<()> {
     Ok(rustix::process::configure_io_flusher_behavior(true)?)
 }
@@ -23,8 +23,8 @@ pub fn is_thread_marked() -> io::Result<bool> {
     Ok(rustix::process::is_io_flusher()?)
 }
 
-/// From now on memory of this process that was touched once stays in memory. Needs `CAP_IPC_LOCK` or a limit
-/// (`RLIMIT_MEMLOCK`) that is large enough for all of it.
+/// From now on memory of this process that was touched once stays in memory. Needs `CAP_IPC_LOCK`
+/// or a limit (`RLIMIT_MEMLOCK`) that is large enough for all of it.
 pub fn lock_memory() -> io::Result<()> {
     let touched = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     Ok(rustix::mm::mlockall(touched)?)
@@ -46,7 +46,10 @@ mod tests {
             Ok(marked) => {
                 assert_eq!(marked, (true, true));
                 assert!(!before.expect("allowed above"));
-                assert!(!is_thread_marked().expect("allowed above"), "the mark stays with its thread");
+                assert!(
+                    !is_thread_marked().expect("allowed above"),
+                    "the mark stays with its thread"
+                );
             }
             Err(error) => assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}"),
         }

@@ -5,8 +5,8 @@ use std::process::Command;
 
 /// What this starts gets a session of its own: no terminal, and no signal of ours, ends it.
 pub fn in_own_session(command: &mut Command) -> &mut Command {
-    // SAFETY: between fork and exec only a system call is made, which touches no memory of this process; no
-    // lock is taken and nothing is allocated.
+    // SAFETY: between fork and exec only a system call is made, which touches no memory of this
+    // process; no lock is taken and nothing is allocated.
     unsafe { command.pre_exec(|| Ok(rustix::process::setsid().map(|_| ())?)) }
 }
 
@@ -17,7 +17,8 @@ mod tests {
     #[test]
     fn a_child_leads_its_own_session() {
         let mut command = Command::new("sh");
-        let output = in_own_session(command.args(["-c", "cut -d' ' -f1,6 /proc/$$/stat"])).output().unwrap();
+        let output =
+            in_own_session(command.args(["-c", "cut -d' ' -f1,6 /proc/$$/stat"])).output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let (pid, session) = text.trim().split_once(' ').unwrap();
         assert_eq!(pid, session);

@@ -1,8 +1,10 @@
-//! Memory shared with another process, seen as atomics: neither side can trust the other to hold still.
+//! Memory shared with another process, seen as atomics: neither side can trust the other to hold
+//! still.
 //!
-//! Invariants: every access lies inside the mapping and is aligned; no reference to plain bytes is ever
-//! given. Whoever can shrink the file behind it can end this process (`SIGBUS`): what is made here is
-//! sealed against that, what comes from elsewhere is as good as its giver. Not here: what the bytes mean.
+//! Invariants: every access lies inside the mapping and is aligned; no reference to plain bytes is
+//! ever given. Whoever can shrink the file behind it can end this process (`SIGBUS`): what is made
+//! here is sealed against that, what comes from elsewhere is as good as its giver. Not here: what
+//! the bytes mean.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +23,8 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// New zeroes in memory that belongs to no file system; its size is fixed. `name` is for `/proc` alone.
+    /// New zeroes in memory that belongs to no file system; its size is fixed. `name` is for
+    /// `/proc` alone.
     pub fn create(name: &str, length: usize) -> io::Result<Self> {
         let memory = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&memory, length as u64)?;
@@ -29,8 +32,8 @@ impl SharedMemory {
         Self::open(memory, 0, length)
     }
 
-    /// The bytes `[offset, offset + length)` of a file somebody gave. Errors: `InvalidInput` when the file
-    /// ends before that, the length is zero, or the offset is not at a page.
+    /// The bytes `[offset, offset + length)` of a file somebody gave. Errors: `InvalidInput` when
+    /// the file ends before that, the length is zero, or the offset is not at a page.
     pub fn open(file: OwnedFd, offset: u64, length: usize) -> io::Result<Self> {
         let held = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
         if length == 0 || offset.checked_add(length as u64).is_none_or(|end| end > held) {
@@ -63,8 +66,8 @@ impl SharedMemory {
     #[must_use]
     pub fn byte(&self, offset: usize) -> Option<&AtomicU8> {
         let at = self.place(offset, 1)?;
-        // SAFETY: `place` checked that the byte lies inside the mapping, which lives as long as `self`; it is
-        // only ever accessed atomically here.
+        // SAFETY: `place` checked that the byte lies inside the mapping, which lives as long as
+        // `self`; it is only ever accessed atomically here.
         Some(unsafe { AtomicU8::from_ptr(at) })
     }
 
@@ -109,11 +112,18 @@ mod tests {
     #[test]
     fn nothing_outside_and_nothing_unaligned_is_reached() {
         let memory = SharedMemory::create("test", 100).expect("memory");
-        assert!(memory.word(96).is_none() && memory.byte(100).is_none() && memory.byte(usize::MAX).is_none());
+        assert!(
+            memory.word(96).is_none()
+                && memory.byte(100).is_none()
+                && memory.byte(usize::MAX).is_none()
+        );
         assert!(memory.word(4).is_none() && memory.half(1).is_none() && memory.half(98).is_some());
         let file = || memory.file().try_clone().expect("a descriptor").into();
         for (offset, length) in [(0, 101), (u64::MAX, 1), (4096, 1), (0, 0)] {
-            assert!(SharedMemory::open(file(), offset, length).is_err(), "{length} bytes at {offset}");
+            assert!(
+                SharedMemory::open(file(), offset, length).is_err(),
+                "{length} bytes at {offset}"
+            );
         }
     }
 }

@@ -1,18 +1,19 @@
-//! Memory that outlives the process: a file in a tmpfs, mapped shared, and a ring of reserved slots in it.
+//! Memory that outlives the process: a file in a tmpfs, mapped shared, and a ring of reserved slots
+//! in it.
 //!
-//! The ring is the unwritten end of the journal. Writers [`Ring::reserve`] a slot, fill it and publish it;
-//! the one [`Consumer`] looks at published spans, writes them to the journal disk and says so; then their
-//! memory may be used again. Positions are endless; byte `p` lives at `p % capacity`.
+//! The ring is the unwritten end of the journal. Writers [`Ring::reserve`] a slot, fill it and
+//! publish it; the one [`Consumer`] looks at published spans, writes them to the journal disk and
+//! says so; then their memory may be used again. Positions are endless; byte `p` lives at `p %
+//! capacity`.
 //!
-//! Invariants (they make the safe interface sound):
-//! 1. `low <= written <= next` and `next - low <= capacity`, so no two live positions share memory.
-//! 2. A [`Slot`] is the only access to its range until it is published; ranges are handed out once.
-//! 3. A [`Published`] token exists only for a range that is completely filled. Reading it takes `low` shared
-//!    and checks that the range has not been given up; giving up takes `low` exclusively.
-//! 4. Only the consumer moves `written`, and it cannot hold a borrowed span while it does. It goes back, to
-//!    what memory still holds, only when a sync has failed.
-//! 5. What `head` writes is in memory before the slot after it can be reserved: after the death of the
-//!    process a slot that was reserved and never filled can be stepped over.
+//! Invariants (they make the safe interface sound): 1. `low <= written <= next` and `next - low <=
+//! capacity`, so no two live positions share memory. 2. A [`Slot`] is the only access to its range
+//! until it is published; ranges are handed out once. 3. A [`Published`] token exists only for a
+//! range that is completely filled. Reading it takes `low` shared and checks that the range has not
+//! been given up; giving up takes `low` exclusively. 4. Only the consumer moves `written`, and it
+//! cannot hold a borrowed span while it does. It goes back, to what memory still holds, only when a
+//! sync has failed. 5. What `head` writes is in memory before the slot after it can be reserved:
+//! after the death of the process a slot that was reserved and never filled can be stepped over.
 //!
 //! Not here: what a record is, when to write, durability.
 
@@ -35,8 +36,8 @@ const PREFIX_BYTES: u64 = 2 * BLOCK_BYTES;
 
 /// A staging file: a header page, live words, and the ring's bytes.
 ///
-/// Whoever has it open may write it, and holds its lock: a journal that was copied names the memory of the
-/// one it was copied from, which may be in use.
+/// Whoever has it open may write it, and holds its lock: a journal that was copied names the memory
+/// of the one it was copied from, which may be in use.
 pub struct StagingFile {
     file: File,
     path: PathBuf,
@@ -51,9 +52,11 @@ impl StagingFile {
         Self::map(allocate(path, capacity_bytes)?, path, capacity_bytes)
     }
 
-    /// The same out of memory preallocated before, which is used up; `None` when there is none that fits.
+    /// The same out of memory preallocated before, which is used up; `None` when there is none that
+    /// fits.
     pub fn take_spare(spare: &Path, path: &Path, capacity_bytes: u64) -> io::Result<Option<Self>> {
-        // Renamed first and looked at then: somebody else may lay up anew at any time, under the old name.
+        // Renamed first and looked at then: somebody else may lay up anew at any time, under the
+        // old name.
         match std::fs::rename(spare, path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other?,
@@ -69,15 +72,15 @@ impl StagingFile {
         Ok(None)
     }
 
-    /// Lays up memory for a staging file that is made later: to get its pages takes milliseconds. Nobody may
-    /// write to it.
+    /// Lays up memory for a staging file that is made later: to get its pages takes milliseconds.
+    /// Nobody may write to it.
     pub fn preallocate(spare: &Path, capacity_bytes: u64) -> io::Result<()> {
         allocate(spare, capacity_bytes).map(drop)
     }
 
-    /// Opens a staging file left by an earlier process; `None` when there is none. One that somebody else may
-    /// have made or may write is `InvalidData`: a folder such as /dev/shm is open to everybody. `WouldBlock`:
-    /// a process that lives has it open.
+    /// Opens a staging file left by an earlier process; `None` when there is none. One that
+    /// somebody else may have made or may write is `InvalidData`: a folder such as /dev/shm is open
+    /// to everybody. `WouldBlock`: a process that lives has it open.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = match rustix::fs::open(path, flags, Mode::empty()) {
@@ -101,8 +104,9 @@ impl StagingFile {
 
     fn map(file: File, path: &Path, capacity_bytes: u64) -> io::Result<Self> {
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        let too_large =
-            || io::Error::new(io::ErrorKind::InvalidInput, "the staging ring does not fit in memory");
+        let too_large = || {
+            io::Error::new(io::ErrorKind::InvalidInput, "the staging ring does not fit in memory")
+        };
         let capacity = usize::try_from(capacity_bytes).map_err(|_| too_large())?;
         let prefix = Mapping::plain(&file, 0, PREFIX_BYTES as usize)?;
         let ring = Mapping::doubled(&file, PREFIX_BYTES, capacity)?;
@@ -125,7 +129,8 @@ impl StagingFile {
     #[must_use]
     pub fn header(&mut self) -> Vec<u8> {
         let mut page = vec![0; BLOCK_BYTES as usize];
-        // SAFETY: the header page is mapped, `&mut self` excludes other access, the target is as long.
+        // SAFETY: the header page is mapped, `&mut self` excludes other access, the target is as
+        // long.
         unsafe { std::ptr::copy_nonoverlapping(self.prefix.at(0), page.as_mut_ptr(), page.len()) };
         page
     }
@@ -133,21 +138,25 @@ impl StagingFile {
     /// The first live word: the position up to which the journal disk has been written.
     fn written_word(&self) -> &atomic::AtomicU64 {
         may_switch();
-        // SAFETY: the second page is mapped as long as `self`, aligned, and only ever used through these
-        // atomics.
+        // SAFETY: the second page is mapped as long as `self`, aligned, and only ever used through
+        // these atomics.
         unsafe { atomic::AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize).cast::<u64>()) }
     }
 
     /// The second live word: not zero when a sync of the journal disk has failed.
     fn failed_word(&self) -> &atomic::AtomicU64 {
         // SAFETY: as for the first word.
-        unsafe { atomic::AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize + 8).cast::<u64>()) }
+        unsafe {
+            atomic::AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize + 8).cast::<u64>())
+        }
     }
 
     /// The third live word: the position up to which the journal disk has been synced.
     fn synced_word(&self) -> &atomic::AtomicU64 {
         // SAFETY: as for the first word.
-        unsafe { atomic::AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize + 16).cast::<u64>()) }
+        unsafe {
+            atomic::AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize + 16).cast::<u64>())
+        }
     }
 
     /// Up to where the earlier process had synced the journal disk, as far as it said; else zero.
@@ -162,30 +171,33 @@ impl StagingFile {
         self.written_word().load(Ordering::Acquire)
     }
 
-    /// Whether the earlier process met a failed sync: what it had written may not be durable although it can
-    /// be read.
+    /// Whether the earlier process met a failed sync: what it had written may not be durable
+    /// although it can be read.
     #[must_use]
     pub fn sync_failed(&mut self) -> bool {
         self.failed_word().load(Ordering::Acquire) != 0
     }
 
-    /// Notes, for whoever opens this memory next, that a sync of the journal disk has failed, or may fail
-    /// from now on without anybody left to note it.
+    /// Notes, for whoever opens this memory next, that a sync of the journal disk has failed, or
+    /// may fail from now on without anybody left to note it.
     pub fn doubt_syncs(&mut self) {
         self.failed_word().store(1, Ordering::Release);
     }
 
     /// Copies ring bytes at `position`, at most the capacity, as an earlier process left them.
     pub fn copy_out(&mut self, position: u64, into: &mut [u8]) {
-        assert!(into.len() as u64 <= self.capacity_bytes, "at most the ring's capacity can be copied");
+        assert!(
+            into.len() as u64 <= self.capacity_bytes,
+            "at most the ring's capacity can be copied"
+        );
         let from = self.ring.at((position % self.capacity_bytes) as usize);
-        // SAFETY: the doubled mapping makes `capacity` bytes readable from any start; `&mut self` means that
-        // no ring exists yet, so nothing writes them.
+        // SAFETY: the doubled mapping makes `capacity` bytes readable from any start; `&mut self`
+        // means that no ring exists yet, so nothing writes them.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
     }
 
-    /// Starts the ring at `position`, a whole number of blocks. The header page is written last: a file that
-    /// has one has all that goes with it.
+    /// Starts the ring at `position`, a whole number of blocks. The header page is written last: a
+    /// file that has one has all that goes with it.
     #[must_use]
     pub fn into_ring(self, position: u64, header: &[u8]) -> (Arc<Ring>, Consumer) {
         static RINGS: AtomicU32 = AtomicU32::new(0);
@@ -193,7 +205,8 @@ impl StagingFile {
         assert!(header.len() <= BLOCK_BYTES as usize, "the header is one page");
         self.written_word().store(position, Ordering::Release);
         self.synced_word().store(0, Ordering::Release);
-        // SAFETY: the header page is mapped, `self` is owned so nobody else uses it, the source fits.
+        // SAFETY: the header page is mapped, `self` is owned so nobody else uses it, the source
+        // fits.
         unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), self.prefix.at(0), header.len()) };
         let id = RINGS.fetch_add(1, Ordering::Relaxed);
         let ring = Arc::new(Ring {
@@ -208,8 +221,8 @@ impl StagingFile {
     }
 }
 
-/// Whether a file can be nobody else's: another user may have made it in a folder where everybody may, to
-/// look in later, and a second name may be that of a file in use.
+/// Whether a file can be nobody else's: another user may have made it in a folder where everybody
+/// may, to look in later, and a second name may be that of a file in use.
 fn is_fresh(file: &File, length: u64) -> io::Result<bool> {
     let about = rustix::fs::fstat(file)?;
     Ok(fault_of(&about).is_none() && about.st_size as u64 == length)
@@ -235,7 +248,10 @@ fn invalid(why: &'static str) -> io::Error {
 
 /// A new file of zeroes for a ring of `capacity_bytes`, replacing one of that name.
 fn allocate(path: &Path, capacity_bytes: u64) -> io::Result<File> {
-    assert!(capacity_bytes > 0 && capacity_bytes.is_multiple_of(BLOCK_BYTES), "capacity is in whole blocks");
+    assert!(
+        capacity_bytes > 0 && capacity_bytes.is_multiple_of(BLOCK_BYTES),
+        "capacity is in whole blocks"
+    );
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -280,24 +296,30 @@ pub struct Ring {
 impl Ring {
     /// Lets another process open this memory. Nothing may be reserved any more.
     pub fn unlock(&self) {
-        // The lock of a descriptor that is open cannot fail to go; when the last mapping goes it goes too.
+        // The lock of a descriptor that is open cannot fail to go; when the last mapping goes it
+        // goes too.
         let _ = rustix::fs::flock(&self.staging.file, FlockOperation::Unlock);
     }
 
-    /// Whether the file still has its name: without it, nobody finds this memory after the process's death.
+    /// Whether the file still has its name: without it, nobody finds this memory after the
+    /// process's death.
     #[must_use]
     pub fn has_name(&self) -> bool {
         rustix::fs::fstat(&self.staging.file).is_ok_and(|about| about.st_nlink > 0)
     }
 
-    /// Reserves `bytes` at the end. `head` gets the slot's position and its bytes, under the lock that makes
-    /// the order: what it does is ordered as the positions are. It must be short and must not panic.
+    /// Reserves `bytes` at the end. `head` gets the slot's position and its bytes, under the lock
+    /// that makes the order: what it does is ordered as the positions are. It must be short and
+    /// must not panic.
     pub fn reserve<T>(
         &self,
         bytes: u64,
         head: impl FnOnce(u64, &mut [u8]) -> T,
     ) -> Result<(Slot<'_>, T), Full> {
-        assert!(bytes > 0 && bytes <= self.staging.capacity_bytes, "a slot of {bytes} bytes does not fit");
+        assert!(
+            bytes > 0 && bytes <= self.staging.capacity_bytes,
+            "a slot of {bytes} bytes does not fit"
+        );
         let mut at = self.end.lock();
         if at.closed {
             return Err(Full::Closed);
@@ -306,9 +328,9 @@ impl Ring {
         self.take(&mut at.next, end, self.limit.load(Ordering::Acquire), head)
     }
 
-    /// Reserves whatever brings the end to a whole block, at least `bytes_min`; nothing when it is one
-    /// already. It may reach two blocks past the limit, so that a flush can end in a whole block even when
-    /// the journal is full. `head` as for [`reserve`](Self::reserve).
+    /// Reserves whatever brings the end to a whole block, at least `bytes_min`; nothing when it is
+    /// one already. It may reach two blocks past the limit, so that a flush can end in a whole
+    /// block even when the journal is full. `head` as for [`reserve`](Self::reserve).
     pub fn reserve_to_block<T>(
         &self,
         bytes_min: u64,
@@ -323,8 +345,8 @@ impl Ring {
         self.take(&mut at.next, end, limit, head).map(Some)
     }
 
-    /// Reserves nothing more, ever; padding excepted. When this returns, every slot there will ever be is
-    /// reserved.
+    /// Reserves nothing more, ever; padding excepted. When this returns, every slot there will ever
+    /// be is reserved.
     pub fn close(&self) {
         self.end.lock().closed = true;
     }
@@ -358,8 +380,8 @@ impl Ring {
         Ok((slot, said))
     }
 
-    /// Gives up written bytes so that the ring can reach to `end`, and some more so that it is not done per
-    /// slot.
+    /// Gives up written bytes so that the ring can reach to `end`, and some more so that it is not
+    /// done per slot.
     fn give_up_before(&self, end: u64) -> Result<(), Full> {
         let capacity = self.staging.capacity_bytes;
         // Before `written` is looked at: it goes back when a sync fails.
@@ -402,13 +424,16 @@ impl Ring {
         self.staging.capacity_bytes
     }
 
-    /// Copies what is left of bytes `[offset, offset + into.len())` of a published slot, and returns how many
-    /// of the first bytes are not: their memory was given up, so they are written. (A slot can be given up in
-    /// part.)
+    /// Copies what is left of bytes `[offset, offset + into.len())` of a published slot, and
+    /// returns how many of the first bytes are not: their memory was given up, so they are written.
+    /// (A slot can be given up in part.)
     #[must_use]
     pub fn read(&self, slot: &Published, offset: u64, into: &mut [u8]) -> usize {
         assert_eq!(slot.ring, self.id, "the slot belongs to another ring");
-        assert!(offset + into.len() as u64 <= u64::from(slot.bytes), "the read reaches past the slot");
+        assert!(
+            offset + into.len() as u64 <= u64::from(slot.bytes),
+            "the read reaches past the slot"
+        );
         let low = self.low.read();
         let given_up = low.saturating_sub(slot.position + offset).min(into.len() as u64);
         let into = &mut into[given_up as usize..];
@@ -417,15 +442,15 @@ impl Ring {
         }
         let position = slot.position + offset + given_up;
         let from = self.staging.ring.at((position % self.staging.capacity_bytes) as usize);
-        // SAFETY: the range lies in a published slot, so nobody writes it (invariants 2, 3); it is not given
-        // up while `low` is held; the doubled mapping makes it contiguous.
+        // SAFETY: the range lies in a published slot, so nobody writes it (invariants 2, 3); it is
+        // not given up while `low` is held; the doubled mapping makes it contiguous.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         given_up as usize
     }
 }
 
-/// A reserved range of the ring, to be filled and published. A slot that is dropped unpublished is never
-/// reused.
+/// A reserved range of the ring, to be filled and published. A slot that is dropped unpublished is
+/// never reused.
 pub struct Slot<'a> {
     ring: &'a Ring,
     start: *mut u8,
@@ -445,8 +470,8 @@ impl Deref for Slot<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range is mapped for as long as the ring lives and belongs to this slot alone (invariant
-        // 2).
+        // SAFETY: the range is mapped for as long as the ring lives and belongs to this slot alone
+        // (invariant 2).
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 }
@@ -497,7 +522,10 @@ impl Span {
 
     /// Adds the slot that follows.
     pub fn extend(&mut self, slot: &Published) {
-        assert!(slot.position == self.end && slot.ring == self.ring, "the slot does not follow the span");
+        assert!(
+            slot.position == self.end && slot.ring == self.ring,
+            "the slot does not follow the span"
+        );
         self.end = slot.end();
     }
 
@@ -537,8 +565,10 @@ impl Consumer {
         if span.start == span.end {
             return &[];
         }
-        let from = self.ring.staging.ring.at((span.start % self.ring.staging.capacity_bytes) as usize);
-        // SAFETY: the whole span is published, so nobody writes it; `low <= written <= span.start`, and
+        let from =
+            self.ring.staging.ring.at((span.start % self.ring.staging.capacity_bytes) as usize);
+        // SAFETY: the whole span is published, so nobody writes it; `low <= written <= span.start`,
+        // and
         // `written` moves only by `&mut self`, which this borrow excludes; the doubled
         // mapping makes the range contiguous, and its length is at most the capacity.
         unsafe { std::slice::from_raw_parts(from, (span.end - span.start) as usize) }
@@ -546,20 +576,25 @@ impl Consumer {
 
     /// Declares a span written, the next one in order: its memory may be given up.
     pub fn declare_written(&mut self, span: Span) {
-        assert!(span.ring == self.ring.id && span.start == self.ring.written(), "spans are written in order");
+        assert!(
+            span.ring == self.ring.id && span.start == self.ring.written(),
+            "spans are written in order"
+        );
         self.ring.staging.written_word().store(span.end, Ordering::Release);
     }
 
-    /// Notes, for whoever opens this memory next, that the journal disk has been synced up to `position`:
-    /// what lies before it is never to be written anew, which a power cut could leave half done.
+    /// Notes, for whoever opens this memory next, that the journal disk has been synced up to
+    /// `position`: what lies before it is never to be written anew, which a power cut could leave
+    /// half done.
     pub fn declare_synced(&mut self, position: u64) {
         assert!(position <= self.ring.written(), "only what was written can be synced");
         self.ring.staging.synced_word().store(position, Ordering::Release);
     }
 
-    /// Notes, for whoever opens this memory next, that a sync of the journal disk has failed, and that only
-    /// what lies before `durable` is surely there: what has been written since and is still in memory counts
-    /// as not written again, and is kept. A disk may have dropped it, and show what was there before.
+    /// Notes, for whoever opens this memory next, that a sync of the journal disk has failed, and
+    /// that only what lies before `durable` is surely there: what has been written since and is
+    /// still in memory counts as not written again, and is kept. A disk may have dropped it, and
+    /// show what was there before.
     pub fn declare_sync_failed(&mut self, durable: u64) {
         let staging = &self.ring.staging;
         // Exclusively: nobody may give up meanwhile what is taken back here.

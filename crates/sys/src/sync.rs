@@ -1,10 +1,10 @@
-//! The locks and atomics of the journal's path, under the names that `parking_lot` and the standard library
-//! give them: here, so that a test can put others in their place.
+//! The locks and atomics of the journal's path, under the names that `parking_lot` and the standard
+//! library give them: here, so that a test can put others in their place.
 //!
-//! With the feature `shuttle` they are those of the crate of that name: each use is a point where another
-//! thread may go on, and a run tries one such schedule after the other. Then a wait with a timeout ends at
-//! once or never: whoever would have been saved by the clock alone sleeps for ever in some schedule, and is
-//! found.
+//! With the feature `shuttle` they are those of the crate of that name: each use is a point where
+//! another thread may go on, and a run tries one such schedule after the other. Then a wait with a
+//! timeout ends at once or never: whoever would have been saved by the clock alone sleeps for ever
+//! in some schedule, and is found.
 //!
 //! Not here: orders weaker than one total order of all steps. Those `shuttle` does not try.
 
@@ -16,7 +16,8 @@ mod real {
 
     pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
-    /// A point where a schedule may switch to another thread, beside the locks and atomics themselves.
+    /// A point where a schedule may switch to another thread, beside the locks and atomics
+    /// themselves.
     #[inline(always)]
     pub fn may_switch() {}
 
@@ -51,7 +52,8 @@ mod scheduled {
     use shuttle::sync;
     pub use shuttle::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
-    /// A point where the schedule may switch to another thread, beside the locks and atomics themselves.
+    /// A point where the schedule may switch to another thread, beside the locks and atomics
+    /// themselves.
     pub fn may_switch() {
         shuttle::thread::yield_now();
     }

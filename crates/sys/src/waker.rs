@@ -1,7 +1,7 @@
 //! Ends another thread's wait for descriptors: an eventfd.
 //!
-//! Invariant: a wake that began before the wait, or during it, ends it; several before it count as one. Not
-//! here: what is done then.
+//! Invariant: a wake that began before the wait, or during it, ends it; several before it count as
+//! one. Not here: what is done then.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

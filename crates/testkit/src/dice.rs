@@ -13,7 +13,8 @@ impl Dice {
         Dice(seed)
     }
 
-    /// For tests: the seed from `SAWMILL_SEED`, else from the clock; printed with the name of its user.
+    /// For tests: the seed from `SAWMILL_SEED`, else from the clock; printed with the name of its
+    /// user.
     #[must_use]
     pub fn seeded(user: &str) -> Self {
         let given = std::env::var("SAWMILL_SEED").ok().and_then(|text| text.parse().ok());
@@ -88,7 +89,10 @@ mod tests {
     fn a_seed_gives_the_rolls_that_it_always_gave() {
         // The published first outputs of SplitMix64 for the seed 1234567.
         let mut dice = Dice::new(1_234_567);
-        assert_eq!([dice.word(), dice.word()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
+        assert_eq!(
+            [dice.word(), dice.word()],
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Waiting for what another thread or process is about to do. A hang is a failure that says what never came.
+//! Waiting for what another thread or process is about to do. A hang is a failure that says what
+//! never came.
 
 use std::time::{Duration, Instant};
 

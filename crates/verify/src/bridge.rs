@@ -1,7 +1,8 @@
-//! From an NBD export to a file (`nbdfuse`), to a block device (`losetup`), to a mounted file system.
+//! From an NBD export to a file (`nbdfuse`), to a block device (`losetup`), to a mounted file
+//! system.
 //!
-//! Each part is taken down when dropped, in the right order: whoever holds a [`Mounted`] drops it before its
-//! [`LoopDevice`], and that before its [`FusedFile`].
+//! Each part is taken down when dropped, in the right order: whoever holds a [`Mounted`] drops it
+//! before its [`LoopDevice`], and that before its [`FusedFile`].
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -29,13 +30,20 @@ pub fn can_mount() -> Result<()> {
         let what = "mounting needs root; run this as root (sudo)".to_owned();
         return Err(Error::Io { what, source: std::io::ErrorKind::PermissionDenied.into() });
     }
-    ["losetup", "mount", "umount"].into_iter().try_for_each(|name| program::find(name).map(drop))?;
-    openable(Path::new("/dev/loop-control"), "load the loop module, or in a container add the device")
+    ["losetup", "mount", "umount"]
+        .into_iter()
+        .try_for_each(|name| program::find(name).map(drop))?;
+    openable(
+        Path::new("/dev/loop-control"),
+        "load the loop module, or in a container add the device",
+    )
 }
 
 fn openable(path: &Path, advice: &str) -> Result<()> {
     let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
-    opened.map(drop).map_err(|error| Error::Missing(format!("{}: {error}; {advice}", path.display())))
+    opened
+        .map(drop)
+        .map_err(|error| Error::Missing(format!("{}: {error}; {advice}", path.display())))
 }
 
 /// An NBD export shown as a file: a sync of the file is a flush of the export.
@@ -137,7 +145,8 @@ impl Mounted {
         &self.root
     }
 
-    /// Unmounts it, and says when that fails. Who looks at every new mount may hold it for a moment.
+    /// Unmounts it, and says when that fails. Who looks at every new mount may hold it for a
+    /// moment.
     pub fn unmount(mut self) -> Result<()> {
         let deadline = Instant::now() + BUSY_MAX;
         loop {

@@ -1,6 +1,7 @@
 //! One campaign: cut after cut is made into an image, looked at, and noted.
 //!
-//! Not here: how a device or a file system is looked at; whoever runs the campaign brings that along.
+//! Not here: how a device or a file system is looked at; whoever runs the campaign brings that
+//! along.
 
 use crate::Result;
 use crate::cut::{Cut, Replay};

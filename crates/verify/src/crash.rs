@@ -1,12 +1,12 @@
-//! A device whose server is crashed under a stamped load, again and again: is everything there that was
-//! answered?
+//! A device whose server is crashed under a stamped load, again and again: is everything there that
+//! was answered?
 //!
-//! The device stands while its server dies and another comes: a block device (ublk, vhost-user, FUSE with a
-//! loop device), whose users wait meanwhile. Or it goes with its server: an export, to which the load
-//! connects again.
+//! The device stands while its server dies and another comes: a block device (ublk, vhost-user,
+//! FUSE with a loop device), whose users wait meanwhile. Or it goes with its server: an export, to
+//! which the load connects again.
 //!
-//! Invariant: the image is read through the door that the load used, when all requests have ended. Not here:
-//! power failures, which are cut from a recording (`run`, `campaign`).
+//! Invariant: the image is read through the door that the load used, when all requests have ended.
+//! Not here: power failures, which are cut from a recording (`run`, `campaign`).
 
 use std::fs::File;
 use std::path::Path;
@@ -49,8 +49,8 @@ pub struct Crashes<'a> {
     pub keeps: Keeps,
     /// In what state the rest may be.
     pub rule: Rule,
-    /// Requests in flight may end with the server: an export's connection does. A block device has its users
-    /// wait.
+    /// Requests in flight may end with the server: an export's connection does. A block device has
+    /// its users wait.
     pub may_go: bool,
 }
 
@@ -70,7 +70,8 @@ pub struct Survey {
 }
 
 impl Crashes<'_> {
-    /// Crashes the device; `open` opens it, anew after each crash. `folder` takes what the command says.
+    /// Crashes the device; `open` opens it, anew after each crash. `folder` takes what the command
+    /// says.
     ///
     /// Errors: a device that cannot be opened or is too small, a command that fails.
     pub fn run(
@@ -83,7 +84,9 @@ impl Crashes<'_> {
         let geometry = device.geometry();
         if geometry.size_bytes < self.area_bytes {
             let (has, needs) = (geometry.size_bytes, self.area_bytes);
-            return Err(Error::Usage(format!("the device has {has} bytes; the workload needs {needs}")));
+            return Err(Error::Usage(format!(
+                "the device has {has} bytes; the workload needs {needs}"
+            )));
         }
         device.write_at(0, &vec![0; self.area_bytes as usize])?;
         device.flush()?;
@@ -125,8 +128,9 @@ impl Crashes<'_> {
         let error_output = output.try_clone().map_err(failed)?;
         let mut command = program::command("sh")?;
         command.args(["-c", self.command]).stdout(output).stderr(error_output);
-        let status =
-            command.status().map_err(|source| Error::Io { what: "cannot start sh".into(), source })?;
+        let status = command
+            .status()
+            .map_err(|source| Error::Io { what: "cannot start sh".into(), source })?;
         if status.success() {
             return Ok(());
         }
@@ -137,11 +141,16 @@ impl Crashes<'_> {
     /// What is wrong with how requests ended.
     fn unanswered(&self, tally: Tally) -> Option<String> {
         if let Some(errno) = tally.last_errno {
-            return Some(format!("{} requests ended with an error (the last: {errno})", tally.refused));
+            return Some(format!(
+                "{} requests ended with an error (the last: {errno})",
+                tally.refused
+            ));
         }
         if tally.unanswered > 0 && !self.may_go {
             let (requests, seconds) = (tally.unanswered, PATIENCE.as_secs());
-            return Some(format!("{requests} requests had no answer {seconds} s after the server came back"));
+            return Some(format!(
+                "{requests} requests had no answer {seconds} s after the server came back"
+            ));
         }
         None
     }
@@ -160,7 +169,9 @@ impl Crashes<'_> {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use sawmill_device::{Error as DeviceError, ErrorKind, Geometry, MemoryDevice, Operation, Request};
+    use sawmill_device::{
+        Error as DeviceError, ErrorKind, Geometry, MemoryDevice, Operation, Request,
+    };
 
     use super::*;
 
@@ -191,7 +202,9 @@ mod tests {
             let number = self.requests.fetch_add(1, Ordering::Relaxed);
             let aligned = (request.address | request.length).is_multiple_of(self.block_bytes);
             match self.fails {
-                _ if !aligned => request.fail(DeviceError::new(ErrorKind::Invalid, "not whole blocks")),
+                _ if !aligned => {
+                    request.fail(DeviceError::new(ErrorKind::Invalid, "not whole blocks"))
+                }
                 Some((from, kind)) if number >= from && request.operation != Operation::Read => {
                     request.fail(DeviceError::new(kind, "planted"));
                 }
@@ -215,7 +228,10 @@ mod tests {
     }
 
     /// What is found on devices that `open` gives, and what the folder holds then.
-    fn survey(crashes: Crashes<'_>, open: impl Fn() -> Result<Arc<dyn BlockDevice>>) -> Result<Survey> {
+    fn survey(
+        crashes: Crashes<'_>,
+        open: impl Fn() -> Result<Arc<dyn BlockDevice>>,
+    ) -> Result<Survey> {
         let folder = tempfile::tempdir().expect("a folder");
         crashes.run(open, folder.path(), |_| ())
     }
@@ -252,7 +268,9 @@ mod tests {
             move || Ok(Arc::clone(&device))
         };
         let found = survey(crashes(), at(ErrorKind::Unavailable)).expect("carried out").found;
-        assert!(found.is_some_and(|(round, what)| round == 1 && what.contains("error (the last: 5)")));
+        assert!(
+            found.is_some_and(|(round, what)| round == 1 && what.contains("error (the last: 5)"))
+        );
         let gone = survey(crashes(), at(ErrorKind::Closed)).expect("carried out");
         assert!(gone.found.is_some_and(|(_, what)| what.contains("no answer")));
         let export = Crashes { may_go: true, rounds: 1, ..crashes() };
@@ -282,7 +300,8 @@ mod tests {
     #[test]
     fn a_command_that_fails_ends_the_check_with_what_it_said() {
         let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(AREA_BYTES));
-        let failed = survey(Crashes { command: "echo not here; false", ..crashes() }, || Ok(device.clone()));
+        let failed =
+            survey(Crashes { command: "echo not here; false", ..crashes() }, || Ok(device.clone()));
         assert!(failed.expect_err("it failed").to_string().ends_with(": not here"));
     }
 }

@@ -1,10 +1,12 @@
 //! A cut: what a device may hold when power fails between two entries of its recording.
 //!
-//! Definition. At cut *n* the entries before *n* have happened. Everything before the last flush among them
-//! is there, and so is each later entry with FUA. Each of the rest, the *loose* entries, may be there, or
-//! not, or be torn; entry *n* itself may be under way. What is there lies in the order of the log.
+//! Definition. At cut *n* the entries before *n* have happened. Everything before the last flush
+//! among them is there, and so is each later entry with FUA. Each of the rest, the *loose* entries,
+//! may be there, or not, or be torn; entry *n* itself may be under way. What is there lies in the
+//! order of the log.
 //!
-//! Invariant: the text of a cut (`120:without=117,118`) and the recording give the same image anywhere.
+//! Invariant: the text of a cut (`120:without=117,118`) and the recording give the same image
+//! anywhere.
 //!
 //! Not here: which cuts are worth a look (`plan`).
 
@@ -87,8 +89,8 @@ impl FromStr for Cut {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "'{text}' is no cut; write ENTRY:all, :none, :without=N,N, :only=N,N, :torn=N@BYTES, \
-                 :under-way@BYTES or :seed=N"
+                "'{text}' is no cut; write ENTRY:all, :none, :without=N,N, :only=N,N, \
+                 :torn=N@BYTES, :under-way@BYTES or :seed=N"
             )
         };
         let (entry, kept) = text.split_once(':').unwrap_or((text, "all"));
@@ -174,7 +176,8 @@ impl<'a> Replay<'a> {
             }
             let length = recorded.entry.sector_count * self.recording.sector_bytes();
             let firm = recorded.entry.flags.has(Flags::FUA);
-            let bytes = if firm { length } else { kept_bytes(&cut.kept, number, length, &mut dice) };
+            let bytes =
+                if firm { length } else { kept_bytes(&cut.kept, number, length, &mut dice) };
             if bytes > 0 {
                 self.recording.apply(number, bytes, &mut image)?;
             }

@@ -1,14 +1,17 @@
-//! A device with planted faults: what a crash checker must find. Without a fault it is a healthy device with
-//! the guarantees of the device inside.
+//! A device with planted faults: what a crash checker must find. Without a fault it is a healthy
+//! device with the guarantees of the device inside.
 //!
-//! It works one request at a time, in the thread that submits it: for checking the checker, not for use.
+//! It works one request at a time, in the thread that submits it: for checking the checker, not for
+//! use.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
 use parking_lot::Mutex;
-use sawmill_device::{BlockDevice, BlockDeviceExt, Flags, Geometry, Operation, Reply, Request, Result};
+use sawmill_device::{
+    BlockDevice, BlockDeviceExt, Flags, Geometry, Operation, Reply, Request, Result,
+};
 
 const SECTOR_BYTES: u64 = 512;
 /// One request in this many is hit by those faults that hit some.
@@ -25,7 +28,8 @@ pub enum Fault {
     EveryOtherFlushIgnored,
     /// A write with FUA is answered before it is durable.
     FuaIgnored,
-    /// Some writes reach the disk only after the flush that should have covered them, with the next.
+    /// Some writes reach the disk only after the flush that should have covered them, with the
+    /// next.
     WriteAfterItsFlush,
     /// Some writes never reach the disk; while the device lives it answers them from memory.
     WriteLost,
@@ -223,7 +227,9 @@ mod tests {
 
     #[test]
     fn without_a_fault_it_keeps_the_contract_of_a_device() {
-        conformance::all(&|| std::sync::Arc::new(Faulty::new(MemoryDevice::new(64 << 20), Fault::None)));
+        conformance::all(&|| {
+            std::sync::Arc::new(Faulty::new(MemoryDevice::new(64 << 20), Fault::None))
+        });
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! File systems as judges: made on a device, mounted after a crash (which replays their journal), checked.
+//! File systems as judges: made on a device, mounted after a crash (which replays their journal),
+//! checked.
 
 use std::fmt;
 use std::path::Path;
@@ -32,7 +33,9 @@ impl FileSystem {
 
     const fn make_words(self) -> &'static [&'static str] {
         match self {
-            FileSystem::Ext4 => &["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
+            FileSystem::Ext4 => {
+                &["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"]
+            }
             FileSystem::Xfs => &["mkfs.xfs", "-q", "-f"],
             FileSystem::Btrfs => &["mkfs.btrfs", "-q", "-f"],
         }
@@ -59,8 +62,8 @@ impl FileSystem {
         program::run(program::command(words[0])?.args(&words[1..]).arg(device)).map(drop)
     }
 
-    /// Mounts what is on the file or device `of`, has `verify` look at its files, unmounts, and has it
-    /// checked. The inner error says what is wrong with it.
+    /// Mounts what is on the file or device `of`, has `verify` look at its files, unmounts, and has
+    /// it checked. The inner error says what is wrong with it.
     pub fn inspect(
         self,
         of: &Path,
@@ -79,7 +82,8 @@ impl FileSystem {
             return Ok(Err(what));
         }
         let words = self.check_words();
-        let checked = program::finish(program::command(words[0])?.args(&words[1..]).arg(device.path()))?;
+        let checked =
+            program::finish(program::command(words[0])?.args(&words[1..]).arg(device.path()))?;
         if checked.status.success() {
             return Ok(Ok(()));
         }
@@ -107,6 +111,8 @@ impl FromStr for FileSystem {
     fn from_str(text: &str) -> Result<Self, String> {
         let known = [FileSystem::Ext4, FileSystem::Xfs, FileSystem::Btrfs];
         let found = known.into_iter().find(|kind| kind.name() == text);
-        found.ok_or_else(|| format!("'{text}' is no file system we know; there are ext4, xfs and btrfs"))
+        found.ok_or_else(|| {
+            format!("'{text}' is no file system we know; there are ext4, xfs and btrfs")
+        })
     }
 }

@@ -1,8 +1,8 @@
 //! The file workload: files whose content proves itself, and what must be there after a crash.
 //!
-//! A file gets its name by a rename after its content is synced, and the folder is synced after that. So
-//! from then on it must be there, and a file of that name is whole whenever it is there. Removed or replaced
-//! files may be there until the moment that was asked for.
+//! A file gets its name by a rename after its content is synced, and the folder is synced after
+//! that. So from then on it must be there, and a file of that name is whole whenever it is there.
+//! Removed or replaced files may be there until the moment that was asked for.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -57,7 +57,8 @@ impl Files {
                 Some(record) if n % 4 == 3 => {
                     record.removed = Some(clock.tick());
                     let path = root.join(&record.name);
-                    fs::remove_file(&path).map_err(|error| Error::io("cannot remove", &path, &error))?;
+                    fs::remove_file(&path)
+                        .map_err(|error| Error::io("cannot remove", &path, &error))?;
                 }
                 Some(record) if n % 5 == 4 => {
                     record.removed = Some(clock.tick());
@@ -75,7 +76,8 @@ impl Files {
                 // One that nobody synced: it may be there in any shape.
                 let path = root.join(format!("loose-{n}"));
                 let bytes = dice.bytes(FILE_BYTES_MAX as usize);
-                fs::write(&path, bytes).map_err(|error| Error::io("cannot write", &path, &error))?;
+                fs::write(&path, bytes)
+                    .map_err(|error| Error::io("cannot write", &path, &error))?;
             }
         }
         Ok(())

@@ -1,7 +1,8 @@
-//! The content of a device as pages: cheap to clone, so that many cuts of one recording share what they have
-//! in common.
+//! The content of a device as pages: cheap to clone, so that many cuts of one recording share what
+//! they have in common.
 //!
-//! Invariant: a page that is absent is zero; no page of zeroes is kept. Not here: where the bytes come from.
+//! Invariant: a page that is absent is zero; no page of zeroes is kept. Not here: where the bytes
+//! come from.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -79,8 +80,11 @@ impl Image {
     /// Puts zeroes at a place.
     pub fn zero(&mut self, address: u64, length: u64) {
         let end = address.saturating_add(length).min(self.size_bytes);
-        let known: Vec<u64> =
-            self.pages.range(address / PAGE_BYTES..end.div_ceil(PAGE_BYTES)).map(|(page, _)| *page).collect();
+        let known: Vec<u64> = self
+            .pages
+            .range(address / PAGE_BYTES..end.div_ceil(PAGE_BYTES))
+            .map(|(page, _)| *page)
+            .collect();
         for page in known {
             let first = page * PAGE_BYTES;
             let (from, to) = (address.max(first) - first, end.min(first + PAGE_BYTES) - first);

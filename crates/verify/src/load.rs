@@ -1,5 +1,5 @@
-//! A stamped load: overlapping writes of many sizes, zeroes, trims and flushes, many in flight over several
-//! connections or on a device, all noted in a log, and cut off at any moment.
+//! A stamped load: overlapping writes of many sizes, zeroes, trims and flushes, many in flight over
+//! several connections or on a device, all noted in a log, and cut off at any moment.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -39,8 +39,12 @@ impl Worked for Arc<dyn BlockDevice> {
             }
             Command::Flush => (Operation::Flush, 0, 0, Vec::new()),
             Command::Trim { offset, length } => (Operation::Discard, offset, length, Vec::new()),
-            Command::WriteZeroes { offset, length } => (Operation::WriteZeroes, offset, length, Vec::new()),
-            Command::BlockStatus { offset, length } => (Operation::Allocation, offset, length, Vec::new()),
+            Command::WriteZeroes { offset, length } => {
+                (Operation::WriteZeroes, offset, length, Vec::new())
+            }
+            Command::BlockStatus { offset, length } => {
+                (Operation::Allocation, offset, length, Vec::new())
+            }
         };
         let hear = |outcome: Outcome| {
             listener(outcome.map(drop).map_err(|error| match error.kind() {
@@ -50,7 +54,9 @@ impl Worked for Arc<dyn BlockDevice> {
         };
         self.submit(match bytes.is_empty() {
             true => Request::bare(operation, address, length, flags, hear),
-            false => Request::with_bytes(operation, address, flags, bytes, |outcome, _| hear(outcome)),
+            false => {
+                Request::with_bytes(operation, address, flags, bytes, |outcome, _| hear(outcome))
+            }
         });
     }
 }
@@ -70,7 +76,8 @@ pub struct Mix {
     pub fua_once_in: u64,
     /// One write in this many is zeroes.
     pub zero_once_in: u64,
-    /// Half of the zeroes are asked for by a trim: only for devices on which trimmed sectors are zeroes.
+    /// Half of the zeroes are asked for by a trim: only for devices on which trimmed sectors are
+    /// zeroes.
     pub trim: bool,
 }
 
@@ -136,10 +143,15 @@ impl Load {
         Load { log: Log::new(dice.word(), sectors), dice, mix, sectors, tell, hear, in_flight: 0 }
     }
 
-    /// Drives the load until `completions` more requests are answered, then calls `cut` with requests still
-    /// in flight, and waits until each of them has its answer or its connection is gone. Where no answer
-    /// comes for [`PATIENCE`], all that are in flight count as unanswered.
-    pub fn drive<W: Worked>(&mut self, worked: &[W], completions: u64, cut: impl FnOnce()) -> Tally {
+    /// Drives the load until `completions` more requests are answered, then calls `cut` with
+    /// requests still in flight, and waits until each of them has its answer or its connection is
+    /// gone. Where no answer comes for [`PATIENCE`], all that are in flight count as unanswered.
+    pub fn drive<W: Worked>(
+        &mut self,
+        worked: &[W],
+        completions: u64,
+        cut: impl FnOnce(),
+    ) -> Tally {
         let mut tally = Tally::default();
         while tally.completed + tally.refused < completions && tally.unanswered == 0 {
             while self.in_flight < self.mix.depth {

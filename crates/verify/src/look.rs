@@ -1,8 +1,8 @@
-//! A look at what a crash left: the device is started on it, and what it serves is judged by stamps, by a
-//! file system, or by a script of the user's.
+//! A look at what a crash left: the device is started on it, and what it serves is judged by
+//! stamps, by a file system, or by a script of the user's.
 //!
-//! Invariant: what cannot be looked at (a program is missing, no root) is an error; everything else that is
-//! not as it should be is a finding.
+//! Invariant: what cannot be looked at (a program is missing, no root) is an error; everything else
+//! that is not as it should be is a finding.
 
 use std::path::{Path, PathBuf};
 
@@ -78,7 +78,10 @@ impl Look<'_> {
         let moment = self.recorded.moment(remains.cut);
         let Some(subject) = self.subject else {
             let path = self.folder.join("image");
-            remains.disk.write_file(&path).map_err(|error| Error::io("cannot make", &path, &error))?;
+            remains
+                .disk
+                .write_file(&path)
+                .map_err(|error| Error::io("cannot make", &path, &error))?;
             return self.judge_file(&path, moment);
         };
         let mut running = match subject.revive(remains, self.folder) {
@@ -90,7 +93,8 @@ impl Look<'_> {
             Err(error) => return Err(error),
         };
         let client = running.client()?;
-        if let (Judge::Workload, Knowledge::Stamps { log, settled }) = (self.judge, &self.recorded.knowledge)
+        if let (Judge::Workload, Knowledge::Stamps { log, settled }) =
+            (self.judge, &self.recorded.knowledge)
         {
             let image = match read_area(&client, (log.base.len() * SECTOR_BYTES) as u64) {
                 Ok(image) => image,
@@ -113,7 +117,8 @@ impl Look<'_> {
         self.judge_file(file.path(), moment)
     }
 
-    /// `moment`: what was promised before it must be there; the default: some earlier state will do.
+    /// `moment`: what was promised before it must be there; the default: some earlier state will
+    /// do.
     fn judge_file(&self, path: &Path, moment: Moment) -> Result<Verdict> {
         match (self.judge, &self.recorded.knowledge) {
             (Judge::Script(line), _) => {
@@ -133,14 +138,15 @@ impl Look<'_> {
                 files.kind.inspect(path, self.folder, |root| files.verify(root, moment))
             }
             (Judge::Workload, Knowledge::Stamps { log, .. }) => {
-                let image = std::fs::read(path).map_err(|error| Error::io("cannot read", path, &error))?;
+                let image =
+                    std::fs::read(path).map_err(|error| Error::io("cannot read", path, &error))?;
                 let log = log.as_of(moment);
                 let area = &image[..(log.base.len() * SECTOR_BYTES).min(image.len())];
                 Ok(stamp::check_sectors(&log, area).map(drop).map_err(|violation| violation.0))
             }
             (Judge::Workload, Knowledge::Nothing) => {
-                let text = "nothing is known of what this recording should leave; say who judges with \
-                            --check ext4|xfs|btrfs, or --check 'COMMAND {image}'";
+                let text = "nothing is known of what this recording should leave; say who judges \
+                            with --check ext4|xfs|btrfs, or --check 'COMMAND {image}'";
                 Err(Error::Usage(text.into()))
             }
         }
@@ -176,7 +182,9 @@ fn read_area(client: &Client, area_bytes: u64) -> Result<Vec<u8>, Failure> {
     const STEP: u64 = 1 << 20;
     let starts = (0..area_bytes).step_by(STEP as usize);
     let asked: Vec<_> = starts
-        .map(|offset| client.submit(&Command::Read { offset, length: STEP.min(area_bytes - offset) as u32 }))
+        .map(|offset| {
+            client.submit(&Command::Read { offset, length: STEP.min(area_bytes - offset) as u32 })
+        })
         .collect();
     let mut image = Vec::with_capacity(area_bytes as usize);
     for pending in asked {

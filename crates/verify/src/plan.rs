@@ -1,8 +1,9 @@
-//! Which cuts to look at: every legal one of a recording when the budget allows, else the telling ones.
+//! Which cuts to look at: every legal one of a recording when the budget allows, else the telling
+//! ones.
 //!
-//! Invariants: the same recording, budget and seed give the same plan, without repetition, in the order of
-//! entries. The plan says how many legal cuts of its kinds there were, so that a report can say what share
-//! was looked at.
+//! Invariants: the same recording, budget and seed give the same plan, without repetition, in the
+//! order of entries. The plan says how many legal cuts of its kinds there were, so that a report
+//! can say what share was looked at.
 
 use std::collections::HashSet;
 
@@ -36,7 +37,8 @@ pub struct Plan {
 
 /// Random subsets tried at a point where not all can be.
 const SEEDS_PER_POINT: u64 = 2;
-/// Single entries lost or kept alone at a point, at most: the newest, and by chance some of the others.
+/// Single entries lost or kept alone at a point, at most: the newest, and by chance some of the
+/// others.
 const SINGLES_MAX: usize = 16;
 
 /// Chooses cuts of `recording`, from entry `first` on.
@@ -68,7 +70,8 @@ pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> Plan {
         others.extend(tears(recording, entry, &loose, budget, &mut dice));
     }
     let legal = telling.len() + others.len();
-    // Points beside a flush tell most of flushes, and nothing of tears and of what is between: half each.
+    // Points beside a flush tell most of flushes, and nothing of tears and of what is between: half
+    // each.
     let beside = (budget.images_max / 2).max(budget.images_max.saturating_sub(others.len()));
     thin(&mut telling, beside, &mut dice);
     let mut seen: HashSet<usize> = telling.iter().map(|cut| cut.entry).collect();
@@ -102,7 +105,13 @@ fn subsets(loose: &[usize], dice: &mut Dice) -> impl Iterator<Item = Kept> + use
 }
 
 /// The newest loose entry torn, and the next one under way.
-fn tears(recording: &Recording, entry: usize, loose: &[usize], budget: &Budget, dice: &mut Dice) -> Vec<Cut> {
+fn tears(
+    recording: &Recording,
+    entry: usize,
+    loose: &[usize],
+    budget: &Budget,
+    dice: &mut Dice,
+) -> Vec<Cut> {
     let Some(unit) = budget.tear_bytes else { return Vec::new() };
     let mut torn = |number: usize| {
         let recorded = recording.entries.get(number)?;
@@ -123,12 +132,14 @@ fn tears(recording: &Recording, entry: usize, loose: &[usize], budget: &Budget, 
     cuts
 }
 
-/// Leaves `most` of them by chance, but those at points not `seen` yet first: each point is worth a look.
+/// Leaves `most` of them by chance, but those at points not `seen` yet first: each point is worth a
+/// look.
 fn spread(cuts: &mut Vec<Cut>, seen: &mut HashSet<usize>, most: usize, dice: &mut Dice) {
     for last in (1..cuts.len()).rev() {
         cuts.swap(last, dice.below(last as u64 + 1) as usize);
     }
-    let (mut fresh, again): (Vec<Cut>, Vec<Cut>) = cuts.drain(..).partition(|cut| seen.insert(cut.entry));
+    let (mut fresh, again): (Vec<Cut>, Vec<Cut>) =
+        cuts.drain(..).partition(|cut| seen.insert(cut.entry));
     fresh.extend(again);
     fresh.truncate(most);
     *cuts = fresh;

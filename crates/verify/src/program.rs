@@ -36,7 +36,8 @@ const PACKAGES: [(&str, &str); 12] = [
 pub fn find(name: &str) -> Result<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut folders = path.split(':').chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"]);
-    let found = folders.find_map(|folder| Some(Path::new(folder).join(name)).filter(|path| path.is_file()));
+    let found =
+        folders.find_map(|folder| Some(Path::new(folder).join(name)).filter(|path| path.is_file()));
     found.ok_or_else(|| {
         let known = PACKAGES.iter().find(|(program, _)| *program == name);
         let package = known.map_or(name, |(_, package)| package);
@@ -109,8 +110,11 @@ impl Process {
     pub fn start(command: &mut Command, said: &Path) -> Result<Self> {
         let log = File::create(said).map_err(|error| Error::io("cannot make", said, &error))?;
         let both = log.try_clone().map_err(|error| Error::io("cannot open", said, &error))?;
-        let child =
-            command.stdout(log).stderr(both).spawn().map_err(|error| cannot_start(command, &error))?;
+        let child = command
+            .stdout(log)
+            .stderr(both)
+            .spawn()
+            .map_err(|error| cannot_start(command, &error))?;
         Ok(Process { child, line: line_of(command), said: said.to_owned(), ended: None })
     }
 
@@ -128,7 +132,8 @@ impl Process {
         last_lines(&std::fs::read_to_string(&self.said).unwrap_or_default())
     }
 
-    /// Asks again and again until `ask` has an answer; fails when the program ends first or the time is up.
+    /// Asks again and again until `ask` has an answer; fails when the program ends first or the
+    /// time is up.
     pub fn wait_for<T>(&mut self, what: &str, mut ask: impl FnMut() -> Option<T>) -> Result<T> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -136,8 +141,8 @@ impl Process {
                 return Ok(answer);
             }
             let ended = self.ended().map(|status| format!("ended ({status})"));
-            let late =
-                (Instant::now() > deadline).then(|| format!("waited {} s in vain", PATIENCE.as_secs()));
+            let late = (Instant::now() > deadline)
+                .then(|| format!("waited {} s in vain", PATIENCE.as_secs()));
             if let Some(why) = ended.or(late) {
                 let (line, said) = (&self.line, self.said());
                 return Err(Error::Subject(format!("{what}: `{line}` {why}: {said}")));

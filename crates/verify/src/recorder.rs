@@ -1,8 +1,8 @@
 //! The recording device: passes every request to the device inside and logs what changes it.
 //!
-//! Invariants: a write, zeroing or discard is logged when the device inside has completed it, before its own
-//! answer goes out; a flush is logged when it is submitted, so that what stands before it in the log is what
-//! it covers. A log that cannot be written fails every later request.
+//! Invariants: a write, zeroing or discard is logged when the device inside has completed it,
+//! before its own answer goes out; a flush is logged when it is submitted, so that what stands
+//! before it in the log is what it covers. A log that cannot be written fails every later request.
 //!
 //! Not here: durability of the log; it need not survive this process.
 
@@ -40,7 +40,8 @@ impl<D: BlockDevice> Recorder<D> {
     #[must_use]
     pub fn new(inner: D, log: LogWriter, clock: Clock) -> Self {
         // One connection at a time, so that the order of completions is the order in the log.
-        let geometry = Geometry { block_bytes: SECTOR_BYTES as u32, shared_cache: false, ..inner.geometry() };
+        let geometry =
+            Geometry { block_bytes: SECTOR_BYTES as u32, shared_cache: false, ..inner.geometry() };
         let state = State { log, clock, observer: None, broken: None };
         Recorder { geometry, inner, state: Arc::new(Mutex::new(state)) }
     }
@@ -75,7 +76,13 @@ impl<D: BlockDevice> Recorder<D> {
         let fua = request.flags.fua;
         let zeroes = request.operation == Operation::WriteZeroes;
         if zeroes && first == from && last == end {
-            return Ok(Change { first, length: last - first, data: Vec::new(), fua, discard: false });
+            return Ok(Change {
+                first,
+                length: last - first,
+                data: Vec::new(),
+                fua,
+                discard: false,
+            });
         }
         let mut data = vec![0; (last - first) as usize];
         let (head, tail) = ((from - first) as usize, (end - first) as usize);
@@ -148,7 +155,8 @@ impl<D: BlockDevice> BlockDevice for Recorder<D> {
         }
         let change = match request.operation {
             Operation::Flush => {
-                let entry = Entry { sector: 0, sector_count: 0, flags: Flags::FLUSH, data_bytes: 0 };
+                let entry =
+                    Entry { sector: 0, sector_count: 0, flags: Flags::FLUSH, data_bytes: 0 };
                 if let Err(error) = self.state.lock().add(entry, &[]) {
                     return request.fail(error);
                 }

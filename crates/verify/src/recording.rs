@@ -1,9 +1,10 @@
 //! A recording: the entries of a write log in order, and where their data lie.
 //!
-//! Invariants: entries are only added; a write log on disk is valid after [`LogWriter::finish`], and up to
-//! its `entry_count` before. Data of zeroes are a hole in the log's file.
+//! Invariants: entries are only added; a write log on disk is valid after [`LogWriter::finish`],
+//! and up to its `entry_count` before. Data of zeroes are a hole in the log's file.
 //!
-//! Not here: who records (`recorder`), what may be cut (`cut`), the bytes of the format (`crates/format`).
+//! Not here: who records (`recorder`), what may be cut (`cut`), the bytes of the format
+//! (`crates/format`).
 
 use std::fs::File;
 use std::io;
@@ -46,14 +47,16 @@ pub struct Recording {
 impl Recording {
     /// Opens a log, with the moments in `moments` beside it where they are.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|error| Error::io("cannot open the log", path, &error))?;
+        let file =
+            File::open(path).map_err(|error| Error::io("cannot open the log", path, &error))?;
         let unreadable = |error: io::Error| Error::io("cannot read the log", path, &error);
         let wrong = |error| Error::Log(format!("{}: {error}", path.display()));
         let mut sector = vec![0; *SECTOR_BYTES_RANGE.start() as usize];
         file.read_exact_at(&mut sector, 0).map_err(unreadable)?;
         let superblock = Superblock::decode(&sector).map_err(wrong)?;
         if superblock.entry_count > ENTRIES_MAX {
-            let text = format!("{}: {} entries are too many", path.display(), superblock.entry_count);
+            let text =
+                format!("{}: {} entries are too many", path.display(), superblock.entry_count);
             return Err(Error::Log(text));
         }
         let sector_bytes = u64::from(superblock.sector_bytes);
@@ -66,8 +69,11 @@ impl Recording {
             let moment = moments.get(number as usize).copied().unwrap_or_default();
             entries.push(Recorded { entry, data_at: at + sector_bytes, moment });
             let sectors = entry.data_sectors().checked_add(1);
-            let next = sectors.and_then(|sectors| sectors.checked_mul(sector_bytes)?.checked_add(at));
-            at = next.ok_or_else(|| Error::Log(format!("{}: entry {number} overflows", path.display())))?;
+            let next =
+                sectors.and_then(|sectors| sectors.checked_mul(sector_bytes)?.checked_add(at));
+            at = next.ok_or_else(|| {
+                Error::Log(format!("{}: entry {number} overflows", path.display()))
+            })?;
         }
         Ok(Recording { file, path: path.to_owned(), sector_bytes, entries })
     }
@@ -140,7 +146,8 @@ impl LogWriter {
     pub fn create(path: &Path) -> Result<Self> {
         let made = File::options().read(true).write(true).create(true).truncate(true).open(path);
         let file = made.map_err(|error| Error::io("cannot make the log", path, &error))?;
-        let mut writer = LogWriter { file, path: path.to_owned(), end: SECTOR_BYTES, moments: Vec::new() };
+        let mut writer =
+            LogWriter { file, path: path.to_owned(), end: SECTOR_BYTES, moments: Vec::new() };
         writer.write_superblock().map_err(|error| writer.failed(&error))?;
         writer.file.set_len(SECTOR_BYTES).map_err(|error| writer.failed(&error))?;
         Ok(writer)
@@ -180,7 +187,8 @@ impl LogWriter {
         self.write_superblock().map_err(|error| self.failed(&error))?;
         let line = |moment: &Moment| format!("{} {}\n", moment.promised, moment.visible);
         let moments: String = self.moments.iter().map(line).collect();
-        std::fs::write(self.path.with_file_name("moments"), moments).map_err(|error| self.failed(&error))?;
+        std::fs::write(self.path.with_file_name("moments"), moments)
+            .map_err(|error| self.failed(&error))?;
         Recording::open(&self.path)
     }
 

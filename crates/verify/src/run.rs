@@ -1,8 +1,8 @@
-//! Runs that are recorded: a workload on a device under test over a recording disk (*below*), or through a
-//! recorder on somebody's disk (*above*).
+//! Runs that are recorded: a workload on a device under test over a recording disk (*below*), or
+//! through a recorder on somebody's disk (*above*).
 //!
-//! Invariant: one clock stamps the workload and the entries of the recording, so that a cut knows what the
-//! workload had been promised at that moment.
+//! Invariant: one clock stamps the workload and the entries of the recording, so that a cut knows
+//! what the workload had been promised at that moment.
 //!
 //! Not here: what is left after a crash (`look`).
 
@@ -69,7 +69,8 @@ pub fn below(
     let (first, knowledge) = match work {
         Work::Stamps { area_bytes, requests, trim } => {
             let client = running.client()?;
-            let stamping = Stamping { area_bytes: *area_bytes, requests: *requests, trim: *trim, seed };
+            let stamping =
+                Stamping { area_bytes: *area_bytes, requests: *requests, trim: *trim, seed };
             (0, stamping.drive(&client, &clock, || running.settle())?)
         }
         Work::Files { .. } | Work::Command(_) => {
@@ -88,7 +89,8 @@ pub fn below(
     Ok(recorded)
 }
 
-/// Does the work on `target` through a recorder. Also says what was wrong with the target's own answers.
+/// Does the work on `target` through a recorder. Also says what was wrong with the target's own
+/// answers.
 pub fn above(
     target: Arc<dyn BlockDevice>,
     work: &Work,
@@ -104,7 +106,8 @@ pub fn above(
     server.add_export(Export { name: String::new(), description: String::new(), device })?;
     let (mut wrong, uri) = (None, server.uri(""));
     let (first, knowledge) = if let Work::Stamps { area_bytes, requests, trim } = *work {
-        disk.write_zeroes(0, area_bytes).or_else(|_| disk.write_at(0, &vec![0; area_bytes as usize]))?;
+        disk.write_zeroes(0, area_bytes)
+            .or_else(|_| disk.write_at(0, &vec![0; area_bytes as usize]))?;
         disk.flush()?;
         let first = disk.entry_count();
         let client = connect(&uri)?;
@@ -112,7 +115,8 @@ pub fn above(
         let knowledge = stamping.drive(&client, &clock, || Ok(false))?;
         if let Knowledge::Stamps { log, .. } = &knowledge {
             let image = disk.read_at(0, area_bytes as usize)?;
-            wrong = stamp::check_nothing_accepted_lost(log, &image).err().map(|violation| violation.0);
+            wrong =
+                stamp::check_nothing_accepted_lost(log, &image).err().map(|violation| violation.0);
         }
         (first, knowledge)
     } else {
@@ -139,8 +143,8 @@ fn content_before(target: &dyn BlockDevice, work: &Work) -> Result<Image> {
     }
     if size_bytes > BEFORE_BYTES_MAX {
         let text = format!(
-            "the target has {size_bytes} bytes; for a command of your own it may have {BEFORE_BYTES_MAX} at \
-             most, because its old content is part of every image"
+            "the target has {size_bytes} bytes; for a command of your own it may have \
+             {BEFORE_BYTES_MAX} at most, because its old content is part of every image"
         );
         return Err(Error::Usage(text));
     }
@@ -151,8 +155,8 @@ fn content_before(target: &dyn BlockDevice, work: &Work) -> Result<Image> {
     Ok(image)
 }
 
-/// The export `uri` as a block device, and the work on it; says the first entry that is not of making it:
-/// that is what `made` answers, once a file system is.
+/// The export `uri` as a block device, and the work on it; says the first entry that is not of
+/// making it: that is what `made` answers, once a file system is.
 fn on_block_device(
     uri: &str,
     work: &Work,
@@ -201,7 +205,8 @@ impl Stamping {
         [(4, mix), (3, few), (3, Mix { depth: 1, ..few })]
     }
 
-    /// Does the work; between its phases `settle` may make what was accepted survive the loss of the disk.
+    /// Does the work; between its phases `settle` may make what was accepted survive the loss of
+    /// the disk.
     fn drive(
         &self,
         client: &Client,
@@ -210,7 +215,10 @@ impl Stamping {
     ) -> Result<Knowledge> {
         let size_bytes = client.export().size_bytes;
         if size_bytes < self.area_bytes {
-            let text = format!("the device has {size_bytes} bytes; the workload needs {}", self.area_bytes);
+            let text = format!(
+                "the device has {size_bytes} bytes; the workload needs {}",
+                self.area_bytes
+            );
             return Err(Error::Usage(text));
         }
         let phases = self.phases();
@@ -222,8 +230,8 @@ impl Stamping {
             let tally = load.drive(std::slice::from_ref(client), self.requests * share / 10, || ());
             if tally.refused + tally.unanswered > 0 {
                 let text = format!(
-                    "the device did not do the work: {} requests refused (the last error number: {:?}), {} \
-                     unanswered",
+                    "the device did not do the work: {} requests refused (the last error number: \
+                     {:?}), {} unanswered",
                     tally.refused, tally.last_errno, tally.unanswered
                 );
                 return Err(Error::Subject(text));

@@ -1,6 +1,8 @@
-//! What a recorded run leaves in a folder, so that its cuts can be checked now, or one of them again later.
+//! What a recorded run leaves in a folder, so that its cuts can be checked now, or one of them
+//! again later.
 //!
-//! In the folder: `log` and `moments` (the recording), `before` (what the disk held before it, sparse), and
+//! In the folder: `log` and `moments` (the recording), `before` (what the disk held before it,
+//! sparse), and
 //! `workload`, lines of text that say what the user of the device knew.
 
 use std::path::Path;
@@ -22,8 +24,8 @@ pub enum Knowledge {
     Stamps {
         /// Its requests.
         log: Log,
-        /// Two moments each: from the second on, what completed before the first survives the loss of the
-        /// disk.
+        /// Two moments each: from the second on, what completed before the first survives the loss
+        /// of the disk.
         settled: Vec<(u64, u64)>,
     },
     /// The files of a file system.
@@ -70,12 +72,15 @@ impl Recorded {
     /// Opens what [`Recorded::save`] left.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(WORKLOAD);
-        let text = std::fs::read_to_string(&path).map_err(|error| Error::io("cannot read", &path, &error))?;
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| Error::io("cannot read", &path, &error))?;
         let wrong = || Error::Log(format!("{} is not what verify-crash leaves", path.display()));
         let (first, mut rest) = text.split_once('\n').ok_or_else(wrong)?;
         let first = first.strip_prefix("first ").and_then(|n| n.parse().ok()).ok_or_else(wrong)?;
         let mut settled = Vec::new();
-        while let Some((line, more)) = rest.strip_prefix("settled ").and_then(|text| text.split_once('\n')) {
+        while let Some((line, more)) =
+            rest.strip_prefix("settled ").and_then(|text| text.split_once('\n'))
+        {
             let (before, after) = line.split_once(' ').ok_or_else(wrong)?;
             let number = |word: &str| word.parse::<u64>().map_err(|_| wrong());
             settled.push((number(before)?, number(after)?));
@@ -89,7 +94,8 @@ impl Recorded {
             Knowledge::Stamps { log: Log::from_text(rest).ok_or_else(wrong)?, settled }
         };
         let path = folder.join(BEFORE);
-        let before = Image::read_file(&path).map_err(|error| Error::io("cannot read", &path, &error))?;
+        let before =
+            Image::read_file(&path).map_err(|error| Error::io("cannot read", &path, &error))?;
         let recording = Recording::open(&folder.join("log"))?;
         Ok(Recorded { recording, before, first, knowledge })
     }
@@ -105,7 +111,9 @@ impl Recorded {
     pub fn begin_at(&mut self, first: usize) -> Result<()> {
         let entries = self.recording.entries.len();
         if first > entries {
-            let text = format!("the recording has {entries} entries: power cannot first fail before {first}");
+            let text = format!(
+                "the recording has {entries} entries: power cannot first fail before {first}"
+            );
             return Err(Error::Usage(text));
         }
         self.first = first;

@@ -1,7 +1,8 @@
 //! Somebody's disk as a device to record or to crash: a file, a block device, or an NBD export.
 //!
-//! Invariants: submitting never waits; a file's requests are carried out by threads of its own, an export's
-//! by its server. What [`FileTarget::direct`] answered is with the device, not in the page cache.
+//! Invariants: submitting never waits; a file's requests are carried out by threads of its own, an
+//! export's by its server. What [`FileTarget::direct`] answered is with the device, not in the page
+//! cache.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Seek, SeekFrom};
@@ -44,8 +45,8 @@ pub struct FileTarget {
 }
 
 impl FileTarget {
-    /// Opens it for reading and writing through the page cache. No discards: what they leave differs too
-    /// much.
+    /// Opens it for reading and writing through the page cache. No discards: what they leave
+    /// differs too much.
     pub fn open(path: &Path) -> Result<Self> {
         let failed = |error: io::Error| Error::io("cannot open", path, &error);
         let mut file = File::options().read(true).write(true).open(path).map_err(failed)?;
@@ -53,15 +54,17 @@ impl FileTarget {
         Self::serve(file, geometry(size_bytes, false, false), WORKERS).map_err(failed)
     }
 
-    /// Opens it for reading and writing around the page cache, with many requests in flight. Requests are
-    /// multiples of the geometry's block.
+    /// Opens it for reading and writing around the page cache, with many requests in flight.
+    /// Requests are multiples of the geometry's block.
     ///
     /// Errors: also where it cannot be opened around the page cache.
     pub fn direct(path: &Path) -> Result<Self> {
-        let failed = |error: io::Error| Error::io("cannot open around the page cache", path, &error);
+        let failed =
+            |error: io::Error| Error::io("cannot open around the page cache", path, &error);
         let flags = OFlags::DIRECT.bits().cast_signed();
         let mut options = File::options();
-        let mut file = options.read(true).write(true).custom_flags(flags).open(path).map_err(failed)?;
+        let mut file =
+            options.read(true).write(true).custom_flags(flags).open(path).map_err(failed)?;
         let size_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
         let block_bytes = logical_block_bytes(&file).map_err(failed)?;
         let geometry = Geometry { block_bytes, ..geometry(size_bytes, true, true) };
@@ -103,11 +106,14 @@ fn carry_out(file: &File, request: &mut Request) -> io::Result<()> {
         Operation::Write => {
             let mut bytes = AlignedBytes::zeroed(length as usize);
             request.fill(0, &mut bytes);
-            let flags = if request.flags.fua { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+            let flags =
+                if request.flags.fua { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
             // One call: the rest of a short write would be another request.
             match pwritev2(file, &[IoSlice::new(&bytes)], address, flags)? {
                 written if written == bytes.len() => Ok(()),
-                written => Err(io::Error::other(format!("took {written} bytes of {}", bytes.len()))),
+                written => {
+                    Err(io::Error::other(format!("took {written} bytes of {}", bytes.len())))
+                }
             }
         }
         Operation::Flush => file.sync_data(),
@@ -141,14 +147,15 @@ impl NbdTarget {
     /// Connects to `uri`.
     pub fn connect(uri: &str) -> Result<Self> {
         let connected = Client::connect(uri, Style::Structured);
-        let client =
-            connected.map_err(|source| Error::Io { what: format!("cannot connect to {uri}"), source })?;
+        let client = connected
+            .map_err(|source| Error::Io { what: format!("cannot connect to {uri}"), source })?;
         let export = client.export();
         let able = |flag: u16| export.flags & flag != 0;
         if !able(flag::SEND_FLUSH) || able(flag::READ_ONLY) {
             return Err(Error::Usage(format!("{uri} cannot be written, or cannot be flushed")));
         }
-        let geometry = geometry(export.size_bytes, able(flag::SEND_TRIM), able(flag::SEND_WRITE_ZEROES));
+        let geometry =
+            geometry(export.size_bytes, able(flag::SEND_TRIM), able(flag::SEND_WRITE_ZEROES));
         Ok(NbdTarget { geometry, client })
     }
 }

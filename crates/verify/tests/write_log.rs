@@ -39,7 +39,10 @@ fn the_writer_makes_the_vector_and_the_reader_reads_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log");
     write(&path);
-    assert!(std::fs::read(&path).unwrap() == std::fs::read(vector()).unwrap(), "the format has changed");
+    assert!(
+        std::fs::read(&path).unwrap() == std::fs::read(vector()).unwrap(),
+        "the format has changed"
+    );
     let recording = Recording::open(&vector()).unwrap();
     let shape = |n: usize| {
         let entry = recording.entries[n].entry;

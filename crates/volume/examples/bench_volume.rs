@@ -1,13 +1,14 @@
 //! Builds the volumes that `bench/` opens with the real binary to measure recovery and memory.
 //!
-//! `bench_volume log FOLDER [SEGMENTS]`: a volume of 1 TiB named `log` with `SEGMENTS` (2,000) segments
-//! of 512 extents of 4 KiB past its only checkpoint and 500 more in the journal alone, left as a killed
-//! process leaves it. The store is `FOLDER/store`, the journal `FOLDER/journal`, the staging folder
+//! `bench_volume log FOLDER [SEGMENTS]`: a volume of 1 TiB named `log` with `SEGMENTS` (2,000)
+//! segments of 512 extents of 4 KiB past its only checkpoint and 500 more in the journal alone,
+//! left as a killed process leaves it. The store is `FOLDER/store`, the journal `FOLDER/journal`,
+//! the staging folder
 //! `FOLDER`.
 //!
 //! `bench_volume map FOLDER EXTENTS PAGES_MAX`: a volume of 1 TiB named `map` whose checkpoint has
-//! `EXTENTS` extents of 1 to `PAGES_MAX` pages, scattered evenly, each at a random place of a random
-//! segment. The segments themselves are not there: opening needs the map alone.
+//! `EXTENTS` extents of 1 to `PAGES_MAX` pages, scattered evenly, each at a random place of a
+//! random segment. The segments themselves are not there: opening needs the map alone.
 
 use std::error::Error;
 use std::path::Path;
@@ -53,7 +54,11 @@ fn store(folder: &Path) -> Outcome<Arc<dyn ObjectStore>> {
 fn build_log(folder: &Path, segments: u64) -> Outcome<()> {
     let store = store(folder)?;
     let segment_bytes = (EXTENTS_PER_SEGMENT * PAGE) as u32;
-    sawmill_volume::create(&*store, "log", &CreateOptions { segment_bytes, ..CreateOptions::new(TIB) })?;
+    sawmill_volume::create(
+        &*store,
+        "log",
+        &CreateOptions { segment_bytes, ..CreateOptions::new(TIB) },
+    )?;
     let mut options = OpenOptions::new(folder.join("journal"));
     options.staging_folder = folder.to_owned();
     options.segment_age_max = Duration::ZERO;
@@ -104,7 +109,8 @@ fn build_map(folder: &Path, extents: u64, pages_max: u64) -> Outcome<()> {
     let store = store(folder)?;
     let record = sawmill_volume::create(&*store, "map", &CreateOptions::new(TIB))?;
     let (volume_id, put_id, number) = (record.volume_id, PutId([0x5a; 16]), 2);
-    let put = |key: &str, body: Vec<u8>| Blocking(&*store).put(key, Bytes::from(body), Class::Upload);
+    let put =
+        |key: &str, body: Vec<u8>| Blocking(&*store).put(key, Bytes::from(body), Class::Upload);
 
     // Segments are three quarters full of live data on average, so that none gets too full.
     let segments = (extents * (pages_max + 1) / 2 * PAGE / (SEGMENT_BYTES / 4 * 3)).max(1);

@@ -1,9 +1,9 @@
 //! Measures the two maps: bytes per extent, time per insert and lookup, export and import.
 //!
-//! `cargo run --release -p sawmill-volume --example map_bench [extents]...` (without counts: 1 M and 10 M).
-//! The resident size is what the process grew by, the allocator's own cost included; it says something for
-//! the first map of a run only, as the later ones reuse freed memory. Lookup times are the best of three
-//! rounds.
+//! `cargo run --release -p sawmill-volume --example map_bench [extents]...` (without counts: 1 M
+//! and 10 M). The resident size is what the process grew by, the allocator's own cost included; it
+//! says something for the first map of a run only, as the later ones reuse freed memory. Lookup
+//! times are the best of three rounds.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -45,16 +45,24 @@ fn object_map(name: &str, extents: u64, size_bytes: u64, pages_max: u64) {
     while map.extents() < extents && inserts < 4 * extents {
         let address = random.below(size_bytes / PAGE - pages_max) * PAGE;
         let length = (1 + random.below(pages_max)) * PAGE;
-        map.insert(address, length, (inserts / 256) as u32, (inserts % 256) as u32 * 65536, &mut |_, _| {});
+        map.insert(
+            address,
+            length,
+            (inserts / 256) as u32,
+            (inserts % 256) as u32 * 65536,
+            &mut |_, _| {},
+        );
         inserts += 1;
     }
     let insert_ns = per(start, inserts);
     let resident = resident_bytes().saturating_sub(resident);
-    let best_of_three = |threads| (0..3).map(|_| lookups(&map, size_bytes, threads)).fold(f64::MAX, f64::min);
+    let best_of_three =
+        |threads| (0..3).map(|_| lookups(&map, size_bytes, threads)).fold(f64::MAX, f64::min);
     let (lookup_ns, shared_ns) = (best_of_three(1), best_of_three(2));
 
     let start = Instant::now();
-    let parts: Vec<Vec<MapExtent>> = map.groups().into_iter().map(|group| map.export_group(group)).collect();
+    let parts: Vec<Vec<MapExtent>> =
+        map.groups().into_iter().map(|group| map.export_group(group)).collect();
     let export_ms = start.elapsed().as_millis();
     let exported: usize = parts.iter().map(Vec::len).sum();
     let copy = ObjectMap::new(size_bytes);
@@ -72,7 +80,8 @@ fn object_map(name: &str, extents: u64, size_bytes: u64, pages_max: u64) {
         size_bytes >> 30
     );
     println!(
-        "  memory {} MiB = {:.1} B/extent; resident {} MiB = {:.1} B/extent; imported {:.1} B/extent",
+        "  memory {} MiB = {:.1} B/extent; resident {} MiB = {:.1} B/extent; imported {:.1} \
+        B/extent",
         map.memory_bytes() >> 20,
         map.memory_bytes() as f64 / held,
         resident >> 20,
@@ -80,8 +89,8 @@ fn object_map(name: &str, extents: u64, size_bytes: u64, pages_max: u64) {
         copy.memory_bytes() as f64 / copy.extents() as f64,
     );
     println!(
-        "  insert {insert_ns:.0} ns, lookup of 4 KiB {lookup_ns:.0} ns, by 2 threads {shared_ns:.0} ns each; \
-         export {exported} in {export_ms} ms, import {import_ms} ms"
+        "  insert {insert_ns:.0} ns, lookup of 4 KiB {lookup_ns:.0} ns, by 2 threads \
+         {shared_ns:.0} ns each; export {exported} in {export_ms} ms, import {import_ms} ms"
     );
 }
 
@@ -154,11 +163,15 @@ fn huge_ranges() {
     }
     let start = Instant::now();
     map.remove(0, size_bytes, &mut |_, _| {});
-    println!("discard of 2 TiB: empty map {empty:?}, 10 000 scattered extents {:?}", start.elapsed());
+    println!(
+        "discard of 2 TiB: empty map {empty:?}, 10 000 scattered extents {:?}",
+        start.elapsed()
+    );
 }
 
 fn main() {
-    let mut counts: Vec<u64> = std::env::args().skip(1).filter_map(|count| count.parse().ok()).collect();
+    let mut counts: Vec<u64> =
+        std::env::args().skip(1).filter_map(|count| count.parse().ok()).collect();
     if counts.is_empty() {
         counts = vec![1_000_000, 10_000_000];
     }

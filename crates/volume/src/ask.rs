@@ -60,7 +60,10 @@ pub(crate) fn get_all(
 }
 
 /// Puts all of `objects` side by side. One that is there already is fine: their names are random.
-pub(crate) fn put_all(store: &dyn ObjectStore, objects: Vec<(String, Vec<u8>)>) -> crate::Result<()> {
+pub(crate) fn put_all(
+    store: &dyn ObjectStore,
+    objects: Vec<(String, Vec<u8>)>,
+) -> crate::Result<()> {
     put_as_made(store, objects.into_iter().map(Ok))
 }
 
@@ -85,12 +88,18 @@ pub(crate) fn put_as_made(
 }
 
 /// Gets one object or a part of it.
-pub(crate) fn get(store: &dyn ObjectStore, key: &str, range: Option<Range<u64>>, class: Class) -> Answer {
+pub(crate) fn get(
+    store: &dyn ObjectStore,
+    key: &str,
+    range: Option<Range<u64>>,
+    class: Class,
+) -> Answer {
     let mut answers = get_all(store, vec![(key.to_owned(), range)], class);
     answers.pop().unwrap_or(Ok(None))
 }
 
-/// Reads once more what is damaged: it may have been garbled on the way, and then the store has it whole.
+/// Reads once more what is damaged: it may have been garbled on the way, and then the store has it
+/// whole.
 pub(crate) fn again_if_damaged<T>(mut read: impl FnMut() -> crate::Result<T>) -> crate::Result<T> {
     match read() {
         Err(error) if error.kind() == ErrorKind::Corrupt => read(),

@@ -72,8 +72,12 @@ impl Contexts {
             tally: Tally::default(),
         });
         let mailbox = Arc::new(Mailbox::new(attachment.clone(), journal.clone()));
-        let write =
-            Arc::new(WriteContext::new(attachment.clone(), journal.clone(), mailbox.clone(), unstored));
+        let write = Arc::new(WriteContext::new(
+            attachment.clone(),
+            journal.clone(),
+            mailbox.clone(),
+            unstored,
+        ));
         let read = Arc::new(ReadContext {
             attachment: attachment.clone(),
             journal,

@@ -1,5 +1,5 @@
-//! What the journal and the read cache need of a local disk ([`Disk`]), and how the journal's is found and
-//! made ([`Disks`]). No default methods, so that false disks can stand in their place.
+//! What the journal and the read cache need of a local disk ([`Disk`]), and how the journal's is
+//! found and made ([`Disks`]). No default methods, so that false disks can stand in their place.
 
 use std::any::Any;
 use std::io;
@@ -20,8 +20,8 @@ pub trait Disk: Send + Sync {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Makes every completed write durable. A failure is final: what was unsynced may be lost.
     fn sync(&self) -> io::Result<()>;
-    /// Whether whoever opens the name that this was opened by gets this. Without that, nobody finds again
-    /// what is written.
+    /// Whether whoever opens the name that this was opened by gets this. Without that, nobody finds
+    /// again what is written.
     fn has_name(&self) -> bool;
 }
 
@@ -72,8 +72,8 @@ pub enum Seen {
 pub trait Disks: Send + Sync {
     /// Takes the right to whatever has this name, now or later. `WouldBlock`: somebody else has it.
     fn lock(&self, path: &Path) -> io::Result<Lock>;
-    /// Takes the right to the file that has this name now, by whatever other names it is known too. Nothing
-    /// has it, or it is a device, whose right goes with its name: nothing is taken.
+    /// Takes the right to the file that has this name now, by whatever other names it is known too.
+    /// Nothing has it, or it is a device, whose right goes with its name: nothing is taken.
     fn lock_file(&self, path: &Path) -> io::Result<Lock>;
     /// What has this name.
     fn look(&self, path: &Path) -> Seen;
@@ -81,8 +81,8 @@ pub trait Disks: Send + Sync {
     fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>>;
     /// Makes a file of zeroes, durably. Fails when the name is taken or the space is not there.
     fn make(&self, path: &Path, len_bytes: u64) -> io::Result<Arc<dyn Disk>>;
-    /// Gives a file another name. What has that name already may be refused (`AlreadyExists`), and is never
-    /// replaced by [`RealDisks`].
+    /// Gives a file another name. What has that name already may be refused (`AlreadyExists`), and
+    /// is never replaced by [`RealDisks`].
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;

@@ -1,7 +1,7 @@
 //! One writer at a time: the segment that begins an attachment and ends the one before it.
 //!
-//! Invariant: a fence is created, never put over anything, so of two writers at the end of the log one is
-//! fenced. Not here: how a writer learns that it was fenced ([`crate::watch`]).
+//! Invariant: a fence is created, never put over anything, so of two writers at the end of the log
+//! one is fenced. Not here: how a writer learns that it was fenced ([`crate::watch`]).
 
 use bytes::Bytes;
 use sawmill_format::ids::PutId;
@@ -16,9 +16,10 @@ use crate::{Error, ErrorKind, Result, limits};
 
 /// What an attachment takes with its fence: an epoch of its own.
 ///
-/// Epochs grow, by steps of chance. Where histories parted (a store was copied, or put back from a backup),
-/// each goes on from the same epoch to another one, so that equal epochs mean one history: what is known by
-/// its epoch (frames in the read cache, a journal, its memory) is never taken for another history's.
+/// Epochs grow, by steps of chance. Where histories parted (a store was copied, or put back from a
+/// backup), each goes on from the same epoch to another one, so that equal epochs mean one history:
+/// what is known by its epoch (frames in the read cache, a journal, its memory) is never taken for
+/// another history's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) epoch: u64,
@@ -38,8 +39,9 @@ impl Claim {
     }
 }
 
-/// Puts the fence of `claim` at the end of the log, and moves `end` behind it. Returns its sequence.
-/// A segment that got there first is another writer's: the log has grown, so this attach begins again.
+/// Puts the fence of `claim` at the end of the log, and moves `end` behind it. Returns its
+/// sequence. A segment that got there first is another writer's: the log has grown, so this attach
+/// begins again.
 pub(crate) fn fence(
     store: &dyn ObjectStore,
     record: &VolumeRecord,
@@ -85,7 +87,9 @@ pub(crate) fn fence(
             end.clean = false;
             Ok(sequence)
         }
-        PutOutcome::Taken => Err(Error::new(ErrorKind::Exists, format!("another writer wrote {key}"))),
+        PutOutcome::Taken => {
+            Err(Error::new(ErrorKind::Exists, format!("another writer wrote {key}")))
+        }
     }
 }
 
@@ -103,14 +107,14 @@ pub(crate) fn demand_fencing(store: &dyn ObjectStore, no_fencing: bool) -> Resul
     if no_fencing {
         return Ok(());
     }
-    let probe =
-        probe_conditional_create(store, 1, 8, Bodies::InHalves).map_err(|error| store_error(&error))?;
+    let probe = probe_conditional_create(store, 1, 8, Bodies::InHalves)
+        .map_err(|error| store_error(&error))?;
     if probe.is_honest() {
         return Ok(());
     }
     let text = format!(
-        "this store cannot fence a second writer ({}): `sawmill doctor` says more; if no other process can \
-         ever attach this volume, pass --no-fencing",
+        "this store cannot fence a second writer ({}): `sawmill doctor` says more; if no other \
+         process can ever attach this volume, pass --no-fencing",
         probe.summary()
     );
     Err(Error::new(ErrorKind::Refused, text))

@@ -1,10 +1,10 @@
-//! Flattening a clone: what still lies in its ancestors is written anew into segments of its own, and then
-//! the pins go.
+//! Flattening a clone: what still lies in its ancestors is written anew into segments of its own,
+//! and then the pins go.
 //!
-//! Through the ordinary path, in address order: read, and write the same at the same place. So nobody else
-//! may write meanwhile; who calls has attached the volume for this alone. Invariant: pins go only when
-//! neither of the newest two checkpoints lists a segment of an ancestor, also no dead one that a snapshot
-//! needs.
+//! Through the ordinary path, in address order: read, and write the same at the same place. So
+//! nobody else may write meanwhile; who calls has attached the volume for this alone. Invariant:
+//! pins go only when neither of the newest two checkpoints lists a segment of an ancestor, also no
+//! dead one that a snapshot needs.
 
 use sawmill_device::BlockDeviceExt;
 use sawmill_store::ObjectStore;
@@ -22,8 +22,8 @@ const STEP_BYTES: u64 = 1 << 30;
 const COPY_BYTES: u64 = limits::RECORD_PAYLOAD_BYTES_MAX;
 
 impl Volume {
-    /// Writes anew what lies in ancestors; nobody else may write meanwhile. `progress` hears how far it is,
-    /// of how much. Returns the bytes written.
+    /// Writes anew what lies in ancestors; nobody else may write meanwhile. `progress` hears how
+    /// far it is, of how much. Returns the bytes written.
     pub fn flatten(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<u64> {
         // What was written since is not inherited any more.
         self.wait(Safety::Stored, None)?;
@@ -33,13 +33,16 @@ impl Volume {
             let mut inherited = Vec::new();
             self.read.stored.view().map.lookup(at, step, &mut |piece| {
                 let location = piece.location.map(|location| u64::from(location.sequence));
-                if location.is_some_and(|sequence| self.read.stored.lineage.ancestor(sequence).is_some()) {
+                if location
+                    .is_some_and(|sequence| self.read.stored.lineage.ancestor(sequence).is_some())
+                {
                     inherited.push((piece.address, piece.length));
                 }
             });
             for (address, length) in inherited {
                 for done in (0..length).step_by(COPY_BYTES as usize) {
-                    let bytes = self.read_at(address + done, COPY_BYTES.min(length - done) as usize)?;
+                    let bytes =
+                        self.read_at(address + done, COPY_BYTES.min(length - done) as usize)?;
                     self.write_at(address + done, &bytes)?;
                     moved_bytes += bytes.len() as u64;
                 }
@@ -51,14 +54,18 @@ impl Volume {
     }
 }
 
-/// Lets go of the ancestors of a volume, if neither of its newest two checkpoints needs any of them; says
-/// whether. A volume without ancestors needs none.
+/// Lets go of the ancestors of a volume, if neither of its newest two checkpoints needs any of
+/// them; says whether. A volume without ancestors needs none.
 pub fn release_ancestors(store: &dyn ObjectStore, name: &str) -> Result<bool> {
     release_ancestors_in(&RealWorld::default(), store, name)
 }
 
 /// As [`release_ancestors`] in a given world.
-pub fn release_ancestors_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<bool> {
+pub fn release_ancestors_in(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    name: &str,
+) -> Result<bool> {
     let record = names::find(store, name)?;
     let newest = checkpoint::newest(store, record.volume_id)?.checkpoint;
     let lineage = newest.kept.lineage.clone();
@@ -73,7 +80,8 @@ pub fn release_ancestors_in(world: &dyn World, store: &dyn ObjectStore, name: &s
     };
     let ranges = Lineage::new(&lineage);
     let inherits = |sequence: u64| ranges.ancestor(sequence).is_some();
-    let listed = newest.segments.iter().chain(&before.segments).any(|segment| inherits(segment.sequence));
+    let listed =
+        newest.segments.iter().chain(&before.segments).any(|segment| inherits(segment.sequence));
     let journaled = crate::recovery::stored::end_of_log(store, &record)?;
     if listed || !journaled.clean {
         return Ok(false);

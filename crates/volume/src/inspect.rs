@@ -89,7 +89,11 @@ pub struct AtRest {
 }
 
 /// The header of one segment.
-pub fn segment(store: &dyn ObjectStore, record: &VolumeRecord, sequence: u64) -> Result<SegmentHeader> {
+pub fn segment(
+    store: &dyn ObjectStore,
+    record: &VolumeRecord,
+    sequence: u64,
+) -> Result<SegmentHeader> {
     let header = headers(store, record.volume_id, &[sequence]).pop().unwrap_or(Ok(None))?;
     header.ok_or_else(|| {
         let text = format!("there is no segment {}", segment_key(record.volume_id, sequence));
@@ -98,11 +102,16 @@ pub fn segment(store: &dyn ObjectStore, record: &VolumeRecord, sequence: u64) ->
 }
 
 /// A checkpoint, by number or the newest.
-pub fn checkpoint(store: &dyn ObjectStore, record: &VolumeRecord, number: Option<u64>) -> Result<Checkpoint> {
+pub fn checkpoint(
+    store: &dyn ObjectStore,
+    record: &VolumeRecord,
+    number: Option<u64>,
+) -> Result<Checkpoint> {
     checkpoints::read(store, record.volume_id, number)
 }
 
-/// The journal at `path`, as the disk has it. (What only lives in memory after a crash is not looked at.)
+/// The journal at `path`, as the disk has it. (What only lives in memory after a crash is not
+/// looked at.)
 pub fn journal(path: &Path) -> Result<JournalReport> {
     journal_on(open_journal(path)?, &path.display().to_string())
 }
@@ -112,8 +121,9 @@ pub fn journal_on(disk: Arc<dyn Disk>, name: &str) -> Result<JournalReport> {
     read_journal(disk, name).map(|(report, ..)| report)
 }
 
-/// What a journal holds and the store had not, as far as its superblock knew: each of its writes in order, to
-/// `each`. Some may have been stored since. For a journal that is refused because others have attached.
+/// What a journal holds and the store had not, as far as its superblock knew: each of its writes in
+/// order, to `each`. Some may have been stored since. For a journal that is refused because others
+/// have attached.
 pub fn unstored_of_journal(
     path: &Path,
     each: &mut dyn FnMut(&UnstoredWrite<'_>) -> Result<()>,
@@ -150,7 +160,8 @@ fn open_journal(path: &Path) -> Result<Arc<dyn Disk>> {
 }
 
 fn read_journal(disk: Arc<dyn Disk>, name: &str) -> Result<(JournalReport, Vec<Found>, LogImage)> {
-    let corrupt = |what: String| Error::new(ErrorKind::Corrupt, format!("the journal {name}: {what}"));
+    let corrupt =
+        |what: String| Error::new(ErrorKind::Corrupt, format!("the journal {name}: {what}"));
     if disk.len_bytes() < RING_START_BYTES {
         return Err(corrupt(format!("only {} bytes long: not a journal", disk.len_bytes())));
     }
@@ -158,19 +169,23 @@ fn read_journal(disk: Arc<dyn Disk>, name: &str) -> Result<(JournalReport, Vec<F
     disk.read_at(0, &mut copies).map_err(|error| {
         Error::caused(ErrorKind::Unavailable, format!("the journal {name} cannot be read"), error)
     })?;
-    let mut owners = copies.chunks(SUPERBLOCK_BYTES).filter_map(|copy| Superblock::owner(copy).ok());
-    let volume_id = owners.next_back().ok_or_else(|| corrupt("it has no valid superblock".into()))?;
+    let mut owners =
+        copies.chunks(SUPERBLOCK_BYTES).filter_map(|copy| Superblock::owner(copy).ok());
+    let volume_id =
+        owners.next_back().ok_or_else(|| corrupt("it has no valid superblock".into()))?;
     let (first, second) = copies.split_at(SUPERBLOCK_BYTES);
     let superblock = sawmill_format::journal::choose_superblock(first, second, volume_id)
         .map_err(|error| corrupt(error.to_string()))?;
     if disk.len_bytes() < RING_START_BYTES + superblock.capacity_bytes {
         return Err(corrupt("it is truncated".into()));
     }
-    let mut log = LogImage::new(disk, superblock.capacity_bytes, None).with_copy(superblock.ring_copy);
+    let mut log =
+        LogImage::new(disk, superblock.capacity_bytes, None).with_copy(superblock.ring_copy);
     let options = ScanOptions::of(&superblock, superblock.trim, true);
     let found = scan(&mut log, &options)?;
     let count = |operations: &[RecordOperation]| {
-        found.found.iter().filter(|record| operations.contains(&record.header.operation)).count() as u64
+        found.found.iter().filter(|record| operations.contains(&record.header.operation)).count()
+            as u64
     };
     let damaged = found.end < found.mark;
     let epoch = |record: Option<&Found>| record.map(|record| record.header.epoch);
@@ -181,7 +196,12 @@ fn read_journal(disk: Arc<dyn Disk>, name: &str) -> Result<(JournalReport, Vec<F
         flushed_through: found.mark,
         ended_by: if damaged { format!("damage: {}", found.why) } else { found.why.to_owned() },
         writes: count(&[RecordOperation::Write]),
-        write_bytes: found.found.iter().filter_map(|f| f.record.as_ref()).map(|r| r.payload_bytes()).sum(),
+        write_bytes: found
+            .found
+            .iter()
+            .filter_map(|f| f.record.as_ref())
+            .map(|r| r.payload_bytes())
+            .sum(),
         discards: count(&[RecordOperation::Discard, RecordOperation::Zero]),
         padding: count(&[RecordOperation::Pad, RecordOperation::Void]),
         epochs: epoch(found.found.first()).zip(epoch(found.found.last())),

@@ -1,4 +1,5 @@
-//! The log-structured virtual disk: a write costs a local append, the store holds immutable segments.
+//! The log-structured virtual disk: a write costs a local append, the store holds immutable
+//! segments.
 //!
 //! Make a volume in a store with [`create`], and open it as a block device with [`Volume::open`]:
 //!
@@ -16,15 +17,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The paths, one module each: `write` (a write or a flush to its answer), `read` (a read), `engine` (records
-//! to segments, checkpoints, deletes), `open` and `recovery` (after anything), `cuts` (snapshots, the past,
-//! clones), [`replicate`] (a second store). The places: `journal` (the log on the local disk), `segment`
-//! (batches as objects), [`map`] (address to location), [`cache`] (frames on the local disk). What you can
-//! look at: [`status`], [`inspect`], [`check`], and beforehand [`forecast`]. What you can choose:
-//! [`options`], within [`limits`].
+//! The paths, one module each: `write` (a write or a flush to its answer), `read` (a read),
+//! `engine` (records to segments, checkpoints, deletes), `open` and `recovery` (after anything),
+//! `cuts` (snapshots, the past, clones), [`replicate`] (a second store). The places: `journal` (the
+//! log on the local disk), `segment` (batches as objects), [`map`] (address to location), [`cache`]
+//! (frames on the local disk). What you can look at: [`status`], [`inspect`], [`check`], and
+//! beforehand [`forecast`]. What you can choose: [`options`], within [`limits`].
 //!
-//! *Accepted* survives the death of the process, *logged* survives power loss, *stored* survives the loss of
-//! the machine. Not here: doors, async code, the environment, printing.
+//! *Accepted* survives the death of the process, *logged* survives power loss, *stored* survives
+//! the loss of the machine. Not here: doors, async code, the environment, printing.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
@@ -74,8 +75,8 @@ pub use fencing::Fencing;
 pub use flatten::{release_ancestors, release_ancestors_in};
 pub use gc::{Choice as GcChoice, GcPolicy};
 pub use names::{
-    Listed, Unnamed, create, create_in, delete, delete_in, find, finish_delete, list, name_unnamed, rename,
-    rename_in, unnamed,
+    Listed, Unnamed, create, create_in, delete, delete_in, find, finish_delete, list, name_unnamed,
+    rename, rename_in, unnamed,
 };
 pub use open::{Age, age_of};
 pub use options::{CreateOptions, FlushMode, NewestState, OpenOptions};

@@ -1,4 +1,5 @@
-//! Every bound of the engine, with the inequality that ties it to the others, proved at compile time.
+//! Every bound of the engine, with the inequality that ties it to the others, proved at compile
+//! time.
 
 use sawmill_format::journal::RECORD_HEADER_BYTES;
 
@@ -7,8 +8,9 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 const TIB: u64 = 1 << 40;
 
-/// The simulation runs the engine with small sizes (feature `small-limits`, package `sawmill-volume-small`),
-/// so that short histories meet the end of every ring, batch, area and window. Nothing else differs.
+/// The simulation runs the engine with small sizes (feature `small-limits`, package
+/// `sawmill-volume-small`), so that short histories meet the end of every ring, batch, area and
+/// window. Nothing else differs.
 const fn sized(usual: u64, small: u64) -> u64 {
     if cfg!(feature = "small-limits") { small } else { usual }
 }
@@ -17,7 +19,8 @@ const fn sized(usual: u64, small: u64) -> u64 {
 pub const SIZE_BYTES_MAX: u64 = 64 * TIB;
 /// The longest read or write in one request.
 pub const REQUEST_BYTES_MAX: u32 = 32 << 20;
-/// The longest write that is one record, and so is whole or absent after any failure. Longer ones are split.
+/// The longest write that is one record, and so is whole or absent after any failure. Longer ones
+/// are split.
 pub const RECORD_PAYLOAD_BYTES_MAX: u64 = sized(MIB, 16 * KIB);
 /// Size of an uncompressed frame.
 pub const FRAME_BYTES: u32 = sized(64 * KIB, 4 * KIB) as u32;
@@ -31,7 +34,8 @@ pub const SEGMENT_BYTES_MAX: u32 = 64 << 20;
 /// The most records one batch takes: bounds the header of a segment at 4 MiB.
 pub const SEGMENT_RECORDS_MAX: usize = sized(128 * KIB, 24) as usize;
 
-/// Buffers that segments are built in have multiples of this size, so that almost equal ones fit the same.
+/// Buffers that segments are built in have multiples of this size, so that almost equal ones fit
+/// the same.
 pub const BUFFER_STEP_BYTES: usize = sized(256 * KIB, 8 * KIB) as usize;
 
 /// Usual and largest number of segments on their way to the store.
@@ -40,13 +44,15 @@ pub const UPLOADS_DEFAULT: u32 = 6;
 pub const UPLOADS_MAX: u32 = sized(32, 8) as u32;
 /// How many names a fence reserves.
 pub const FENCE_WINDOW: u64 = sized(sawmill_format::segment::FENCE_WINDOW, 16);
-// A stale writer can have put nothing at or past (its first unstored sequence + UPLOADS_MAX + 2); a fence at
-// that first unstored sequence reserves FENCE_WINDOW names, so no later writer ever meets a late put.
-const _: () = assert!((UPLOADS_MAX as u64) + MOVED_UPLOADS_EXTRA + UNDO_UPLOADS_EXTRA < FENCE_WINDOW);
+// A stale writer can have put nothing at or past (its first unstored sequence + UPLOADS_MAX + 2); a
+// fence at that first unstored sequence reserves FENCE_WINDOW names, so no later writer ever meets
+// a late put.
+const _: () =
+    assert!((UPLOADS_MAX as u64) + MOVED_UPLOADS_EXTRA + UNDO_UPLOADS_EXTRA < FENCE_WINDOW);
 /// A rollback goes with the snapshot in front of it.
 pub const UNDO_UPLOADS_EXTRA: u64 = 1;
-/// Collection may have so many segments on their way beyond the limit of uploads: else writers that keep all
-/// of them busy would keep garbage from ever being collected.
+/// Collection may have so many segments on their way beyond the limit of uploads: else writers that
+/// keep all of them busy would keep garbage from ever being collected.
 pub const MOVED_UPLOADS_EXTRA: u64 = 1;
 
 /// Usual size of the journal.
@@ -55,23 +61,25 @@ pub const JOURNAL_BYTES_DEFAULT: u64 = GIB;
 pub const STAGING_BYTES_DEFAULT: u64 = 32 * MIB;
 /// Smallest staging ring: two of the largest records and the pad of a flush.
 pub const STAGING_BYTES_MIN: u64 = sized(4 * MIB, 64 * KIB);
-const _: () =
-    assert!(STAGING_BYTES_MIN >= 2 * (RECORD_PAYLOAD_BYTES_MAX + RECORD_HEADER_BYTES as u64) + 8 * KIB);
+const _: () = assert!(
+    STAGING_BYTES_MIN >= 2 * (RECORD_PAYLOAD_BYTES_MAX + RECORD_HEADER_BYTES as u64) + 8 * KIB
+);
 
 /// Records that are not yet stored: past this, writes wait although the journal has room, so that
-/// memory stays bounded (about 150 bytes each). Writes of 512 bytes reach it in a journal of more than
-/// 2.3 GiB, writes of 4 KiB in one of more than 16 GiB.
+/// memory stays bounded (about 150 bytes each). Writes of 512 bytes reach it in a journal of more
+/// than 2.3 GiB, writes of 4 KiB in one of more than 16 GiB.
 pub const RECORDS_UNSTORED_MAX: usize = sized(4 * MIB, 60) as usize;
 // A journal of the usual size is full before, however small the blocks that are written.
 const _: () = assert!(
     cfg!(feature = "small-limits")
-        || RECORDS_UNSTORED_MAX as u64 * (RECORD_HEADER_BYTES as u64 + 512) >= JOURNAL_BYTES_DEFAULT
+        || RECORDS_UNSTORED_MAX as u64 * (RECORD_HEADER_BYTES as u64 + 512)
+            >= JOURNAL_BYTES_DEFAULT
 );
 /// Records kept for reading after they are stored, while their bytes are still in the journal.
 pub const RECORDS_RESIDENT_MAX: usize = sized(384 * KIB, 20) as usize;
 
-/// Orders (snapshots, retention, rollbacks, resizes) of one volume that wait at the same time: more are
-/// refused.
+/// Orders (snapshots, retention, rollbacks, resizes) of one volume that wait at the same time: more
+/// are refused.
 pub const ORDERS_WAITING_MAX: usize = sized(1024, 16) as usize;
 
 /// Usual bytes of log between two checkpoints.
@@ -84,8 +92,8 @@ pub const READER_THREADS: usize = 8;
 pub const HEADER_PROBE_BYTES: u64 = sized(64 * KIB, 512);
 /// Segment headers fetched at once by roll-forward.
 pub const ROLL_FORWARD_PARALLEL: usize = sized(32, 3) as usize;
-/// The log is written to the journal disk in spans of about this size: each costs a wake of the journal's
-/// thread and one of the engine's.
+/// The log is written to the journal disk in spans of about this size: each costs a wake of the
+/// journal's thread and one of the engine's.
 pub const SPAN_BYTES: u64 = sized(MIB, 4 * KIB);
 // A writer that waits for staging memory waits for less than a span to become one.
 const _: () = assert!(STAGING_BYTES_MIN >= SPAN_BYTES + RECORD_PAYLOAD_BYTES_MAX + 8 * KIB);
@@ -93,11 +101,13 @@ const _: () = assert!(STAGING_BYTES_MIN >= SPAN_BYTES + RECORD_PAYLOAD_BYTES_MAX
 pub const MARK_BYTES: u64 = sized(32 * MIB, 64 * KIB);
 /// Bytes of a journal read at once by a scan.
 pub const SCAN_BYTES: u64 = sized(2 * MIB, 16 * KIB);
-/// The first such read; each next one is twice as long. Mostly little is left to scan, and somebody waits.
+/// The first such read; each next one is twice as long. Mostly little is left to scan, and somebody
+/// waits.
 pub const SCAN_BYTES_FIRST: u64 = sized(64 * KIB, 4 * KIB);
 
-/// The smallest journal for a volume with batches of `segment_bytes`: one batch being filled, one being
-/// uploaded, and the staging ring's reach; otherwise a full journal could wait for a batch that cannot seal.
+/// The smallest journal for a volume with batches of `segment_bytes`: one batch being filled, one
+/// being uploaded, and the staging ring's reach; otherwise a full journal could wait for a batch
+/// that cannot seal.
 #[must_use]
 pub const fn journal_bytes_min(segment_bytes: u32) -> u64 {
     let two_batches = 4 * segment_bytes as u64;
@@ -105,16 +115,17 @@ pub const fn journal_bytes_min(segment_bytes: u32) -> u64 {
     if two_batches > floor { two_batches } else { floor }
 }
 
-/// Positions never get here: at 10 GiB a second it takes 13 years of writing. What claims to lie beyond is
-/// damage, and refused before anything is added to it.
+/// Positions never get here: at 10 GiB a second it takes 13 years of writing. What claims to lie
+/// beyond is damage, and refused before anything is added to it.
 pub const POSITION_MAX: u64 = 1 << 62;
 
 /// Segment sequences are kept in 32 bits in memory; a volume that reaches this many stops for good.
 /// At a segment of 8 MiB that is 32 PiB written.
 pub const SEQUENCE_MAX: u64 = u32::MAX as u64 - 2 * FENCE_WINDOW;
 
-/// The longest object of each kind that is read as a whole: what claims more is damage, and takes no memory.
-/// A checkpoint of this size names 19 million segments: 150 TiB of them at their usual size.
+/// The longest object of each kind that is read as a whole: what claims more is damage, and takes
+/// no memory. A checkpoint of this size names 19 million segments: 150 TiB of them at their usual
+/// size.
 pub const CHECKPOINT_BYTES_MAX: u64 = GIB;
 /// A part is one group of addresses; each extent takes 12 bytes or less.
 pub const MAP_PART_BYTES_MAX: u64 = 512 * MIB;
@@ -137,8 +148,8 @@ pub const JOURNAL_NARROW_BYTES_MAX: u64 = sized(16 * MIB, 64 * KIB);
 /// Bytes of address space in one area of the wide layer.
 pub const JOURNAL_WIDE_AREA_BYTES: u64 = sized(16 * GIB, 128 * KIB);
 
-/// Live data that collection plans to move at once is at least so many segments: a plan is one pass over the
-/// map.
+/// Live data that collection plans to move at once is at least so many segments: a plan is one pass
+/// over the map.
 pub const GC_PLAN_SEGMENTS: u64 = sized(8, 3);
 /// More is planned at once for a large map: so many bytes for each of its extents.
 pub const GC_PLAN_BYTES_PER_EXTENT: u64 = 16;
@@ -149,9 +160,9 @@ pub const GC_EXTENTS_MAX: usize = sized(128 * KIB, 40) as usize;
 /// Frames between two wanted ones that are fetched along rather than asked around.
 pub const GC_GAP_FRAMES_MAX: u32 = sized(4, 2) as u32;
 
-/// Checkpoints that begin retained moments, in one retention window: each checkpoint repeats their list
-/// (some 80 bytes each). A moment is had by rolling forward from one of them, so through this part of the
-/// window's log at most.
+/// Checkpoints that begin retained moments, in one retention window: each checkpoint repeats their
+/// list (some 80 bytes each). A moment is had by rolling forward from one of them, so through this
+/// part of the window's log at most.
 pub const RETAINED_PER_WINDOW: u64 = sized(256, 3);
 
 /// Of what one damaged object costs, a check names so much, and counts the rest.

@@ -1,10 +1,10 @@
-//! Volumes by name: create, find, list, rename, delete. What a name means is said by numbered records of its
-//! own (`ledger`); everything else of a volume lives under its id, so that a name can be given again without
-//! meeting old data.
+//! Volumes by name: create, find, list, rename, delete. What a name means is said by numbered
+//! records of its own (`ledger`); everything else of a volume lives under its id, so that a name
+//! can be given again without meeting old data.
 //!
-//! Invariant: a volume has one name at any moment, from the put that creates the first to the put of the word
-//! that deletes it; a rename is one put too. Two names come from an older version: then nothing deletes the
-//! volume before one of them is gone.
+//! Invariant: a volume has one name at any moment, from the put that creates the first to the put
+//! of the word that deletes it; a rename is one put too. Two names come from an older version: then
+//! nothing deletes the volume before one of them is gone.
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
@@ -43,12 +43,21 @@ pub struct Listed {
 }
 
 /// Reads a volume's stored part, step by step.
-pub(crate) fn stored(store: &dyn ObjectStore, name: &str, reporter: &mut Reporter<'_>) -> Result<Stored> {
+pub(crate) fn stored(
+    store: &dyn ObjectStore,
+    name: &str,
+    reporter: &mut Reporter<'_>,
+) -> Result<Stored> {
     stored_of(store, find(store, name)?, reporter)
 }
 
-/// Makes a new, empty volume. Refuses a store that cannot keep two writers apart, unless told to go on.
-pub fn create(store: &dyn ObjectStore, name: &str, options: &CreateOptions) -> Result<VolumeRecord> {
+/// Makes a new, empty volume. Refuses a store that cannot keep two writers apart, unless told to go
+/// on.
+pub fn create(
+    store: &dyn ObjectStore,
+    name: &str,
+    options: &CreateOptions,
+) -> Result<VolumeRecord> {
     check_name(name)?;
     check_options(options)?;
     demand_free(store, name)?;
@@ -99,7 +108,8 @@ pub fn create_in(
     };
     put(store, &checkpoint_key(volume_id, 1), first.encode())?;
     ledger::claim(world, store, name, &record)?.ok_or_else(|| {
-        // Somebody was faster; what we made is ours alone. A failure leaves one small object behind.
+        // Somebody was faster; what we made is ours alone. A failure leaves one small object
+        // behind.
         let _ = Blocking(store).delete(vec![checkpoint_key(volume_id, 1)], Class::Background);
         exists(name)
     })
@@ -111,9 +121,13 @@ pub fn find(store: &dyn ObjectStore, name: &str) -> Result<VolumeRecord> {
     ledger::look(store, name)?.volume.ok_or_else(|| not_found(name))
 }
 
-/// As [`find`], for somebody who goes on to write: no rename or delete that was given up before can happen to
-/// it later.
-pub(crate) fn find_for_good(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<VolumeRecord> {
+/// As [`find`], for somebody who goes on to write: no rename or delete that was given up before can
+/// happen to it later.
+pub(crate) fn find_for_good(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    name: &str,
+) -> Result<VolumeRecord> {
     check_name(name)?;
     ledger::settle(world, store, name)?.volume.ok_or_else(|| not_found(name))
 }
@@ -138,16 +152,22 @@ pub fn list(store: &dyn ObjectStore) -> Result<Vec<Listed>> {
     ledger::all(store)
 }
 
-/// Gives a volume another name. It keeps its id, and with it its data, its journals and whoever has it open.
+/// Gives a volume another name. It keeps its id, and with it its data, its journals and whoever has
+/// it open.
 ///
-/// The old name's record says where it goes; it goes with the put of the new name's. A crash before that
-/// leaves the old name, and whoever uses it next ends the attempt.
+/// The old name's record says where it goes; it goes with the put of the new name's. A crash before
+/// that leaves the old name, and whoever uses it next ends the attempt.
 pub fn rename(store: &dyn ObjectStore, old: &str, new: &str) -> Result<VolumeRecord> {
     rename_in(&RealWorld::default(), store, old, new)
 }
 
 /// As [`rename`] in a given world.
-pub fn rename_in(world: &dyn World, store: &dyn ObjectStore, old: &str, new: &str) -> Result<VolumeRecord> {
+pub fn rename_in(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    old: &str,
+    new: &str,
+) -> Result<VolumeRecord> {
     check_name(new)?;
     if old == new {
         let text = format!("the name is already {old:?}");
@@ -187,7 +207,10 @@ pub fn rename_in(world: &dyn World, store: &dyn ObjectStore, old: &str, new: &st
 /// Another name of the same volume, if the volume's words or a list tell of one.
 fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<String>> {
     let said = words::newest(store, record.volume_id)?.name;
-    if check_name(&said).is_ok() && said != record.name && ledger::means(store, &said, record.volume_id)? {
+    if check_name(&said).is_ok()
+        && said != record.name
+        && ledger::means(store, &said, record.volume_id)?
+    {
         return Ok(Some(said));
     }
     let same = |listed: &Listed| {
@@ -197,11 +220,13 @@ fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<S
     Ok(list(store)?.into_iter().find(same).map(|listed| listed.name))
 }
 
-/// Deletes a volume. A writer that has it attached is fenced first, and the last fence stays behind for ever,
-/// so that the writer cannot take its absence for success. What clones still need goes with the last of them.
+/// Deletes a volume. A writer that has it attached is fenced first, and the last fence stays behind
+/// for ever, so that the writer cannot take its absence for success. What clones still need goes
+/// with the last of them.
 ///
-/// The name's record says that it ends; name and volume go with the put of the word that it is deleted. What
-/// dies before that leaves the volume; after it, the same delete again removes what is left.
+/// The name's record says that it ends; name and volume go with the put of the word that it is
+/// deleted. What dies before that leaves the volume; after it, the same delete again removes what
+/// is left.
 pub fn delete(store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
     delete_in(&RealWorld::default(), store, name)
 }
@@ -217,13 +242,17 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
         }
         let volume_id = record.volume_id;
         let word = words::newest(store, volume_id)?.number + 1;
-        if ledger::append(world, store, (name, was.number + 1), NameStep::Ends { word }, record)?.is_none() {
+        if ledger::append(world, store, (name, was.number + 1), NameStep::Ends { word }, record)?
+            .is_none()
+        {
             continue;
         }
         let fence = last_fence(world, store, record)?;
         let said = words::put(world, store, volume_id, word, Word::Deleted, (fence, name))?;
         if !said && !words::newest(store, volume_id)?.is_gone() {
-            let text = format!("volume {name} was attached or renamed at the same time: nothing was deleted");
+            let text = format!(
+                "volume {name} was attached or renamed at the same time: nothing was deleted"
+            );
             return Err(Error::new(ErrorKind::Refused, text));
         }
         ledger::remove_old(store, name, &was);
@@ -263,8 +292,8 @@ fn delete_rest(
 
 /// Shuts out whoever writes a volume; 0: nobody can be.
 fn last_fence(world: &dyn World, store: &dyn ObjectStore, record: &VolumeRecord) -> Result<u64> {
-    // Nobody writes a replica: no writer is to be shut out, and its copier looks whether it is still there. A
-    // fence would stand where its source goes on.
+    // Nobody writes a replica: no writer is to be shut out, and its copier looks whether it is
+    // still there. A fence would stand where its source goes on.
     if replica(store, record.volume_id)?.is_some() {
         return Ok(0);
     }
@@ -280,7 +309,10 @@ fn last_fence(world: &dyn World, store: &dyn ObjectStore, record: &VolumeRecord)
 }
 
 /// The role of a volume whose own history has not begun.
-fn replica(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Option<sawmill_format::role::Role>> {
+fn replica(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+) -> Result<Option<sawmill_format::role::Role>> {
     match role::newest(store, volume_id)? {
         Some(role) if role::is_begun(store, &role)? => Ok(None),
         role => Ok(role),
@@ -289,7 +321,8 @@ fn replica(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Option<sawmil
 
 /// Lets go of what a deleted volume holds, and buries it, if nobody holds it.
 fn remove(world: &dyn World, store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Deleted> {
-    // Its pins elsewhere stay for ever when it cannot say where they are: `check` of its base tells.
+    // Its pins elsewhere stay for ever when it cannot say where they are: `check` of its base
+    // tells.
     let lineage = match checkpoint::newest(store, volume_id) {
         Ok(newest) => newest.checkpoint.kept.lineage,
         Err(error) if is_lost(error.kind()) => Vec::new(),
@@ -314,7 +347,8 @@ fn put(store: &dyn ObjectStore, key: &str, body: Vec<u8>) -> Result<PutOutcome> 
 
 fn not_found(name: &str) -> Error {
     let text = format!(
-        "there is no volume {name:?} in this store: `sawmill list` shows them, `sawmill create` makes one"
+        "there is no volume {name:?} in this store: `sawmill list` shows them, `sawmill create` \
+        makes one"
     );
     Error::new(ErrorKind::NotFound, text)
 }
@@ -327,8 +361,8 @@ fn busy(name: &str) -> Error {
 
 fn two_names(name: &str, other: &str) -> Error {
     let text = format!(
-        "{name:?} and {other:?} are two names of one volume: make them one with `sawmill rename {name} \
-         {other}` or `sawmill rename {other} {name}` first"
+        "{name:?} and {other:?} are two names of one volume: make them one with `sawmill rename \
+         {name} {other}` or `sawmill rename {other} {name}` first"
     );
     Error::new(ErrorKind::Refused, text)
 }
@@ -342,8 +376,9 @@ pub(crate) fn demand_free(store: &dyn ObjectStore, name: &str) -> Result<()> {
 }
 
 pub(crate) fn exists(name: &str) -> Error {
-    let text =
-        format!("there is a volume {name:?} already: choose another name, or `sawmill delete {name}` first");
+    let text = format!(
+        "there is a volume {name:?} already: choose another name, or `sawmill delete {name}` first"
+    );
     Error::new(ErrorKind::Exists, text)
 }
 
@@ -356,7 +391,8 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
         return Ok(());
     }
     let text = format!(
-        "{name:?} is not a valid volume name: use 1 to 128 letters, digits, '.', '_', '-', not first a '.'"
+        "{name:?} is not a valid volume name: use 1 to 128 letters, digits, '.', '_', '-', not \
+        first a '.'"
     );
     Err(Error::new(ErrorKind::Invalid, text))
 }

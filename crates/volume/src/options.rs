@@ -1,7 +1,8 @@
-//! What a volume is born with ([`CreateOptions`]) and what one attachment may choose ([`OpenOptions`]).
+//! What a volume is born with ([`CreateOptions`]) and what one attachment may choose
+//! ([`OpenOptions`]).
 //!
-//! Not here: where files go by default, units as people write them, environment variables (the binary's
-//! matter).
+//! Not here: where files go by default, units as people write them, environment variables (the
+//! binary's matter).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +19,8 @@ use crate::limits;
 /// What a volume is born with; kept in its record in the store.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
-    /// Size of the disk. At least one block, a multiple of `block_bytes`, at most [`limits::SIZE_BYTES_MAX`].
+    /// Size of the disk. At least one block, a multiple of `block_bytes`, at most
+    /// [`limits::SIZE_BYTES_MAX`].
     pub size_bytes: u64,
     /// Logical block shown by doors with sectors: 512 or 4096.
     pub block_bytes: u32,
@@ -55,8 +57,8 @@ pub struct OpenOptions {
     pub journal_path: PathBuf,
     /// Size of the journal when it is made. At least [`limits::journal_bytes_min`].
     pub journal_bytes: u64,
-    /// Folder for the staging file: memory that outlives the process. In a tmpfs, or in any other place: it
-    /// is mapped, and a kernel that goes on keeps it.
+    /// Folder for the staging file: memory that outlives the process. In a tmpfs, or in any other
+    /// place: it is mapped, and a kernel that goes on keeps it.
     pub staging_folder: PathBuf,
     /// Capacity of the staging ring.
     pub staging_bytes: u64,
@@ -70,22 +72,25 @@ pub struct OpenOptions {
     pub accept_journal_loss: bool,
     /// Go on although the memory with the newest accepted writes is lost.
     pub accept_memory_loss: bool,
-    /// The newest state of the volume that was seen in this store before: one that ends earlier is refused.
+    /// The newest state of the volume that was seen in this store before: one that ends earlier is
+    /// refused.
     pub seen: Option<NewestState>,
     /// Go on although the store is older than what was seen of it.
     pub accept_older_store: bool,
     /// Go on although the store does not keep its word on conditional create.
     pub no_fencing: bool,
-    /// The store was found to keep its word a moment ago ([`replicate::demand_fencing`]): not asked again.
+    /// The store was found to keep its word a moment ago ([`replicate::demand_fencing`]): not asked
+    /// again.
     ///
     /// [`replicate::demand_fencing`]: crate::replicate::demand_fencing
     pub store_is_probed: bool,
     /// Seal a batch that is this old, even if small. Zero: never by age.
     pub segment_age_max: Duration,
-    /// Sync the journal when an accepted write is this old and not logged, though nobody flushes. Zero:
-    /// never.
+    /// Sync the journal when an accepted write is this old and not logged, though nobody flushes.
+    /// Zero: never.
     pub log_age_max: Duration,
-    /// While the oldest accepted write that is not stored is this old, writes and flushes wait. None: never.
+    /// While the oldest accepted write that is not stored is this old, writes and flushes wait.
+    /// None: never.
     pub unstored_age_max: Option<Duration>,
     /// Bytes of log after which a checkpoint is written.
     pub checkpoint_bytes: u64,

@@ -1,6 +1,7 @@
 //! What an open volume is told about its past: snapshots, retention, rollback.
 //!
-//! Each waits until its order is stored. Not here: how (`engine::orders`), and what it needs (`cuts`).
+//! Each waits until its order is stored. Not here: how (`engine::orders`), and what it needs
+//! (`cuts`).
 
 use std::sync::mpsc::{Receiver, sync_channel};
 
@@ -22,8 +23,8 @@ pub struct Undo {
 }
 
 impl Volume {
-    /// Gives the present state a name: everything accepted before this call, and perhaps some of what comes
-    /// while it runs, all of it stored when it returns. Writes go on meanwhile.
+    /// Gives the present state a name: everything accepted before this call, and perhaps some of
+    /// what comes while it runs, all of it stored when it returns. Writes go on meanwhile.
     pub fn create_snapshot(&self, name: &str) -> Result<()> {
         check_name(name)?;
         self.carry_out(Order::CreateSnapshot(name.to_owned()), None)
@@ -39,15 +40,16 @@ impl Volume {
         self.carry_out(Order::SetRetention(retention_s), None)
     }
 
-    /// Makes the disk what it was at a cut. The state before gets a snapshot, to undo it. Writes that are
-    /// under way meanwhile come before or after it.
+    /// Makes the disk what it was at a cut. The state before gets a snapshot, to undo it. Writes
+    /// that are under way meanwhile come before or after it.
     pub fn roll_back(&self, cut: &Cut) -> Result<Undo> {
         let now = self.attachment.world.unix_ms();
         let snapshot = format!("before-rollback-{now}");
         let (order, then) = self.find(cut)?;
         let told = self.order_with(order, Some(then), Some(snapshot.clone()))?;
-        told.recv()
-            .map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed before this was done"))??;
+        told.recv().map_err(|_| {
+            Error::new(ErrorKind::Closed, "the volume was closed before this was done")
+        })??;
         Ok(Undo { snapshot })
     }
 
@@ -55,14 +57,15 @@ impl Volume {
     fn find(&self, cut: &Cut) -> Result<(Order, View)> {
         let volume_id = self.attachment.record.volume_id;
         let entry = entry_of(&self.read.stored.view().cuts.lock(), cut)?;
-        let root = checkpoint::kept_root(&*self.attachment.store, volume_id, entry.number, entry.put_id)?;
+        let root =
+            checkpoint::kept_root(&*self.attachment.store, volume_id, entry.number, entry.put_id)?;
         let (then, end) = state_at(&*self.attachment.store, &root, &entry)?;
         let (number, put_id) = (entry.number, entry.put_id);
         Ok((Order::RollBack { number, put_id, through_sequence: end.stored_sequence }, then))
     }
 
-    /// As [`create_snapshot`](Self::create_snapshot), for who must not wait: the answer comes through the
-    /// channel.
+    /// As [`create_snapshot`](Self::create_snapshot), for who must not wait: the answer comes
+    /// through the channel.
     pub fn begin_snapshot(&self, name: &str) -> Result<Receiver<Result<()>>> {
         check_name(name)?;
         self.order(Order::CreateSnapshot(name.to_owned()), None)
@@ -78,17 +81,17 @@ impl Volume {
         self.order(Order::DeleteSnapshot(name.to_owned()), None)
     }
 
-    /// As [`roll_back`](Self::roll_back), but without a snapshot of the state before: finds the cut, which
-    /// waits for the store, and gives the order, for which it does not wait.
+    /// As [`roll_back`](Self::roll_back), but without a snapshot of the state before: finds the
+    /// cut, which waits for the store, and gives the order, for which it does not wait.
     pub fn begin_roll_back(&self, cut: &Cut) -> Result<Receiver<Result<()>>> {
         let (order, then) = self.find(cut)?;
         self.order(order, Some(then))
     }
 
     fn carry_out(&self, order: Order, then: Option<View>) -> Result<()> {
-        self.order(order, then)?
-            .recv()
-            .map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed before this was done"))?
+        self.order(order, then)?.recv().map_err(|_| {
+            Error::new(ErrorKind::Closed, "the volume was closed before this was done")
+        })?
     }
 
     /// Gives an order; the answer comes through the channel.

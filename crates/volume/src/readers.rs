@@ -1,8 +1,9 @@
-//! Which reads are under way, by generation, so that an object is deleted only after every read that may have
-//! looked it up has ended.
+//! Which reads are under way, by generation, so that an object is deleted only after every read
+//! that may have looked it up has ended.
 //!
-//! Invariant: a read counts in the generation that was current when it began; a generation has passed when it
-//! is not current and its count is zero, and at most two generations are counted at a time.
+//! Invariant: a read counts in the generation that was current when it began; a generation has
+//! passed when it is not current and its count is zero, and at most two generations are counted at
+//! a time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -34,7 +35,8 @@ impl Readers {
         }
     }
 
-    /// Starts a new generation if the one before the current has passed; returns the generation to wait for.
+    /// Starts a new generation if the one before the current has passed; returns the generation to
+    /// wait for.
     pub(crate) fn advance(&self) -> u64 {
         let current = self.generation.load(Ordering::SeqCst);
         let other = ((current + 1) % 2) as usize;
@@ -48,7 +50,8 @@ impl Readers {
     pub(crate) fn passed(&self, generation: u64) -> bool {
         let current = self.generation.load(Ordering::SeqCst);
         current > generation + 1
-            || (current > generation && self.counts[(generation % 2) as usize].load(Ordering::SeqCst) == 0)
+            || (current > generation
+                && self.counts[(generation % 2) as usize].load(Ordering::SeqCst) == 0)
     }
 }
 

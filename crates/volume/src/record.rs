@@ -1,11 +1,11 @@
 //! A record of the journal as the engine holds it in memory.
 //!
-//! Invariants: position, operation and range never change. `filled` is set before the record enters the
-//! journal map; `complete` is set after, and only a complete record may leave the journal for a segment. So
-//! no record can be swept from the map before it was put there.
+//! Invariants: position, operation and range never change. `filled` is set before the record enters
+//! the journal map; `complete` is set after, and only a complete record may leave the journal for a
+//! segment. So no record can be swept from the map before it was put there.
 //!
-//! Checksums are kept per *piece*: the part of the payload within one 4 KiB page of the volume's address
-//! space. So a read of any page is verified without reading the rest of a long record.
+//! Checksums are kept per *piece*: the part of the payload within one 4 KiB page of the volume's
+//! address space. So a read of any page is verified without reading the rest of a long record.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -52,7 +52,15 @@ impl Record {
         slot_bytes: u32,
     ) -> Self {
         let complete = AtomicBool::new(false);
-        Record { position, address, length, operation, slot_bytes, complete, filled: OnceLock::new() }
+        Record {
+            position,
+            address,
+            length,
+            operation,
+            slot_bytes,
+            complete,
+            filled: OnceLock::new(),
+        }
     }
 
     /// Where the record ends in the journal.
@@ -90,7 +98,8 @@ impl Record {
 
     /// The pieces of the payload that `[offset, offset + length)` touches: first and last index.
     pub(crate) fn pieces(&self, offset: u64, length: u64) -> (usize, usize) {
-        let page = |at: u64| ((self.address + at) / PAGE_BYTES - self.address / PAGE_BYTES) as usize;
+        let page =
+            |at: u64| ((self.address + at) / PAGE_BYTES - self.address / PAGE_BYTES) as usize;
         (page(offset), page(offset + length - 1))
     }
 

@@ -1,7 +1,8 @@
-//! How well a volume is, and whether it takes requests. Asked on every request, changed a few times in a
-//! life.
+//! How well a volume is, and whether it takes requests. Asked on every request, changed a few times
+//! in a life.
 //!
-//! Invariant: it only gets worse: serving -> closing -> closed, and from any of them to fenced or failed.
+//! Invariant: it only gets worse: serving -> closing -> closed, and from any of them to fenced or
+//! failed.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -78,7 +79,9 @@ impl State {
         match &mut *outage {
             Some(outage) => outage.reason = reason,
             None => {
-                tracing::warn!("cannot use the store; serving from the journal and the cache: {reason}");
+                tracing::warn!(
+                    "cannot use the store; serving from the journal and the cache: {reason}"
+                );
                 *outage = Some(Outage { since: now, reason });
             }
         }

@@ -1,4 +1,5 @@
-//! What a volume tells about itself while it is open. Plain values; the binary prints and exports them.
+//! What a volume tells about itself while it is open. Plain values; the binary prints and exports
+//! them.
 
 use std::time::Duration;
 
@@ -30,8 +31,8 @@ pub enum Health {
     Closed,
 }
 
-/// The three safety positions of a volume, in bytes of log: accepted >= logged >= stored holds for the log's
-/// end; with flush = stored a position may be stored before it is logged.
+/// The three safety positions of a volume, in bytes of log: accepted >= logged >= stored holds for
+/// the log's end; with flush = stored a position may be stored before it is logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Positions {
     /// Answered to the writer: survives the death of the process.
@@ -163,7 +164,8 @@ pub struct Counters {
     pub segments_moved: u64,
     /// Live bytes that garbage collection wrote anew.
     pub moved_bytes: u64,
-    /// Bytes of the segment objects it wrote, headers included; `segment_bytes_stored` counts them too.
+    /// Bytes of the segment objects it wrote, headers included; `segment_bytes_stored` counts them
+    /// too.
     pub moved_segment_bytes: u64,
     /// Plans of garbage collection: choices of segments to be emptied.
     pub collections: u64,

@@ -1,7 +1,8 @@
-//! The data that is stored, as readers and the engine reach it: the view, the read cache, what the journal
-//! still holds of it, and which reads are under way.
+//! The data that is stored, as readers and the engine reach it: the view, the read cache, what the
+//! journal still holds of it, and which reads are under way.
 //!
-//! Invariant: the engine alone replaces a view, and a read-only attachment that moves to a newer cut.
+//! Invariant: the engine alone replaces a view, and a read-only attachment that moves to a newer
+//! cut.
 
 use std::sync::Arc;
 
@@ -34,7 +35,8 @@ impl VolumeCache {
     /// `volume_id` and its ancestors enter `cache`.
     pub(crate) fn enter(cache: Arc<ReadCache>, volume_id: VolumeId, lineage: &Lineage) -> Self {
         let own = cache.owner(volume_id);
-        let ancestors = lineage.entries().iter().map(|entry| cache.owner(entry.volume_id)).collect();
+        let ancestors =
+            lineage.entries().iter().map(|entry| cache.owner(entry.volume_id)).collect();
         VolumeCache { cache, own, ancestors }
     }
 }

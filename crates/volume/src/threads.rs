@@ -1,6 +1,6 @@
-//! The threads around the loops: one for the journal, one for the engine. A simulation steps the loops
-//! itself ([`steps`]). Below it: [`pool`] (readers and collectors), [`later`] (jobs that are due some time),
-//! [`wake`] (how a thread sleeps and is woken).
+//! The threads around the loops: one for the journal, one for the engine. A simulation steps the
+//! loops itself ([`steps`]). Below it: [`pool`] (readers and collectors), [`later`] (jobs that are
+//! due some time), [`wake`] (how a thread sleeps and is woken).
 
 pub(crate) mod later;
 pub(crate) mod pool;
@@ -70,7 +70,11 @@ impl Threads {
         let (writer, engine) = loops.unzip();
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work).map_err(|error| {
-                Error::caused(ErrorKind::Unavailable, format!("the {name} thread cannot be started"), error)
+                Error::caused(
+                    ErrorKind::Unavailable,
+                    format!("the {name} thread cannot be started"),
+                    error,
+                )
             })
         };
         let journal = match (writer, contexts.write.journal.clone()) {
@@ -122,7 +126,8 @@ impl Threads {
         }
     }
 
-    /// The engine has closed: unless something went wrong, everything is stored and the journal may say so.
+    /// The engine has closed: unless something went wrong, everything is stored and the journal may
+    /// say so.
     pub(crate) fn allow_clean(&self) {
         let Some(journal) = &self.write.journal else { return };
         let dead = self.write.attachment.state.is_dead() || journal.failure().is_some();
@@ -231,7 +236,9 @@ impl JournalLoop {
                 Rest::No
             }
             Ok(Step::Waiting) => Rest::Short,
-            Ok(Step::Idle | Step::Unsettled) if self.ending.end.load(Ordering::Acquire) => Rest::End,
+            Ok(Step::Idle | Step::Unsettled) if self.ending.end.load(Ordering::Acquire) => {
+                Rest::End
+            }
             Ok(_) if !self.quiet => Rest::Settle,
             Ok(step) => {
                 self.quiet = false;
@@ -251,15 +258,16 @@ impl JournalLoop {
         }
     }
 
-    /// The journal has failed, or the volume is fenced: what was accepted is handed over from memory, and who
-    /// waits for room is told.
+    /// The journal has failed, or the volume is fenced: what was accepted is handed over from
+    /// memory, and who waits for room is told.
     fn rescue(&mut self) -> Rest {
         let write = &self.write;
         if self.ending.end.load(Ordering::Acquire) {
             return Rest::End;
         }
         let segment_bytes = u64::from(write.attachment.record.segment_bytes);
-        self.writer.rescue(&mut |records| write.mailbox.intake.push_records(records, segment_bytes));
+        self.writer
+            .rescue(&mut |records| write.mailbox.intake.push_records(records, segment_bytes));
         if let Some(error) = self.journal.failure().filter(|_| write.stalled.count() > 0) {
             write.stalled.fail(error);
         }

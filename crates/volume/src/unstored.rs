@@ -1,7 +1,8 @@
-//! How old the oldest accepted write is that is not in the store, for who wants no more than so much to be
-//! lost with a machine: past that age writes and flushes wait.
+//! How old the oldest accepted write is that is not in the store, for who wants no more than so
+//! much to be lost with a machine: past that age writes and flushes wait.
 //!
-//! Invariant: what lies at or behind a mark and before the next one was accepted at the mark's time or later.
+//! Invariant: what lies at or behind a mark and before the next one was accepted at the mark's time
+//! or later.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,7 +20,8 @@ pub(crate) struct Unstored {
 }
 
 impl Unstored {
-    /// Everything before `stored` is in the store; what came before this attachment counts from now.
+    /// Everything before `stored` is in the store; what came before this attachment counts from
+    /// now.
     pub(crate) fn new(age_max: Option<Duration>, stored: u64, now: Duration) -> Self {
         Unstored { age_max, marks: Mutex::new(VecDeque::from([(stored, now)])) }
     }
@@ -59,8 +61,13 @@ mod tests {
         let unstored = Unstored::new(Some(8 * second), 0, second);
         unstored.note(0, 10 * second);
         unstored.note(100, 12 * second);
-        assert!(!unstored.is_too_old(0, 200, 17 * second) && unstored.is_too_old(0, 200, 18 * second));
-        assert!(!unstored.is_too_old(100, 200, 19 * second) && unstored.is_too_old(100, 200, 20 * second));
+        assert!(
+            !unstored.is_too_old(0, 200, 17 * second) && unstored.is_too_old(0, 200, 18 * second)
+        );
+        assert!(
+            !unstored.is_too_old(100, 200, 19 * second)
+                && unstored.is_too_old(100, 200, 20 * second)
+        );
         assert!(!unstored.is_too_old(200, 200, 60 * second), "all is stored");
         unstored.note(200, 60 * second);
         assert!(!unstored.is_too_old(200, 300, 61 * second));

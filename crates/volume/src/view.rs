@@ -1,5 +1,5 @@
-//! The stored part of a volume as one attachment sees it: which segments there are, and where each address is
-//! in them.
+//! The stored part of a volume as one attachment sees it: which segments there are, and where each
+//! address is in them.
 //!
 //! Invariant: only the engine changes a view; everybody else reads it.
 
@@ -35,8 +35,9 @@ impl View {
         self.map.set_size(size_bytes);
     }
 
-    /// This volume with the map it had at a cut: what the map of then names is live again, all else is dead.
-    /// The size stays what it is: what lay beyond its end is gone, what came since is empty.
+    /// This volume with the map it had at a cut: what the map of then names is live again, all else
+    /// is dead. The size stays what it is: what lay beyond its end is gone, what came since is
+    /// empty.
     pub(crate) fn rolled_back_to(&self, then: View) -> View {
         then.resize(self.map.size_bytes());
         // Also what was empty then: the next checkpoint must not go on naming what is there now.
@@ -45,7 +46,8 @@ impl View {
         let segments = self.segments.emptied();
         for (sequence, info) in self.segments.snapshot() {
             let live_bytes = then.segments.get(sequence).map_or(0, |info| info.live_bytes);
-            let dead_since = if live_bytes == 0 && info.live_bytes == 0 { info.dead_since } else { 0 };
+            let dead_since =
+                if live_bytes == 0 && info.live_bytes == 0 { info.dead_since } else { 0 };
             let is_settled = info.is_settled && dead_since != 0;
             segments.add(sequence, SegmentInfo { live_bytes, dead_since, is_settled, ..info });
         }

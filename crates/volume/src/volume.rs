@@ -1,5 +1,5 @@
-//! An open volume: a block device. Sends each request down its corridor (`write`, `read`, `flush`) and runs
-//! the loops.
+//! An open volume: a block device. Sends each request down its corridor (`write`, `read`, `flush`)
+//! and runs the loops.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -54,7 +54,17 @@ impl Unstarted {
         let Contexts { attachment, write, read, collector } = contexts;
         let lock = Mutex::new(lock);
         let dropped = Mutex::default();
-        Arc::new(Volume { attachment, write, read, collector, recovery, threads, memory, lock, dropped })
+        Arc::new(Volume {
+            attachment,
+            write,
+            read,
+            collector,
+            recovery,
+            threads,
+            memory,
+            lock,
+            dropped,
+        })
     }
 }
 
@@ -66,17 +76,23 @@ pub struct Volume {
     collector: Arc<Pool>,
     recovery: RecoveryReport,
     threads: Threads,
-    /// Files in memory that a clean end removes: the staging file, and what is preallocated for the next one.
+    /// Files in memory that a clean end removes: the staging file, and what is preallocated for the
+    /// next one.
     memory: Vec<PathBuf>,
     /// Gone once this is closed; its threads hold it, too, for as long as they run.
     lock: Mutex<Option<Arc<Lock>>>,
-    /// Who waits for the last user to let go: they hear of it when this is dropped, after everything above.
+    /// Who waits for the last user to let go: they hear of it when this is dropped, after
+    /// everything above.
     dropped: Mutex<Vec<SyncSender<()>>>,
 }
 
 impl Volume {
     /// Opens volume `name` of `store`: recovers it, fences other writers, replays the journal.
-    pub fn open(store: Arc<dyn ObjectStore>, name: &str, options: OpenOptions) -> Result<Arc<Volume>> {
+    pub fn open(
+        store: Arc<dyn ObjectStore>,
+        name: &str,
+        options: OpenOptions,
+    ) -> Result<Arc<Volume>> {
         let world: Arc<dyn World> = Arc::new(RealWorld::default());
         let threads = limits::READER_THREADS;
         if options.read_only {
@@ -115,7 +131,8 @@ impl Volume {
         reader_threads: usize,
     ) -> Result<(Unstarted, JournalWriter, Engine)> {
         if options.cut.is_some() {
-            let text = "a state of the past is for reading only: roll back to it, or clone it, to write";
+            let text =
+                "a state of the past is for reading only: roll back to it, or clone it, to write";
             return Err(Error::new(ErrorKind::ReadOnly, text));
         }
         let mut reporter = Reporter::new(&*world);
@@ -137,13 +154,21 @@ impl Volume {
             received_end: bound.start.position,
             records: bound.records,
         };
-        let contexts = Contexts::new(store, options, world, stored, Some(journal.clone()), reader_threads);
+        let contexts =
+            Contexts::new(store, options, world, stored, Some(journal.clone()), reader_threads);
         for record in &start.records {
-            contexts.write.journal_map.insert(record.address, record.length, record.position, record.clone());
+            contexts.write.journal_map.insert(
+                record.address,
+                record.length,
+                record.position,
+                record.clone(),
+            );
             record.set_complete();
         }
-        let memory =
-            vec![bound.staging_path, open::spare_path(contexts.attachment.record.volume_id, options)];
+        let memory = vec![
+            bound.staging_path,
+            open::spare_path(contexts.attachment.record.volume_id, options),
+        ];
         let options = EngineOptions {
             segment_age_max: options.segment_age_max,
             log_age_max: options.log_age_max,
@@ -260,12 +285,14 @@ impl Volume {
         }
     }
 
-    /// Waits until everything accepted so far is as safe as requested; false if `timeout` passed first.
+    /// Waits until everything accepted so far is as safe as requested; false if `timeout` passed
+    /// first.
     pub fn wait(&self, safety: Safety, timeout: Option<Duration>) -> Result<bool> {
         self.wait_while(safety, timeout, || true)
     }
 
-    /// As [`wait`](Self::wait), but polls `is_wanted` a few times a second and stops when it returns false.
+    /// As [`wait`](Self::wait), but polls `is_wanted` a few times a second and stops when it
+    /// returns false.
     pub fn wait_while(
         &self,
         safety: Safety,
@@ -302,7 +329,8 @@ impl Volume {
         }
     }
 
-    /// Writes a checkpoint of what is stored, so that the next open has little log to read; false when
+    /// Writes a checkpoint of what is stored, so that the next open has little log to read; false
+    /// when
     /// `timeout` passed first, or the volume ended. A volume opened for reading needs none.
     pub fn checkpoint(&self, timeout: Duration) -> bool {
         if self.write.journal.is_none() {
@@ -317,14 +345,16 @@ impl Volume {
         hear.recv_timeout(timeout).is_ok()
     }
 
-    /// Empties every segment of which less than `threshold` of the data is live (1: all of them, so that the
-    /// whole volume lies in address order) and deletes what is dead then. Blocks; others go on meanwhile.
+    /// Empties every segment of which less than `threshold` of the data is live (1: all of them, so
+    /// that the whole volume lies in address order) and deletes what is dead then. Blocks; others
+    /// go on meanwhile.
     pub fn collect_garbage(&self, threshold: f64) -> Result<GcReport> {
         let (tell, hear) = sync_channel(1);
         // The asker waits.
         self.order_collection(threshold, Box::new(move |outcome| drop(tell.send(outcome))))?;
-        hear.recv()
-            .map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed before this was done"))?
+        hear.recv().map_err(|_| {
+            Error::new(ErrorKind::Closed, "the volume was closed before this was done")
+        })?
     }
 
     /// As [`collect_garbage`](Self::collect_garbage); `tell` hears how it ended.
@@ -334,12 +364,13 @@ impl Volume {
         tell: Box<dyn FnOnce(Result<GcReport>) + Send>,
     ) -> Result<()> {
         if !(0.0..=1.0).contains(&threshold) {
-            let text = format!("a threshold of {threshold} is not a share: give a number from 0 to 1");
+            let text =
+                format!("a threshold of {threshold} is not a share: give a number from 0 to 1");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         if self.attachment.read_only {
-            let text = "a volume opened read-only cannot collect garbage: run the command where the volume \
-                        is served for writing";
+            let text = "a volume opened read-only cannot collect garbage: run the command where \
+                        the volume is served for writing";
             return Err(Error::new(ErrorKind::Refused, text));
         }
         self.write.mailbox.order_gc(GcOrder { threshold, through: 0, is_settling: false, tell });
@@ -357,15 +388,18 @@ impl Volume {
         garbage_of(&self.read.stored.view().segments, threshold)
     }
 
-    /// Gives the disk another size. Returns when a checkpoint that says so is durable; only then do doors see
-    /// the new size. A crash before that leaves the old size or the new one, and every byte below both.
+    /// Gives the disk another size. Returns when a checkpoint that says so is durable; only then do
+    /// doors see the new size. A crash before that leaves the old size or the new one, and every
+    /// byte below both.
     ///
-    /// Shrinking loses what lies beyond the new end, for good, and nobody may use the device meanwhile.
-    /// Errors: `Invalid` for a size that no volume of these blocks can have, `ReadOnly`.
+    /// Shrinking loses what lies beyond the new end, for good, and nobody may use the device
+    /// meanwhile. Errors: `Invalid` for a size that no volume of these blocks can have, `ReadOnly`.
     pub fn resize(&self, size_bytes: u64) -> Result<()> {
         if self.attachment.read_only {
-            let text =
-                format!("volume {} is open for reading only: it cannot be resized", self.attachment.name);
+            let text = format!(
+                "volume {} is open for reading only: it cannot be resized",
+                self.attachment.name
+            );
             return Err(Error::new(ErrorKind::ReadOnly, text));
         }
         names::check_size(size_bytes, self.attachment.record.block_bytes)?;
@@ -377,13 +411,13 @@ impl Volume {
             // What is on its way may lie beyond the new end.
             self.wait(Safety::Stored, None)?;
         }
-        self.ask_resize(size_bytes, current)
-            .recv()
-            .map_err(|_| Error::new(ErrorKind::Closed, "the volume was closed before this was done"))?
+        self.ask_resize(size_bytes, current).recv().map_err(|_| {
+            Error::new(ErrorKind::Closed, "the volume was closed before this was done")
+        })?
     }
 
-    /// Makes the disk larger, as [`resize`](Self::resize) does, for who must not wait: the answer comes
-    /// through the channel.
+    /// Makes the disk larger, as [`resize`](Self::resize) does, for who must not wait: the answer
+    /// comes through the channel.
     pub fn begin_grow(&self, size_bytes: u64) -> Result<Receiver<Result<()>>> {
         names::check_size(size_bytes, self.attachment.record.block_bytes)?;
         let current = self.attachment.geometry.now().size_bytes;
@@ -404,8 +438,8 @@ impl Volume {
         hear
     }
 
-    /// Lays up what a later [`open`](Self::open) of this volume in this or another process would take time
-    /// for, and its users would wait for: memory for the journal's newest part.
+    /// Lays up what a later [`open`](Self::open) of this volume in this or another process would
+    /// take time for, and its users would wait for: memory for the journal's newest part.
     pub fn preallocate(&self, options: &OpenOptions) -> Result<()> {
         let spare = open::spare_path(self.attachment.record.volume_id, options);
         StagingFile::preallocate(&spare, options.staging_bytes).map_err(|error| {
@@ -421,10 +455,12 @@ impl Volume {
         }
     }
 
-    /// Stores everything, writes a last checkpoint and lets the volume go. Takes no more requests. Blocks
-    /// while the store is away; [`close_now`](Self::close_now) from another thread ends that.
+    /// Stores everything, writes a last checkpoint and lets the volume go. Takes no more requests.
+    /// Blocks while the store is away; [`close_now`](Self::close_now) from another thread ends
+    /// that.
     pub fn close(&self) -> Result<()> {
-        // To store everything may take long, and memory may go with who ends this process meanwhile.
+        // To store everything may take long, and memory may go with who ends this process
+        // meanwhile.
         if let (Some(journal), None) = (&self.write.journal, self.attachment.state.refusal()) {
             journal.when_logged(journal.ring.next(), Box::new(|_| ()));
         }
@@ -441,7 +477,8 @@ impl Volume {
         match (dead, closed) {
             (Some(error), _) => Err(error),
             (None, true) => {
-                // Everything is in the store. Where the disk did not take that, it still asks for the memory.
+                // Everything is in the store. Where the disk did not take that, it still asks for
+                // the memory.
                 if self.threads.is_memory_done() {
                     for path in &self.memory {
                         let _ = std::fs::remove_file(path);
@@ -451,13 +488,14 @@ impl Volume {
             }
             (None, false) => Err(Error::new(
                 ErrorKind::Closed,
-                "the volume was stopped before everything was stored; accepted writes are in the journal",
+                "the volume was stopped before everything was stored; accepted writes are in the \
+                journal",
             )),
         }
     }
 
-    /// Stops at once. Nothing accepted is lost: it is in the journal and in the memory that outlives the
-    /// process.
+    /// Stops at once. Nothing accepted is lost: it is in the journal and in the memory that
+    /// outlives the process.
     pub fn close_now(&self) {
         self.attachment.state.set_closing();
         self.threads.abandon();
@@ -511,7 +549,9 @@ impl BlockDevice for Volume {
         if let Err(error) = request.check(&self.attachment.geometry.now()) {
             return request.fail(error);
         }
-        if self.write.journal.is_some() && self.write.watch.is_woken_by_use(self.attachment.world.now()) {
+        if self.write.journal.is_some()
+            && self.write.watch.is_woken_by_use(self.attachment.world.now())
+        {
             // The engine sleeps while nobody uses the volume.
             self.write.mailbox.wake.ring();
         }

@@ -1,14 +1,15 @@
-//! When the volume was last used, when it was last known to be its only writer's, and flushes that wait for
-//! such news.
+//! When the volume was last used, when it was last known to be its only writer's, and flushes that
+//! wait for such news.
 //!
-//! Whoever takes the volume over puts a fence into the log. The owner meets it with its next segment; who
-//! only reads and flushes puts none. So, while the volume is used, the engine looks where a fence would
-//! stand (`engine::fence_check`), and a flush is not answered on old news: it waits for the next look, for as
-//! long as [`PATIENCE`]. A store that cannot be asked keeps no flush waiting for longer: what is logged is
-//! on the local disk whoever owns the volume, and the volume's health says that the store cannot be used.
+//! Whoever takes the volume over puts a fence into the log. The owner meets it with its next
+//! segment; who only reads and flushes puts none. So, while the volume is used, the engine looks
+//! where a fence would stand (`engine::fence_check`), and a flush is not answered on old news: it
+//! waits for the next look, for as long as [`PATIENCE`]. A store that cannot be asked keeps no
+//! flush waiting for longer: what is logged is on the local disk whoever owns the volume, and the
+//! volume's health says that the store cannot be used.
 //!
-//! Invariant: `news` is a time at which this attachment was not fenced: when a look was asked that found no
-//! fence, or when a segment was first put that came to be stored.
+//! Invariant: `news` is a time at which this attachment was not fenced: when a look was asked that
+//! found no fence, or when a segment was first put that came to be stored.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;

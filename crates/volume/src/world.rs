@@ -1,5 +1,5 @@
-//! Time, chance and local disks, handed in: the engine never reaches for a clock, for randomness or for a
-//! disk of its own, so that a simulation can run it twice alike.
+//! Time, chance and local disks, handed in: the engine never reaches for a clock, for randomness or
+//! for a disk of its own, so that a simulation can run it twice alike.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

@@ -1,7 +1,7 @@
 //! A table of C functions as a driver.
 //!
-//! Invariant: a function is called with memory that is its own until it returns, as the header says. Not
-//! here: who calls (`sawmill_driver::client`).
+//! Invariant: a function is called with memory that is its own until it returns, as the header
+//! says. Not here: who calls (`sawmill_driver::client`).
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::io;
@@ -60,7 +60,8 @@ unsafe impl Sync for CDriver {}
 
 impl CDriver {
     /// # Safety
-    /// `table` is null or points to a `struct sawmill_driver`, whose functions are as the header says.
+    /// `table` is null or points to a `struct sawmill_driver`, whose functions are as the header
+    /// says.
     pub(crate) unsafe fn new(table: *const DriverTable, user: *mut c_void) -> Result<Self> {
         let bad = |text: &'static str| Err(Error::new(ErrorKind::Invalid, text));
         if table.is_null() {
@@ -69,7 +70,9 @@ impl CDriver {
         // SAFETY: its first field is there in every version of it.
         let bytes = unsafe { ptr::addr_of!((*table).struct_bytes).read() };
         if bytes != size_of::<DriverTable>() {
-            return bad("struct_bytes of the driver is not sizeof(struct sawmill_driver) of this library");
+            return bad(
+                "struct_bytes of the driver is not sizeof(struct sawmill_driver) of this library",
+            );
         }
         // SAFETY: it is as large as ours, so it is ours.
         let table = unsafe { table.read() };
@@ -122,15 +125,16 @@ impl CDriver {
     fn tell_attached(&self, device: &Device) {
         let device = self.device.get_or_init(|| Box::new(device.clone()));
         if let Some(attached) = self.table.attached {
-            // SAFETY: the program's function; it hands the pointer only to functions that change nothing
-            // there.
+            // SAFETY: the program's function; it hands the pointer only to functions that change
+            // nothing there.
             unsafe { attached(self.user, ptr::from_ref(&**device).cast_mut()) }
         }
     }
 
     fn tell_ready(&self, doors: &[Door]) {
         let Some(ready) = self.table.ready else { return };
-        let lines = doors.iter().map(|door| CString::new(format!("{} {}", door.kind, door.address)));
+        let lines =
+            doors.iter().map(|door| CString::new(format!("{} {}", door.kind, door.address)));
         let lines: Vec<CString> = lines.map(Result::unwrap_or_default).collect();
         let mut list: Vec<*const c_char> = lines.iter().map(|line| line.as_ptr()).collect();
         list.push(ptr::null());
@@ -156,7 +160,9 @@ impl Driver for CDriver {
     fn write(&self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
         let write = self.table.write.ok_or(io::ErrorKind::Unsupported)?;
         // SAFETY: the program's function, with bytes that stay as they are meanwhile.
-        told(unsafe { write(self.user, offset, bytes.as_ptr().cast(), bytes.len(), c_int::from(fua)) })
+        told(unsafe {
+            write(self.user, offset, bytes.as_ptr().cast(), bytes.len(), c_int::from(fua))
+        })
     }
 
     fn flush(&self) -> io::Result<()> {

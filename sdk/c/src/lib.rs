@@ -1,10 +1,11 @@
-//! libsawmill: the driver's side for C (`include/sawmill.h`), and for programs that were written for BDUS
-//! (`include/bdus.h`).
+//! libsawmill: the driver's side for C (`include/sawmill.h`), and for programs that were written
+//! for BDUS (`include/bdus.h`).
 //!
-//! Besides `crates/sys` the only place with unsafe code: what crosses here are the pointers of a C program,
-//! which keeps to the headers. Invariants: no string, table or option of a caller is kept after the call that
-//! got it; a panic of ours does not cross into C. Files: `driver` (a table of functions as a driver),
-//! `options`, `text` (strings, errors), `bdus/`. Not here: what a driver is (`sawmill_driver::client`).
+//! Besides `crates/sys` the only place with unsafe code: what crosses here are the pointers of a C
+//! program, which keeps to the headers. Invariants: no string, table or option of a caller is kept
+//! after the call that got it; a panic of ours does not cross into C. Files: `driver` (a table of
+//! functions as a driver), `options`, `text` (strings, errors), `bdus/`. Not here: what a driver is
+//! (`sawmill_driver::client`).
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 pub mod bdus;
@@ -25,7 +26,8 @@ use crate::text::{borrowed, fail, note};
 /// `sawmill_serve`.
 ///
 /// # Safety
-/// As `include/sawmill.h` has it: `driver` and `options` are tables of that shape, good during the call.
+/// As `include/sawmill.h` has it: `driver` and `options` are tables of that shape, good during the
+/// call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sawmill_serve(
     driver: *const DriverTable,
@@ -131,7 +133,8 @@ pub unsafe extern "C" fn sawmill_device_option(
 ) -> usize {
     // SAFETY: the caller's promises.
     let (device, name) = unsafe { (device.as_ref(), borrowed(name)) };
-    let value = device.zip(name.ok()).and_then(|(device, name)| device.option(name)).unwrap_or_default();
+    let value =
+        device.zip(name.ok()).and_then(|(device, name)| device.option(name)).unwrap_or_default();
     if length > 0 && !into.is_null() {
         let kept = value.len().min(length - 1);
         // SAFETY: `kept` + 1 bytes can be written there, and a string of ours is not among them.

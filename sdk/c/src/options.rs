@@ -36,7 +36,8 @@ pub(crate) unsafe fn read(strings: *const *const c_char) -> Result<Asked> {
 
 impl Asked {
     fn take(&mut self, option: &str) -> Result<()> {
-        let bad = || Error::new(ErrorKind::Invalid, format!("'{option}' is no option; write name=value"));
+        let bad =
+            || Error::new(ErrorKind::Invalid, format!("'{option}' is no option; write name=value"));
         let (name, value) = option.split_once('=').ok_or_else(bad)?;
         let options = std::mem::take(&mut self.options);
         self.options = match name {
@@ -69,8 +70,12 @@ mod tests {
         let bad = [c"threads=many".as_ptr(), std::ptr::null()];
         // SAFETY: as above.
         assert!(unsafe { read(bad.as_ptr()) }.is_err());
-        let good =
-            [c"door=ublk".as_ptr(), c"door=nbd=unix:/a".as_ptr(), c"size=4096".as_ptr(), std::ptr::null()];
+        let good = [
+            c"door=ublk".as_ptr(),
+            c"door=nbd=unix:/a".as_ptr(),
+            c"size=4096".as_ptr(),
+            std::ptr::null(),
+        ];
         // SAFETY: as above.
         assert_eq!(unsafe { read(good.as_ptr()) }.unwrap().doors, ["ublk", "nbd=unix:/a"]);
     }

@@ -1,6 +1,7 @@
 //! Strings that cross: those of callers, and what went wrong.
 //!
-//! Invariant: what was noted is of this thread, and stays until the next note. Not here: what it says.
+//! Invariant: what was noted is of this thread, and stays until the next note. Not here: what it
+//! says.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};

@@ -1,7 +1,7 @@
 //! `make torture MINUTES=60`: the long torture, from the command line. `torture [MINUTES [SEED]]`.
 //!
-//! First the controls: planted losses must be seen. Then lives and deaths until the time is over. Prints a
-//! report each minute and at the end; exit code 0 only when no promise was broken.
+//! First the controls: planted losses must be seen. Then lives and deaths until the time is over.
+//! Prints a report each minute and at the end; exit code 0 only when no promise was broken.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

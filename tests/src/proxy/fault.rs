@@ -1,8 +1,8 @@
 //! What can go wrong with a request, when it does, and how often it did.
 //!
-//! A [`Rule`] strikes the requests it names, from the n-th on, so many times. [`Weather`] strikes by chance,
-//! by seed. A fault is counted only where it was really done: a fault that does not fit the answer (no other
-//! object is known yet, say) leaves the request alone and counts for nothing.
+//! A [`Rule`] strikes the requests it names, from the n-th on, so many times. [`Weather`] strikes
+//! by chance, by seed. A fault is counted only where it was really done: a fault that does not fit
+//! the answer (no other object is known yet, say) leaves the request alone and counts for nothing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -49,8 +49,8 @@ pub enum Fault {
     ListLacking,
     /// A put is done twice in a row, and answered with the second outcome.
     PutTwice,
-    /// The connection is reset; the put reaches the store later ([`super::Proxy::deliver_late`], or by chance
-    /// in bad weather).
+    /// The connection is reset; the put reaches the store later ([`super::Proxy::deliver_late`], or
+    /// by chance in bad weather).
     PutLate,
     /// The `ETag` of the answer is another.
     WrongEtag,
@@ -159,9 +159,13 @@ impl Weather {
                 Fault::WrongEtag,
                 Fault::Trickle(pause / 8),
             ],
-            Verb::Put => {
-                &[Fault::AnswerLost, Fault::PutTwice, Fault::PutLate, Fault::PutLate, Fault::WrongEtag]
-            }
+            Verb::Put => &[
+                Fault::AnswerLost,
+                Fault::PutTwice,
+                Fault::PutLate,
+                Fault::PutLate,
+                Fault::WrongEtag,
+            ],
             Verb::List => &[Fault::ListLagged, Fault::ListLacking, Fault::Cut],
             Verb::Delete => &[],
         };
@@ -179,7 +183,8 @@ pub(super) struct Script {
 
 impl Script {
     pub(super) fn choose(&mut self, verb: Verb, key: &str) -> Option<Fault> {
-        let ruled = self.rules.iter_mut().find_map(|rule| rule.strikes(verb, key).then_some(rule.fault));
+        let ruled =
+            self.rules.iter_mut().find_map(|rule| rule.strikes(verb, key).then_some(rule.fault));
         ruled.or_else(|| self.weather.as_mut().and_then(|weather| weather.choose(verb)))
     }
 }
@@ -217,7 +222,8 @@ impl Counts {
 
 impl std::fmt::Display for Counts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kinds: Vec<String> = self.faults.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        let kinds: Vec<String> =
+            self.faults.iter().map(|(name, count)| format!("{name} {count}")).collect();
         write!(f, "{} requests, {} faults ({})", self.requests, self.total(), kinds.join(", "))
     }
 }

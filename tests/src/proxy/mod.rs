@@ -1,9 +1,9 @@
-//! The fault proxy: it sits between the real server and a real S3 server, and makes what goes wrong on that
-//! way go wrong on purpose: by a script, or by chance.
+//! The fault proxy: it sits between the real server and a real S3 server, and makes what goes wrong
+//! on that way go wrong on purpose: by a script, or by chance.
 //!
-//! Invariants: what the proxy lets through it does not change (host and path stay as they were signed). What
-//! it does to a request is done to that request alone. Every fault is counted when it is done.
-//! Modules: `fault` (what goes wrong, when, how often), `relay` (one request on its way).
+//! Invariants: what the proxy lets through it does not change (host and path stay as they were
+//! signed). What it does to a request is done to that request alone. Every fault is counted when it
+//! is done. Modules: `fault` (what goes wrong, when, how often), `relay` (one request on its way).
 //!
 //! Not here: TLS; requests that are answered before their body has come; several proxies in a row.
 
@@ -60,7 +60,8 @@ impl Proxy {
     /// A proxy that lets everything through.
     #[must_use]
     pub fn before(store: Arc<Minio>) -> Arc<Self> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let shared = Shared {
             upstream: store.address(),
             script: Mutex::default(),
@@ -128,7 +129,8 @@ impl Proxy {
     pub fn open(&self) {
         let mut accepting = lock(&self.accepting);
         if accepting.is_none() {
-            let listener = std::net::TcpListener::bind(self.address()).expect("the proxy's own address");
+            let listener =
+                std::net::TcpListener::bind(self.address()).expect("the proxy's own address");
             listener.set_nonblocking(true).expect("a socket can be made non-blocking");
             let _inside = self.runtime.enter();
             let listener = TcpListener::from_std(listener).expect("a listening socket");
@@ -145,7 +147,9 @@ impl Proxy {
     /// Delivers every late put now; gives the status the store answered each with.
     pub fn deliver_late(&self) -> Vec<u16> {
         let late = std::mem::take(&mut *lock(&self.shared.late));
-        late.into_iter().map(|late| self.runtime.block_on(relay::deliver(&self.shared, late))).collect()
+        late.into_iter()
+            .map(|late| self.runtime.block_on(relay::deliver(&self.shared, late)))
+            .collect()
     }
 
     /// How often each fault was done so far.
@@ -187,8 +191,9 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         let Ok((stream, _)) = listener.accept().await else { continue };
         let (Ok(()), Ok(door)) = (stream.set_nodelay(true), Door::of(&stream)) else { continue };
         let (shared, door) = (Arc::clone(&shared), Arc::new(door));
-        let service =
-            service_fn(move |request| relay::relay(Arc::clone(&shared), Arc::clone(&door), request));
+        let service = service_fn(move |request| {
+            relay::relay(Arc::clone(&shared), Arc::clone(&door), request)
+        });
         // A connection that ends badly ends as its fault meant it to.
         connections.spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
         while connections.try_join_next().is_some() {}

@@ -1,5 +1,5 @@
-//! One request on its way through the proxy: heard whole, passed on (or not), its answer heard whole and
-//! given back (or something else instead).
+//! One request on its way through the proxy: heard whole, passed on (or not), its answer heard
+//! whole and given back (or something else instead).
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -91,7 +91,8 @@ impl Asked {
     /// The first byte that is asked for, if the request has a range.
     fn range_start(&self) -> usize {
         let range = self.parts.headers.get(RANGE).and_then(|range| range.to_str().ok());
-        let start = range.and_then(|range| range.strip_prefix("bytes=")?.split('-').next()?.parse().ok());
+        let start =
+            range.and_then(|range| range.strip_prefix("bytes=")?.split('-').next()?.parse().ok());
         start.unwrap_or(0)
     }
 }
@@ -127,7 +128,8 @@ pub(super) async fn relay(
             pass(&shared, &asked).await.map(whole)
         }
         Some(Fault::ListLagged) => {
-            let before = lock(&shared.memory).lists.get(&asked.key).map(|(before, _)| before.clone());
+            let before =
+                lock(&shared.memory).lists.get(&asked.key).map(|(before, _)| before.clone());
             let mut answer = pass(&shared, &asked).await?;
             if let Some(before) = before {
                 shared.count(Fault::ListLagged.name());
@@ -222,7 +224,8 @@ async fn pass(shared: &Shared, asked: &Asked) -> io::Result<Answer> {
     }
     if asked.verb == Verb::List && answer.parts.status.is_success() {
         let body = answer.body.clone();
-        let last = memory.lists.get(&asked.key).map_or_else(|| body.clone(), |(_, last)| last.clone());
+        let last =
+            memory.lists.get(&asked.key).map_or_else(|| body.clone(), |(_, last)| last.clone());
         memory.lists.insert(asked.key.clone(), (last, body));
     }
     Ok(answer)
@@ -328,8 +331,10 @@ fn refusal(code: u16) -> Response<Body> {
         _ => "InternalError",
     };
     let text = format!("<Error><Code>{name}</Code><Message>by the proxy</Message></Error>");
-    let mut response = Response::new(Full::from(text).map_err(|never| match never {}).boxed_unsync());
-    *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response =
+        Response::new(Full::from(text).map_err(|never| match never {}).boxed_unsync());
+    *response.status_mut() =
+        StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/xml"));
     response
 }

@@ -1,9 +1,10 @@
-//! Wall clocks that jump, for the life of one server: 40 days ahead or behind, or by a wrong zone. Only the
-//! wall clock: the clock of the machine that never jumps is left alone.
+//! Wall clocks that jump, for the life of one server: 40 days ahead or behind, or by a wrong zone.
+//! Only the wall clock: the clock of the machine that never jumps is left alone.
 //!
 //! What must hold: nothing is lost, and every moment noted before stays readable, by its position.
 //!
-//! Only of stores in folders: a bucket asks for the time in each request, and refuses who has another.
+//! Only of stores in folders: a bucket asks for the time in each request, and refuses who has
+//! another.
 
 use std::path::Path;
 
@@ -11,8 +12,11 @@ use super::Torture;
 use super::volume::{Volume, Way};
 
 /// What the server believes, beside its true zone.
-const CLOCKS: [(&str, &str); 3] =
-    [("clock 40 days ahead", "+40d"), ("clock 40 days behind", "-40d"), ("clock of a wrong zone", "+14h")];
+const CLOCKS: [(&str, &str); 3] = [
+    ("clock 40 days ahead", "+40d"),
+    ("clock 40 days behind", "-40d"),
+    ("clock of a wrong zone", "+14h"),
+];
 const SHARED_MEMORY: &str = "/dev/shm";
 
 impl Torture {
@@ -61,7 +65,9 @@ fn library() -> String {
 fn forget_leavings() {
     for entry in std::fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let pid = ["faketime_shm_", "sem.faketime_sem_"].iter().find_map(|begin| name.strip_prefix(begin));
+        let pid = ["faketime_shm_", "sem.faketime_sem_"]
+            .iter()
+            .find_map(|begin| name.strip_prefix(begin));
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
             // Somebody else may have been faster.
             let _ = std::fs::remove_file(entry.path());

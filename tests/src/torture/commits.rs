@@ -1,8 +1,9 @@
-//! A load as a database makes it: sessions that write a few small pieces, then commit them by a flush or a
-//! write with FUA, and read back what they know.
+//! A load as a database makes it: sessions that write a few small pieces, then commit them by a
+//! flush or a write with FUA, and read back what they know.
 //!
-//! Invariants: each session has its own part of the volume and, in one group, writes nowhere twice, so that
-//! whatever it has finished it can read back byte for byte. All of it is in the log, for the judge.
+//! Invariants: each session has its own part of the volume and, in one group, writes nowhere twice,
+//! so that whatever it has finished it can read back byte for byte. All of it is in the log, for
+//! the judge.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -127,8 +128,9 @@ impl Commits {
         (self.known.len() * SECTOR_BYTES) as u64
     }
 
-    /// Learns what the volume looks like now. `all_stored`: nothing of it can be lost any more, so the log
-    /// starts over. Else the loss of the journal may still lead back to a state before this one.
+    /// Learns what the volume looks like now. `all_stored`: nothing of it can be lost any more, so
+    /// the log starts over. Else the loss of the journal may still lead back to a state before this
+    /// one.
     pub(super) fn see(&mut self, image: &[u8], all_stored: bool) {
         let seen = |bytes: &[u8]| match Sector::read(bytes) {
             Sector::Stamped(stamp) => stamp.write,
@@ -147,8 +149,8 @@ impl Commits {
         }
     }
 
-    /// Runs until `groups` more groups were begun, then calls `cut` with requests in flight, and waits until
-    /// each has its answer or its connection is gone.
+    /// Runs until `groups` more groups were begun, then calls `cut` with requests in flight, and
+    /// waits until each has its answer or its connection is gone.
     ///
     /// # Panics
     /// When an answer does not come for too long.
@@ -156,8 +158,9 @@ impl Commits {
         self.drive_beside(clients, groups, || (), cut)
     }
 
-    /// The same while the store is away: `give_back` is called, again and again, when nothing but reads is
-    /// waited for. What is not cached is read when the store is back; writes and flushes never need it.
+    /// The same while the store is away: `give_back` is called, again and again, when nothing but
+    /// reads is waited for. What is not cached is read when the store is back; writes and flushes
+    /// never need it.
     pub(super) fn drive_beside(
         &mut self,
         clients: &[Client],
@@ -205,13 +208,20 @@ impl Commits {
                     let place = self.log.submit_flush();
                     self.send(session, client, &Command::Flush, Sent::Flush(place));
                 }
-                self.sessions[session].next = if self.dice.one_in(3) { Next::Read } else { Next::Group };
+                self.sessions[session].next =
+                    if self.dice.one_in(3) { Next::Read } else { Next::Group };
             }
             Next::Read => {
                 let (sector, count) = self.choose(session);
-                let (offset, length) = (sector * SECTOR_BYTES as u64, count as u32 * SECTOR_BYTES as u32);
+                let (offset, length) =
+                    (sector * SECTOR_BYTES as u64, count as u32 * SECTOR_BYTES as u32);
                 self.sessions[session].next = Next::Group;
-                self.send(session, client, &Command::Read { offset, length }, Sent::Read { sector, count });
+                self.send(
+                    session,
+                    client,
+                    &Command::Read { offset, length },
+                    Sent::Read { sector, count },
+                );
             }
         }
     }
@@ -228,7 +238,8 @@ impl Commits {
     /// Writes a piece, if it meets no other of its group.
     fn write(&mut self, session: usize, client: &Client, fua: bool) {
         let mut piece = self.choose(session);
-        let taken = |group: &[u64], (sector, count)| (sector..sector + count).any(|at| group.contains(&at));
+        let taken =
+            |group: &[u64], (sector, count)| (sector..sector + count).any(|at| group.contains(&at));
         while taken(&self.sessions[session].group, piece) {
             piece = self.choose(session);
         }
@@ -261,7 +272,8 @@ impl Commits {
     }
 
     fn wait_for_one(&self, give_back: &impl Fn()) -> Ended {
-        let only_reads = self.sessions.iter().all(|session| session.in_flight == 0 || session.is_reading);
+        let only_reads =
+            self.sessions.iter().all(|session| session.in_flight == 0 || session.is_reading);
         if only_reads {
             if let Ok(ended) = self.hear.recv_timeout(READS_WAIT) {
                 return ended;
@@ -293,10 +305,12 @@ impl Commits {
                 tally.commits += 1;
                 tally.last_commit = tally.last_commit.max(Some(since));
             }
-            (Ok(reply), Sent::Read { sector, count }) => match self.compare(sector, count, &reply.bytes) {
-                Ok(()) => tally.reads += 1,
-                Err(wrong) => tally.violations.push(wrong),
-            },
+            (Ok(reply), Sent::Read { sector, count }) => {
+                match self.compare(sector, count, &reply.bytes) {
+                    Ok(()) => tally.reads += 1,
+                    Err(wrong) => tally.violations.push(wrong),
+                }
+            }
             (Err(Failure::Errno(_)), Sent::Read { .. }) => tally.read_errors += 1,
             (Err(Failure::Errno(number)), Sent::Write(_) | Sent::Flush(_)) => {
                 self.sessions[session].broken = true;

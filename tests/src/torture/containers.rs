@@ -1,9 +1,10 @@
-//! Restarts as a container does them: shared memory is new each time, the state folder stays. The end is
+//! Restarts as a container does them: shared memory is new each time, the state folder stays. The
+//! end is
 //! `kill -9`, or SIGTERM, a while, and `kill -9`.
 //!
-//! What must hold: who notices that it is a container keeps its memory beside the journal, and nothing is
-//! lost by `kill -9`; who does not notice, or was told to use shared memory, is refused afterwards. What was
-//! accepted before SIGTERM is never lost once the server had time to log it.
+//! What must hold: who notices that it is a container keeps its memory beside the journal, and
+//! nothing is lost by `kill -9`; who does not notice, or was told to use shared memory, is refused
+//! afterwards. What was accepted before SIGTERM is never lost once the server had time to log it.
 
 use std::time::Duration;
 
@@ -53,7 +54,12 @@ impl Torture {
         Some(Way { through, staging, ..Way::default() })
     }
 
-    pub(super) fn end_contained(&mut self, volume: &mut Volume, server: Server, clients: &[Client]) {
+    pub(super) fn end_contained(
+        &mut self,
+        volume: &mut Volume,
+        server: Server,
+        clients: &[Client],
+    ) {
         let is_told = self.dice.one_in(2);
         volume.may_be_clean = false;
         if !is_told {
@@ -132,6 +138,7 @@ fn stop_with_grace(place: &Place, mut server: Server) -> Stop {
 fn is_logged(place: &Place) -> bool {
     let Some(said) = place.sawmill(&["info", "disk", "--json"]).into_ok() else { return false };
     let document: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
-    let number = |name: &str| field(&document["positions"], name).and_then(serde_json::Value::as_u64);
+    let number =
+        |name: &str| field(&document["positions"], name).and_then(serde_json::Value::as_u64);
     number("accepted").is_some_and(|accepted| number("logged") == Some(accepted))
 }

@@ -1,9 +1,9 @@
-//! Copies: of a store, served beside the original; of a store from before, put back while journal, memory
-//! and cache survive; of the state folder of a server that lives.
+//! Copies: of a store, served beside the original; of a store from before, put back while journal,
+//! memory and cache survive; of the state folder of a server that lives.
 //!
-//! What must hold: each history shows its own bytes alone, whatever the shared cache has; a store that was
-//! put back is refused until the loss of the journal is accepted, and then is a cut of what it had; nobody
-//! attaches with a copy of a living server's state.
+//! What must hold: each history shows its own bytes alone, whatever the shared cache has; a store
+//! that was put back is refused until the loss of the journal is accepted, and then is a cut of
+//! what it had; nobody attaches with a copy of a living server's state.
 
 use std::fs;
 
@@ -91,7 +91,10 @@ impl Torture {
         match volume.serve_beside(&url).attempt() {
             Err(ended) if ended.code == Some(REFUSED) => {}
             Err(ended) => {
-                self.violation(volume, &format!("a copied store: {:?}: {}", ended.code, ended.stderr));
+                self.violation(
+                    volume,
+                    &format!("a copied store: {:?}: {}", ended.code, ended.stderr),
+                );
             }
             Ok(_) => self.violation(volume, "a copied store was attached without its journal"),
         }
@@ -122,7 +125,9 @@ impl Torture {
         twin.see(&image, false);
         let tally = twin.drive(&[client], 1 + self.dice.below(10), || ());
         self.note(volume, tally);
-        let tally = volume.commits.drive(&[original.connect()], 1 + self.dice.below(10), || original.kill());
+        let tally = volume
+            .commits
+            .drive(&[original.connect()], 1 + self.dice.below(10), || original.kill());
         self.note(volume, tally);
         let image = server.connect().read_all().expect("readable");
         if let Err(violation) = check_nothing_accepted_lost(&twin.log, &image) {
@@ -130,14 +135,17 @@ impl Torture {
         }
         let stopped = server.stop();
         if stopped.code != Some(0) {
-            self.violation(volume, &format!("the copy of a store: no orderly end: {}", stopped.stderr));
+            self.violation(
+                volume,
+                &format!("the copy of a store: no orderly end: {}", stopped.stderr),
+            );
         }
         fs::remove_dir_all(&copy).expect("a folder of ours");
         forget_twin(&volume.place, &volume.id);
     }
 
-    /// The control: a store is put back behind the judge's back. Gives what the judge says, which must be a
-    /// violation.
+    /// The control: a store is put back behind the judge's back. Gives what the judge says, which
+    /// must be a violation.
     ///
     /// # Panics
     /// When the volume is not even a cut.
@@ -162,7 +170,8 @@ impl Torture {
         volume.judge(&image)
     }
 
-    /// The control: a copy of a store shows what was written to the original since. The judge must see it.
+    /// The control: a copy of a store shows what was written to the original since. The judge must
+    /// see it.
     ///
     /// # Panics
     /// When the original does not show it.

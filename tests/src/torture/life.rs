@@ -1,8 +1,8 @@
-//! One life of a volume: a start, perhaps after one that died, a look at every byte, a load, something that
-//! is done to it, a death.
+//! One life of a volume: a start, perhaps after one that died, a look at every byte, a load,
+//! something that is done to it, a death.
 //!
-//! Invariants: in good weather a start that must not be refused is not, and one that must be is, with its
-//! exit code. After each look the log knows what is there, and the loss is settled.
+//! Invariants: in good weather a start that must not be refused is not, and one that must be is,
+//! with its exit code. After each look the log knows what is there, and the loss is settled.
 
 use rustix::process::Signal;
 
@@ -111,7 +111,10 @@ impl Torture {
         match volume.serve_as_it_is(way).attempt() {
             Ok(server) => Some(server),
             Err(ended) => {
-                self.violation(volume, &format!("does not open: {:?}: {}", ended.code, ended.stderr));
+                self.violation(
+                    volume,
+                    &format!("does not open: {:?}: {}", ended.code, ended.stderr),
+                );
                 None
             }
         }
@@ -127,7 +130,11 @@ impl Torture {
 
     /// Something is lost: without its flag no attach goes on.
     fn is_refused(&mut self, volume: &Volume, way: &Way) -> bool {
-        let flag = if volume.loss == Loss::Memory { "--accept-memory-loss" } else { "--accept-journal-loss" };
+        let flag = if volume.loss == Loss::Memory {
+            "--accept-memory-loss"
+        } else {
+            "--accept-journal-loss"
+        };
         for is_calm in [false, true] {
             if is_calm {
                 self.proxy.calm();
@@ -135,7 +142,10 @@ impl Torture {
             match volume.serve(way).attempt() {
                 Ok(server) => {
                     server.kill();
-                    self.violation(volume, &format!("attached without a word; {flag} was to be asked for"));
+                    self.violation(
+                        volume,
+                        &format!("attached without a word; {flag} was to be asked for"),
+                    );
                     return false;
                 }
                 Err(ended) if ended.code == Some(REFUSED) && ended.stderr.contains(flag) => {
@@ -203,7 +213,8 @@ impl Torture {
         }
     }
 
-    /// Sometimes the store is away for a little load. A flush that goes to the store would wait for ever.
+    /// Sometimes the store is away for a little load. A flush that goes to the store would wait for
+    /// ever.
     fn outage(&mut self, volume: &mut Volume, clients: &[Client]) {
         if volume.flush == "logged" && !volume.is_folder() && self.dice.one_in(6) {
             self.proxy.shut();
@@ -214,7 +225,12 @@ impl Torture {
         }
     }
 
-    pub(super) fn load_and_kill(&mut self, volume: &mut Volume, mut server: Server, clients: &[Client]) {
+    pub(super) fn load_and_kill(
+        &mut self,
+        volume: &mut Volume,
+        mut server: Server,
+        clients: &[Client],
+    ) {
         let groups = 1 + self.dice.below(60);
         let may_be_clean = volume.may_be_clean;
         let mut ended = None;
@@ -265,8 +281,10 @@ impl Torture {
         let image = client.read_all();
         let stopped = server.stop();
         if stopped.code != Some(0) {
-            return self
-                .violation(volume, &format!("no orderly end: {:?}: {}", stopped.code, stopped.stderr));
+            return self.violation(
+                volume,
+                &format!("no orderly end: {:?}: {}", stopped.code, stopped.stderr),
+            );
         }
         self.proxy.deliver_late();
         let elsewhere = volume.place.neighbour();

@@ -1,8 +1,8 @@
-//! Memory that outlives the process, and what becomes of it in the same boot: gone, damaged, cut short, of
-//! another attachment, open to others, or only moved.
+//! Memory that outlives the process, and what becomes of it in the same boot: gone, damaged, cut
+//! short, of another attachment, open to others, or only moved.
 //!
-//! What must hold: an attach without it is refused until its loss is accepted, and then everything flushed
-//! is there, and all that an earlier attach found; where it was moved it is found.
+//! What must hold: an attach without it is refused until its loss is accepted, and then everything
+//! flushed is there, and all that an earlier attach found; where it was moved it is found.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -49,7 +49,8 @@ impl Torture {
                     let crc = crc_fast::checksum(Crc32Iscsi, &header[..CRC_AT]) as u32;
                     header[CRC_AT..].copy_from_slice(&crc.to_le_bytes());
                 }),
-                _ => fs::set_permissions(&memory, Permissions::from_mode(0o666)).expect("a file of ours"),
+                _ => fs::set_permissions(&memory, Permissions::from_mode(0o666))
+                    .expect("a file of ours"),
             }
         }
         volume.is_lost(Loss::Memory, true);

@@ -1,13 +1,14 @@
-//! The long torture: a database-like load on the real server, on a real S3 server behind the fault proxy or
-//! in a folder; `kill -9` at random moments; and all that goes wrong around it: journals and memory lost,
-//! stores copied and put back, clocks that jump, containers, rivals, commands between lives. After each life
-//! every byte is judged.
+//! The long torture: a database-like load on the real server, on a real S3 server behind the fault
+//! proxy or in a folder; `kill -9` at random moments; and all that goes wrong around it: journals
+//! and memory lost, stores copied and put back, clocks that jump, containers, rivals, commands
+//! between lives. After each life every byte is judged.
 //!
-//! What must hold is what is promised after what was done (`volume`), and every refusal has its exit code.
-//! Chance is seeded; real time and threads are not, so a seed gives a run like the one before, not the same.
-//! The first two volumes meet every kind of deed in a fixed order; after them chance chooses.
-//! Modules: `volume` (what is known of one, and the demands), `life` (start, load, look, death), `commits`
-//! (the load), `copies`, `clocks`, `memory`, `containers`, `rivals`, `rest` (the kinds of deeds), `report`.
+//! What must hold is what is promised after what was done (`volume`), and every refusal has its
+//! exit code. Chance is seeded; real time and threads are not, so a seed gives a run like the one
+//! before, not the same. The first two volumes meet every kind of deed in a fixed order; after them
+//! chance chooses. Modules: `volume` (what is known of one, and the demands), `life` (start, load,
+//! look, death), `commits` (the load), `copies`, `clocks`, `memory`, `containers`, `rivals`, `rest`
+//! (the kinds of deeds), `report`.
 
 mod clocks;
 mod commits;
@@ -65,7 +66,8 @@ const IN_A_BUCKET: [Deed; 10] = [
     Deed::MemoryLost,
     Deed::JournalLost,
 ];
-/// The same of a volume in a folder; the second time that the store is put back has a backup to do it with.
+/// The same of a volume in a folder; the second time that the store is put back has a backup to do
+/// it with.
 const IN_A_FOLDER: [Deed; 6] = [
     Deed::WrongClock,
     Deed::StorePutBack,
@@ -92,8 +94,8 @@ impl Torture {
         Torture { seed, dice: Dice::new(seed), proxy, report: Report::default() }
     }
 
-    /// Runs for so long, and until each kind of deed was met; `tell` hears of each life. Ends early when a
-    /// promise is broken.
+    /// Runs for so long, and until each kind of deed was met; `tell` hears of each life. Ends early
+    /// when a promise is broken.
     pub fn run(&mut self, time: Duration, mut tell: impl FnMut(&Report)) {
         let deadline = Instant::now() + time;
         for is_folder in [false, true] {
@@ -149,8 +151,8 @@ impl Torture {
         }
     }
 
-    /// The control: a journal is lost behind the judge's back while nothing is stored. Gives what the judge
-    /// says, which must be a violation.
+    /// The control: a journal is lost behind the judge's back while nothing is stored. Gives what
+    /// the judge says, which must be a violation.
     ///
     /// # Panics
     /// When the volume is not even a cut.

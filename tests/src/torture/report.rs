@@ -61,16 +61,17 @@ impl fmt::Display for Report {
         let Report { volumes, lives, kills, refused_starts, tally, verdict, .. } = self;
         writeln!(
             f,
-            "{volumes} volumes, {lives} lives (the longest {} s), {kills} kills, refused starts by exit code \
-             {refused_starts:?}",
+            "{volumes} volumes, {lives} lives (the longest {} s), {kills} kills, refused starts by \
+             exit code {refused_starts:?}",
             self.slowest_life.as_secs()
         )?;
-        let deeds: Vec<String> = self.deeds.iter().map(|(name, times)| format!("{name} {times}")).collect();
+        let deeds: Vec<String> =
+            self.deeds.iter().map(|(name, times)| format!("{name} {times}")).collect();
         writeln!(f, "{}", deeds.join(", "))?;
         writeln!(
             f,
-            "{} writes, {} flushes and FUA, {} reads, {} read errors, {} refused to who was fenced; judged: \
-             {} writes demanded, {} kept, {} lost rightly",
+            "{} writes, {} flushes and FUA, {} reads, {} read errors, {} refused to who was \
+             fenced; judged: {} writes demanded, {} kept, {} lost rightly",
             tally.writes,
             tally.commits,
             tally.reads,

@@ -1,9 +1,9 @@
-//! What people do to a volume beside serving it: commands between two lives, also some that are killed, a
-//! look at the past, a check, a planned hand-off under load.
+//! What people do to a volume beside serving it: commands between two lives, also some that are
+//! killed, a look at the past, a check, a planned hand-off under load.
 //!
-//! What must hold: a command at rest finds journal and memory that a killed server left, and loses nothing; a
-//! snapshot and a stored moment stay what they were, byte for byte; `check` finds all well while nothing was
-//! damaged; a hand-off is felt by nobody.
+//! What must hold: a command at rest finds journal and memory that a killed server left, and loses
+//! nothing; a snapshot and a stored moment stay what they were, byte for byte; `check` finds all
+//! well while nothing was damaged; a hand-off is felt by nobody.
 
 use super::Torture;
 use super::volume::{Kept, VOLUME_BYTES, Volume, digest};
@@ -58,7 +58,8 @@ impl Torture {
     /// A command that attaches the volume; sometimes one like it was killed before.
     fn at_rest(&mut self, volume: &mut Volume, name: &'static str, words: &[&str]) {
         let journal = volume.journal_option();
-        let words: Vec<&str> = words.iter().copied().chain(journal.iter().map(String::as_str)).collect();
+        let words: Vec<&str> =
+            words.iter().copied().chain(journal.iter().map(String::as_str)).collect();
         if self.dice.one_in(4) {
             let mut killed = words.clone();
             let other = volume.next_snapshot();
@@ -69,7 +70,10 @@ impl Torture {
                 _ => {}
             }
             let within = self.dice.below(KILLED_WITHIN_US);
-            machine::kill_after(volume.place.command(&killed), std::time::Duration::from_micros(within));
+            machine::kill_after(
+                volume.place.command(&killed),
+                std::time::Duration::from_micros(within),
+            );
             self.report.did("command at rest killed");
         }
         let moment = volume.commits.log.clock.tick();
@@ -102,7 +106,8 @@ impl Torture {
         }
     }
 
-    /// Everything accepted is stored now, and nobody writes: in a volume with a retention that is a moment.
+    /// Everything accepted is stored now, and nobody writes: in a volume with a retention that is a
+    /// moment.
     pub(super) fn keep_a_moment(&mut self, volume: &mut Volume, client: &Client) {
         if !volume.is_folder() {
             return;
@@ -120,7 +125,8 @@ impl Torture {
     /// Looks at `count` states of the past, chosen by chance.
     pub(super) fn see_the_past(&mut self, volume: &mut Volume, count: u64) {
         for _ in 0..count {
-            let known: Vec<Kept> = volume.past.iter().filter(|kept| kept.digest.is_some()).cloned().collect();
+            let known: Vec<Kept> =
+                volume.past.iter().filter(|kept| kept.digest.is_some()).cloned().collect();
             if known.is_empty() || !self.report.violations.is_empty() {
                 return;
             }
@@ -136,8 +142,9 @@ impl Torture {
                     });
                     if !is_same {
                         let size_bytes = image.map(|image| image.len());
-                        let what =
-                            format!("{name} is not what it was; it has {size_bytes:?} bytes: {kept:?}");
+                        let what = format!(
+                            "{name} is not what it was; it has {size_bytes:?} bytes: {kept:?}"
+                        );
                         self.violation(volume, &what);
                     }
                 }
@@ -150,7 +157,12 @@ impl Torture {
     }
 
     /// Replaces the server under its load; sometimes its memory has gone before.
-    pub(super) fn hand_off(&mut self, volume: &mut Volume, server: &mut Server, clients: &[Client]) {
+    pub(super) fn hand_off(
+        &mut self,
+        volume: &mut Volume,
+        server: &mut Server,
+        clients: &[Client],
+    ) {
         self.proxy.calm();
         let is_memory_gone = self.dice.one_in(3);
         for _ in 0..=self.dice.below(2) {
@@ -160,7 +172,8 @@ impl Torture {
             let groups = 1 + self.dice.below(20);
             let (place, mut said) = (&volume.place, None);
             let words = ["handoff", "disk", "--json", "--timeout", "60s", "--stall-max", "30s"];
-            let tally = volume.commits.drive(clients, groups, || said = Some(place.sawmill(&words)));
+            let tally =
+                volume.commits.drive(clients, groups, || said = Some(place.sawmill(&words)));
             self.note(volume, tally);
             let Some(said) = said else { return };
             match said.code {
@@ -172,8 +185,13 @@ impl Torture {
                     });
                     server.follow(&said.json());
                 }
-                _ if is_memory_gone && server.is_running() => self.report.did("hand-off taken back"),
-                code => return self.violation(volume, &format!("no hand-off: {code:?}: {}", said.stderr)),
+                _ if is_memory_gone && server.is_running() => {
+                    self.report.did("hand-off taken back")
+                }
+                code => {
+                    return self
+                        .violation(volume, &format!("no hand-off: {code:?}: {}", said.stderr));
+                }
             }
         }
     }

@@ -1,9 +1,9 @@
-//! Two servers: one takes over while the other lives, is stopped and woken, or is cut off from its store; and
-//! two at once on one journal, by another path, a link, or without its lock file.
+//! Two servers: one takes over while the other lives, is stopped and woken, or is cut off from its
+//! store; and two at once on one journal, by another path, a link, or without its lock file.
 //!
-//! What must hold: the winner has all that was stored, and keeps all that it accepts; nothing that the other
-//! wrote after the fence is ever visible; the other acknowledges no flush once it could know, fails its door
-//! and says so by its exit code. Of two on one journal the second is refused.
+//! What must hold: the winner has all that was stored, and keeps all that it accepts; nothing that
+//! the other wrote after the fence is ever visible; the other acknowledges no flush once it could
+//! know, fails its door and says so by its exit code. Of two on one journal the second is refused.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -22,8 +22,9 @@ use crate::store::{self, StoreUnderTest};
 
 const FENCED: i32 = 6;
 const IN_USE: i32 = 11;
-/// Flushes asked for later than this after a server could ask its store again are not answered: news of up
-/// to five seconds are good enough, a look is waited for for one; and this machine may be busy.
+/// Flushes asked for later than this after a server could ask its store again are not answered:
+/// news of up to five seconds are good enough, a look is waited for for one; and this machine may
+/// be busy.
 const KNOWS_WITHIN: Duration = Duration::from_secs(9);
 /// Who was cut off first has to try again.
 const KNOWS_AGAIN_WITHIN: Duration = Duration::from_secs(20);
@@ -43,7 +44,10 @@ impl Torture {
     pub(super) fn rival(&mut self, volume: &mut Volume, first: Server, clients: &[Client]) {
         self.proxy.calm();
         let (way, meanwhile): (StoreUnderTest, _) = match volume.is_folder() {
-            true => (store::folder(), [Meanwhile::Used, Meanwhile::Stopped][self.dice.below(2) as usize]),
+            true => (
+                store::folder(),
+                [Meanwhile::Used, Meanwhile::Stopped][self.dice.below(2) as usize],
+            ),
             false => {
                 let all = [Meanwhile::Used, Meanwhile::Stopped, Meanwhile::CutOff];
                 (store::minio(), all[self.dice.below(3) as usize])
@@ -55,7 +59,8 @@ impl Torture {
             Meanwhile::CutOff => "taken over while it is cut off",
         });
         let elsewhere = volume.place.neighbour_by(&way);
-        let Some((second, since)) = self.take_over(volume, &elsewhere, &first, clients, meanwhile) else {
+        let Some((second, since)) = self.take_over(volume, &elsewhere, &first, clients, meanwhile)
+        else {
             return;
         };
         let winner = [second.connect()];
@@ -82,7 +87,8 @@ impl Torture {
         volume.is_lost(Loss::Journal, true);
     }
 
-    /// Another place takes the volume over with requests in flight at the first. Gives when that could know.
+    /// Another place takes the volume over with requests in flight at the first. Gives when that
+    /// could know.
     fn take_over(
         &mut self,
         volume: &mut Volume,
@@ -124,7 +130,10 @@ impl Torture {
         let (second, image) = match (second, image) {
             (Some(Ok(second)), Some(image)) => (second, image),
             (Some(Err(ended)), _) => {
-                self.violation(volume, &format!("no take-over: {:?}: {}", ended.code, ended.stderr));
+                self.violation(
+                    volume,
+                    &format!("no take-over: {:?}: {}", ended.code, ended.stderr),
+                );
                 return None;
             }
             _ => {
@@ -148,7 +157,13 @@ impl Torture {
     }
 
     /// Uses who was taken over from, until its door fails.
-    fn until_fenced(&mut self, volume: &Volume, stale: &mut Commits, clients: &[Client], knows: Instant) {
+    fn until_fenced(
+        &mut self,
+        volume: &Volume,
+        stale: &mut Commits,
+        clients: &[Client],
+        knows: Instant,
+    ) {
         let deadline = Instant::now() + FAILS_WITHIN;
         stale.may_be_refused = true;
         loop {
@@ -157,8 +172,10 @@ impl Torture {
             let last_commit = tally.last_commit;
             self.note(volume, tally);
             if last_commit.is_some_and(|asked| asked > knows) {
-                return self
-                    .violation(volume, "a flush was acknowledged by who could know that it is fenced");
+                return self.violation(
+                    volume,
+                    "a flush was acknowledged by who could know that it is fenced",
+                );
             }
             if is_over {
                 return;
@@ -179,7 +196,8 @@ impl Torture {
         }
         let stopped = second.stop();
         if stopped.code != Some(0) {
-            let what = format!("the winner: no orderly end: {:?}: {}", stopped.code, stopped.stderr);
+            let what =
+                format!("the winner: no orderly end: {:?}: {}", stopped.code, stopped.stderr);
             return self.violation(volume, &what);
         }
         volume.commits.see(image, true);
@@ -197,14 +215,16 @@ impl Torture {
             _ => ("one journal without its lock file", journal.clone()),
         };
         let path = match name {
-            "one journal by another path" => {
-                path.join(journal.strip_prefix(volume.place.path("state")).expect("in the state folder"))
-            }
+            "one journal by another path" => path.join(
+                journal.strip_prefix(volume.place.path("state")).expect("in the state folder"),
+            ),
             _ => path,
         };
         match name {
             "one journal by a symbolic link" => symlink(&journal, &path).expect("room for a link"),
-            "one journal by a second name" => fs::hard_link(&journal, &path).expect("room for a link"),
+            "one journal by a second name" => {
+                fs::hard_link(&journal, &path).expect("room for a link")
+            }
             "one journal without its lock file" => {
                 let mut lock = journal.clone().into_os_string();
                 lock.push(".lock");
@@ -216,7 +236,9 @@ impl Torture {
         let text = path.display().to_string();
         match volume.serve_elsewhere(&elsewhere).with(&["--journal", &text]).attempt() {
             Err(ended) if ended.code == Some(IN_USE) => {}
-            Err(ended) => self.violation(volume, &format!("{name}: {:?}: {}", ended.code, ended.stderr)),
+            Err(ended) => {
+                self.violation(volume, &format!("{name}: {:?}: {}", ended.code, ended.stderr))
+            }
             Ok(_) => self.violation(volume, &format!("{name}: a second server has it")),
         }
         if path != journal && name == "one journal by a second name" {

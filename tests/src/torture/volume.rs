@@ -1,8 +1,8 @@
 //! One volume of the torture: where it is, what is known of it, what may be lost at the next look.
 //!
-//! Invariants: what is demanded of an image is the strictest that is promised after what was done. With
-//! journal and memory nothing accepted is lost; without memory nothing flushed, and nothing that an attach
-//! found; without the journal it is a cut with all that was stored.
+//! Invariants: what is demanded of an image is the strictest that is promised after what was done.
+//! With journal and memory nothing accepted is lost; without memory nothing flushed, and nothing
+//! that an attach found; without the journal it is a cut with all that was stored.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
@@ -19,7 +19,8 @@ use crate::store::StoreUnderTest;
 use sawmill_testkit::Dice;
 
 pub(super) const VOLUME_BYTES: u64 = 16 << 20;
-const OPTIONS: [&str; 6] = ["--journal-bytes", "16M", "--checkpoint-bytes", "2M", "--segment-age", "1s"];
+const OPTIONS: [&str; 6] =
+    ["--journal-bytes", "16M", "--checkpoint-bytes", "2M", "--segment-age", "1s"];
 
 /// What was lost since the last judgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +71,8 @@ pub(super) struct Volume {
     pub loss: Loss,
     /// Without a flag the next attach must be refused.
     pub must_refuse: bool,
-    /// The store was put back: who went on with the loss and died at once is asked about the store as well.
+    /// The store was put back: who went on with the loss and died at once is asked about the store
+    /// as well.
     pub was_put_back: bool,
     /// The last server was told to end before it was killed, and may have closed in order.
     pub may_be_clean: bool,
@@ -80,7 +82,8 @@ pub(super) struct Volume {
     pub logged: u64,
     pub past: Vec<Kept>,
     pub backup: Option<Backup>,
-    /// Memory that is of no use to anybody once the next attach is over, with the numbers of the files.
+    /// Memory that is of no use to anybody once the next attach is over, with the numbers of the
+    /// files.
     pub orphans: Vec<(PathBuf, u64)>,
     /// The volume's id.
     pub id: String,
@@ -90,7 +93,12 @@ pub(super) struct Volume {
 }
 
 impl Volume {
-    pub(super) fn create(store: &StoreUnderTest, flush: &'static str, is_named: bool, dice: Dice) -> Self {
+    pub(super) fn create(
+        store: &StoreUnderTest,
+        flush: &'static str,
+        is_named: bool,
+        dice: Dice,
+    ) -> Self {
         let place = Place::new(store);
         let mut options = vec!["--segment-bytes", "256K", "--flush", flush];
         if place.store_folder().is_some() {
@@ -130,7 +138,8 @@ impl Volume {
     pub(super) fn serve(&self, way: &Way) -> Serve<'_> {
         let mut serve = self.place.serve("disk").with(&OPTIONS);
         if self.is_named {
-            let (journal, cache) = (self.text("state/named/journal"), self.text("state/named/cache"));
+            let (journal, cache) =
+                (self.text("state/named/journal"), self.text("state/named/cache"));
             serve = serve.with(&["--journal", &journal, "--cache", &cache]);
         }
         serve = match &way.staging {
@@ -179,14 +188,17 @@ impl Volume {
 
     pub(super) fn journal(&self) -> PathBuf {
         let mut journals = self.place.journals().into_iter();
-        journals.find(|path| path.file_name().is_some_and(|name| name == "journal")).expect("a journal")
+        journals
+            .find(|path| path.file_name().is_some_and(|name| name == "journal"))
+            .expect("a journal")
     }
 
     /// The journal is lost, or another's now; or the memory that goes with it.
     pub(super) fn is_lost(&mut self, loss: Loss, must_refuse: bool) {
         (self.loss, self.must_refuse) = (loss, must_refuse);
         let number = |path: &Path| std::fs::metadata(path).map_or(0, |about| about.ino());
-        self.orphans = self.memories().into_iter().map(|path| (path.clone(), number(&path))).collect();
+        self.orphans =
+            self.memories().into_iter().map(|path| (path.clone(), number(&path))).collect();
     }
 
     /// The next attach is over: what was lost before it is of no use any more.
@@ -252,13 +264,16 @@ impl Volume {
     /// The files of memory that a server of this volume may have left.
     pub(super) fn memories(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
-        let mut folders = vec![self.place.memory().to_owned(), self.place.path("state"), default_memory()];
+        let mut folders =
+            vec![self.place.memory().to_owned(), self.place.path("state"), default_memory()];
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
                 if entry.path().is_dir() {
                     folders.push(entry.path());
-                } else if name.starts_with(&format!("sawmill-{}-", self.id)) && name.ends_with(".staging") {
+                } else if name.starts_with(&format!("sawmill-{}-", self.id))
+                    && name.ends_with(".staging")
+                {
                     found.push(entry.path());
                 }
             }

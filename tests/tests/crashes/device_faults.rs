@@ -1,6 +1,6 @@
-//! Local trouble on the real binary: a journal disk whose sync fails and then "succeeds", whose writes fail,
-//! that is slow or hangs; file systems that are full; no more file descriptors. A clear error or on it goes;
-//! nothing acknowledged is lost.
+//! Local trouble on the real binary: a journal disk whose sync fails and then "succeeds", whose
+//! writes fail, that is slow or hangs; file systems that are full; no more file descriptors. A
+//! clear error or on it goes; nothing acknowledged is lost.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::net::UnixStream;
@@ -57,11 +57,16 @@ impl Scene {
     fn start(&self) -> Server {
         let serve = serve(&self.place, &self.journal);
         // These machines never start anew, so whoever lost power has to say so.
-        if self.has_lost_memory { serve.with(&["--accept-memory-loss"]).start() } else { serve.start() }
+        if self.has_lost_memory {
+            serve.with(&["--accept-memory-loss"]).start()
+        } else {
+            serve.start()
+        }
     }
 
     fn lose_power(&mut self) {
-        for entry in std::fs::read_dir(self.place.memory()).expect("the folder in memory").flatten() {
+        for entry in std::fs::read_dir(self.place.memory()).expect("the folder in memory").flatten()
+        {
             std::fs::remove_file(entry.path()).expect("memory is lost");
         }
         self.has_lost_memory = true;
@@ -79,7 +84,8 @@ impl Scene {
 
     fn judge_accepted(&self, server: &Server) {
         let image = server.connect().read_all().expect("readable");
-        check_nothing_accepted_lost(&self.load.log, &image).unwrap_or_else(|wrong| panic!("{wrong}"));
+        check_nothing_accepted_lost(&self.load.log, &image)
+            .unwrap_or_else(|wrong| panic!("{wrong}"));
     }
 
     fn judge_flushed(&self, server: &Server) {
@@ -93,7 +99,8 @@ fn serve<'a>(place: &'a Place, journal: &Path) -> Serve<'a> {
     place.serve("disk").with(&["--journal", &journal, "--journal-bytes", "16M"])
 }
 
-/// The first sync fails, and the disk drops what it had; the next would succeed. Nothing is in the store.
+/// The first sync fails, and the disk drops what it had; the next would succeed. Nothing is in the
+/// store.
 fn after_a_failed_sync() -> (Scene, Server) {
     let mut scene = Scene::new();
     let server = scene.start();
@@ -111,9 +118,15 @@ fn after_a_failed_sync() -> (Scene, Server) {
     assert!(tally.refused > 0, "nobody heard of the failed sync: {tally:?}");
     assert_eq!(tally.last_errno, Some(EIO));
     assert_eq!(scene.disk.struck(), 1);
-    assert_eq!(scene.flush(&server), Err(Failure::Errno(EIO)), "the disk would sync now; its cache is gone");
+    assert_eq!(
+        scene.flush(&server),
+        Err(Failure::Errno(EIO)),
+        "the disk would sync now; its cache is gone"
+    );
     assert!(server.connect().write(0, &[1; 512]).is_err(), "writes stop");
-    wait_for("the server says why", || server.stderr().contains("journal disk failed to sync").then_some(()));
+    wait_for("the server says why", || {
+        server.stderr().contains("journal disk failed to sync").then_some(())
+    });
     (scene, server)
 }
 
@@ -125,7 +138,8 @@ fn after_a_failed_sync_no_flush_succeeds_and_a_restart_loses_nothing() {
     scene.proxy.open();
     let server = scene.start();
     scene.judge_accepted(&server);
-    // What the restart found in memory is on the disk again: now a flush may say so, and must be right.
+    // What the restart found in memory is on the disk again: now a flush may say so, and must be
+    // right.
     scene.proxy.shut();
     scene.flush(&server).expect("the disk is well again");
     server.kill();
@@ -173,7 +187,9 @@ fn a_write_to_the_journal_that_fails_loses_nothing() {
         let tally = (0..50).map(|_| drive()).find(|tally| tally.refused > 0).unwrap_or_default();
         assert_eq!(scene.disk.struck(), struck + 1, "write {skip} did not fail: {tally:?}");
         assert!(tally.refused > 0 && tally.last_errno == Some(EIO), "{tally:?}");
-        wait_for("the server says why", || server.stderr().contains("journal disk failed to").then_some(()));
+        wait_for("the server says why", || {
+            server.stderr().contains("journal disk failed to").then_some(())
+        });
         server.kill();
         scene.disk.heal();
         let server = scene.start();
@@ -224,7 +240,9 @@ struct Tmpfs(tempfile::TempDir);
 impl Tmpfs {
     fn new(size: &str) -> Self {
         let folder = tempfile::Builder::new().prefix("sawmill-tmpfs-").tempdir().expect("a folder");
-        run(command("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]).arg(folder.path()));
+        run(command("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"])
+            .arg(folder.path()));
         Tmpfs(folder)
     }
 
@@ -253,7 +271,9 @@ fn a_journal_that_does_not_fit_is_refused_and_leaves_nothing_behind() {
     place.create("disk", "8M", &["--segment-bytes", "256K"]);
     let small = Tmpfs::new("8m");
     let journal = PathBuf::from(small.path("journal"));
-    let Err(refusal) = serve(&place, &journal).attempt() else { panic!("16 MiB do not fit into 8") };
+    let Err(refusal) = serve(&place, &journal).attempt() else {
+        panic!("16 MiB do not fit into 8")
+    };
     refusal.refused(FULL, &["journal", &small.path("journal")]);
     assert!(!journal.exists(), "a half-made journal was left");
     // Elsewhere it goes on as if nothing had been.
@@ -283,7 +303,10 @@ fn a_disk_that_fills_up_beside_the_journal_takes_nothing_from_it() {
     let _ = server.stop().ok();
     // Every read comes from the store, through a cache that cannot grow.
     let server = serve(&place, &journal).with(&options).start();
-    assert!(server.connect().read_all().expect("readable") == image, "the full cache gave other bytes");
+    assert!(
+        server.connect().read_all().expect("readable") == image,
+        "the full cache gave other bytes"
+    );
     let _ = server.stop().ok();
 }
 
@@ -298,7 +321,8 @@ fn staging_memory_that_is_not_there_is_refused_before_anybody_relies_on_it() {
         panic!("32 MiB of staging memory do not fit into 8")
     };
     refusal.refused(FULL, &["staging"]);
-    let server = place.serve("disk").with(&["--staging", &staging, "--staging-bytes", "4M"]).start();
+    let server =
+        place.serve("disk").with(&["--staging", &staging, "--staging-bytes", "4M"]).start();
     small.fill();
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("device_faults"), Mix::default());
     load.run(&[server.connect()], 1000);
@@ -311,7 +335,8 @@ fn too_few_file_descriptors_are_refused_before_anything_is_accepted() {
     place.create("disk", "8M", &["--segment-bytes", "256K"]);
     let (memory, socket) = (place.memory().display().to_string(), place.path("nbd.sock"));
     let nbd = format!("unix:{}", socket.display());
-    let words = ["serve", "disk", "--json", "--nbd", &nbd, "--staging", &memory, "--journal-bytes", "16M"];
+    let words =
+        ["serve", "disk", "--json", "--nbd", &nbd, "--staging", &memory, "--journal-bytes", "16M"];
     let served = place.command(&words);
     for (limit, is_enough) in [(8, false), (21, false), (47, false), (48, true), (128, true)] {
         let mut limited = command("prlimit");
@@ -353,7 +378,8 @@ fn a_server_without_a_free_descriptor_serves_on_and_takes_new_connections_later(
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("device_faults"), Mix::default());
     load.run(&client, 200);
     let pid = Pid::from_raw(server.pid().cast_signed());
-    let open = std::fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("it runs").count() as u64;
+    let open =
+        std::fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("it runs").count() as u64;
     let limit = Rlimit { current: Some(open + 3), maximum: Some(4096) };
     prlimit(pid, Resource::Nofile, limit).expect("the server is ours");
     let socket = place.path("nbd.sock");

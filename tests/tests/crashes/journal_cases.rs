@@ -1,5 +1,5 @@
-//! A journal that is not what it should be: missing, empty, cut short, overwritten, or of another volume.
-//! Each is a refusal that names the file and the way on; none is ever "nothing to replay".
+//! A journal that is not what it should be: missing, empty, cut short, overwritten, or of another
+//! volume. Each is a refusal that names the file and the way on; none is ever "nothing to replay".
 
 use std::path::{Path, PathBuf};
 
@@ -45,7 +45,8 @@ fn refused_then_accepted_as_a_cut(place: &Place, journal: &Path, load: &Load, wo
         assert!(std::fs::read(journal).ok() == before, "the refusal changed the journal");
     }
     let server = serve(place, journal, &["--accept-journal-loss"]);
-    let server = server.unwrap_or_else(|ended| panic!("the override does not help:\n{}", ended.stderr));
+    let server =
+        server.unwrap_or_else(|ended| panic!("the override does not help:\n{}", ended.stderr));
     let image = server.connect().read_all().expect("readable");
     check_cut(&load.log, &image).unwrap_or_else(|violation| panic!("not a cut: {violation}"));
     server.connect().write(0, &[9; 4096]).expect("the volume takes writes again");
@@ -81,7 +82,8 @@ fn a_journal_of_zeroes_is_refused_until_its_loss_is_accepted() {
 #[test]
 fn a_journal_cut_short_is_refused_until_its_loss_is_accepted() {
     let (place, journal, load) = crashed();
-    let file = std::fs::OpenOptions::new().write(true).open(&journal).expect("the journal is there");
+    let file =
+        std::fs::OpenOptions::new().write(true).open(&journal).expect("the journal is there");
     file.set_len(1 << 20).expect("the journal can be cut short");
     refused_then_accepted_as_a_cut(&place, &journal, &load, &[&journal.display().to_string()]);
 }
@@ -91,7 +93,8 @@ fn a_journal_of_another_volume_is_refused_and_left_alone() {
     let (place, journal, load) = crashed();
     place.create("stranger", "8M", &[]);
     let strange = place.path("strange-journal");
-    let server = place.serve("stranger").with(&["--journal", &strange.display().to_string()]).start();
+    let server =
+        place.serve("stranger").with(&["--journal", &strange.display().to_string()]).start();
     server.connect().write(0, &[1; 4096]).expect("accepted");
     server.kill();
     let before = std::fs::read(&strange).expect("the stranger's journal");
@@ -111,7 +114,8 @@ fn a_journal_of_another_volume_is_refused_and_left_alone() {
     sawmill_tests::stamp::check_nothing_accepted_lost(&load.log, &image)
         .unwrap_or_else(|violation| panic!("{violation}"));
     drop(server);
-    let server = place.serve("stranger").with(&["--journal", &strange.display().to_string()]).start();
+    let server =
+        place.serve("stranger").with(&["--journal", &strange.display().to_string()]).start();
     assert_eq!(server.connect().read(0, 4096), Ok(vec![1; 4096]));
 }
 
@@ -136,7 +140,8 @@ fn a_journal_serves_one_process_at_a_time() {
     let first = serve(&place, &journal, &[]).unwrap_or_else(|ended| panic!("{}", ended.stderr));
     let elsewhere = place.neighbour();
     let socket = format!("unix:{}", elsewhere.path("nbd.sock").display());
-    let second = elsewhere.serve("disk").at(&socket).with(&["--journal", &journal.display().to_string()]);
+    let second =
+        elsewhere.serve("disk").at(&socket).with(&["--journal", &journal.display().to_string()]);
     let Err(refusal) = second.attempt() else {
         panic!("two processes share one journal");
     };

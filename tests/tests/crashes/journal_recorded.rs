@@ -1,9 +1,10 @@
-//! The real binary's journal on a disk that somebody else records: QEMU's storage daemon exports a file over
-//! FUSE and logs each write and flush (`blklogwrites`). The log is cut between its entries, whole, in part
-//! and torn; the real binary is started on each journal that power loss may have left.
+//! The real binary's journal on a disk that somebody else records: QEMU's storage daemon exports a
+//! file over FUSE and logs each write and flush (`blklogwrites`). The log is cut between its
+//! entries, whole, in part and torn; the real binary is started on each journal that power loss may
+//! have left.
 //!
-//! Nothing is stored meanwhile: the store holds what it held when serving began, so that every byte that is
-//! found comes out of the journal.
+//! Nothing is stored meanwhile: the store holds what it held when serving began, so that every byte
+//! that is found comes out of the journal.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -39,14 +40,22 @@ fn recorder(file: &Path, shown: &Path, log: &Path) -> Process {
     fs::File::create(log).and_then(|log| log.set_len(4 << 30)).expect("a sparse file");
     let mut daemon = command("qemu-storage-daemon");
     for (node, path) in [("disk", file), ("log", log)] {
-        daemon.arg("--blockdev").arg(format!("driver=file,node-name={node},filename={}", path.display()));
+        daemon
+            .arg("--blockdev")
+            .arg(format!("driver=file,node-name={node},filename={}", path.display()));
     }
-    daemon.args(["--blockdev", "driver=blklogwrites,node-name=both,file=disk,log=log,log-sector-size=512"]);
+    daemon.args([
+        "--blockdev",
+        "driver=blklogwrites,node-name=both,file=disk,log=log,log-sector-size=512",
+    ]);
     let export = "type=fuse,id=export,node-name=both,writable=on,mountpoint=";
     daemon.arg("--export").arg(format!("{export}{}", shown.display()));
-    let mut process = Process::start(&mut daemon, &shown.with_extension("said")).expect("it starts");
+    let mut process =
+        Process::start(&mut daemon, &shown.with_extension("said")).expect("it starts");
     let there = || fs::metadata(shown).is_ok_and(|found| found.len() > 0).then_some(());
-    process.wait_for("the recorded journal is to be there", there).expect("qemu-storage-daemon serves");
+    process
+        .wait_for("the recorded journal is to be there", there)
+        .expect("qemu-storage-daemon serves");
     process
 }
 
@@ -70,7 +79,8 @@ struct Made {
 }
 
 fn make(client: Client, log: &Path) -> Made {
-    let mix = Mix { flush_once_in: u64::MAX, fua_once_in: u64::MAX, sectors_max: 12, ..Mix::default() };
+    let mix =
+        Mix { flush_once_in: u64::MAX, fua_once_in: u64::MAX, sectors_max: 12, ..Mix::default() };
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("journal_recorded"), mix);
     let (clients, mut flushed_at) = ([client], Vec::new());
     for round in 0..400 {
@@ -106,7 +116,16 @@ fn serve_again(image: &Image, store: &Path, folder: &Path) -> Result<Vec<u8>, St
     image.write_file(&journal).expect("room for a journal");
     let mut serve = Command::new(sawmill_binary());
     serve
-        .args(["serve", "disk", "--cache-bytes", "0", "--segment-age", "0", "--staging-bytes", "4M"])
+        .args([
+            "serve",
+            "disk",
+            "--cache-bytes",
+            "0",
+            "--segment-age",
+            "0",
+            "--staging-bytes",
+            "4M",
+        ])
         .args(["--journal-bytes", JOURNAL_BYTES])
         .stdin(Stdio::null());
     serve.arg("--journal").arg(&journal).arg("--staging").arg(folder.join("memory"));
@@ -117,10 +136,12 @@ fn serve_again(image: &Image, store: &Path, folder: &Path) -> Result<Vec<u8>, St
     for name in ["XDG_STATE_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_DATA_HOME", "HOME"] {
         serve.env(name, folder);
     }
-    let mut process = Process::start(&mut serve, &folder.join("said")).map_err(|error| error.to_string())?;
+    let mut process =
+        Process::start(&mut serve, &folder.join("said")).map_err(|error| error.to_string())?;
     let uri = format!("nbd+unix:///disk?socket={}", socket.display());
     let ask = || Client::connect(&uri, Style::Structured).ok();
-    let client = process.wait_for("it is to serve again", ask).map_err(|error| error.to_string())?;
+    let client =
+        process.wait_for("it is to serve again", ask).map_err(|error| error.to_string())?;
     client.read_all().map_err(|failure| failure.to_string())
 }
 
@@ -129,19 +150,22 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
     requires!(can_mount());
     let place = Place::new(&store::folder());
     place.create("disk", "2M", &["--segment-bytes", "32M"]);
-    let room = tempfile::Builder::new().prefix("sawmill-").tempdir_in("/dev/shm").expect("room in memory");
+    let room =
+        tempfile::Builder::new().prefix("sawmill-").tempdir_in("/dev/shm").expect("room in memory");
     let inside = |name: &str| room.path().join(name);
     let (file, shown, log) = (inside("file"), inside("shown"), inside("log"));
     let path = file.display().to_string();
     // A journal bound to the volume: a foreign file would be renamed, and a mount point cannot be.
-    let server = place.serve("disk").with(&["--journal", &path, "--journal-bytes", JOURNAL_BYTES]).start();
+    let server =
+        place.serve("disk").with(&["--journal", &path, "--journal-bytes", JOURNAL_BYTES]).start();
     let _ = server.stop().ok();
     let before = Image::read_file(&file).expect("the journal can be read");
 
     let mut daemon = recorder(&file, &shown, &log);
     let path = shown.display().to_string();
     let size = ["--journal-bytes", JOURNAL_BYTES];
-    let server = place.serve("disk").with(&["--journal", &path, "--segment-age", "0"]).with(&size).start();
+    let server =
+        place.serve("disk").with(&["--journal", &path, "--segment-age", "0"]).with(&size).start();
     let first = entry_count(&log);
     let (live, store) = (place.store_folder().expect("a folder"), inside("store"));
     copy(live, &store);
@@ -151,18 +175,22 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
     for entry in fs::read_dir(place.memory()).expect("the folder in memory").flatten() {
         fs::remove_file(entry.path()).expect("a staging file can be removed");
     }
-    let objects = |store: &Path| run(command("find").arg(store).args(["-type", "f", "-printf", "%P\n"]));
+    let objects =
+        |store: &Path| run(command("find").arg(store).args(["-type", "f", "-printf", "%P\n"]));
     let (now, then) = (objects(live), objects(&store));
-    let more: Vec<&str> = now.lines().filter(|key| !then.lines().any(|known| known == *key)).collect();
+    let more: Vec<&str> =
+        now.lines().filter(|key| !then.lines().any(|known| known == *key)).collect();
     assert!(more.is_empty(), "stored meanwhile, so the store is not what a cut needs: {more:?}");
     assert!(daemon.stop().success(), "qemu-storage-daemon ends in order: {}", daemon.said());
 
     let recording = Recording::open(&log).expect("QEMU's log can be read");
     let images_max = std::env::var("SAWMILL_CRASH_IMAGES").ok().and_then(|text| text.parse().ok());
-    let budget = Budget { images_max: images_max.unwrap_or(IMAGES), tear_bytes: Some(512), seed: 1 };
+    let budget =
+        Budget { images_max: images_max.unwrap_or(IMAGES), tear_bytes: Some(512), seed: 1 };
     let plan = plan(&recording, first, &budget);
     let recorded = Recorded { recording, before, first, knowledge: Knowledge::Nothing };
-    let folders: Vec<PathBuf> = (0..WORKERS).map(|worker| inside(&format!("again-{worker}"))).collect();
+    let folders: Vec<PathBuf> =
+        (0..WORKERS).map(|worker| inside(&format!("again-{worker}"))).collect();
     let check = &|worker: usize| {
         let mut replay = recorded.replay();
         let mut kept = 0;
@@ -177,11 +205,19 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
         kept
     };
     let kept: usize = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..WORKERS).map(|worker| scope.spawn(move || check(worker))).collect();
+        let workers: Vec<_> =
+            (0..WORKERS).map(|worker| scope.spawn(move || check(worker))).collect();
         workers.into_iter().map(|worker| worker.join().expect("a worker's claims hold")).sum()
     });
     let (entries, images) = (recorded.recording.entries.len(), plan.cuts.len());
-    println!("{entries} entries, {images} images at {} points, {kept} writes found again", plan.points);
-    assert!(images_max.is_some() || plan.points >= POINTS_MIN, "only {} points were replayed", plan.points);
+    println!(
+        "{entries} entries, {images} images at {} points, {kept} writes found again",
+        plan.points
+    );
+    assert!(
+        images_max.is_some() || plan.points >= POINTS_MIN,
+        "only {} points were replayed",
+        plan.points
+    );
     assert!(kept > 0, "no write was ever found: this run proves nothing");
 }

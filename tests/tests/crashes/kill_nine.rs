@@ -2,7 +2,8 @@
 //! with its journal nothing accepted is lost; without it the volume is exactly a cut; and with
 //! `flush = stored` no completed flush is lost even then.
 //!
-//! `SAWMILL_KILLS` (200 by default) is the number of kills over all tests here; the seed is printed.
+//! `SAWMILL_KILLS` (200 by default) is the number of kills over all tests here; the seed is
+//! printed.
 
 use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
@@ -31,7 +32,8 @@ struct Disaster {
     flush: &'static str,
     lose_journal: bool,
     check: Check,
-    /// Of the kills asked for, how many percent fall to this test against a folder, and against MinIO.
+    /// Of the kills asked for, how many percent fall to this test against a folder, and against
+    /// MinIO.
     share: (u64, u64),
 }
 
@@ -43,7 +45,8 @@ fn accepted_writes_survive_kill_nine(store: &StoreUnderTest) {
 
 fn a_lost_journal_leaves_exactly_a_cut(store: &StoreUnderTest) {
     let name = "journal lost";
-    Disaster { name, flush: "logged", lose_journal: true, check: check_cut, share: (20, 10) }.strike(store);
+    Disaster { name, flush: "logged", lose_journal: true, check: check_cut, share: (20, 10) }
+        .strike(store);
 }
 
 fn completed_flushes_survive_a_lost_journal_when_flush_is_stored(store: &StoreUnderTest) {
@@ -63,14 +66,19 @@ fn a_lost_journal_does_not_pass_for_a_kept_one() {
     place.lose_state();
     let server = place.serve("disk").with(&["--accept-journal-loss"]).start();
     let image = server.connect().read_all().expect("readable");
-    assert!(check_nothing_accepted_lost(&load.log, &image).is_err(), "200 lost writes were not missed");
+    assert!(
+        check_nothing_accepted_lost(&load.log, &image).is_err(),
+        "200 lost writes were not missed"
+    );
     assert!(check_cut(&load.log, &image).is_ok());
 }
 
 impl Disaster {
     fn strike(&self, store: &StoreUnderTest) {
-        let in_all = std::env::var("SAWMILL_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(200);
-        let share = if matches!(store, StoreUnderTest::Folder) { self.share.0 } else { self.share.1 };
+        let in_all =
+            std::env::var("SAWMILL_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(200);
+        let share =
+            if matches!(store, StoreUnderTest::Folder) { self.share.0 } else { self.share.1 };
         let kills: u64 = (in_all * share / 100).max(1);
         let place = Place::new(store);
         place.create("disk", "16M", &["--segment-bytes", "256K", "--flush", self.flush]);

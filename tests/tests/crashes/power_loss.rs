@@ -1,9 +1,9 @@
-//! Power loss: what lay in memory is gone, and what had not been synced to the journal's disk is there, half
-//! there or garbage. Every write accepted before a completed flush is kept; torn records are dropped, never
-//! served.
+//! Power loss: what lay in memory is gone, and what had not been synced to the journal's disk is
+//! there, half there or garbage. Every write accepted before a completed flush is kept; torn
+//! records are dropped, never served.
 //!
-//! The loss is made by hand on a dead server's files: the staging memory is removed, and the journal is
-//! damaged past its flushed position as a disk without power would.
+//! The loss is made by hand on a dead server's files: the staging memory is removed, and the
+//! journal is damaged past its flushed position as a disk without power would.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -41,7 +41,8 @@ enum Tail {
 }
 
 fn damage(journal: &Path, from: u64, to: u64, capacity: u64, tail: Tail, dice: &mut Dice) {
-    let file = OpenOptions::new().read(true).write(true).open(journal).expect("the journal is there");
+    let file =
+        OpenOptions::new().read(true).write(true).open(journal).expect("the journal is there");
     let place = |position: u64| RING_START + position % capacity;
     let mut position = from;
     while position < to {
@@ -69,8 +70,9 @@ fn damage(journal: &Path, from: u64, to: u64, capacity: u64, tail: Tail, dice: &
     }
 }
 
-/// The highest position that any record in the ring says was flushed when it was made. What is on the disk
-/// with such a mark was written after that sync, so no power loss can take what is below the mark.
+/// The highest position that any record in the ring says was flushed when it was made. What is on
+/// the disk with such a mark was written after that sync, so no power loss can take what is below
+/// the mark.
 fn highest_mark(journal: &Path, capacity: u64, from: u64, to: u64) -> u64 {
     let bytes = std::fs::read(journal).expect("the journal is there");
     let ring = &bytes[RING_START as usize..];
@@ -136,7 +138,8 @@ fn flushed_writes_survive_power_loss_and_torn_records_are_dropped() {
         let from = unsigned(&report, "from");
         let to = from + capacity;
         // The engine may have synced more by itself: what its marks cover was on the disk.
-        let marked = unsigned(&report, "flushed_through").max(highest_mark(&journal, capacity, from, to));
+        let marked =
+            unsigned(&report, "flushed_through").max(highest_mark(&journal, capacity, from, to));
         let from = logged.max(marked);
         let tail = [Tail::Kept, Tail::Zeroes, Tail::Mixed, Tail::Flipped][round % 4];
         damage(&journal, from, to, capacity, tail, &mut load.dice);

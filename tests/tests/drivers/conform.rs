@@ -1,5 +1,5 @@
-//! `sawmill conform`: drivers in another language are judged, wrong ones are found out, and what they are
-//! judged with (faults, a record of requests) works behind `sawmill run` too.
+//! `sawmill conform`: drivers in another language are judged, wrong ones are found out, and what
+//! they are judged with (faults, a record of requests) works behind `sawmill run` too.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -44,7 +44,10 @@ fn file(place: &Place) -> String {
 fn a_driver_in_another_language_keeps_every_clause() {
     let place = Place::new(&store::folder());
     let finished = conform(&place, &[], &[&file(&place)]);
-    assert!(with(&finished, "ok").iter().all(|(_, note)| note.is_empty()), "its bytes outlive its death");
+    assert!(
+        with(&finished, "ok").iter().all(|(_, note)| note.is_empty()),
+        "its bytes outlive its death"
+    );
     all_kept(finished, 17);
 }
 
@@ -101,10 +104,18 @@ fn wrong_drivers_are_found_out() {
 fn what_cannot_be_judged_is_refused_with_the_reason() {
     let place = Place::new(&store::folder());
     place.sawmill(&["conform", "--", "/no/such/driver"]).refused(3, &["/no/such/driver"]);
-    place.sawmill(&["conform", "--", "false"]).refused(7, &["the driver ended before it connected"]);
-    place.sawmill(&["conform", "--clause", "d99", "--", "true"]).refused(2, &["no clause has such a name"]);
+    place
+        .sawmill(&["conform", "--", "false"])
+        .refused(7, &["the driver ended before it connected"]);
+    place
+        .sawmill(&["conform", "--clause", "d99", "--", "true"])
+        .refused(2, &["no clause has such a name"]);
     let finished = conform(&place, &["--clause", "d10", "--option", "size=1048576"], &[]);
-    assert!(with(&finished, "FAIL")[0].1.contains("the tests need 16777216"), "{}", finished.stdout);
+    assert!(
+        with(&finished, "FAIL")[0].1.contains("the tests need 16777216"),
+        "{}",
+        finished.stdout
+    );
 }
 
 #[test]
@@ -114,11 +125,16 @@ fn a_running_driver_has_faults_and_a_record_that_replay_reads() {
     let (trace, door) = (trace.display().to_string(), format!("nbd=unix:{}", socket.display()));
     let layers = ["--trace", &trace, "--inject", "read:error=ENOSPC:range=1M-2M"];
     let driver = driver();
-    let arguments =
-        [&["--json", "run", "--name", "faulty", "--door", &door], &layers[..], &["--", "python3", &driver]];
-    let mut host = place.command(&arguments.concat()).stdout(Stdio::piped()).spawn().expect("started");
+    let arguments = [
+        &["--json", "run", "--name", "faulty", "--door", &door],
+        &layers[..],
+        &["--", "python3", &driver],
+    ];
+    let mut host =
+        place.command(&arguments.concat()).stdout(Stdio::piped()).spawn().expect("started");
     let lines = BufReader::new(host.stdout.take().expect("piped")).lines();
-    let mut events = lines.map(|line| serde_json::from_str::<Value>(&line.expect("text")).expect("JSON"));
+    let mut events =
+        lines.map(|line| serde_json::from_str::<Value>(&line.expect("text")).expect("JSON"));
     let ready = events.find(|event| event["event"] == "ready").expect("ready");
     let uri = ready["doors"][0]["address"].as_str().expect("an address").to_owned();
     let client = Client::connect(&uri, Style::Extended).expect("a client");

@@ -1,9 +1,11 @@
-//! `sawmill conform` on the five examples of each language: what a newcomer copies keeps the contract.
+//! `sawmill conform` on the five examples of each language: what a newcomer copies keeps the
+//! contract.
 //!
-//! The ordinary tests take short clauses without a door. All clauses, through every door that this machine
-//! has, are one command, which takes long:
+//! The ordinary tests take short clauses without a door. All clauses, through every door that this
+//! machine has, are one command, which takes long:
 //! `cargo test -p sawmill-tests --test drivers conform_examples -- --ignored --nocapture`
-//! (`SAWMILL_ONLY="C ram nbd"` takes what has these words alone). Not here: wrong drivers (`conform`).
+//! (`SAWMILL_ONLY="C ram nbd"` takes what has these words alone). Not here: wrong drivers
+//! (`conform`).
 
 use std::process::{Command, Stdio};
 
@@ -55,7 +57,8 @@ fn judge((_, example, _): &Language, name: &str, options: &[&str]) -> Finished {
     };
     let driver = example(name, &arguments);
     let kind = if name == "null" { "null" } else { "full" };
-    let mut command = place.command(&[&["--json", "conform", "--kind", kind], options, &["--"]].concat());
+    let mut command =
+        place.command(&[&["--json", "conform", "--kind", kind], options, &["--"]].concat());
     command.arg(driver.get_program()).args(driver.get_args());
     command.envs(driver.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let output = command.output().expect("the binary under test starts");
@@ -82,7 +85,11 @@ fn keeps_short_clauses(language: &Language) {
     for name in EXAMPLES {
         let clauses = ["--clause", "d1_", "--clause", "d6_", "--clause", "driver_ends"];
         let (kept, _, broken) = counts(&judge(language, name, &clauses));
-        assert!(broken.is_empty() && kept >= 3, "{name} in {}: {kept} kept, {broken:?}", language.0);
+        assert!(
+            broken.is_empty() && kept >= 3,
+            "{name} in {}: {kept} kept, {broken:?}",
+            language.0
+        );
     }
 }
 
@@ -120,7 +127,10 @@ fn every_example_in_every_language_keeps_every_clause_through_every_door() {
                     continue;
                 }
                 let (kept, left_out, broken) = counts(&judge(language, name, &["--door", door]));
-                println!("{line}: {kept} kept, {left_out} left out, {} broken {broken:?}", broken.len());
+                println!(
+                    "{line}: {kept} kept, {left_out} left out, {} broken {broken:?}",
+                    broken.len()
+                );
                 judged += 1;
                 if kept == 0 || !broken.is_empty() {
                     wrong.push(line);

@@ -1,6 +1,6 @@
-//! Programs written for BDUS on the real host (`sdk/c/include/bdus.h`): one test for each of BDUS's own
-//! that can be kept
-//! without its kernel module, on an NBD door. On block devices of the kernel: `tests/vm/driver`.
+//! Programs written for BDUS on the real host (`sdk/c/include/bdus.h`): one test for each of BDUS's
+//! own that can be kept without its kernel module, on an NBD door. On block devices of the kernel:
+//! `tests/vm/driver`.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -40,7 +40,9 @@ impl World {
         let door = format!("nbd=unix:{}", self.place.path("door").display());
         command.env("SAWMILL_DOORS", door).env("SAWMILL", sawmill_binary()).stdin(Stdio::null());
         command.env("SAWMILL_BDUS_FOLDER", self.place.path("bdus"));
-        command.env("XDG_STATE_HOME", self.place.path("state")).env("LD_LIBRARY_PATH", compiled::libraries())
+        command
+            .env("XDG_STATE_HOME", self.place.path("state"))
+            .env("LD_LIBRARY_PATH", compiled::libraries())
     }
 
     fn ram(&self, words: &[&str]) -> Command {
@@ -63,7 +65,8 @@ impl World {
 
     /// Starts it in the foreground, and waits until the device is there.
     fn starts(&self, words: &[&str]) -> Ram {
-        let mut child = self.ram(words).arg("foreground").stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut child =
+            self.ram(words).arg("foreground").stdout(Stdio::piped()).spawn().expect("it starts");
         let mut out = BufReader::new(child.stdout.take().expect("a pipe was asked for"));
         let mut line = String::new();
         out.read_line(&mut line).expect("readable");
@@ -157,7 +160,8 @@ fn a_daemon_serves_when_the_program_has_ended() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let mut words = text.split_whitespace();
     let (id, uri) = (words.next().expect("an id"), words.next().expect("a path"));
-    let _ = fio_verifies(uri, &world.place, &["--size=8M", "--rw=randwrite", "--bs=4k", "--iodepth=8"]);
+    let _ =
+        fio_verifies(uri, &world.place, &["--size=8M", "--rw=randwrite", "--bs=4k", "--iodepth=8"]);
     assert_eq!(world.bdus_code(&["flush", id]), Some(0));
     assert_eq!(world.bdus_code(&["destroy", uri]), Some(0), "by its path");
     assert_eq!(world.bdus_code(&["destroy", id]), Some(0), "what is gone is as it shall be");
@@ -234,7 +238,8 @@ fn fail_while_replacing_leaves_the_old_driver_or_none() {
 fn fio_verify_while_drivers_are_replaced_and_killed() {
     requires!(compiled::has_compiler());
     let world = World::new();
-    let rounds: usize = std::env::var("SAWMILL_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
+    let rounds: usize =
+        std::env::var("SAWMILL_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
     let image = format!("file={}", world.place.path("image").display());
     let mut driver = world.starts(&["recoverable", &image, "threads=4"]);
     let (id, uri) = (driver.id.clone(), driver.uri.clone());
@@ -278,7 +283,8 @@ fn drop_privileges_the_host_keeps_them() {
     });
     let world = World::new();
     let ram = world.starts(&["drop"]);
-    let status = std::fs::read_to_string(format!("/proc/{}/status", ram.child.id())).expect("a process");
+    let status =
+        std::fs::read_to_string(format!("/proc/{}/status", ram.child.id())).expect("a process");
     assert!(status.contains("Uid:\t65534\t65534\t65534\t65534"), "{status}");
     let client = ram.connect();
     client.write(4096, &[3; 4096]).expect("accepted");
@@ -357,7 +363,10 @@ fn compile_examples_also_for_programs_of_the_first_version() {
     let program = folder.path().join("first");
     compiled::c(&source, &program, &["-std=c99", "-pedantic"]);
     let symbols = run(Command::new("nm").arg(&program));
-    assert!(symbols.contains("bdus_run_0_1_0_") && !symbols.contains("bdus_run_0_1_1_"), "{symbols}");
+    assert!(
+        symbols.contains("bdus_run_0_1_0_") && !symbols.contains("bdus_run_0_1_1_"),
+        "{symbols}"
+    );
 }
 
 #[test]
@@ -366,7 +375,9 @@ fn what_no_device_carries_is_refused_when_there_is_nothing_else() {
     let folder = tempfile::tempdir().expect("a folder");
     let program = folder.path().join("first");
     compiled::c(&repository().join("sdk/c/tests/bdus/first.c"), &program, &["-std=c99"]);
-    let output =
-        Command::new(&program).env("LD_LIBRARY_PATH", compiled::libraries()).output().expect("it starts");
+    let output = Command::new(&program)
+        .env("LD_LIBRARY_PATH", compiled::libraries())
+        .output()
+        .expect("it starts");
     assert!(said(&output).contains("errno 95"), "{}", said(&output));
 }

@@ -1,8 +1,8 @@
-//! The original BS3 on `sdk/go/buse`: built with one replace line, it serves a volume that lies on `MinIO`,
-//! and finds it again.
+//! The original BS3 on `sdk/go/buse`: built with one replace line, it serves a volume that lies on
+//! `MinIO`, and finds it again.
 //!
-//! Its source comes from the Go module proxy, or from the folder in `SAWMILL_BS3`; where neither has it this
-//! test is skipped. It is built outside the repository.
+//! Its source comes from the Go module proxy, or from the folder in `SAWMILL_BS3`; where neither
+//! has it this test is skipped. It is built outside the repository.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -32,7 +32,9 @@ fn source() -> Result<PathBuf, String> {
     let said: serde_json::Value = serde_json::from_slice(&said).unwrap_or_default();
     match said["Dir"].as_str() {
         Some(folder) => Ok(folder.into()),
-        None => Err(format!("no source of BS3, and SAWMILL_BS3 names no folder: {}", said["Error"])),
+        None => {
+            Err(format!("no source of BS3, and SAWMILL_BS3 names no folder: {}", said["Error"]))
+        }
     }
 }
 
@@ -86,8 +88,9 @@ impl Drop for Bs3 {
 fn configure(place: &Place) {
     let remote = shared_minio().address();
     let text = format!(
-        "size = 1\n[s3]\naccess_key = \"{USER}\"\nsecret_key = \"{PASSWORD}\"\nbucket = \"bs3-{}\"\n\
-         remote = \"http://{remote}\"\nuploaders = 8\ndownloaders = 8\n[write]\ndurable = true\n",
+        "size = 1\n[s3]\naccess_key = \"{USER}\"\nsecret_key = \"{PASSWORD}\"\nbucket \
+         = \"bs3-{}\"\nremote = \"http://{remote}\"\nuploaders = 8\ndownloaders = \
+         8\n[write]\ndurable = true\n",
         std::process::id()
     );
     std::fs::write(place.path("config.toml"), text).expect("a configuration");
@@ -105,7 +108,8 @@ fn the_original_bs3_serves_a_volume_and_finds_it_again() {
     let data = Dice::seeded("bs3").bytes(24 << 20);
     let bs3 = Bs3::start(&program, &place);
     let client = bs3.connect();
-    // BS3 forgets what lies in its very first object (sdk/go/buse/README.md): it gets what nobody needs.
+    // BS3 forgets what lies in its very first object (sdk/go/buse/README.md): it gets what nobody
+    // needs.
     client.write((1 << 30) - 4096, &[1; 4096]).expect("accepted");
     client.flush().expect("flushed");
     let writes = data.chunks(1 << 20).enumerate();

@@ -2,8 +2,8 @@
 //! compiler takes,
 //! examples that are disks, drivers that die or are replaced under load.
 //!
-//! `SAWMILL_ROUNDS` says how often drivers are killed and replaced; 5 without it. Not here: `bdus.h`
-//! (`driver_bdus`).
+//! `SAWMILL_ROUNDS` says how often drivers are killed and replaced; 5 without it. Not here:
+//! `bdus.h` (`driver_bdus`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -156,7 +156,8 @@ fn serves_by_itself(place: &Place, driver: &mut Command, name: &str, socket: &Pa
     let mut driver = driver.env("XDG_STATE_HOME", place.path("state")).spawn().expect("it starts");
     let uri = format!("nbd+unix:///{name}?socket={}", socket.display());
     sawmill_tests::machine::wait_for("the disk is there", || {
-        let asked = sawmill_tests::machine::command("nbdinfo").args(["--size", &uri]).output().ok()?;
+        let asked =
+            sawmill_tests::machine::command("nbdinfo").args(["--size", &uri]).output().ok()?;
         (String::from_utf8_lossy(&asked.stdout).trim() == "67108864").then_some(())
     });
     driver.kill().expect("a process of ours");
@@ -171,8 +172,11 @@ fn the_guide_for_c_works_as_it_stands() {
     requires!(compiled::has_compiler());
     let place = Place::new(&store::folder());
     let (source, socket): (PathBuf, PathBuf) = (place.path("ram.c"), place.path("ram.sock"));
-    let [text] = &blocks("docs/guide/driver-c.md", "c")[..] else { panic!("one program in the guide") };
-    std::fs::write(&source, text.replace("/tmp/ram.sock", socket.to_str().expect("text"))).expect("a source");
+    let [text] = &blocks("docs/guide/driver-c.md", "c")[..] else {
+        panic!("one program in the guide")
+    };
+    std::fs::write(&source, text.replace("/tmp/ram.sock", socket.to_str().expect("text")))
+        .expect("a source");
     let program = place.path("ram");
     compiled::c(&source, &program, &["-std=c99"]);
     let mut driver = Command::new(&program);

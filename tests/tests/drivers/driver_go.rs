@@ -1,5 +1,6 @@
-//! Drivers in Go (`sdk/go`) on the real host: the modules keep their own tests, the examples are disks, an
-//! error or a panic is one request's, and a driver that is killed or replaced under load loses nothing.
+//! Drivers in Go (`sdk/go`) on the real host: the modules keep their own tests, the examples are
+//! disks, an error or a panic is one request's, and a driver that is killed or replaced under load
+//! loses nothing.
 //!
 //! `SAWMILL_ROUNDS` says how often drivers are killed and replaced; 5 without it.
 
@@ -84,11 +85,15 @@ fn ram_and_file_are_disks_request_by_request_and_in_batches() {
         let device = Driven::start(&place, "ram", options, &driver("ram", &["16M"]));
         is_a_disk(&place, &device);
         device.end(&place, "ram");
-        let device = Driven::start(&place, "file", options, &driver("file", &[text(&image), "16M"]));
+        let device =
+            Driven::start(&place, "file", options, &driver("file", &[text(&image), "16M"]));
         is_a_disk(&place, &device);
         let seen = device.connect().read_all().expect("readable");
         device.end(&place, "file");
-        assert!(std::fs::read(&image).expect("the image") == seen, "the file has other bytes: {options:?}");
+        assert!(
+            std::fs::read(&image).expect("the image") == seen,
+            "the file has other bytes: {options:?}"
+        );
     }
 }
 
@@ -167,7 +172,8 @@ fn an_error_or_a_panic_is_of_one_request() {
     requires!(has_go());
     let place = Place::new(&store::folder());
     let said = place.path("said");
-    let mut device = Driven::start(&place, "faulty", &[], &saying_into(&said, &driver("faulty", &[])));
+    let mut device =
+        Driven::start(&place, "faulty", &[], &saying_into(&said, &driver("faulty", &[])));
     let client = device.connect();
     let full = client.write(4096, &[1; 512]).unwrap_err().to_string();
     let bug = client.read(8192, 512).unwrap_err().to_string();
@@ -187,13 +193,16 @@ fn an_error_or_a_panic_is_of_one_request() {
 fn undisturbed_by(options: &[&str], mut disturb: impl FnMut(&Place, &mut Driven)) -> Duration {
     let place = Place::new(&store::folder());
     let image = place.path("image");
-    let mut device = Driven::start(&place, "disk", options, &driver("file", &[text(&image), "16M"]));
-    let (is_over, longest_ns, uri) = (AtomicBool::new(false), AtomicU64::new(0), device.uri.clone());
+    let mut device =
+        Driven::start(&place, "disk", options, &driver("file", &[text(&image), "16M"]));
+    let (is_over, longest_ns, uri) =
+        (AtomicBool::new(false), AtomicU64::new(0), device.uri.clone());
     std::thread::scope(|scope| {
         let load = scope.spawn(|| {
             let arguments = ["--size=16M", "--rw=randrw", "--bs=4k", "--iodepth=16", "--fsync=32"];
             while !is_over.load(Ordering::SeqCst) {
-                let _ = longest_ns.fetch_max(fio_verifies(&uri, &place, &arguments), Ordering::SeqCst);
+                let _ =
+                    longest_ns.fetch_max(fio_verifies(&uri, &place, &arguments), Ordering::SeqCst);
             }
         });
         for _ in 0..rounds() {
@@ -229,7 +238,8 @@ fn a_driver_is_replaced_under_load_and_nobody_notices() {
 
 /// The first block of Go of the guide.
 fn quick_start() -> String {
-    let guide = std::fs::read_to_string(repository().join("docs/guide/driver-go.md")).expect("the guide");
+    let guide =
+        std::fs::read_to_string(repository().join("docs/guide/driver-go.md")).expect("the guide");
     let (_, rest) = guide.split_once("```go\n").expect("a program in the guide");
     let (program, _) = rest.split_once("```").expect("an end of it");
     program.to_owned()
@@ -277,18 +287,26 @@ fn a_driver_that_started_its_host_is_killed_and_others_take_over() {
     let start = |mut command: Command| {
         let state = place.path("state");
         let door = format!("nbd=unix:{}", socket.display());
-        command.env("SAWMILL", sawmill_binary()).env("SAWMILL_DOORS", door).env("XDG_STATE_HOME", state);
+        command
+            .env("SAWMILL", sawmill_binary())
+            .env("SAWMILL_DOORS", door)
+            .env("XDG_STATE_HOME", state);
         command.stdin(Stdio::null()).spawn().expect("it starts")
     };
     let device = || place.sawmill(&["driver", "list", "--json"]).json()[0].clone();
     let mut first = start(driver("file", &[text(&image)]));
     let name = wait_for("the device is there", || {
         let device = device();
-        (device["driver_pid"] == u64::from(first.id())).then(|| device["name"].as_str().map(str::to_owned))
+        (device["driver_pid"] == u64::from(first.id()))
+            .then(|| device["name"].as_str().map(str::to_owned))
     });
     let name = name.expect("it has a name");
     let client = wait_for("its door is open", || {
-        Client::connect(&format!("nbd+unix:///{name}?socket={}", socket.display()), Style::Structured).ok()
+        Client::connect(
+            &format!("nbd+unix:///{name}?socket={}", socket.display()),
+            Style::Structured,
+        )
+        .ok()
     });
     client.write(512, b"of the first").expect("accepted");
     first.kill().expect("a process of ours");

@@ -1,6 +1,6 @@
-//! Drivers in Python (`sdk/python`) on the real host: the examples are disks, an exception is one request's
-//! error, a driver that is killed or replaced under load loses nothing, and the guide's page works as it
-//! stands.
+//! Drivers in Python (`sdk/python`) on the real host: the examples are disks, an exception is one
+//! request's error, a driver that is killed or replaced under load loses nothing, and the guide's
+//! page works as it stands.
 //!
 //! `SAWMILL_ROUNDS` says how often drivers are killed and replaced; 5 without it.
 
@@ -20,7 +20,8 @@ const SIZE: u64 = 16 << 20;
 /// Whether there is a Python that the library is for.
 fn has_python() -> Result<(), String> {
     let mut asked = Command::new("python3");
-    let new_enough = asked.args(["-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).status();
+    let new_enough =
+        asked.args(["-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).status();
     match new_enough {
         Ok(status) if status.success() => Ok(()),
         Ok(_) => Err("python3 is older than 3.11".into()),
@@ -58,7 +59,11 @@ fn text(path: &std::path::Path) -> &str {
 fn the_library_keeps_its_own_tests() {
     requires!(has_python());
     let tests = repository().join("sdk/python/tests");
-    run(python().args(["-X", "dev", "-m", "unittest", "discover", "-s"]).arg(&tests).arg("-t").arg(&tests));
+    run(python()
+        .args(["-X", "dev", "-m", "unittest", "discover", "-s"])
+        .arg(&tests)
+        .arg("-t")
+        .arg(&tests));
     run(python().args(["-m", "compileall", "-q"]).arg(repository().join("sdk/python/sawmill")));
 }
 
@@ -88,11 +93,15 @@ fn ram_and_file_are_disks_request_by_request_and_in_batches() {
         let device = Driven::start(&place, "ram", options, &example("ram", &["16M"]));
         is_a_disk(&place, &device);
         device.end(&place, "ram");
-        let device = Driven::start(&place, "file", options, &example("file", &[text(&image), "16M"]));
+        let device =
+            Driven::start(&place, "file", options, &example("file", &[text(&image), "16M"]));
         is_a_disk(&place, &device);
         let seen = device.connect().read_all().expect("readable");
         device.end(&place, "file");
-        assert!(std::fs::read(&image).expect("the image") == seen, "the file has other bytes: {options:?}");
+        assert!(
+            std::fs::read(&image).expect("the image") == seen,
+            "the file has other bytes: {options:?}"
+        );
     }
 }
 
@@ -189,19 +198,22 @@ fn an_exception_is_the_error_of_one_request() {
     assert!(said.contains("Traceback") && said.contains("KeyError: 'a bug'"), "{said}");
 }
 
-/// Verifies writes on a device for as long as `disturb` disturbs its driver; gives the longest stall.
+/// Verifies writes on a device for as long as `disturb` disturbs its driver; gives the longest
+/// stall.
 fn undisturbed(
     place: &Place,
     mut device: Driven,
     rounds: u64,
     mut disturb: impl FnMut(&mut Driven),
 ) -> Duration {
-    let (is_over, longest_ns, uri) = (AtomicBool::new(false), AtomicU64::new(0), device.uri.clone());
+    let (is_over, longest_ns, uri) =
+        (AtomicBool::new(false), AtomicU64::new(0), device.uri.clone());
     std::thread::scope(|scope| {
         let load = scope.spawn(|| {
             let arguments = ["--size=16M", "--rw=randrw", "--bs=4k", "--iodepth=16", "--fsync=32"];
             while !is_over.load(Ordering::SeqCst) {
-                let _ = longest_ns.fetch_max(fio_verifies(&uri, place, &arguments), Ordering::SeqCst);
+                let _ =
+                    longest_ns.fetch_max(fio_verifies(&uri, place, &arguments), Ordering::SeqCst);
             }
         });
         let client = device.connect();
@@ -227,7 +239,8 @@ fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
         let place = Place::new(&store::folder());
         let file = || example("file", &[text(&place.path("image")), "16M"]);
         let device = Driven::beside(&place, "disk", options, &mut file());
-        let stall = undisturbed(&place, device, rounds(), |device| device.kill_and_attach(&mut file()));
+        let stall =
+            undisturbed(&place, device, rounds(), |device| device.kill_and_attach(&mut file()));
         println!("{} kills, {options:?}: the longest request took {stall:?}", rounds());
     }
 }
@@ -250,7 +263,8 @@ fn a_driver_is_replaced_under_load_and_nobody_notices() {
         let place = Place::new(&store::folder());
         let file = example("file", &[text(&place.path("image")), "16M"]);
         let device = Driven::start(&place, "disk", options, &file);
-        let stall = undisturbed(&place, device, rounds(), |device| device.replace_driver(&place, "disk"));
+        let stall =
+            undisturbed(&place, device, rounds(), |device| device.replace_driver(&place, "disk"));
         println!("{} replacements, {options:?}: the longest request took {stall:?}", rounds());
     }
 }
@@ -301,10 +315,10 @@ fn the_guide_works_as_it_stands_and_another_driver_takes_over() {
     // The driver is killed: the host, which it has started, waits for the next one.
     first.kill().expect("a process of ours");
     let _ = first.wait();
-    let rerun =
-        as_it_stands.replace("runpy.run_path", "import sawmill; sawmill.serve = REPLACED; runpy.run_path");
-    let rerun =
-        rerun.replace("REPLACED", "lambda d, name, doors: print(sawmill.rerun(d, name, opened=None))");
+    let rerun = as_it_stands
+        .replace("runpy.run_path", "import sawmill; sawmill.serve = REPLACED; runpy.run_path");
+    let rerun = rerun
+        .replace("REPLACED", "lambda d, name, doors: print(sawmill.rerun(d, name, opened=None))");
     let second = start(&rerun);
     run(command("nbdcopy").arg(repository().join("README.md")).arg(uri));
     let third = start(&rerun);

@@ -1,7 +1,7 @@
 //! Devices whose drivers are other programs, in each language, and the conformance tests for them.
 //!
-//! Not here: what needs a machine to itself (`idle`, `torture`, `verify_crash` and others have programs
-//! of their own).
+//! Not here: what needs a machine to itself (`idle`, `torture`, `verify_crash` and others have
+//! programs of their own).
 
 mod conform;
 mod conform_examples;

@@ -1,5 +1,5 @@
-//! `sawmill run` and `sawmill driver`: a device whose driver is anybody's program comes, stays, and ends in
-//! order, and whoever asks for something wrong is told what.
+//! `sawmill run` and `sawmill driver`: a device whose driver is anybody's program comes, stays, and
+//! ends in order, and whoever asks for something wrong is told what.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -31,13 +31,19 @@ fn a_device_is_listed_flushed_and_ended_by_its_name() {
     let listed = place.sawmill(&["--json", "driver", "list"]).json();
     let row = &listed.as_array().expect("a list")[0];
     assert_eq!((row["name"].as_str(), row["state"].as_str()), (Some("disk"), Some("running")));
-    assert_eq!((row["size_bytes"].as_u64(), row["doors"][0].as_str()), (Some(SIZE), Some(&*driven.uri)));
+    assert_eq!(
+        (row["size_bytes"].as_u64(), row["doors"][0].as_str()),
+        (Some(SIZE), Some(&*driven.uri))
+    );
     let socket = place.sawmill(&["driver", "socket", "disk"]).ok();
     assert_eq!(Some(socket.trim()), row["socket"].as_str());
     let _ = place.sawmill(&["driver", "flush", "disk"]).ok();
     driven.end(&place, "disk");
     let bytes = std::fs::read(place.path("bytes")).expect("the driver's file");
-    assert!(bytes[4096..8192].iter().all(|byte| *byte == 7), "what was written is where the driver puts it");
+    assert!(
+        bytes[4096..8192].iter().all(|byte| *byte == 7),
+        "what was written is where the driver puts it"
+    );
     let gone = place.sawmill(&["driver", "flush", "disk"]);
     assert!(gone.code == Some(3) && gone.stderr.contains("sawmill driver list"), "{gone:?}");
 }
@@ -77,7 +83,10 @@ fn what_cannot_run_is_refused_with_what_to_do() {
     let place = Place::new(&store::folder());
     let refused = |words: &[&str], code: i32, told: &str| {
         let finished = place.sawmill(words);
-        assert!(finished.code == Some(code) && finished.stderr.contains(told), "{words:?}: {finished:?}");
+        assert!(
+            finished.code == Some(code) && finished.stderr.contains(told),
+            "{words:?}: {finished:?}"
+        );
     };
     refused(&["run"], 2, "--name");
     refused(&["run", "--name", "a/b"], 2, "a/b");
@@ -106,7 +115,8 @@ fn without_restarts_the_device_fails_with_its_driver() {
     assert!(ended["message"].as_str().expect("text").contains("is not restarted"), "{ended}");
 }
 
-/// The first time a driver that gives up when the doors are open, in its own way; then the example `file`.
+/// The first time a driver that gives up when the doors are open, in its own way; then the example
+/// `file`.
 fn gives_up_once(place: &Place, how: &str) -> std::process::Command {
     let text = "import os, signal, sys
 from sawmill import session, wire
@@ -116,7 +126,8 @@ if os.path.exists(mark):
 open(mark, 'w').close()
 class Device:
     def read(self, offset, buffer): pass
-attached = session.attach(os.environ['SAWMILL_DRIVER'], Device(), {'size': driver[-1]}, replace=False)
+address, options = os.environ['SAWMILL_DRIVER'], {'size': driver[-1]}
+attached = session.attach(address, Device(), options, replace=False)
 wire.receive(attached.control)
 if how == 'lingers':
     attached.close()
@@ -158,13 +169,15 @@ fn a_second_signal_ends_a_device_whose_driver_does_not_come_back() {
     let mut host = host.stdout(Stdio::piped()).spawn().expect("it starts");
     let pid = Pid::from_raw(host.id().cast_signed()).expect("a process");
     // No driver ever came: one signal is enough.
-    wait_for("it listens", || place.sawmill(&["driver", "socket", "disk"]).code.filter(|code| *code == 0));
+    wait_for("it listens", || {
+        place.sawmill(&["driver", "socket", "disk"]).code.filter(|code| *code == 0)
+    });
     kill_process(pid, Signal::TERM).expect("it is ours");
     assert!(host.wait().expect("it ends").success());
 }
 
-/// A library starts the host of its driver, and the two died together with `kill -9` of the driver: a pipe
-/// that nobody reads any more ended the host at the next event.
+/// A library starts the host of its driver, and the two died together with `kill -9` of the driver:
+/// a pipe that nobody reads any more ended the host at the next event.
 #[test]
 fn a_device_outlives_who_listened_to_its_events() {
     let place = Place::new(&store::folder());
@@ -195,18 +208,24 @@ fn a_device_outlives_who_listened_to_its_events() {
     assert!(host.wait().expect("ended").success());
 }
 
-/// In batch mode what was answered is in the host's memory. A mount that waited for another host would go on
-/// without it, and nobody would know.
+/// In batch mode what was answered is in the host's memory. A mount that waited for another host
+/// would go on without it, and nobody would know.
 #[test]
 fn a_mount_in_batch_mode_ends_with_its_host() {
     requires!(can_mount());
     let place = Place::new(&store::folder());
     let folder = place.path("mount").display().to_string();
-    let driven = Driven::start(&place, "disk", &["--option", "mode=batch", "--fuse", &folder], &file(&place));
+    let driven = Driven::start(
+        &place,
+        "disk",
+        &["--option", "mode=batch", "--fuse", &folder],
+        &file(&place),
+    );
     let shown = place.path("mount/disk");
     std::fs::write(place.path("block"), [7; 4096]).expect("written");
     let mut copy = command("dd");
-    copy.arg(format!("if={}", place.path("block").display())).arg(format!("of={}", shown.display()));
+    copy.arg(format!("if={}", place.path("block").display()))
+        .arg(format!("of={}", shown.display()));
     run(copy.args(["bs=4096", "seek=1", "conv=notrunc"]));
     assert_eq!(driven.connect().read(4096, 4096).expect("through the other door"), [7; 4096]);
     // Kills the host.

@@ -1,4 +1,5 @@
-//! `sawmill target`, `sawmill attach` and `sawmill link`: devices of another machine, one writer at a time.
+//! `sawmill target`, `sawmill attach` and `sawmill link`: devices of another machine, one writer at
+//! a time.
 
 use sawmill_tests::linked::{End, addresses, key};
 use sawmill_tests::machine::{can_mount, command, run, skip};
@@ -25,7 +26,8 @@ impl Shown {
 
     fn target(place: &Place, names: &[&str], listen: &str, key: &str) -> End {
         let staging = place.memory().display().to_string();
-        let words = ["--listen", listen, "--key-file", key, "--name", "store", "--staging", &staging];
+        let words =
+            ["--listen", listen, "--key-file", key, "--name", "store", "--staging", &staging];
         End::start(place, &[&["target"], names, &SMALL, &words].concat())
     }
 
@@ -60,7 +62,8 @@ fn a_volume_and_a_file_of_another_machine_are_written_and_read_over_several_link
     let file = place.path("file");
     std::fs::File::create(&file).expect("a file").set_len(4 << 20).expect("of a size");
     let device = format!("raw=device:{}", file.display());
-    let shown = Shown::start(place, &["disk", &device, "scratch=memory:1M"], &["udp", "tcp", "udp"]);
+    let shown =
+        Shown::start(place, &["disk", &device, "scratch=memory:1M"], &["udp", "tcp", "udp"]);
     assert_eq!(shown.target.ready["exports"].as_array().map(Vec::len), Some(3));
     for (export, size) in [("disk", 16 << 20), ("raw", 4 << 20)] {
         let attached = shown.attach(export, export, &[]);
@@ -84,7 +87,8 @@ fn a_volume_and_a_file_of_another_machine_are_written_and_read_over_several_link
 
 #[test]
 fn exports_are_listed_a_target_is_found_and_links_tell_how_they_do() {
-    let shown = Shown::start(Place::new(&store::folder()), &["a=memory:1M", "b=null:1G"], &["udp", "tcp"]);
+    let shown =
+        Shown::start(Place::new(&store::folder()), &["a=memory:1M", "b=null:1G"], &["udp", "tcp"]);
     let ask = |words: &[&str]| shown.place.sawmill(&[&["--json", "link"], words].concat()).json();
     let link = format!("link:{}", shown.listen);
     let listed = ask(&["list", &link, "--key-file", &shown.key]);
@@ -92,9 +96,15 @@ fn exports_are_listed_a_target_is_found_and_links_tell_how_they_do() {
     assert_eq!((row(0), row(1)), ((Some("a"), Some(1 << 20)), (Some("b"), Some(1 << 30))));
     let udp = shown.listen.split(',').next().expect("one").trim_start_matches("udp:");
     let found = ask(&["find", "--udp", udp, "--wait", "300ms"]);
-    assert_eq!((found[0]["name"].as_str(), found[0]["sealed"].as_bool()), (Some("store"), Some(true)));
+    assert_eq!(
+        (found[0]["name"].as_str(), found[0]["sealed"].as_bool()),
+        (Some("store"), Some(true))
+    );
     assert_eq!(found[0]["address"].as_str(), Some(&*format!("udp:{udp}")));
-    assert_eq!(ask(&["find", "--udp", udp, "--name", "other", "--wait", "300ms"]), serde_json::json!([]));
+    assert_eq!(
+        ask(&["find", "--udp", udp, "--name", "other", "--wait", "300ms"]),
+        serde_json::json!([])
+    );
     let attached = shown.attach("a", "a", &["--cache", "write-back"]);
     attached.connect().write(100, &[1; 10]).expect("accepted");
     let status = ask(&["status", "--over", "0"]);
@@ -123,8 +133,13 @@ fn whoever_has_no_key_or_another_is_told_so() {
         .refused(2, &["sawmill link key"]);
     shown.place.sawmill(&["link", "key", &wrong]).refused(4, &["never overwritten"]);
     let insecure = addresses(&["udp"]);
-    let open = End::start(&shown.place, &["target", "memory:1M", "--listen", &insecure, "--insecure"]);
-    shown.refused(&[&format!("link:{insecure}/memory"), "--key-file", &shown.key], 8, &["insecure"]);
+    let open =
+        End::start(&shown.place, &["target", "memory:1M", "--listen", &insecure, "--insecure"]);
+    shown.refused(
+        &[&format!("link:{insecure}/memory"), "--key-file", &shown.key],
+        8,
+        &["insecure"],
+    );
     let _ = open.stop().ok();
 }
 
@@ -157,8 +172,13 @@ fn who_cannot_have_his_doors_or_his_cache_cuts_nobody_off() {
     let shown = memory(&["udp"]);
     let first = shown.attach("first", "memory", &[]);
     let link = shown.link("memory");
-    let taken = first.uri().split_once("socket=").map(|(_, path)| format!("unix:{path}")).expect("a socket");
-    let words = ["attach", &link, "--key-file", &shown.key, "--take-over", "--log", "error", "--nbd"];
+    let taken = first
+        .uri()
+        .split_once("socket=")
+        .map(|(_, path)| format!("unix:{path}"))
+        .expect("a socket");
+    let words =
+        ["attach", &link, "--key-file", &shown.key, "--take-over", "--log", "error", "--nbd"];
     let refused = |more: &[&str], code, told: &[&str]| {
         shown.place.sawmill(&[&words, more].concat()).refused(code, told);
     };
@@ -217,10 +237,12 @@ fn a_device_of_another_machine_is_a_file_and_a_block_device_of_this_one() {
     requires!(can_mount());
     let shown = memory(&["udp", "tcp"]);
     let folder = shown.place.path("mount").display().to_string();
-    let attached = shown.attach("disk", "memory", &["--fuse", &folder, "--loop", "--cache", "write-through"]);
+    let attached =
+        shown.attach("disk", "memory", &["--fuse", &folder, "--loop", "--cache", "write-through"]);
     let doors = attached.ready["doors"].as_array().expect("doors");
-    let device =
-        doors.iter().find_map(|door| door["address"].as_str().filter(|path| path.starts_with("/dev/")));
+    let device = doors
+        .iter()
+        .find_map(|door| door["address"].as_str().filter(|path| path.starts_with("/dev/")));
     attached.connect().write(8192, &[6; 4096]).expect("accepted");
     let bytes = run(command("dd")
         .args(["bs=4096", "skip=2", "count=1", "status=none", "iflag=direct"])
@@ -263,7 +285,12 @@ fn what_cannot_be_a_link_is_refused_with_what_to_write() {
     with_key(&shown.link("memory"), &["--shared", "--take-over"], 2, &["--take-over"]);
     with_key(&shown.link("memory"), &["--shared", "--cache", "write-through"], 2, &["--cache"]);
     let cached = ["--cache", "write-back", "--dirty-bytes"];
-    with_key(&shown.link("memory"), &[&cached[..], &["1G"]].concat(), 2, &["--dirty-bytes", "--cache-bytes"]);
+    with_key(
+        &shown.link("memory"),
+        &[&cached[..], &["1G"]].concat(),
+        2,
+        &["--dirty-bytes", "--cache-bytes"],
+    );
     with_key(&shown.link("memory"), &["--name", "a/b"], 2, &["--name", "a/b"]);
     with_key(&shown.link("memory"), &["--timeout", "soon"], 2, &["--timeout", "30s"]);
     with_key(&shown.link("memory"), &["--admin", "192.0.2.1:9101"], 2, &["--admin", "loopback"]);
@@ -279,7 +306,10 @@ fn what_cannot_be_a_link_is_refused_with_what_to_write() {
     link(&["find", "--wait", "soon"], 2, &["--wait", "30s"]);
     link(&["status", "--over", "soon"], 2, &["--over", "30s"]);
     let target = |words: &[&str], code: i32, told: &[&str]| {
-        shown.place.sawmill(&[&["target", "--log", "error"], words, &key].concat()).refused(code, told);
+        shown
+            .place
+            .sawmill(&[&["target", "--log", "error"], words, &key].concat())
+            .refused(code, told);
     };
     let free = addresses(&["udp"]);
     target(&["memory:1M", "--listen", "127.0.0.1"], 2, &["udp:, tcp:, eth: or xdp:"]);
@@ -317,15 +347,17 @@ struct Cable([String; 2]);
 impl Cable {
     fn new() -> Result<Self, String> {
         let names = [0, 1].map(|end| format!("smcli{}-{end}", std::process::id()));
-        let ip =
-            |words: &[&str]| command("ip").args(words).output().is_ok_and(|output| output.status.success());
+        let ip = |words: &[&str]| {
+            command("ip").args(words).output().is_ok_and(|output| output.status.success())
+        };
         if !is_root() || !names.iter().all(|name| ip(&["netns", "add", name])) {
             return Err("network namespaces need root".to_owned());
         }
         let cable = Cable(names);
         let [a, b] = [0, 1].map(|end| cable.0[end].as_str());
-        let laid = ip(&["-n", a, "link", "add", "near", "type", "veth", "peer", "name", "far", "netns", b])
-            && ip(&["-n", a, "link", "set", "near", "up"])
+        let laid = ip(&[
+            "-n", a, "link", "add", "near", "type", "veth", "peer", "name", "far", "netns", b,
+        ]) && ip(&["-n", a, "link", "set", "near", "up"])
             && ip(&["-n", b, "link", "set", "far", "up"]);
         if laid { Ok(cable) } else { Err("this kernel has no veth interfaces".to_owned()) }
     }
@@ -341,7 +373,10 @@ impl Cable {
     fn command(&self, end: usize, place: &Place, words: &[&str]) -> std::process::Command {
         let inside = place.command(words);
         let mut command = command("ip");
-        command.args(["netns", "exec", &self.0[end]]).arg(inside.get_program()).args(inside.get_args());
+        command
+            .args(["netns", "exec", &self.0[end]])
+            .arg(inside.get_program())
+            .args(inside.get_args());
         command.envs(inside.get_envs().filter_map(|(name, value)| Some((name, value?))));
         command
     }
@@ -363,13 +398,25 @@ fn a_device_comes_by_raw_ethernet_with_no_addresses_at_all() {
     };
     let place = Place::new(&store::folder());
     let key = key(&place, "key");
-    let words =
-        ["target", "memory:4M", "--listen", "eth:near", "--key-file", &key, "--name", "near", "--json"];
+    let words = [
+        "target",
+        "memory:4M",
+        "--listen",
+        "eth:near",
+        "--key-file",
+        &key,
+        "--name",
+        "near",
+        "--json",
+    ];
     let target = End::launch(&mut cable.command(0, &place, &words));
     let find = ["--json", "link", "find", "--interface", "far", "--wait", "500ms"];
     let found: serde_json::Value =
         serde_json::from_str(&run(&mut cable.command(1, &place, &find))).expect("a list");
-    assert_eq!((found[0]["name"].as_str(), found[0]["address"].as_str()), (Some("near"), Some("eth:far")));
+    assert_eq!(
+        (found[0]["name"].as_str(), found[0]["address"].as_str()),
+        (Some("near"), Some("eth:far"))
+    );
     let door = format!("unix:{}", place.path("far.sock").display());
     let words = ["attach", "link:eth:far/memory", "--key-file", &key, "--nbd", &door, "--json"];
     let attached = End::launch(&mut cable.command(1, &place, &words));
@@ -396,14 +443,25 @@ fn a_target_is_found_by_broadcast_where_no_route_leads_to_everybody() {
         run(command("ip").args(["-n", &cable.0[end], "addr", "add", &address, "dev", interface]));
     }
     let place = Place::new(&store::folder());
-    let words = ["target", "memory:1M", "--listen", "udp:0.0.0.0", "--insecure", "--name", "near", "--json"];
+    let words = [
+        "target",
+        "memory:1M",
+        "--listen",
+        "udp:0.0.0.0",
+        "--insecure",
+        "--name",
+        "near",
+        "--json",
+    ];
     let target = End::launch(&mut cable.command(0, &place, &words));
     let find = |more: &[&str]| -> serde_json::Value {
         let words = [&["--json", "link", "find", "--wait", "500ms"], more].concat();
         serde_json::from_str(&run(&mut cable.command(1, &place, &words))).expect("a list")
     };
-    for found in [find(&[]), find(&["--udp", "10.99.7.255@far"]), find(&["--udp", "udp:10.99.7.1"])] {
-        let one = (found[0]["name"].as_str(), found[0]["address"].as_str(), found[0]["sealed"].as_bool());
+    for found in [find(&[]), find(&["--udp", "10.99.7.255@far"]), find(&["--udp", "udp:10.99.7.1"])]
+    {
+        let one =
+            (found[0]["name"].as_str(), found[0]["address"].as_str(), found[0]["sealed"].as_bool());
         assert_eq!(one, (Some("near"), Some("udp:10.99.7.1:9700"), Some(false)), "{found}");
     }
     let _ = target.stop().ok();

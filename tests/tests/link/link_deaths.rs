@@ -1,5 +1,5 @@
-//! Targets and attachments that die: users of a device wait for the next target and lose nothing; a cache
-//! loses what a disk's would, and nothing that was flushed.
+//! Targets and attachments that die: users of a device wait for the next target and lose nothing; a
+//! cache loses what a disk's would, and nothing that was flushed.
 
 use sawmill_testkit::Dice;
 use sawmill_tests::linked::{End, addresses, key};
@@ -28,9 +28,20 @@ impl Scene {
 
     fn target(&self) -> End {
         let staging = self.place.memory().display().to_string();
-        let words =
-            ["target", "disk", "--listen", &self.listen, "--key-file", &self.key, "--staging", &staging];
-        End::start(&self.place, &[&words[..], &["--journal-bytes", "64M", "--cache-bytes", "64M"]].concat())
+        let words = [
+            "target",
+            "disk",
+            "--listen",
+            &self.listen,
+            "--key-file",
+            &self.key,
+            "--staging",
+            &staging,
+        ];
+        End::start(
+            &self.place,
+            &[&words[..], &["--journal-bytes", "64M", "--cache-bytes", "64M"]].concat(),
+        )
     }
 
     fn attach(&self, name: &str, more: &[&str]) -> End {
@@ -63,8 +74,8 @@ fn a_target_killed_under_a_load_comes_back_and_its_users_see_no_error() {
     });
     assert_eq!((tally.refused, tally.unanswered), (0, 0), "stopped: {tally:?}");
     let image = clients[0].read_all().expect("readable");
-    let verdict =
-        check_nothing_accepted_lost(&load.log, &image).unwrap_or_else(|violation| panic!("{violation}"));
+    let verdict = check_nothing_accepted_lost(&load.log, &image)
+        .unwrap_or_else(|violation| panic!("{violation}"));
     assert!(verdict.kept > 0, "{verdict:?}");
     drop(clients);
     let _ = attached.stop().ok();
@@ -84,7 +95,8 @@ fn what_a_cache_had_flushed_survives_it_and_its_end_in_order_flushes_all() {
     let attached = scene.attach("second", &[&cached[..], &["--take-over"]].concat());
     let client = attached.connect();
     let image = client.read_all().expect("readable");
-    let verdict = check_sectors(&load.log, &image).unwrap_or_else(|violation| panic!("{violation}"));
+    let verdict =
+        check_sectors(&load.log, &image).unwrap_or_else(|violation| panic!("{violation}"));
     assert!(verdict.demanded > 0, "nothing was flushed: this run proves nothing: {verdict:?}");
     client.write(1 << 20, &[0xDD; 100_000]).expect("accepted");
     drop(client);
@@ -104,8 +116,11 @@ fn with_a_timeout_requests_fail_when_the_target_stays_away_and_the_attachment_en
     target.kill();
     assert!(client.write(0, &[2; 4096]).is_err(), "nobody answers");
     let left = attached.finished();
-    let told =
-        left.stderr.lines().last().is_some_and(|line| line.contains("no answer from the target for 1 s"));
+    let told = left
+        .stderr
+        .lines()
+        .last()
+        .is_some_and(|line| line.contains("no answer from the target for 1 s"));
     assert!(left.code == Some(7) && told, "{left:?}");
 }
 
@@ -113,7 +128,8 @@ fn with_a_timeout_requests_fail_when_the_target_stays_away_and_the_attachment_en
 fn memory_that_a_dead_target_kept_is_missed_by_the_next_flush_and_by_no_other() {
     let place = Place::new(&store::folder());
     let (listen, key) = (addresses(&["udp"]), key(&place, "key"));
-    let start = || End::start(&place, &["target", "memory:1M", "--listen", &listen, "--key-file", &key]);
+    let start =
+        || End::start(&place, &["target", "memory:1M", "--listen", &listen, "--key-file", &key]);
     let target = start();
     let door = format!("unix:{}", place.path("disk.sock").display());
     let link = format!("link:{listen}/memory");

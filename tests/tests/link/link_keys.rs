@@ -1,5 +1,5 @@
-//! `sawmill target --machines`: a key for each machine, what each may open, and a reload under those who are
-//! attached.
+//! `sawmill target --machines`: a key for each machine, what each may open, and a reload under
+//! those who are attached.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -62,7 +62,8 @@ impl Shown {
 
     fn of(&self, machine: &str, export: &str) -> (String, String, String) {
         let key = self.place.path(machine).display().to_string();
-        let door = format!("unix:{}", self.place.path(&format!("{machine}-{export}.sock")).display());
+        let door =
+            format!("unix:{}", self.place.path(&format!("{machine}-{export}.sock")).display());
         (key, format!("link:{}/{export}", self.listen), door)
     }
 
@@ -73,9 +74,10 @@ impl Shown {
         assert_eq!(event["event"], "reloaded", "{event}");
         match event["error"].as_str() {
             Some(error) => Err(error.to_owned()),
-            None => {
-                Ok((event["machines"].as_u64().expect("machines"), event["ended"].as_u64().expect("ended")))
-            }
+            None => Ok((
+                event["machines"].as_u64().expect("machines"),
+                event["ended"].as_u64().expect("ended"),
+            )),
         }
     }
 }
@@ -92,7 +94,8 @@ fn each_machine_opens_what_its_line_says() {
     let link = format!("link:{}", shown.listen);
     for (machine, count) in [("db", 1), ("backup", 2)] {
         let key = shown.place.path(machine).display().to_string();
-        let listed = shown.place.sawmill(&["link", "list", &link, "--key-file", &key, "--json"]).json();
+        let listed =
+            shown.place.sawmill(&["link", "list", &link, "--key-file", &key, "--json"]).json();
         let listed = listed
             .as_array()
             .map_or_else(|| listed["exports"].as_array().map(Vec::len), |all| Some(all.len()));
@@ -135,7 +138,8 @@ fn a_file_of_machines_that_cannot_be_is_refused_with_the_line() {
     let shown = machines.display().to_string();
     drop(key(&place, "db"));
     write_machines(&place, &machines, &[("db", "disk"), ("db", "logs")]);
-    let target = |code, told: &[&str]| place.sawmill(&target_words(&listen, &shown)).refused(code, told);
+    let target =
+        |code, told: &[&str]| place.sawmill(&target_words(&listen, &shown)).refused(code, told);
     target(USAGE, &["machines, line 2", "is listed twice"]);
     write_machines(&place, &machines, &[]);
     target(USAGE, &["no machine"]);

@@ -1,7 +1,8 @@
 //! A virtual machine whose disk is a device of another machine: `attach --vhost-user`.
 //!
-//! It boots from it, which is no more than the firmware and 512 bytes, but real ones: the firmware finds the
-//! virtio disk and reads its first block, and what that holds writes itself to the second and says so.
+//! It boots from it, which is no more than the firmware and 512 bytes, but real ones: the firmware
+//! finds the virtio disk and reads its first block, and what that holds writes itself to the second
+//! and says so.
 
 use sawmill_tests::linked::{End, addresses, key};
 use sawmill_tests::machine::command;
@@ -34,7 +35,8 @@ fn a_virtual_machine_boots_from_a_device_of_another_machine_and_writes_it() {
     let small = ["--journal-bytes", "64M", "--cache-bytes", "0", "--staging", &staging];
     let words = ["target", "disk", "--listen", &listen, "--key-file", &key];
     let target = End::start(&place, &[&words[..], &small].concat());
-    let (link, socket) = (format!("link:{listen}/disk"), place.path("disk.sock").display().to_string());
+    let (link, socket) =
+        (format!("link:{listen}/disk"), place.path("disk.sock").display().to_string());
     let door = format!("unix:{}", place.path("nbd.sock").display());
     let words = ["attach", &link, "--key-file", &key, "--nbd", &door, "--vhost-user", &socket];
     let attached = End::start(&place, &words);
@@ -44,9 +46,24 @@ fn a_virtual_machine_boots_from_a_device_of_another_machine_and_writes_it() {
     let client = attached.connect();
     client.write(0, &block).expect("accepted");
     let ended = command("timeout")
-        .args(["60", "qemu-system-x86_64", "-nodefaults", "-display", "none", "-accel", "tcg", "-m", "64M"])
+        .args([
+            "60",
+            "qemu-system-x86_64",
+            "-nodefaults",
+            "-display",
+            "none",
+            "-accel",
+            "tcg",
+            "-m",
+            "64M",
+        ])
         .args(["-object", "memory-backend-memfd,id=memory,size=64M,share=on"])
-        .args(["-machine", "pc,memory-backend=memory", "-device", "isa-debug-exit,iobase=0xf4,iosize=1"])
+        .args([
+            "-machine",
+            "pc,memory-backend=memory",
+            "-device",
+            "isa-debug-exit,iobase=0xf4,iosize=1",
+        ])
         .args(["-chardev", &format!("socket,id=disk,path={socket}")])
         .args(["-device", "vhost-user-blk-pci,chardev=disk,bootindex=0"])
         .output()
@@ -57,5 +74,8 @@ fn a_virtual_machine_boots_from_a_device_of_another_machine_and_writes_it() {
     let _ = attached.stop().ok();
     let _ = target.stop().ok();
     let server = place.serve("disk").start();
-    assert_eq!(server.connect().read(BLOCK_BYTES as u64, BLOCK_BYTES as u32).expect("stored"), block);
+    assert_eq!(
+        server.connect().read(BLOCK_BYTES as u64, BLOCK_BYTES as u32).expect("stored"),
+        block
+    );
 }

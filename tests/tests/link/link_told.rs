@@ -1,4 +1,5 @@
-//! What both ends of a link say of themselves: metrics, status, readiness; and which bytes a cache saved.
+//! What both ends of a link say of themselves: metrics, status, readiness; and which bytes a cache
+//! saved.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +28,16 @@ impl Scene {
     }
 
     fn target_words(&self) -> Vec<&str> {
-        vec!["target", "memory:16M", "--listen", &self.listen, "--key-file", &self.key, "--name", "store"]
+        vec![
+            "target",
+            "memory:16M",
+            "--listen",
+            &self.listen,
+            "--key-file",
+            &self.key,
+            "--name",
+            "store",
+        ]
     }
 
     fn target(&self) -> End {
@@ -42,7 +52,8 @@ impl Scene {
 
     fn attach(&self, more: &[&str]) -> End {
         let words = self.attach_words();
-        let words: Vec<&str> = words.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        let words: Vec<&str> =
+            words.iter().map(String::as_str).chain(more.iter().copied()).collect();
         End::start(&self.place, &words)
     }
 }
@@ -53,7 +64,8 @@ fn metrics(end: &End) -> BTreeMap<String, f64> {
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     samples
         .map(|line| {
-            let (name, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no sample: {line}"));
+            let (name, value) =
+                line.rsplit_once(' ').unwrap_or_else(|| panic!("no sample: {line}"));
             (name.to_owned(), value.parse().unwrap_or_else(|_| panic!("no number: {line}")))
         })
         .collect()
@@ -61,7 +73,9 @@ fn metrics(end: &End) -> BTreeMap<String, f64> {
 
 /// The samples of one metric, by link, whatever the other labels are.
 fn by_link(samples: &BTreeMap<String, f64>, name: &str) -> BTreeMap<String, f64> {
-    let of = |labels: &str| labels.split(',').find(|label| label.starts_with("link=")).map(str::to_owned);
+    let of = |labels: &str| {
+        labels.split(',').find(|label| label.starts_with("link=")).map(str::to_owned)
+    };
     let samples = samples.iter().filter_map(|(sample, value)| {
         let labels = sample.strip_prefix(name)?.strip_prefix('{')?;
         Some((of(labels)?, *value))
@@ -93,7 +107,11 @@ fn both_ends_count_the_same_packets_of_the_same_links() {
     assert_eq!(connection_of(&here), connection_of(&there), "both ends name the connection alike");
     assert_eq!(here["sawmill_link_connections"], 1.0);
     for name in ["sawmill_link_up", "sawmill_link_sent_bytes_total", "sawmill_link_rtt_seconds"] {
-        assert_eq!((by_link(&here, name).len(), by_link(&there, name).len()), (3, 3), "{name}: {there:?}");
+        assert_eq!(
+            (by_link(&here, name).len(), by_link(&there, name).len()),
+            (3, 3),
+            "{name}: {there:?}"
+        );
     }
     assert_eq!(
         (sum(&by_link(&here, "sawmill_link_up")), sum(&by_link(&there, "sawmill_link_up"))),
@@ -102,8 +120,12 @@ fn both_ends_count_the_same_packets_of_the_same_links() {
     let bytes = |samples: &BTreeMap<String, f64>, what: &str| {
         sum(&by_link(samples, &format!("sawmill_link_{what}_bytes_total")))
     };
-    assert!(bytes(&here, "sent") >= f64::from(4 << 20) && bytes(&here, "received") >= f64::from(1 << 20));
-    // The target was asked later; what came there, this end had sent, except what it sent meanwhile.
+    assert!(
+        bytes(&here, "sent") >= f64::from(4 << 20)
+            && bytes(&here, "received") >= f64::from(1 << 20)
+    );
+    // The target was asked later; what came there, this end had sent, except what it sent
+    // meanwhile.
     let later = metrics(&attached);
     for (link, came) in by_link(&there, "sawmill_link_received_packets_total") {
         let sent = by_link(&later, "sawmill_link_sent_packets_total")[&link];
@@ -111,7 +133,8 @@ fn both_ends_count_the_same_packets_of_the_same_links() {
     }
     assert!(bytes(&there, "received") >= f64::from(4 << 20), "{there:?}");
     let credit = format!("{{{},", connection_of(&here));
-    let granted = here.iter().find(|(name, _)| name.starts_with(&format!("sawmill_link_credits{credit}")));
+    let granted =
+        here.iter().find(|(name, _)| name.starts_with(&format!("sawmill_link_credits{credit}")));
     assert!(granted.is_some_and(|(_, credits)| *credits >= 64.0), "{here:?}");
 }
 
@@ -129,14 +152,22 @@ fn a_link_whose_target_is_away_is_told_as_down_and_as_up_when_it_comes_back() {
     let up = |end: &End| by_link(&metrics(end), "sawmill_link_up");
     wait_for("all links are down", || (sum(&up(&attached)) == 0.0).then_some(()));
     assert_eq!(up(&attached).len(), 2, "links that are down are told of");
-    let status = |scene: &Scene| scene.place.sawmill(&["--json", "link", "status", "--over", "0"]).json();
+    let status =
+        |scene: &Scene| scene.place.sawmill(&["--json", "link", "status", "--over", "0"]).json();
     let link = &status(&scene)[0]["connections"][0]["links"][0];
     assert!(matches!(link["state"].as_str(), Some("down" | "silent")), "{link}");
-    assert!(link["address"].as_str().is_some_and(|address| address.starts_with("udp:127.0.0.1:")), "{link}");
+    assert!(
+        link["address"].as_str().is_some_and(|address| address.starts_with("udp:127.0.0.1:")),
+        "{link}"
+    );
     let _target = scene.target();
     wait_for("all links are up", || (sum(&up(&attached)) == 2.0).then_some(()));
     let _ = attached.stop().ok();
-    assert_eq!(status(&scene)[0]["connections"], serde_json::json!([]), "nobody is connected any more");
+    assert_eq!(
+        status(&scene)[0]["connections"],
+        serde_json::json!([]),
+        "nobody is connected any more"
+    );
 }
 
 #[test]
@@ -154,7 +185,10 @@ fn bytes_that_partial_writes_saved_are_counted_as_whole_pages_less_what_was_sent
     client.flush().expect("flushed");
     let after = metrics(&attached);
     let of = |name: &str| after[&format!("sawmill_link_cache_{name}")];
-    assert_eq!((of("dirty_bytes"), of("partial_writes_total"), of("written_bytes_total")), (0.0, 64.0, 64.0));
+    assert_eq!(
+        (of("dirty_bytes"), of("partial_writes_total"), of("written_bytes_total")),
+        (0.0, 64.0, 64.0)
+    );
     assert_eq!(of("saved_bytes_total") + of("sent_bytes_total"), 64.0 * 4096.0, "{after:?}");
     assert!(of("sent_bytes_total") < 64.0 * 16.0, "positions take little: {after:?}");
     let table = scene.place.sawmill(&["link", "status", "--over", "0"]).ok();
@@ -185,7 +219,9 @@ fn rates_of_both_directions_are_measured_over_the_time_that_is_asked_for() {
     };
     let rate = |end: &Value, what: &str| end["connections"][0]["links"][0]["rate"][what].as_u64();
     let (here, there) = (end("attach"), end("target"));
-    for (end, what) in [(&here, "sent"), (&here, "received"), (&there, "sent"), (&there, "received")] {
+    for (end, what) in
+        [(&here, "sent"), (&here, "received"), (&there, "sent"), (&there, "received")]
+    {
         assert!(rate(end, &format!("{what}_packets_per_s")) > Some(0), "{what}: {status}");
     }
     // Data goes one way, and receipts the other.
@@ -204,8 +240,9 @@ fn the_service_manager_is_told_when_an_end_is_ready_and_when_it_stops() {
         let length = socket.recv(&mut message).expect("it tells the service manager");
         String::from_utf8_lossy(&message[..length]).into_owned()
     };
-    let start =
-        |words: &[&str]| End::launch(scene.place.command(words).arg("--json").env("NOTIFY_SOCKET", &path));
+    let start = |words: &[&str]| {
+        End::launch(scene.place.command(words).arg("--json").env("NOTIFY_SOCKET", &path))
+    };
     let target = start(&scene.target_words());
     assert!(heard().contains("READY=1"));
     let words = scene.attach_words();

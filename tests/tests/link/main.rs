@@ -1,7 +1,8 @@
-//! Devices of another machine: targets and initiators as processes, in network namespaces of their own.
+//! Devices of another machine: targets and initiators as processes, in network namespaces of their
+//! own.
 //!
-//! Not here: what needs a machine to itself (`idle`, `torture`, `verify_crash` and others have programs
-//! of their own).
+//! Not here: what needs a machine to itself (`idle`, `torture`, `verify_crash` and others have
+//! programs of their own).
 
 mod link;
 mod link_deaths;

@@ -1,5 +1,6 @@
-//! Which files of a crate name each other in a circle. The arrows are read from `use` lines and from paths
-//! in the code, through re-exports; what lies below a file (its child modules) may name it, and it them.
+//! Which files of a crate name each other in a circle. The arrows are read from `use` lines and
+//! from paths in the code, through re-exports; what lies below a file (its child modules) may name
+//! it, and it them.
 //!
 //! Not here: arrows between crates (`tidy`), and what is called through a trait.
 
@@ -22,7 +23,9 @@ struct Crate {
 fn no_files_of_a_crate_name_each_other_in_a_circle() {
     let mut crates: BTreeMap<String, Vec<(Module, String)>> = BTreeMap::new();
     for (path, lines) in production() {
-        let Some((name, file)) = path.trim_start_matches("crates/").split_once("/src/") else { continue };
+        let Some((name, file)) = path.trim_start_matches("crates/").split_once("/src/") else {
+            continue;
+        };
         let code = lines.iter().map(|line| line.split("//").next().unwrap_or_default());
         let code = code.collect::<Vec<_>>().join("\n");
         crates.entry(name.to_owned()).or_default().push((module_of(file), code));
@@ -44,7 +47,8 @@ fn a_circle_is_found_through_a_re_export_and_one_with_a_child_is_none() {
         ("a/child", "use super::Parent;"),
         ("b", "fn f() { crate::a::run() }"),
     ];
-    let files: Vec<_> = files.iter().map(|(file, code)| (module_of(file), (*code).to_owned())).collect();
+    let files: Vec<_> =
+        files.iter().map(|(file, code)| (module_of(file), (*code).to_owned())).collect();
     assert_eq!(circles(&Crate::read(&files).arrows()), [["a", "b"]]);
 }
 
@@ -70,13 +74,15 @@ impl Crate {
             }
             for root in ["crate::", "super::", "self::"] {
                 for (at, _) in rest.match_indices(root) {
-                    let inside_a_word =
-                        rest[..at].ends_with(|letter: char| letter.is_alphanumeric() || letter == ':');
+                    let inside_a_word = rest[..at]
+                        .ends_with(|letter: char| letter.is_alphanumeric() || letter == ':');
                     if !inside_a_word {
-                        let is_path =
-                            |letter: char| letter.is_alphanumeric() || letter == '_' || letter == ':';
-                        let end =
-                            rest[at..].find(|letter| !is_path(letter)).map_or(rest.len(), |end| at + end);
+                        let is_path = |letter: char| {
+                            letter.is_alphanumeric() || letter == '_' || letter == ':'
+                        };
+                        let end = rest[at..]
+                            .find(|letter| !is_path(letter))
+                            .map_or(rest.len(), |end| at + end);
                         found.note(module, &rest[at..end], false);
                     }
                 }
@@ -148,7 +154,8 @@ fn split_uses(code: &str) -> (Vec<(bool, String)>, String) {
     let (mut uses, mut rest, mut open): (Vec<(bool, String)>, String, bool) = Default::default();
     for line in code.lines() {
         let begins = line.trim_start();
-        let declares = begins.starts_with("use ") || begins.starts_with("pub") && begins.contains(" use ");
+        let declares =
+            begins.starts_with("use ") || begins.starts_with("pub") && begins.contains(" use ");
         if open && let Some((_, tree)) = uses.last_mut() {
             tree.push_str(begins);
         } else if declares {
@@ -202,11 +209,14 @@ fn circles(arrows: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<Vec<String>> {
         }
         seen
     };
-    let reached: BTreeMap<_, _> = arrows.keys().map(|module| (module.clone(), reached(module))).collect();
+    let reached: BTreeMap<_, _> =
+        arrows.keys().map(|module| (module.clone(), reached(module))).collect();
     let mut found = BTreeSet::new();
     for (module, targets) in &reached {
-        let back = |target: &&Module| reached.get(*target).is_some_and(|again| again.contains(module));
-        let circle: BTreeSet<_> = targets.iter().filter(back).map(|module| module.join("/")).collect();
+        let back =
+            |target: &&Module| reached.get(*target).is_some_and(|again| again.contains(module));
+        let circle: BTreeSet<_> =
+            targets.iter().filter(back).map(|module| module.join("/")).collect();
         if circle.len() > 1 {
             found.insert(circle.into_iter().collect::<Vec<_>>());
         }

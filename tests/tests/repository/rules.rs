@@ -1,16 +1,16 @@
-//! Rules of CONTRIBUTING.md about threads, queues and parameters that a test can check. Not here: commits
-//! (`tests/setup/lint.sh`).
+//! Rules of CONTRIBUTING.md about threads, queues and parameters that a test can check. Not here:
+//! commits (`tests/setup/lint.sh`).
 
 use sawmill_tests::machine::repository;
 
 use super::tidy::{files, none};
 
-/// Public functions with a parameter that is `true` or `false` beside other parameters: a caller's `true`
-/// says nothing. The number may only fall.
+/// Public functions with a parameter that is `true` or `false` beside other parameters: a caller's
+/// `true` says nothing. The number may only fall.
 const FLAG_PARAMETERS_MAX: usize = 0;
 
-/// Functions that take a tuple apart in their list of parameters: two parameters where the list says one.
-/// The number may only fall.
+/// Functions that take a tuple apart in their list of parameters: two parameters where the list
+/// says one. The number may only fall.
 const TUPLE_PARAMETERS_MAX: usize = 13;
 
 /// The code of a crate without its tests: path, and numbered lines.
@@ -20,7 +20,8 @@ pub(super) fn production() -> Vec<(String, Vec<String>)> {
         let shown = path.display().to_string();
         let is_product = shown.starts_with("crates/") && shown.contains("/src/");
         // What tests a device, a store or the engine is no product.
-        let is_test = ["test", "conformance", "schedules", "crates/sim/", "crates/fuzz/", "/fault.rs"];
+        let is_test =
+            ["test", "conformance", "schedules", "crates/sim/", "crates/fuzz/", "/fault.rs"];
         if !is_product || is_test.iter().any(|word| shown.contains(word)) {
             continue;
         }
@@ -40,7 +41,8 @@ fn every_queue_has_a_bound_or_says_what_bounds_it() {
             let code = line.split("//").next().unwrap_or_default();
             let is_unbounded = (code.contains("channel()") || code.contains("mpsc::channel::<"))
                 && !code.contains("oneshot");
-            let says = lines[n.saturating_sub(2)..n].iter().any(|above| above.contains("ounded by"));
+            let says =
+                lines[n.saturating_sub(2)..n].iter().any(|above| above.contains("ounded by"));
             if is_unbounded && !says {
                 faults.push(format!("{path}:{}: {}", n + 1, line.trim()));
             }
@@ -51,7 +53,8 @@ fn every_queue_has_a_bound_or_says_what_bounds_it() {
 
 #[test]
 fn every_thread_has_a_name_that_the_architecture_knows() {
-    let known = std::fs::read_to_string(repository().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let known =
+        std::fs::read_to_string(repository().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
     let mut faults = Vec::new();
     for (path, lines) in production() {
         for (n, line) in lines.iter().enumerate() {
@@ -68,7 +71,8 @@ fn every_thread_has_a_name_that_the_architecture_knows() {
     none(&faults);
 }
 
-/// Signatures of functions that begin with `word`: the file, the function, its parameters without `self`.
+/// Signatures of functions that begin with `word`: the file, the function, its parameters without
+/// `self`.
 fn signatures(word: &str) -> Vec<(String, String, Vec<String>)> {
     let mut found = Vec::new();
     for (path, lines) in production() {
@@ -112,9 +116,11 @@ fn only_fewer(found: &[String], max: usize, name: &str) {
 
 #[test]
 fn flags_beside_other_parameters_become_fewer() {
-    let has_flag =
-        |parameters: &[String]| parameters.len() > 1 && parameters.iter().any(|one| one.ends_with(": bool"));
-    let found: Vec<_> = signatures("pub fn ").into_iter().filter(|(_, _, all)| has_flag(all)).collect();
+    let has_flag = |parameters: &[String]| {
+        parameters.len() > 1 && parameters.iter().any(|one| one.ends_with(": bool"))
+    };
+    let found: Vec<_> =
+        signatures("pub fn ").into_iter().filter(|(_, _, all)| has_flag(all)).collect();
     let found: Vec<_> = found.iter().map(|(path, name, _)| format!("{path}: {name}")).collect();
     only_fewer(&found, FLAG_PARAMETERS_MAX, "FLAG_PARAMETERS_MAX");
 }

@@ -1,5 +1,6 @@
-//! Enforces `deny.toml` without the network: the licences, the sources and the doubled versions of all that
-//! a build for Linux on x86-64 takes in. Not here: advisories (`cargo deny check advisories`).
+//! Enforces `deny.toml` without the network: the licences, the sources and the doubled versions of
+//! all that a build for Linux on x86-64 takes in. Not here: advisories (`cargo deny check
+//! advisories`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +26,8 @@ fn text<'a>(package: &'a Value, key: &str) -> &'a str {
     package[key].as_str().unwrap_or_default()
 }
 
-/// Whether a licence expression can be met with what is allowed: one side of each OR, both of each AND.
+/// Whether a licence expression can be met with what is allowed: one side of each OR, both of each
+/// AND.
 fn is_allowed(expression: &str, allowed: &[&str]) -> bool {
     let expression = expression.trim();
     let mut depth = 0;
@@ -68,8 +70,13 @@ fn every_dependency_has_a_licence_that_is_allowed() {
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(packages.len() > 50, "the whole tree was read");
-    assert!(is_allowed("ISC AND (Apache-2.0 OR GPL-3.0)", &allowed) && is_allowed("MIT/GPL-3.0", &allowed));
-    assert!(!is_allowed("MIT AND GPL-3.0", &allowed) && !is_allowed("(GPL-3.0 OR LGPL-3.0)", &allowed));
+    assert!(
+        is_allowed("ISC AND (Apache-2.0 OR GPL-3.0)", &allowed)
+            && is_allowed("MIT/GPL-3.0", &allowed)
+    );
+    assert!(
+        !is_allowed("MIT AND GPL-3.0", &allowed) && !is_allowed("(GPL-3.0 OR LGPL-3.0)", &allowed)
+    );
 }
 
 #[test]
@@ -89,20 +96,27 @@ fn every_dependency_comes_from_the_registry() {
 fn no_dependency_is_there_twice_but_those_that_deny_toml_names() {
     let deny = deny();
     let skipped = deny["bans"]["skip"].as_array().expect("a list of crates");
-    let skipped: BTreeSet<&str> = skipped.iter().filter_map(|skip| skip["crate"].as_str()).collect();
+    let skipped: BTreeSet<&str> =
+        skipped.iter().filter_map(|skip| skip["crate"].as_str()).collect();
     let mut versions: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for package in packages() {
-        versions.entry(text(&package, "name").into()).or_default().insert(text(&package, "version").into());
+        versions
+            .entry(text(&package, "name").into())
+            .or_default()
+            .insert(text(&package, "version").into());
     }
     let doubled = versions.iter().filter(|(_, versions)| versions.len() > 1);
     let names = |name: &str, version: &str| skipped.contains(format!("{name}@{version}").as_str());
     let wrong: Vec<_> = doubled
-        .filter(|(name, versions)| versions.iter().filter(|version| !names(name, version)).count() > 1)
+        .filter(|(name, versions)| {
+            versions.iter().filter(|version| !names(name, version)).count() > 1
+        })
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
     for skip in skipped {
         let (name, version) = skip.split_once('@').expect("name@version");
-        let is_doubled = versions.get(name).is_some_and(|there| there.len() > 1 && there.contains(version));
+        let is_doubled =
+            versions.get(name).is_some_and(|there| there.len() > 1 && there.contains(version));
         assert!(is_doubled, "{skip} is not there twice any more: take it out of deny.toml");
     }
 }

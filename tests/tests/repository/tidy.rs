@@ -1,4 +1,5 @@
-//! The rules of CONTRIBUTING.md that a test can check: names, sizes, words, crate dependencies, where
+//! The rules of CONTRIBUTING.md that a test can check: names, sizes, words, crate dependencies,
+//! where
 //! `unsafe` lives, and promises that name tests which exist. A rule that nothing checks is no rule.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,12 +11,13 @@ const FILE_LINES_MAX: usize = 600;
 const FUNCTION_LINES_MAX: usize = 70;
 /// Source files directly in one folder.
 const FOLDER_FILES_MAX: usize = 25;
-const LINE_COLUMNS_MAX: usize = 110;
+const LINE_COLUMNS_MAX: usize = 100;
 const FORBIDDEN_MODULES: [&str; 10] =
     ["utils", "util", "common", "misc", "helpers", "helper", "base", "manager", "mgr", "stuff"];
 
-/// The only places of the tests that sleep: for a moment between two looks at a condition, or because the
-/// time itself is the fault or the chance. Nobody sleeps and then takes something for done.
+/// The only places of the tests that sleep: for a moment between two looks at a condition, or
+/// because the time itself is the fault or the chance. Nobody sleeps and then takes something for
+/// done.
 const SLEEPERS: [&str; 8] = [
     "tests/src/machine.rs",
     "tests/src/server.rs",
@@ -27,8 +29,8 @@ const SLEEPERS: [&str; 8] = [
     "crates/volume/tests/engine/crash_between.rs",
 ];
 
-/// Words of our own that the field's words replaced, and the field's word. Neither code nor documents use
-/// them.
+/// Words of our own that the field's words replaced, and the field's word. Neither code nor
+/// documents use them.
 const RETIRED: [(&str, &str); 12] = [
     ("lay_up", "preallocate"),
     ("laid_up", "preallocated"),
@@ -61,7 +63,10 @@ const ARROWS: [(&str, &[&str]); 20] = [
         &["sawmill-device", "sawmill-format", "sawmill-store", "sawmill-sys", "sawmill-testkit"],
     ),
     ("sawmill-volume-small", &["sawmill-device", "sawmill-format", "sawmill-store", "sawmill-sys"]),
-    ("sawmill-frontend", &["sawmill-device", "sawmill-nbd-proto", "sawmill-sys", "sawmill-testkit"]),
+    (
+        "sawmill-frontend",
+        &["sawmill-device", "sawmill-nbd-proto", "sawmill-sys", "sawmill-testkit"],
+    ),
     // The crash checker knows devices by their doors: neither the engine nor the stores.
     (
         "sawmill-verify",
@@ -94,7 +99,10 @@ const ARROWS: [(&str, &[&str]); 20] = [
     ("sawmill-link", &["sawmill-device", "sawmill-format", "sawmill-sys", "sawmill-testkit"]),
     ("sawmill-c", &["sawmill-device", "sawmill-driver"]),
     // For tests: nobody may name it.
-    ("sawmill-sim", &["sawmill-device", "sawmill-store", "sawmill-testkit", "sawmill-volume-small"]),
+    (
+        "sawmill-sim",
+        &["sawmill-device", "sawmill-store", "sawmill-testkit", "sawmill-volume-small"],
+    ),
     (
         "sawmill-fuzz",
         &[
@@ -129,8 +137,8 @@ const ARROWS: [(&str, &[&str]); 20] = [
     ("sawmill-tests", &["sawmill-testkit", "sawmill-verify"]),
 ];
 
-/// Crates that a door or the engine must not even reach for: an engine without a runtime, a waist without
-/// I/O.
+/// Crates that a door or the engine must not even reach for: an engine without a runtime, a waist
+/// without I/O.
 const FOREIGN_TO: [(&str, &[&str]); 4] = [
     ("sawmill-device", &["tokio", "object_store", "rustix", "libc"]),
     ("sawmill-format", &["tokio", "object_store", "rustix", "libc", "serde"]),
@@ -183,21 +191,26 @@ fn no_file_is_longer_than_a_reader_can_hold() {
     none(&faults);
 }
 
-/// The functions of a formatted file and how many lines each has, from its signature to its last brace.
+/// The functions of a formatted file and how many lines each has, from its signature to its last
+/// brace.
 fn functions_of(text: &str) -> Vec<(String, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
     for (first, line) in lines.iter().enumerate() {
         let indent = &line[..line.len() - line.trim_start().len()];
-        let before = ["pub(crate) ", "pub(super) ", "pub ", "const ", "async ", "unsafe ", "extern \"C\" "];
+        let before =
+            ["pub(crate) ", "pub(super) ", "pub ", "const ", "async ", "unsafe ", "extern \"C\" "];
         let mut signature = line.trim_start();
         while let Some(rest) = before.iter().find_map(|word| signature.strip_prefix(word)) {
             signature = rest;
         }
-        let Some(rest) = signature.strip_prefix("fn ").filter(|_| !line.ends_with(';')) else { continue };
+        let Some(rest) = signature.strip_prefix("fn ").filter(|_| !line.ends_with(';')) else {
+            continue;
+        };
         let name = rest.split(['(', '<']).next().unwrap_or_default();
         // In a macro it may end with more than the brace.
-        let is_end = |line: &&str| line.strip_prefix(indent).is_some_and(|end| end == "}" || end == "})+");
+        let is_end =
+            |line: &&str| line.strip_prefix(indent).is_some_and(|end| end == "}" || end == "})+");
         let body = lines[first..].iter().position(is_end);
         found.extend(body.map(|body| (name.to_owned(), body + 1)));
     }
@@ -209,10 +222,13 @@ fn no_function_is_longer_than_a_screen() {
     let mut faults = Vec::new();
     for (path, text) in files(&[".rs"]) {
         let long = functions_of(&text).into_iter().filter(|(_, lines)| *lines > FUNCTION_LINES_MAX);
-        faults.extend(long.map(|(name, lines)| format!("{}: {name} has {lines} lines", path.display())));
+        faults.extend(
+            long.map(|(name, lines)| format!("{}: {name} has {lines} lines", path.display())),
+        );
     }
     none(&faults);
-    let counted = functions_of("fn one() {\n    two();\n}\n    pub(crate) fn three<T>(\n    ) {\n    }\n");
+    let counted =
+        functions_of("fn one() {\n    two();\n}\n    pub(crate) fn three<T>(\n    ) {\n    }\n");
     assert_eq!(counted, [("one".to_owned(), 3), ("three".to_owned(), 3)]);
 }
 
@@ -241,7 +257,9 @@ fn no_retired_word_is_used() {
             let line = line.to_lowercase();
             let retired = RETIRED.iter().filter(|(word, _)| has_word(&line, word));
             let place = format!("{}:{}", path.display(), n + 1);
-            faults.extend(retired.map(|(word, now)| format!("{place}: {word:?} is called {now:?} here")));
+            faults.extend(
+                retired.map(|(word, now)| format!("{place}: {word:?} is called {now:?} here")),
+            );
         }
     }
     none(&faults);
@@ -279,7 +297,8 @@ fn every_source_file_opens_by_saying_what_it_is() {
 fn unsafe_code_is_in_its_two_crates() {
     let mut faults = Vec::new();
     for (path, text) in files(&[".rs"]) {
-        if path.starts_with("crates/sys") || path.starts_with("sdk/c") || path.ends_with("tidy.rs") {
+        if path.starts_with("crates/sys") || path.starts_with("sdk/c") || path.ends_with("tidy.rs")
+        {
             continue;
         }
         for (n, line) in text.lines().enumerate() {
@@ -305,7 +324,8 @@ fn tests_are_named_as_claims_and_nothing_is_allowed_wholesale() {
     for (path, text) in files(&[".rs"]) {
         for (n, line) in text.lines().enumerate() {
             let line = line.trim_start();
-            let unreasoned = line.starts_with(concat!("#![", "allow(")) && !line.contains("reason =");
+            let unreasoned =
+                line.starts_with(concat!("#![", "allow(")) && !line.contains("reason =");
             if line.starts_with("fn test_") || unreasoned {
                 faults.push(format!("{}:{}: {line}", path.display(), n + 1));
             }
@@ -319,7 +339,8 @@ fn no_test_sleeps_to_wait_and_the_simulation_has_no_clock() {
     let mut faults = Vec::new();
     for (path, text) in files(&[".rs"]) {
         let shown = path.display().to_string();
-        let calls = |word: &str| text.lines().any(|line| line.contains(word) && !line.contains("\"sleep("));
+        let calls =
+            |word: &str| text.lines().any(|line| line.contains(word) && !line.contains("\"sleep("));
         let in_tests = shown.starts_with("tests/") || shown.contains("/tests");
         if in_tests && calls("sleep(") && !SLEEPERS.contains(&shown.as_str()) {
             faults.push(format!("{shown} sleeps: wait for what it waits for"));
@@ -346,8 +367,11 @@ fn no_folder_has_more_files_than_a_reader_can_scan() {
 #[test]
 fn the_arrows_between_crates_are_those_of_the_design() {
     let mut cargo = std::process::Command::new(env!("CARGO"));
-    cargo.args(["metadata", "--format-version", "1", "--no-deps", "--locked"]).current_dir(repository());
-    let metadata: serde_json::Value = serde_json::from_str(&run(&mut cargo)).expect("cargo prints JSON");
+    cargo
+        .args(["metadata", "--format-version", "1", "--no-deps", "--locked"])
+        .current_dir(repository());
+    let metadata: serde_json::Value =
+        serde_json::from_str(&run(&mut cargo)).expect("cargo prints JSON");
     let mut faults = Vec::new();
     for package in metadata["packages"].as_array().expect("a list of packages") {
         let name = package["name"].as_str().expect("a package has a name");
@@ -355,11 +379,15 @@ fn the_arrows_between_crates_are_those_of_the_design() {
             faults.push(format!("{name} is a new crate: say here what it may name"));
             continue;
         };
-        let foreign = FOREIGN_TO.iter().find(|(known, _)| *known == name).map_or(&[][..], |(_, not)| not);
+        let foreign =
+            FOREIGN_TO.iter().find(|(known, _)| *known == name).map_or(&[][..], |(_, not)| not);
         let dependencies = package["dependencies"].as_array().expect("a list of dependencies");
-        let is_used = |arrow: &&str| dependencies.iter().any(|dependency| dependency["name"] == **arrow);
+        let is_used =
+            |arrow: &&str| dependencies.iter().any(|dependency| dependency["name"] == **arrow);
         let unused = allowed.iter().filter(|arrow| !is_used(arrow));
-        faults.extend(unused.map(|arrow| format!("{name} does not name {arrow}: take it from the list")));
+        faults.extend(
+            unused.map(|arrow| format!("{name} does not name {arrow}: take it from the list")),
+        );
         for dependency in dependencies {
             let named = dependency["name"].as_str().expect("a dependency has a name");
             let ours = named == "sawmill" || named.starts_with("sawmill-");
@@ -383,8 +411,8 @@ fn the_crash_checker_builds_without_the_engine_and_the_store() {
     assert!(!named("sawmill-volume ") && !named("sawmill-store ") && !named("tokio "), "{tree}");
 }
 
-/// Functions with a `fn` line, by the name of the module or test program they are in; scripts that run in a
-/// guest by their topic.
+/// Functions with a `fn` line, by the name of the module or test program they are in; scripts that
+/// run in a guest by their topic.
 fn functions() -> BTreeMap<String, BTreeSet<String>> {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (path, text) in files(&[".rs"]) {
@@ -410,7 +438,8 @@ fn functions() -> BTreeMap<String, BTreeSet<String>> {
 /// `a/b/tests.rs` is known as `b` and as `tests`, `a/b.rs` as `b`.
 fn module_names(path: &Path) -> Vec<String> {
     let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-    let folder = path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+    let folder =
+        path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     stem.into_iter().chain(folder).collect()
 }
 
@@ -428,8 +457,9 @@ fn names_in(line: &str) -> Vec<(String, String)> {
 
 /// What a row of a table names that is not there.
 fn missing_in(row: &str, functions: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
-    let exists =
-        |module: &str, function: &str| functions.get(module).is_some_and(|names| names.contains(function));
+    let exists = |module: &str, function: &str| {
+        functions.get(module).is_some_and(|names| names.contains(function))
+    };
     let named = names_in(row).into_iter();
     named
         .filter(|(module, function)| !exists(module, function))
@@ -461,7 +491,8 @@ fn every_promise_names_a_test_that_exists() {
 
 #[test]
 fn every_bug_of_others_names_what_would_show_ours() {
-    let bugs = std::fs::read_to_string(repository().join("docs/upstream-bugs.md")).expect("the page of bugs");
+    let bugs = std::fs::read_to_string(repository().join("docs/upstream-bugs.md"))
+        .expect("the page of bugs");
     let sown = "crates/sim/src/bin/mutants/list.rs";
     let sown = std::fs::read_to_string(repository().join(sown)).expect("the list of mutants");
     let functions = functions();
@@ -480,7 +511,8 @@ fn every_bug_of_others_names_what_would_show_ours() {
         let gone = mutants.into_iter().filter(|name| !sown.contains(&format!("\"{name}\"")));
         faults.extend(gone.map(|name| format!("no mutant {name:?} is sown")));
     }
-    let ours = std::fs::read_to_string(repository().join("docs/crash-consistency.md")).expect("the page");
+    let ours =
+        std::fs::read_to_string(repository().join("docs/crash-consistency.md")).expect("the page");
     let (_, ours) = ours.split_once("## Bugs found this way").expect("our own bugs");
     ours.lines().for_each(|row| faults.extend(missing_in(row, &functions)));
     none(&faults);
@@ -488,11 +520,13 @@ fn every_bug_of_others_names_what_would_show_ours() {
 
 #[test]
 fn architecture_names_every_crate_and_document_folder() {
-    let map = std::fs::read_to_string(repository().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    let map =
+        std::fs::read_to_string(repository().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
     let mut faults = Vec::new();
     for folder in ["crates", "docs"] {
-        for entry in
-            std::fs::read_dir(repository().join(folder)).expect("a folder of the repository").flatten()
+        for entry in std::fs::read_dir(repository().join(folder))
+            .expect("a folder of the repository")
+            .flatten()
         {
             let name = format!("{folder}/{}", entry.file_name().to_string_lossy());
             if entry.path().is_dir() && !map.contains(&format!("`{name}`")) {

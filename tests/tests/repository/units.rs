@@ -56,7 +56,11 @@ fn every_unit_says_what_it_gives_up() {
         }
         assert!(text.contains("chmod 0600"), "{unit} does not say that its environment holds keys");
         assert_eq!(text.contains("CAP_SYS_ADMIN"), most > 40, "{unit}: administrator's rights");
-        assert_eq!(text.contains("\nProtectSystem="), most <= 40, "{unit}: a file system view of its own");
+        assert_eq!(
+            text.contains("\nProtectSystem="),
+            most <= 40,
+            "{unit}: a file system view of its own"
+        );
     }
 }
 

@@ -1,4 +1,5 @@
-//! Block traces replayed on a served disk: every read verified, and a disk that loses data is found out.
+//! Block traces replayed on a served disk: every read verified, and a disk that loses data is found
+//! out.
 
 use std::fmt::Write;
 use std::process::{Child, Stdio};
@@ -8,14 +9,15 @@ use sawmill_tests::machine::{command, wait_for};
 use sawmill_tests::place::{Finished, Place, field};
 use sawmill_tests::store;
 
-/// A trace of `count` requests on two disks of 8 MiB, in the CSV that people may write: of any length, at any
-/// byte, overlapping.
+/// A trace of `count` requests on two disks of 8 MiB, in the CSV that people may write: of any
+/// length, at any byte, overlapping.
 fn trace(place: &Place, count: u64) -> String {
     let mut dice = Dice::new(7);
     let mut text = String::from("time_ms,operation,device,address_bytes,length_bytes\n");
     for at in 0..count {
-        let operation = ["write", "write", "write", "read", "read", "read", "flush", "discard", "zero"]
-            [dice.below(9) as usize];
+        let operation =
+            ["write", "write", "write", "read", "read", "read", "flush", "discard", "zero"]
+                [dice.below(9) as usize];
         let length = if operation == "flush" { 0 } else { 1 + dice.below(100_000) };
         let address = dice.below((8 << 20) - 100_000);
         writeln!(text, "{at},{operation},{},{address},{length}", dice.below(2)).expect("text");
@@ -50,7 +52,8 @@ fn a_replayed_trace_is_measured_and_every_read_verified() {
     assert_eq!(kinds.len(), 5);
     assert!(kinds.iter().all(|kind| number(kind, "p50_us") <= number(kind, "max_us")), "{said:#}");
     // Ten times as fast as recorded: 300 requests of a millisecond each.
-    let said = replay(&place, &trace, &server.uri(), &["--speed", "10", "--requests", "300"]).json();
+    let said =
+        replay(&place, &trace, &server.uri(), &["--speed", "10", "--requests", "300"]).json();
     assert!(said["seconds"].as_f64().expect("a number") >= 0.0299, "{said:#}");
     assert_eq!(number(&said, "requests"), 300);
     assert!(said["behind_ms_max"].is_u64());

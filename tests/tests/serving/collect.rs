@@ -1,4 +1,5 @@
-//! Garbage collection as a user sees it: by itself, by hand on a served volume and on one at rest, by signal.
+//! Garbage collection as a user sees it: by itself, by hand on a served volume and on one at rest,
+//! by signal.
 
 use rustix::process::Signal;
 use sawmill_tests::on_each_store;
@@ -60,7 +61,8 @@ fn a_served_volume_gives_back_what_was_overwritten(store: &StoreUnderTest) {
     let server = place.serve("disk").with(&["--admin", "127.0.0.1:0"]).start();
     halve(&place, &server);
     let status = server.wait_for("the store holds no more than live/0.70 + 5 %", |status| {
-        number(status, "segment_object_bytes") as f64 <= number(status, "live_bytes") as f64 / 0.70 * 1.05
+        number(status, "segment_object_bytes") as f64
+            <= number(status, "live_bytes") as f64 / 0.70 * 1.05
     });
     assert!(number(&status, "segments_moved") > 0, "{status}");
     is_halved(&server);
@@ -90,7 +92,8 @@ fn collecting_by_hand_moves_what_a_dry_run_said(store: &StoreUnderTest) {
 fn a_signal_collects(store: &StoreUnderTest) {
     let place = Place::new(store);
     create(&place);
-    let more = ["--gc-start", "0.6", "--gc-stop", "0.6", "--gc-rate", "1", "--admin", "127.0.0.1:0"];
+    let more =
+        ["--gc-start", "0.6", "--gc-stop", "0.6", "--gc-rate", "1", "--admin", "127.0.0.1:0"];
     let server = place.serve("disk").with(&more).start();
     halve(&place, &server);
     server.signal(Signal::USR1);
@@ -107,7 +110,17 @@ fn a_volume_at_rest_is_collected_and_let_go(store: &StoreUnderTest) {
     let live = number(&server.status(), "live_bytes");
     let _ = server.stop().ok();
     let staging = place.memory().display().to_string();
-    let gc = ["gc", "disk", "--threshold", "1", "--json", "--journal-bytes", "64M", "--staging", &staging];
+    let gc = [
+        "gc",
+        "disk",
+        "--threshold",
+        "1",
+        "--json",
+        "--journal-bytes",
+        "64M",
+        "--staging",
+        &staging,
+    ];
     let did = place.sawmill(&gc).json();
     assert_eq!(number(&did, "moved_bytes"), live);
     assert_eq!(number(&place.info("disk"), "data_bytes"), live, "nothing but live data is left");
@@ -121,7 +134,8 @@ fn what_cannot_be_collected_is_refused_with_a_reason(store: &StoreUnderTest) {
     create(&place);
     place.sawmill(&["gc", "disk", "--threshold", "2"]).refused(2, &["'2' is not a share", "0.3"]);
     place.sawmill(&["gc", "other"]).refused(3, &["other", "sawmill list"]);
-    let upside_down = place.serve("disk").with(&["--gc-start", "0.8", "--gc-stop", "0.5"]).attempt();
+    let upside_down =
+        place.serve("disk").with(&["--gc-start", "0.8", "--gc-stop", "0.5"]).attempt();
     let refused = upside_down.err().expect("it makes no sense");
     refused.refused(2, &["--gc-stop", "0.8", "0.5"]);
     let reader = place.serve("disk").with(&["--read-only"]).start();

@@ -1,5 +1,5 @@
-//! The command line as its users meet it: what each command prints, what each refusal says, and that every
-//! refusal is one line with the exit code of the documented table.
+//! The command line as its users meet it: what each command prints, what each refusal says, and
+//! that every refusal is one line with the exit code of the documented table.
 
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::{Place, field};
@@ -36,7 +36,8 @@ fn unsigned(document: &Value, name: &str) -> u64 {
 
 fn a_volume_is_created_listed_shown_checked_and_deleted(store: &StoreUnderTest) {
     let place = Place::new(store);
-    let made = place.sawmill(&["create", "disk", "--size", "1.5G", "--flush", "stored", "--json"]).json();
+    let made =
+        place.sawmill(&["create", "disk", "--size", "1.5G", "--flush", "stored", "--json"]).json();
     assert_eq!(unsigned(&made, "size_bytes"), 3 << 29);
     place.create("other", "10T", &["--block-size", "512", "--segment-bytes", "16M"]);
     let listed = place.sawmill(&["list", "--json"]).json();
@@ -44,7 +45,10 @@ fn a_volume_is_created_listed_shown_checked_and_deleted(store: &StoreUnderTest) 
         listed.as_array().expect("a list").iter().filter_map(|v| v["name"].as_str()).collect();
     assert_eq!(names, ["disk", "other"]);
     let listed = place.sawmill(&["list"]).ok();
-    assert!(listed.contains("disk") && listed.contains("1.50 GiB") && listed.contains("10 TiB"), "{listed}");
+    assert!(
+        listed.contains("disk") && listed.contains("1.50 GiB") && listed.contains("10 TiB"),
+        "{listed}"
+    );
     let info = place.info("other");
     assert_eq!((unsigned(&info, "block_bytes"), unsigned(&info, "segment_bytes")), (512, 16 << 20));
     assert!(place.sawmill(&["info", "disk"]).ok().contains("stored"));
@@ -60,7 +64,9 @@ fn a_volume_is_created_listed_shown_checked_and_deleted(store: &StoreUnderTest) 
     assert_eq!(listed.as_array().map(Vec::len), Some(1));
 }
 
-fn deleting_a_volume_leaves_its_neighbour_whole_and_its_name_to_an_empty_disk(store: &StoreUnderTest) {
+fn deleting_a_volume_leaves_its_neighbour_whole_and_its_name_to_an_empty_disk(
+    store: &StoreUnderTest,
+) {
     let place = Place::new(store);
     for (name, byte) in [("disk", 1), ("disk2", 2)] {
         place.create(name, "4M", &["--segment-bytes", "256K"]);
@@ -75,7 +81,10 @@ fn deleting_a_volume_leaves_its_neighbour_whole_and_its_name_to_an_empty_disk(st
     for (name, byte) in [("disk", 0), ("disk2", 2)] {
         let server = elsewhere.serve(name).start();
         let image = server.connect().read_all().expect("readable");
-        assert!(image.len() == 4 << 20 && image.iter().all(|found| *found == byte), "{name} is not {byte}s");
+        assert!(
+            image.len() == 4 << 20 && image.iter().all(|found| *found == byte),
+            "{name} is not {byte}s"
+        );
         let _ = server.stop().ok();
     }
 }
@@ -108,7 +117,10 @@ fn info_tells_positions_while_served_and_at_rest(store: &StoreUnderTest) {
         let info = place.info("disk");
         (unsigned(&info, "accepted"), unsigned(&info, "logged"), unsigned(&info, "stored"))
     };
-    assert!(accepted >= 1 << 20 && accepted >= logged && logged >= stored, "{accepted} {logged} {stored}");
+    assert!(
+        accepted >= 1 << 20 && accepted >= logged && logged >= stored,
+        "{accepted} {logged} {stored}"
+    );
     client.flush().expect("flushed");
     let info = place.info("disk");
     assert!(unsigned(&info, "logged") >= accepted, "a flush logs all that was accepted: {info:#}");
@@ -189,8 +201,14 @@ fn check_lists_damage_and_changes_nothing(store: &StoreUnderTest) {
     let client = server.connect();
     let answers: Vec<_> = (0..16_u64).map(|n| client.read(n << 16, 1 << 16)).collect();
     assert!(answers.iter().any(Result::is_err), "damage was served");
-    assert!(answers.iter().flatten().flatten().all(|&byte| byte == 0x77), "wrong bytes were served");
-    assert!(answers.iter().filter(|answer| answer.is_ok()).count() >= 11, "one frame or segment is damaged");
+    assert!(
+        answers.iter().flatten().flatten().all(|&byte| byte == 0x77),
+        "wrong bytes were served"
+    );
+    assert!(
+        answers.iter().filter(|answer| answer.is_ok()).count() >= 11,
+        "one frame or segment is damaged"
+    );
 }
 
 fn biggest_file(folder: &std::path::Path) -> std::path::PathBuf {
@@ -247,7 +265,10 @@ fn a_wrong_command_line_is_one_line_that_says_what_to_do() {
         (&["create", "disk", "--size", "100000T"], &["64"]),
         (&["create", "disk", "--size", "1M", "--block-size", "1000"], &["512", "4096"]),
         (&["create", "disk", "--size", "1M", "--segment-bytes", "3M"], &["power of two"]),
-        (&["create", "disk", "--size", "1M", "--flush", "sometimes"], &["logged", "stored", "weak"]),
+        (
+            &["create", "disk", "--size", "1M", "--flush", "sometimes"],
+            &["logged", "stored", "weak"],
+        ),
         (&["create", "a/b", "--size", "1M"], &["file:///"]),
         (&["create", "ftp://host/disk", "--size", "1M"], &["ftp"]),
         (&["info", "s3:///disk"], &["s3"]),
@@ -276,10 +297,13 @@ fn a_journal_that_is_too_small_is_refused_with_the_least_size() {
 #[test]
 fn wrong_credentials_and_a_missing_bucket_say_so() {
     let place = Place::new(&store::minio());
-    let denied = place.command(&["list"]).env("AWS_SECRET_ACCESS_KEY", "wrong").output().expect("it starts");
+    let denied =
+        place.command(&["list"]).env("AWS_SECRET_ACCESS_KEY", "wrong").output().expect("it starts");
     sawmill_tests::place::Finished::new("sawmill list".into(), &denied)
         .refused(code::DENIED, &["secret key"]);
-    place.sawmill(&["list", "--store", "s3://no-such-bucket/x"]).refused(code::DENIED, &["no-such-bucket"]);
+    place
+        .sawmill(&["list", "--store", "s3://no-such-bucket/x"])
+        .refused(code::DENIED, &["no-such-bucket"]);
     let reserved = sawmill_tests::store::Reserved::new();
     let nobody = reserved.address().to_string();
     let away = place
@@ -295,9 +319,14 @@ fn wrong_credentials_and_a_missing_bucket_say_so() {
 fn help_is_an_answer_and_names_every_command() {
     let place = Place::new(&store::folder());
     let help = place.sawmill(&["--help"]).ok();
-    for command in ["create", "serve", "list", "info", "delete", "wait", "inspect", "check", "doctor"] {
+    for command in
+        ["create", "serve", "list", "info", "delete", "wait", "inspect", "check", "doctor"]
+    {
         assert!(help.contains(command), "{command} is not in the help");
-        assert!(place.sawmill(&[command, "--help"]).ok().contains("Usage:"), "{command} has no help");
+        assert!(
+            place.sawmill(&[command, "--help"]).ok().contains("Usage:"),
+            "{command} has no help"
+        );
     }
     assert!(place.sawmill(&["--version"]).ok().starts_with("sawmill "));
 }

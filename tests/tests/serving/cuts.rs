@@ -1,5 +1,5 @@
-//! The past of a volume as its users meet it: snapshots, times, positions, rollbacks and clones, through the
-//! real binary, served and at rest.
+//! The past of a volume as its users meet it: snapshots, times, positions, rollbacks and clones,
+//! through the real binary, served and at rest.
 
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::{Place, field};
@@ -64,7 +64,10 @@ fn a_snapshot_of_a_served_volume_is_served_beside_it(store: &StoreUnderTest) {
     assert!(read(&place, "disk@one") == vec![1; BYTES]);
     let listed = place.sawmill(&["snapshot", "list", "disk", "--json"]).json();
     assert_eq!(names(&listed), ["one"]);
-    assert!(field(&listed[0], "unique_bytes").and_then(Value::as_u64).expect("a number") >= BYTES as u64);
+    assert!(
+        field(&listed[0], "unique_bytes").and_then(Value::as_u64).expect("a number")
+            >= BYTES as u64
+    );
     assert!(place.sawmill(&["snapshot", "list", "disk"]).ok().contains("one"));
     let _ = place.sawmill(&["snapshot", "delete", "disk", "one"]).ok();
     assert!(client.read_all().expect("readable") == vec![5; BYTES]);
@@ -103,10 +106,17 @@ fn any_stored_moment_inside_the_window_is_served_by_its_time(store: &StoreUnderT
         server.connect().write(0, &vec![byte; BYTES]).expect("accepted");
         let _ = place.sawmill(&["wait", "disk", "--stored"]).ok();
         let log = place.sawmill(&["log", "disk", "--json"]).json();
-        moments.push((log["through"].as_str().expect("a time").to_owned(), log["position"].clone(), byte));
+        moments.push((
+            log["through"].as_str().expect("a time").to_owned(),
+            log["position"].clone(),
+            byte,
+        ));
     }
     for (time, position, byte) in &moments {
-        assert!(read(&place, &format!("disk@position:{position}")) == vec![*byte; BYTES], "{position}");
+        assert!(
+            read(&place, &format!("disk@position:{position}")) == vec![*byte; BYTES],
+            "{position}"
+        );
         assert!(read(&place, &format!("disk@{time}")) == vec![*byte; BYTES], "{time}");
     }
     let _ = server.stop().ok();

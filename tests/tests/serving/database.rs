@@ -1,7 +1,8 @@
-//! A database lives on a volume and comes back from its past: PostgreSQL on ext4, under load while a snapshot
-//! is made, a moment passes, and a replica is promoted. Clones of both cuts, the replica, the volume rolled
-//! back, and the rollback undone: each starts, recovers, holds every commit acknowledged before its cut and
-//! none from after it, and is sound to the checkers of the file system and of PostgreSQL.
+//! A database lives on a volume and comes back from its past: PostgreSQL on ext4, under load while
+//! a snapshot is made, a moment passes, and a replica is promoted. Clones of both cuts, the
+//! replica, the volume rolled back, and the rollback undone: each starts, recovers, holds every
+//! commit acknowledged before its cut and none from after it, and is sound to the checkers of the
+//! file system and of PostgreSQL.
 //!
 //! Not here: cuts byte for byte (`cuts`); power loss (`verify_crash`).
 
@@ -56,7 +57,10 @@ fn a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback(store
     let _ = there.sawmill(&["promote", &replica]).ok();
     load.go_on();
     let last = load.stop();
-    assert!(at_snapshot.end() < at_moment.start() && *at_moment.end() < last, "each cut has its own numbers");
+    assert!(
+        at_snapshot.end() < at_moment.start() && *at_moment.end() < last,
+        "each cut has its own numbers"
+    );
     database.close();
 
     Database::judge(&place, "of-snapshot", &at_snapshot);
@@ -65,7 +69,10 @@ fn a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback(store
 
     let done = place.sawmill(&["rollback", "disk", "--to", "one", "--json"]).json();
     Database::judge(&place, "disk", &at_snapshot);
-    let undo = done["undo"].as_str().and_then(|line| line.strip_prefix("sawmill ")).expect("how to undo it");
+    let undo = done["undo"]
+        .as_str()
+        .and_then(|line| line.strip_prefix("sawmill "))
+        .expect("how to undo it");
     let _ = place.sawmill(&undo.split(' ').collect::<Vec<_>>()).ok();
     let database = Database::open(&place, "disk");
     assert!(!database.postgres.has_recovered(), "the last state had been closed in order");
@@ -102,7 +109,8 @@ const LEDGER_SUMS: &str = "
 
 /// pgbench moves the same sums everywhere in one transaction.
 const BENCH_SUMS: &str = "
-    select (select sum(abalance) from pgbench_accounts), (select sum(tbalance) from pgbench_tellers),
+    select (select sum(abalance) from pgbench_accounts),
+    (select sum(tbalance) from pgbench_tellers),
         (select sum(bbalance) from pgbench_branches), (select sum(delta) from pgbench_history)";
 
 /// A database on a volume that is served and mounted. Taken down in this order.
@@ -134,8 +142,8 @@ impl Database {
         Database { postgres, bridge, server }
     }
 
-    /// Demands that a volume that was cut off under load has a sound database with one of these `numbers` as
-    /// its newest.
+    /// Demands that a volume that was cut off under load has a sound database with one of these
+    /// `numbers` as its newest.
     fn judge(place: &Place, volume: &str, numbers: &RangeInclusive<u64>) {
         let database = Database::open(place, volume);
         assert!(database.postgres.has_recovered(), "{volume} was not cut off at work");
@@ -145,7 +153,8 @@ impl Database {
 
     fn holds(&self, numbers: &RangeInclusive<u64>) {
         let sums = self.postgres.query(LEDGER_SUMS);
-        let newest: u64 = sums.split('|').next().and_then(|field| field.parse().ok()).expect("a number");
+        let newest: u64 =
+            sums.split('|').next().and_then(|field| field.parse().ok()).expect("a number");
         let both = 2 * newest;
         assert_eq!(sums, format!("{newest}|{newest}|{both}|{both}"), "a number is lost or torn");
         assert!(numbers.contains(&newest), "the newest is {newest}, not one of {numbers:?}");
@@ -193,13 +202,15 @@ impl<'a> Load<'a> {
 
     /// Goes on until both have committed more.
     fn go_on(&self) {
-        let moved = || self.postgres.query("select count(*) from pgbench_history").parse::<u64>().ok();
+        let moved =
+            || self.postgres.query("select count(*) from pgbench_history").parse::<u64>().ok();
         let wanted = moved().expect("a number") + 100;
         wait_for("pgbench commits more", || moved().filter(|&count| count >= wanted));
         self.ledger.go_on(50);
     }
 
-    /// Cuts under load: what may be the newest number in that cut. The upper end was under way at most.
+    /// Cuts under load: what may be the newest number in that cut. The upper end was under way at
+    /// most.
     fn around(&self, cut: impl FnOnce()) -> RangeInclusive<u64> {
         self.go_on();
         let least = self.ledger.acknowledged();

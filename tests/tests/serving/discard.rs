@@ -1,5 +1,5 @@
-//! Discards are records, however long: a whole 2 TiB volume goes in a handful of them, and what was discarded
-//! reads as zeroes, now and after a crash.
+//! Discards are records, however long: a whole 2 TiB volume goes in a handful of them, and what was
+//! discarded reads as zeroes, now and after a crash.
 
 use sawmill_tests::bridge::Bridge;
 use sawmill_tests::machine::{can_mount, command, run};
@@ -15,37 +15,45 @@ const TIB: u64 = 1 << 40;
 
 fn count(place: &Place, name: &str) -> u64 {
     let info = place.info("disk");
-    field(&info, name).and_then(serde_json::Value::as_u64).unwrap_or_else(|| panic!("no {name} in {info:#}"))
+    field(&info, name)
+        .and_then(serde_json::Value::as_u64)
+        .unwrap_or_else(|| panic!("no {name} in {info:#}"))
 }
 
 fn a_discarded_volume_reads_as_zeroes_now_and_after_a_crash(store: &StoreUnderTest) {
     let place = Place::new(store);
     place.create("disk", "2T", &["--segment-bytes", "256K"]);
     let server = place.serve("disk").start();
-    let client = Client::connect(&server.uri(), Style::Extended).expect("extended headers are spoken");
+    let client =
+        Client::connect(&server.uri(), Style::Extended).expect("extended headers are spoken");
     for at in [0, TIB - 300, 2 * TIB - 4096] {
         client.write(at, &[1; 4096]).expect("accepted");
     }
     let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
-    client.call(&Command::Trim { offset: 0, length: 2 * TIB }).expect("one request may discard everything");
+    client
+        .call(&Command::Trim { offset: 0, length: 2 * TIB })
+        .expect("one request may discard everything");
     let zeroes = |client: &Client| {
         for at in [0, TIB - 300, 2 * TIB - 4096] {
             assert_eq!(client.read(at, 4096), Ok(vec![0; 4096]), "at {at}");
         }
-        let answer =
-            client.call(&Command::BlockStatus { offset: 0, length: 2 * TIB }).expect("allocation is told");
+        let answer = client
+            .call(&Command::BlockStatus { offset: 0, length: 2 * TIB })
+            .expect("allocation is told");
         assert_eq!(answer.extents[0], Extent { length: 2 * TIB, flags: 3 }, "all of it is a hole");
     };
     zeroes(&client);
     client.flush().expect("flushed");
     server.kill();
     let server = place.serve("disk").start();
-    let client = Client::connect(&server.uri(), Style::Extended).expect("extended headers are spoken");
+    let client =
+        Client::connect(&server.uri(), Style::Extended).expect("extended headers are spoken");
     zeroes(&client);
     let _ = server.stop().ok();
     let elsewhere = place.neighbour();
     let server = elsewhere.serve("disk").start();
-    let client = Client::connect(&server.uri(), Style::Extended).expect("extended headers are spoken");
+    let client =
+        Client::connect(&server.uri(), Style::Extended).expect("extended headers are spoken");
     zeroes(&client);
     assert_eq!(count(&elsewhere, "live_bytes"), 0);
 }
@@ -56,7 +64,8 @@ fn a_discard_in_steps_of_four_gigabytes_is_a_handful_of_records() {
     place.create("disk", "2T", &[]);
     let server = place.serve("disk").start();
     let client = server.connect();
-    // What a kernel does with a full-device discard: the longest aligned requests that 32 bits can say.
+    // What a kernel does with a full-device discard: the longest aligned requests that 32 bits can
+    // say.
     let step = (1_u64 << 32) - (1 << 20);
     let asked: Vec<_> = (0..2 * TIB)
         .step_by(step as usize)
@@ -85,7 +94,8 @@ fn a_file_system_on_two_tebibytes_is_made_with_a_full_discard() {
     std::fs::write(root.join("file"), [5; 100_000]).expect("room for a file");
     bridge.unmount();
     drop(bridge);
-    // XFS zeroes and writes its own structures; the 2 TiB themselves are no more than a few records.
+    // XFS zeroes and writes its own structures; the 2 TiB themselves are no more than a few
+    // records.
     let discards = count(&place, "discards");
     assert!(discards < 10_000, "{discards} records for one discard of the device and the log");
     let written = count(&place, "written_bytes");

@@ -10,7 +10,8 @@ use sawmill_tests::{requires, store};
 
 fn doors(place: &Place) -> Vec<(String, String)> {
     let listed = place.sawmill(&["door", "list", "disk", "--json"]).json();
-    let text = |door: &serde_json::Value, name: &str| door[name].as_str().unwrap_or_default().to_owned();
+    let text =
+        |door: &serde_json::Value, name: &str| door[name].as_str().unwrap_or_default().to_owned();
     let all = listed.as_array().expect("a list").iter();
     all.map(|door| (text(door, "kind"), text(door, "address"))).collect()
 }
@@ -32,7 +33,11 @@ fn a_door_comes_and_goes_while_others_stay_open() {
     let said = place.sawmill(&["door", "remove", "disk", &uri]).ok();
     assert!(said.contains("removed"), "{said}");
     assert!(second.read(0, 1).is_err(), "the second door is closed");
-    assert_eq!(first.read(5000, 18), Ok(b"through the second".to_vec()), "the first knows nothing of it");
+    assert_eq!(
+        first.read(5000, 18),
+        Ok(b"through the second".to_vec()),
+        "the first knows nothing of it"
+    );
     assert_eq!(doors(&place).len(), 1);
 }
 
@@ -71,16 +76,23 @@ fn a_door_that_was_added_comes_back_after_a_crash_and_not_after_a_stop() {
     // As well of a server that took over: it was not there when the door was added.
     server.hand_off(&place, "disk");
     server.kill();
-    let taken = std::os::unix::net::UnixListener::bind(place.path("fourth.sock")).expect("a socket");
+    let taken =
+        std::os::unix::net::UnixListener::bind(place.path("fourth.sock")).expect("a socket");
     let journals = place.journals();
     let note = journals[0].parent().expect("in the state folder").join("doors");
     let left = std::fs::read_to_string(&note).expect("the door is noted");
-    std::fs::write(&note, format!("iscsi=1\nnbd={}\n{left}", socket("fourth.sock"))).expect("our own file");
+    std::fs::write(&note, format!("iscsi=1\nnbd={}\n{left}", socket("fourth.sock")))
+        .expect("our own file");
     server = place.serve("disk").start();
     drop(taken);
     assert_eq!(doors(&place), before, "what cannot be had stops nothing: {}", server.stderr());
-    assert!(server.stderr().contains("iscsi") && server.stderr().contains("fourth"), "{}", server.stderr());
-    let client = Client::connect(second.trim(), Style::Structured).expect("the second door is open");
+    assert!(
+        server.stderr().contains("iscsi") && server.stderr().contains("fourth"),
+        "{}",
+        server.stderr()
+    );
+    let client =
+        Client::connect(second.trim(), Style::Structured).expect("the second door is open");
     assert_eq!(client.read(0, 6), Ok(b"before".to_vec()));
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -97,7 +109,8 @@ fn a_file_that_was_added_survives_a_crash_under_its_users() {
     let server = place.serve("disk").start();
     let mount = place.path("mount").display().to_string();
     let file = place.sawmill(&["door", "add", "disk", "--fuse", &mount]).ok().trim().to_owned();
-    // A process of its own: one that starts others while it has the file open would wait for its server then.
+    // A process of its own: one that starts others while it has the file open would wait for its
+    // server then.
     let lines = "import os, sys
 fd = os.open(sys.argv[1], os.O_RDWR)
 os.pwrite(fd, b'before', 0)
@@ -132,9 +145,15 @@ fn what_cannot_be_a_door_is_refused_and_the_others_stay() {
     let taken = server.uri();
     let socket = format!("unix:{}", place.path("nbd.sock").display());
     place.sawmill(&["door", "add", "disk"]).refused(2, &["name a door", "--ublk"]);
-    place.sawmill(&["door", "add", "disk", "--nbd", &socket]).refused(7, &["another server listens"]);
-    place.sawmill(&["door", "add", "disk", "--nbd", "tcp:0.0.0.0:0"]).refused(2, &["other machines"]);
-    place.sawmill(&["door", "remove", "disk", "/dev/nothing"]).refused(3, &["/dev/nothing", &taken]);
+    place
+        .sawmill(&["door", "add", "disk", "--nbd", &socket])
+        .refused(7, &["another server listens"]);
+    place
+        .sawmill(&["door", "add", "disk", "--nbd", "tcp:0.0.0.0:0"])
+        .refused(2, &["other machines"]);
+    place
+        .sawmill(&["door", "remove", "disk", "/dev/nothing"])
+        .refused(3, &["/dev/nothing", &taken]);
     place.sawmill(&["door", "add", "disk", "--ublk=x"]).refused(2, &["'x'", "--ublk=3"]);
     client.write(0, &[1]).expect("the first door is as it was");
 }

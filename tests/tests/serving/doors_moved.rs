@@ -1,5 +1,5 @@
-//! Doors in a hand-off of which one cannot go along: it is left behind or named, and the others never wait
-//! for it.
+//! Doors in a hand-off of which one cannot go along: it is left behind or named, and the others
+//! never wait for it.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -49,7 +49,8 @@ fn a_mount_that_cannot_be_taken_over_is_named_and_holds_up_no_other_door() {
     let mount = folder.join("mount").display().to_string();
     std::fs::create_dir(&folder).expect("a folder");
     let _ = place.sawmill(&["door", "add", "disk", "--fuse", &mount]).ok();
-    let file = OpenOptions::new().read(true).write(true).open(format!("{mount}/disk")).expect("served");
+    let file =
+        OpenOptions::new().read(true).write(true).open(format!("{mount}/disk")).expect("served");
     file.write_all_at(b"through the file", 0).expect("accepted");
     // The mountpoint is elsewhere now: who comes next looks for it in vain.
     std::fs::rename(&folder, &moved).expect("a mount goes with the folder around it");

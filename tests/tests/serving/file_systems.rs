@@ -1,5 +1,6 @@
-//! ext4, XFS and btrfs live on a volume: made, filled, checked, and the same files found again after the
-//! server stopped and the volume was attached on another machine; and after `kill -9` in the middle.
+//! ext4, XFS and btrfs live on a volume: made, filled, checked, and the same files found again
+//! after the server stopped and the volume was attached on another machine; and after `kill -9` in
+//! the middle.
 
 use std::fs::File;
 use std::io::Write;
@@ -53,7 +54,8 @@ struct FileSystem {
 }
 
 const EXT4: FileSystem = FileSystem { make: &["mkfs.ext4", "-q", "-F"], check: &["e2fsck", "-fn"] };
-const XFS: FileSystem = FileSystem { make: &["mkfs.xfs", "-q", "-f"], check: &["xfs_repair", "-n"] };
+const XFS: FileSystem =
+    FileSystem { make: &["mkfs.xfs", "-q", "-f"], check: &["xfs_repair", "-n"] };
 const BTRFS: FileSystem =
     FileSystem { make: &["mkfs.btrfs", "-q", "-f"], check: &["btrfs", "check", "--readonly"] };
 
@@ -87,7 +89,8 @@ fn fill(root: &Path, dice: &mut Dice, from: usize, count: usize) -> Files {
 
 fn verify(root: &Path, files: &Files) {
     for (name, bytes) in files {
-        let found = std::fs::read(root.join(name)).unwrap_or_else(|error| panic!("{name} is lost: {error}"));
+        let found = std::fs::read(root.join(name))
+            .unwrap_or_else(|error| panic!("{name} is lost: {error}"));
         assert!(found == *bytes, "{name} has other contents");
     }
 }
@@ -111,7 +114,8 @@ fn move_between_machines(store: &StoreUnderTest, file_system: &FileSystem) {
     drop(bridge);
     let _ = server.stop().ok();
 
-    // A machine that has nothing but the store. The first one ended in order, so nothing needs accepting.
+    // A machine that has nothing but the store. The first one ended in order, so nothing needs
+    // accepting.
     let elsewhere = place.neighbour();
     let server = elsewhere.serve("disk").start();
     let mut bridge = Bridge::new(&server.uri());

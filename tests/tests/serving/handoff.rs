@@ -1,5 +1,5 @@
-//! A server replaced under its users: connections stay, nothing accepted is lost, and whatever the new
-//! process does or does not, the old one goes on.
+//! A server replaced under its users: connections stay, nothing accepted is lost, and whatever the
+//! new process does or does not, the old one goes on.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,8 @@ fn served(place: &Place) -> (Server, Vec<Client>, Load) {
 
 fn see_nothing_lost(load: &Load, client: &Client) {
     let image = client.read_all().expect("readable through the same connection");
-    check_nothing_accepted_lost(&load.log, &image).unwrap_or_else(|violation| panic!("{violation}"));
+    check_nothing_accepted_lost(&load.log, &image)
+        .unwrap_or_else(|violation| panic!("{violation}"));
 }
 
 fn a_server_is_replaced_again_and_again_under_load(store: &StoreUnderTest) {
@@ -53,7 +54,8 @@ fn a_server_is_replaced_again_and_again_under_load(store: &StoreUnderTest) {
     server.kill();
     let server = place.serve("disk").start();
     let image = server.connect().read_all().expect("readable after a crash of a successor");
-    check_nothing_accepted_lost(&accepted, &image).unwrap_or_else(|violation| panic!("{violation}"));
+    check_nothing_accepted_lost(&accepted, &image)
+        .unwrap_or_else(|violation| panic!("{violation}"));
     let ended = server.stop();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
 }
@@ -97,11 +99,18 @@ fn what_a_failed_successor_left_behind_hurts_nobody(store: &StoreUnderTest) {
         ("sys.exit(1)\n", &[], 7, &["still serves", "did not get ready"]),
         ("signal.pause()\n", short, 7, &["still serves", "in time"]),
         ("s.sendall(b'x' * 64)\n", &[], 7, &["still serves", "invalid message"]),
-        ("say(word='hello', conversation=2, version='9.9')\n", &[], 5, &["9.9", "version 2", "stop this"]),
+        (
+            "say(word='hello', conversation=2, version='9.9')\n",
+            &[],
+            5,
+            &["9.9", "version 2", "stop this"],
+        ),
         ("say(word='dance')\n", &[], 7, &["still serves", "invalid message"]),
         (
             // What an older program says of a volume that a newer one has written.
-            &format!("{hello}say(word='failed', text='checkpoint 7 has format version 9', exit=9)\n"),
+            &format!(
+                "{hello}say(word='failed', text='checkpoint 7 has format version 9', exit=9)\n"
+            ),
             &[],
             9,
             &["still serves", "format version 9"],
@@ -110,19 +119,45 @@ fn what_a_failed_successor_left_behind_hurts_nobody(store: &StoreUnderTest) {
         (&ready, &[], 7, &["still serves"]),
         (&gone, &[], 7, &["still serves"]),
         (&format!("{gone}signal.pause()\n"), brief, 7, &["still serves", "in time"]),
-        (&format!("{gone}say(word='serving', lost_doors=[])\nsignal.pause()\n"), &[], 7, &["out of turn"]),
+        (
+            &format!("{gone}say(word='serving', lost_doors=[])\nsignal.pause()\n"),
+            &[],
+            7,
+            &["out of turn"],
+        ),
     ];
     for (lines, more, code, words) in cases {
         let program = impostor(&place, lines);
         println!("-- {lines}");
         refused_unfelt(&place, &mut load, &clients, &program, more, (*code, words));
     }
-    refused_unfelt(&place, &mut load, &clients, &place.path("nowhere"), &[], (3, &["cannot start"]));
-    refused_unfelt(&place, &mut load, &clients, Path::new("/bin/false"), &[], (7, &["did not get ready"]));
+    refused_unfelt(
+        &place,
+        &mut load,
+        &clients,
+        &place.path("nowhere"),
+        &[],
+        (3, &["cannot start"]),
+    );
+    refused_unfelt(
+        &place,
+        &mut load,
+        &clients,
+        Path::new("/bin/false"),
+        &[],
+        (7, &["did not get ready"]),
+    );
     let spare = spare_of(&place);
     std::fs::write(&spare, "preallocated by a process that got ready and no further")
         .expect("a file in memory");
-    refused_unfelt(&place, &mut load, &clients, &impostor(&place, &ready), &[], (7, &["still serves"]));
+    refused_unfelt(
+        &place,
+        &mut load,
+        &clients,
+        &impostor(&place, &ready),
+        &[],
+        (7, &["still serves"]),
+    );
     assert!(!spare.exists(), "memory that nobody will use");
     // After all that, one that can.
     let tally = load.drive(&clients, 200, || drop(server.hand_off(&place, "disk")));
@@ -140,8 +175,9 @@ fn of_two_hand_offs_at_once_one_is_refused() {
     let slow = impostor(&place, "signal.pause()\n").display().to_string();
     let tally = load.drive(&clients, 200, || {
         std::thread::scope(|scope| {
-            let first =
-                scope.spawn(|| place.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "3s"]));
+            let first = scope.spawn(|| {
+                place.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "3s"])
+            });
             // Until the first is at it, this one would simply be the first.
             sawmill_tests::machine::wait_for("the first hand-off starts its program", || {
                 server.stderr().contains("handing off").then_some(())
@@ -160,29 +196,39 @@ fn a_full_journal_refuses_a_hand_off_and_nothing_is_lost() {
     let minio = std::sync::Arc::new(Minio::start());
     let place = Place::new(&StoreUnderTest::Minio(std::sync::Arc::clone(&minio)));
     place.create("disk", "64M", &["--segment-bytes", "256K"]);
-    let server = place.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
+    let server =
+        place.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
     let mut server = server;
     let client = server.connect();
     minio.pause();
     let asked: Vec<_> = (0..512_u64)
         .map(|n| {
-            client.submit(&Command::Write { offset: n << 16, bytes: vec![n as u8; 64 << 10], fua: false })
+            client.submit(&Command::Write {
+                offset: n << 16,
+                bytes: vec![n as u8; 64 << 10],
+                fua: false,
+            })
         })
         .collect();
     server.wait_for("a full journal makes writes wait", |status| {
-        sawmill_tests::place::field(status, "stalled_requests").is_some_and(|n| n.as_u64() > Some(0))
+        sawmill_tests::place::field(status, "stalled_requests")
+            .is_some_and(|n| n.as_u64() > Some(0))
     });
     // The new process cannot even read the volume.
     place.sawmill(&["handoff", "disk", "--timeout", "2s"]).refused(7, &["still serves"]);
     // One that is ready in no time meets requests that cannot be answered.
-    let ready =
-        impostor(&place, "say(word='hello', conversation=1, version='9')\nsay(word='prepared')\nhear()\n");
+    let ready = impostor(
+        &place,
+        "say(word='hello', conversation=1, version='9')\nsay(word='prepared')\nhear()\n",
+    );
     let ready = ready.display().to_string();
     let refused = place.sawmill(&["handoff", "disk", "--binary", &ready, "--stall-max", "1s"]);
     refused.refused(7, &["still serves"]);
     minio.go_on();
     for (n, pending) in asked.into_iter().enumerate() {
-        pending.wait().unwrap_or_else(|failure| panic!("write {n} failed instead of waiting: {failure}"));
+        pending
+            .wait()
+            .unwrap_or_else(|failure| panic!("write {n} failed instead of waiting: {failure}"));
     }
     server.hand_off(&place, "disk");
     let image = client.read_all().expect("readable");
@@ -199,7 +245,10 @@ fn several_volumes_a_dashboard_and_readers_move_together() {
     }
     let mut server = place.serve("oak").and("ash").with(&["--admin", "127.0.0.1:0"]).start();
     let clients: Vec<Client> = (0..2)
-        .map(|n| Client::connect(&server.uri_of(n), sawmill_tests::nbd::Style::Extended).expect("connects"))
+        .map(|n| {
+            Client::connect(&server.uri_of(n), sawmill_tests::nbd::Style::Extended)
+                .expect("connects")
+        })
         .collect();
     for (n, client) in clients.iter().enumerate() {
         client.write(4096, &[n as u8 + 1; 512]).expect("accepted");
@@ -227,7 +276,8 @@ fn a_signal_to_a_server_that_hands_over_is_for_the_server() {
     let slow = impostor(&place, "signal.pause()\n").display().to_string();
     load.run(&clients, 100);
     std::thread::scope(|scope| {
-        let asked = scope.spawn(|| place.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "1s"]));
+        let asked = scope
+            .spawn(|| place.sawmill(&["handoff", "disk", "--binary", &slow, "--timeout", "1s"]));
         sawmill_tests::machine::wait_for("the hand-off starts", || {
             server.stderr().contains("handing off").then_some(())
         });

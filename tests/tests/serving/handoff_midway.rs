@@ -1,5 +1,5 @@
-//! In the middle of a hand-off, when nobody has the volumes: what fails there, who asks for something, who
-//! is told.
+//! In the middle of a hand-off, when nobody has the volumes: what fails there, who asks for
+//! something, who is told.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -14,7 +14,8 @@ use sawmill_tests::server::Server;
 use sawmill_tests::store;
 use sawmill_tests::successor::{TAKES_ALL, impostor, reached, real_after};
 
-/// `oak` and `ash`, served by one process, and a client of each with 512 bytes of 1 and 2 written at 4096.
+/// `oak` and `ash`, served by one process, and a client of each with 512 bytes of 1 and 2 written
+/// at 4096.
 fn two_volumes(place: &Place) -> (Server, Client, Client) {
     for name in ["oak", "ash"] {
         place.create(name, "8M", &[]);
@@ -29,7 +30,8 @@ fn two_volumes(place: &Place) -> (Server, Client, Client) {
 
 fn health(place: &Place, volume: &str) -> (String, String) {
     let info = place.info(volume);
-    let health = sawmill_tests::place::field(&info, "health").expect("a volume that is served has a health");
+    let health =
+        sawmill_tests::place::field(&info, "health").expect("a volume that is served has a health");
     let text = |name: &str| health[name].as_str().unwrap_or_default().to_owned();
     (text("state"), text("reason"))
 }
@@ -40,12 +42,16 @@ fn journal_of(place: &Place, volume: &str) -> PathBuf {
     PathBuf::from(path.expect("a volume that is served for writing has a journal"))
 }
 
-fn hand_off_to(place: &Place, volume: &str, program: &std::path::Path) -> sawmill_tests::place::Finished {
+fn hand_off_to(
+    place: &Place,
+    volume: &str,
+    program: &std::path::Path,
+) -> sawmill_tests::place::Finished {
     place.sawmill(&["handoff", volume, "--binary", &program.display().to_string(), "--json"])
 }
 
-/// Takes everything, takes the lock of a journal, and dies. The lock is held by an orphan until the test lets
-/// that go on.
+/// Takes everything, takes the lock of a journal, and dies. The lock is held by an orphan until the
+/// test lets that go on.
 fn leaves_a_lock(journal: &std::path::Path) -> String {
     format!(
         "{TAKES_ALL}
@@ -72,19 +78,33 @@ fn a_volume_that_cannot_be_opened_again_is_given_up_and_the_others_go_on() {
     let journal = journal_of(&place, "ash");
     let (path, aside) = (journal.display(), place.path("aside"));
     let thief = impostor(&place, &format!("{TAKES_ALL}os.rename('{path}', '{}')", aside.display()));
-    hand_off_to(&place, "oak", &thief).refused(7, &["still serves", "volume ash", "there is no journal"]);
+    hand_off_to(&place, "oak", &thief)
+        .refused(7, &["still serves", "volume ash", "there is no journal"]);
     oak.write(0, &[3; 512]).expect("accepted: nothing is wrong with this one");
     assert_eq!(oak.read(4096, 512), Ok(vec![1; 512]));
-    assert!(matches!(ash.read(4096, 512), Err(Failure::Errno(_))), "given up, and its users hear it");
+    assert!(
+        matches!(ash.read(4096, 512), Err(Failure::Errno(_))),
+        "given up, and its users hear it"
+    );
     let (state, why) = health(&place, "ash");
     assert!(state == "closed" && why.contains("no journal"), "{state}: {why}");
-    place.sawmill(&["wait", "ash", "--stored"]).refused(7, &["ash", "rolled back and reopen failed"]);
-    place.sawmill(&["snapshot", "create", "ash", "now"]).refused(7, &["rolled back and reopen failed"]);
+    place
+        .sawmill(&["wait", "ash", "--stored"])
+        .refused(7, &["ash", "rolled back and reopen failed"]);
+    place
+        .sawmill(&["snapshot", "create", "ash", "now"])
+        .refused(7, &["rolled back and reopen failed"]);
     let socket = format!("unix:{}", place.path("second.sock").display());
-    place.sawmill(&["door", "add", "ash", "--nbd", &socket]).refused(7, &["rolled back and reopen failed"]);
+    place
+        .sawmill(&["door", "add", "ash", "--nbd", &socket])
+        .refused(7, &["rolled back and reopen failed"]);
     // A second hand-off that fails takes nothing more from anybody.
-    hand_off_to(&place, "oak", &impostor(&place, TAKES_ALL)).refused(7, &["still serves", "volume ash"]);
-    assert!(matches!(ash.read(4096, 512), Err(Failure::Errno(_))), "errors as before, and no silence");
+    hand_off_to(&place, "oak", &impostor(&place, TAKES_ALL))
+        .refused(7, &["still serves", "volume ash"]);
+    assert!(
+        matches!(ash.read(4096, 512), Err(Failure::Errno(_))),
+        "errors as before, and no silence"
+    );
     // Mended, it comes back under the users it had.
     std::fs::rename(&aside, &journal).expect("a rename");
     server.hand_off(&place, "oak");
@@ -125,7 +145,8 @@ fn a_store_that_hangs_holds_up_neither_the_other_volumes_nor_a_signal() {
     // Whoever asks for the name of `ash` from now on waits for ever.
     proxy.rule(Rule::every(Verb::Get, "names/ash/", Fault::Held));
     let program = impostor(&place, TAKES_ALL);
-    hand_off_to(&place, "oak", &program).refused(7, &["still serves", "volume ash", "has not answered yet"]);
+    hand_off_to(&place, "oak", &program)
+        .refused(7, &["still serves", "volume ash", "has not answered yet"]);
     let waiting = ash.submit(&Command::Read { offset: 4096, length: 512 });
     oak.write(0, &[3; 512]).expect("accepted: nothing is wrong with this one");
     assert_eq!(ash.in_flight(), 1, "neither answered nor failed");
@@ -157,7 +178,9 @@ fn a_signal_while_a_volume_is_away_ends_the_server_and_loses_nothing() {
     assert!(stored("oak", true) && stored("ash", false), "{}", ended.stdout);
     held.go_on();
     let server = wait_for("the lock is free", || place.serve("oak").and("ash").attempt().ok());
-    let read = |n, at| Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(at, 512);
+    let read = |n, at| {
+        Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(at, 512)
+    };
     assert_eq!((read(0, 0), read(1, 4096)), (Ok(vec![3; 512]), Ok(vec![2; 512])));
 }
 
@@ -180,7 +203,9 @@ fn a_signal_while_all_volumes_are_away_ends_the_server_in_order() {
     assert_eq!(ended.stdout.matches(r#""everything_stored":true"#).count(), 2, "{}", ended.stdout);
     let was_accepted = waiting.wait().is_ok();
     let server = place.serve("oak").and("ash").start();
-    let read = |n, at| Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(at, 512);
+    let read = |n, at| {
+        Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(at, 512)
+    };
     assert_eq!((read(0, 4096), read(1, 4096)), (Ok(vec![1; 512]), Ok(vec![2; 512])));
     assert!(!was_accepted || read(0, 0) == Ok(vec![3; 512]), "an answered write is lost");
 }
@@ -290,7 +315,8 @@ fn a_successor_that_dies_with_everything_is_as_a_killed_server() {
     let ended = server.finished();
     assert_eq!(ended.code, Some(7), "whoever manages services starts another: {}", ended.stderr);
     let server = place.serve("oak").and("ash").start();
-    let read = |n| Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(4096, 512);
+    let read =
+        |n| Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(4096, 512);
     assert_eq!((read(0), read(1)), (Ok(vec![1; 512]), Ok(vec![2; 512])));
 }
 
@@ -307,8 +333,12 @@ fn a_loss_that_was_accepted_once_is_not_accepted_in_a_hand_off() {
     let aside = place.path("aside");
     let thief = real_after(&place, &format!("mv '{}' '{}'", journal.display(), aside.display()));
     // Neither by the new process nor by the old one, when it opens the volume again.
-    hand_off_to(&place, "disk", &thief).refused(5, &["still serves", "there is no journal", "volume disk"]);
-    assert!(matches!(client.read(4096, 512), Err(Failure::Errno(_))), "a state of the past is never served");
+    hand_off_to(&place, "disk", &thief)
+        .refused(5, &["still serves", "there is no journal", "volume disk"]);
+    assert!(
+        matches!(client.read(4096, 512), Err(Failure::Errno(_))),
+        "a state of the past is never served"
+    );
     std::fs::rename(&aside, &journal).expect("a rename");
     server.hand_off(&place, "disk");
     assert_eq!(client.read(4096, 512), Ok(vec![1; 512]));
@@ -335,7 +365,10 @@ fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
         asked.join().expect("no panic").json()
     });
     server.follow(&said);
-    assert!(connect(&first).is_err() && connect(&second).is_ok(), "the new process has what is left");
+    assert!(
+        connect(&first).is_err() && connect(&second).is_ok(),
+        "the new process has what is left"
+    );
     // While nobody has the volumes.
     let stuck = impostor(&place, &format!("{TAKES_ALL}hold('switch')"));
     let third = std::thread::scope(|scope| {
@@ -352,7 +385,8 @@ fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
         let added = added.join().expect("no panic");
         let _ = removed.join().expect("no panic").ok();
         assert_eq!(info.join().expect("no panic").0, "serving");
-        // It waits for the end of the switch; what it meets then may still be the end of the hand-off.
+        // It waits for the end of the switch; what it meets then may still be the end of the
+        // hand-off.
         if added.code == Some(0) {
             added.ok()
         } else {

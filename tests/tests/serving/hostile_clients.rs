@@ -1,5 +1,5 @@
-//! A hundred hostile connections at the NBD door: memory stays below its limit, and a legitimate client is
-//! served. How fast is for `bench/hostile.py`.
+//! A hundred hostile connections at the NBD door: memory stays below its limit, and a legitimate
+//! client is served. How fast is for `bench/hostile.py`.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -46,7 +46,8 @@ fn greedy(address: &str) -> Option<TcpStream> {
 
 fn nbd_memory(server: &Server, name: &str) -> u64 {
     let status = server.status();
-    let memory = field(&status, "nbd_memory").unwrap_or_else(|| panic!("no word of it: {status:#}"));
+    let memory =
+        field(&status, "nbd_memory").unwrap_or_else(|| panic!("no word of it: {status:#}"));
     memory[name].as_u64().unwrap_or_else(|| panic!("no {name}: {memory:#}"))
 }
 

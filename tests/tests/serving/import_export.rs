@@ -1,5 +1,5 @@
-//! Whole disks in and out: raw files, qcow2 images, NBD exports, other stores; sparse both ways, taken up
-//! again after a kill, and never "done" when they are not.
+//! Whole disks in and out: raw files, qcow2 images, NBD exports, other stores; sparse both ways,
+//! taken up again after a kill, and never "done" when they are not.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -57,7 +57,8 @@ fn text(path: &Path) -> &str {
 }
 
 fn same(one: &Path, other: &Path) {
-    let formats = |path: &Path| if path.extension().is_some_and(|e| e == "qcow2") { "qcow2" } else { "raw" };
+    let formats =
+        |path: &Path| if path.extension().is_some_and(|e| e == "qcow2") { "qcow2" } else { "raw" };
     let mut compare = command("qemu-img");
     compare.args(["compare", "-f", formats(one), "-F", formats(other)]).arg(one).arg(other);
     run(&mut compare);
@@ -68,14 +69,16 @@ fn number(document: &serde_json::Value, name: &str) -> u64 {
     found.unwrap_or_else(|| panic!("no {name} in {document:#}"))
 }
 
-/// What every command that attaches is told, so that nothing of a test stays in this machine's memory.
+/// What every command that attaches is told, so that nothing of a test stays in this machine's
+/// memory.
 fn attach(place: &Place) -> Vec<String> {
     ["--journal-bytes", "64M", "--staging", text(place.memory())].map(str::to_owned).to_vec()
 }
 
 fn import(place: &Place, arguments: &[&str]) -> Finished {
     let attach = attach(place);
-    let words: Vec<&str> = ["--json", "import"].into_iter().chain(arguments.iter().copied()).collect();
+    let words: Vec<&str> =
+        ["--json", "import"].into_iter().chain(arguments.iter().copied()).collect();
     let more: Vec<&str> = attach.iter().map(String::as_str).collect();
     place.sawmill(&[words, more].concat())
 }
@@ -135,7 +138,9 @@ impl NbdServer {
     fn qemu(place: &Place, name: &str, format: &str, image: &Path) -> Self {
         let socket = place.path(name);
         let mut server = command("qemu-nbd");
-        server.args(["--persistent", "--shared=8", "--discard=unmap"]).arg(format!("--format={format}"));
+        server
+            .args(["--persistent", "--shared=8", "--discard=unmap"])
+            .arg(format!("--format={format}"));
         server.arg("--socket").arg(&socket).arg(image);
         Self::start(server, &socket)
     }
@@ -143,7 +148,8 @@ impl NbdServer {
     fn start(mut server: std::process::Command, socket: &Path) -> Self {
         // One that was killed leaves its socket.
         let _ = std::fs::remove_file(socket);
-        let child = server.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("the server starts");
+        let child =
+            server.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("the server starts");
         let ready = || std::os::unix::net::UnixStream::connect(socket).ok();
         wait_for("the NBD server listens", ready);
         NbdServer { child, uri: format!("nbd+unix:///?socket={}", socket.display()) }
@@ -191,17 +197,19 @@ fn an_nbd_export_goes_in_and_out() {
 /// How far the progress files of a place say that it is.
 fn progress(place: &Place) -> u64 {
     let folders = std::fs::read_dir(place.path("state/sawmill")).into_iter().flatten().flatten();
-    let files = folders.filter_map(|folder| std::fs::read_dir(folder.path()).ok()).flatten().flatten();
-    let done =
-        files.filter(|file| file.path().extension().is_some_and(|e| e == "progress")).filter_map(|f| {
+    let files =
+        folders.filter_map(|folder| std::fs::read_dir(folder.path()).ok()).flatten().flatten();
+    let done = files
+        .filter(|file| file.path().extension().is_some_and(|e| e == "progress"))
+        .filter_map(|f| {
             let bytes = std::fs::read(f.path()).ok()?;
             Some(u64::from_le_bytes(bytes.get(40..48)?.try_into().ok()?))
         });
     done.max().unwrap_or(0)
 }
 
-/// Runs a command and kills it as soon as it has written some progress down. Says how far that was; 0 when
-/// it ended first.
+/// Runs a command and kills it as soon as it has written some progress down. Says how far that was;
+/// 0 when it ended first.
 fn killed_half_way(place: &Place, arguments: &[&str], past: u64) -> u64 {
     let mut child = place
         .command(arguments)
@@ -333,7 +341,8 @@ fn what_cannot_be_imported_or_exported_is_refused_with_its_exit_code() {
     let image = qcow2(&there);
     let _ = import(&place, &[text(&there), "disk"]).ok();
     import(&place, &[text(&there), "disk"]).refused(4, &["--overwrite"]);
-    import(&place, &[text(&other), "disk", "--overwrite"]).refused(5, &["sizes must match", "resize"]);
+    import(&place, &[text(&other), "disk", "--overwrite"])
+        .refused(5, &["sizes must match", "resize"]);
     let _ = import(&place, &[text(&image), "disk", "--overwrite"]).ok();
     import(&place, &["/nonexistent/disk.raw", "new"]).refused(3, &["/nonexistent/disk.raw"]);
     import(&place, &["nbd://127.0.0.1:1/x", "new"]).refused(7, &["127.0.0.1:1"]);
@@ -358,7 +367,8 @@ fn what_cannot_be_imported_or_exported_is_refused_with_its_exit_code() {
     export(&place, &["none", "--to-file", "/tmp/x"]).refused(3, &["none"]);
     export(&place, &["disk"]).refused(2, &["--to-file"]);
     std::fs::write(place.path("new.raw.part"), "somebody's").expect("written");
-    export(&place, &["disk", "--to-file", text(&place.path("new.raw"))]).refused(4, &["new.raw.part"]);
+    export(&place, &["disk", "--to-file", text(&place.path("new.raw"))])
+        .refused(4, &["new.raw.part"]);
     let names = place.sawmill(&["list", "--json"]).json();
     let names: Vec<_> = names.as_array().expect("a list").iter().map(|row| &row["name"]).collect();
     assert_eq!(names, ["disk", "layered"], "a refused import leaves no volume");
@@ -369,7 +379,8 @@ fn an_image_without_qemu_is_refused_with_what_to_install() {
     let place = Place::new(&store::folder());
     let image = qcow2(&disk(&place, "there.raw", 4));
     let mut command = place.command(&["import", text(&image), "disk"]);
-    let output = command.env("PATH", place.path("empty")).output().expect("the binary under test starts");
+    let output =
+        command.env("PATH", place.path("empty")).output().expect("the binary under test starts");
     let finished = Finished::new("sawmill import".into(), &output);
     finished.refused(3, &["qemu-img is not installed", "qemu-utils"]);
 }
@@ -384,8 +395,13 @@ fn a_served_volume_is_exported_as_it_was_when_the_command_began() {
     let back = place.path("back.raw");
     let _ = export(&place, &["disk", "--to-file", text(&back)]).ok();
     let bytes = std::fs::read(&back).expect("read");
-    assert_eq!(bytes[5000..105_000], [5; 100_000], "accepted before, though nothing had been stored");
-    let _ = place.sawmill(&[&["copy", "disk", "copied"], &words(&attach(&place))[..]].concat()).ok();
+    assert_eq!(
+        bytes[5000..105_000],
+        [5; 100_000],
+        "accepted before, though nothing had been stored"
+    );
+    let _ =
+        place.sawmill(&[&["copy", "disk", "copied"], &words(&attach(&place))[..]].concat()).ok();
     import(&place, &[text(&back), "disk", "--overwrite"]).refused(11, &["served"]);
     // Over its own door, like any other NBD export.
     let _ = import(&place, &[&server.uri(), "doored"]).ok();
@@ -411,7 +427,8 @@ fn words(list: &[String]) -> Vec<&str> {
 fn a_volume_is_copied_to_another_store_and_taken_up_again() {
     let place = Place::new(&store::folder());
     let there = disk(&place, "there.raw", 64);
-    let _ = import(&place, &[text(&there), "disk", "--block-size", "512", "--flush", "stored"]).ok();
+    let _ =
+        import(&place, &[text(&there), "disk", "--block-size", "512", "--flush", "stored"]).ok();
     let elsewhere = format!("file://{}", place.path("elsewhere").display());
     let destination = format!("{elsewhere}/copied");
     let attach = attach(&place);
@@ -425,7 +442,11 @@ fn a_volume_is_copied_to_another_store_and_taken_up_again() {
     let _ = export(&place, &[&destination, "--to-file", text(&back)]).ok();
     same(&there, &back);
     let info = place.info(&destination);
-    assert_eq!((number(&info, "block_bytes"), info["flush"].as_str()), (512, Some("stored")), "{info:#}");
+    assert_eq!(
+        (number(&info, "block_bytes"), info["flush"].as_str()),
+        (512, Some("stored")),
+        "{info:#}"
+    );
     assert_eq!(number(&info, "live_bytes"), noise_bytes(64));
     place.sawmill(&copy).refused(4, &["--overwrite"]);
     place.sawmill(&["copy", "disk", "disk"]).refused(2, &["itself"]);

@@ -1,5 +1,6 @@
-//! Images that strangers made to read another file, reach a network or hold up whoever imports them: refused
-//! before QEMU sees them; and neither QEMU nor a driver has the secrets of this process.
+//! Images that strangers made to read another file, reach a network or hold up whoever imports
+//! them: refused before QEMU sees them; and neither QEMU nor a driver has the secrets of this
+//! process.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -55,7 +56,9 @@ fn an_image_over_an_address_reaches_no_network() {
     let address = format!("nbd://{}/x", listener.local_addr().expect("bound"));
     let image = qcow2(&place, "image.qcow2", &["-u", "-F", "raw", "-b", &address]);
     refused(&place, &image, &["nbd://", "not a file"]);
-    place.sawmill(&["import", text(&image), "disk", "--follow-backing"]).refused(5, &["not a file"]);
+    place
+        .sawmill(&["import", text(&image), "disk", "--follow-backing"])
+        .refused(5, &["not a file"]);
     let called = listener.accept().map(drop).expect_err("nobody may call");
     assert_eq!(called.kind(), std::io::ErrorKind::WouldBlock);
 }
@@ -102,11 +105,15 @@ fn a_driver_has_no_secret_of_its_host_but_what_it_is_given_by_name() {
     let told = |more: &[&str]| {
         let out = place.path("environment");
         let script = format!("env > {0}.new && mv {0}.new {0}", out.display());
-        let line = [&["run", "--name", "spy", "--no-restart"], more, &["--", "sh", "-c", &script]].concat();
+        let line = [&["run", "--name", "spy", "--no-restart"], more, &["--", "sh", "-c", &script]]
+            .concat();
         let mut host = place.command(&line);
-        host.env("AWS_SECRET_ACCESS_KEY", "s3cr3t").env("AZURE_STORAGE_KEY", "s3cr3t").env("OTHER", "kept");
+        host.env("AWS_SECRET_ACCESS_KEY", "s3cr3t")
+            .env("AZURE_STORAGE_KEY", "s3cr3t")
+            .env("OTHER", "kept");
         let mut host = host.spawn().expect("the binary under test starts");
-        let told = wait_for("the driver tells its environment", || std::fs::read_to_string(&out).ok());
+        let told =
+            wait_for("the driver tells its environment", || std::fs::read_to_string(&out).ok());
         let _ = host.kill();
         let _ = host.wait();
         std::fs::remove_file(&out).expect("it was read");

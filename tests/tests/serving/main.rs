@@ -1,7 +1,7 @@
 //! Disks of one server with an honest store: doors, commands, clients, hand-offs.
 //!
-//! Not here: what needs a machine to itself (`idle`, `torture`, `verify_crash` and others have programs
-//! of their own).
+//! Not here: what needs a machine to itself (`idle`, `torture`, `verify_crash` and others have
+//! programs of their own).
 
 mod bench_replay;
 mod collect;

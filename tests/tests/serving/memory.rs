@@ -1,5 +1,5 @@
-//! Memory that outlives the process, and what ends it: a container's restart, a user's logout, another
-//! command. Nothing accepted is lost without a word.
+//! Memory that outlives the process, and what ends it: a container's restart, a user's logout,
+//! another command. Nothing accepted is lost without a word.
 
 use std::sync::Arc;
 
@@ -65,8 +65,9 @@ fn who_is_killed_soon_after_sigterm_loses_nothing_with_the_memory() {
     minio.pause();
     server.signal(Signal::TERM);
     // The store is away, so it cannot end; the journal's disk is not.
-    let info =
-        || place.sawmill(&["inspect", "journal", &place.journals()[0].display().to_string(), "--json"]);
+    let info = || {
+        place.sawmill(&["inspect", "journal", &place.journals()[0].display().to_string(), "--json"])
+    };
     wait_for("what was accepted is in the journal's file", || {
         let journal = info().into_ok().unwrap_or_default();
         let document: serde_json::Value = serde_json::from_str(&journal).unwrap_or_default();

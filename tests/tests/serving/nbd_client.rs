@@ -54,13 +54,20 @@ fn many_requests_in_flight_each_get_their_own_answer() {
     let kit = nbdkit(&["memory", "4M"]);
     let client = Client::connect(&kit.uri, Style::Structured).expect("nbdkit answers");
     let writes: Vec<_> = (0..256_u64)
-        .map(|n| client.submit(&Command::Write { offset: n * 4096, bytes: vec![n as u8; 4096], fua: false }))
+        .map(|n| {
+            client.submit(&Command::Write {
+                offset: n * 4096,
+                bytes: vec![n as u8; 4096],
+                fua: false,
+            })
+        })
         .collect();
     for write in writes {
         write.wait().expect("a write in range");
     }
-    let reads: Vec<_> =
-        (0..256_u64).map(|n| client.submit(&Command::Read { offset: n * 4096, length: 4096 })).collect();
+    let reads: Vec<_> = (0..256_u64)
+        .map(|n| client.submit(&Command::Read { offset: n * 4096, length: 4096 }))
+        .collect();
     for (n, read) in reads.into_iter().enumerate() {
         assert_eq!(read.wait().expect("a read in range").bytes, vec![n as u8; 4096]);
     }
@@ -69,7 +76,8 @@ fn many_requests_in_flight_each_get_their_own_answer() {
 
 #[test]
 fn an_error_of_the_server_is_told_with_its_number_and_the_connection_lives_on() {
-    let kit = nbdkit(&["--filter=error", "memory", "1M", "error-pwrite=EIO", "error-pwrite-rate=100%"]);
+    let kit =
+        nbdkit(&["--filter=error", "memory", "1M", "error-pwrite=EIO", "error-pwrite-rate=100%"]);
     let client = Client::connect(&kit.uri, Style::Structured).expect("nbdkit answers");
     assert_eq!(client.write(0, b"lost"), Err(Failure::Errno(5)));
     assert_eq!(client.read(0, 4), Ok(vec![0; 4]));
@@ -80,7 +88,9 @@ fn a_dead_server_leaves_every_request_in_flight_unanswered_and_said_so() {
     let mut kit = nbdkit(&["--filter=delay", "memory", "1M", "delay-write=60"]);
     let client = Client::connect(&kit.uri, Style::Structured).expect("nbdkit answers");
     let stuck: Vec<_> = (0..8_u64)
-        .map(|n| client.submit(&Command::Write { offset: n * 512, bytes: vec![1; 512], fua: false }))
+        .map(|n| {
+            client.submit(&Command::Write { offset: n * 512, bytes: vec![1; 512], fua: false })
+        })
         .collect();
     kit.child.kill().expect("nbdkit still runs");
     for pending in stuck {
@@ -94,7 +104,8 @@ fn allocation_is_told_run_by_run() {
     let kit = nbdkit(&["memory", "1M"]);
     let client = Client::connect(&kit.uri, Style::Structured).expect("nbdkit answers");
     client.write(32 << 10, &[7; 32 << 10]).expect("a write in range");
-    let reply = client.call(&Command::BlockStatus { offset: 0, length: 128 << 10 }).expect("memory knows");
+    let reply =
+        client.call(&Command::BlockStatus { offset: 0, length: 128 << 10 }).expect("memory knows");
     let hole = Extent { length: 32 << 10, flags: 3 };
     let data = Extent { length: 32 << 10, flags: 0 };
     assert_eq!(reply.extents[..2], [hole, data]);

@@ -1,5 +1,5 @@
-//! Clients that nobody here wrote find nothing to complain about: nbdinfo, nbdcopy, qemu-img, fio, and
-//! libnbd's Python API with writes that overlap in flight.
+//! Clients that nobody here wrote find nothing to complain about: nbdinfo, nbdcopy, qemu-img, fio,
+//! and libnbd's Python API with writes that overlap in flight.
 
 use std::path::Path;
 
@@ -38,9 +38,15 @@ fn nbdinfo_sees_size_blocks_and_abilities(store: &StoreUnderTest) {
     assert_eq!(said["structured"], true);
     assert_eq!(export["export-size"], 24 << 20);
     assert_eq!(export["block_size_minimum"], 1, "requests need not be aligned");
-    for ability in
-        ["can_flush", "can_fua", "can_trim", "can_zero", "can_multi_conn", "can_df", "can_fast_zero"]
-    {
+    for ability in [
+        "can_flush",
+        "can_fua",
+        "can_trim",
+        "can_zero",
+        "can_multi_conn",
+        "can_df",
+        "can_fast_zero",
+    ] {
         assert_eq!(export[ability], true, "{ability}");
     }
     assert_eq!(export["is_read_only"], false);
@@ -77,7 +83,10 @@ fn qemu_img_converts_and_finds_both_images_identical(store: &StoreUnderTest) {
     make_image(&there, 24 << 20);
     let server = place.serve("disk").start();
     let uri = server.uri();
-    run(command("qemu-img").args(["convert", "-n", "-f", "raw", "-O", "raw"]).arg(&there).arg(&uri));
+    run(command("qemu-img")
+        .args(["convert", "-n", "-f", "raw", "-O", "raw"])
+        .arg(&there)
+        .arg(&uri));
     run(command("qemu-img").args(["compare", "-f", "raw", "-F", "raw"]).arg(&there).arg(&uri));
     run(command("qemu-img").args(["convert", "-f", "raw", "-O", "qcow2"]).arg(&uri).arg(&back));
     run(command("qemu-img").args(["compare", "-f", "raw", "-F", "qcow2"]).arg(&there).arg(&back));
@@ -91,7 +100,12 @@ fn fio_verifies_writes_of_every_size_at_any_byte(store: &StoreUnderTest) {
     let common = ["--ioengine=nbd", "--size=64M", "--verify=crc32c", "--verify_fatal=1"];
     let jobs: [&[&str]; 3] = [
         &["--rw=randwrite", "--bsrange=512-1M", "--bs_unaligned=1", "--iodepth=8", "--do_verify=1"],
-        &["--rw=randrw", "--bssplit=512/20:4k/40:16k/20:64k/10:1M/10", "--iodepth=32", "--fsync=64"],
+        &[
+            "--rw=randrw",
+            "--bssplit=512/20:4k/40:16k/20:64k/10:1M/10",
+            "--iodepth=32",
+            "--fsync=64",
+        ],
         &["--rw=write", "--bs=256k", "--iodepth=16", "--verify_backlog=32"],
     ];
     for (n, job) in jobs.iter().enumerate() {
@@ -103,7 +117,9 @@ fn fio_verifies_writes_of_every_size_at_any_byte(store: &StoreUnderTest) {
     let _ = place.sawmill(&["check", "disk"]).ok();
 }
 
-fn overlapping_writes_in_flight_end_the_same_for_every_reader_and_after_a_restart(store: &StoreUnderTest) {
+fn overlapping_writes_in_flight_end_the_same_for_every_reader_and_after_a_restart(
+    store: &StoreUnderTest,
+) {
     let place = Place::new(store);
     place.create("disk", "8M", &["--segment-bytes", "256K"]);
     let image = place.path("image");
@@ -116,9 +132,15 @@ fn overlapping_writes_in_flight_end_the_same_for_every_reader_and_after_a_restar
     let seen = std::fs::read(&image).expect("the script leaves the image it saw");
     server.kill();
     let server = place.serve("disk").start();
-    assert!(server.connect().read_all().expect("readable") == seen, "after kill -9 the order is another");
+    assert!(
+        server.connect().read_all().expect("readable") == seen,
+        "after kill -9 the order is another"
+    );
     let _ = server.stop().ok();
     let elsewhere = place.neighbour();
     let server = elsewhere.serve("disk").start();
-    assert!(server.connect().read_all().expect("readable") == seen, "in the store the order is another");
+    assert!(
+        server.connect().read_all().expect("readable") == seen,
+        "in the store the order is another"
+    );
 }

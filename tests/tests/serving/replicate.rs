@@ -1,4 +1,5 @@
-//! Replicas as a user has them: copied beside a server, killed and taken up, promoted, served, failed back.
+//! Replicas as a user has them: copied beside a server, killed and taken up, promoted, served,
+//! failed back.
 
 use sawmill_tests::follower::Follower;
 use sawmill_tests::machine::wait_for;
@@ -91,8 +92,10 @@ fn a_follower_is_killed_its_replica_promoted_served_and_failed_back(store: &Stor
     assert_eq!(server.stop().code, Some(0));
     // The old primary's machine comes back, and what it has is overtaken.
     sites.there.sawmill(&["replicate", &sites.second, &sites.first]).refused(5, &["--fail-back"]);
-    let back =
-        sites.there.sawmill(&["replicate", &sites.second, &sites.first, "--fail-back", "--json"]).json();
+    let back = sites
+        .there
+        .sawmill(&["replicate", &sites.second, &sites.first, "--fail-back", "--json"])
+        .json();
     let bytes = field(&back, "bytes").and_then(Value::as_u64).expect("bytes");
     assert!(bytes < SIZE as u64, "only the delta is copied: {back}");
     let late = sites.here.serve("disk").attempt().err().expect("it is a replica now");
@@ -122,7 +125,8 @@ fn a_replica_is_read_while_it_is_copied_and_never_written(store: &StoreUnderTest
         assert!((1..=byte).contains(&quarters(&reader)[0]));
     }
     assert_eq!(reader.stop().code, Some(0));
-    let writer = sites.there.serve(&sites.second).attempt().err().expect("a replica is not written");
+    let writer =
+        sites.there.serve(&sites.second).attempt().err().expect("a replica is not written");
     writer.refused(5, &["replica", "promote"]);
     let _ = sites.there.sawmill(&["check", &sites.second]).ok();
     assert_eq!(server.stop().code, Some(0));
@@ -158,8 +162,10 @@ fn lag_and_counts_are_in_the_metrics_file(store: &StoreUnderTest) {
     let round = sites.copy(&["--metrics-file", file, "--bandwidth", "1G", "--json"]).json();
     let text = std::fs::read_to_string(&path).expect("the metrics file");
     let copied = field(&round, "bytes").and_then(Value::as_u64).expect("bytes");
-    let line =
-        text.lines().find(|line| line.starts_with("sawmill_replica_copied_bytes_total")).expect("a line");
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("sawmill_replica_copied_bytes_total"))
+        .expect("a line");
     assert!(copied > SIZE as u64 / 4 && line.ends_with(&format!(" {copied}")), "{line}: {round}");
     assert!(text.contains("sawmill_replica_behind_seconds{volume=\"disk\","), "{text}");
     fill(&server, 0, 2);

@@ -49,10 +49,14 @@ fn a_volume_grows_under_its_clients_who_see_it_when_they_connect_anew(store: &St
     new.write(40 * GIB - 4096, &[3; 4096]).expect("accepted");
     new.write(5000, &[4; 100]).expect("accepted");
     assert_eq!(old.read(5000, 100), Ok(vec![4; 100]), "one disk");
-    for (size, code, word) in [("1G", 5, "--yes-lose-data"), ("40G1", 2, "40G1"), ("65T", 2, "limit")] {
+    for (size, code, word) in
+        [("1G", 5, "--yes-lose-data"), ("40G1", 2, "40G1"), ("65T", 2, "limit")]
+    {
         place.sawmill(&["resize", "disk", size]).refused(code, &[word]);
     }
-    place.sawmill(&["resize", "disk", "1G", "--yes-lose-data"]).refused(11, &["while it is served"]);
+    place
+        .sawmill(&["resize", "disk", "1G", "--yes-lose-data"])
+        .refused(11, &["while it is served"]);
     server.kill();
     let server = place.serve("disk").start();
     let client = server.connect();
@@ -150,11 +154,15 @@ fn a_volume_without_a_name_is_listed_by_its_id_and_named_again() {
     let place = Place::new(&store::folder());
     place.create("disk", "16M", &[]);
     let store = place.store_folder().expect("a folder");
-    let id = place.sawmill(&["info", "disk", "--json"]).json()["id"].as_str().expect("an id").to_owned();
+    let id =
+        place.sawmill(&["info", "disk", "--json"]).json()["id"].as_str().expect("an id").to_owned();
     std::fs::remove_dir_all(store.join("names")).expect("removed");
     assert_eq!(names(&place), Vec::<String>::new());
     let all = place.sawmill(&["list", "--all", "--json"]).json();
-    assert_eq!((all[0]["name"].as_str(), all[0]["unnamed"]["deleted"].as_bool()), (Some(&*id), Some(false)));
+    assert_eq!(
+        (all[0]["name"].as_str(), all[0]["unnamed"]["deleted"].as_bool()),
+        (Some(&*id), Some(false))
+    );
     place.sawmill(&["rename", &id, "disk"]).refused(2, &["--block-size"]);
     let _ = place.sawmill(&["rename", &id, "disk", "--block-size", "4096"]).ok();
     assert_eq!(names(&place), ["disk"]);

@@ -1,5 +1,5 @@
-//! The life of a server: ready and said so, several volumes and several doors' worth of clients, an orderly
-//! end that stores everything, and a hasty one that loses nothing.
+//! The life of a server: ready and said so, several volumes and several doors' worth of clients, an
+//! orderly end that stores everything, and a hasty one that loses nothing.
 
 use std::os::unix::net::UnixDatagram;
 
@@ -38,7 +38,8 @@ fn an_orderly_stop_stores_everything(store: &StoreUnderTest) {
     let elsewhere = place.neighbour();
     let server = elsewhere.serve("disk").start();
     let image = server.connect().read_all().expect("readable");
-    check_nothing_accepted_lost(&load.log, &image).unwrap_or_else(|violation| panic!("{violation}"));
+    check_nothing_accepted_lost(&load.log, &image)
+        .unwrap_or_else(|violation| panic!("{violation}"));
 }
 
 fn several_volumes_are_served_by_one_process(store: &StoreUnderTest) {
@@ -50,9 +51,11 @@ fn several_volumes_are_served_by_one_process(store: &StoreUnderTest) {
     let mut names = list(&server.uri()).expect("exports are listed");
     names.sort();
     assert_eq!(names, ["ash", "elm", "oak"]);
-    let clients: Vec<Client> =
-        (0..3).map(|n| Client::connect(&server.uri_of(n), Style::Structured).expect("connects")).collect();
-    let mut sizes: Vec<u64> = clients.iter().map(|client| client.export().size_bytes >> 20).collect();
+    let clients: Vec<Client> = (0..3)
+        .map(|n| Client::connect(&server.uri_of(n), Style::Structured).expect("connects"))
+        .collect();
+    let mut sizes: Vec<u64> =
+        clients.iter().map(|client| client.export().size_bytes >> 20).collect();
     sizes.sort_unstable();
     assert_eq!(sizes, [4, 8, 16]);
     for (n, client) in clients.iter().enumerate() {
@@ -78,13 +81,15 @@ fn several_connections_see_one_disk(store: &StoreUnderTest) {
             assert_eq!(other.read(n as u64 * 1000, 1000), Ok(vec![n as u8 + 1; 1000]));
         }
     }
-    let mut load = Load::new(VOLUME_BYTES, Dice::seeded("serving"), Mix { depth: 64, ..Mix::default() });
+    let mut load =
+        Load::new(VOLUME_BYTES, Dice::seeded("serving"), Mix { depth: 64, ..Mix::default() });
     clients[0].call(&Command::WriteZeroes { offset: 0, length: VOLUME_BYTES }).expect("zeroed");
     load.run(&clients, 1500);
     let images: Vec<Vec<u8>> =
         clients[..2].iter().map(|client| client.read_all().expect("readable")).collect();
     assert!(images[0] == images[1], "two connections see two disks");
-    check_nothing_accepted_lost(&load.log, &images[0]).unwrap_or_else(|violation| panic!("{violation}"));
+    check_nothing_accepted_lost(&load.log, &images[0])
+        .unwrap_or_else(|violation| panic!("{violation}"));
     let _ = server.stop().ok();
 }
 
@@ -96,7 +101,8 @@ fn every_dialect_of_nbd_reads_and_writes_the_same_disk(store: &StoreUnderTest) {
     let clients: Vec<Client> = dialects
         .iter()
         .map(|&dialect| {
-            Client::connect(&server.uri(), dialect).unwrap_or_else(|error| panic!("{dialect:?}: {error}"))
+            Client::connect(&server.uri(), dialect)
+                .unwrap_or_else(|error| panic!("{dialect:?}: {error}"))
         })
         .collect();
     for (n, client) in clients.iter().enumerate() {
@@ -109,7 +115,11 @@ fn every_dialect_of_nbd_reads_and_writes_the_same_disk(store: &StoreUnderTest) {
         }
         assert!(client.read(VOLUME_BYTES - 100, 200).is_err(), "a read past the end was answered");
         assert!(client.write(VOLUME_BYTES, &[1]).is_err(), "a write past the end was answered");
-        assert_eq!(client.read(VOLUME_BYTES - 1, 1), Ok(vec![0]), "the connection lives on after an error");
+        assert_eq!(
+            client.read(VOLUME_BYTES - 1, 1),
+            Ok(vec![0]),
+            "the connection lives on after an error"
+        );
     }
     let _ = server.stop().ok();
 }
@@ -128,7 +138,8 @@ fn a_second_signal_ends_the_server_at_once_and_loses_nothing() {
     assert!(ended.code == Some(0) || ended.code == Some(1), "{:?}: {}", ended.code, ended.stderr);
     let server = place.serve("disk").start();
     let image = server.connect().read_all().expect("readable");
-    check_nothing_accepted_lost(&load.log, &image).unwrap_or_else(|violation| panic!("{violation}"));
+    check_nothing_accepted_lost(&load.log, &image)
+        .unwrap_or_else(|violation| panic!("{violation}"));
 }
 
 #[test]
@@ -154,7 +165,16 @@ fn the_service_manager_is_told_of_readiness() {
     socket.set_read_timeout(Some(sawmill_tests::machine::PATIENCE)).expect("a time-out can be set");
     let listen = format!("unix:{}", place.path("nbd.sock").display());
     let mut child = place
-        .command(&["serve", "disk", "--nbd", &listen, "--journal-bytes", "64M", "--cache-bytes", "64M"])
+        .command(&[
+            "serve",
+            "disk",
+            "--nbd",
+            &listen,
+            "--journal-bytes",
+            "64M",
+            "--cache-bytes",
+            "64M",
+        ])
         .env("NOTIFY_SOCKET", &path)
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())
@@ -162,7 +182,8 @@ fn the_service_manager_is_told_of_readiness() {
         .expect("the binary under test starts");
     let mut message = [0; 256];
     let told = socket.recv(&mut message);
-    let ready = Client::connect(&format!("nbd+unix:///disk?socket={}", &listen[5..]), Style::Simple);
+    let ready =
+        Client::connect(&format!("nbd+unix:///disk?socket={}", &listen[5..]), Style::Simple);
     child.kill().expect("the server runs");
     child.wait().expect("the server ends");
     let length = told.expect("the server tells the service manager");

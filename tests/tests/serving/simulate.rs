@@ -1,5 +1,5 @@
-//! `sawmill simulate` as its users meet it: figures that agree with an independent simulator of LSVD's
-//! method, tables, JSON, charts, money, and refusals that say which line of which file.
+//! `sawmill simulate` as its users meet it: figures that agree with an independent simulator of
+//! LSVD's method, tables, JSON, charts, money, and refusals that say which line of which file.
 
 use std::path::PathBuf;
 
@@ -29,19 +29,25 @@ fn number(document: &Value, name: &str) -> f64 {
     document[name].as_f64().unwrap_or_else(|| panic!("no number {name} in {document:#}"))
 }
 
-/// What a simulator that shares nothing with Sawmill finds in the same trace: 1 MiB batches sealed by size
-/// alone, 70 % to 75 %, an array with an entry for each 512 bytes. Without plugged holes, then with.
+/// What a simulator that shares nothing with Sawmill finds in the same trace: 1 MiB batches sealed
+/// by size alone, 70 % to 75 %, an array with an entry for each 512 bytes. Without plugged holes,
+/// then with.
 #[test]
 fn figures_agree_with_an_independent_simulator() {
     let place = place();
-    let lsvd = ["--segment-bytes", "1M", "--segment-age", "0", "--gc-start", "0.7", "--gc-stop", "0.75"];
-    let expected: [(&[&str], f64, f64); 2] = [(&["--no-gc-plugs"], 272.0, 1.188), (&[], 254.0, 1.207)];
+    let lsvd =
+        ["--segment-bytes", "1M", "--segment-age", "0", "--gc-start", "0.7", "--gc-stop", "0.75"];
+    let expected: [(&[&str], f64, f64); 2] =
+        [(&["--no-gc-plugs"], 272.0, 1.188), (&[], 254.0, 1.207)];
     for (more, extents, gc_amplification) in expected {
         let found = simulate(&place, text(&synthetic()), &[&lsvd[..], more].concat());
         let found = &found["traces"][0];
         let near = |name: &str, expected: f64| {
             let found = number(found, name);
-            assert!((found / expected - 1.0).abs() < 0.03, "{name} {found}, expected {expected} ({more:?})");
+            assert!(
+                (found / expected - 1.0).abs() < 0.03,
+                "{name} {found}, expected {expected} ({more:?})"
+            );
         };
         near("extents", extents);
         near("gc_amplification", gc_amplification);
@@ -53,14 +59,18 @@ fn figures_agree_with_an_independent_simulator() {
 #[test]
 fn the_document_has_parameters_prices_figures_requests_money_and_samples() {
     let place = place();
-    let document = simulate(&place, text(&synthetic()), &["--size", "10G", "--segment-bytes", "1M"]);
+    let document =
+        simulate(&place, text(&synthetic()), &["--size", "10G", "--segment-bytes", "1M"]);
     assert_eq!(document["parameters"]["segment_bytes"], 1 << 20);
     assert_eq!(document["parameters"]["gc"]["choice"], "greedy");
     for name in ["name", "date", "source"] {
         assert!(document["prices"][name].is_string(), "{document:#}");
     }
     let trace = &document["traces"][0];
-    assert_eq!((trace["format"].as_str(), trace["bad_lines"].as_u64()), (Some("ascii-ns"), Some(0)));
+    assert_eq!(
+        (trace["format"].as_str(), trace["bad_lines"].as_u64()),
+        (Some("ascii-ns"), Some(0))
+    );
     assert_eq!(trace["size_bytes"].as_u64(), Some(10 << 30));
     for name in [
         "requests",
@@ -93,7 +103,10 @@ fn the_document_has_parameters_prices_figures_requests_money_and_samples() {
     // 10 GiB at the list price of $0.08.
     assert!((number(&trace["month"], "block_total_usd") - 0.8).abs() < 1e-9, "{trace:#}");
     let samples = trace["samples"].as_array().expect("samples");
-    assert!(samples.len() > 5 && samples.iter().all(|sample| sample["store_bytes"].is_u64()), "{trace:#}");
+    assert!(
+        samples.len() > 5 && samples.iter().all(|sample| sample["store_bytes"].is_u64()),
+        "{trace:#}"
+    );
     assert_eq!(samples.last().expect("a last one")["live_bytes"], trace["live_bytes"]);
     let without = simulate(&place, text(&synthetic()), &["--no-gc", "--segment-bytes", "1M"]);
     assert!(without["parameters"]["gc"].is_null() && without["traces"][0]["moved_bytes"] == 0);
@@ -104,9 +117,14 @@ fn each_trace_is_a_row_and_one_alone_is_told_in_full() {
     let place = place();
     let trace = synthetic();
     let alone = place.sawmill(&["simulate", text(&trace)]).ok();
-    for word in
-        ["write amplification", "merge ratio", "extents", "store requests", "a month", "block storage"]
-    {
+    for word in [
+        "write amplification",
+        "merge ratio",
+        "extents",
+        "store requests",
+        "a month",
+        "block storage",
+    ] {
         assert!(alone.contains(word), "{word} is not in\n{alone}");
     }
     assert!(alone.contains("of 2025-11-01") && alone.contains("too short to say much"), "{alone}");
@@ -126,7 +144,8 @@ fn a_packed_trace_and_one_of_our_own_format_say_the_same() {
         csv.push_str(&format!("{},{name}\n", rest.replace(' ', ",")));
     }
     std::fs::write(place.path("own.csv"), csv).expect("a file");
-    let packed = std::process::Command::new("gzip").arg("-c").arg(synthetic()).output().expect("gzip runs");
+    let packed =
+        std::process::Command::new("gzip").arg("-c").arg(synthetic()).output().expect("gzip runs");
     std::fs::write(place.path("packed"), packed.stdout).expect("a file");
     let figures = |path: &std::path::Path| {
         let mut trace = simulate(&place, text(path), &[])["traces"][0].take();
@@ -149,7 +168,9 @@ fn a_chart_is_drawn_for_each_trace() {
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
     assert_eq!(svg.matches(">write amplification<").count(), 2);
     let nowhere = place.path("nowhere/chart.svg");
-    place.sawmill(&["simulate", text(&trace), "--chart", text(&nowhere)]).refused(3, &["chart.svg"]);
+    place
+        .sawmill(&["simulate", text(&trace), "--chart", text(&nowhere)])
+        .refused(3, &["chart.svg"]);
 }
 
 #[test]
@@ -158,14 +179,20 @@ fn prices_of_a_file_are_reckoned_with_and_a_wrong_file_is_refused() {
     let (trace, prices) = (synthetic(), place.path("mine.toml"));
     let built_in = repository().join("crates/lab/src/simulate/prices.toml");
     let built_in = std::fs::read_to_string(built_in).expect("the built-in prices");
-    std::fs::write(&prices, built_in.replace("gib_month = 0.08", "gib_month = 0.50")).expect("a file");
+    std::fs::write(&prices, built_in.replace("gib_month = 0.08", "gib_month = 0.50"))
+        .expect("a file");
     let options = ["--size", "4G", "--prices", text(&prices)];
     let found = simulate(&place, text(&trace), &options);
-    assert!((number(&found["traces"][0]["month"], "block_total_usd") - 2.0).abs() < 1e-9, "{found:#}");
+    assert!(
+        (number(&found["traces"][0]["month"], "block_total_usd") - 2.0).abs() < 1e-9,
+        "{found:#}"
+    );
     std::fs::write(&prices, built_in.replace("list_per_1000", "list_per_100")).expect("a file");
     let line = [&["simulate", text(&trace)], &options[..]].concat();
     place.sawmill(&line).refused(2, &["mine.toml", "store.list_per_1000 is missing"]);
-    place.sawmill(&["simulate", text(&trace), "--prices", "/no/such.toml"]).refused(3, &["/no/such.toml"]);
+    place
+        .sawmill(&["simulate", text(&trace), "--prices", "/no/such.toml"])
+        .refused(3, &["/no/such.toml"]);
 }
 
 #[test]
@@ -175,7 +202,9 @@ fn a_bad_line_is_refused_with_its_place_or_counted() {
     let lines = std::fs::read_to_string(synthetic()).expect("the trace");
     std::fs::write(&path, format!("{lines}what is this\n")).expect("a file");
     let path = text(&path).to_owned();
-    place.sawmill(&["simulate", &path]).refused(2, &["odd.ascii: line 901", "NANOSECONDS", "what is this"]);
+    place
+        .sawmill(&["simulate", &path])
+        .refused(2, &["odd.ascii: line 901", "NANOSECONDS", "what is this"]);
     let counted = simulate(&place, &path, &["--skip-bad-lines"]);
     assert_eq!(counted["traces"][0]["bad_lines"], 1);
     assert_eq!(counted["traces"][0]["requests"], 900);

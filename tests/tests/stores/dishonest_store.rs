@@ -1,6 +1,7 @@
 //! A store that lets two racers win is found out, every time, and refused; an honest one never is.
 //!
-//! Other people's servers, honest and not, are asked by `make test-stores` (tests/stores/matrix.py).
+//! Other people's servers, honest and not, are asked by `make test-stores`
+//! (tests/stores/matrix.py).
 
 use sawmill_tests::place::Place;
 use sawmill_tests::store;
@@ -49,9 +50,14 @@ fn doctor_never_accuses_an_honest_store() {
 #[test]
 fn create_and_serve_refuse_a_store_that_lets_two_win_and_name_the_way_on() {
     let place = Place::new(&store::dishonest());
-    let words = ["cannot fence a second writer", "several winners", "sawmill doctor", "--no-fencing"];
+    let words =
+        ["cannot fence a second writer", "several winners", "sawmill doctor", "--no-fencing"];
     place.sawmill(&["create", "disk", "--size", "16M"]).refused(5, &words);
-    assert_eq!(place.sawmill(&["list", "--json"]).json(), Value::Array(Vec::new()), "nothing was made");
+    assert_eq!(
+        place.sawmill(&["list", "--json"]).json(),
+        Value::Array(Vec::new()),
+        "nothing was made"
+    );
     place.create("disk", "16M", &["--no-fencing"]);
     match place.serve("disk").attempt() {
         Ok(_) => panic!("a store that lets two win was served"),

@@ -1,5 +1,5 @@
-//! Two writers, real processes, one store: exactly one wins. The other's door fails, says why, and nothing it
-//! wrote after the fence is ever visible.
+//! Two writers, real processes, one store: exactly one wins. The other's door fails, says why, and
+//! nothing it wrote after the fence is ever visible.
 
 use rustix::process::Signal;
 use sawmill_testkit::Dice;
@@ -56,13 +56,17 @@ fn a_second_writer_fences_the_first(store: &StoreUnderTest) {
     let second = take_over(&elsewhere);
     let reader = second.connect();
     let at_takeover = reader.read_all().expect("the new writer reads");
-    check_cut(&load.log, &at_takeover).unwrap_or_else(|violation| panic!("at the takeover: {violation}"));
+    check_cut(&load.log, &at_takeover)
+        .unwrap_or_else(|violation| panic!("at the takeover: {violation}"));
 
     let tally = write_until_refused(&mut load, &clients);
     println!("the first writer met the fence: {tally:?}");
     // From the fence on the door stays shut.
     assert!(clients[0].write(0, &[1; 512]).is_err());
-    assert!(reader.read_all().expect("readable") == at_takeover, "the stale writer changed the volume");
+    assert!(
+        reader.read_all().expect("readable") == at_takeover,
+        "the stale writer changed the volume"
+    );
     let ended = first.stop();
     assert_eq!(ended.code, Some(FENCED), "{}", ended.stderr);
     assert!(ended.stderr.contains("fence"), "the log does not say it: {}", ended.stderr);
@@ -73,7 +77,10 @@ fn a_second_writer_fences_the_first(store: &StoreUnderTest) {
     let third = third.serve("disk").start();
     let mut expected = at_takeover;
     expected[4096..8192].fill(7);
-    assert!(third.connect().read_all().expect("readable") == expected, "the winner's state is another");
+    assert!(
+        third.connect().read_all().expect("readable") == expected,
+        "the winner's state is another"
+    );
 }
 
 fn who_only_reads_and_flushes_is_fenced_too(store: &StoreUnderTest) {
@@ -104,7 +111,13 @@ fn a_frozen_writer_that_wakes_up_changes_nothing(store: &StoreUnderTest) {
     first.signal(Signal::STOP);
     // These lie in the frozen writer's socket until it wakes up; few enough for the socket to hold.
     let stale: Vec<_> = (0..16_u64)
-        .map(|n| clients[0].submit(&Command::Write { offset: n * 8192, bytes: vec![0xee; 4096], fua: false }))
+        .map(|n| {
+            clients[0].submit(&Command::Write {
+                offset: n * 8192,
+                bytes: vec![0xee; 4096],
+                fua: false,
+            })
+        })
         .collect();
 
     let elsewhere = place.neighbour();
@@ -119,7 +132,8 @@ fn a_frozen_writer_that_wakes_up_changes_nothing(store: &StoreUnderTest) {
     reader.flush().expect("the winner flushes");
 
     first.signal(Signal::CONT);
-    // Accepted by a process that does not know yet, or refused: both are honest. What counts is the store.
+    // Accepted by a process that does not know yet, or refused: both are honest. What counts is the
+    // store.
     let accepted = stale.into_iter().map(|pending| pending.wait()).filter(Result::is_ok).count();
     println!("{accepted} of 16 stale writes were accepted before the fence was met");
     write_until_refused(&mut load, &clients);
@@ -143,9 +157,11 @@ fn a_fenced_journal_is_never_replayed(store: &StoreUnderTest) {
     second.connect().write(4096, &[0xbb; 4096]).expect("accepted");
     let _ = second.stop().ok();
 
-    // The first machine comes back with a journal of an older epoch, in which there is an unstored write.
+    // The first machine comes back with a journal of an older epoch, in which there is an unstored
+    // write.
     let journals = place.journals();
-    let before: Vec<Vec<u8>> = journals.iter().map(|path| std::fs::read(path).expect("a journal")).collect();
+    let before: Vec<Vec<u8>> =
+        journals.iter().map(|path| std::fs::read(path).expect("a journal")).collect();
     assert!(!before.is_empty(), "the first machine kept a journal");
     let Err(refusal) = place.serve("disk").attempt() else {
         panic!("a journal of an older epoch was taken without a word");
@@ -175,7 +191,8 @@ fn a_reader_beside_a_writer_disturbs_nobody(store: &StoreUnderTest) {
         let reader = elsewhere.serve("disk").with(&["--read-only"]).start();
         let client = reader.connect();
         let seen = client.read_all().expect("a reader reads");
-        check_cut(&load.log, &seen).unwrap_or_else(|violation| panic!("a reader sees no cut: {violation}"));
+        check_cut(&load.log, &seen)
+            .unwrap_or_else(|violation| panic!("a reader sees no cut: {violation}"));
         assert_eq!(client.write(0, &[1; 512]), Err(Failure::Errno(1)), "writing is not permitted");
         load.run(&clients, 200);
         let _ = reader.stop().ok();
@@ -184,7 +201,11 @@ fn a_reader_beside_a_writer_disturbs_nobody(store: &StoreUnderTest) {
     check_nothing_accepted_lost(&load.log, &all).unwrap_or_else(|violation| panic!("{violation}"));
     let _ = writer.stop().ok();
     // Once everything is stored, a reader sees it all.
-    let reader =
-        wait_for("a reader attaches", || elsewhere.serve("disk").with(&["--read-only"]).attempt().ok());
-    assert!(reader.connect().read_all().expect("a reader reads") == all, "stored writes are not seen");
+    let reader = wait_for("a reader attaches", || {
+        elsewhere.serve("disk").with(&["--read-only"]).attempt().ok()
+    });
+    assert!(
+        reader.connect().read_all().expect("a reader reads") == all,
+        "stored writes are not seen"
+    );
 }

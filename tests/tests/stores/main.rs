@@ -1,7 +1,7 @@
 //! Stores that are slow, broken, gone, older or shared with another writer.
 //!
-//! Not here: what needs a machine to itself (`idle`, `torture`, `verify_crash` and others have programs
-//! of their own).
+//! Not here: what needs a machine to itself (`idle`, `torture`, `verify_crash` and others have
+//! programs of their own).
 
 mod dishonest_store;
 mod fencing;

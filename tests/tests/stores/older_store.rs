@@ -1,5 +1,5 @@
-//! A store that was put back from a backup, or is a copy of another: the machine that has seen the newer one
-//! says so, also where no journal is left that could.
+//! A store that was put back from a backup, or is a copy of another: the machine that has seen the
+//! newer one says so, also where no journal is left that could.
 
 use std::path::Path;
 
@@ -54,7 +54,9 @@ fn a_store_put_back_from_a_backup_is_refused_also_without_its_journal() {
     assert!(told.contains("older than what this machine has seen"), "{told}");
     let refusal = place.serve("disk").attempt().err().expect("refused");
     refusal.refused(REFUSED, &["restored from a backup", "--accept-older-store"]);
-    place.sawmill(&["snapshot", "create", "disk", "noon"]).refused(REFUSED, &["restored from a backup"]);
+    place
+        .sawmill(&["snapshot", "create", "disk", "noon"])
+        .refused(REFUSED, &["restored from a backup"]);
 
     let mut server = place.serve("disk").with(&["--accept-older-store"]).start();
     assert_eq!(read(&server), [1; 4096]);
@@ -89,7 +91,8 @@ fn a_store_put_back_under_a_server_that_died_is_refused_without_its_journal() {
     std::fs::remove_file(&place.journals()[0]).expect("the journal is there");
     std::fs::remove_dir_all(&store).expect("the store goes");
     copy(&backup, &store);
-    let refusal = place.serve("disk").with(&["--accept-journal-loss"]).attempt().err().expect("refused");
+    let refusal =
+        place.serve("disk").with(&["--accept-journal-loss"]).attempt().err().expect("refused");
     refusal.refused(REFUSED, &["restored from a backup", "--accept-older-store"]);
 }
 

@@ -1,7 +1,7 @@
-//! Faults on the way to a real S3 server, one kind after another: no acknowledged flush is lost, no wrong
-//! byte is returned, a put that was done unheard is not taken for a fence, reads are right or fail, and the
-//! server goes on when the store is well again. Each test sees in the proxy's counts that its fault
-//! happened.
+//! Faults on the way to a real S3 server, one kind after another: no acknowledged flush is lost, no
+//! wrong byte is returned, a put that was done unheard is not taken for a fence, reads are right or
+//! fail, and the server goes on when the store is well again. Each test sees in the proxy's counts
+//! that its fault happened.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +63,11 @@ impl Scene {
 
     fn happened(&self, fault: Fault, times: u64) {
         let counts = self.proxy.counts();
-        assert!(counts.of(fault.name()) >= times, "{} was to happen {times} times: {counts}", fault.name());
+        assert!(
+            counts.of(fault.name()) >= times,
+            "{} was to happen {times} times: {counts}",
+            fault.name()
+        );
     }
 
     /// On another machine, from the store alone, all is there.
@@ -74,8 +78,8 @@ impl Scene {
     }
 }
 
-/// Puts meet a fault so many times: every request of the disk succeeds, everything is stored in the end, and
-/// the volume survives both a crash and the loss of the machine.
+/// Puts meet a fault so many times: every request of the disk succeeds, everything is stored in the
+/// end, and the volume survives both a crash and the loss of the machine.
 fn writes_go_on(fault: Fault, times: u64) {
     let mut scene = Scene::new();
     let mut server = scene.serve();
@@ -107,8 +111,8 @@ fn reads_go_on(fault: Fault, times: u64) {
     let _ = server.stop().ok();
 }
 
-/// An attach meets the fault at each of its first requests in turn: it succeeds, or says that the store could
-/// not be asked; and it is right as soon as the fault is over.
+/// An attach meets the fault at each of its first requests in turn: it succeeds, or says that the
+/// store could not be asked; and it is right as soon as the fault is over.
 fn attaches_go_on(verb: Verb, fault: Fault) {
     let scene = Scene::filled();
     for skip in 0..4 {
@@ -120,7 +124,11 @@ fn attaches_go_on(verb: Verb, fault: Fault) {
             Ok(server) => server,
             Err(refused) => {
                 let code = refused.code.unwrap_or(-1);
-                assert!([UNAVAILABLE, DENIED].contains(&code), "request {skip}: {code}: {}", refused.stderr);
+                assert!(
+                    [UNAVAILABLE, DENIED].contains(&code),
+                    "request {skip}: {code}: {}",
+                    refused.stderr
+                );
                 scene.proxy.calm();
                 elsewhere.serve("disk").start()
             }
@@ -136,8 +144,8 @@ fn attaches_go_on(verb: Verb, fault: Fault) {
     }
 }
 
-/// Bodies are wrong, each time they are asked for: no wrong byte is returned, and when the bodies are right
-/// again so are the reads.
+/// Bodies are wrong, each time they are asked for: no wrong byte is returned, and when the bodies
+/// are right again so are the reads.
 fn wrong_bodies_are_errors(fault: Fault) {
     reads_go_on(fault, 1);
     let scene = Scene::filled();
@@ -379,7 +387,8 @@ fn a_list_that_lags_hides_nothing() {
         scene.judge_store();
         scene.proxy.calm();
         scene.place.lose_state();
-        let server = scene.place.serve("disk").with(&OPTIONS).with(&["--accept-journal-loss"]).start();
+        let server =
+            scene.place.serve("disk").with(&OPTIONS).with(&["--accept-journal-loss"]).start();
         let _ = server.stop().ok();
     }
     scene.happened(Fault::ListLagged, 2);
@@ -398,8 +407,11 @@ fn a_list_that_lacks_keys_never_rolls_back() {
                 scene.judge(&server.connect().read_all().expect("readable"));
                 let _ = server.stop().ok();
             }
-            // Without any list nobody can know where to begin; to stop is right, to guess would not be.
-            Err(refused) => assert!(refused.stderr.contains("list"), "round {round}: {}", refused.stderr),
+            // Without any list nobody can know where to begin; to stop is right, to guess would not
+            // be.
+            Err(refused) => {
+                assert!(refused.stderr.contains("list"), "round {round}: {}", refused.stderr)
+            }
         }
         scene.proxy.calm();
     }
@@ -437,7 +449,10 @@ fn puts_delivered_after_a_newer_attachment_change_nothing() {
     scene.load.run(&clients, 200);
     let late = scene.proxy.deliver_late();
     println!("late puts were answered with {late:?}");
-    assert!(late.contains(&200) && late.contains(&412), "one meets the fence, others make objects: {late:?}");
+    assert!(
+        late.contains(&200) && late.contains(&412),
+        "one meets the fence, others make objects: {late:?}"
+    );
     scene.load.run(&clients, 200);
     scene.judge(&clients[0].read_all().expect("readable"));
     let _ = elsewhere.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
@@ -472,7 +487,8 @@ fn a_load_goes_through_every_fault_by_chance() {
         if round % 2 == 1 {
             scene.judge_store();
             scene.place.lose_state();
-            let server = scene.place.serve("disk").with(&OPTIONS).with(&["--accept-journal-loss"]).start();
+            let server =
+                scene.place.serve("disk").with(&OPTIONS).with(&["--accept-journal-loss"]).start();
             let _ = server.stop().ok();
         }
     }

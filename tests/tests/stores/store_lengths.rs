@@ -1,4 +1,5 @@
-//! A store that claims absurd lengths harms the volume whose object it is, and nobody else in the process.
+//! A store that claims absurd lengths harms the volume whose object it is, and nobody else in the
+//! process.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -67,7 +68,8 @@ fn a_volume_whose_newest_checkpoint_is_absurd_goes_back_to_the_one_before() {
 fn a_pipe_in_place_of_an_object_is_an_error_at_once() {
     let place = Place::new(&store::folder());
     place.create("oak", "16M", &[]);
-    let record = place.store_folder().expect("a folder store").join("names/oak").join(format!("{:020}", 1));
+    let record =
+        place.store_folder().expect("a folder store").join("names/oak").join(format!("{:020}", 1));
     std::fs::rename(&record, place.path("aside")).expect("moved");
     let (fifo, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o600));
     rustix::fs::mknodat(rustix::fs::CWD, &record, fifo, mode, 0).expect("a pipe");

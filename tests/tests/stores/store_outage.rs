@@ -1,5 +1,5 @@
-//! The store goes away for a while: writes go on into the journal, then wait; reads of cached data go on;
-//! everybody is told; and when the store is back, all ends well.
+//! The store goes away for a while: writes go on into the journal, then wait; reads of cached data
+//! go on; everybody is told; and when the store is back, all ends well.
 
 use std::sync::Arc;
 
@@ -14,7 +14,9 @@ use sawmill_tests::store::{Minio, StoreUnderTest};
 const VOLUME_BYTES: u64 = 64 << 20;
 
 fn unsigned(info: &serde_json::Value, name: &str) -> u64 {
-    field(info, name).and_then(serde_json::Value::as_u64).unwrap_or_else(|| panic!("no {name} in {info:#}"))
+    field(info, name)
+        .and_then(serde_json::Value::as_u64)
+        .unwrap_or_else(|| panic!("no {name} in {info:#}"))
 }
 
 #[test]
@@ -22,15 +24,17 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
     let minio = Arc::new(Minio::start());
     let place = Place::new(&StoreUnderTest::Minio(Arc::clone(&minio)));
     place.create("disk", "64M", &["--segment-bytes", "256K"]);
-    let server = place.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
+    let server =
+        place.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
     let client = server.connect();
     client.write(60 << 20, &[0x5a; 1 << 20]).expect("accepted");
     let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
-    // After a restart it is read from the store, and so into the cache; what only the journal still holds
-    // goes when the journal fills.
+    // After a restart it is read from the store, and so into the cache; what only the journal still
+    // holds goes when the journal fills.
     drop(client);
     server.kill();
-    let server = place.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
+    let server =
+        place.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
     let client = server.connect();
     loop {
         let before = unsigned(&server.status(), "reads_store");
@@ -43,7 +47,11 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
     minio.pause();
     let asked: Vec<Pending> = (0..512_u64)
         .map(|n| {
-            client.submit(&Command::Write { offset: n << 16, bytes: vec![n as u8; 64 << 10], fua: false })
+            client.submit(&Command::Write {
+                offset: n << 16,
+                bytes: vec![n as u8; 64 << 10],
+                fua: false,
+            })
         })
         .collect();
     // Not half of it: all but what a segment or two may still be given up for.
@@ -53,10 +61,12 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
     });
     // A person asks the same while the store is away.
     let info = place.info("disk");
-    let state = field(&info, "health").and_then(|health| health["state"].as_str()).map(str::to_owned);
+    let state =
+        field(&info, "health").and_then(|health| health["state"].as_str()).map(str::to_owned);
     assert_eq!(state.as_deref(), Some("store_unavailable"), "{info:#}");
     assert!(client.in_flight() > 0, "512 writes of 64 KiB do not fit into 16 MiB");
-    let data = client.read(60 << 20, 1 << 20).expect("cached data is readable while the store is away");
+    let data =
+        client.read(60 << 20, 1 << 20).expect("cached data is readable while the store is away");
     assert!(data.iter().all(|&byte| byte == 0x5a));
     let waited = place.sawmill(&["wait", "disk", "--stored", "--timeout", "300ms"]);
     assert_eq!(waited.code, Some(1), "a bounded wait ends: {}", waited.stderr);
@@ -66,7 +76,9 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
 
     minio.go_on();
     for (n, pending) in asked.into_iter().enumerate() {
-        pending.wait().unwrap_or_else(|failure| panic!("write {n} failed instead of waiting: {failure}"));
+        pending
+            .wait()
+            .unwrap_or_else(|failure| panic!("write {n} failed instead of waiting: {failure}"));
     }
     let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     server.wait_for("the volume is well again", |status| {
@@ -99,7 +111,8 @@ fn a_load_goes_through_outages_of_the_store_as_if_nothing_happened() {
     }
     let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     let image = clients[0].read_all().expect("readable");
-    check_nothing_accepted_lost(&load.log, &image).unwrap_or_else(|violation| panic!("{violation}"));
+    check_nothing_accepted_lost(&load.log, &image)
+        .unwrap_or_else(|violation| panic!("{violation}"));
     let _ = server.stop().ok();
     let elsewhere = place.neighbour();
     let server = elsewhere.serve("disk").start();
@@ -122,12 +135,18 @@ fn an_orderly_stop_waits_for_the_store_and_a_second_signal_does_not() {
     println!("{stopping}");
     assert!(server.is_running(), "it was to wait for the store");
     wait_for("the server says what it waits for, and what ends that", || {
-        let says = "waiting for requests and for the store: disk; a second signal stops immediately";
+        let says =
+            "waiting for requests and for the store: disk; a second signal stops immediately";
         server.stderr().contains(says).then_some(())
     });
     server.signal(rustix::process::Signal::TERM);
     let ended = server.finished();
-    assert_eq!(ended.code, Some(1), "not everything was stored, and the exit code says so: {}", ended.stderr);
+    assert_eq!(
+        ended.code,
+        Some(1),
+        "not everything was stored, and the exit code says so: {}",
+        ended.stderr
+    );
     minio.go_on();
     let server = place.serve("disk").start();
     assert_eq!(server.connect().read(0, 4096), Ok(vec![3; 4096]), "an accepted write is lost");

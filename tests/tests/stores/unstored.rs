@@ -1,5 +1,5 @@
-//! A journal whose writes were overtaken by another attachment: they are never replayed, and can be taken
-//! out.
+//! A journal whose writes were overtaken by another attachment: they are never replayed, and can be
+//! taken out.
 
 use sawmill_tests::nbd::Command;
 use sawmill_tests::place::Place;
@@ -16,7 +16,9 @@ fn writes_of_an_overtaken_journal_can_be_taken_out_of_it() {
     client.write(0, &[1; 4096]).expect("accepted");
     let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     client.write(1 << 20, &[2; 65536]).expect("accepted");
-    client.call(&Command::WriteZeroes { offset: (1 << 20) + 4096, length: 4096 }).expect("accepted");
+    client
+        .call(&Command::WriteZeroes { offset: (1 << 20) + 4096, length: 4096 })
+        .expect("accepted");
     client.write(5000, &[3; 100]).expect("accepted");
     client.flush().expect("logged");
     server.kill();
@@ -33,7 +35,8 @@ fn writes_of_an_overtaken_journal_can_be_taken_out_of_it() {
     assert_eq!(&bytes[(1 << 20) + 4096..][..4096], [0; 4096], "zeroed after it was written");
     assert_eq!(&bytes[(1 << 20) + 8192..(1 << 20) + 65536], [2; 57344]);
     let ranges = std::fs::read_to_string(place.path("out.ranges")).expect("it was made");
-    let rows: Vec<&str> = ranges.lines().map(|row| row.rsplit_once(' ').expect("a position").0).collect();
+    let rows: Vec<&str> =
+        ranges.lines().map(|row| row.rsplit_once(' ').expect("a position").0).collect();
     let unstored = ["1048576 65536 write", "1052672 4096 zeroes", "5000 100 write"];
     assert_eq!(rows[rows.len() - 3..], unstored, "after what was stored meanwhile, if any");
     assert_eq!(std::fs::read(&journal).expect("readable"), before, "the journal is as it was");

@@ -1,5 +1,5 @@
-//! `sawmill wait` ends as soon as what it waits for is so, whatever the log's end is made of: nothing,
-//! padding of a flush, or slots that a killed server never filled.
+//! `sawmill wait` ends as soon as what it waits for is so, whatever the log's end is made of:
+//! nothing, padding of a flush, or slots that a killed server never filled.
 
 use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};

@@ -1,11 +1,12 @@
-//! The contract as tests, one function per clause (D1 to D10), for any device: `all` runs every one.
+//! The contract as tests, one function per clause (D1 to D10), for any device: `all` runs every
+//! one.
 //!
-//! Each function wants a fresh device: at least [`SIZE_BYTES_MIN`] bytes, all zero, that takes 8 KiB in a
-//! request. It panics with the clause's number when the clause is broken. A read-only device keeps the
-//! clauses of [`read_only`].
+//! Each function wants a fresh device: at least [`SIZE_BYTES_MIN`] bytes, all zero, that takes 8
+//! KiB in a request. It panics with the clause's number when the clause is broken. A read-only
+//! device keeps the clauses of [`read_only`].
 //!
-//! Not here: what a device survives (the durable half of D4, D8 after a restart). Who has something to lose
-//! tests that where it can be lost.
+//! Not here: what a device survives (the durable half of D4, D8 after a restart). Who has something
+//! to lose tests that where it can be lost.
 
 mod probe;
 
@@ -18,7 +19,9 @@ use sawmill_testkit::Dice;
 
 use self::probe::{Probe, answer, probe, submit_chain, submit_last_holder};
 use crate::layer::ReadOnly;
-use crate::{Allocation, BlockDevice, BlockDeviceExt, ErrorKind, Flags, Operation, Request, Result};
+use crate::{
+    Allocation, BlockDevice, BlockDeviceExt, ErrorKind, Flags, Operation, Request, Result,
+};
 
 /// The smallest device that these tests can use.
 pub const SIZE_BYTES_MIN: u64 = 16 << 20;
@@ -104,7 +107,8 @@ pub fn d1_every_request_is_answered_exactly_once(device: Device) {
     let mut submitted = 0;
     for round in 0..50 {
         for operation in operations {
-            let (address, length) = if operation == Operation::Flush { (0, 0) } else { (round * 1000, 4096) };
+            let (address, length) =
+                if operation == Operation::Flush { (0, 0) } else { (round * 1000, 4096) };
             device.submit(probe(operation, address, length, 4096, &tell));
             submitted += 1;
         }
@@ -119,7 +123,8 @@ pub fn d1_every_request_is_answered_exactly_once(device: Device) {
     let holders = Arc::strong_count(&device);
     submit_chain(Arc::clone(&device), 64, tell);
     let outcome = answer(&hear, "D1, submitted from within an answer");
-    // The chain lets go of the device on the device's own threads; the last to let go shall be the test.
+    // The chain lets go of the device on the device's own threads; the last to let go shall be the
+    // test.
     while Arc::strong_count(&device) > holders {
         thread::yield_now();
     }
@@ -144,7 +149,8 @@ pub fn d2_no_request_is_lost(device: Device) {
     }
 }
 
-/// D2: whoever holds a device last may be an answer, which drops it on the thread that it was given on.
+/// D2: whoever holds a device last may be an answer, which drops it on the thread that it was given
+/// on.
 pub fn d2_an_answer_may_be_what_drops_the_device(device: Device) {
     let (tell, hear) = channel();
     for number in 0..32 {
@@ -159,15 +165,18 @@ pub fn d2_an_answer_may_be_what_drops_the_device(device: Device) {
     }
 }
 
-/// D3: unwritten bytes are zero; a read beside writes sees no byte older than the last completed write, and
-/// none newer than the last submitted one.
+/// D3: unwritten bytes are zero; a read beside writes sees no byte older than the last completed
+/// write, and none newer than the last submitted one.
 pub fn d3_reads_return_the_newest_completed_write(device: Device) {
     const ROUNDS: u8 = 200;
     const READERS: usize = 3;
     let (address, length) = (3_000_001, 40_007_usize);
     let last = device.geometry().size_bytes - 5000;
     for place in [0, address, last] {
-        assert!(zero(&read(&device, place, 5000)), "D3: a byte never written reads as zero, at {place}");
+        assert!(
+            zero(&read(&device, place, 5000)),
+            "D3: a byte never written reads as zero, at {place}"
+        );
     }
     let (submitted, completed) = (AtomicU8::new(0), AtomicU8::new(0));
     thread::scope(|scope| {
@@ -189,7 +198,10 @@ pub fn d3_reads_return_the_newest_completed_write(device: Device) {
             completed.store(round, SeqCst);
         }
     });
-    assert!(read(&device, address, length).iter().all(|byte| *byte == ROUNDS), "D3: the last write stays");
+    assert!(
+        read(&device, address, length).iter().all(|byte| *byte == ROUNDS),
+        "D3: the last write stays"
+    );
 }
 
 /// D3, D5, D9 together: a long row of random requests has the same effect as on a vector of bytes.
@@ -228,7 +240,8 @@ pub fn random_requests_agree_with_a_byte_vector(device: Device, seed: u64, steps
             10 if geometry.operations.discard => {
                 expect(device.discard(address, length), "D9: discard");
                 let now = read(&device, address, length as usize);
-                let kept = now.iter().zip(&model[range.clone()]).all(|(now, old)| *now == 0 || now == old);
+                let kept =
+                    now.iter().zip(&model[range.clone()]).all(|(now, old)| *now == 0 || now == old);
                 assert!(kept, "D9: discarded bytes are neither zero nor as before, {}", context());
                 model[range].copy_from_slice(&now);
             }
@@ -241,7 +254,8 @@ pub fn random_requests_agree_with_a_byte_vector(device: Device, seed: u64, steps
     }
 }
 
-/// D4: a flush completes, alone, after writes and beside them; a write with FUA completes and is readable.
+/// D4: a flush completes, alone, after writes and beside them; a write with FUA completes and is
+/// readable.
 pub fn d4_flush_and_fua_complete(device: Device) {
     expect(device.flush(), "D4: a flush of a device never written");
     thread::scope(|scope| {
@@ -285,12 +299,16 @@ pub fn d5_any_range_is_accepted_and_its_neighbours_keep_their_bytes(device: Devi
     let mut bytes = vec![0; longest];
     Dice::new(5).fill(&mut bytes);
     write(&device, 1, &bytes);
-    assert!(read(&device, 1, longest) == bytes, "D5: a request of {longest} bytes at 1 is accepted");
+    assert!(
+        read(&device, 1, longest) == bytes,
+        "D5: a request of {longest} bytes at 1 is accepted"
+    );
     write(&device, geometry.size_bytes - 1, b"!");
     assert_eq!(read(&device, geometry.size_bytes - 1, 1), b"!", "D5: the last byte can be written");
 }
 
-/// D5 beside other writers: four threads own interleaved unaligned stripes; nobody spoils a neighbour.
+/// D5 beside other writers: four threads own interleaved unaligned stripes; nobody spoils a
+/// neighbour.
 pub fn d5_neighbours_may_write_at_the_same_time(device: Device) {
     const OWNERS: u64 = 4;
     const STRIPE: u64 = 333;
@@ -305,8 +323,8 @@ pub fn d5_neighbours_may_write_at_the_same_time(device: Device) {
                     let (stripe, start) = (random.below(STRIPES), random.below(STRIPE));
                     let length = 1 + random.below(STRIPE - start);
                     let address = (stripe * OWNERS + owner) * STRIPE + start;
-                    let mine =
-                        (stripe * STRIPE + start) as usize..(stripe * STRIPE + start + length) as usize;
+                    let mine = (stripe * STRIPE + start) as usize
+                        ..(stripe * STRIPE + start + length) as usize;
                     if random.below(3) > 0 {
                         random.fill(&mut model[mine.clone()]);
                         write(device, address, &model[mine.clone()]);
@@ -332,13 +350,16 @@ pub fn d6_bad_requests_are_invalid_and_change_nothing(device: Device) {
     };
     let refused = |operation, address, length: u64| {
         let bytes = vec![0xAA; length.min(1 << 20) as usize];
-        let kind = device.call(operation, address, length, Flags::default(), bytes).map_err(|e| e.kind());
+        let kind =
+            device.call(operation, address, length, Flags::default(), bytes).map_err(|e| e.kind());
         // A read-only device may name either reason for a change that is also out of range.
         let read_only = geometry.read_only && changes.contains(&operation);
         match kind {
             Err(ErrorKind::Invalid) => (),
             Err(ErrorKind::ReadOnly) if read_only => (),
-            other => panic!("D6: {operation:?} of {length} bytes at {address} was answered with {other:?}"),
+            other => panic!(
+                "D6: {operation:?} of {length} bytes at {address} was answered with {other:?}"
+            ),
         }
     };
     let others = [Operation::Read, Operation::Prefetch, Operation::Allocation];
@@ -361,7 +382,10 @@ pub fn d6_bad_requests_are_invalid_and_change_nothing(device: Device) {
         refused(Operation::Write, 0, longest + 1);
     }
     assert!(zero(&read(&device, 0, 8192)), "D6: a refused request changed bytes");
-    assert!(zero(&read(&device, size - 8192, 8192)), "D6: a refused request changed the last bytes");
+    assert!(
+        zero(&read(&device, size - 8192, 8192)),
+        "D6: a refused request changed the last bytes"
+    );
 }
 
 /// D7: a read-only device, or this one behind [`ReadOnly`], refuses every change and still reads.
@@ -384,21 +408,27 @@ pub fn d7_a_read_only_device_refuses_changes(device: Device) {
         assert_eq!(kind(closed.discard(0, 4096)), Err(ErrorKind::ReadOnly), "D7: a discard");
     }
     if geometry.operations.write_zeroes {
-        assert_eq!(kind(closed.write_zeroes(0, 4096)), Err(ErrorKind::ReadOnly), "D7: write-zeroes");
+        assert_eq!(
+            kind(closed.write_zeroes(0, 4096)),
+            Err(ErrorKind::ReadOnly),
+            "D7: write-zeroes"
+        );
     }
     expect(closed.flush(), "D7: a flush of a read-only device");
     assert_eq!(read(&closed, 0, 4096), wanted, "D7: a refused write changes nothing");
     assert_eq!(read(&device, 0, 4096), wanted, "D7: a refused write changes nothing");
 }
 
-/// D8: writers over one range at once; all later readers see the same bytes, each from one of the writers.
+/// D8: writers over one range at once; all later readers see the same bytes, each from one of the
+/// writers.
 pub fn d8_overlapping_writes_end_in_one_state(device: Device) {
     let base = 1_000_003_u64;
     let longest = u64::from(device.geometry().request_bytes_max.min(40_000));
     let mut random = Dice::new(8);
     for round in 0..20 {
         let (tell, hear) = channel();
-        let ranges: Vec<_> = (0..8).map(|_| (random.below(30_000), 1 + random.below(longest))).collect();
+        let ranges: Vec<_> =
+            (0..8).map(|_| (random.below(30_000), 1 + random.below(longest))).collect();
         let before = read(&device, base, 70_000);
         thread::scope(|scope| {
             for (writer, (start, length)) in ranges.iter().enumerate() {
@@ -406,7 +436,13 @@ pub fn d8_overlapping_writes_end_in_one_state(device: Device) {
                 scope.spawn(move || {
                     let exchange = Probe { bytes: vec![fill; *length as usize], tell: Some(tell) };
                     let (operation, flags) = (Operation::Write, Flags::default());
-                    device.submit(Request::new(operation, base + start, *length, flags, Box::new(exchange)));
+                    device.submit(Request::new(
+                        operation,
+                        base + start,
+                        *length,
+                        flags,
+                        Box::new(exchange),
+                    ));
                 });
             }
         });
@@ -431,11 +467,13 @@ pub fn d8_overlapping_writes_end_in_one_state(device: Device) {
     }
 }
 
-/// D9: write-zeroes gives zeroes; discard gives zeroes or what was there; neighbours stay; long ranges work.
+/// D9: write-zeroes gives zeroes; discard gives zeroes or what was there; neighbours stay; long
+/// ranges work.
 pub fn d9_zeroed_ranges_read_as_zeroes(device: Device) {
     let geometry = device.geometry();
     let no_unmap = Flags { no_unmap: true, ..Flags::default() };
-    let ranges = [(4096, 4096), (4097, 1), (1000, 100_000), (65_535, 65_538), (511, 2), (0, 200_000)];
+    let ranges =
+        [(4096, 4096), (4097, 1), (1000, 100_000), (65_535, 65_538), (511, 2), (0, 200_000)];
     for (address, length) in ranges {
         if geometry.operations.write_zeroes {
             for flags in [Flags::default(), no_unmap, Flags { fua: true, ..no_unmap }] {
@@ -467,11 +505,17 @@ pub fn d9_zeroed_ranges_read_as_zeroes(device: Device) {
 /// D10: the facts fit together and do not change under use.
 pub fn d10_geometry_is_sound_and_constant(device: Device) {
     let geometry = device.geometry();
-    assert!(geometry.size_bytes >= SIZE_BYTES_MIN, "the conformance tests need {SIZE_BYTES_MIN} bytes");
+    assert!(
+        geometry.size_bytes >= SIZE_BYTES_MIN,
+        "the conformance tests need {SIZE_BYTES_MIN} bytes"
+    );
     assert!([512, 4096].contains(&geometry.block_bytes), "D10: block_bytes is 512 or 4096");
     assert!(geometry.request_bytes_max >= geometry.block_bytes, "D10: a block fits into a request");
     assert!(geometry.preferred_bytes > 0, "D10: the preferred size is a size");
-    assert!(geometry.preferred_bytes <= geometry.request_bytes_max, "D10: the preferred size is accepted");
+    assert!(
+        geometry.preferred_bytes <= geometry.request_bytes_max,
+        "D10: the preferred size is accepted"
+    );
     // Only that the requests are answered matters here: a read-only device refuses the first.
     let _ = device.write_at(0, &[1; 512]);
     let _ = device.read_at(0, 512);
@@ -479,7 +523,8 @@ pub fn d10_geometry_is_sound_and_constant(device: Device) {
     assert_eq!(geometry, device.geometry(), "D10: the geometry is constant");
 }
 
-/// An allocation answer covers its range exactly, in runs that are not empty, and a hole reads as zeroes.
+/// An allocation answer covers its range exactly, in runs that are not empty, and a hole reads as
+/// zeroes.
 pub fn allocation_covers_the_range_and_holes_read_as_zeroes(device: Device) {
     let geometry = device.geometry();
     if !geometry.operations.allocation {
@@ -491,7 +536,8 @@ pub fn allocation_covers_the_range_and_holes_read_as_zeroes(device: Device) {
             write(&device, address, &[3; 5000]);
         }
     }
-    let ranges = [(0, 4_000_000), (500_001, 1), (10_500, 100), (499_999, 7001), (0, geometry.size_bytes)];
+    let ranges =
+        [(0, 4_000_000), (500_001, 1), (10_500, 100), (499_999, 7001), (0, geometry.size_bytes)];
     for (address, length) in ranges {
         let runs = expect(device.allocation(address, length), "an allocation query");
         check_runs(&device, address, length, &runs);
@@ -507,7 +553,11 @@ fn check_runs(device: &Device, address: u64, length: u64, runs: &[Allocation]) {
         if !run.data {
             for place in [at, at + run.length.saturating_sub(100_000)] {
                 let bytes = read(device, place, run.length.min(100_000) as usize);
-                assert!(zero(&bytes), "allocation: a hole of {} bytes at {at} reads as zeroes", run.length);
+                assert!(
+                    zero(&bytes),
+                    "allocation: a hole of {} bytes at {at} reads as zeroes",
+                    run.length
+                );
             }
         }
         at += run.length;
@@ -523,7 +573,8 @@ fn check_cleared(device: &Device, address: u64, length: u64, allowed: impl Fn(u8
     assert!(outside, "D9: the bytes around {length} at {address} keep their values");
 }
 
-/// What a writer of D8 writes: different in each round, so that an old byte is not taken for a new one.
+/// What a writer of D8 writes: different in each round, so that an old byte is not taken for a new
+/// one.
 fn value(round: usize, writer: usize) -> u8 {
     (1 + (round % 2) * 100 + writer) as u8
 }
@@ -538,7 +589,8 @@ fn read(device: &Device, address: u64, length: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(length);
     while bytes.len() < length {
         let piece = longest.min(length - bytes.len());
-        bytes.extend(expect(device.read_at(address + bytes.len() as u64, piece), "a read in range"));
+        bytes
+            .extend(expect(device.read_at(address + bytes.len() as u64, piece), "a read in range"));
     }
     bytes
 }

@@ -1,4 +1,5 @@
-//! What the clauses are tested with: an exchange that reports what becomes of it, and a generator of numbers.
+//! What the clauses are tested with: an exchange that reports what becomes of it, and a generator
+//! of numbers.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
@@ -8,11 +9,12 @@ use std::time::Duration;
 use super::Device;
 use crate::{Error, ErrorKind, Exchange, Flags, Operation, Outcome, Request};
 
-/// After this long without an answer a request counts as lost. Only a broken device ever waits so long.
+/// After this long without an answer a request counts as lost. Only a broken device ever waits so
+/// long.
 const LOST_AFTER: Duration = Duration::from_secs(120);
 
-/// What a probe reports when it disappears. A device that is closing may answer with the same kind, not this
-/// text.
+/// What a probe reports when it disappears. A device that is closing may answer with the same kind,
+/// not this text.
 const NEVER_ANSWERED: &str = "an exchange was dropped without an outcome";
 
 /// An exchange that reports its outcome, or its disappearance, once.
@@ -80,17 +82,24 @@ pub(super) fn submit_chain(device: Device, left: u32, tell: Sender<Outcome>) {
             let _ = tell.send(outcome);
         }
     };
-    device.submit(Request::with_bytes(Operation::Read, 1000, Flags::default(), vec![0; 3000], hear));
+    device.submit(Request::with_bytes(
+        Operation::Read,
+        1000,
+        Flags::default(),
+        vec![0; 3000],
+        hear,
+    ));
 }
 
-/// A read whose answer drops the device, last of all if the answer comes on a thread of its own: it waits
-/// there until the caller, who drops its own at once, ends `dropped`.
+/// A read whose answer drops the device, last of all if the answer comes on a thread of its own: it
+/// waits there until the caller, who drops its own at once, ends `dropped`.
 pub(super) fn submit_last_holder(device: Device, dropped: Receiver<()>, tell: Sender<Outcome>) {
     let caller = thread::current().id();
     let held = Arc::clone(&device);
     let last = probe(Operation::Read, 1000, 3000, 3000, &tell).then(move |outcome, asker| {
         if thread::current().id() != caller {
-            // A device whose `submit` waits for this answer breaks D1: it hears that, and does not hang.
+            // A device whose `submit` waits for this answer breaks D1: it hears that, and does not
+            // hang.
             let _ = dropped.recv_timeout(LOST_AFTER);
         }
         drop(held);

@@ -1,7 +1,8 @@
-//! Faults on demand: a closure decides for each request whether it passes, fails, waits or gets lost.
+//! Faults on demand: a closure decides for each request whether it passes, fails, waits or gets
+//! lost.
 //!
-//! For tests of what stands above a device. Requests that still wait when the layer is dropped answer
-//! themselves (D2).
+//! For tests of what stands above a device. Requests that still wait when the layer is dropped
+//! answer themselves (D2).
 
 use parking_lot::Mutex;
 
@@ -40,7 +41,8 @@ impl<D: BlockDevice, F: Fn(&Request) -> Decision + Send + Sync> Fault<D, F> {
         self.held.lock().len()
     }
 
-    /// Sends everything that waits to the device, oldest first, without asking again. Says how many.
+    /// Sends everything that waits to the device, oldest first, without asking again. Says how
+    /// many.
     pub fn release(&self) -> usize {
         let held = self.take_held();
         let count = held.len();
@@ -48,7 +50,8 @@ impl<D: BlockDevice, F: Fn(&Request) -> Decision + Send + Sync> Fault<D, F> {
         count
     }
 
-    /// Hands over everything that waits, oldest first, for a test that wants another order or another end.
+    /// Hands over everything that waits, oldest first, for a test that wants another order or
+    /// another end.
     #[must_use = "a request that is dropped answers itself with an error"]
     pub fn take_held(&self) -> Vec<Request> {
         std::mem::take(&mut *self.held.lock())
@@ -85,11 +88,12 @@ mod tests {
 
     #[test]
     fn a_failed_and_a_dropped_request_are_answered_and_change_nothing() {
-        let device = Fault::new(MemoryDevice::new(1 << 20), |request: &Request| match request.address {
-            1 => Decision::Fail(Error::new(ErrorKind::Full, "no space")),
-            2 => Decision::Drop,
-            _ => Decision::Pass,
-        });
+        let device =
+            Fault::new(MemoryDevice::new(1 << 20), |request: &Request| match request.address {
+                1 => Decision::Fail(Error::new(ErrorKind::Full, "no space")),
+                2 => Decision::Drop,
+                _ => Decision::Pass,
+            });
         let kind = |address| device.write_at(address, b"x").map_err(|error| error.kind());
         assert_eq!(kind(0), Ok(()));
         assert_eq!(kind(1), Err(ErrorKind::Full));

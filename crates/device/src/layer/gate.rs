@@ -1,14 +1,15 @@
 //! A device that can be exchanged while doors hold it.
 //!
-//! A gate is open or shut. Shut, nothing is inside: requests wait in line, in their order, and go to the
-//! device when it opens; meanwhile [`Gate::replace`] puts another device in the old one's place. The line
-//! is as long as what the doors have in flight, which they bound.
+//! A gate is open or shut. Shut, nothing is inside: requests wait in line, in their order, and go
+//! to the device when it opens; meanwhile [`Gate::replace`] puts another device in the old one's
+//! place. The line is as long as what the doors have in flight, which they bound.
 //!
-//! Each thread goes through one of a few lanes, so that threads on several cores share no lock and no
-//! counter. What is inside a lane is counted by the `Arc` of its [`Inside`], whose last holder rings.
+//! Each thread goes through one of a few lanes, so that threads on several cores share no lock and
+//! no counter. What is inside a lane is counted by the `Arc` of its [`Inside`], whose last holder
+//! rings.
 //!
-//! Invariants: a request that passed is answered before `shut` returns; no request reaches a device that was
-//! replaced. Not here: what makes two devices the same disk; who replaces one knows that.
+//! Invariants: a request that passed is answered before `shut` returns; no request reaches a device
+//! that was replaced. Not here: what makes two devices the same disk; who replaces one knows that.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -87,8 +88,9 @@ impl Gate {
             if self.bell.none_left.wait_until(&mut left, deadline).timed_out() && *left > 0 {
                 drop(left);
                 self.open();
-                let text =
-                    format!("gate: requests inside are not answered after {patience:?}; it is open again");
+                let text = format!(
+                    "gate: requests inside are not answered after {patience:?}; it is open again"
+                );
                 return Err(Error::new(ErrorKind::Unavailable, text));
             }
         }
@@ -97,9 +99,9 @@ impl Gate {
 
     /// Puts another device in the place of the one behind a shut gate, and returns that.
     ///
-    /// Errors: `Invalid` when the gate is open, or when doors rely on what the new device has not: the same
-    /// block size, at least the size and the longest request, and every ability of the old one. Nothing has
-    /// changed then.
+    /// Errors: `Invalid` when the gate is open, or when doors rely on what the new device has not:
+    /// the same block size, at least the size and the longest request, and every ability of the old
+    /// one. Nothing has changed then.
     pub fn replace(&self, device: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>> {
         let mut line = self.line.lock();
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, format!("gate: {text}")));
@@ -121,7 +123,10 @@ impl Gate {
                 return;
             }
             let ways: [Arc<Way>; LANES] = std::array::from_fn(|_| {
-                Arc::new(Way { device: line.device.clone(), inside: Arc::new(Inside::new(&self.bell)) })
+                Arc::new(Way {
+                    device: line.device.clone(),
+                    inside: Arc::new(Inside::new(&self.bell)),
+                })
             });
             let first = ways[0].clone();
             line.way = Some(first.clone());
@@ -212,16 +217,21 @@ impl Drop for Inside {
 /// Why doors that were shown `old` cannot live with `new`.
 fn unfit(old: Geometry, new: Geometry) -> Option<String> {
     let lost = |had: bool, has: bool, what: &str| (had && !has).then(|| format!("it {what}"));
-    let smaller =
-        |what: &str, had: u64, has: u64| (has < had).then(|| format!("its {what} is {has} and was {had}"));
+    let smaller = |what: &str, had: u64, has: u64| {
+        (has < had).then(|| format!("its {what} is {has} and was {had}"))
+    };
     let (could, can) = (old.operations, new.operations);
     let blocks = (old.block_bytes != new.block_bytes)
         .then(|| format!("its blocks have {} bytes and had {}", new.block_bytes, old.block_bytes));
     blocks
         .or_else(|| smaller("size in bytes", old.size_bytes, new.size_bytes))
-        .or_else(|| smaller("longest request", old.request_bytes_max.into(), new.request_bytes_max.into()))
+        .or_else(|| {
+            smaller("longest request", old.request_bytes_max.into(), new.request_bytes_max.into())
+        })
         .or_else(|| lost(!old.read_only, !new.read_only, "is read-only"))
-        .or_else(|| lost(old.shared_cache, new.shared_cache, "does not share its cache between doors"))
+        .or_else(|| {
+            lost(old.shared_cache, new.shared_cache, "does not share its cache between doors")
+        })
         .or_else(|| lost(could.discard, can.discard, "cannot discard"))
         .or_else(|| lost(could.write_zeroes, can.write_zeroes, "cannot write zeroes"))
         .or_else(|| lost(could.allocation, can.allocation, "does not tell its allocation"))

@@ -1,7 +1,8 @@
-//! Counts what passes through: requests, bytes, errors, requests in flight and latency, per operation.
+//! Counts what passes through: requests, bytes, errors, requests in flight and latency, per
+//! operation.
 //!
-//! Invariants: no lock, and no counter shared by two operations; a request leaves `in_flight` before its
-//! outcome is told. Not here: names and text of metrics.
+//! Invariants: no lock, and no counter shared by two operations; a request leaves `in_flight`
+//! before its outcome is told. Not here: names and text of metrics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -67,8 +68,8 @@ pub struct OperationSnapshot {
 }
 
 impl OperationSnapshot {
-    /// The latency in µs that at least the share `quantile` (0 to 1) of the requests kept, rounded up to a
-    /// power of two. Zero when there was no request.
+    /// The latency in µs that at least the share `quantile` (0 to 1) of the requests kept, rounded
+    /// up to a power of two. Zero when there was no request.
     #[must_use]
     pub fn latency_us(&self, quantile: f64) -> u64 {
         let total: u64 = self.latency.iter().sum();
@@ -84,8 +85,8 @@ impl OperationSnapshot {
     }
 }
 
-/// What a [`Meter`] has counted. Taken while requests pass, the numbers of one operation may be off by
-/// those in passing.
+/// What a [`Meter`] has counted. Taken while requests pass, the numbers of one operation may be off
+/// by those in passing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeterSnapshot {
     /// One entry per operation.
@@ -156,7 +157,9 @@ impl<D: BlockDevice> BlockDevice for Meter<D> {
                 Ok(_) => counters.bytes.fetch_add(length, Relaxed),
                 Err(_) => counters.errors.fetch_add(1, Relaxed),
             };
-            counters.latency_ns.fetch_add(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+            counters
+                .latency_ns
+                .fetch_add(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX), Relaxed);
             counters.latency[bucket(latency)].fetch_add(1, Relaxed);
             counters.completed.fetch_add(1, Relaxed);
             asker.complete(outcome);
@@ -186,19 +189,35 @@ mod tests {
         let snapshot = device.snapshot();
         let numbers = |operation| {
             let seen = snapshot.of(operation);
-            (seen.requests, seen.bytes, seen.errors, seen.in_flight, seen.latency.iter().sum::<u64>())
+            (
+                seen.requests,
+                seen.bytes,
+                seen.errors,
+                seen.in_flight,
+                seen.latency.iter().sum::<u64>(),
+            )
         };
         assert_eq!(numbers(Operation::Write), (2, 111, 0, 0, 2));
         assert_eq!(numbers(Operation::Read), (2, 7, 1, 0, 2));
         assert_eq!(numbers(Operation::Flush), (1, 0, 0, 0, 1));
         assert_eq!(numbers(Operation::Discard), (0, 0, 0, 0, 0));
-        assert_eq!(snapshot.operations.each_ref().map(|seen| index(seen.operation)), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(
+            snapshot.operations.each_ref().map(|seen| index(seen.operation)),
+            [0, 1, 2, 3, 4, 5, 6]
+        );
     }
 
     #[test]
     fn a_request_is_in_flight_until_it_is_answered_even_when_it_is_lost() {
-        let device = Meter::new(Fault::new(MemoryDevice::new(1 << 20), |_: &Request| Decision::Hold));
-        device.submit(Request::with_bytes(Operation::Write, 0, Default::default(), vec![0; 10], |_, _| ()));
+        let device =
+            Meter::new(Fault::new(MemoryDevice::new(1 << 20), |_: &Request| Decision::Hold));
+        device.submit(Request::with_bytes(
+            Operation::Write,
+            0,
+            Default::default(),
+            vec![0; 10],
+            |_, _| (),
+        ));
         assert_eq!(device.snapshot().of(Operation::Write).in_flight, 1);
         drop(device.inner().take_held());
         let seen = device.snapshot().of(Operation::Write).clone();
@@ -208,7 +227,10 @@ mod tests {
     #[test]
     fn latencies_fall_into_the_bucket_of_their_power_of_two() {
         let at = |ns| bucket(Duration::from_nanos(ns));
-        assert_eq!([at(0), at(999), at(1_000), at(1_999), at(2_000), at(4_000)], [0, 0, 1, 1, 2, 3]);
+        assert_eq!(
+            [at(0), at(999), at(1_000), at(1_999), at(2_000), at(4_000)],
+            [0, 0, 1, 1, 2, 3]
+        );
         assert_eq!(bucket(Duration::MAX), LATENCY_BUCKETS - 1);
         let mut latency = [0; LATENCY_BUCKETS];
         (latency[3], latency[7]) = (99, 1);

@@ -1,7 +1,7 @@
 //! Layers: devices around devices. Each keeps the contract as long as the device inside does.
 //!
-//! A layer that wants to hear an outcome wraps the request's exchange (`Request::wrap`); a layer that only
-//! decides passes the request on or answers it.
+//! A layer that wants to hear an outcome wraps the request's exchange (`Request::wrap`); a layer
+//! that only decides passes the request on or answers it.
 
 mod align;
 mod fault;

@@ -1,16 +1,16 @@
-//! Collision areas: which of two writes is newer, and which writes a driver does not have yet (thesis section
-//! 4.3).
+//! Collision areas: which of two writes is newer, and which writes a driver does not have yet
+//! (thesis section 4.3).
 //!
-//! Invariants: in an area, a write that was submitted after another had completed has the higher sequence
-//! number. Numbers are never reused during the life of a device, whatever happens to its driver. A write is
-//! listed from before it completes until the driver has acknowledged it and every older write that it
-//! overlaps, because until then its bytes may be needed to correct a repeated delivery. A lock here covers
-//! one area, and no other lock is taken under it.
+//! Invariants: in an area, a write that was submitted after another had completed has the higher
+//! sequence number. Numbers are never reused during the life of a device, whatever happens to its
+//! driver. A write is listed from before it completes until the driver has acknowledged it and
+//! every older write that it overlaps, because until then its bytes may be needed to correct a
+//! repeated delivery. A lock here covers one area, and no other lock is taken under it.
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// The areas share these. There are many, so that writers on different cores rarely meet, and each holds
-/// little; adjacent areas use different ones.
+/// The areas share these. There are many, so that writers on different cores rarely meet, and each
+/// holds little; adjacent areas use different ones.
 const SHARDS: usize = 4096;
 
 /// A chunk: its queue, and its number in that queue.
@@ -58,7 +58,8 @@ pub(super) struct Settled {
     pub(super) is_kept: bool,
     /// Those older writes: the sooner they are acknowledged, the sooner memory is free.
     pub(super) older: Vec<ChunkId>,
-    /// One entry for each write of these chunks that was acknowledged earlier and is no longer listed now.
+    /// One entry for each write of these chunks that was acknowledged earlier and is no longer
+    /// listed now.
     pub(super) released: Vec<ChunkId>,
 }
 
@@ -110,7 +111,8 @@ impl Areas {
         for (start, end) in self.parts(start, end) {
             let writes = self.shard(start);
             let listed = writes.listed.iter();
-            let wanted = listed.filter(|write| !write.is_acknowledged && write.overlaps(start, end));
+            let wanted =
+                listed.filter(|write| !write.is_acknowledged && write.overlaps(start, end));
             found.extend(wanted.map(|write| write.chunk));
         }
         found.sort_unstable();
@@ -123,14 +125,16 @@ impl Areas {
         let mut writes = self.shard(start);
         let listed = &mut writes.listed;
         let mut settled = Settled::default();
-        let Some(at) = listed.iter().position(|write| write.sequence == sequence) else { return settled };
+        let Some(at) = listed.iter().position(|write| write.sequence == sequence) else {
+            return settled;
+        };
         listed[at].is_acknowledged = true;
         settled.older = older(listed, at).map(|write| write.chunk).collect();
         settled.is_kept = !settled.older.is_empty();
         if !settled.is_kept {
             listed.swap_remove(at);
-            // Writes that waited only for this one are free too. (What waited for one of those also waited
-            // for this.)
+            // Writes that waited only for this one are free too. (What waited for one of those also
+            // waited for this.)
             while let Some(free) = (0..listed.len())
                 .find(|at| listed[*at].is_acknowledged && older(listed, *at).next().is_none())
             {
@@ -140,9 +144,10 @@ impl Areas {
         settled
     }
 
-    /// After a driver is gone: returns each acknowledged write with the older ones that it overlaps and that
-    /// will be delivered again, in the order in which the bytes must be copied. Afterwards, only
-    /// unacknowledged writes are listed. Nothing else may use the areas during the call.
+    /// After a driver is gone: returns each acknowledged write with the older ones that it overlaps
+    /// and that will be delivered again, in the order in which the bytes must be copied.
+    /// Afterwards, only unacknowledged writes are listed. Nothing else may use the areas during the
+    /// call.
     pub(super) fn mend(&self) -> Vec<(Listed, Listed)> {
         let mut copies = Vec::new();
         for shard in &self.shards {
@@ -163,6 +168,8 @@ impl Areas {
 fn older(listed: &[Listed], at: usize) -> impl Iterator<Item = &Listed> {
     let newer = listed[at];
     listed.iter().filter(move |write| {
-        !write.is_acknowledged && write.sequence < newer.sequence && write.overlaps(newer.start, newer.end)
+        !write.is_acknowledged
+            && write.sequence < newer.sequence
+            && write.overlaps(newer.start, newer.end)
     })
 }

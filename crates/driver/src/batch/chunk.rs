@@ -1,5 +1,6 @@
-//! The bytes of a write chunk: records, then their data in the same order (thesis tables 4.2 and 4.3). Little
-//! endian; sectors have 512 bytes whatever the block size. `docs/format/write_chunk.md`.
+//! The bytes of a write chunk: records, then their data in the same order (thesis tables 4.2 and
+//! 4.3). Little endian; sectors have 512 bytes whatever the block size.
+//! `docs/format/write_chunk.md`.
 //!
 //! Not here: when a chunk is full, the owner of its memory.
 
@@ -17,8 +18,8 @@ pub struct Record {
     pub address: u64,
     /// Bytes.
     pub length: u64,
-    /// Its number among all writes of its collision area, starting with 1. Of two writes that overlap, the
-    /// higher number is newer.
+    /// Its number among all writes of its collision area, starting with 1. Of two writes that
+    /// overlap, the higher number is newer.
     pub sequence: u64,
 }
 
@@ -26,7 +27,8 @@ impl Record {
     /// Encodes the record.
     #[must_use]
     pub fn encode(&self) -> [u8; RECORD_BYTES] {
-        let words = [self.address / SECTOR_BYTES, self.length / SECTOR_BYTES, self.sequence, FLAG_WRITE];
+        let words =
+            [self.address / SECTOR_BYTES, self.length / SECTOR_BYTES, self.sequence, FLAG_WRITE];
         let mut bytes = [0; RECORD_BYTES];
         for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());

@@ -1,7 +1,7 @@
 //! The driver's side: fetches orders and acknowledges them.
 //!
-//! Invariants: orders of a queue are fetched in order and acknowledged in any order. A driver may fetch with
-//! several threads per queue. Not here: whether a driver is connected (`recover`).
+//! Invariants: orders of a queue are fetched in order and acknowledged in any order. A driver may
+//! fetch with several threads per queue. Not here: whether a driver is connected (`recover`).
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use crate::backend::State;
 pub enum Delivery {
     /// Writes.
     Chunk(Chunk),
-    /// Everything delivered before on this queue must become durable. Acknowledge it with this number.
+    /// Everything delivered before on this queue must become durable. Acknowledge it with this
+    /// number.
     Flush(u64),
     /// A range without bytes.
     Range(RangeOrder),
@@ -158,7 +159,8 @@ impl Batch {
         Ok(())
     }
 
-    /// The driver has this chunk: its memory is free, unless older writes of the same bytes are in flight.
+    /// The driver has this chunk: its memory is free, unless older writes of the same bytes are in
+    /// flight.
     fn settle(&self, queue: usize, closed: Arc<Closed>) {
         let number = closed.number;
         self.ordinals.lock().open.remove(&closed.ordinal);
@@ -186,7 +188,8 @@ impl Batch {
         self.resume_waiting();
     }
 
-    /// Counts how many writes of an acknowledged chunk are still needed; at zero the chunk is removed.
+    /// Counts how many writes of an acknowledged chunk are still needed; at zero the chunk is
+    /// removed.
     fn keep(&self, chunk: ChunkId, closed: Option<Arc<Closed>>, by: isize) {
         let mut writes = self.queues[chunk.queue].writes.lock();
         let entry = writes.kept.entry(chunk.number).or_insert((None, 0));
@@ -199,8 +202,8 @@ impl Batch {
         }
     }
 
-    /// The next read of a queue, with room for its bytes. Blocks until there is one; `None` when the driver
-    /// must leave.
+    /// The next read of a queue, with room for its bytes. Blocks until there is one; `None` when
+    /// the driver must leave.
     #[must_use]
     pub fn fetch_read(&self, queue: usize) -> Option<Read> {
         let shared = &self.queues[queue];

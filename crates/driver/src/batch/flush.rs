@@ -65,7 +65,8 @@ impl Batch {
 }
 
 impl Writes {
-    /// A chunk failed: all flushes after it report that; if there is none, the next one does, and no other.
+    /// A chunk failed: all flushes after it report that; if there is none, the next one does, and
+    /// no other.
     pub(super) fn note_failure(&mut self, chunk: u64, error: &Error) {
         let ready = self.ready.iter().filter(|(number, _)| *number > chunk).map(|(_, item)| item);
         let fetched = self.fetched.range(chunk..).map(|(_, (item, _))| item);

@@ -1,7 +1,7 @@
 //! The batch layer as a backend: for each queue a lane of writes and a lane of reads.
 //!
-//! Lane `2 q` carries the chunks, flushes and ranges of queue `q`, lane `2 q + 1` its reads. Not here: what
-//! they mean (`deliver`).
+//! Lane `2 q` carries the chunks, flushes and ranges of queue `q`, lane `2 q + 1` its reads. Not
+//! here: what they mean (`deliver`).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,7 +28,12 @@ impl Batch {
             Delivery::Range(RangeOrder { number, operation, address, length, no_unmap }) => {
                 let is_zeroes = operation == Operation::WriteZeroes;
                 let kind = if is_zeroes { OrderKind::WriteZeroes } else { OrderKind::Discard };
-                Order { address, length, no_unmap: is_zeroes && no_unmap, ..Order::new(kind, number) }
+                Order {
+                    address,
+                    length,
+                    no_unmap: is_zeroes && no_unmap,
+                    ..Order::new(kind, number)
+                }
             }
             Delivery::End => return None,
         };

@@ -1,24 +1,22 @@
-//! BUSE in user space: a device that collects writes of many cores into chunks of shared memory, completes
-//! them immediately, and delivers the chunks to a driver (thesis chapter 4).
+//! BUSE in user space: a device that collects writes of many cores into chunks of shared memory,
+//! completes them immediately, and delivers the chunks to a driver (thesis chapter 4).
 //!
-//! Invariants:
-//! 1. A write completes when its bytes are in a chunk. The device has a volatile cache: what survives a power
-//!    cut is what a flush covered.
-//! 2. A read is delivered when every older write of its range has been acknowledged, so a driver that has
-//!    applied what it acknowledged returns the right bytes.
-//! 3. A flush is queued on every queue after the chunks of all writes that completed before it, and completes
-//!    when the driver has acknowledged it on each queue.
-//! 4. What was delivered and not acknowledged when a driver disappeared is delivered to the next one again,
-//!    in the same order, with the same numbers. Where a newer write of the same bytes was acknowledged, the
-//!    older write has the newer bytes by then: the next driver need not know what the last one had.
-//! 5. Locks are taken in this order: the waiting requests, then one queue's writes (only `recover` takes
-//!    those of all queues, in order), then one queue's reads; an area's lock is the last.
-//! 6. A discard or write-zeroes is never in flight together with another change of the same bytes: it waits
-//!    for those before it, and those after wait for it.
+//! Invariants: 1. A write completes when its bytes are in a chunk. The device has a volatile cache:
+//! what survives a power cut is what a flush covered. 2. A read is delivered when every older write
+//! of its range has been acknowledged, so a driver that has applied what it acknowledged returns
+//! the right bytes. 3. A flush is queued on every queue after the chunks of all writes that
+//! completed before it, and completes when the driver has acknowledged it on each queue. 4. What
+//! was delivered and not acknowledged when a driver disappeared is delivered to the next one again,
+//! in the same order, with the same numbers. Where a newer write of the same bytes was
+//! acknowledged, the older write has the newer bytes by then: the next driver need not know what
+//! the last one had. 5. Locks are taken in this order: the waiting requests, then one queue's
+//! writes (only `recover` takes those of all queues, in order), then one queue's reads; an area's
+//! lock is the last. 6. A discard or write-zeroes is never in flight together with another change
+//! of the same bytes: it waits for those before it, and those after wait for it.
 //!
-//! Files: `options`, `chunk` (the bytes), `areas` (which write is newer), `write`, `read`, `range` (discard,
-//! write-zeroes), `flush`, `deliver` (the driver's side), `lanes` (as orders), `recover` (a driver is gone).
-//! Not here: processes, sockets (`host`).
+//! Files: `options`, `chunk` (the bytes), `areas` (which write is newer), `write`, `read`, `range`
+//! (discard, write-zeroes), `flush`, `deliver` (the driver's side), `lanes` (as orders), `recover`
+//! (a driver is gone). Not here: processes, sockets (`host`).
 
 pub mod chunk;
 pub mod options;
@@ -123,16 +121,17 @@ struct Writes {
     ready: VecDeque<(u64, Item)>,
     /// Items that the driver has, by number, with the time of delivery.
     fetched: BTreeMap<u64, (Item, Instant)>,
-    /// Acknowledged chunks that are kept because older writes of the same bytes are in flight, and the number
-    /// of such writes.
+    /// Acknowledged chunks that are kept because older writes of the same bytes are in flight, and
+    /// the number of such writes.
     kept: HashMap<u64, (Option<Arc<Closed>>, isize)>,
     /// Writes that wait for memory.
     stalled: VecDeque<Request>,
-    /// The driver's error for a chunk that it could not write, if no flush of that chunk was in flight: the
-    /// next flush reports it.
+    /// The driver's error for a chunk that it could not write, if no flush of that chunk was in
+    /// flight: the next flush reports it.
     failed: Option<Error>,
     last_number: u64,
-    /// Items up to this number were already delivered to a former driver, if they are still to be fetched.
+    /// Items up to this number were already delivered to a former driver, if they are still to be
+    /// fetched.
     again_number: u64,
 }
 
@@ -181,7 +180,11 @@ fn read_memory(options: &BatchOptions) -> Result<Arc<Arena>> {
 
 fn memory_of(bytes: u64) -> Result<Arc<Arena>> {
     Arena::create("sawmill-queue", bytes as usize).map_err(|error| {
-        Error::caused(ErrorKind::Full, format!("no shared memory of {bytes} bytes for a queue"), error)
+        Error::caused(
+            ErrorKind::Full,
+            format!("no shared memory of {bytes} bytes for a queue"),
+            error,
+        )
     })
 }
 
@@ -253,7 +256,8 @@ impl Batch {
     pub fn submit_to(&self, queue: usize, request: Request) {
         let queue = queue % self.queues.len();
         let unit = u64::from(self.options.blocksize);
-        let refused = request.check(&self.geometry).and_then(|()| crate::check_blocks(&request, unit)).err();
+        let refused =
+            request.check(&self.geometry).and_then(|()| crate::check_blocks(&request, unit)).err();
         if let Some(error) = refused.or_else(|| self.life.refusal()) {
             return request.fail(error);
         }
@@ -264,7 +268,10 @@ impl Batch {
             Operation::Prefetch => request.done(),
             Operation::Discard | Operation::WriteZeroes => self.wait_for_turn(queue, request),
             Operation::Allocation => {
-                request.fail(Error::new(ErrorKind::Invalid, "drivers do not report which bytes hold data"));
+                request.fail(Error::new(
+                    ErrorKind::Invalid,
+                    "drivers do not report which bytes hold data",
+                ));
             }
         }
     }

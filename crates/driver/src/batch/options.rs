@@ -1,8 +1,8 @@
-//! The options of a batching device: BUSE's, with its names and defaults (thesis section 4.4.2), and
-//! additional ones.
+//! The options of a batching device: BUSE's, with its names and defaults (thesis section 4.4.2),
+//! and additional ones.
 //!
-//! Options are checked together, when the device is made: their order does not matter. Not here: which
-//! process may change them (`host`).
+//! Options are checked together, when the device is made: their order does not matter. Not here:
+//! which process may change them (`host`).
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ use super::chunk::RECORD_BYTES;
 
 /// The largest collision table: a counter of eight bytes for each area.
 pub const AREAS_MAX: u64 = 1 << 24;
-/// The largest write chunk, and the largest shared memory of a queue. Larger offsets have another meaning
-/// (thesis section 4.2.1).
+/// The largest write chunk, and the largest shared memory of a queue. Larger offsets have another
+/// meaning (thesis section 4.2.1).
 pub const SHARED_BYTES_MAX: u64 = 1 << 32;
 /// The most queues of a device.
 pub const QUEUES_MAX: u32 = 256;
@@ -33,7 +33,8 @@ pub struct BatchOptions {
     pub io_opt: u32,
     /// Write queues, and as many for reads: usually one for each core.
     pub hw_queues: u32,
-    /// The threads of a queue stay on one core, and requests go to the queue of the core they come from.
+    /// The threads of a queue stay on one core, and requests go to the queue of the core they come
+    /// from.
     pub tie_queues: bool,
     /// The most reads of a queue that the driver has at a time.
     pub queue_depth: u32,
@@ -49,9 +50,11 @@ pub struct BatchOptions {
     pub can_discard: bool,
     /// Whether write-zeroes go to the driver; otherwise zeroes are written as data.
     pub can_write_zeroes: bool,
-    /// A flush orders writes and makes nothing durable (thesis section 4.2.1): it completes immediately.
+    /// A flush orders writes and makes nothing durable (thesis section 4.2.1): it completes
+    /// immediately.
     pub weak_flush: bool,
-    /// A chunk of this age goes to the driver even if it is not full. Zero: never by age, as in BUSE.
+    /// A chunk of this age goes to the driver even if it is not full. Zero: never by age, as in
+    /// BUSE.
     pub chunk_age_max: Duration,
 }
 
@@ -78,8 +81,9 @@ impl Default for BatchOptions {
 }
 
 impl BatchOptions {
-    /// Sets the option with this name (as in BUSE's configfs) from text. Numbers may be hexadecimal (`0x`) or
-    /// octal (`0`), as in BUSE. Does not check whether options conflict: [`check`](Self::check) does.
+    /// Sets the option with this name (as in BUSE's configfs) from text. Numbers may be hexadecimal
+    /// (`0x`) or octal (`0`), as in BUSE. Does not check whether options conflict:
+    /// [`check`](Self::check) does.
     ///
     /// # Errors
     /// `NotFound` for an unknown name, `Invalid` for a value that is not a number or a boolean.
@@ -125,8 +129,8 @@ impl BatchOptions {
         self.write_chunk_size / u64::from(self.blocksize) * RECORD_BYTES as u64
     }
 
-    /// The longest read or write: it fits into one chunk, with a record for each collision area that it
-    /// touches.
+    /// The longest read or write: it fits into one chunk, with a record for each collision area
+    /// that it touches.
     #[must_use]
     pub fn request_bytes_max(&self) -> u64 {
         let blocksize = u64::from(self.blocksize);
@@ -143,26 +147,34 @@ impl BatchOptions {
         let blocksize = u64::from(self.blocksize);
         let (chunk, memory) = (self.write_chunk_size, self.write_shm_size);
         if chunk == 0 || !chunk.is_multiple_of(4096) {
-            return Err(bad(format!("write_chunk_size={chunk} is not a positive multiple of 4096")));
+            return Err(bad(format!(
+                "write_chunk_size={chunk} is not a positive multiple of 4096"
+            )));
         }
         if memory == 0 || !memory.is_multiple_of(chunk) || memory > SHARED_BYTES_MAX {
-            let text =
-                format!("write_shm_size={memory} is not a positive multiple of write_chunk_size={chunk}");
+            let text = format!(
+                "write_shm_size={memory} is not a positive multiple of write_chunk_size={chunk}"
+            );
             return Err(bad(format!("{text}, or more than {SHARED_BYTES_MAX}")));
         }
         if self.read_shm_size < blocksize.max(4096) || self.read_shm_size > SHARED_BYTES_MAX {
-            let text = format!("read_shm_size={} is not from 4096 to {SHARED_BYTES_MAX}", self.read_shm_size);
+            let text = format!(
+                "read_shm_size={} is not from 4096 to {SHARED_BYTES_MAX}",
+                self.read_shm_size
+            );
             return Err(bad(text));
         }
         let area = self.collision_area_size;
         if area == 0 || !area.is_multiple_of(blocksize) {
-            let text =
-                format!("collision_area_size={area} is not a positive multiple of blocksize={blocksize}");
+            let text = format!(
+                "collision_area_size={area} is not a positive multiple of blocksize={blocksize}"
+            );
             return Err(bad(text));
         }
         if self.size.div_ceil(area) > AREAS_MAX {
             let least = (self.size.div_ceil(AREAS_MAX)).next_power_of_two();
-            let text = format!("collision_area_size={area} makes more than {AREAS_MAX} areas of the disk");
+            let text =
+                format!("collision_area_size={area} makes more than {AREAS_MAX} areas of the disk");
             return Err(bad(format!("{text}: give at least {least}")));
         }
         Ok(())
@@ -182,13 +194,16 @@ impl BatchOptions {
         }
         for (name, value) in [("io_min", self.io_min), ("io_opt", self.io_opt)] {
             if value != 0 && (value < self.blocksize || !value.is_power_of_two()) {
-                let text = format!("{name}={value} is neither 0 nor a power of two of at least {blocksize}");
+                let text = format!(
+                    "{name}={value} is neither 0 nor a power of two of at least {blocksize}"
+                );
                 return Err(bad(text));
             }
         }
-        for (name, value, most) in
-            [("hw_queues", self.hw_queues, QUEUES_MAX), ("queue_depth", self.queue_depth, QUEUE_DEPTH_MAX)]
-        {
+        for (name, value, most) in [
+            ("hw_queues", self.hw_queues, QUEUES_MAX),
+            ("queue_depth", self.queue_depth, QUEUE_DEPTH_MAX),
+        ] {
             if value == 0 || value > most {
                 return Err(bad(format!("{name}={value} is not from 1 to {most}")));
             }

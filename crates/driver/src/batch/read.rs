@@ -1,5 +1,5 @@
-//! Reads, and the order of requests: a read follows the writes that it must see (read-after-write, thesis
-//! section 4.3.1).
+//! Reads, and the order of requests: a read follows the writes that it must see (read-after-write,
+//! thesis section 4.3.1).
 //!
 //! Not here: how the driver answers reads (`deliver`).
 
@@ -87,7 +87,8 @@ impl Batch {
         let is_range = is_range(request);
         let meets = |(from, to): &(u64, u64)| *from < end && start < *to;
         let is_behind = waiting.requests.iter().take(before).any(|(_, other)| {
-            (is_range || self::is_range(other)) && meets(&(other.address, other.address + other.length))
+            (is_range || self::is_range(other))
+                && meets(&(other.address, other.address + other.length))
         });
         // A write need not wait: its sequence number orders it after those in flight.
         let chunks = match request.operation {
@@ -127,7 +128,8 @@ impl Batch {
     /// Fails everything that waits, and the reads that no driver has.
     pub(super) fn fail_waiting(&self, error: &Error) {
         let waiting = std::mem::take(&mut *self.waiting.lock());
-        let mut failed: Vec<Request> = waiting.requests.into_iter().map(|(_, request)| request).collect();
+        let mut failed: Vec<Request> =
+            waiting.requests.into_iter().map(|(_, request)| request).collect();
         for queue in &self.queues {
             let mut reads = queue.reads.lock();
             failed.extend(std::mem::take(&mut reads.ready));

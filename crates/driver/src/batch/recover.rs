@@ -4,7 +4,8 @@
 //! |---|---|---|
 //! | waiting | a driver connects ([`Batch::start`]) | running |
 //! | running | it died or was disconnected ([`Batch::recover`]) | waiting |
-//! | waiting, running | [`Batch::end`]: nothing new is accepted, the driver finishes what there is | ending |
+//! | waiting, running | [`Batch::end`]: nothing new is accepted, the driver finishes what there is
+//! | ending |
 //! | ending | the last item is acknowledged | ended |
 //! | any | [`Batch::fail`]: no driver will connect, everything that waits fails | ended |
 //!
@@ -29,7 +30,8 @@ impl Batch {
     }
 
     /// The driver is gone and does not touch the shared memory any more. Everything that it has not
-    /// acknowledged is to be delivered again, with the newest acknowledged bytes (invariant 4 of `batch`).
+    /// acknowledged is to be delivered again, with the newest acknowledged bytes (invariant 4 of
+    /// `batch`).
     pub fn recover(&self) {
         self.life.pause();
         self.ring();
@@ -41,7 +43,8 @@ impl Batch {
         for writes in &mut all {
             writes.kept.clear();
             let fetched = std::mem::take(&mut writes.fetched);
-            writes.again_number = writes.again_number.max(fetched.keys().last().copied().unwrap_or_default());
+            writes.again_number =
+                writes.again_number.max(fetched.keys().last().copied().unwrap_or_default());
             for (number, (item, _)) in fetched.into_iter().rev() {
                 writes.ready.push_front((number, item));
             }
@@ -54,8 +57,8 @@ impl Batch {
             for (number, (request, _, _)) in fetched.into_iter().rev() {
                 reads.again.push_front((number, request));
             }
-            // A former driver may still see the old memory, and write to it. If there is no new memory, the
-            // old one is used: a driver that is gone has no reason to write.
+            // A former driver may still see the old memory, and write to it. If there is no new
+            // memory, the old one is used: a driver that is gone has no reason to write.
             if let Ok(memory) = super::read_memory(&self.options) {
                 reads.memory = memory;
             }
@@ -66,8 +69,8 @@ impl Batch {
         }
     }
 
-    /// Ends the device cleanly: nothing new is accepted, everything accepted goes to the driver, and each
-    /// queue ends after its last item.
+    /// Ends the device cleanly: nothing new is accepted, everything accepted goes to the driver,
+    /// and each queue ends after its last item.
     pub fn end(&self) {
         let closed = Error::new(ErrorKind::Closed, "the device is being removed");
         self.life.end();
@@ -83,14 +86,19 @@ impl Batch {
     pub fn is_drained(&self) -> bool {
         self.queues.iter().all(|queue| {
             let writes = queue.writes.lock();
-            let has_writes = writes.open.is_some() || !writes.ready.is_empty() || !writes.fetched.is_empty();
+            let has_writes =
+                writes.open.is_some() || !writes.ready.is_empty() || !writes.fetched.is_empty();
             drop(writes);
             let reads = queue.reads.lock();
-            !has_writes && reads.ready.is_empty() && reads.again.is_empty() && reads.fetched.is_empty()
+            !has_writes
+                && reads.ready.is_empty()
+                && reads.again.is_empty()
+                && reads.fetched.is_empty()
         })
     }
 
-    /// Ends the device: everything that waits fails, and data that only shared memory holds is dropped.
+    /// Ends the device: everything that waits fails, and data that only shared memory holds is
+    /// dropped.
     pub fn fail(&self, error: &Error) {
         self.life.ended();
         self.fail_pending(error);
@@ -102,7 +110,8 @@ impl Batch {
         self.ring();
     }
 
-    /// Fails every request that waits. Completed writes stay, because a driver may connect for them.
+    /// Fails every request that waits. Completed writes stay, because a driver may connect for
+    /// them.
     pub fn fail_pending(&self, error: &Error) {
         self.fail_stalled(error);
         self.fail_waiting(error);
@@ -161,7 +170,9 @@ fn mend(writes: &mut Writes, newer: &Listed, older: &Listed, bytes: &[u8]) {
         return;
     }
     let ready = writes.ready.iter().find(|(ready, _)| *ready == number).map(|(_, item)| item);
-    if let Some(Item::Chunk(closed)) = ready.or_else(|| writes.fetched.get(&number).map(|(item, _)| item)) {
+    if let Some(Item::Chunk(closed)) =
+        ready.or_else(|| writes.fetched.get(&number).map(|(item, _)| item))
+    {
         closed.lease.write()[at..at + bytes.len()].copy_from_slice(bytes);
     }
 }

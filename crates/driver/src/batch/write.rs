@@ -33,7 +33,8 @@ impl Batch {
         Some(request)
     }
 
-    /// Its bytes are in a chunk. Called without a lock: the user may submit the next request immediately.
+    /// Its bytes are in a chunk. Called without a lock: the user may submit the next request
+    /// immediately.
     pub(super) fn complete_write(&self, request: Request) {
         if request.flags.fua {
             self.flush(Some(request));
@@ -42,7 +43,8 @@ impl Batch {
         }
     }
 
-    /// Puts a write into the queue's open chunk, or into a new one. Returns false if there is no memory.
+    /// Puts a write into the queue's open chunk, or into a new one. Returns false if there is no
+    /// memory.
     fn place(&self, queue: usize, writes: &mut Writes, request: &mut Request) -> bool {
         let (start, end) = (request.address, request.address + request.length);
         let length = request.length as usize;
@@ -57,7 +59,9 @@ impl Batch {
             self.close(queue, writes);
         }
         if writes.open.is_none() {
-            let Some(lease) = self.queues[queue].write_memory.lease(chunk_bytes) else { return false };
+            let Some(lease) = self.queues[queue].write_memory.lease(chunk_bytes) else {
+                return false;
+            };
             writes.last_number += 1;
             let number = writes.last_number;
             let ordinal = self.ordinals.lock().next();
@@ -77,7 +81,8 @@ impl Batch {
             open.records.push(record);
             open.data_end += (end - start) as usize;
         }
-        let is_full = open.data_end == chunk_bytes || open.records.len() * RECORD_BYTES == metadata_bytes;
+        let is_full =
+            open.data_end == chunk_bytes || open.records.len() * RECORD_BYTES == metadata_bytes;
         // The device started to end while this waited: no later write would close the chunk.
         if is_full || self.state() == State::Ending {
             self.close(queue, writes);
@@ -90,7 +95,8 @@ impl Batch {
         let Some(open) = writes.open.take() else { return };
         let Open { number, ordinal, lease, records, data_end: length, .. } = open;
         let (offset, horizon) = (lease.offset(), self.ordinals.lock().last);
-        let closed = Closed { number, ordinal, horizon, length, records, offset, lease: RwLock::new(lease) };
+        let closed =
+            Closed { number, ordinal, horizon, length, records, offset, lease: RwLock::new(lease) };
         writes.ready.push_back((number, Item::Chunk(Arc::new(closed))));
         self.queues[queue].writes_bell.notify_one();
     }

@@ -1,7 +1,7 @@
 //! The interface of a driver: blocking functions that worker threads call.
 //!
-//! An error of a function is an [`std::io::Error`]. Users of the device see its errno where that is possible
-//! (`docs/format/driver.md`), otherwise EIO. Not here: the callers (`lane`, `work`).
+//! An error of a function is an [`std::io::Error`]. Users of the device see its errno where that is
+//! possible (`docs/format/driver.md`), otherwise EIO. Not here: the callers (`lane`, `work`).
 
 use std::io;
 use std::path::PathBuf;
@@ -17,8 +17,8 @@ use crate::protocol::{Control, ControlKind, Facts, Order, PacketSocket};
 pub struct Abilities {
     /// It accepts writes, discards and zeroes.
     pub write: bool,
-    /// It makes writes durable when it gets a flush. Without this, they must be durable when they are
-    /// answered.
+    /// It makes writes durable when it gets a flush. Without this, they must be durable when they
+    /// are answered.
     pub flush: bool,
     /// It can make a single write durable.
     pub fua: bool,
@@ -38,7 +38,8 @@ impl Default for Abilities {
 }
 
 impl Abilities {
-    /// As options of the protocol: those that differ from the defaults. The host may set the others.
+    /// As options of the protocol: those that differ from the defaults. The host may set the
+    /// others.
     pub(super) fn declare(self, facts: &mut Facts, is_batch: bool) {
         let is_plain = !is_batch;
         for (name, value, is_told) in [
@@ -73,8 +74,8 @@ impl Abilities {
     }
 }
 
-/// A driver. It gets ranges in bytes, always inside the device, and several threads may call it at the same
-/// time.
+/// A driver. It gets ranges in bytes, always inside the device, and several threads may call it at
+/// the same time.
 pub trait Driver: Send + Sync {
     /// Its abilities. Constant.
     fn abilities(&self) -> Abilities {
@@ -140,8 +141,8 @@ pub trait ChunkDriver: Send + Sync {
         Abilities::default()
     }
 
-    /// Stores all records of a chunk. Several threads get chunks at the same time: of two records that
-    /// overlap, the one with the higher sequence is newer, whichever is stored first.
+    /// Stores all records of a chunk. Several threads get chunks at the same time: of two records
+    /// that overlap, the one with the higher sequence is newer, whichever is stored first.
     ///
     /// # Errors
     /// The next flush reports the error to users.
@@ -196,8 +197,8 @@ pub struct Chunk<'a> {
     pub metadata_bytes: usize,
     /// The queue on which it arrived.
     pub queue: usize,
-    /// Its order (docs/format/write_chunk.md): `records`, `horizon`, `floor`, and whether a former driver had
-    /// it.
+    /// Its order (docs/format/write_chunk.md): `records`, `horizon`, `floor`, and whether a former
+    /// driver had it.
     pub order: &'a Order,
 }
 

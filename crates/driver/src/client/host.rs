@@ -1,6 +1,8 @@
-//! The host of a driver: the one that started it, one that is found by name, or one that is started here.
+//! The host of a driver: the one that started it, one that is found by name, or one that is started
+//! here.
 //!
-//! Invariant: a host that was started here outlives this process. Not here: what a host is (`crate::host`).
+//! Invariant: a host that was started here outlives this process. Not here: what a host is
+//! (`crate::host`).
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -40,8 +42,13 @@ pub(super) fn doors(doors: &[&str]) -> Result<Vec<String>> {
         named.map(str::to_owned).collect()
     };
     if doors.is_empty() {
-        let text = format!("no host started this driver, and it names no door; name one in {DOORS_VARIABLE}");
-        return Err(Error::new(ErrorKind::Invalid, format!("{text}, for example nbd=unix:/path or ublk")));
+        let text = format!(
+            "no host started this driver, and it names no door; name one in {DOORS_VARIABLE}"
+        );
+        return Err(Error::new(
+            ErrorKind::Invalid,
+            format!("{text}, for example nbd=unix:/path or ublk"),
+        ));
     }
     Ok(doors)
 }
@@ -51,14 +58,18 @@ pub(super) fn doors(doors: &[&str]) -> Result<Vec<String>> {
 /// # Errors
 /// `NotFound` if no device has this name.
 pub fn find(name: &str) -> Result<PathBuf> {
-    let output = Command::new(program()).args(["driver", "socket", name]).stdin(Stdio::null()).output();
+    let output =
+        Command::new(program()).args(["driver", "socket", name]).stdin(Stdio::null()).output();
     let output = output.map_err(no_program)?;
     let path = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     if output.status.success() && !path.is_empty() {
         return Ok(path.into());
     }
     let told = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(Error::new(ErrorKind::NotFound, format!("cannot find a device {name} with a driver: {told}")))
+    Err(Error::new(
+        ErrorKind::NotFound,
+        format!("cannot find a device {name} with a driver: {told}"),
+    ))
 }
 
 impl Host {
@@ -81,7 +92,8 @@ impl Host {
         }
         let mut child = sawmill_sys::in_own_session(&mut command).spawn().map_err(no_program)?;
         let out = child.stdout.take();
-        let out = out.ok_or_else(|| Error::new(ErrorKind::Internal, "the host has no standard output"))?;
+        let out =
+            out.ok_or_else(|| Error::new(ErrorKind::Internal, "the host has no standard output"))?;
         let mut host = Host { socket: PathBuf::new(), child, events: BufReader::new(out) };
         while let Some(event) = host.next_event() {
             match text(&event, "event") {

@@ -1,10 +1,10 @@
 //! A driver as a device of this process, for programs that open doors themselves.
 //!
-//! Invariant: dropping the device waits for accepted requests, unless an answer on a thread of its own drops
-//! it.
+//! Invariant: dropping the device waits for accepted requests, unless an answer on a thread of its
+//! own drops it.
 //!
-//! Not here: hosts; whole blocks from arbitrary bytes (`sawmill_device::layer::Align`, for a driver that
-//! requires blocks).
+//! Not here: hosts; whole blocks from arbitrary bytes (`sawmill_device::layer::Align`, for a driver
+//! that requires blocks).
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -35,8 +35,9 @@ struct Shared {
 }
 
 impl InProcess {
-    /// A device of `size_bytes`, in blocks of 512 or 4096, with this many threads. The driver gets requests
-    /// as they come: unless it accepts any byte, wrap the device in [`sawmill_device::layer::Align`].
+    /// A device of `size_bytes`, in blocks of 512 or 4096, with this many threads. The driver gets
+    /// requests as they come: unless it accepts any byte, wrap the device in
+    /// [`sawmill_device::layer::Align`].
     ///
     /// # Errors
     /// `Invalid` for impossible sizes; `Full` if there are no more threads.
@@ -49,12 +50,14 @@ impl InProcess {
         let abilities = driver.abilities();
         let is_block = matches!(block_bytes, 512 | 4096);
         if !is_block || size_bytes == 0 || !size_bytes.is_multiple_of(u64::from(block_bytes)) {
-            let text = format!("a device cannot have {size_bytes} bytes in blocks of {block_bytes}");
+            let text =
+                format!("a device cannot have {size_bytes} bytes in blocks of {block_bytes}");
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         // Bounded by what the doors admit at the same time.
         let (send, receive) = channel();
-        let shared = Arc::new(Shared { driver: Box::new(driver), abilities, requests: Mutex::new(receive) });
+        let shared =
+            Arc::new(Shared { driver: Box::new(driver), abilities, requests: Mutex::new(receive) });
         let operations = Operations {
             discard: abilities.write && abilities.discard,
             write_zeroes: abilities.write && abilities.write_zeroes,

@@ -1,9 +1,9 @@
 //! A socket that carries orders, with the memory that they refer to.
 //!
-//! Invariants: one thread takes an order, and answers it once; its memory is free when the answer is sent. On
-//! a lane of chunks, a flush starts when everything before it on the lane is done. One thread at a time waits
-//! for the host; a thread that takes an order makes sure that another one continues. Not here: what an order
-//! means to a driver (`work`).
+//! Invariants: one thread takes an order, and answers it once; its memory is free when the answer
+//! is sent. On a lane of chunks, a flush starts when everything before it on the lane is done. One
+//! thread at a time waits for the host; a thread that takes an order makes sure that another one
+//! continues. Not here: what an order means to a driver (`work`).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -61,7 +61,12 @@ pub(super) struct Answers {
 }
 
 impl Lane {
-    pub(super) fn new(queue: usize, socket: PacketSocket, memory: Arc<Attached>, takes_chunks: bool) -> Self {
+    pub(super) fn new(
+        queue: usize,
+        socket: PacketSocket,
+        memory: Arc<Attached>,
+        takes_chunks: bool,
+    ) -> Self {
         let incoming = Incoming { buffer: vec![0; PACKET_BYTES_MAX], ..Incoming::default() };
         Lane {
             queue,
@@ -117,8 +122,8 @@ impl Lane {
         let ticket = incoming.taken;
         // Under the lock, so that `open` gets the tickets in order.
         self.open.lock().insert(ticket);
-        // Wakes one more thread, for what is left or for what comes; that thread wakes the next one. A fast
-        // driver has done everything by then, and the others stay asleep.
+        // Wakes one more thread, for what is left or for what comes; that thread wakes the next
+        // one. A fast driver has done everything by then, and the others stay asleep.
         if incoming.idle > 0 && !(incoming.pending.is_empty() && incoming.is_listening) {
             self.more.notify_one();
         }
@@ -131,7 +136,10 @@ impl Lane {
     }
 
     /// Waits for the host's next orders, as the only thread.
-    fn listen<'a>(&'a self, mut incoming: MutexGuard<'a, Incoming>) -> Result<MutexGuard<'a, Incoming>> {
+    fn listen<'a>(
+        &'a self,
+        mut incoming: MutexGuard<'a, Incoming>,
+    ) -> Result<MutexGuard<'a, Incoming>> {
         incoming.is_listening = true;
         let mut buffer = std::mem::take(&mut incoming.buffer);
         drop(incoming);
@@ -160,7 +168,8 @@ impl Lane {
         }
         let lent = self.memory.lend(order.offset, order.length).ok_or_else(|| {
             let text = format!(
-                "the host ordered a {:?} with {} bytes at {} of a memory of {}, or bytes that are in use",
+                "the host ordered a {:?} with {} bytes at {} of a memory of {}, or bytes that are \
+                in use",
                 order.kind,
                 order.length,
                 order.offset,
@@ -190,7 +199,8 @@ impl Lane {
         self.close_ticket(ticket);
         answers.bytes.extend_from_slice(&Answer { number: order.number, errno }.encode());
         let since = *answers.since.get_or_insert_with(Instant::now);
-        let is_time = answers.bytes.len() >= ANSWERS_MAX * ANSWER_BYTES || since.elapsed() >= ANSWER_WAITS;
+        let is_time =
+            answers.bytes.len() >= ANSWERS_MAX * ANSWER_BYTES || since.elapsed() >= ANSWER_WAITS;
         if is_time { answers.send(self) } else { Ok(()) }
     }
 }

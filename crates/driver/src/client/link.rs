@@ -1,7 +1,7 @@
 //! A driver's connections to its host, from HELLO to ATTACHED.
 //!
-//! Invariant: a host that sends something invalid gets no further. Not here: the orders on the queues
-//! (`lane`).
+//! Invariant: a host that sends something invalid gets no further. Not here: the orders on the
+//! queues (`lane`).
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -51,8 +51,11 @@ impl Link {
             hello.add(name, value);
         }
         control.send(&Control::new(ControlKind::Hello, hello).encode(), &[])?;
-        let device =
-            Device { control: Arc::new(control), welcome: Arc::default(), socket: socket.to_owned() };
+        let device = Device {
+            control: Arc::new(control),
+            welcome: Arc::default(),
+            socket: socket.to_owned(),
+        };
         let buffer = vec![0; PACKET_BYTES_MAX];
         let mut link = Link { device, lanes: Vec::new(), is_replaced: false, buffer };
         link.greet()?;
@@ -68,8 +71,9 @@ impl Link {
                 ControlKind::Welcome => {
                     let protocol: u32 = facts.parsed("protocol")?;
                     if protocol != PROTOCOL {
-                        let text =
-                            format!("the host speaks protocol {protocol}, but this driver speaks {PROTOCOL}");
+                        let text = format!(
+                            "the host speaks protocol {protocol}, but this driver speaks {PROTOCOL}"
+                        );
                         return Err(Error::new(ErrorKind::Refused, text));
                     }
                     self.device.welcome = Arc::new(facts);
@@ -77,7 +81,11 @@ impl Link {
                 ControlKind::Queue => self.add_queue(&facts, files)?,
                 ControlKind::Attached if !self.lanes.is_empty() => return Ok(()),
                 ControlKind::Refused => return Err(refusal(&facts)),
-                kind => return Err(odd(format!("the host sent {kind:?} before a driver was attached"))),
+                kind => {
+                    return Err(odd(format!(
+                        "the host sent {kind:?} before a driver was attached"
+                    )));
+                }
             }
         }
     }
@@ -92,7 +100,9 @@ impl Link {
         }
         let mut files = files.into_iter();
         for (at, name) in names.iter().enumerate() {
-            let (Some(socket), Some(memory)) = (files.next(), files.next()) else { return Err(gone()) };
+            let (Some(socket), Some(memory)) = (files.next(), files.next()) else {
+                return Err(gone());
+            };
             let memory = Attached::open(memory, facts.parsed(name)?)
                 .map_err(|error| odd(format!("memory of queue {queue}: {error}")))?;
             self.lanes.push(Lane::new(queue, socket.into(), memory, is_batch && at == 0));
@@ -120,8 +130,8 @@ impl Link {
 
     /// Notifies every thread that waits for the host that it is over.
     pub(super) fn break_off(device: &Device, lanes: &[Lane]) {
-        // Closes the control connection last: without it the driver counts as gone, which does not end the
-        // device.
+        // Closes the control connection last: without it the driver counts as gone, which does not
+        // end the device.
         lanes.iter().for_each(|lane| lane.socket.close_both_ways());
         device.control.close_both_ways();
     }
@@ -130,7 +140,9 @@ impl Link {
 fn doors(facts: &Facts) -> Vec<Door> {
     let doors = facts.iter().filter(|(name, _)| *name == "door");
     let split = doors.filter_map(|(_, value)| value.split_once(' '));
-    split.map(|(kind, address)| Door { kind: kind.to_owned(), address: address.to_owned() }).collect()
+    split
+        .map(|(kind, address)| Door { kind: kind.to_owned(), address: address.to_owned() })
+        .collect()
 }
 
 /// Sends a question to a host: `status`, `flush`, `end`, `fail` or `replace`. Returns the answer.
@@ -166,7 +178,10 @@ fn refusal(facts: &Facts) -> Error {
         28 => ErrorKind::Full,
         _ => ErrorKind::Refused,
     };
-    Error::new(kind, format!("the host refused: {}", facts.get("message").unwrap_or("it gave no reason")))
+    Error::new(
+        kind,
+        format!("the host refused: {}", facts.get("message").unwrap_or("it gave no reason")),
+    )
 }
 
 pub(super) fn gone() -> Error {

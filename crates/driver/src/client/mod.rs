@@ -1,9 +1,9 @@
 //! The driver's side of the protocol: how a program becomes a block device.
 //!
-//! Files: `driver` (the interface), `options`, `host` (the process that holds the device), `link` and `lane`
-//! (connections), `serve` (orders become calls), `work` (threads), `in_process` (a driver without a host).
-//! Start with `docs/guide/driver-rust.md`. Not here: the bytes (`protocol`), the device (`host` of this
-//! crate).
+//! Files: `driver` (the interface), `options`, `host` (the process that holds the device), `link`
+//! and `lane` (connections), `serve` (orders become calls), `work` (threads), `in_process` (a
+//! driver without a host). Start with `docs/guide/driver-rust.md`. Not here: the bytes
+//! (`protocol`), the device (`host` of this crate).
 
 mod driver;
 mod host;
@@ -41,8 +41,8 @@ pub enum Outcome {
     Ended,
 }
 
-/// A host that was found or started, before a driver is introduced. The process that connected counts, not
-/// the one that serves, so a program may drop its privileges in between.
+/// A host that was found or started, before a driver is introduced. The process that connected
+/// counts, not the one that serves, so a program may drop its privileges in between.
 pub struct Connection {
     control: PacketSocket,
     socket: PathBuf,
@@ -50,8 +50,9 @@ pub struct Connection {
     options: Options,
 }
 
-/// Connects to the host that started this program, otherwise to a new one with these doors (lines like
-/// `nbd=unix:/path`, `ublk`, `loop=/folder`; if none, those in `SAWMILL_DOORS`, separated by spaces).
+/// Connects to the host that started this program, otherwise to a new one with these doors (lines
+/// like `nbd=unix:/path`, `ublk`, `loop=/folder`; if none, those in `SAWMILL_DOORS`, separated by
+/// spaces).
 ///
 /// # Errors
 /// `NotFound` without a host; the reason why it did not start.
@@ -119,7 +120,11 @@ pub fn serve(driver: &dyn Driver, doors: &[&str], options: &Options) -> Result<O
 ///
 /// # Errors
 /// As [`serve`].
-pub fn serve_chunks(driver: &dyn ChunkDriver, doors: &[&str], options: &Options) -> Result<Outcome> {
+pub fn serve_chunks(
+    driver: &dyn ChunkDriver,
+    doors: &[&str],
+    options: &Options,
+) -> Result<Outcome> {
     connect(doors, &options.clone().option("mode", "batch"))?.serve_chunks(driver)
 }
 

@@ -1,4 +1,5 @@
-//! The options of a driver. Not here: what the options of the protocol mean (`docs/format/driver.md`).
+//! The options of a driver. Not here: what the options of the protocol mean
+//! (`docs/format/driver.md`).
 
 use std::path::PathBuf;
 
@@ -35,15 +36,16 @@ impl Options {
         self
     }
 
-    /// The name of a device for which a host is started here; the default is the program's name and process
-    /// id.
+    /// The name of a device for which a host is started here; the default is the program's name and
+    /// process id.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Worker threads for each queue; 0 means 1. With one thread and one queue, that is the calling thread.
+    /// Worker threads for each queue; 0 means 1. With one thread and one queue, that is the calling
+    /// thread.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;

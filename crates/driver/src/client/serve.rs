@@ -44,7 +44,9 @@ impl<'a, D: Driver + ?Sized> Plain<'a, D> {
         }
         let found = records(bytes, chunks.metadata_bytes, count).flatten();
         let marks = (order.horizon, order.floor);
-        chunks.resolver.apply_chunk(found, marks, |offset, data| self.driver.write(offset, data, false))
+        chunks
+            .resolver
+            .apply_chunk(found, marks, |offset, data| self.driver.write(offset, data, false))
     }
 }
 
@@ -55,7 +57,8 @@ impl<D: Driver + ?Sized> Handler for Plain<'_, D> {
 
     fn attached(&self, device: &Device) {
         *self.chunks.lock() = metadata_bytes(device).ok().map(|metadata_bytes| {
-            let area_bytes = device.option("collision_area_size").and_then(|value| value.parse().ok());
+            let area_bytes =
+                device.option("collision_area_size").and_then(|value| value.parse().ok());
             let area_bytes = area_bytes.filter(|bytes| *bytes > 0).unwrap_or(4096);
             Chunks { metadata_bytes, resolver: Resolver::new(area_bytes) }.into()
         });
@@ -72,7 +75,9 @@ impl<D: Driver + ?Sized> Handler for Plain<'_, D> {
             OrderKind::Write => self.write(order, memory),
             OrderKind::Flush => self.driver.flush(),
             OrderKind::Discard => self.driver.discard(order.address, order.length),
-            OrderKind::WriteZeroes => self.driver.write_zeroes(order.address, order.length, order.no_unmap),
+            OrderKind::WriteZeroes => {
+                self.driver.write_zeroes(order.address, order.length, order.no_unmap)
+            }
             OrderKind::Chunk => self.store(order, memory),
             OrderKind::End => Ok(()),
         }
@@ -110,7 +115,9 @@ impl<D: ChunkDriver + ?Sized> Handler for Batched<'_, D> {
             OrderKind::Read => self.driver.read(order.address, memory),
             OrderKind::Flush => self.driver.flush(queue),
             OrderKind::Discard => self.driver.discard(order.address, order.length),
-            OrderKind::WriteZeroes => self.driver.write_zeroes(order.address, order.length, order.no_unmap),
+            OrderKind::WriteZeroes => {
+                self.driver.write_zeroes(order.address, order.length, order.no_unmap)
+            }
             OrderKind::Chunk => {
                 let metadata_bytes = *self.metadata_bytes.lock();
                 self.driver.write(&Chunk { bytes: memory, metadata_bytes, queue, order })

@@ -14,7 +14,9 @@ use sawmill_device::layer::Align;
 use sawmill_device::{BlockDevice, ErrorKind, Result, conformance};
 use sawmill_sys::{Arena, Lease};
 
-use super::{Abilities, ChunkDriver, Door, Driver, InProcess, Options, Outcome, serve, serve_chunks};
+use super::{
+    Abilities, ChunkDriver, Door, Driver, InProcess, Options, Outcome, serve, serve_chunks,
+};
 use crate::batch::chunk::Record;
 use crate::protocol::{
     Answer, Control, ControlKind, Facts, Order, OrderKind, PACKET_BYTES_MAX, PacketSocket,
@@ -124,7 +126,10 @@ impl Host {
             socket.send(&Order::new(OrderKind::End, 0).encode(), &[]).unwrap();
         }
         for (socket, ..) in &self.lanes {
-            assert!(socket.receive(&mut buffer).unwrap().is_none(), "END is not answered: the socket closes");
+            assert!(
+                socket.receive(&mut buffer).unwrap().is_none(),
+                "END is not answered: the socket closes"
+            );
         }
     }
 }
@@ -138,7 +143,8 @@ fn host(
 ) -> (PathBuf, JoinHandle<()>) {
     let path = folder.join("driver");
     let flags = SocketFlags::CLOEXEC;
-    let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    let listener =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
     rustix::net::bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     rustix::net::listen(&listener, 1).unwrap();
     let work = move || {
@@ -152,8 +158,11 @@ fn host(
         for queue in 0..queues {
             let mut files = Vec::new();
             let mut facts = Facts::default().with("queue", queue);
-            for name in if is_batch { &["memory_bytes", "read_memory_bytes"][..] } else { &["memory_bytes"] }
-            {
+            for name in if is_batch {
+                &["memory_bytes", "read_memory_bytes"][..]
+            } else {
+                &["memory_bytes"]
+            } {
                 let (ours, theirs) = PacketSocket::pair().unwrap();
                 let arena = Arena::create("test", 1 << 20).unwrap();
                 facts.add(name, 1 << 20);
@@ -172,7 +181,11 @@ fn host(
 }
 
 fn plain() -> Facts {
-    Facts::default().with("protocol", 1).with("name", "disk").with("generation", 1).with("mode", "plain")
+    Facts::default()
+        .with("protocol", 1)
+        .with("name", "disk")
+        .with("generation", 1)
+        .with("mode", "plain")
 }
 
 fn batch() -> Facts {
@@ -230,7 +243,10 @@ fn requests_are_answered_in_shared_memory_until_the_end() {
         assert_eq!(driver.bytes.lock()[(1 << 16) + 511..][..2], [0, 3]);
         if (queues, threads) == (1, 1) {
             let here = thread::current().id();
-            assert!(driver.threads.lock().iter().all(|thread| *thread == here), "all on the calling thread");
+            assert!(
+                driver.threads.lock().iter().all(|thread| *thread == here),
+                "all on the calling thread"
+            );
         }
     }
 }
@@ -240,11 +256,12 @@ fn many_orders_of_one_packet_are_all_answered() {
     let driver = Ram::new();
     let outcome = run(&driver, plain(), (1, 4), |host| {
         host.tell(ControlKind::Doors, Facts::default());
-        let orders =
-            (0..200).map(|n| Order { offset: n * 4096, ..order(OrderKind::Read, n, n * 4096, 4096) });
+        let orders = (0..200)
+            .map(|n| Order { offset: n * 4096, ..order(OrderKind::Read, n, n * 4096, 4096) });
         let packet: Vec<u8> = orders.flat_map(|order| order.encode()).collect();
         host.lanes[0].0.send(&packet, &[]).unwrap();
-        let mut numbers: Vec<u64> = host.answers(0, 200).iter().map(|answer| answer.number).collect();
+        let mut numbers: Vec<u64> =
+            host.answers(0, 200).iter().map(|answer| answer.number).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, (0..200).collect::<Vec<_>>());
         host.finish("replaced");
@@ -271,7 +288,9 @@ fn as_many_orders_as_threads_are_in_work_at_once() {
     let driver = Together(std::sync::Barrier::new(4));
     let outcome = run(&driver, plain(), (1, 4), |host| {
         host.tell(ControlKind::Doors, Facts::default());
-        let read = |n: u64| Order { offset: n * 4096, ..order(OrderKind::Read, n, n * 4096, 4096) }.encode();
+        let read = |n: u64| {
+            Order { offset: n * 4096, ..order(OrderKind::Read, n, n * 4096, 4096) }.encode()
+        };
         for at_once in [1, 2, 4, 8] {
             let reads: Vec<Vec<u8>> = (0..8).map(|n| read(n).to_vec()).collect();
             for packet in reads.chunks(at_once) {
@@ -364,7 +383,12 @@ fn a_driver_that_cannot_do_what_the_device_orders_is_not_attached() {
 }
 
 /// A chunk of one record, in the memory of a lane.
-fn chunk(host: &mut Host, at: usize, (address, length, sequence): (u64, usize, u64), value: u8) -> Order {
+fn chunk(
+    host: &mut Host,
+    at: usize,
+    (address, length, sequence): (u64, usize, u64),
+    value: u8,
+) -> Order {
     let record = Record { address, length: length as u64, sequence };
     host.lanes[0].2[at..at + 32].copy_from_slice(&record.encode());
     host.lanes[0].2[at + METADATA..at + METADATA + length].fill(value);

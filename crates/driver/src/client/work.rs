@@ -1,8 +1,8 @@
 //! The life of an attached driver: one or more threads execute orders until the host sends END.
 //!
-//! Invariants: everything happens on the calling thread until the doors are known, and always with one thread
-//! for one lane. A driver that panics answers EIO and continues. A thread that finds the host gone wakes all
-//! others. Not here: sockets (`lane`, `link`).
+//! Invariants: everything happens on the calling thread until the doors are known, and always with
+//! one thread for one lane. A driver that panics answers EIO and continues. A thread that finds the
+//! host gone wakes all others. Not here: sockets (`lane`, `link`).
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -41,7 +41,8 @@ pub(super) fn run(mut link: Link, handler: &dyn Handler, threads: usize) -> Resu
     Ok(if replaced { Outcome::Replaced } else { Outcome::Ended })
 }
 
-/// Serves all lanes on this thread: to the end, or until the doors are known. Returns whether it is the end.
+/// Serves all lanes on this thread: to the end, or until the doors are known. Returns whether it is
+/// the end.
 fn serve_alone(link: &mut Link, handler: &dyn Handler, to_the_end: bool) -> Result<bool> {
     let mut answers = Answers::default();
     loop {
@@ -76,7 +77,8 @@ fn serve_alone(link: &mut Link, handler: &dyn Handler, to_the_end: bool) -> Resu
 
 /// Waits for packets: returns whether control packets are there, and the lanes with orders.
 fn wait(link: &Link) -> Result<(bool, Vec<usize>)> {
-    let open: Vec<usize> = (0..link.lanes.len()).filter(|at| !link.lanes[*at].has_ended()).collect();
+    let open: Vec<usize> =
+        (0..link.lanes.len()).filter(|at| !link.lanes[*at].has_ended()).collect();
     let mut files = vec![PollFd::new(&*link.device.control, PollFlags::IN)];
     files.extend(open.iter().map(|at| PollFd::new(&link.lanes[*at].socket, PollFlags::IN)));
     loop {
@@ -106,7 +108,8 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
     let left = std::sync::atomic::AtomicUsize::new(lanes.len() * threads);
     thread::scope(|scope| {
         for lane in lanes.iter().flat_map(|lane| std::iter::repeat_n(lane, threads)) {
-            let (fail, left, lanes, device, cores) = (&fail, &left, &lanes, &device, cores.as_ref());
+            let (fail, left, lanes, device, cores) =
+                (&fail, &left, &lanes, &device, cores.as_ref());
             let work = move || {
                 if let Some(cores) = cores {
                     cores.tie(lane.queue);
@@ -118,7 +121,8 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
                     Link::break_off(device, lanes);
                 }
             };
-            let started = thread::Builder::new().name("sawmill-driver".to_owned()).spawn_scoped(scope, work);
+            let started =
+                thread::Builder::new().name("sawmill-driver".to_owned()).spawn_scoped(scope, work);
             if let Err(error) = started {
                 fail(Error::caused(ErrorKind::Full, "cannot start a thread for the driver", error));
                 break;
@@ -159,7 +163,9 @@ fn handle(queue: usize, handler: &dyn Handler, task: &mut Task) -> io::Result<()
     let memory = task.memory.as_deref_mut().unwrap_or_default();
     catch_unwind(AssertUnwindSafe(|| handler.handle(queue, &order, memory))).unwrap_or_else(|_| {
         let (kind, length, address) = (order.kind, order.length, order.address);
-        tracing::error!("the driver panicked in a {kind:?} of {length} bytes at {address}; answered EIO");
+        tracing::error!(
+            "the driver panicked in a {kind:?} of {length} bytes at {address}; answered EIO"
+        );
         Err(Errno::IO.into())
     })
 }

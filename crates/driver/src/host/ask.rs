@@ -20,9 +20,10 @@ impl Host {
         let answer = match ask {
             "status" => Ok(self.status()),
             "flush" => match self.device() {
-                Some(device) => {
-                    device.flush().map(|()| Facts::default()).map_err(|e| (e.kind().errno(), e.to_string()))
-                }
+                Some(device) => device
+                    .flush()
+                    .map(|()| Facts::default())
+                    .map_err(|e| (e.kind().errno(), e.to_string())),
                 None => Err((19, "no driver has declared the device yet".to_owned())),
             },
             "end" => {

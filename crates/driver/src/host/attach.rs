@@ -1,7 +1,7 @@
 //! A driver connects, serves, and leaves.
 //!
-//! Invariants: requests of a driver that is gone are recovered (`recover`) before another one gets anything.
-//! A refused driver changes nothing. Not here: the traffic on its sockets (`session`).
+//! Invariants: requests of a driver that is gone are recovered (`recover`) before another one gets
+//! anything. A refused driver changes nothing. Not here: the traffic on its sockets (`session`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -34,7 +34,8 @@ impl Host {
         let (session, threads) = match self.welcome(&control, hello, pid) {
             Ok(theirs) => match self.serve(control, theirs, pid) {
                 Ok(started) => started,
-                // The driver is gone already, or no threads are available: the next one finds what there is.
+                // The driver is gone already, or no threads are available: the next one finds what
+                // there is.
                 Err(error) => return self.say_gone(0, pid, false, error.to_string()),
             },
             Err(error) => {
@@ -51,9 +52,14 @@ impl Host {
         self.take_leave(&session, threads);
     }
 
-    /// Checks whether the driver may connect, lets the current one finish, and sends the new one all it
-    /// needs.
-    fn welcome(&self, control: &PacketSocket, hello: &Facts, pid: u32) -> Result<Vec<PacketSocket>> {
+    /// Checks whether the driver may connect, lets the current one finish, and sends the new one
+    /// all it needs.
+    fn welcome(
+        &self,
+        control: &PacketSocket,
+        hello: &Facts,
+        pid: u32,
+    ) -> Result<Vec<PacketSocket>> {
         let protocol: u32 = hello.parsed("protocol")?;
         if protocol != PROTOCOL {
             let text = format!("protocol={protocol}: this host speaks {PROTOCOL}");
@@ -168,12 +174,16 @@ impl Host {
             match session.hear(&mut buffer) {
                 Ok(Some(packet)) if packet.kind == ControlKind::Leave => {
                     let failed = packet.facts.get("outcome") == Some("failed");
-                    let why =
-                        packet.facts.get("message").unwrap_or("its driver reported a failure").to_owned();
+                    let why = packet
+                        .facts
+                        .get("message")
+                        .unwrap_or("its driver reported a failure")
+                        .to_owned();
                     (self.tell)(Event::EndAsked(failed.then_some(why)));
                 }
                 Ok(Some(packet)) => {
-                    return session.cut(&format!("it broke the protocol: {:?} from a driver", packet.kind));
+                    return session
+                        .cut(&format!("it broke the protocol: {:?} from a driver", packet.kind));
                 }
                 Ok(None) => return,
                 Err(error) => return session.cut(&error.to_string()),
@@ -215,7 +225,9 @@ impl Host {
 
     /// The driver died.
     fn bereave(&self, served: &Served, why: &str) {
-        let died = |what: &str| Error::new(ErrorKind::Unavailable, format!("{what}: its driver died: {why}"));
+        let died = |what: &str| {
+            Error::new(ErrorKind::Unavailable, format!("{what}: its driver died: {why}"))
+        };
         if !served.options.recoverable {
             let error = died("the device has failed");
             (self.tell)(Event::EndAsked(Some(error.to_string())));

@@ -1,9 +1,11 @@
 //! Connections to a host that have not sent anything yet: a few at a time, for a short time.
 //!
-//! Each has a thread of the host, so their number is bounded. When one too many arrives, the one that has
-//! been silent longest is closed: silent connections cannot keep out those that send immediately.
+//! Each has a thread of the host, so their number is bounded. When one too many arrives, the one
+//! that has been silent longest is closed: silent connections cannot keep out those that send
+//! immediately.
 //!
-//! Invariant: the socket of every connection here is open. Not here: their messages (`attach`, `ask`).
+//! Invariant: the socket of every connection here is open. Not here: their messages (`attach`,
+//! `ask`).
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;

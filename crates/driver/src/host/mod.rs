@@ -1,4 +1,5 @@
-//! A device whose driver is another process. Drivers connect, leave, die and are replaced; the device stays.
+//! A device whose driver is another process. Drivers connect, leave, die and are replaced; the
+//! device stays.
 //!
 //! | state | event | then |
 //! |---|---|---|
@@ -6,16 +7,17 @@
 //! | running | its driver died, or was replaced | waiting |
 //! | waiting | a driver connects | running |
 //! | waiting | requests waited for `death_timeout_s` | waiting, and requests fail |
-//! | running, waiting | the driver leaves, or [`Host::finish`] | ending: everything is answered, then ended |
+//! | running, waiting | the driver leaves, or [`Host::finish`] | ending: everything is answered,
+//! then ended |
 //! | any | [`Host::fail`]; a driver that was not recoverable died | ended |
 //!
-//! Invariants: the device has at most one driver. A driver keeps the device until all of its threads here
-//! have ended, and then the next one gets what it did not answer, so every request is answered once and by
-//! one of them.
+//! Invariants: the device has at most one driver. A driver keeps the device until all of its
+//! threads here have ended, and then the next one gets what it did not answer, so every request is
+//! answered once and by one of them.
 //!
-//! Files: `greeting` (silent connections), `attach` (a driver connects), `session` (its sockets), `policy`
-//! (no driver is there), `ask` (questions of commands). Not here: doors, child processes (the program); the
-//! bytes (`protocol`).
+//! Files: `greeting` (silent connections), `attach` (a driver connects), `session` (its sockets),
+//! `policy` (no driver is there), `ask` (questions of commands). Not here: doors, child processes
+//! (the program); the bytes (`protocol`).
 
 mod ask;
 mod attach;
@@ -67,7 +69,8 @@ pub enum Event {
         /// What was wrong, if it was not in order.
         why: String,
     },
-    /// A driver takes too long for an order and counts as gone: the listener should end the process.
+    /// A driver takes too long for an order and counts as gone: the listener should end the
+    /// process.
     Hung {
         /// The process.
         pid: u32,
@@ -127,8 +130,8 @@ struct Served {
 }
 
 impl Host {
-    /// Listens for drivers at `path`, for a device with this name. `given` are options that a driver cannot
-    /// change.
+    /// Listens for drivers at `path`, for a device with this name. `given` are options that a
+    /// driver cannot change.
     ///
     /// # Errors
     /// `InUse` if another host has this path, `Invalid` for invalid options, `Unavailable`.
@@ -139,9 +142,10 @@ impl Host {
             trial.set(option, value)?;
         }
         let claim = FileLock::of_name(path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::WouldBlock => {
-                Error::new(ErrorKind::InUse, format!("a device '{name}' already exists: {}", path.display()))
-            }
+            std::io::ErrorKind::WouldBlock => Error::new(
+                ErrorKind::InUse,
+                format!("a device '{name}' already exists: {}", path.display()),
+            ),
             _ => unavailable(path, &error),
         })?;
         let socket = listening(path)?;
@@ -219,8 +223,8 @@ impl Host {
         self.now.lock().session.as_ref().map(|session| session.pid)
     }
 
-    /// Ends the device cleanly: everything accepted goes to the driver, is flushed and answered. Close the
-    /// doors first. Waits for a driver if there is none; [`fail`](Self::fail) stops that.
+    /// Ends the device cleanly: everything accepted goes to the driver, is flushed and answered.
+    /// Close the doors first. Waits for a driver if there is none; [`fail`](Self::fail) stops that.
     ///
     /// # Errors
     /// The error of the final flush; the device has ended anyway.
@@ -340,11 +344,17 @@ impl Host {
             return;
         }
         match first {
-            Ok(Some(packet)) if packet.kind == ControlKind::Hello => self.attach(control, &packet.facts, pid),
-            Ok(Some(packet)) if packet.kind == ControlKind::Ask => self.answer(&control, &packet.facts),
-            Ok(Some(packet)) => {
-                refuse(&control, 71, &format!("a connection must start with HELLO, not {:?}", packet.kind))
+            Ok(Some(packet)) if packet.kind == ControlKind::Hello => {
+                self.attach(control, &packet.facts, pid)
             }
+            Ok(Some(packet)) if packet.kind == ControlKind::Ask => {
+                self.answer(&control, &packet.facts)
+            }
+            Ok(Some(packet)) => refuse(
+                &control,
+                71,
+                &format!("a connection must start with HELLO, not {:?}", packet.kind),
+            ),
             Ok(None) => {}
             Err(error) => refuse(&control, 71, &error.to_string()),
         }
@@ -358,14 +368,16 @@ fn refuse(control: &PacketSocket, errno: i32, message: &str) {
 }
 
 fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<std::thread::JoinHandle<()>> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(run)
-        .map_err(|error| Error::caused(ErrorKind::Unavailable, "cannot start a thread for a driver", error))
+    std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(|error| {
+        Error::caused(ErrorKind::Unavailable, "cannot start a thread for a driver", error)
+    })
 }
 
 fn unavailable(path: &Path, error: &dyn std::fmt::Display) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("cannot listen for drivers at {}: {error}", path.display()))
+    Error::new(
+        ErrorKind::Unavailable,
+        format!("cannot listen for drivers at {}: {error}", path.display()),
+    )
 }
 
 /// A socket for this user only; the caller has the claim to its path.
@@ -376,8 +388,9 @@ fn listening(path: &Path) -> Result<OwnedFd> {
     })?;
     let _ = std::fs::remove_file(path);
     let failed = |error: rustix::io::Errno| unavailable(path, &error);
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .map_err(failed)?;
+    let socket =
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .map_err(failed)?;
     bind(&socket, &address).map_err(failed)?;
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(path, mode).map_err(|error| unavailable(path, &error))?;

@@ -1,7 +1,7 @@
 //! Without a driver, requests wait or fail; with a driver, it must answer in time.
 //!
-//! Invariant: while requests are refused, none waits for long: the next check finds one that arrived in
-//! between. Not here: ending a process that hangs (the program).
+//! Invariant: while requests are refused, none waits for long: the next check finds one that
+//! arrived in between. Not here: ending a process that hangs (the program).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -112,8 +112,10 @@ impl Host {
     fn look_at(&self, served: &Served, session: &Session) {
         let patience = served.options.request_timeout;
         let is_late = |oldest: Instant| oldest.elapsed() >= patience;
-        if !patience.is_zero() && served.backend.oldest().is_some_and(is_late) && !session.is_cut() {
-            // Report the reason first: after the cut, another thread reports that the driver is gone.
+        if !patience.is_zero() && served.backend.oldest().is_some_and(is_late) && !session.is_cut()
+        {
+            // Report the reason first: after the cut, another thread reports that the driver is
+            // gone.
             (self.tell)(Event::Hung { pid: session.pid });
             session.cut(&format!("it did not answer an order within {} s", patience.as_secs_f64()));
         }

@@ -1,7 +1,8 @@
 //! The session of one driver: its sockets, and the threads that carry orders and answers.
 //!
-//! Invariants: END is the last packet on a lane. An answer must be for an order that the driver has;
-//! otherwise the session is cut. When [`Session::join`] returns, nothing of this driver is left here.
+//! Invariants: END is the last packet on a lane. An answer must be for an order that the driver
+//! has; otherwise the session is cut. When [`Session::join`] returns, nothing of this driver is
+//! left here.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -15,7 +16,8 @@ use sawmill_device::{Error, ErrorKind, Result};
 use super::{GOES_WITHIN, thread};
 use crate::backend::{Backend, Next};
 use crate::protocol::{
-    ANSWER_BYTES, Answer, Control, ControlKind, Facts, Order, OrderKind, PACKET_BYTES_MAX, PacketSocket,
+    ANSWER_BYTES, Answer, Control, ControlKind, Facts, Order, OrderKind, PACKET_BYTES_MAX,
+    PacketSocket,
 };
 
 /// The most orders of one packet.
@@ -230,7 +232,10 @@ fn outcome_of(errno: i32) -> Result<()> {
         110 => ErrorKind::TimedOut,
         _ => ErrorKind::Unavailable,
     };
-    Err(Error::new(kind, format!("the driver failed: {}", std::io::Error::from_raw_os_error(errno))))
+    Err(Error::new(
+        kind,
+        format!("the driver failed: {}", std::io::Error::from_raw_os_error(errno)),
+    ))
 }
 
 /// Socket pairs for the lanes: our ends, and the driver's.
@@ -247,8 +252,10 @@ pub(super) fn hand_queues(
 ) -> Result<()> {
     let per_queue = backend.lanes_per_queue();
     for (queue, sockets) in theirs.chunks(per_queue).enumerate() {
-        let memory: Vec<_> = (0..per_queue).map(|lane| backend.memory(queue * per_queue + lane)).collect();
-        let mut facts = Facts::default().with("queue", queue).with("memory_bytes", memory[0].length_bytes());
+        let memory: Vec<_> =
+            (0..per_queue).map(|lane| backend.memory(queue * per_queue + lane)).collect();
+        let mut facts =
+            Facts::default().with("queue", queue).with("memory_bytes", memory[0].length_bytes());
         if let Some(reads) = memory.get(1) {
             facts.add("read_memory_bytes", reads.length_bytes());
         }

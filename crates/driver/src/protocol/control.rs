@@ -23,7 +23,9 @@ pub enum ControlKind {
 
 impl ControlKind {
     fn of(number: u32) -> Option<Self> {
-        use ControlKind::{Answer, Ask, Attached, Doors, Finish, Hello, Leave, Queue, Refused, Welcome};
+        use ControlKind::{
+            Answer, Ask, Attached, Doors, Finish, Hello, Leave, Queue, Refused, Welcome,
+        };
         let all = [Hello, Welcome, Queue, Attached, Refused, Doors, Finish, Leave, Ask, Answer];
         all.into_iter().find(|kind| *kind as u32 == number)
     }
@@ -120,7 +122,8 @@ impl Control {
         let number = u32::from_le_bytes(*kind);
         let kind = ControlKind::of(number)
             .ok_or_else(|| bad(format!("a control packet of unknown kind {number}")))?;
-        let text = std::str::from_utf8(text).map_err(|_| bad("a control packet that is not UTF-8".into()))?;
+        let text = std::str::from_utf8(text)
+            .map_err(|_| bad("a control packet that is not UTF-8".into()))?;
         let mut facts = Facts::default();
         // Not `lines`, which takes a carriage return as a part of the line end.
         for line in text.split_terminator('\n') {

@@ -1,7 +1,8 @@
 //! The messages between a host and a driver: `docs/format/driver.md`.
 //!
-//! Invariant: input from a peer is never trusted: anything invalid is an error of kind `Invalid`, and
-//! declared sizes allocate no memory. Files: `control` (introductions), `order` (requests and answers),
+//! Invariant: input from a peer is never trusted: anything invalid is an error of kind `Invalid`,
+//! and declared sizes allocate no memory. Files: `control` (introductions), `order` (requests and
+//! answers),
 //! `packet` (the socket). Not here: what follows from a packet (`host`, `client`).
 
 mod control;

@@ -65,7 +65,19 @@ impl Order {
     pub fn new(kind: OrderKind, number: u64) -> Self {
         let (fua, no_unmap, again) = (false, false, false);
         let (address, length, offset, records, horizon, floor) = (0, 0, 0, 0, 0, 0);
-        Order { kind, fua, no_unmap, again, number, address, length, offset, records, horizon, floor }
+        Order {
+            kind,
+            fua,
+            no_unmap,
+            again,
+            number,
+            address,
+            length,
+            offset,
+            records,
+            horizon,
+            floor,
+        }
     }
 
     /// Encodes the order.
@@ -76,8 +88,15 @@ impl Order {
         let mut bytes = [0; ORDER_BYTES];
         bytes[..4].copy_from_slice(&(self.kind as u32).to_le_bytes());
         bytes[4..8].copy_from_slice(&flags.to_le_bytes());
-        let words =
-            [self.number, self.address, self.length, self.offset, self.records, self.horizon, self.floor];
+        let words = [
+            self.number,
+            self.address,
+            self.length,
+            self.offset,
+            self.records,
+            self.horizon,
+            self.floor,
+        ];
         for (place, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
@@ -91,14 +110,18 @@ impl Order {
     pub fn decode_all(packet: &[u8]) -> Result<Vec<Self>> {
         let (orders, rest) = packet.as_chunks::<ORDER_BYTES>();
         if orders.is_empty() || !rest.is_empty() {
-            return Err(bad(format!("a packet of {} bytes does not hold whole orders", packet.len())));
+            return Err(bad(format!(
+                "a packet of {} bytes does not hold whole orders",
+                packet.len()
+            )));
         }
         orders.iter().map(Self::decode).collect()
     }
 
     fn decode(bytes: &[u8; ORDER_BYTES]) -> Result<Self> {
         let number = half(bytes, 0);
-        let kind = OrderKind::of(number).ok_or_else(|| bad(format!("an order of unknown kind {number}")))?;
+        let kind = OrderKind::of(number)
+            .ok_or_else(|| bad(format!("an order of unknown kind {number}")))?;
         let flags = half(bytes, 4);
         if flags & !(FUA | NO_UNMAP | AGAIN) != 0 {
             return Err(bad(format!("an order with unknown flags {flags:#x}")));
@@ -145,7 +168,10 @@ impl Answer {
     pub fn decode_all(packet: &[u8]) -> Result<Vec<Self>> {
         let (answers, rest) = packet.as_chunks::<ANSWER_BYTES>();
         if answers.is_empty() || !rest.is_empty() {
-            return Err(bad(format!("a packet of {} bytes does not hold whole answers", packet.len())));
+            return Err(bad(format!(
+                "a packet of {} bytes does not hold whole answers",
+                packet.len()
+            )));
         }
         answers.iter().map(Self::decode).collect()
     }
@@ -192,7 +218,10 @@ mod tests {
         };
         let bytes = order.encode();
         assert_eq!(bytes[..16], [6, 0, 0, 0, 5, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1]);
-        assert_eq!((bytes[16], bytes[24], bytes[33], bytes[40], bytes[48], bytes[56]), (2, 3, 16, 5, 6, 7));
+        assert_eq!(
+            (bytes[16], bytes[24], bytes[33], bytes[40], bytes[48], bytes[56]),
+            (2, 3, 16, 5, 6, 7)
+        );
         let two = [bytes, Order::new(OrderKind::End, 0).encode()].concat();
         assert_eq!(Order::decode_all(&two).unwrap(), [order, Order::new(OrderKind::End, 0)]);
     }

@@ -8,8 +8,8 @@ use std::path::Path;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown, socket_with,
-    socketpair,
+    AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect, shutdown,
+    socket_with, socketpair,
 };
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::descriptors;
@@ -46,7 +46,8 @@ impl PacketSocket {
         };
         let address = SocketAddrUnix::new(path).map_err(failed)?;
         let flags = SocketFlags::CLOEXEC;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
         connect(&socket, &address).map_err(failed)?;
         Ok(PacketSocket(socket))
     }
@@ -56,10 +57,15 @@ impl PacketSocket {
     /// # Errors
     /// `Unavailable` if this process is out of descriptors.
     pub fn pair() -> Result<(Self, Self)> {
-        let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-            .map_err(|error| {
-                Error::caused(ErrorKind::Unavailable, "cannot create a socket for a driver", error)
-            })?;
+        let (one, other) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(|error| {
+                    Error::caused(
+                        ErrorKind::Unavailable,
+                        "cannot create a socket for a driver",
+                        error,
+                    )
+                })?;
         Ok((PacketSocket(one), PacketSocket(other)))
     }
 
@@ -70,13 +76,15 @@ impl PacketSocket {
     pub fn send(&self, bytes: &[u8], given: &[BorrowedFd<'_>]) -> Result<()> {
         match descriptors::send(&self.0, bytes, given) {
             Ok(_) => Ok(()),
-            Err(Errno::INVAL) => Err(Error::new(ErrorKind::Internal, "too many open files for one packet")),
+            Err(Errno::INVAL) => {
+                Err(Error::new(ErrorKind::Internal, "too many open files for one packet"))
+            }
             Err(error) => Err(gone(error)),
         }
     }
 
-    /// The next packet, in this buffer of [`PACKET_BYTES_MAX`] bytes. Blocks until there is one; `None` if
-    /// the peer has closed its end.
+    /// The next packet, in this buffer of [`PACKET_BYTES_MAX`] bytes. Blocks until there is one;
+    /// `None` if the peer has closed its end.
     ///
     /// # Errors
     /// `Closed` if the connection broke; `Invalid` for a packet that is too long.
@@ -93,8 +101,10 @@ impl PacketSocket {
             return Err(Error::new(ErrorKind::Invalid, "a packet that is too long"));
         }
         // A packet socket reports the end as a packet without bytes, which is not a packet here.
-        Ok((received.bytes > 0)
-            .then_some(Packet { bytes: &buffer[..received.bytes], descriptors: received.descriptors }))
+        Ok((received.bytes > 0).then_some(Packet {
+            bytes: &buffer[..received.bytes],
+            descriptors: received.descriptors,
+        }))
     }
 
     /// Whether the peer is gone, even if its last packets were not read yet.
@@ -102,7 +112,8 @@ impl PacketSocket {
     pub fn has_hung_up(&self) -> bool {
         let mut asked = [PollFd::new(&self.0, PollFlags::empty())];
         let now = Timespec::default();
-        matches!(poll(&mut asked, Some(&now)), Ok(1..)) && asked[0].revents().contains(PollFlags::HUP)
+        matches!(poll(&mut asked, Some(&now)), Ok(1..))
+            && asked[0].revents().contains(PollFlags::HUP)
     }
 
     /// Closes both directions: threads that wait here or at the peer notice.

@@ -38,7 +38,8 @@ impl Stage {
         let folder = tempfile::tempdir().expect("a folder");
         let (tell, events) = channel();
         let tell = Box::new(move |event| drop(tell.send(event)));
-        let host = Host::start("disk", &folder.path().join("sock"), facts(given), tell).expect("it listens");
+        let host = Host::start("disk", &folder.path().join("sock"), facts(given), tell)
+            .expect("it listens");
         Stage { host, events, _folder: folder }
     }
 
@@ -108,7 +109,9 @@ impl Puppet {
                 ControlKind::Attached => {
                     return Ok(Puppet { control, welcome: welcome.expect("before"), lanes });
                 }
-                ControlKind::Refused => return Err(said.facts.get("message").unwrap_or_default().to_owned()),
+                ControlKind::Refused => {
+                    return Err(said.facts.get("message").unwrap_or_default().to_owned());
+                }
                 other => panic!("{other:?} before ATTACHED"),
             }
         }
@@ -119,7 +122,8 @@ impl Puppet {
         let lane = &mut self.lanes[lane];
         while lane.orders.is_empty() {
             let mut buffer = vec![0; PACKET_BYTES_MAX];
-            let packet = lane.socket.receive(&mut buffer).expect("a packet").expect("the host is there");
+            let packet =
+                lane.socket.receive(&mut buffer).expect("a packet").expect("the host is there");
             lane.orders.extend(Order::decode_all(packet.bytes).expect("sense"));
         }
         lane.orders.pop_front().expect("one came")
@@ -144,7 +148,10 @@ impl Puppet {
     }
 
     pub fn answer(&self, lane: usize, number: u64, errno: i32) {
-        self.lanes[lane].socket.send(&Answer { number, errno }.encode(), &[]).expect("the host listens");
+        self.lanes[lane]
+            .socket
+            .send(&Answer { number, errno }.encode(), &[])
+            .expect("the host listens");
     }
 
     pub fn send_raw(&self, lane: usize, bytes: &[u8]) {
@@ -157,7 +164,9 @@ impl Puppet {
     }
 
     pub fn say(&self, kind: ControlKind, text: &str) {
-        self.control.send(&Control::new(kind, facts(text)).encode(), &[]).expect("the host listens");
+        self.control
+            .send(&Control::new(kind, facts(text)).encode(), &[])
+            .expect("the host listens");
     }
 }
 
@@ -174,7 +183,12 @@ impl Answered {
     }
 }
 
-pub fn submit(device: &dyn BlockDevice, operation: Operation, address: u64, bytes: Vec<u8>) -> Answered {
+pub fn submit(
+    device: &dyn BlockDevice,
+    operation: Operation,
+    address: u64,
+    bytes: Vec<u8>,
+) -> Answered {
     submit_with(device, operation, address, bytes, Flags::default())
 }
 

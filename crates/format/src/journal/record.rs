@@ -1,9 +1,10 @@
-//! The head of a journal record. Its first 28 bytes, the *slot*, verify alone: they are written when space is
-//! reserved, so that recovery can step over a slot whose writer died before it was filled.
+//! The head of a journal record. Its first 28 bytes, the *slot*, verify alone: they are written
+//! when space is reserved, so that recovery can step over a slot whose writer died before it was
+//! filled.
 //!
-//! Invariant: the header's CRC leaves the slot's CRC out. With it inside, the header's CRC would not depend
-//! on the slot at all (see [`crate::crc`]), and a slot torn from the rest of an older lap's header would
-//! verify.
+//! Invariant: the header's CRC leaves the slot's CRC out. With it inside, the header's CRC would
+//! not depend on the slot at all (see [`crate::crc`]), and a slot torn from the rest of an older
+//! lap's header would verify.
 
 use crate::error::{check_field, check_identity};
 use crate::layout::layout;
@@ -128,11 +129,11 @@ impl RecordHeader {
         Ok(slot_bytes)
     }
 
-    /// Reads the header at `position` of the journal with this tag. The payload is for the caller to compare
-    /// with `payload_crc`.
+    /// Reads the header at `position` of the journal with this tag. The payload is for the caller
+    /// to compare with `payload_crc`.
     ///
-    /// Unlike elsewhere the CRC comes before the version, since a torn or unfilled slot is an everyday thing
-    /// after a crash, and must not look like a newer Sawmill's.
+    /// Unlike elsewhere the CRC comes before the version, since a torn or unfilled slot is an
+    /// everyday thing after a crash, and must not look like a newer Sawmill's.
     pub fn decode(bytes: &[u8], tag: u64, position: u64) -> Result<RecordHeader> {
         check_available(WHAT, bytes, RECORD_HEADER_BYTES)?;
         let slot_bytes = Self::decode_slot(bytes, tag, position)?;

@@ -59,7 +59,8 @@ pub struct Memory {
     pub folder: Vec<u8>,
 }
 
-/// A part of the ring that is being written anew in its place, and stands elsewhere in the ring meanwhile.
+/// A part of the ring that is being written anew in its place, and stands elsewhere in the ring
+/// meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingCopy {
     /// The position of the part.
@@ -99,9 +100,11 @@ pub struct Superblock {
     pub clean: bool,
     /// The epoch that was bound last: the one whose records begin at `bound_position`. 0 = none.
     pub bound_epoch: u64,
-    /// At and past this position only records of `bound_epoch` count; what else is there was given up.
+    /// At and past this position only records of `bound_epoch` count; what else is there was given
+    /// up.
     pub bound_position: u64,
-    /// What `bound_epoch` accepted may be in memory alone. Without it and `copy` the block is of version 1.
+    /// What `bound_epoch` accepted may be in memory alone. Without it and `copy` the block is of
+    /// version 1.
     pub memory: Option<Memory>,
     /// What counts instead of a part of the ring. Without it the block is of an older version.
     pub ring_copy: Option<RingCopy>,
@@ -144,7 +147,8 @@ impl Superblock {
         at::BOUND_POSITION.put(&mut bytes, self.bound_position.to_le_bytes());
         if let Some(Memory { boot_id, folder }) = &self.memory {
             at::MEMORY_BOOT_ID.put(&mut bytes, *boot_id);
-            // `check` bounds it; what is too long is written as none, and so refused by every reader.
+            // `check` bounds it; what is too long is written as none, and so refused by every
+            // reader.
             let length = folder.len().min(MEMORY_FOLDER_BYTES_MAX);
             at::MEMORY_FOLDER_BYTES.put(&mut bytes, (length as u16).to_le_bytes());
             bytes[at::MEMORY_FOLDER.offset..][..length].copy_from_slice(&folder[..length]);
@@ -202,14 +206,21 @@ impl Superblock {
 
     /// Whether the fields keep the rules of the structure; the decoder refuses those that do not.
     pub fn check(&self) -> Result<()> {
-        let blocks = self.capacity_bytes > 0 && self.capacity_bytes.is_multiple_of(SUPERBLOCK_BYTES as u64);
+        let blocks =
+            self.capacity_bytes > 0 && self.capacity_bytes.is_multiple_of(SUPERBLOCK_BYTES as u64);
         check_field(WHAT, "capacity_bytes", "it is zero or not a multiple of 4096", blocks)?;
         if let Some(copy) = self.ring_copy {
             // Both lie in one lap of the ring.
             let apart = copy.from.checked_add(copy.bytes).is_some_and(|end| end <= copy.at);
             let reach = copy.at.checked_add(copy.bytes).and_then(|end| end.checked_sub(copy.from));
-            let fits = copy.bytes > 0 && apart && reach.is_some_and(|reach| reach <= self.capacity_bytes);
-            check_field(WHAT, "copy_bytes", "the copy does not fit the ring beside its original", fits)?;
+            let fits =
+                copy.bytes > 0 && apart && reach.is_some_and(|reach| reach <= self.capacity_bytes);
+            check_field(
+                WHAT,
+                "copy_bytes",
+                "the copy does not fit the ring beside its original",
+                fits,
+            )?;
         }
         let Some(Memory { folder, .. }) = &self.memory else { return Ok(()) };
         let named = (1..=MEMORY_FOLDER_BYTES_MAX).contains(&folder.len()) && !folder.contains(&0);
@@ -224,11 +235,13 @@ fn ring_copy_of(bytes: &[u8]) -> Result<Option<RingCopy>> {
         preamble::check_reserved(KIND, bytes, &[at::COPY_FROM, at::COPY_AT, at::COPY_BYTES])?;
         return Ok(None);
     }
-    let (from, at, bytes) = (at::COPY_FROM.u64(bytes), at::COPY_AT.u64(bytes), at::COPY_BYTES.u64(bytes));
+    let (from, at, bytes) =
+        (at::COPY_FROM.u64(bytes), at::COPY_AT.u64(bytes), at::COPY_BYTES.u64(bytes));
     Ok(Some(RingCopy { from, at, bytes }))
 }
 
-/// The memory that a block of version 2 names, and one of version 3 may name; version 1 has zeroes there.
+/// The memory that a block of version 2 names, and one of version 3 may name; version 1 has zeroes
+/// there.
 fn memory_of(bytes: &[u8]) -> Result<Option<Memory>> {
     let folder_bytes = usize::from(at::MEMORY_FOLDER_BYTES.u16(bytes));
     let folder = at::MEMORY_FOLDER.of(bytes);
@@ -245,14 +258,17 @@ fn memory_of(bytes: &[u8]) -> Result<Option<Memory>> {
     Ok(has.then(|| Memory { boot_id, folder: folder.to_vec() }))
 }
 
-/// The newest valid of the two copies. A copy of a newer format version, if intact, is an error and not
-/// skipped: the other copy would be older than what a newer Sawmill has done since. When both copies are bad,
-/// the error is that of a copy that belongs to another volume, if there is one, or of copy 0.
+/// The newest valid of the two copies. A copy of a newer format version, if intact, is an error and
+/// not skipped: the other copy would be older than what a newer Sawmill has done since. When both
+/// copies are bad, the error is that of a copy that belongs to another volume, if there is one, or
+/// of copy 0.
 pub fn choose_superblock(copy_0: &[u8], copy_1: &[u8], volume_id: VolumeId) -> Result<Superblock> {
     let read = |copy: usize, block: &[u8]| match Superblock::decode(block, volume_id) {
-        Ok(superblock) if superblock.copy() != copy => {
-            Err(FormatError::Field { what: WHAT, field: "generation", why: "it belongs in the other copy" })
-        }
+        Ok(superblock) if superblock.copy() != copy => Err(FormatError::Field {
+            what: WHAT,
+            field: "generation",
+            why: "it belongs in the other copy",
+        }),
         read => read,
     };
     match (read(0, copy_0), read(1, copy_1)) {

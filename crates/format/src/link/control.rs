@@ -1,7 +1,7 @@
 //! What is asked of a target besides reads and writes: opening an export, naming all of them.
 //!
-//! Invariant: an answer fits a slot and says how long it is, whatever lies behind it in a buffer; a list that
-//! does not fit is cut, and says so.
+//! Invariant: an answer fits a slot and says how long it is, whatever lies behind it in a buffer; a
+//! list that does not fit is cut, and says so.
 //!
 //! Not here: who may open what (`crates/link/src/target`).
 
@@ -79,10 +79,11 @@ pub struct Opened {
     pub write_zeroes: bool,
     /// Allocation queries work.
     pub allocation: bool,
-    /// Whose writes the export takes; not zero. Who opens it again says this, and is refused when it is
-    /// another by then.
+    /// Whose writes the export takes; not zero. Who opens it again says this, and is refused when
+    /// it is another by then.
     pub reservation: u64,
-    /// Who keeps what was written and not flushed. When it differs at the next connection, that may be lost.
+    /// Who keeps what was written and not flushed. When it differs at the next connection, that may
+    /// be lost.
     pub keeper: [u8; 16],
 }
 
@@ -123,7 +124,12 @@ impl Opened {
         let known = block_bytes == 512 || block_bytes == 4096;
         check_field(Self::WHAT, "block_bytes", "neither 512 nor 4096", known)?;
         let request_bytes_max = opened_at::REQUEST_BYTES_MAX.u32(bytes);
-        check_field(Self::WHAT, "request_bytes_max", "below a block", request_bytes_max >= block_bytes)?;
+        check_field(
+            Self::WHAT,
+            "request_bytes_max",
+            "below a block",
+            request_bytes_max >= block_bytes,
+        )?;
         let reservation = opened_at::RESERVATION.u64(bytes);
         check_field(Self::WHAT, "reservation", "zero", reservation != 0)?;
         Ok(Opened {
@@ -152,9 +158,13 @@ pub struct Exports {
     pub left_out: u32,
 }
 
-/// A list of exports (name, bytes of the device) in at most `bytes_max` bytes, of which a list needs 8.
+/// A list of exports (name, bytes of the device) in at most `bytes_max` bytes, of which a list
+/// needs 8.
 #[must_use]
-pub fn list_exports<'a>(bytes_max: usize, exports: impl Iterator<Item = (&'a str, u64)>) -> Vec<u8> {
+pub fn list_exports<'a>(
+    bytes_max: usize,
+    exports: impl Iterator<Item = (&'a str, u64)>,
+) -> Vec<u8> {
     let mut list = vec![0; list_at::SIZE];
     let mut left_out = 0u32;
     for (name, size_bytes) in exports {
@@ -179,8 +189,8 @@ fn put_list_head(list: &mut [u8], bytes: usize, left_out: u32) {
     list_at::LEFT_OUT.put(list, left_out.to_le_bytes());
 }
 
-/// The entries of the list at the front of `bytes`, and how many were left out of it; what lies behind it is
-/// an older answer.
+/// The entries of the list at the front of `bytes`, and how many were left out of it; what lies
+/// behind it is an older answer.
 fn entries<'a>(what: &'static str, bytes: &'a [u8]) -> Result<(&'a [u8], u32)> {
     check_length(what, bytes, list_at::SIZE)?;
     let (head, rest) = bytes.split_at(list_at::SIZE);
@@ -210,8 +220,9 @@ pub fn exports(bytes: &[u8]) -> Result<Exports> {
 const DATA: u64 = 1 << 63;
 const RUN_BYTES: usize = 8;
 
-/// Writes an allocation (runs of bytes, and whether they hold data) as a list, without empty runs; the last
-/// one stands for all that does not fit, as data. Returns the bytes used: none where no run has room.
+/// Writes an allocation (runs of bytes, and whether they hold data) as a list, without empty runs;
+/// the last one stands for all that does not fit, as data. Returns the bytes used: none where no
+/// run has room.
 pub fn put_runs(into: &mut [u8], runs: impl Iterator<Item = (u64, bool)>) -> usize {
     if into.len() < list_at::SIZE + RUN_BYTES {
         return 0;
@@ -231,7 +242,8 @@ pub fn put_runs(into: &mut [u8], runs: impl Iterator<Item = (u64, bool)>) -> usi
     used
 }
 
-/// The runs of the allocation at the front of `bytes`: lengths in bytes, and whether they hold data.
+/// The runs of the allocation at the front of `bytes`: lengths in bytes, and whether they hold
+/// data.
 pub fn runs(bytes: &[u8]) -> Result<impl Iterator<Item = (u64, bool)>> {
     const WHAT: &str = "link allocation";
     let (list, left_out) = entries(WHAT, bytes)?;

@@ -1,7 +1,7 @@
 //! Payloads of the hand-shake (hello, welcome, cookie) and of discovery (seek, found).
 //!
-//! Invariants: names are UTF-8 of at most [`NAME_BYTES_MAX`] bytes; what the payloads say is authenticated by
-//! the hand-shake that carries them, except in discovery, which proves nothing.
+//! Invariants: names are UTF-8 of at most [`NAME_BYTES_MAX`] bytes; what the payloads say is
+//! authenticated by the hand-shake that carries them, except in discovery, which proves nothing.
 //!
 //! Not here: the hand-shake itself (`crates/link/src/session`).
 
@@ -156,7 +156,12 @@ impl Hello {
     }
 
     fn check(&self) -> Result<()> {
-        check_field(Self::WHAT, "version_max", "below version_min", self.versions.0 <= self.versions.1)?;
+        check_field(
+            Self::WHAT,
+            "version_max",
+            "below version_min",
+            self.versions.0 <= self.versions.1,
+        )?;
         check_field(Self::WHAT, "connection", "zero", self.connection != 0)?;
         check_sizes(Self::WHAT, self.slots, self.slot_bytes, self.links)?;
         check_name(Self::WHAT, &self.name)

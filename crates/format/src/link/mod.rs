@@ -1,13 +1,13 @@
 //! What the two ends of a link say to each other: packets, the parts in them, and the words of the
 //! hand-shake.
 //!
-//! Modules: this file is the packet's header; [`part`] what a sealed packet carries; [`greeting`] the
-//! payloads of the hand-shake and of discovery; [`control`] what is asked of a target besides reads and
-//! writes.
+//! Modules: this file is the packet's header; [`part`] what a sealed packet carries; [`greeting`]
+//! the payloads of the hand-shake and of discovery; [`control`] what is asked of a target besides
+//! reads and writes.
 //!
-//! Invariants: as everywhere in this crate, no decoder panics, allocates, or reads beyond what its input
-//! justifies. A packet says its own length, so that a stream can be cut into packets and the padding of a
-//! short Ethernet frame be cut off.
+//! Invariants: as everywhere in this crate, no decoder panics, allocates, or reads beyond what its
+//! input justifies. A packet says its own length, so that a stream can be cut into packets and the
+//! padding of a short Ethernet frame be cut off.
 //!
 //! Not here: keys and seals, who may say what when (`crates/link`). Page: `docs/format/link.md`.
 
@@ -64,14 +64,15 @@ pub enum PacketKind {
     Refused,
     /// Parts, sealed with the connection's keys.
     Sealed,
-    /// A target's answer to a packet of a connection that it does not know, with a proof that it comes from
-    /// who has the key; without one it is a hint.
+    /// A target's answer to a packet of a connection that it does not know, with a proof that it
+    /// comes from who has the key; without one it is a hint.
     Unknown,
     /// Who is there? To everybody on a LAN.
     Seek,
     /// A target's answer to that.
     Found,
-    /// A target under load answers a hello with a cookie: who says it again with that can receive there.
+    /// A target under load answers a hello with a cookie: who says it again with that can receive
+    /// there.
     Cookie,
     /// A hello, said again with the cookie.
     Retry,
@@ -112,8 +113,8 @@ pub struct Packet {
     pub connection: u64,
     /// The link it was sent on, from 0.
     pub link: u8,
-    /// Its number on that link, from 0, never used twice: below 2^56. Of a hello the hint which key it is
-    /// for; of *unknown*, with the link, that of the packet that it answers.
+    /// Its number on that link, from 0, never used twice: below 2^56. Of a hello the hint which key
+    /// it is for; of *unknown*, with the link, that of the packet that it answers.
     pub number: u64,
 }
 
@@ -132,7 +133,8 @@ impl Packet {
         packet_at::NUMBER.put(into, number.to_le_bytes());
     }
 
-    /// Reads the header of a packet that fills the front of `bytes`; what lies behind it is padding.
+    /// Reads the header of a packet that fills the front of `bytes`; what lies behind it is
+    /// padding.
     pub fn decode(bytes: &[u8]) -> Result<Packet> {
         if bytes.len() < HEADER_BYTES {
             let (need, have) = (HEADER_BYTES as u64, bytes.len() as u64);
@@ -147,7 +149,8 @@ impl Packet {
             return Err(FormatError::Version { what: WHAT, found, supported });
         }
         let kind = PacketKind::from_code(packet_at::KIND.u8(bytes));
-        let kind = kind.ok_or(FormatError::Field { what: WHAT, field: "kind", why: "no such kind" })?;
+        let kind =
+            kind.ok_or(FormatError::Field { what: WHAT, field: "kind", why: "no such kind" })?;
         let length = packet_at::LENGTH.u32(bytes);
         let fits = (HEADER_BYTES..=bytes.len().min(PACKET_BYTES_MAX)).contains(&(length as usize));
         check_field(WHAT, "length", "shorter than a header or longer than what came", fits)?;

@@ -1,8 +1,8 @@
 //! The parts of a sealed packet: commands, data, replies, acknowledgements, and a link's own words.
 //!
-//! Invariants: the parts of a packet follow each other without gaps; a part of kind 0, or the end, is the
-//! end, and nothing but zeroes follows it. Every part stands for itself: it names its slot and sequence, so
-//! that parts may come in any order, twice, or never.
+//! Invariants: the parts of a packet follow each other without gaps; a part of kind 0, or the end,
+//! is the end, and nothing but zeroes follows it. Every part stands for itself: it names its slot
+//! and sequence, so that parts may come in any order, twice, or never.
 //!
 //! Not here: what a slot is in, and what comes of a part (`crates/link`).
 
@@ -105,7 +105,8 @@ pub enum Operation {
     Read = 1,
     /// Bytes for a range.
     Write = 2,
-    /// A [packed write](crate::packed_write): bytes for many small ranges. `length` counts its payload.
+    /// A [packed write](crate::packed_write): bytes for many small ranges. `length` counts its
+    /// payload.
     WritePacked = 3,
     /// Make durable.
     Flush = 4,
@@ -128,9 +129,21 @@ pub enum Operation {
 impl Operation {
     fn from_code(code: u8) -> Option<Operation> {
         use Operation::*;
-        [Read, Write, WritePacked, Flush, Discard, WriteZeroes, Prefetch, Allocation, Open, Close, List]
-            .into_iter()
-            .find(|operation| *operation as u8 == code)
+        [
+            Read,
+            Write,
+            WritePacked,
+            Flush,
+            Discard,
+            WriteZeroes,
+            Prefetch,
+            Allocation,
+            Open,
+            Close,
+            List,
+        ]
+        .into_iter()
+        .find(|operation| *operation as u8 == code)
     }
 
     /// Whether its bytes go to the target.
@@ -142,7 +155,9 @@ impl Operation {
     /// The flags that its command may have.
     fn flags(self) -> u8 {
         match self {
-            Operation::Open => control::OPEN_READ_ONLY | control::OPEN_TAKE_OVER | control::OPEN_SHARED,
+            Operation::Open => {
+                control::OPEN_READ_ONLY | control::OPEN_TAKE_OVER | control::OPEN_SHARED
+            }
             Operation::Close | Operation::List => 0,
             _ => FUA | NO_UNMAP,
         }
@@ -239,7 +254,8 @@ pub struct Ack<'a> {
 }
 
 impl Ack<'_> {
-    /// First and last number of each run, from the newest downwards. No number twice, none below zero.
+    /// First and last number of each run, from the newest downwards. No number twice, none below
+    /// zero.
     pub fn runs(&self) -> impl Iterator<Item = (u64, u64)> {
         let mut next = self.largest + 1;
         self.runs.chunks_exact(run_at::SIZE).map_while(move |run| {
@@ -289,7 +305,8 @@ impl<'a> Parts<'a> {
         let at = self.take(command_at::SIZE)?;
         let operation = Operation::from_code(command_at::OPERATION.u8(at));
         let why = "no such operation";
-        let operation = operation.ok_or(FormatError::Field { what: WHAT, field: "operation", why })?;
+        let operation =
+            operation.ok_or(FormatError::Field { what: WHAT, field: "operation", why })?;
         let command = Command {
             operation,
             slot: command_at::SLOT.u16(at),
@@ -346,7 +363,12 @@ impl<'a> Parts<'a> {
         check_field(WHAT, "largest", "no such number", largest < super::NUMBER_END)?;
         let runs = self.take(count * run_at::SIZE)?;
         let ack = Ack { link, delay_us: ack_at::DELAY_US.u32(at), largest, runs };
-        check_field(WHAT, "missing", "the newest is missing itself", run_at::MISSING.u16(runs) == 0)?;
+        check_field(
+            WHAT,
+            "missing",
+            "the newest is missing itself",
+            run_at::MISSING.u16(runs) == 0,
+        )?;
         let each = runs.chunks_exact(run_at::SIZE).all(|run| run_at::RECEIVED.u16(run) > 0);
         let whole = each && ack.runs().count() == count;
         check_field(WHAT, "runs", "an empty one, or one that goes below zero", whole)?;
@@ -374,7 +396,8 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Bytes at `offset` of a payload of `length` bytes end within it, and on the grain unless they end it.
+/// Bytes at `offset` of a payload of `length` bytes end within it, and on the grain unless they end
+/// it.
 pub fn check_piece(offset: u64, bytes: usize, length: u64) -> Result<()> {
     let end = offset.saturating_add(bytes as u64);
     check_field(WHAT, "bytes", "past the end of the payload", end <= length)?;
@@ -408,7 +431,8 @@ impl<'a> Iterator for Parts<'a> {
     }
 }
 
-/// Runs from the front of `runs` that follow each other within what a field holds; a longer one is the last.
+/// Runs from the front of `runs` that follow each other within what a field holds; a longer one is
+/// the last.
 fn runs_that_fit(runs: &[(u64, u64)]) -> usize {
     const MOST: u64 = u16::MAX as u64;
     let follows = |pair: &[(u64, u64)]| {
@@ -455,9 +479,14 @@ impl<'a> Body<'a> {
         if want <= room { want } else { room / GRAIN_BYTES * GRAIN_BYTES }
     }
 
-    /// Adds a command; `fill` writes the first `inline` bytes of its payload. False: no room, nothing
-    /// changed.
-    pub fn command(&mut self, command: &Command, inline: usize, fill: impl FnOnce(&mut [u8])) -> bool {
+    /// Adds a command; `fill` writes the first `inline` bytes of its payload. False: no room,
+    /// nothing changed.
+    pub fn command(
+        &mut self,
+        command: &Command,
+        inline: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> bool {
         let Some(at) = self.push(command_at::SIZE + inline) else { return false };
         command_at::KIND.put(at, [COMMAND]);
         command_at::OPERATION.put(at, [command.operation as u8]);
@@ -505,8 +534,8 @@ impl<'a> Body<'a> {
         true
     }
 
-    /// Adds an acknowledgement of `runs` (first and last number, the newest first): as many as fit. What is
-    /// too long for a field ends it: less is acknowledged, never anything else.
+    /// Adds an acknowledgement of `runs` (first and last number, the newest first): as many as fit.
+    /// What is too long for a field ends it: less is acknowledged, never anything else.
     pub fn ack(&mut self, link: u8, delay_us: u32, runs: &[(u64, u64)]) -> bool {
         let fit = self.left().saturating_sub(ack_at::SIZE) / run_at::SIZE;
         let count = runs_that_fit(runs).min(RUNS_MAX).min(fit);
@@ -519,7 +548,9 @@ impl<'a> Body<'a> {
         ack_at::DELAY_US.put(at, delay_us.to_le_bytes());
         ack_at::LARGEST.put(at, largest.to_le_bytes());
         let mut next = largest + 1;
-        for (&(first, last), at) in runs.iter().zip(at[ack_at::SIZE..].chunks_exact_mut(run_at::SIZE)) {
+        for (&(first, last), at) in
+            runs.iter().zip(at[ack_at::SIZE..].chunks_exact_mut(run_at::SIZE))
+        {
             run_at::MISSING.put(at, ((next - 1 - last) as u16).to_le_bytes());
             let received = (last + 1 - first).min(u16::MAX.into()) as u16;
             run_at::RECEIVED.put(at, received.to_le_bytes());
@@ -541,7 +572,8 @@ impl<'a> Body<'a> {
 
     /// Adds a close with as much of its text as it may have.
     pub fn close(&mut self, status: u8, text: &str) -> bool {
-        let mut end = text.len().min(TEXT_BYTES_MAX).min(self.left().saturating_sub(close_at::SIZE));
+        let mut end =
+            text.len().min(TEXT_BYTES_MAX).min(self.left().saturating_sub(close_at::SIZE));
         while !text.is_char_boundary(end) {
             end -= 1;
         }

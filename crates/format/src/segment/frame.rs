@@ -1,7 +1,8 @@
-//! A frame: the unit of checksum, compression, caching and fetching. 16 bytes of head, then the payload.
+//! A frame: the unit of checksum, compression, caching and fetching. 16 bytes of head, then the
+//! payload.
 //!
-//! Invariant: the CRC covers the frame's place (volume, sequence, epoch, index), so that a frame of another
-//! place does not verify and one ranged GET is enough to trust it.
+//! Invariant: the CRC covers the frame's place (volume, sequence, epoch, index), so that a frame of
+//! another place does not verify and one ranged GET is enough to trust it.
 
 use crate::crc::Crc32c;
 use crate::error::check_field;
@@ -76,15 +77,23 @@ pub fn frame_seal(identity: &FrameIdentity, data: &[u8], head_out: &mut [u8; FRA
     head_at::CRC.put(head_out, crc.to_le_bytes());
 }
 
-/// Verifies a frame, given with its head and nothing after it, and returns its data. Bytes of another place,
-/// intact or not, fail as [`FormatError::Checksum`].
-pub fn frame_open<'a>(identity: &FrameIdentity, frame_bytes_with_head: &'a [u8]) -> Result<&'a [u8]> {
+/// Verifies a frame, given with its head and nothing after it, and returns its data. Bytes of
+/// another place, intact or not, fail as [`FormatError::Checksum`].
+pub fn frame_open<'a>(
+    identity: &FrameIdentity,
+    frame_bytes_with_head: &'a [u8],
+) -> Result<&'a [u8]> {
     let bytes = frame_bytes_with_head;
     check_available(WHAT, bytes, FRAME_HEAD_BYTES)?;
     let (head, payload) = bytes.split_at(FRAME_HEAD_BYTES);
     let payload_bytes = head_at::PAYLOAD_BYTES.u32(head) as usize;
     check_available(WHAT, bytes, FRAME_HEAD_BYTES.saturating_add(payload_bytes))?;
-    check_field(WHAT, "payload_bytes", "bytes follow after the end", payload.len() == payload_bytes)?;
+    check_field(
+        WHAT,
+        "payload_bytes",
+        "bytes follow after the end",
+        payload.len() == payload_bytes,
+    )?;
     if identity.crc(head, payload) != head_at::CRC.u32(head) {
         return Err(FormatError::Checksum { what: WHAT });
     }

@@ -1,4 +1,5 @@
-//! Where segments lie in the store. The low digits come first, to spread the load over a store's partitions.
+//! Where segments lie in the store. The low digits come first, to spread the load over a store's
+//! partitions.
 
 use crate::ids::VolumeId;
 use crate::layout::parse_number;

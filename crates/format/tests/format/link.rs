@@ -21,7 +21,8 @@ const COMMAND: Command = Command {
     length: 130,
 };
 const REPLY: Reply = Reply { slot: 258, sequence: 0x0102_0304, status: 10, length: 4 };
-pub(crate) const JOIN: Word = Word { kind: WordKind::Join, link: 1, packet_bytes: 128, token: 0x7a67_6174 };
+pub(crate) const JOIN: Word =
+    Word { kind: WordKind::Join, link: 1, packet_bytes: 128, token: 0x7a67_6174 };
 /// Newest first; the last two touch.
 const RUNS: [(u64, u64); 3] = [(700, 702), (90, 95), (80, 89)];
 
@@ -103,7 +104,13 @@ fn case<T: PartialEq + std::fmt::Debug + 'static>(
     decode: fn(&[u8]) -> sawmill_format::Result<T>,
 ) -> Case {
     let text = format!("{value:#?}");
-    Case { name, bytes, value: text, table, decode: Box::new(move |bytes| Ok(decode(bytes)? == value)) }
+    Case {
+        name,
+        bytes,
+        value: text,
+        table,
+        decode: Box::new(move |bytes| Ok(decode(bytes)? == value)),
+    }
 }
 
 fn hello_value() -> Hello {
@@ -197,7 +204,13 @@ pub(crate) fn cases() -> Vec<Case> {
             COOKIE,
             Cookie::decode,
         ),
-        case("link_greeting/v1-seek", seek_at, seek_value().encode().unwrap(), seek_value(), Seek::decode),
+        case(
+            "link_greeting/v1-seek",
+            seek_at,
+            seek_value().encode().unwrap(),
+            seek_value(),
+            Seek::decode,
+        ),
         case("link_greeting/v1-found", seek_at, found.encode().unwrap(), found, Seek::decode),
         case(
             "link_control/v1-opened",
@@ -210,7 +223,10 @@ pub(crate) fn cases() -> Vec<Case> {
             "link_control/v1-exports",
             control::list_at::TABLE,
             list(&EXPORTS, 4096),
-            Exports { named: EXPORTS.map(|(name, bytes)| (name.to_owned(), bytes)).to_vec(), left_out: 0 },
+            Exports {
+                named: EXPORTS.map(|(name, bytes)| (name.to_owned(), bytes)).to_vec(),
+                left_out: 0,
+            },
             control::exports,
         ),
         case(
@@ -225,7 +241,8 @@ pub(crate) fn cases() -> Vec<Case> {
 
 #[test]
 fn a_list_ends_where_it_says_whatever_lies_behind_it() {
-    let (mut buffer, newer) = (list(&[("an-older-list", 1), ("and-longer", 2)], 4096), list(&EXPORTS, 4096));
+    let (mut buffer, newer) =
+        (list(&[("an-older-list", 1), ("and-longer", 2)], 4096), list(&EXPORTS, 4096));
     buffer.resize(4096, 0);
     buffer[..newer.len()].copy_from_slice(&newer);
     assert_eq!(control::exports(&buffer), control::exports(&newer));
@@ -307,8 +324,9 @@ fn each_rule_of_a_part_is_refused_by_the_name_of_its_field() {
     assert_eq!(refused(&[1, 9]), "truncated");
     assert_eq!(refused(&[10]), "kind");
     assert_eq!(refused(&[0, 0, 1]), "reserved");
-    let data =
-        |offset, bytes| body_of(400, |body| pushed(body.data((1, 1), offset, bytes, |into| into.fill(1))));
+    let data = |offset, bytes| {
+        body_of(400, |body| pushed(body.data((1, 1), offset, bytes, |into| into.fill(1))))
+    };
     assert_eq!(refused(&data(127, 1)), "offset");
     assert_eq!(refused(&data(128, 0)), "bytes");
     assert_eq!(refused(&data(128, 20)[..39]), "truncated");
@@ -324,7 +342,9 @@ fn each_rule_of_an_acknowledgement_is_refused_by_the_name_of_its_field() {
     let ack = |link: u8, largest: u64, runs: &[(u16, u16)]| {
         let mut bytes = vec![4, link, runs.len() as u8, 0, 0, 0, 0, 0];
         bytes.extend(largest.to_le_bytes());
-        bytes.extend(runs.iter().flat_map(|run| [run.0.to_le_bytes(), run.1.to_le_bytes()].concat()));
+        bytes.extend(
+            runs.iter().flat_map(|run| [run.0.to_le_bytes(), run.1.to_le_bytes()].concat()),
+        );
         bytes
     };
     assert!(parts(&ack(7, 9, &[(0, 3), (2, 5)])).is_ok(), "down to number 0");
@@ -349,7 +369,10 @@ fn a_run_longer_than_its_field_ends_the_acknowledgement() {
         ack.runs().collect::<Vec<_>>()
     };
     // Cut to 16 bits, these would be runs of 0 and 1 packets.
-    assert_eq!(said(&[(1 << 20, (1 << 20) + 65_535), (5, 9)]), [((1 << 20) + 1, (1 << 20) + 65_535)]);
+    assert_eq!(
+        said(&[(1 << 20, (1 << 20) + 65_535), (5, 9)]),
+        [((1 << 20) + 1, (1 << 20) + 65_535)]
+    );
     assert_eq!(said(&[(100_000, 100_009), (5, 9)]), [(100_000, 100_009)]);
     assert_eq!(said(&[(65_545, 65_545), (5, 9)]), [(65_545, 65_545), (5, 9)], "a gap of 65,535");
 }
@@ -358,7 +381,11 @@ fn a_run_longer_than_its_field_ends_the_acknowledgement() {
 fn each_rule_of_a_packet_is_refused() {
     let good = packet(PacketKind::Sealed, 7, NUMBER_END - 1, b"body");
     let longer = [&good[..], &[0xaa; 20]].concat();
-    assert_eq!(Packet::decode(&longer), Packet::decode(&good), "padding of the carrier is no matter");
+    assert_eq!(
+        Packet::decode(&longer),
+        Packet::decode(&good),
+        "padding of the carrier is no matter"
+    );
     let changed = |at: usize, to: u8| {
         let mut bytes = good.clone();
         bytes[at] = to;
@@ -371,12 +398,20 @@ fn each_rule_of_a_packet_is_refused() {
     assert!(field(changed(3, 0)) && field(changed(3, 10)), "no such kind");
     assert!(field(changed(4, 23)) && field(changed(4, good.len() as u8 + 1)), "no such length");
     assert!(field(changed(23, 8)), "no such link");
-    assert_eq!(Packet::decode(&good[..23]), Err(FormatError::Truncated { what, need: 24, have: 23 }));
-    let longest =
-        packet(PacketKind::Sealed, 0, 0, &vec![0; link::PACKET_BYTES_MAX - HEADER_BYTES - TAIL_BYTES]);
+    assert_eq!(
+        Packet::decode(&good[..23]),
+        Err(FormatError::Truncated { what, need: 24, have: 23 })
+    );
+    let longest = packet(
+        PacketKind::Sealed,
+        0,
+        0,
+        &vec![0; link::PACKET_BYTES_MAX - HEADER_BYTES - TAIL_BYTES],
+    );
     assert!(Packet::decode(&longest).is_ok());
     assert!(
-        Packet::decode(&packet(PacketKind::Sealed, 0, 0, &vec![0; link::PACKET_BYTES_MAX - 39])).is_err()
+        Packet::decode(&packet(PacketKind::Sealed, 0, 0, &vec![0; link::PACKET_BYTES_MAX - 39]))
+            .is_err()
     );
 }
 
@@ -384,7 +419,10 @@ fn each_rule_of_a_packet_is_refused() {
 fn a_cookie_has_its_length_and_no_other() {
     let good = COOKIE.encode();
     assert_eq!(Cookie::decode(&good), Ok(COOKIE));
-    assert!(Cookie::decode(&good[..31]).is_err() && Cookie::decode(&[&good[..], &[0]].concat()).is_err());
+    assert!(
+        Cookie::decode(&good[..31]).is_err()
+            && Cookie::decode(&[&good[..], &[0]].concat()).is_err()
+    );
 }
 
 #[test]
@@ -406,12 +444,20 @@ fn each_rule_of_a_greeting_is_refused_when_read_and_when_written() {
     for at in 34..40 {
         let mut bytes = hello.clone();
         bytes[at] = 1;
-        assert_eq!(Hello::decode(&bytes), Err(FormatError::Reserved { what: "link hello" }), "{at}");
+        assert_eq!(
+            Hello::decode(&bytes),
+            Err(FormatError::Reserved { what: "link hello" }),
+            "{at}"
+        );
     }
     for at in 35..56 {
         let mut bytes = welcome.clone();
         bytes[at] = 1;
-        assert_eq!(Welcome::decode(&bytes), Err(FormatError::Reserved { what: "link welcome" }), "{at}");
+        assert_eq!(
+            Welcome::decode(&bytes),
+            Err(FormatError::Reserved { what: "link welcome" }),
+            "{at}"
+        );
     }
     assert!(Hello::decode(&[&hello[..], b"x"].concat()).is_err());
     assert!(Welcome::decode(&[&welcome[..], b"x"].concat()).is_err());

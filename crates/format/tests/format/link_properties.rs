@@ -1,5 +1,5 @@
-//! Properties of the link's packets: what was put in comes out, any bytes are refused or are what the encoder
-//! would write, and acknowledgements name nothing twice.
+//! Properties of the link's packets: what was put in comes out, any bytes are refused or are what
+//! the encoder would write, and acknowledgements name nothing twice.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -19,7 +19,9 @@ fn encode_parts(parts: &[Part<'_>], room: usize) -> Vec<u8> {
                     body.command(&command, inline.len(), |into| into.copy_from_slice(inline))
                 }
                 Part::Data(Data { slot, sequence, offset, bytes }) => {
-                    body.data((slot, sequence), offset, bytes.len(), |into| into.copy_from_slice(bytes))
+                    body.data((slot, sequence), offset, bytes.len(), |into| {
+                        into.copy_from_slice(bytes)
+                    })
                 }
                 Part::Reply(reply, inline) => {
                     body.reply(&reply, inline.len(), |into| into.copy_from_slice(inline))
@@ -62,7 +64,10 @@ fn check_body(body: &[u8]) {
     let again = encode_parts(&good, body.len());
     assert_eq!(again, body[..again.len()]);
     if parts(body).is_ok() {
-        assert!(body[again.len()..].iter().all(|byte| *byte == 0), "only zeroes follow the last part");
+        assert!(
+            body[again.len()..].iter().all(|byte| *byte == 0),
+            "only zeroes follow the last part"
+        );
     }
 }
 
@@ -130,7 +135,8 @@ enum Sent {
 
 prop_compose! {
     fn commands()(
-        operation in operations(), slot: u16, flags in 0u8..4, volume: u8, sequence: u64, address: u64,
+        operation in operations(), slot: u16, flags in 0u8..4, volume: u8, sequence: u64,
+        address: u64,
         payload in 0usize..600, wild: u64,
     ) -> (Command, usize) {
         let length = if operation.sends_payload() { payload as u64 } else { wild };
@@ -160,17 +166,20 @@ prop_compose! {
 fn sent() -> impl Strategy<Value = Sent> {
     use WordKind::*;
     let kinds = prop::sample::select(vec![Ping, Join, Joined, Leave]);
-    let word = (kinds, 0u8..8, any::<u32>(), any::<u64>())
-        .prop_map(|(kind, link, packet_bytes, token)| Sent::Word(Word { kind, link, packet_bytes, token }));
+    let word = (kinds, 0u8..8, any::<u32>(), any::<u64>()).prop_map(
+        |(kind, link, packet_bytes, token)| Sent::Word(Word { kind, link, packet_bytes, token }),
+    );
     let reply = (any::<u16>(), any::<u64>(), any::<u8>(), 0usize..600);
     prop_oneof![
         commands().prop_map(|(command, payload)| Sent::Command(command, payload)),
-        (any::<u16>(), any::<u64>(), 0u32..1000, 1usize..600)
-            .prop_map(|(slot, sequence, grain, bytes)| Sent::Data(slot, sequence, grain * 128, bytes)),
+        (any::<u16>(), any::<u64>(), 0u32..1000, 1usize..600).prop_map(
+            |(slot, sequence, grain, bytes)| Sent::Data(slot, sequence, grain * 128, bytes)
+        ),
         reply.prop_map(|(slot, sequence, status, payload)| {
             Sent::Reply(Reply { slot, sequence, status, length: payload as u32 }, payload)
         }),
-        (0u8..8, any::<u32>(), runs_of_acks()).prop_map(|(link, delay, runs)| Sent::Ack(link, delay, runs)),
+        (0u8..8, any::<u32>(), runs_of_acks())
+            .prop_map(|(link, delay, runs)| Sent::Ack(link, delay, runs)),
         word,
         (any::<u8>(), ".{0,500}").prop_map(|(status, text)| Sent::Close(status, text)),
     ]
@@ -178,7 +187,9 @@ fn sent() -> impl Strategy<Value = Sent> {
 
 /// What is read of an acknowledgement is a front part of what was to be said.
 fn said_of(wanted: &[(u64, u64)], read: &[(u64, u64)]) -> bool {
-    let (Some((last, before)), true) = (read.split_last(), read.len() <= wanted.len()) else { return false };
+    let (Some((last, before)), true) = (read.split_last(), read.len() <= wanted.len()) else {
+        return false;
+    };
     let to = wanted[before.len()];
     *before == wanted[..before.len()] && last.1 == to.1 && last.0 >= to.0
 }
@@ -187,7 +198,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn what_is_put_into_a_body_comes_out_of_it_in_order(sent in vec(sent(), 0..12), room in 0usize..1500) {
+    fn what_is_put_into_a_body_comes_out_of_it_in_order(
+        sent in vec(sent(), 0..12), room in 0usize..1500,
+    ) {
         let mut bytes = vec![0xee; room];
         let mut body = Body::new(&mut bytes);
         let mut kept = Vec::new();
@@ -202,7 +215,9 @@ proptest! {
                 Sent::Data(slot, sequence, offset, want) => {
                     let some = body.payload_room(data_at::SIZE, *want);
                     prop_assert!(some <= *want && (some == *want || some.is_multiple_of(128)));
-                    let fits = some > 0 && body.data((*slot, *sequence), *offset, some, |into| into.fill(4));
+                    let fits =
+                        some > 0
+                            && body.data((*slot, *sequence), *offset, some, |into| into.fill(4));
                     (fits, if some == 0 { usize::MAX } else { data_at::SIZE + some })
                 }
                 Sent::Reply(reply, payload) => {
@@ -247,7 +262,9 @@ proptest! {
     }
 
     #[test]
-    fn an_acknowledgement_never_names_more_than_it_was_given(runs in runs_of_acks(), room in 0usize..200) {
+    fn an_acknowledgement_never_names_more_than_it_was_given(
+        runs in runs_of_acks(), room in 0usize..200,
+    ) {
         let body = body_of(room, |body| { body.ack(0, 0, &runs); });
         match parts(&body).unwrap()[..] {
             [] => prop_assert!(room < ack_at::SIZE + run_at::SIZE),
@@ -275,7 +292,8 @@ proptest! {
 
     #[test]
     fn an_allocation_covers_the_same_bytes_however_little_room_it_has(
-        runs in vec((prop_oneof![0u64..1 << 20, any::<u64>()], any::<bool>()), 0..12), room in 0usize..80,
+        runs in vec((prop_oneof![0u64..1 << 20, any::<u64>()], any::<bool>()), 0..12),
+        room in 0usize..80,
     ) {
         let mut bytes = vec![0; room];
         let used = control::put_runs(&mut bytes, runs.iter().copied());
@@ -285,7 +303,8 @@ proptest! {
         }
         let read: Vec<_> = control::runs(&bytes).unwrap().collect();
         prop_assert_eq!(8 + read.len() * 8, used);
-        let real = runs.iter().filter(|run| run.0 > 0).map(|run| (run.0.min(i64::MAX as u64), run.1));
+        let real =
+            runs.iter().filter(|run| run.0 > 0).map(|run| (run.0.min(i64::MAX as u64), run.1));
         let real: Vec<_> = real.collect();
         prop_assert_eq!(read.len(), real.len().min(room / 8 - 1));
         let Some(((covered, data), before)) = read.split_last() else { return Ok(()) };
@@ -300,7 +319,8 @@ proptest! {
     fn a_list_of_exports_comes_back_from_a_buffer_of_any_size(
         exports in vec((".{1,30}", any::<u64>()), 0..20), bytes_max in 8usize..700,
     ) {
-        let names: Vec<_> = exports.iter().map(|(name, size_bytes)| (&name[..], *size_bytes)).collect();
+        let names: Vec<_> =
+            exports.iter().map(|(name, size_bytes)| (&name[..], *size_bytes)).collect();
         let mut bytes = list(&names, bytes_max);
         prop_assert!(bytes.len() <= bytes_max);
         let whole = control::exports(&bytes).unwrap();
@@ -308,7 +328,9 @@ proptest! {
         bytes.resize(bytes_max, 1);
         prop_assert_eq!(control::exports(&bytes).unwrap(), whole.clone());
         let mut left = exports.iter();
-        prop_assert!(whole.named.iter().all(|one| left.any(|other| other == one)), "some, in order");
+        prop_assert!(
+            whole.named.iter().all(|one| left.any(|other| other == one)), "some, in order"
+        );
         prop_assert_eq!(whole.named.len() + whole.left_out as usize, exports.len());
     }
 

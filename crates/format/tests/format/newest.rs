@@ -28,5 +28,8 @@ fn a_newest_state_of_no_attachment_or_of_another_volume_is_refused() {
     let end = bytes.len() - 4;
     let sum = crc::crc32c(&bytes[..end]);
     bytes[end..].copy_from_slice(&sum.to_le_bytes());
-    assert!(matches!(NewestState::decode(&bytes, VOLUME), Err(FormatError::Field { field: "epoch", .. })));
+    assert!(matches!(
+        NewestState::decode(&bytes, VOLUME),
+        Err(FormatError::Field { field: "epoch", .. })
+    ));
 }

@@ -1,4 +1,5 @@
-//! Packed writes: the case behind their golden vector, what a decoder refuses, and what holds for any ranges.
+//! Packed writes: the case behind their golden vector, what a decoder refuses, and what holds for
+//! any ranges.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -10,7 +11,8 @@ use crate::rules::field_of;
 use crate::samples::Case;
 
 /// Three ranges, the second of which is given as two that touch.
-pub(crate) const PACKED: [(u32, &[u8]); 4] = [(0, b"abc"), (100, b"de"), (102, b"f"), (4096, &[7; 16])];
+pub(crate) const PACKED: [(u32, &[u8]); 4] =
+    [(0, b"abc"), (100, b"de"), (102, b"f"), (4096, &[7; 16])];
 
 pub(crate) fn encode_packed(ranges: &[(u32, &[u8])]) -> Result<Vec<u8>> {
     let ranges = ranges.iter().copied();
@@ -53,8 +55,9 @@ fn packed_writes_that_break_a_rule_name_the_field() {
     assert_eq!(field_of(change(32, SPAN_BYTES_MAX - 15)), "length", "the span");
     assert_eq!(field_of(change(32, u32::MAX)), "length", "the span");
 
-    let refused =
-        |ranges: &[(u32, &[u8])]| packed_write::encode(ranges.iter().copied(), &mut [0; 100]).unwrap_err();
+    let refused = |ranges: &[(u32, &[u8])]| {
+        packed_write::encode(ranges.iter().copied(), &mut [0; 100]).unwrap_err()
+    };
     assert_eq!(field_of(refused(&[])), "entry_count");
     assert_eq!(field_of(refused(&[(0, b"")])), "length");
     assert_eq!(field_of(refused(&[(9, b"a"), (0, b"b")])), "offset");
@@ -76,17 +79,22 @@ prop_compose! {
 proptest! {
     #[test]
     fn packed_writes_round_trip_with_ranges_that_touch_as_one(runs in ranges()) {
-        let slices: Vec<(u32, &[u8])> = runs.iter().map(|(offset, bytes)| (*offset, &bytes[..])).collect();
+        let slices: Vec<(u32, &[u8])> =
+            runs.iter().map(|(offset, bytes)| (*offset, &bytes[..])).collect();
         let bytes = encode_packed(&slices).unwrap();
         let packed = Packed::decode(&bytes).unwrap();
         let mut merged: Vec<(u32, Vec<u8>)> = Vec::new();
         for (offset, bytes) in &runs {
             match merged.last_mut() {
-                Some((start, so_far)) if *start + so_far.len() as u32 == *offset => so_far.extend(bytes),
+                Some((start, so_far)) if *start + so_far.len() as u32 == *offset => {
+                    so_far.extend(bytes)
+                }
                 _ => merged.push((*offset, bytes.clone())),
             }
         }
-        prop_assert!(packed.entries().eq(merged.iter().map(|(offset, bytes)| (*offset, &bytes[..]))));
+        prop_assert!(
+            packed.entries().eq(merged.iter().map(|(offset, bytes)| (*offset, &bytes[..])))
+        );
         let (last, tail) = merged.last().unwrap();
         prop_assert_eq!(packed.span_bytes(), last + tail.len() as u32);
         let mut short = vec![0; bytes.len() - 1];
@@ -95,7 +103,8 @@ proptest! {
 
     #[test]
     fn any_entries_decode_or_are_refused(
-        entries in vec((0u32..40, 0u32..12), 0..6), wild: Option<u32>, data in vec(any::<u8>(), 0..40),
+        entries in vec((0u32..40, 0u32..12), 0..6), wild: Option<u32>,
+        data in vec(any::<u8>(), 0..40),
     ) {
         let mut bytes = Vec::new();
         bytes.extend(packed_write::MAGIC.to_le_bytes());

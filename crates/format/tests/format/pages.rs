@@ -6,8 +6,9 @@ use sawmill_format::layout::Table;
 use sawmill_format::map_part::part_key;
 use sawmill_format::preamble::Kind;
 use sawmill_format::{
-    cache_index, checkpoint, export_state, journal, kept, link, map_part, name_record, newest_state,
-    packed_write, preamble, role, segment, staging, transfer, volume_record, write_log,
+    cache_index, checkpoint, export_state, journal, kept, link, map_part, name_record,
+    newest_state, packed_write, preamble, role, segment, staging, transfer, volume_record,
+    write_log,
 };
 
 use crate::samples::{CHECKPOINT, PART, PUT, SEGMENT, VOLUME};
@@ -28,7 +29,10 @@ const PAGES: [(&str, &[Table]); 17] = [
             segment::place_at::TABLE,
         ],
     ),
-    ("checkpoint.md", &[checkpoint::at::TABLE, checkpoint::segment_at::TABLE, checkpoint::part_at::TABLE]),
+    (
+        "checkpoint.md",
+        &[checkpoint::at::TABLE, checkpoint::segment_at::TABLE, checkpoint::part_at::TABLE],
+    ),
     (
         "kept.md",
         &[
@@ -116,13 +120,19 @@ fn every_row_of_every_page_is_a_field_of_the_code() {
             let rows_of_code: Vec<_> = table
                 .fields
                 .iter()
-                .map(|field| [field.offset.to_string(), field.size.to_string(), format!("`{}`", field.name)])
+                .map(|field| {
+                    [field.offset.to_string(), field.size.to_string(), format!("`{}`", field.name)]
+                })
                 .collect();
             let rows_of_page: Vec<_> =
                 rows.iter().map(|row| [0, 1, 2].map(|cell| row[cell].to_owned())).collect();
             assert_eq!(rows_of_page, rows_of_code, "{name}, {title}");
             for row in rows {
-                assert!(row.len() == 4 && !row[3].is_empty(), "{name}, {title}: {} has no meaning", row[2]);
+                assert!(
+                    row.len() == 4 && !row[3].is_empty(),
+                    "{name}, {title}: {} has no meaning",
+                    row[2]
+                );
             }
         }
     }
@@ -138,7 +148,10 @@ fn every_page_is_compared() {
     known.extend(["driver.md", "write_chunk.md"]);
     for file in fs::read_dir(FOLDER).unwrap() {
         let name = file.unwrap().file_name().into_string().unwrap();
-        assert!(!name.ends_with(".md") || known.contains(&name.as_str()), "{name} is compared with nothing");
+        assert!(
+            !name.ends_with(".md") || known.contains(&name.as_str()),
+            "{name} is compared with nothing"
+        );
     }
 }
 

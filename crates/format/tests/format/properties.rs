@@ -1,5 +1,5 @@
-//! Properties of every structure: what was encoded decodes to the same, nothing makes a decoder panic, and
-//! what a decoder accepts is what the encoder would write.
+//! Properties of every structure: what was encoded decodes to the same, nothing makes a decoder
+//! panic, and what a decoder accepts is what the encoder would write.
 
 use proptest::array::uniform16;
 use proptest::collection::vec;
@@ -27,7 +27,9 @@ use crate::samples::{self, *};
 /// Bit by bit, as the definition says.
 fn crc32c_by_bits(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| {
-        (0..8).fold(crc ^ u32::from(byte), |crc, _| crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 })
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| {
+            crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 }
+        })
     })
 }
 
@@ -43,14 +45,17 @@ fn crc_has_the_published_values() {
 }
 
 prop_compose! {
-    fn ids()(volume_id in uniform16(any::<u8>()), put_id in uniform16(any::<u8>())) -> (VolumeId, PutId) {
+    fn ids()(
+        volume_id in uniform16(any::<u8>()), put_id in uniform16(any::<u8>()),
+    ) -> (VolumeId, PutId) {
         (VolumeId(volume_id), PutId(put_id))
     }
 }
 
 prop_compose! {
     fn volume_records()(
-        (volume_id, put_id) in ids(), blocks: u32, block_bytes in prop_oneof![Just(512u32), Just(4096)],
+        (volume_id, put_id) in ids(), blocks: u32,
+        block_bytes in prop_oneof![Just(512u32), Just(4096)],
         segment_bytes in 1u32.., frame_bytes in 1u32.., mode in 0usize..3, created_unix_ms: u64,
         name in ".{1,40}",
     ) -> VolumeRecord {
@@ -66,7 +71,11 @@ prop_compose! {
 prop_compose! {
     fn segments()(
         (volume_id, put_id) in ids(), numbers in uniform16(any::<u64>()),
-        role in prop_oneof![Just(SegmentRole::Data), Just(SegmentRole::Fence), Just(SegmentRole::Moved)],
+        role in prop_oneof![
+            Just(SegmentRole::Data),
+            Just(SegmentRole::Fence),
+            Just(SegmentRole::Moved),
+        ],
         frame_bytes in 1u32..2000, data in vec(any::<u8>(), 0..5000),
         runs in vec((0u64..5000, 1u64..5000, 0u8..3), 0..40),
     ) -> (SegmentHeader, Vec<u8>) {
@@ -76,7 +85,8 @@ prop_compose! {
             let kind = [ExtentKind::Data, ExtentKind::Zero, ExtentKind::Discard][usize::from(kind)];
             let kind = if role == SegmentRole::Moved { ExtentKind::Data } else { kind };
             let fits = kind != ExtentKind::Data || length <= data.len() as u64;
-            let offset = if kind == ExtentKind::Data && fits { data.len() as u64 - length } else { 0 };
+            let offset =
+                if kind == ExtentKind::Data && fits { data.len() as u64 - length } else { 0 };
             if fits {
                 let data_offset = offset as u32;
                 extents.push(SegmentExtent { address: free_from + gap, length, data_offset, kind });
@@ -123,7 +133,8 @@ prop_compose! {
             sequence += step;
             let wide = |at: usize| u64::from(numbers[at]) << 32 | u64::from(numbers[at + 1]);
             SegmentEntry {
-                sequence, epoch: wide(0), data_bytes: wide(2), live_bytes: wide(4), wall_unix_ms: wide(6),
+                sequence, epoch: wide(0), data_bytes: wide(2), live_bytes: wide(4),
+                wall_unix_ms: wide(6),
                 header_bytes: numbers[8], object_bytes: wide(9), dead,
             }
         }).collect()
@@ -156,7 +167,9 @@ prop_compose! {
             let [number, through_sequence, position, wall_unix_ms, pin] = numbers;
             // As a checkpoint of any age may say it; see `checkpoints`.
             let attached_s = (wall_unix_ms as u32) & 0xffff;
-            CutEntry { kind, number, through_sequence, name, put_id, position, wall_unix_ms, pin, attached_s }
+            CutEntry {
+                kind, number, through_sequence, name, put_id, position, wall_unix_ms, pin, attached_s,
+            }
         }).collect();
         cuts.sort();
         cuts.dedup();
@@ -171,15 +184,19 @@ prop_compose! {
         dead in vec((1u64..1 << 40, any::<u64>()), 0..6),
     ) -> Kept {
         let (mut through_sequence, mut sequence) = (0, 0);
-        let lineage = lineage.into_iter().map(|(step, (volume_id, _), [pin, cut_number, cut_through])| {
+        let step = |(step, (volume_id, _), [pin, cut_number, cut_through])| {
             through_sequence += step;
             LineageEntry { through_sequence, volume_id, pin, cut_number, cut_through }
-        }).collect();
+        };
+        let lineage = lineage.into_iter().map(step).collect();
         let dead = dead.into_iter().map(|(step, since)| {
             sequence += step;
             DeadEntry { sequence, since }
         }).collect();
-        if is_empty { Kept::default() } else { Kept { retention_s, pins_next, cuts, lineage, dead } }
+        match is_empty {
+            true => Kept::default(),
+            false => Kept { retention_s, pins_next, cuts, lineage, dead },
+        }
     }
 }
 
@@ -213,7 +230,8 @@ prop_compose! {
 
 prop_compose! {
     fn pins()(
-        name in names(), (volume_id, put_id) in ids(), (clone_id, _) in ids(), numbers in any::<[u64; 3]>(),
+        name in names(), (volume_id, put_id) in ids(), (clone_id, _) in ids(),
+        numbers in any::<[u64; 3]>(),
     ) -> Pin {
         let [slot, number, through_sequence] = numbers;
         Pin { volume_id, put_id, slot, clone_id, number, through_sequence, name }
@@ -233,7 +251,8 @@ prop_compose! {
             kept.cuts.iter_mut().for_each(|cut| cut.attached_s = 0);
         }
         Checkpoint {
-            volume_id, put_id, number, epoch, through_sequence, next_sequence, position, wall_unix_ms,
+            volume_id, put_id, number, epoch, through_sequence, next_sequence, position,
+            wall_unix_ms,
             attached_ms, repeats, size_bytes: numbers[6], clean, extent_total: numbers[7],
             live_bytes: numbers[8], segments, parts,
             kept,
@@ -244,7 +263,10 @@ prop_compose! {
 prop_compose! {
     fn parts()(
         (volume_id, put_id) in ids(), group: u64, number: u64, first_address in 0u64..1 << 62,
-        runs in vec((prop_oneof![Just(0), 0u64..1 << 50], 1u64..1 << 50, any::<u64>(), any::<u32>()), 0..40),
+        runs in vec(
+            (prop_oneof![Just(0), 0u64..1 << 50], 1u64..1 << 50, any::<u64>(), any::<u32>()),
+            0..40,
+        ),
     ) -> (PartIdentity, u64, Vec<MapExtent>) {
         let mut free_from = first_address;
         let extents = runs.into_iter().map(|(gap, length, sequence, data_offset)| {
@@ -261,10 +283,12 @@ prop_compose! {
         (volume_id, intent_put_id) in ids(), numbers in any::<[u64; 8]>(), blocks in 1u64..1 << 40,
         clean: bool, boot_id: [u8; 16], folder in vec(1u8.., 0..=1022), has_copy: bool,
     ) -> Superblock {
-        let [journal_tag, generation, epoch, intent_epoch, trim, logged, stored_sequence, ..] = numbers;
+        let [journal_tag, generation, epoch, intent_epoch, trim, logged, stored_sequence, ..] =
+            numbers;
         Superblock {
             volume_id, journal_tag, generation, epoch, intent_epoch, intent_put_id,
-            capacity_bytes: blocks * 4096, trim, logged, stored_sequence, stored_position: numbers[7], clean,
+            capacity_bytes: blocks * 4096, trim, logged, stored_sequence,
+            stored_position: numbers[7], clean,
             bound_epoch: numbers[6], bound_position: numbers[5],
             memory: (!folder.is_empty()).then_some(Memory { boot_id, folder }),
             ring_copy: has_copy.then_some(RingCopy {
@@ -298,11 +322,13 @@ prop_compose! {
         entries in vec((any::<[u32; 6]>(), any::<u8>(), uniform16(any::<u32>())), 0..20),
     ) -> CacheIndex {
         let owners: Vec<_> = owners.into_iter().map(|(volume_id, _)| volume_id).collect();
-        let entries = entries.into_iter().map(|([owner, sequence, epoch, frame, slot, data], tier, crcs)| {
+        let entry = |([owner, sequence, epoch, frame, slot, data], tier, crcs)| {
             let (sequence, epoch) = (u64::from(sequence) << 20, u64::from(epoch) << 20);
             let (owner, slot) = (owner % owners.len() as u32, slot % slot_count);
-            CacheEntry { owner, sequence, epoch, frame, slot, data_bytes: 1 + data % frame_bytes, tier, crcs }
-        }).collect();
+            let data_bytes = 1 + data % frame_bytes;
+            CacheEntry { owner, sequence, epoch, frame, slot, data_bytes, tier, crcs }
+        };
+        let entries = entries.into_iter().map(entry).collect();
         CacheIndex { frame_bytes, slot_count, cache_tag, owners, entries }
     }
 }
@@ -373,11 +399,15 @@ proptest! {
     fn journal_records_round_trip(value in records()) {
         let bytes = encoded(&value);
         prop_assert_eq!(RecordHeader::decode(&bytes, value.tag, value.position), Ok(value));
-        prop_assert_eq!(RecordHeader::decode_slot(&bytes, value.tag, value.position), Ok(value.slot_bytes));
+        prop_assert_eq!(
+            RecordHeader::decode_slot(&bytes, value.tag, value.position), Ok(value.slot_bytes)
+        );
     }
 
     #[test]
-    fn staging_headers_round_trip((volume_id, boot) in ids(), journal_tag: u64, capacity_bytes in 1u64..) {
+    fn staging_headers_round_trip(
+        (volume_id, boot) in ids(), journal_tag: u64, capacity_bytes in 1u64..,
+    ) {
         let (boot_id, epoch) = (boot.0, capacity_bytes / 3);
         let value = StagingHeader { volume_id, journal_tag, capacity_bytes, boot_id, epoch };
         let identity = StagingIdentity { volume_id, journal_tag };
@@ -399,7 +429,9 @@ proptest! {
     ) {
         let done_bytes = part.min(size_bytes);
         let value =
-            TransferProgress { volume_id, size_bytes, done_bytes, epoch, position, far_name, far_state };
+            TransferProgress {
+                volume_id, size_bytes, done_bytes, epoch, position, far_name, far_state,
+            };
         prop_assert_eq!(TransferProgress::decode(&value.encode(), volume_id), Ok(value));
     }
 

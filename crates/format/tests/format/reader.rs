@@ -4,14 +4,17 @@ use std::process::{Command, Output};
 
 use sawmill_format::segment::{ExtentKind, SegmentHeader};
 
-use crate::samples::{fence_value, moved_value, order_value, segment_data, segment_object, segment_value};
+use crate::samples::{
+    fence_value, moved_value, order_value, segment_data, segment_object, segment_value,
+};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format/read_segment.py");
 const VECTORS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/vectors/segment");
 
 fn read(path: &str) -> Output {
     let output = Command::new("python3").arg("-B").arg(SCRIPT).arg(path).output();
-    output.unwrap_or_else(|error| panic!("this test needs python3 (standard library only): {error}"))
+    output
+        .unwrap_or_else(|error| panic!("this test needs python3 (standard library only): {error}"))
 }
 
 /// What the script prints for this segment.
@@ -71,11 +74,13 @@ fn the_python_reader_reads_the_golden_segments() {
 fn the_python_reader_refuses_a_damaged_header_and_a_damaged_frame() {
     let object = segment_object(&segment_value(), &segment_data());
     let header_bytes = segment_value().header_bytes() as usize;
-    let damages = [(6, "version"), (60, "header checksum"), (header_bytes + 20, "frame 0 checksum")];
+    let damages =
+        [(6, "version"), (60, "header checksum"), (header_bytes + 20, "frame 0 checksum")];
     for (place, message) in damages {
         let mut damaged = object.clone();
         damaged[place] ^= 1;
-        let path = std::env::temp_dir().join(format!("sawmill-damaged-{}-{place}.bin", std::process::id()));
+        let path = std::env::temp_dir()
+            .join(format!("sawmill-damaged-{}-{place}.bin", std::process::id()));
         std::fs::write(&path, damaged).unwrap();
         let output = read(path.to_str().unwrap());
         std::fs::remove_file(&path).unwrap();

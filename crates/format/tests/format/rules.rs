@@ -66,11 +66,15 @@ fn each_kind_of_refusal_has_its_own_error() {
 
 #[test]
 fn errors_name_what_was_refused_and_what_to_do() {
-    let text =
-        VolumeRecord::decode(&volume_record_value().encode().unwrap(), "disk2").unwrap_err().to_string();
+    let text = VolumeRecord::decode(&volume_record_value().encode().unwrap(), "disk2")
+        .unwrap_err()
+        .to_string();
     assert_eq!(text, r#"volume record: belongs elsewhere, its name is "disk1" and not "disk2""#);
     let newer = decode_changed(|bytes| bytes[6] = 2).to_string();
-    assert_eq!(newer, "volume record: format version 2, this build reads up to 1; use a newer Sawmill");
+    assert_eq!(
+        newer,
+        "volume record: format version 2, this build reads up to 1; use a newer Sawmill"
+    );
 }
 
 #[test]
@@ -80,7 +84,10 @@ fn bytes_after_the_end_of_a_whole_object_are_refused() {
         bytes
     };
     let length = |error| assert_eq!(field_of(error), "length");
-    length(VolumeRecord::decode(&longer(volume_record_value().encode().unwrap()), "disk1").unwrap_err());
+    length(
+        VolumeRecord::decode(&longer(volume_record_value().encode().unwrap()), "disk1")
+            .unwrap_err(),
+    );
     length(Checkpoint::decode(&longer(checkpoint_value().encode()), &CHECKPOINT).unwrap_err());
     length(decode_part(&longer(part_bytes()), &PART).unwrap_err());
     length(Superblock::decode(&longer(superblock_value().encode().to_vec()), VOLUME).unwrap_err());
@@ -105,14 +112,23 @@ fn an_intact_structure_of_another_place_is_refused() {
         }
     }
     let segment = segment_value().encode();
-    foreign(SegmentHeader::decode(&segment, &SegmentIdentity { volume_id: OTHER, ..SEGMENT }), "volume_id");
-    foreign(SegmentHeader::decode(&segment, &SegmentIdentity { sequence: 260, ..SEGMENT }), "sequence");
+    foreign(
+        SegmentHeader::decode(&segment, &SegmentIdentity { volume_id: OTHER, ..SEGMENT }),
+        "volume_id",
+    );
+    foreign(
+        SegmentHeader::decode(&segment, &SegmentIdentity { sequence: 260, ..SEGMENT }),
+        "sequence",
+    );
     let checkpoint = checkpoint_value().encode();
     foreign(
         Checkpoint::decode(&checkpoint, &CheckpointIdentity { volume_id: OTHER, ..CHECKPOINT }),
         "volume_id",
     );
-    foreign(Checkpoint::decode(&checkpoint, &CheckpointIdentity { number: 14, ..CHECKPOINT }), "number");
+    foreign(
+        Checkpoint::decode(&checkpoint, &CheckpointIdentity { number: 14, ..CHECKPOINT }),
+        "number",
+    );
     let part = part_bytes();
     foreign(decode_part(&part, &PartIdentity { volume_id: OTHER, ..PART }), "volume_id");
     foreign(decode_part(&part, &PartIdentity { group: 8, ..PART }), "group");
@@ -159,7 +175,10 @@ fn a_moved_segment_that_breaks_a_rule_is_refused() {
     assert_eq!(breaks(&|header| header.origins.truncate(1)), "origins");
     assert_eq!(breaks(&|header| header.role = SegmentRole::Data), "origins");
     assert_eq!(breaks(&|header| header.origins[0].sequence = header.sequence), "origin sequence");
-    assert_eq!(breaks(&|header| header.origins[1].data_offset = u32::MAX - 98), "origin data_offset");
+    assert_eq!(
+        breaks(&|header| header.origins[1].data_offset = u32::MAX - 98),
+        "origin data_offset"
+    );
     assert_eq!(breaks(&|header| header.position_start -= 1), "position_end");
     let zero = SegmentExtent { data_offset: 0, kind: ExtentKind::Zero, ..moved_value().extents[1] };
     assert_eq!(breaks(&|header| header.extents[1] = zero), "kind");
@@ -197,11 +216,17 @@ fn raw_frame_ranges_are_those_of_the_frame_table() {
     let header = segment_value();
     for (index, frame) in header.frames.iter().enumerate() {
         let start = header.header_bytes() + u64::from(frame.body_offset);
-        let range =
-            raw_frame_range(header.header_bytes(), header.data_bytes, header.frame_bytes, index as u32);
+        let range = raw_frame_range(
+            header.header_bytes(),
+            header.data_bytes,
+            header.frame_bytes,
+            index as u32,
+        );
         assert_eq!(range, start..start + u64::from(frame.stored_bytes));
     }
-    assert!(raw_frame_range(header.header_bytes(), header.data_bytes, header.frame_bytes, 3).is_empty());
+    assert!(
+        raw_frame_range(header.header_bytes(), header.data_bytes, header.frame_bytes, 3).is_empty()
+    );
 }
 
 #[test]
@@ -226,12 +251,15 @@ fn a_frame_of_another_place_does_not_open() {
     for other in others {
         assert_eq!(frame_open(&other, &stored), Err(FormatError::Checksum { what: "frame" }));
     }
-    assert_eq!(field_of(frame_open(&place, &[&stored[..], b"x"].concat()).unwrap_err()), "payload_bytes");
+    assert_eq!(
+        field_of(frame_open(&place, &[&stored[..], b"x"].concat()).unwrap_err()),
+        "payload_bytes"
+    );
 }
 
-/// The CRC of bytes followed by their own CRC is the same for all bytes. So a header CRC over 0..76 would not
-/// depend on the slot: after a power cut between two sectors, a new slot would verify with the rest of the
-/// header that an earlier lap left at the same place.
+/// The CRC of bytes followed by their own CRC is the same for all bytes. So a header CRC over 0..76
+/// would not depend on the slot: after a power cut between two sectors, a new slot would verify
+/// with the rest of the header that an earlier lap left at the same place.
 #[test]
 fn a_new_slot_torn_from_an_old_header_is_refused() {
     let old = write_record();
@@ -264,9 +292,12 @@ fn a_record_that_breaks_a_rule_is_refused() {
     assert_eq!(field(RecordHeader { length: 25, ..write }), "slot_bytes");
     assert_eq!(field(RecordHeader { slot_bytes: 79, length: 0, ..write }), "slot_bytes");
     assert_eq!(field(RecordHeader { address: u64::MAX, ..write }), "length");
-    for operation in
-        [RecordOperation::Discard, RecordOperation::Zero, RecordOperation::Void, RecordOperation::Pad]
-    {
+    for operation in [
+        RecordOperation::Discard,
+        RecordOperation::Zero,
+        RecordOperation::Void,
+        RecordOperation::Pad,
+    ] {
         assert_eq!(field(RecordHeader { operation, payload_crc: 1, ..empty }), "payload_crc");
     }
     assert_eq!(field(RecordHeader { address: 1, ..pad }), "address");
@@ -293,8 +324,14 @@ fn the_newest_valid_superblock_copy_counts() {
     assert_eq!(chosen(&torn(6), &copy_of(5)), Ok(5));
     assert_eq!(chosen(&copy_of(4), &torn(5)), Ok(4));
     assert_eq!(chosen(&copy_of(4), &copy_of(8)), Ok(4), "an even generation is not in copy 1");
-    assert_eq!(chosen(&torn(4), &torn(5)), Err(FormatError::Checksum { what: "journal superblock" }));
-    assert_eq!(chosen(&[0; 4096], &[0; 4096]), Err(FormatError::Magic { what: "journal superblock" }));
+    assert_eq!(
+        chosen(&torn(4), &torn(5)),
+        Err(FormatError::Checksum { what: "journal superblock" })
+    );
+    assert_eq!(
+        chosen(&[0; 4096], &[0; 4096]),
+        Err(FormatError::Magic { what: "journal superblock" })
+    );
 }
 
 #[test]
@@ -324,7 +361,9 @@ fn unknown_flags_are_refused_as_reserved() {
     let what = "journal superblock";
     assert_eq!(Superblock::decode(&superblock, VOLUME), Err(FormatError::Reserved { what }));
     let bytes = checkpoint_value().encode();
-    for (offset, byte) in [(104, 3), (136, 1), (144, 1), (152, 1), (160 + 52, 2), (160 + 3 * 56 + 44, 1)] {
+    for (offset, byte) in
+        [(104, 3), (136, 1), (144, 1), (152, 1), (160 + 52, 2), (160 + 3 * 56 + 44, 1)]
+    {
         let changed = resealed(bytes.clone(), bytes.len(), |bytes| bytes[offset] = byte);
         let what = "checkpoint";
         assert_eq!(
@@ -349,8 +388,9 @@ fn tables_of_a_checkpoint_must_be_sorted() {
 
 #[test]
 fn a_map_part_refuses_extents_in_disorder() {
-    let encode =
-        |extents: &[MapExtent]| field_of(encode_part(&PART, PART_FIRST_ADDRESS, extents).unwrap_err());
+    let encode = |extents: &[MapExtent]| {
+        field_of(encode_part(&PART, PART_FIRST_ADDRESS, extents).unwrap_err())
+    };
     let mut extents = part_extents();
     extents.swap(0, 1);
     assert_eq!(encode(&extents), "address");
@@ -382,7 +422,11 @@ fn a_number_in_a_map_part_has_one_encoding() {
     for entry in [&longer_than_needed[..], &too_big, &endless] {
         assert_eq!(field_of(decode(entry).unwrap_err()), "entries");
     }
-    assert_eq!(field_of(decode(&[1, 2, 6, 7]).unwrap_err()), "data_offset", "-4 does not fit 32 bits");
+    assert_eq!(
+        field_of(decode(&[1, 2, 6, 7]).unwrap_err()),
+        "data_offset",
+        "-4 does not fit 32 bits"
+    );
     assert_eq!(field_of(decode(&[1, 2, 6]).unwrap_err()), "extent_count");
     assert_eq!(field_of(decode(&[1, 2, 6, 8, 0]).unwrap_err()), "extent_count");
 }
@@ -464,7 +508,9 @@ fn ids_and_flush_modes_have_one_text() {
     assert_eq!(VOLUME.to_string().parse(), Ok(VOLUME));
     assert_eq!(PutId([0; 16]).to_string().len(), 32);
     let overlong = "5a0102030405060708090a0b0c0d0e0f0";
-    for text in ["", "5A0102030405060708090A0B0C0D0E0F", overlong, "+a0102030405060708090a0b0c0d0e0f"] {
+    for text in
+        ["", "5A0102030405060708090A0B0C0D0E0F", overlong, "+a0102030405060708090a0b0c0d0e0f"]
+    {
         assert!(text.parse::<VolumeId>().is_err(), "{text}");
     }
     for mode in FlushMode::ALL {

@@ -1,5 +1,5 @@
-//! The values behind the golden vectors: one case per file in `vectors/`, with fixed ids and readable
-//! numbers.
+//! The values behind the golden vectors: one case per file in `vectors/`, with fixed ids and
+//! readable numbers.
 
 use sawmill_format::cache_index::{self, CacheEntry, CacheIndex};
 use sawmill_format::checkpoint::{self, Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};
@@ -18,7 +18,8 @@ use sawmill_format::{FormatError, Result};
 
 pub(crate) const VOLUME: VolumeId =
     VolumeId(*b"\x5a\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f");
-pub(crate) const PUT: PutId = PutId(*b"\xc0\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\xff");
+pub(crate) const PUT: PutId =
+    PutId(*b"\xc0\x11\x22\x33\x44\x55\x66\x77\x88\x99\xaa\xbb\xcc\xdd\xee\xff");
 pub(crate) const TAG: u64 = 0x7a67_6174_5f6c_6e6a;
 /// 2026-11-21, 10:00:00.123 UTC.
 pub(crate) const WALL_UNIX_MS: u64 = 1_795_255_200_123;
@@ -40,11 +41,18 @@ pub(crate) struct Case {
 }
 
 pub(crate) fn all() -> Vec<Case> {
-    let mut cases = vec![volume_record(), data_segment(), moved_segment(), fence(1, 0), fence(2, 10 << 30)];
+    let mut cases =
+        vec![volume_record(), data_segment(), moved_segment(), fence(1, 0), fence(2, 10 << 30)];
     cases.extend(crate::superblock::cases());
     cases.push(staging_header());
     cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache(), transfer()]);
-    cases.extend([checkpoint_with_cuts(), pin_case(), order_segment(), replica_case(), promoted_case()]);
+    cases.extend([
+        checkpoint_with_cuts(),
+        pin_case(),
+        order_segment(),
+        replica_case(),
+        promoted_case(),
+    ]);
     cases.extend([
         checkpoint_that_counts(),
         checkpoint_that_repeats(),
@@ -87,7 +95,8 @@ pub(crate) const SEGMENT: SegmentIdentity = SegmentIdentity { volume_id: VOLUME,
 
 /// 250 bytes of data in frames of 100, as two data extents, one zero extent and one discard.
 pub(crate) fn segment_value() -> SegmentHeader {
-    let extent = |address, length, data_offset, kind| SegmentExtent { address, length, data_offset, kind };
+    let extent =
+        |address, length, data_offset, kind| SegmentExtent { address, length, data_offset, kind };
     SegmentHeader {
         volume_id: VOLUME,
         put_id: PUT,
@@ -132,22 +141,28 @@ pub(crate) fn segment_object(header: &SegmentHeader, data: &[u8]) -> Vec<u8> {
 }
 
 fn frame_identity(header: &SegmentHeader, frame: u32) -> FrameIdentity {
-    FrameIdentity { volume_id: header.volume_id, sequence: header.sequence, epoch: header.epoch, frame }
+    FrameIdentity {
+        volume_id: header.volume_id,
+        sequence: header.sequence,
+        epoch: header.epoch,
+        frame,
+    }
 }
 
 /// Header and data of a whole object.
-pub(crate) fn open_segment(object: &[u8], expected: &SegmentIdentity) -> Result<(SegmentHeader, Vec<u8>)> {
+pub(crate) fn open_segment(
+    object: &[u8],
+    expected: &SegmentIdentity,
+) -> Result<(SegmentHeader, Vec<u8>)> {
     let header = SegmentHeader::decode(object, expected)?;
     let mut data = Vec::new();
     let mut rest = &object[header.header_bytes() as usize..];
     for (index, frame) in header.frames.iter().enumerate() {
         let need = u64::from(frame.stored_bytes);
         let have = rest.len() as u64;
-        let (bytes, after) = rest.split_at_checked(need as usize).ok_or(FormatError::Truncated {
-            what: "body",
-            need,
-            have,
-        })?;
+        let (bytes, after) = rest
+            .split_at_checked(need as usize)
+            .ok_or(FormatError::Truncated { what: "body", need, have })?;
         data.extend_from_slice(frame_open(&frame_identity(&header, index as u32), bytes)?);
         rest = after;
     }
@@ -178,7 +193,12 @@ pub(crate) fn moved_value() -> SegmentHeader {
     SegmentHeader {
         role: SegmentRole::Moved,
         position_start: value.position_end,
-        extents: value.extents.iter().copied().filter(|extent| extent.kind == ExtentKind::Data).collect(),
+        extents: value
+            .extents
+            .iter()
+            .copied()
+            .filter(|extent| extent.kind == ExtentKind::Data)
+            .collect(),
         origins: vec![
             Origin { sequence: 12, data_offset: 8192 },
             Origin { sequence: 258, data_offset: u32::MAX - 99 },
@@ -214,7 +234,8 @@ fn fence(version: u8, size_bytes: u64) -> Case {
     segment_case(name, fence_value(size_bytes), Vec::new())
 }
 
-pub(crate) const CHECKPOINT: CheckpointIdentity = CheckpointIdentity { volume_id: VOLUME, number: 13 };
+pub(crate) const CHECKPOINT: CheckpointIdentity =
+    CheckpointIdentity { volume_id: VOLUME, number: 13 };
 
 pub(crate) fn checkpoint_value() -> Checkpoint {
     let segment = |sequence, live_bytes, dead| SegmentEntry {
@@ -250,7 +271,11 @@ pub(crate) fn checkpoint_value() -> Checkpoint {
         clean: true,
         extent_total: 6,
         live_bytes: 5 << 20,
-        segments: vec![segment(257, 0, true), segment(258, 1 << 20, false), segment(259, 4 << 20, false)],
+        segments: vec![
+            segment(257, 0, true),
+            segment(258, 1 << 20, false),
+            segment(259, 4 << 20, false),
+        ],
         parts: vec![part(0, 12), part(7, 13)],
         kept: Kept::default(),
     }
@@ -355,7 +380,8 @@ fn replica_case() -> Case {
 }
 
 fn promoted_case() -> Case {
-    let promoted = Promoted { epoch: 1 << 40, checkpoint_number: 1 << 21, next_sequence: 1_200_000 };
+    let promoted =
+        Promoted { epoch: 1 << 40, checkpoint_number: 1 << 21, next_sequence: 1_200_000 };
     role_case("role/v1-promoted", Role { kind: RoleKind::Promoted(promoted), ..role_value() })
 }
 
@@ -417,7 +443,8 @@ fn first_checkpoint() -> Case {
     checkpoint_case("checkpoint/v1-empty", empty)
 }
 
-pub(crate) const PART: PartIdentity = PartIdentity { volume_id: VOLUME, group: 7, number: 13, put_id: PUT };
+pub(crate) const PART: PartIdentity =
+    PartIdentity { volume_id: VOLUME, group: 7, number: 13, put_id: PUT };
 pub(crate) const PART_FIRST_ADDRESS: u64 = 7 << 30;
 
 pub(crate) fn part_extents() -> Vec<MapExtent> {
@@ -487,9 +514,15 @@ fn records() -> impl Iterator<Item = Case> {
     let empty = RecordHeader { slot_bytes: 80, payload_crc: 0, ..write };
     let discard = RecordHeader { operation: RecordOperation::Discard, length: 1 << 20, ..empty };
     let zero = RecordHeader { operation: RecordOperation::Zero, length: 100, ..empty };
-    let pad =
-        RecordHeader { operation: RecordOperation::Pad, slot_bytes: 4096, address: 0, length: 0, ..empty };
-    let void = RecordHeader { operation: RecordOperation::Void, slot_bytes: 4176, length: 0, ..empty };
+    let pad = RecordHeader {
+        operation: RecordOperation::Pad,
+        slot_bytes: 4096,
+        address: 0,
+        length: 0,
+        ..empty
+    };
+    let void =
+        RecordHeader { operation: RecordOperation::Void, slot_bytes: 4176, length: 0, ..empty };
     let cases = [
         ("journal/v1-write", write, PAYLOAD),
         ("journal/v1-discard", discard, b""),

@@ -1,6 +1,7 @@
 //! Golden vectors: bytes of every structure, checked in and never edited, only added to.
 //!
-//! `cargo test -p sawmill-format -- --ignored write_vectors` writes those of new cases and leaves the others.
+//! `cargo test -p sawmill-format -- --ignored write_vectors` writes those of new cases and leaves
+//! the others.
 
 use std::fmt::Write;
 use std::fs;
@@ -9,7 +10,9 @@ use std::path::PathBuf;
 use crate::samples::{self, Case};
 
 fn path(case: &Case, ending: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("vectors").join(format!("{}.{ending}", case.name))
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("vectors")
+        .join(format!("{}.{ending}", case.name))
 }
 
 fn vector(case: &Case) -> Vec<u8> {
@@ -26,7 +29,8 @@ fn hex(bytes: &[u8]) -> String {
 
 /// The first bytes field by field, the rest in rows of 16, and the value.
 fn dump(case: &Case) -> String {
-    let mut text = format!("{}: {} bytes\n\noffset size name and bytes\n", case.name, case.bytes.len());
+    let mut text =
+        format!("{}: {} bytes\n\noffset size name and bytes\n", case.name, case.bytes.len());
     let mut row = |offset: usize, bytes: &[u8], name: &str| {
         writeln!(text, "{offset:6} {:4} {name:20} {}", bytes.len(), hex(bytes)).unwrap();
     };
@@ -76,7 +80,8 @@ fn every_file_beside_the_vectors_belongs_to_a_case() {
 #[test]
 fn every_flipped_bit_of_a_vector_is_refused() {
     for case in samples::all() {
-        // What crosses the link is sealed by the connection: without that, a flipped bit is another value.
+        // What crosses the link is sealed by the connection: without that, a flipped bit is another
+        // value.
         let sealed = !case.name.starts_with("packed_write/") && !case.name.starts_with("link_");
         let mut bytes = vector(&case);
         for bit in 0..bytes.len() * 8 {

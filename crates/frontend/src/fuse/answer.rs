@@ -1,7 +1,8 @@
 //! The answers on `/dev/fuse`, as bytes: pure.
 //!
-//! The layouts are those of linux/fuse.h. Every function returns a complete answer with its head; the data of
-//! a read follows the head in the same system call. Not here: requests (`protocol`), I/O.
+//! The layouts are those of linux/fuse.h. Every function returns a complete answer with its head;
+//! the data of a read follows the head in the same system call. Not here: requests (`protocol`),
+//! I/O.
 
 use super::protocol::{self, FILE, ROOT};
 
@@ -10,8 +11,8 @@ pub(super) const HEAD_BYTES: usize = 16;
 
 /// How long the kernel may cache the file's attributes and name; a resize invalidates them.
 const VALID_S: u64 = 3600;
-/// The same for the folder, which never changes: a user who looks at a mountpoint without a server need not
-/// wait.
+/// The same for the folder, which never changes: a user who looks at a mountpoint without a server
+/// need not wait.
 const FOLDER_VALID_S: u64 = 100 * 365 * 86400;
 /// The unit of statfs; also the granularity in which a loop device discards.
 const GRAIN_BYTES: u32 = 4096;
@@ -98,7 +99,12 @@ pub(super) fn head(unique: u64, errno: i32, body_bytes: usize) -> [u8; HEAD_BYTE
 }
 
 /// Agrees with the kernel. `requests_max` is the number of requests that it may have in flight.
-pub(super) fn init(unique: u64, agreed: &Agreed, readahead_bytes_max: u32, requests_max: u16) -> Vec<u8> {
+pub(super) fn init(
+    unique: u64,
+    agreed: &Agreed,
+    readahead_bytes_max: u32,
+    requests_max: u16,
+) -> Vec<u8> {
     let pages = u16::try_from(agreed.write_bytes_max.div_ceil(4096)).unwrap_or(u16::MAX);
     begin(unique)
         .u32(protocol::MAJOR)
@@ -126,8 +132,11 @@ fn attributes(to: Writer, node: u64, facts: &Attributes) -> Writer {
     let folder = node == ROOT;
     let size_bytes = if folder { 0 } else { facts.size_bytes };
     // Users who may read the file may also look into the folder.
-    let mode =
-        if folder { FOLDER_MODE | facts.mode | facts.mode >> 2 & 0o111 } else { FILE_MODE | facts.mode };
+    let mode = if folder {
+        FOLDER_MODE | facts.mode | facts.mode >> 2 & 0o111
+    } else {
+        FILE_MODE | facts.mode
+    };
     to.u64(node)
         .u64(size_bytes)
         .u64(size_bytes.div_ceil(512))
@@ -192,8 +201,11 @@ pub(super) fn stat_fs(unique: u64, size_bytes: u64, name_bytes_max: u32) -> Vec<
 
 /// The folder's entries from `offset` on, as many as fit into `length_max` bytes.
 pub(super) fn folder(unique: u64, offset: u64, length_max: u32, name: &[u8]) -> Vec<u8> {
-    let entries =
-        [(ROOT, FOLDER_ENTRY, &b"."[..]), (ROOT, FOLDER_ENTRY, &b".."[..]), (FILE, FILE_ENTRY, name)];
+    let entries = [
+        (ROOT, FOLDER_ENTRY, &b"."[..]),
+        (ROOT, FOLDER_ENTRY, &b".."[..]),
+        (FILE, FILE_ENTRY, name),
+    ];
     let mut to = begin(unique);
     for (n, (node, kind, name)) in (1u64..).zip(entries) {
         let padding = name.len().next_multiple_of(8) - name.len();

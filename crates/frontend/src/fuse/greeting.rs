@@ -1,7 +1,7 @@
 //! The kernel's first request (INIT) after a mount, and the agreement on features.
 //!
-//! Invariant: it happens once in the life of a mount, before anything else; a process that takes over a mount
-//! gets the result. Not here: later requests (`worker`).
+//! Invariant: it happens once in the life of a mount, before anything else; a process that takes
+//! over a mount gets the result. Not here: later requests (`worker`).
 
 use std::os::fd::OwnedFd;
 
@@ -19,9 +19,13 @@ const GREETING_TIME_MAX: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// Receives the kernel's first request and answers it.
 pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<Agreed> {
-    let failed =
-        |text: String| Error::new(ErrorKind::Unavailable, format!("fuse: the kernel's INIT request: {text}"));
-    let link = Link::new(rustix::io::fcntl_dupfd_cloexec(kernel, 3).map_err(|e| failed(e.to_string()))?, 0);
+    let failed = |text: String| {
+        Error::new(ErrorKind::Unavailable, format!("fuse: the kernel's INIT request: {text}"))
+    };
+    let link = Link::new(
+        rustix::io::fcntl_dupfd_cloexec(kernel, 3).map_err(|e| failed(e.to_string()))?,
+        0,
+    );
     let link = link.map_err(|error| failed(error.to_string()))?;
     let mut buffer = link.buffer();
     loop {
@@ -40,7 +44,9 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<Agreed> {
             continue;
         }
         match parse(&buffer[..length]) {
-            Ok(Message { unique, operation: Operation::Init { major, .. }, .. }) if major > MAJOR => {
+            Ok(Message { unique, operation: Operation::Init { major, .. }, .. })
+                if major > MAJOR =>
+            {
                 link.send(&[&answer::init_other_major(unique)]);
             }
             Ok(Message {

@@ -1,8 +1,8 @@
 //! What another process needs to take over a mount: facts by name, and one descriptor.
 //!
-//! Facts: `mountpoint`, `file_name`, `minor`, `flags` and `write_bytes_max` (the agreement with the kernel),
-//! `size_bytes`, and `loop` if a loop device is attached. The descriptor is that of `/dev/fuse`. Not here:
-//! how they travel.
+//! Facts: `mountpoint`, `file_name`, `minor`, `flags` and `write_bytes_max` (the agreement with the
+//! kernel), `size_bytes`, and `loop` if a loop device is attached. The descriptor is that of
+//! `/dev/fuse`. Not here: how they travel.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -58,8 +58,9 @@ pub(super) struct Taking {
 
 impl Taking {
     pub(super) fn read(options: &FuseOptions, mut handed: Handed) -> Result<Self> {
-        let missing =
-            |what: &str| Error::new(ErrorKind::Invalid, format!("fuse: the hand-over lacks {what}"));
+        let missing = |what: &str| {
+            Error::new(ErrorKind::Invalid, format!("fuse: the hand-over lacks {what}"))
+        };
         let kernel = handed.descriptors.pop().ok_or_else(|| missing("the descriptor"))?;
         let fact = |name: &str| handed.facts.get(name).ok_or_else(|| missing(name));
         let number = |name: &str| fact(name)?.parse::<u64>().map_err(|_| missing(name));
@@ -67,8 +68,8 @@ impl Taking {
         let (path, name) = (PathBuf::from(fact("mountpoint")?), fact("file_name")?);
         if path != settled(&options.mountpoint).unwrap_or_default() || *name != options.file_name {
             let text = format!(
-                "fuse: users of {} wait for this server, which must serve {}: start it with that mountpoint \
-                 and name, or disconnect the users with `umount -f -l {}`",
+                "fuse: users of {} wait for this server, which must serve {}: start it with that \
+                 mountpoint and name, or disconnect the users with `umount -f -l {}`",
                 path.join(name).display(),
                 options.mountpoint.join(&options.file_name).display(),
                 path.display()

@@ -1,9 +1,9 @@
-//! The mount holder of one mount, watched as long as this process serves the mount: it has the newest facts,
-//! and if it dies, a new one replaces it.
+//! The mount holder of one mount, watched as long as this process serves the mount: it has the
+//! newest facts, and if it dies, a new one replaces it.
 //!
-//! Invariants: a dead mount holder is replaced only while this process serves the mount (two mount holders
-//! would not know of each other), and only while there is a mount. A mount holder that starts slowly does not
-//! delay a hand-off. Not here: what a mount holder does.
+//! Invariants: a dead mount holder is replaced only while this process serves the mount (two mount
+//! holders would not know of each other), and only while there is a mount. A mount holder that
+//! starts slowly does not delay a hand-off. Not here: what a mount holder does.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -54,10 +54,11 @@ impl Kept {
         let inside = Inside { how: how.clone(), held: Mutex::new(held), changed: Condvar::new() };
         let inside = Arc::new(inside);
         let watching = inside.clone();
-        let thread = std::thread::Builder::new().name("fuse-holder".into()).spawn(move || watching.watch());
+        let thread =
+            std::thread::Builder::new().name("fuse-holder".into()).spawn(move || watching.watch());
         let thread = thread.inspect_err(|error| {
-            tracing::warn!(%error, "fuse: cannot start a thread to watch the mount holder; its death goes \
-                unnoticed");
+            tracing::warn!(%error, "fuse: cannot start a thread to watch the mount holder; its \
+                death goes unnoticed");
         });
         Kept { inside, thread: Mutex::new(thread.ok()) }
     }
@@ -68,7 +69,9 @@ impl Kept {
         self.inside.settle(&mut held);
         held.handed = Arc::new(handed);
         match held.mount_holder.update(&held.handed) {
-            Err(_) if MountHolder::at(&self.inside.how.socket).is_none() => self.inside.replace(&mut held),
+            Err(_) if MountHolder::at(&self.inside.how.socket).is_none() => {
+                self.inside.replace(&mut held)
+            }
             done => done,
         }
     }
@@ -135,7 +138,8 @@ impl Inside {
                 }
                 Err(error) if MountHolder::at(&self.how.socket).is_some() => {
                     tracing::warn!(
-                        "fuse: the mount holder is running, but its death would go unnoticed: {error}"
+                        "fuse: the mount holder is running, but its death would go unnoticed: \
+                        {error}"
                     );
                     return;
                 }
@@ -154,12 +158,15 @@ impl Inside {
             let mountpoint = held.mountpoint();
             match replaced {
                 Ok(()) => {
-                    tracing::warn!(mountpoint, "fuse: the mount holder died; a new one holds the mount now")
+                    tracing::warn!(
+                        mountpoint,
+                        "fuse: the mount holder died; a new one holds the mount now"
+                    )
                 }
                 Err(error) => tracing::error!(
                     mountpoint,
-                    "fuse: the mount holder died: if this server dies too, users of the mount get errors. \
-                     Starting a new mount holder failed, retrying: {error}"
+                    "fuse: the mount holder died: if this server dies too, users of the mount get \
+                     errors. Starting a new mount holder failed, retrying: {error}"
                 ),
             }
             if !held.over {
@@ -175,8 +182,8 @@ impl Inside {
         }
     }
 
-    /// Replaces a mount holder that is dead or unreachable. Other threads may inspect or end what is held
-    /// during this.
+    /// Replaces a mount holder that is dead or unreachable. Other threads may inspect or end what
+    /// is held during this.
     fn replace(&self, held: &mut MutexGuard<'_, Held>) -> Result<()> {
         let next = Arc::new(MountHolder::spawn(&self.how.socket, &self.how.command)?);
         let before = std::mem::replace(&mut held.mount_holder, Arc::clone(&next));
@@ -230,7 +237,10 @@ mod tests {
         let process = std::fs::read_to_string(&number).expect("written");
         let process = std::path::Path::new("/proc").join(process.trim());
         let held = kept.inside.held.lock();
-        assert!(held.starting && process.exists(), "who looks must not wait until the start has failed");
+        assert!(
+            held.starting && process.exists(),
+            "who looks must not wait until the start has failed"
+        );
         drop(held);
         kept.leave();
         assert!(!process.exists(), "it would hold the mount, and the next server would not know");

@@ -1,10 +1,10 @@
-//! The descriptor to the kernel, shared by all threads of a door: what is in flight, and whether more may be
-//! taken.
+//! The descriptor to the kernel, shared by all threads of a door: what is in flight, and whether
+//! more may be taken.
 //!
-//! Invariants: no worker reads while the link is quiet. A request is in flight from before the device gets it
-//! until its answer was written. There is one descriptor, which is never cloned by ioctl: requests taken
-//! through a clone fail when the clone is closed, but requests taken through this one wait for its next
-//! holder. Not here: requests and answers.
+//! Invariants: no worker reads while the link is quiet. A request is in flight from before the
+//! device gets it until its answer was written. There is one descriptor, which is never cloned by
+//! ioctl: requests taken through a clone fail when the clone is closed, but requests taken through
+//! this one wait for its next holder. Not here: requests and answers.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -64,7 +64,8 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn new(kernel: OwnedFd, workers: usize) -> std::io::Result<Self> {
         let waker = Waker::new()?;
-        let gate = Gate { mode: Mode::Taking, workers, parked: 0, in_flight: 0, in_flight_bytes: 0 };
+        let gate =
+            Gate { mode: Mode::Taking, workers, parked: 0, in_flight: 0, in_flight_bytes: 0 };
         Ok(Link {
             kernel,
             counters: Counters::default(),
@@ -143,7 +144,9 @@ impl Link {
             match rustix::io::writev(&self.kernel, &slices[..parts.len().min(2)]) {
                 Err(Errno::INTR) => (),
                 // The requester or the mount is gone: nothing is left to notify.
-                Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED | Errno::PERM) => return,
+                Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED | Errno::PERM) => {
+                    return;
+                }
                 Err(error) => {
                     tracing::error!(
                         %error,
@@ -160,8 +163,8 @@ impl Link {
         self.send(&[&head(unique, errno, 0)]);
     }
 
-    /// A buffer for one request, with all of its memory resident: the kernel can fill it even while this
-    /// process is being killed, when it would otherwise fail the request.
+    /// A buffer for one request, with all of its memory resident: the kernel can fill it even while
+    /// this process is being killed, when it would otherwise fail the request.
     pub(super) fn buffer(&self) -> Vec<u8> {
         self.spares.lock().pop().unwrap_or_else(|| vec![0xFF; BUFFER_BYTES])
     }
@@ -178,7 +181,8 @@ impl Link {
         self.gate.lock().in_flight
     }
 
-    /// Waits until no worker reads and everything taken is answered. Returns `false` if that takes too long.
+    /// Waits until no worker reads and everything taken is answered. Returns `false` if that takes
+    /// too long.
     pub(super) fn quiesce(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let mut gate = self.gate.lock();

@@ -9,8 +9,9 @@ use crate::DoorCounts;
 /// A snapshot of the counters of a door since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FuseMetrics {
-    /// The counters that all doors have. A connection is a mount; a flush is a sync, a discard a punched
-    /// hole; other requests are for names, attributes, seeks; a violation is a request that cannot be parsed.
+    /// The counters that all doors have. A connection is a mount; a flush is a sync, a discard a
+    /// punched hole; other requests are for names, attributes, seeks; a violation is a request that
+    /// cannot be parsed.
     pub counts: DoorCounts,
     /// Requests that were resent after the death of another server.
     pub resent: u64,

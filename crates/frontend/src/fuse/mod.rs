@@ -1,20 +1,20 @@
 //! FUSE: the volume as one file in a folder, byte by byte, and from there as a loop device.
 //!
 //! Works on every Linux with the fuse module, also for users other than root. Modules:
-//! [`options`](FuseOptions), `mount` (the folder), `greeting` (the agreement with the kernel), `handover`
-//! (what another process needs), `kept` (the watched mount holder), `protocol` and `answer` (the codec,
-//! pure),
-//! `link` (the shared descriptor), `worker` (request handling), `ticket` and `seek` (requests in flight),
-//! [`server`](FuseDoor), [`metrics`](FuseMetrics).
+//! [`options`](FuseOptions), `mount` (the folder), `greeting` (the agreement with the kernel),
+//! `handover` (what another process needs), `kept` (the watched mount holder), `protocol` and
+//! `answer` (the codec, pure), `link` (the shared descriptor), `worker` (request handling),
+//! `ticket` and `seek` (requests in flight), [`server`](FuseDoor), [`metrics`](FuseMetrics).
 //!
-//! A few worker threads read the same descriptor. None waits for the device: the thread that completes a
-//! request sends its answer, with one system call. The page cache is bypassed (direct I/O), so all users of
-//! the file see each other's writes immediately, and a sync is the device's flush.
+//! A few worker threads read the same descriptor. None waits for the device: the thread that
+//! completes a request sends its answer, with one system call. The page cache is bypassed (direct
+//! I/O), so all users of the file see each other's writes immediately, and a sync is the device's
+//! flush.
 //!
-//! The successor of a dead server asks the kernel to resend requests that were not answered (Linux 6.9). Some
-//! are then executed twice. That is harmless: no user learned of the first execution, so nothing depends on
-//! it; every request repeats the same thing at the same place (bytes, zeroes, a flush); and the order of
-//! unanswered overlapping writes is up to the device (D8).
+//! The successor of a dead server asks the kernel to resend requests that were not answered (Linux
+//! 6.9). Some are then executed twice. That is harmless: no user learned of the first execution, so
+//! nothing depends on it; every request repeats the same thing at the same place (bytes, zeroes, a
+//! flush); and the order of unanswered overlapping writes is up to the device (D8).
 //!
 //! Not here: more than one file, mappings shared for writing, the process that holds the mount
 //! (`mount_holder`).
@@ -48,7 +48,8 @@ pub(crate) fn fuzz_request(bytes: &[u8]) {
         Ok(message) => {
             assert_eq!(Some(message.unique), number, "it is answered by its number");
             let within = |part: &[u8]| {
-                part.is_empty() || bytes.as_ptr_range().contains(&part.as_ptr()) && part.len() <= bytes.len()
+                part.is_empty()
+                    || bytes.as_ptr_range().contains(&part.as_ptr()) && part.len() <= bytes.len()
             };
             match message.operation {
                 Operation::Write { payload, .. } => assert!(within(payload)),

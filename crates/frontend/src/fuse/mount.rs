@@ -1,7 +1,8 @@
 //! The mount: its folder, how it is made and removed.
 //!
-//! Root mounts with mount(2), others with `fusermount3`. Invariant: this thread never makes a system call on
-//! a mount whose server may still come, because the call could block. Not here: what is served.
+//! Root mounts with mount(2), others with `fusermount3`. Invariant: this thread never makes a
+//! system call on a mount whose server may still come, because the call could block. Not here: what
+//! is served.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -58,7 +59,8 @@ fn unescaped(text: &str) -> PathBuf {
     let mut rest = text.as_bytes();
     while let Some((&first, behind)) = rest.split_first() {
         let octal = behind.get(..3).filter(|_| first == b'\\');
-        let value = octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
+        let value =
+            octal.and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
         bytes.push(value.unwrap_or(first));
         rest = if value.is_some() { &behind[3..] } else { behind };
     }
@@ -84,13 +86,14 @@ fn ours_at(path: &Path) -> Option<String> {
     mounted_at(path).filter(|found| found.kind == KIND).map(|found| found.minor)
 }
 
-/// Resolves the links in a path without asking a file system that may be mounted there: reading a folder as a
-/// link fails before that.
+/// Resolves the links in a path without asking a file system that may be mounted there: reading a
+/// folder as a link fails before that.
 pub(super) fn settled(path: &Path) -> std::io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..LINKS_MAX {
         let Some(name) = path.file_name() else { return path.canonicalize() };
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent =
+            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let place = parent.canonicalize()?.join(name);
         match std::fs::read_link(&place) {
             Ok(target) => path = place.with_file_name("").join(target),
@@ -117,14 +120,18 @@ fn prepared(path: &Path) -> Result<PathBuf> {
     while let Some(found) = mounted_at(&path) {
         let kind = &found.kind;
         if kind != KIND {
-            let text =
-                format!("a file system of type {kind} is mounted there; unmount it or choose another folder");
+            let text = format!(
+                "a file system of type {kind} is mounted there; unmount it or choose another folder"
+            );
             return Err(refusal(ErrorKind::InUse, &path, text));
         }
         match probe(&path) {
             Some(Err(Errno::NOTCONN)) => {
-                tracing::info!(mountpoint = %path.display(), "fuse: removed the mount of a dead server");
-                // Otherwise a loop device would keep an unserved file, and could not be found by name.
+                tracing::info!(
+                    mountpoint = %path.display(), "fuse: removed the mount of a dead server"
+                );
+                // Otherwise a loop device would keep an unserved file, and could not be found by
+                // name.
                 for device in LoopDevice::attached_below(&path) {
                     let _ = device.detach();
                 }
@@ -136,8 +143,9 @@ fn prepared(path: &Path) -> Result<PathBuf> {
                 return Err(refusal(ErrorKind::InUse, &path, text));
             }
             None => {
-                let text = "a mount there waits for its server, and a mount holder holds it: restart that \
-                            server with the same socket, or remove the mount with `umount -f -l`";
+                let text = "a mount there waits for its server, and a mount holder holds it: \
+                            restart that server with the same socket, or remove the mount with \
+                            `umount -f -l`";
                 return Err(refusal(ErrorKind::InUse, &path, text));
             }
         }
@@ -146,15 +154,20 @@ fn prepared(path: &Path) -> Result<PathBuf> {
     if !facts.is_dir() {
         return Err(refusal(ErrorKind::Invalid, &path, "is not a folder"));
     }
-    let mut entries = std::fs::read_dir(&path).map_err(|e| refusal(ErrorKind::Unavailable, &path, e))?;
+    let mut entries =
+        std::fs::read_dir(&path).map_err(|e| refusal(ErrorKind::Unavailable, &path, e))?;
     if entries.next().is_some() {
-        return Err(refusal(ErrorKind::Invalid, &path, "is not empty: a mount would hide its content"));
+        return Err(refusal(
+            ErrorKind::Invalid,
+            &path,
+            "is not empty: a mount would hide its content",
+        ));
     }
     Ok(path)
 }
 
-/// Asks a mount's server, from a thread that may block forever; `None` if it blocks. The kernel may cache
-/// attributes, but not the free space, so ask for that.
+/// Asks a mount's server, from a thread that may block forever; `None` if it blocks. The kernel may
+/// cache attributes, but not the free space, so ask for that.
 fn probe(path: &Path) -> Option<Result<(), Errno>> {
     let (tell, hear) = sync_channel(1);
     let path = path.to_owned();
@@ -166,9 +179,8 @@ fn probe(path: &Path) -> Option<Result<(), Errno>> {
 }
 
 impl Mount {
-    /// Mounts, and returns the descriptor for the kernel's requests. Errors say what is wrong with the
-    /// folder.
-    /// folder.
+    /// Mounts, and returns the descriptor for the kernel's requests. Errors say what is wrong with
+    /// the folder. folder.
     pub(super) fn make(path: &Path, wish: &Wish<'_>) -> Result<(Self, OwnedFd)> {
         let path = prepared(path)?;
         let root = rustix::process::geteuid().is_root();
@@ -232,7 +244,8 @@ fn unmount(path: &Path, how: Leave) -> std::io::Result<()> {
 fn by_root(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
     let denied = |what: &str, error: Errno| {
         let text = format!(
-            "{what}: {error}; check that the kernel's fuse module is loaded and that this process may mount"
+            "{what}: {error}; check that the kernel's fuse module is loaded and that this process \
+            may mount"
         );
         refusal(ErrorKind::Unavailable, path, text)
     };
@@ -255,10 +268,12 @@ fn by_root(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
 
 fn by_fusermount(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
     let failed = |text: String| refusal(ErrorKind::Unavailable, path, text);
-    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-        .map_err(|error| failed(error.to_string()))?;
-    let plain =
-        |letter: char| if letter.is_ascii_alphanumeric() || "._-".contains(letter) { letter } else { '_' };
+    let (ours, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(|error| failed(error.to_string()))?;
+    let plain = |letter: char| {
+        if letter.is_ascii_alphanumeric() || "._-".contains(letter) { letter } else { '_' }
+    };
     let name: String = wish.name.chars().map(plain).collect();
     let mut options = format!(
         "fsname={name},subtype=sawmill,nosuid,nodev,default_permissions,max_read={}",
@@ -270,7 +285,8 @@ fn by_fusermount(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
     helper.arg("-o").arg(options).arg("--").arg(path);
     // It sends the descriptor to the socket that this names: its standard input.
     helper.env("_FUSE_COMMFD", "0").stdin(Stdio::from(theirs)).stderr(Stdio::piped());
-    let output = helper.output().map_err(|error| failed(format!("cannot run fusermount3: {error}")))?;
+    let output =
+        helper.output().map_err(|error| failed(format!("cannot run fusermount3: {error}")))?;
     // Close the helper's copy of the socket, so that a missing answer is an end and not a wait.
     drop(helper);
     if !output.status.success() {

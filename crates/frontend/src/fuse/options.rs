@@ -18,10 +18,11 @@ pub struct FuseOptions {
     pub allow_other: bool,
     /// The file's permissions.
     pub mode: u32,
-    /// Also attach a loop device, so that the volume is a block device of the kernel. Requires root.
+    /// Also attach a loop device, so that the volume is a block device of the kernel. Requires
+    /// root.
     pub attach_loop: bool,
-    /// The mount holder that holds the mount while no server runs; without it, the mount dies with the
-    /// server.
+    /// The mount holder that holds the mount while no server runs; without it, the mount dies with
+    /// the server.
     pub mount_holder: Option<MountHolderOptions>,
 }
 

@@ -1,7 +1,8 @@
 //! The requests of the kernel on `/dev/fuse`, as bytes: pure.
 //!
-//! The facts are those of linux/fuse.h, protocol 7.28 to 7.45; numbers are in the machine's byte order. Only
-//! requests for a file system with one file have a name here; all others are [`Operation::Unknown`].
+//! The facts are those of linux/fuse.h, protocol 7.28 to 7.45; numbers are in the machine's byte
+//! order. Only requests for a file system with one file have a name here; all others are
+//! [`Operation::Unknown`].
 //!
 //! Invariant: no byte is read before the length was checked. Not here: answers (`answer`), I/O.
 

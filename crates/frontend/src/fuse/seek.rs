@@ -1,15 +1,17 @@
 //! Finds the start of the next data or hole: queries the device for one window after another.
 //!
-//! Invariant: the stack depth is constant, however many windows there are, and whether the device answers
-//! immediately or later: the code that finds a window answered continues in a loop. Not here: seeks relative
-//! to a position, which the kernel does itself.
+//! Invariant: the stack depth is constant, however many windows there are, and whether the device
+//! answers immediately or later: the code that finds a window answered continues in a loop. Not
+//! here: seeks relative to a position, which the kernel does itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::AcqRel};
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use sawmill_device::{Allocation, BlockDevice, Error, ErrorKind, Flags, Operation, Outcome, Reply, Request};
+use sawmill_device::{
+    Allocation, BlockDevice, Error, ErrorKind, Flags, Operation, Outcome, Reply, Request,
+};
 
 use super::answer::sought;
 use super::link::Link;
@@ -73,7 +75,13 @@ impl Seek {
             let length = SEEK_BYTES.min(self.size_bytes - offset);
             let heard = window.clone();
             let hear = |outcome| heard.answered(outcome);
-            self.device.submit(Request::bare(Operation::Allocation, offset, length, Flags::default(), hear));
+            self.device.submit(Request::bare(
+                Operation::Allocation,
+                offset,
+                length,
+                Flags::default(),
+                hear,
+            ));
             if window.came.fetch_add(1, AcqRel) == 0 {
                 // Not answered yet: the answer continues the search.
                 return;

@@ -1,8 +1,8 @@
 //! The door itself: from the mount to the first request, a hand-over, and the end.
 //!
-//! Invariants: the mount holder, if there is one, holds the descriptor before the first user can open the
-//! file. This process owns the device before it takes any request from the kernel, so the previous server is
-//! gone. Not here: how a request is answered (`worker`).
+//! Invariants: the mount holder, if there is one, holds the descriptor before the first user can
+//! open the file. This process owns the device before it takes any request from the kernel, so the
+//! previous server is gone. Not here: how a request is answered (`worker`).
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -23,7 +23,9 @@ use super::kept::Kept;
 use super::link::Link;
 use super::metrics::FuseMetrics;
 use super::mount::{Mount, Wish};
-use super::options::{FuseOptions, NAME_BYTES_MAX, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN, WORKERS_MAX};
+use super::options::{
+    FuseOptions, NAME_BYTES_MAX, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN, WORKERS_MAX,
+};
 use super::protocol::init;
 use super::worker::{Served, work};
 use crate::mount_holder::MountHolder;
@@ -32,7 +34,8 @@ use crate::{Door, DoorCounts, Handed};
 /// How long a stop waits for short-time users of a device, such as udev.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// A volume as one file in a folder of its own. Dropping it ends it immediately, as [`Door::stop_now`] does.
+/// A volume as one file in a folder of its own. Dropping it ends it immediately, as
+/// [`Door::stop_now`] does.
 pub struct FuseDoor {
     link: Arc<Link>,
     served: Arc<Served>,
@@ -46,11 +49,12 @@ pub struct FuseDoor {
 }
 
 impl FuseDoor {
-    /// Exports the device as `MOUNTPOINT/NAME`. If a mount holder answers on the socket of the options, this
-    /// resumes the mount that it holds instead of making one: its users have waited and see no error.
+    /// Exports the device as `MOUNTPOINT/NAME`. If a mount holder answers on the socket of the
+    /// options, this resumes the mount that it holds instead of making one: its users have waited
+    /// and see no error.
     ///
-    /// Errors: `Invalid`, `NotFound` or `InUse` for an unusable folder or option; `Refused` if the mount
-    /// holder holds another mount than this; `Unavailable` if the system refuses.
+    /// Errors: `Invalid`, `NotFound` or `InUse` for an unusable folder or option; `Refused` if the
+    /// mount holder holds another mount than this; `Unavailable` if the system refuses.
     pub fn mount(options: FuseOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
         check(&options, &*device)?;
         if let Some(mount_holder) = &options.mount_holder
@@ -78,8 +82,9 @@ impl FuseDoor {
         Ok(door)
     }
 
-    /// Takes over the door of another process, on the same mount, with the result of its [`Door::hand_over`].
-    /// Returns `Invalid` if that is not a mount, or not the one that the options name.
+    /// Takes over the door of another process, on the same mount, with the result of its
+    /// [`Door::hand_over`]. Returns `Invalid` if that is not a mount, or not the one that the
+    /// options name.
     pub fn take_over(
         options: FuseOptions,
         device: Arc<dyn BlockDevice>,
@@ -87,8 +92,8 @@ impl FuseDoor {
     ) -> Result<Self> {
         check(&options, &*device)?;
         let handed = handed.into_iter().find(|piece| piece.what == "fuse");
-        let handed =
-            handed.ok_or_else(|| Error::new(ErrorKind::Invalid, "fuse: no mount was handed over"))?;
+        let handed = handed
+            .ok_or_else(|| Error::new(ErrorKind::Invalid, "fuse: no mount was handed over"))?;
         // Flags that cannot be read are refused below.
         let mount_holder =
             options.mount_holder.as_ref().filter(|_| handed.parsed("flags").is_ok_and(can_outlive));
@@ -97,7 +102,9 @@ impl FuseDoor {
             None => MountHolder::start(&wanted.socket, &wanted.command, &handed)
                 .inspect_err(|error| {
                     // Users wait behind this door: what it lacks is said, and no reason to end it.
-                    tracing::error!("fuse: no mount holder; the mount will not survive this server: {error}");
+                    tracing::error!(
+                        "fuse: no mount holder; the mount will not survive this server: {error}"
+                    );
                 })
                 .ok(),
         });
@@ -113,7 +120,8 @@ impl FuseDoor {
         let Taking { mount, kernel, agreed, number, size_bytes } = Taking::read(options, handed)?;
         if agreed.write_bytes_max > request_bytes_max(&*device) {
             let text = format!(
-                "fuse: the mount at {} has requests of up to {} bytes; this device accepts at most {}",
+                "fuse: the mount at {} has requests of up to {} bytes; this device accepts at most \
+                {}",
                 mount.path.display(),
                 agreed.write_bytes_max,
                 request_bytes_max(&*device)
@@ -122,8 +130,9 @@ impl FuseDoor {
         }
         let resized = size_bytes != device.geometry().size_bytes;
         if agreed.flags & init::RESEND != 0 {
-            // Requests that another server took and did not answer; there are none after a hand-off. Ask
-            // before our own workers take anything: otherwise the kernel would resend their requests too.
+            // Requests that another server took and did not answer; there are none after a
+            // hand-off. Ask before our own workers take anything: otherwise the kernel would resend
+            // their requests too.
             rustix::io::write(&kernel, &answer::resend()).map_err(|error| {
                 let text = format!("fuse: cannot find out what was left open: {error}");
                 Error::new(ErrorKind::Unavailable, text)
@@ -136,7 +145,8 @@ impl FuseDoor {
         let known = if resized { door.resized() } else { door.tell_mount_holder() };
         let whole = known.and_then(|()| door.attach(options));
         if let Err(error) = whole {
-            tracing::error!(mountpoint = %door.mount.path.display(), "fuse: the mount resumes, but: {error}");
+            tracing::error!(mountpoint = %door.mount.path.display(), "fuse: the mount resumes, \
+                but: {error}");
         }
         Ok(door)
     }
@@ -153,8 +163,10 @@ impl FuseDoor {
         let failed = |error: std::io::Error| {
             Error::caused(ErrorKind::Unavailable, "fuse: cannot start the door", error)
         };
-        let time_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let time_s =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let (user, group) =
+            (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let (name, mode) = (options.file_name.clone(), options.mode & 0o777);
         let served = Arc::new(Served { device, name, mode, user, group, time_s });
         let link = Arc::new(Link::new(kernel, options.workers).map_err(failed)?);
@@ -176,8 +188,9 @@ impl FuseDoor {
         };
         if let (Some(how), Some(mount_holder)) = (&options.mount_holder, mount_holder) {
             let kept = door.handed().map(|handed| Kept::new(how, mount_holder, handed));
-            *door.mount_holder.lock() =
-                kept.inspect_err(|error| tracing::error!("the mount holder is not watched: {error}")).ok();
+            *door.mount_holder.lock() = kept
+                .inspect_err(|error| tracing::error!("the mount holder is not watched: {error}"))
+                .ok();
         }
         Ok(door)
     }
@@ -206,16 +219,20 @@ impl FuseDoor {
         }
         let geometry = self.served.device.geometry();
         let failed = |error: std::io::Error| {
-            let text = format!("fuse: cannot attach a loop device to {}: {error}", self.file().display());
+            let text =
+                format!("fuse: cannot attach a loop device to {}: {error}", self.file().display());
             Error::new(ErrorKind::Unavailable, text)
         };
-        let file = std::fs::OpenOptions::new().read(true).write(!geometry.read_only).open(self.file());
+        let file =
+            std::fs::OpenOptions::new().read(true).write(!geometry.read_only).open(self.file());
         let file = file.map_err(failed)?;
         let access = if geometry.read_only { LoopAccess::ReadOnly } else { LoopAccess::ReadWrite };
         let device = LoopDevice::attach(&file, geometry.block_bytes, access).map_err(failed)?;
         if !device.is_direct().unwrap_or(true) {
             let path = device.path();
-            tracing::warn!(path = %path.display(), "fuse: the loop device has no direct I/O and is slower");
+            tracing::warn!(
+                path = %path.display(), "fuse: the loop device has no direct I/O and is slower"
+            );
         }
         *slot = Some(device);
         drop(slot);
@@ -251,14 +268,18 @@ impl FuseDoor {
         self.link.counters.snapshot(!self.link.is_finished(), self.link.in_flight())
     }
 
-    /// Notifies the kernel, and the loop device, of the new size of the device. Not while the door is quiet.
+    /// Notifies the kernel, and the loop device, of the new size of the device. Not while the door
+    /// is quiet.
     pub fn resized(&self) -> Result<()> {
         self.link.send(&[&answer::invalidate_file()]);
         if let Some(device) = self.loop_device() {
             // The loop device uses the kernel's cached size of the file, so refresh that first.
             let told = std::fs::metadata(self.file()).and_then(|_| device.take_size());
             told.map_err(|error| {
-                let text = format!("fuse: {} does not accept the new size: {error}", device.path().display());
+                let text = format!(
+                    "fuse: {} does not accept the new size: {error}",
+                    device.path().display()
+                );
                 Error::new(ErrorKind::Unavailable, text)
             })?;
         }
@@ -323,7 +344,8 @@ fn patiently(mut is: impl FnMut() -> bool) -> bool {
 
 /// The longest request to allow the kernel, in whole pages.
 fn request_bytes_max(device: &dyn BlockDevice) -> u32 {
-    device.geometry().request_bytes_max.min(REQUEST_BYTES_MAX) / REQUEST_BYTES_MIN * REQUEST_BYTES_MIN
+    device.geometry().request_bytes_max.min(REQUEST_BYTES_MAX) / REQUEST_BYTES_MIN
+        * REQUEST_BYTES_MIN
 }
 
 fn check(options: &FuseOptions, device: &dyn BlockDevice) -> Result<()> {
@@ -402,7 +424,10 @@ impl Door for FuseDoor {
             return Err(Error::new(ErrorKind::Closed, text));
         }
         if !self.link.is_quiet() {
-            return Err(Error::new(ErrorKind::Invalid, "fuse: only a quiet door can be handed over"));
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                "fuse: only a quiet door can be handed over",
+            ));
         }
         Ok(vec![self.handed()?])
     }
@@ -427,7 +452,10 @@ impl Door for FuseDoor {
         let gone = self.link.is_finished()
             || patiently(|| {
                 outcome = self.mount.unmount();
-                !matches!(&outcome, Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()))
+                !matches!(
+                    &outcome,
+                    Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error())
+                )
             });
         self.link.finish();
         self.join();
@@ -435,7 +463,8 @@ impl Door for FuseDoor {
         if !gone || outcome.is_err() {
             let file = self.file();
             let file = file.display();
-            tracing::warn!(%file, "fuse: still in use: unmounted lazily; its users get errors from now on");
+            tracing::warn!(%file, "fuse: still in use: unmounted lazily; its users get errors from \
+                now on");
             self.mount.abandon();
         }
         self.end_mount_holder();

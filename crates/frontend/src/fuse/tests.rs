@@ -27,7 +27,8 @@ fn understood(bytes: &[u8]) -> Operation<'_> {
     operation
 }
 
-const READ: [(u64, usize); 7] = [(1, 8), (4096, 8), (512, 4), (0, 4), (0, 8), (0o40_000, 4), (0, 4)];
+const READ: [(u64, usize); 7] =
+    [(1, 8), (4096, 8), (512, 4), (0, 4), (0, 8), (0o40_000, 4), (0, 4)];
 
 /// One well-formed request of every kind that has arguments, with the fewest bytes it may have.
 fn samples() -> Vec<Vec<u8>> {
@@ -134,7 +135,10 @@ fn every_answer_says_its_length_and_whom_it_answers() {
     }
     assert_eq!(answer::head(77, 5, 0)[4..8], (-5i32).to_ne_bytes());
     assert_eq!(answer::resend()[4..16], [7i32.to_ne_bytes().to_vec(), vec![0; 8]].concat());
-    assert_eq!(answer::invalidate_file()[4..16], [2i32.to_ne_bytes().to_vec(), vec![0; 8]].concat());
+    assert_eq!(
+        answer::invalidate_file()[4..16],
+        [2i32.to_ne_bytes().to_vec(), vec![0; 8]].concat()
+    );
 }
 
 #[test]
@@ -163,7 +167,9 @@ fn a_folder_is_read_piece_by_piece() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_understood_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_are_understood_or_refused(
+        bytes in proptest::collection::vec(any::<u8>(), 0..200),
+    ) {
         let _ = parse(&bytes);
     }
 

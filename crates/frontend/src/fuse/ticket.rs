@@ -1,7 +1,7 @@
 //! One request in flight: the exchange that a device fills, empties and completes.
 //!
-//! Invariant: completing a ticket sends exactly one answer, with one system call, and never blocks. Not here:
-//! seeks (`seek`), which query the device several times.
+//! Invariant: completing a ticket sends exactly one answer, with one system call, and never blocks.
+//! Not here: seeks (`seek`), which query the device several times.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -86,7 +86,9 @@ impl Exchange for Ticket {
                 link.counters.bytes_out.fetch_add(bytes.len() as u64, Relaxed);
                 link.send(&[&head(unique, 0, bytes.len()), bytes]);
             }
-            (Ok(Reply::Done), Body::Write { length, .. }) => link.send(&[&written(unique, *length as u32)]),
+            (Ok(Reply::Done), Body::Write { length, .. }) => {
+                link.send(&[&written(unique, *length as u32)])
+            }
             (Ok(Reply::Done), Body::Empty) => link.send_status(unique, 0),
             (Ok(Reply::Allocation(_)), _) => {
                 let text = "the device answered with the wrong kind of reply";

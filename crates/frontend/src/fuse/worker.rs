@@ -1,7 +1,8 @@
-//! One worker: takes requests from the kernel, answers those that need no device, and submits the rest to it.
+//! One worker: takes requests from the kernel, answers those that need no device, and submits the
+//! rest to it.
 //!
-//! Invariant: a worker never waits for the device, and never touches a file of any file system. Not here: the
-//! device's answer (`ticket`, `seek`).
+//! Invariant: a worker never waits for the device, and never touches a file of any file system. Not
+//! here: the device's answer (`ticket`, `seek`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,8 +18,8 @@ use super::link::{Link, Taken};
 use super::metrics::count;
 use super::options::{COPY_BYTES_MAX, NAME_BYTES_MAX};
 use super::protocol::{
-    FILE, Malformed, Message, Operation, RESENT, ROOT, SEEK_DATA, SEEK_HOLE, WRITE_HEAD_BYTES, allocate,
-    change, parse,
+    FILE, Malformed, Message, Operation, RESENT, ROOT, SEEK_DATA, SEEK_HOLE, WRITE_HEAD_BYTES,
+    allocate, change, parse,
 };
 use super::seek::Seek;
 use super::ticket::{Body, Ticket};
@@ -53,7 +54,8 @@ impl Served {
 /// Works until the link ends, on a thread of its own.
 pub(super) fn work(link: &Arc<Link>, served: &Served) {
     if let Err(error) = sawmill_sys::reclaim::mark_thread() {
-        tracing::debug!(%error, "fuse: no CAP_SYS_RESOURCE: a worker may deadlock with memory reclaim");
+        tracing::debug!(%error, "fuse: no CAP_SYS_RESOURCE: a worker may deadlock with memory \
+            reclaim");
     }
     match link.epoll() {
         Ok(epoll) => take_all(link, served, &epoll),
@@ -155,7 +157,13 @@ fn answer(link: &Arc<Link>, served: &Served, message: &Message<'_>) {
         Operation::Fsync if node == FILE => {
             count(&link.counters.flushes);
             let ticket = Ticket::new(link, unique, Body::Empty);
-            return served.device.submit(Request::new(Asked::Flush, 0, 0, Flags::default(), ticket));
+            return served.device.submit(Request::new(
+                Asked::Flush,
+                0,
+                0,
+                Flags::default(),
+                ticket,
+            ));
         }
         Operation::Allocate { offset, length, mode } => {
             return allocate_range(link, served, unique, offset, length, mode);
@@ -191,9 +199,9 @@ fn answer(link: &Arc<Link>, served: &Served, message: &Message<'_>) {
         | Operation::FsyncFolder
         | Operation::Access
         | Operation::Destroy => link.send_status(unique, 0),
-        // An interrupted request is answered when it is done, because a device completes what it has started.
-        // And closing a file must not wait for a server that may be down (that wait cannot be interrupted).
-        // After this answer, the kernel sends no more of these.
+        // An interrupted request is answered when it is done, because a device completes what it
+        // has started. And closing a file must not wait for a server that may be down (that wait
+        // cannot be interrupted). After this answer, the kernel sends no more of these.
         Operation::Interrupt | Operation::Flush | Operation::Unknown { .. } => {
             link.send_status(unique, Errno::NOSYS.raw_os_error());
         }
@@ -236,10 +244,18 @@ fn set_attributes(link: &Link, served: &Served, of: (u64, u64), changes: u32, si
     link.send(&[&answer::attributes_of(unique, node, &served.attributes())]);
 }
 
-fn allocate_range(link: &Arc<Link>, served: &Served, unique: u64, offset: u64, length: u64, mode: u32) {
+fn allocate_range(
+    link: &Arc<Link>,
+    served: &Served,
+    unique: u64,
+    offset: u64,
+    length: u64,
+    mode: u32,
+) {
     let (punch, zero) = (mode & allocate::PUNCH_HOLE != 0, mode & allocate::ZERO_RANGE != 0);
     let keep_size = mode & allocate::KEEP_SIZE != 0;
-    let known = allocate::PUNCH_HOLE | allocate::ZERO_RANGE | allocate::KEEP_SIZE | allocate::UNSHARE;
+    let known =
+        allocate::PUNCH_HOLE | allocate::ZERO_RANGE | allocate::KEEP_SIZE | allocate::UNSHARE;
     let geometry = served.device.geometry();
     count(match (punch, zero) {
         (true, _) => &link.counters.discards,
@@ -283,5 +299,6 @@ fn seek(link: &Arc<Link>, served: &Served, unique: u64, offset: u64, whence: u32
         let found = if data { offset } else { size_bytes };
         return link.send(&[&answer::sought(unique, found)]);
     }
-    Seek { link: link.clone(), device: served.device.clone(), unique, data, size_bytes }.start(offset);
+    Seek { link: link.clone(), device: served.device.clone(), unique, data, size_bytes }
+        .start(offset);
 }

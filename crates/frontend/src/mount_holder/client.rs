@@ -1,7 +1,7 @@
 //! The clients of a mount holder: start it, query it, end it.
 //!
-//! Invariant: a socket without a listener is replaced; one with a listener is queried. Not here: what the
-//! mount holder does.
+//! Invariant: a socket without a listener is replaced; one with a listener is queried. Not here:
+//! what the mount holder does.
 
 use std::ffi::OsString;
 use std::io;
@@ -36,7 +36,12 @@ fn failed(path: &Path, what: &str, error: impl std::fmt::Display) -> Error {
 fn connected(path: &Path) -> Result<Option<UnixStream>> {
     let stream = match UnixStream::connect(path) {
         Ok(stream) => stream,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+            ) =>
+        {
             return Ok(None);
         }
         Err(error) => return Err(no_socket(path, "cannot be asked", &error)),
@@ -57,8 +62,8 @@ fn no_socket(path: &Path, what: &str, error: &io::Error) -> Error {
 }
 
 impl MountHolder {
-    /// Starts a mount holder with this command, and returns when it holds `handed`. Returns `Unavailable` if
-    /// it does not, and ends it then; `InUse` if one is already running there.
+    /// Starts a mount holder with this command, and returns when it holds `handed`. Returns
+    /// `Unavailable` if it does not, and ends it then; `InUse` if one is already running there.
     pub fn start(path: &Path, command: &[OsString], handed: &Handed) -> Result<Self> {
         let mount_holder = Self::spawn(path, command)?;
         mount_holder.update(handed).inspect_err(|_| mount_holder.reap())?;
@@ -67,18 +72,29 @@ impl MountHolder {
 
     /// Starts a mount holder that has nothing to hold yet, without waiting for it.
     pub(crate) fn spawn(path: &Path, command: &[OsString]) -> Result<Self> {
-        let path = &std::path::absolute(path).map_err(|error| failed(path, "no such path", error))?;
+        let path =
+            &std::path::absolute(path).map_err(|error| failed(path, "no such path", error))?;
         let Some((program, arguments)) = command.split_first() else {
-            return Err(Error::new(ErrorKind::Invalid, "mount holder: there is no command to start it"));
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                "mount holder: there is no command to start it",
+            ));
         };
         if connected(path)?.is_some() {
-            let text = format!("mount holder: {}: another mount holder is running there", path.display());
+            let text =
+                format!("mount holder: {}: another mount holder is running there", path.display());
             return Err(Error::new(ErrorKind::InUse, text));
         }
         let listener = UnixSocket::listen("mount holder", path)?.socket;
         let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::from(listener)).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = command.spawn().map_err(|error| failed(path, "cannot start the mount holder", error))?;
+        command
+            .args(arguments)
+            .stdin(Stdio::from(listener))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let child = command
+            .spawn()
+            .map_err(|error| failed(path, "cannot start the mount holder", error))?;
         // From here on only the mount holder has the socket: if it dies, queries end.
         drop(command);
         Ok(MountHolder { socket: path.clone(), child: Mutex::new(Some(child)) })
@@ -95,7 +111,9 @@ impl MountHolder {
             // It was about to end.
             Ok(Packet::Nothing) => Ok(None),
             Err(error) if error.kind() == ErrorKind::Closed => Ok(None),
-            Ok(other) => Err(failed(path, "is not a mount holder: it answers", format!("{other:?}"))),
+            Ok(other) => {
+                Err(failed(path, "is not a mount holder: it answers", format!("{other:?}")))
+            }
             Err(error) => Err(failed(path, "does not answer", error)),
         }
     }
@@ -113,20 +131,24 @@ impl MountHolder {
         let path = &self.socket;
         let duplicates = handed.descriptors.iter().map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3));
         let descriptors = duplicates.collect::<Result<Vec<_>, _>>();
-        let descriptors = descriptors.map_err(|error| failed(path, "no descriptor is left", error))?;
-        let (what, facts, bytes) = (handed.what.clone(), handed.facts.clone(), handed.bytes.clone());
+        let descriptors =
+            descriptors.map_err(|error| failed(path, "no descriptor is left", error))?;
+        let (what, facts, bytes) =
+            (handed.what.clone(), handed.facts.clone(), handed.bytes.clone());
         match self.ask(&Packet::Hold(Handed { what, facts, bytes, descriptors }))? {
             Packet::Done => Ok(()),
             other => Err(failed(path, "does not hold the mount: it answers", format!("{other:?}"))),
         }
     }
 
-    /// A connection that hangs up when the mount holder ends, and not before. Returns `Unavailable` also for
-    /// a mount holder whose version does not support this.
+    /// A connection that hangs up when the mount holder ends, and not before. Returns `Unavailable`
+    /// also for a mount holder whose version does not support this.
     pub fn watch(&self) -> Result<OwnedFd> {
         match self.converse(&Packet::Watch)? {
             (Packet::Done, line) => Ok(line.into()),
-            (other, _) => Err(failed(&self.socket, "cannot be watched: it answers", format!("{other:?}"))),
+            (other, _) => {
+                Err(failed(&self.socket, "cannot be watched: it answers", format!("{other:?}")))
+            }
         }
     }
 
@@ -156,8 +178,8 @@ impl MountHolder {
         self.child.lock().take();
     }
 
-    /// Makes sure that a mount holder of ours is gone. A mount holder that has not answered may still read
-    /// its orders and hold the mount, so it is killed and not waited for.
+    /// Makes sure that a mount holder of ours is gone. A mount holder that has not answered may
+    /// still read its orders and hold the mount, so it is killed and not waited for.
     pub(crate) fn reap(&self) {
         let child = self.child.lock().take();
         if let Some(mut child) = child {

@@ -1,7 +1,7 @@
 //! The process of the mount holder: holds, gives, ends.
 //!
-//! Its standard input is the socket that it listens on, made by the process that started it. Not here:
-//! querying it.
+//! Its standard input is the socket that it listens on, made by the process that started it. Not
+//! here: querying it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -15,21 +15,23 @@ use rustix::net::sockopt;
 use super::wire::{Packet, receive, send};
 use crate::Handed;
 
-/// Interval of checks whether what it holds is still alive. Waiting for that would wake it with every
-/// request, because the kernel notifies all waiters on the descriptor.
+/// Interval of checks whether what it holds is still alive. Waiting for that would wake it with
+/// every request, because the kernel notifies all waiters on the descriptor.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 /// How long a client may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(1);
-/// The most servers that wait for the mount holder's end; usually there is one, and another during a
-/// take-over.
+/// The most servers that wait for the mount holder's end; usually there is one, and another during
+/// a take-over.
 const WATCHERS_MAX: usize = 8;
 /// One of the last processes to be killed when memory is short: it uses next to none.
 const OOM_SCORE: &str = "-900";
 
-/// Runs the mount holder until what it holds is gone, or it is told to end. Call this in a process that does
-/// nothing else, with the socket as standard input. Returns an error if that is not a socket.
+/// Runs the mount holder until what it holds is gone, or it is told to end. Call this in a process
+/// that does nothing else, with the socket as standard input. Returns an error if that is not a
+/// socket.
 pub fn keep() -> std::io::Result<()> {
-    // It must not end with a terminal or a process group, and must not block the removal of a folder.
+    // It must not end with a terminal or a process group, and must not block the removal of a
+    // folder.
     let _ = rustix::process::setsid();
     let _ = std::env::set_current_dir("/");
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
@@ -45,12 +47,13 @@ struct Holder {
     listener: UnixListener,
     path: Option<PathBuf>,
     held: Option<Handed>,
-    /// Connections of clients that wait for this process's end: they notice when the kernel closes these.
+    /// Connections of clients that wait for this process's end: they notice when the kernel closes
+    /// these.
     watchers: Vec<OwnedFd>,
 }
 
-/// Whether the far end of this descriptor is still alive: a mount reports when it is gone, and so does a
-/// socket.
+/// Whether the far end of this descriptor is still alive: a mount reports when it is gone, and so
+/// does a socket.
 pub(crate) fn lives(descriptor: &OwnedFd) -> bool {
     let mut asked = [PollFd::new(descriptor, PollFlags::empty())];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };

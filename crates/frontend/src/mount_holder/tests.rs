@@ -58,8 +58,9 @@ fn a_mount_holder_that_does_not_hold_what_it_was_told_is_ended_and_not_waited_fo
     let socket = folder.path().join("socket");
     // It does not listen, and does not end.
     let command = ["sh".into(), "-c".into(), "exec 0<&-; exec sleep 600".into()];
-    let starting =
-        std::thread::spawn(move || MountHolder::start(&socket, &command, &handed(&[], b"")).is_err());
+    let starting = std::thread::spawn(move || {
+        MountHolder::start(&socket, &command, &handed(&[], b"")).is_err()
+    });
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !starting.is_finished() {
         assert!(std::time::Instant::now() < deadline, "who starts it waits for its end");

@@ -1,7 +1,8 @@
-//! The messages on a mount holder's socket: one each way ([`passing`](crate::passing)), with a verb and, for
-//! some verbs, a parcel with one piece ([`pack`]).
+//! The messages on a mount holder's socket: one each way ([`passing`](crate::passing)), with a verb
+//! and, for some verbs, a parcel with one piece ([`pack`]).
 //!
-//! A mount holder and its client may have different versions, so the rules for messages and parcels in
+//! A mount holder and its client may have different versions, so the rules for messages and parcels
+//! in
 //! `docs/format/hand_over.md` apply. Not here: the order of messages.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -65,7 +66,8 @@ pub(super) fn encode(packet: &Packet) -> Vec<u8> {
 
 /// Parses the bytes of a packet. Returns `Invalid` if they are not a packet.
 pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Packet> {
-    let invalid = |what: &str| Error::new(ErrorKind::Invalid, format!("mount holder: a packet {what}"));
+    let invalid =
+        |what: &str| Error::new(ErrorKind::Invalid, format!("mount holder: a packet {what}"));
     let (verb, rest) = bytes.split_first().ok_or_else(|| invalid("without a verb"))?;
     let mut pieces = unpack(rest, descriptors)?;
     let piece = pieces.pop();
@@ -81,14 +83,18 @@ pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Packet> 
     })
 }
 
-/// Sends one packet. Errors: as [`passing::send`](crate::passing::send); `Invalid` for one that is too long.
+/// Sends one packet. Errors: as [`passing::send`](crate::passing::send); `Invalid` for one that is
+/// too long.
 pub(super) fn send(stream: &UnixStream, packet: &Packet) -> Result<()> {
     let bytes = encode(packet);
     let descriptors: Vec<_> =
         packet.handed().iter().flat_map(|handed| &handed.descriptors).map(AsFd::as_fd).collect();
     if bytes.len() > PACKET_BYTES_MAX || descriptors.len() > DESCRIPTORS_MAX {
-        let text =
-            format!("mount holder: {} bytes and {} files are too many", bytes.len(), descriptors.len());
+        let text = format!(
+            "mount holder: {} bytes and {} files are too many",
+            bytes.len(),
+            descriptors.len()
+        );
         return Err(Error::new(ErrorKind::Invalid, text));
     }
     passing::send(stream, &bytes, &descriptors)

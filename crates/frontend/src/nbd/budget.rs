@@ -1,14 +1,15 @@
 //! Memory of all NBD connections of a process: a guaranteed part for each, and a pool for the rest.
 //!
-//! Half of a budget is reserved for connections, [`SURE_BYTES`] for each: no other connection can take that,
-//! and when all of it is assigned, new connections are refused. The other half is the pool. A connection
-//! takes from the pool what exceeds its own part; if the pool is short, it waits. The connection that holds
-//! least of the pool comes first, among equals in order of arrival. A request that is too long for what is
-//! left is never overtaken, so it gets its turn.
+//! Half of a budget is reserved for connections, [`SURE_BYTES`] for each: no other connection can
+//! take that, and when all of it is assigned, new connections are refused. The other half is the
+//! pool. A connection takes from the pool what exceeds its own part; if the pool is short, it
+//! waits. The connection that holds least of the pool comes first, among equals in order of
+//! arrival. A request that is too long for what is left is never overtaken, so it gets its turn.
 //!
-//! Invariants: memory is counted by [`Counted`], from before it is allocated until it is freed, wherever it
-//! is. A connection that waits holds nothing that others need to free theirs. Not here: when a connection
-//! asks, and which connection is closed because it keeps what others wait for (`connection`).
+//! Invariants: memory is counted by [`Counted`], from before it is allocated until it is freed,
+//! wherever it is. A connection that waits holds nothing that others need to free theirs. Not here:
+//! when a connection asks, and which connection is closed because it keeps what others wait for
+//! (`connection`).
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -25,11 +26,12 @@ use super::limits::PAYLOAD_BYTES_MAX;
 pub(super) const SURE_BYTES: u64 = 1 << 20;
 /// The granularity of requests to the pool, so that not every request goes there.
 const PIECE_BYTES: u64 = 1 << 20;
-/// The share of the pool that one connection can get at least: a payload of the greatest length in flight,
-/// and one that arrived in another process.
+/// The share of the pool that one connection can get at least: a payload of the greatest length in
+/// flight, and one that arrived in another process.
 const CONNECTION_BYTES_MIN: u64 = 2 * PAYLOAD_BYTES_MAX as u64 + (8 << 20);
 
-/// A limit on the memory for requests and replies of all NBD servers with this budget. Clones share it.
+/// A limit on the memory for requests and replies of all NBD servers with this budget. Clones share
+/// it.
 #[derive(Clone)]
 pub struct Budget(Arc<Inner>);
 
@@ -81,8 +83,8 @@ impl Budget {
     pub fn new(bytes_max: u64) -> Result<Self> {
         if bytes_max < Self::BYTES_MIN {
             let text = format!(
-                "nbd: a memory limit of {bytes_max} bytes is too small for the longest requests; it must be \
-                 at least {} MiB",
+                "nbd: a memory limit of {bytes_max} bytes is too small for the longest requests; \
+                 it must be at least {} MiB",
                 Self::BYTES_MIN >> 20
             );
             return Err(Error::new(ErrorKind::Invalid, text));
@@ -113,8 +115,8 @@ impl Budget {
         (self.pool_bytes_max() / 4).max(CONNECTION_BYTES_MIN).min(self.pool_bytes_max())
     }
 
-    /// The part of one more connection; `None` if all parts are assigned. A connection from another process
-    /// was admitted there, and gets its part in any case.
+    /// The part of one more connection; `None` if all parts are assigned. A connection from another
+    /// process was admitted there, and gets its part in any case.
     pub(super) fn enter(&self, in_any_case: bool) -> Option<Arc<Tally>> {
         let mut state = self.0.state.lock();
         let room = self.0.bytes_max - self.pool_bytes_max();
@@ -122,14 +124,20 @@ impl Budget {
             return None;
         }
         state.connections += 1;
-        Some(Arc::new(Tally { budget: self.clone(), bytes: AtomicU64::new(0), granted: AtomicU64::new(0) }))
+        Some(Arc::new(Tally {
+            budget: self.clone(),
+            bytes: AtomicU64::new(0),
+            granted: AtomicU64::new(0),
+        }))
     }
 
     /// Grants memory of the pool to waiting connections, as far as it goes.
     fn serve(&self, state: &mut State) {
         loop {
             let waiting = state.waiting.iter_mut().filter(|waiting| !waiting.granted);
-            let Some(first) = waiting.min_by_key(|waiting| (waiting.holds, waiting.order)) else { break };
+            let Some(first) = waiting.min_by_key(|waiting| (waiting.holds, waiting.order)) else {
+                break;
+            };
             if state.pool_bytes + first.wants > self.pool_bytes_max() {
                 break;
             }
@@ -178,8 +186,8 @@ impl Drop for Tally {
     }
 }
 
-/// Longer buffers come straight from the kernel and return to it immediately: what a heap keeps of freed
-/// buffers would not be counted.
+/// Longer buffers come straight from the kernel and return to it immediately: what a heap keeps of
+/// freed buffers would not be counted.
 const PAGES_FROM: usize = 64 << 10;
 const PAGE_BYTES: usize = 4096;
 
@@ -194,9 +202,14 @@ impl Bytes {
         if length < PAGES_FROM {
             return Bytes::Heap(vec![0; length].into());
         }
-        let start = (head_bytes + PAGE_BYTES / 2).next_multiple_of(PAGE_BYTES) - PAGE_BYTES / 2 - head_bytes;
+        let start = (head_bytes + PAGE_BYTES / 2).next_multiple_of(PAGE_BYTES)
+            - PAGE_BYTES / 2
+            - head_bytes;
         let pages = Pages::zeroed(start + length);
-        pages.map_or_else(|_| Bytes::Heap(vec![0; length].into()), |pages| Bytes::Pages(pages, start))
+        pages.map_or_else(
+            |_| Bytes::Heap(vec![0; length].into()),
+            |pages| Bytes::Pages(pages, start),
+        )
     }
 }
 
@@ -213,10 +226,10 @@ impl Counted {
         Self::headed(tally, 0, length)
     }
 
-    /// A buffer of zeroes, with `head_bytes` before the data. A long one has its data in the middle of a
-    /// page: files and sockets have theirs at the start of one, and a copy between places with slightly
-    /// different offsets in their pages takes three times as long (a load waits for a store with the same
-    /// lowest twelve address bits).
+    /// A buffer of zeroes, with `head_bytes` before the data. A long one has its data in the middle
+    /// of a page: files and sockets have theirs at the start of one, and a copy between places with
+    /// slightly different offsets in their pages takes three times as long (a load waits for a
+    /// store with the same lowest twelve address bits).
     pub(super) fn headed(tally: &Arc<Tally>, head_bytes: usize, length: usize) -> Self {
         Self::of(tally, length as u64, || Bytes::zeroed(length, head_bytes))
     }
@@ -307,8 +320,8 @@ impl Account {
         self.small_bytes += bytes;
     }
 
-    /// Updates the account, with this many bytes of small replies. Memory that is not needed any more returns
-    /// to the pool; if others wait or the thread is about to wait, all of it does.
+    /// Updates the account, with this many bytes of small replies. Memory that is not needed any
+    /// more returns to the pool; if others wait or the thread is about to wait, all of it does.
     pub(super) fn settle(&mut self, small_bytes: u64, about_to_wait: bool) {
         self.small_bytes = small_bytes;
         let over = self.memory_bytes().saturating_sub(SURE_BYTES);
@@ -317,8 +330,8 @@ impl Account {
         if over <= granted && granted - over <= kept {
             return;
         }
-        // If more is in use than was granted, that counts too, and others have to wait for it: replies were
-        // longer than expected, or the connection brought much from another process.
+        // If more is in use than was granted, that counts too, and others have to wait for it:
+        // replies were longer than expected, or the connection brought much from another process.
         let budget = &self.tally.budget;
         let mut state = budget.0.state.lock();
         state.pool_bytes = state.pool_bytes - granted + over;
@@ -331,8 +344,8 @@ impl Account {
         budget.serve(&mut state);
     }
 
-    /// Whether this many more bytes may be allocated. If not, this connection waits and is woken when others
-    /// have freed enough; or it is at its limit, and must send its own replies first.
+    /// Whether this many more bytes may be allocated. If not, this connection waits and is woken
+    /// when others have freed enough; or it is at its limit, and must send its own replies first.
     pub(super) fn ensure(&mut self, bytes: u64) -> bool {
         let needed = self.memory_bytes() + bytes;
         if self.asked.is_none() && needed <= SURE_BYTES + self.granted() {
@@ -355,7 +368,13 @@ impl Account {
         let wants = missing.next_multiple_of(PIECE_BYTES).min(cap - granted);
         let order = state.next;
         state.next += 1;
-        state.waiting.push(Waiting { order, wants, holds: granted, wake: self.wake.clone(), granted: false });
+        state.waiting.push(Waiting {
+            order,
+            wants,
+            holds: granted,
+            wake: self.wake.clone(),
+            granted: false,
+        });
         self.asked = Some(order);
         budget.serve(&mut state);
         if state.waiting.iter().any(|waiting| waiting.order == order && waiting.granted) {
@@ -378,7 +397,9 @@ impl Account {
     /// Stops waiting, and accepts what was granted in the meantime.
     fn collect(&mut self, state: &mut State) {
         let Some(order) = self.asked.take() else { return };
-        let Some(at) = state.waiting.iter().position(|waiting| waiting.order == order) else { return };
+        let Some(at) = state.waiting.iter().position(|waiting| waiting.order == order) else {
+            return;
+        };
         let waiting = state.waiting.swap_remove(at);
         if waiting.granted {
             self.tally.granted.fetch_add(waiting.wants, Relaxed);

@@ -1,6 +1,7 @@
 //! Log messages about peers: at most a few per second.
 //!
-//! Invariant: omitted messages are counted, and the next one reports their number. Not here: the texts.
+//! Invariant: omitted messages are counted, and the next one reports their number. Not here: the
+//! texts.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,8 @@ struct State {
 }
 
 impl Complaints {
-    /// Logs a message unless there were too many. `tell` gets the number of omitted messages before it.
+    /// Logs a message unless there were too many. `tell` gets the number of omitted messages before
+    /// it.
     pub(super) fn say(&self, tell: impl FnOnce(u64)) {
         if let Some(left_out) = self.0.lock().next(Instant::now()) {
             tell(left_out);

@@ -1,9 +1,10 @@
-//! The loop of one client after the handshake: receives many requests, submits them, sends their replies.
+//! The loop of one client after the handshake: receives many requests, submits them, sends their
+//! replies.
 //!
-//! Invariants: a write goes to the device only when its whole payload has arrived. Every submitted request is
-//! answered, or the connection is gone. No more is taken from the socket than the limits allow. While the
-//! door is quiet, nothing is taken, and a partial request waits. Not here: the handshake, and how replies are
-//! sent.
+//! Invariants: a write goes to the device only when its whole payload has arrived. Every submitted
+//! request is answered, or the connection is gone. No more is taken from the socket than the limits
+//! allow. While the door is quiet, nothing is taken, and a partial request waits. Not here: the
+//! handshake, and how replies are sent.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,7 +18,9 @@ use sawmill_device::{BlockDevice, Flags, Operation, Request};
 
 use super::budget::{Account, Counted, Tally};
 use super::intake::{Intake, Payload};
-use super::limits::{DRAIN_BYTES_MAX, EXTENTS_MAX, IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, RECEIVE_BYTES};
+use super::limits::{
+    DRAIN_BYTES_MAX, EXTENTS_MAX, IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, RECEIVE_BYTES,
+};
 use super::outbox::{Link, Standing};
 use super::protocol::{Answered, Command, RequestHeader, Violation, command_flag};
 use super::server::Shared;
@@ -43,11 +46,13 @@ enum Received {
     End(End),
 }
 
-/// Clients send the header and payload of a write with two system calls, a microsecond apart. Polling this
-/// often before going to sleep saves most of those sleeps; it ends after a few microseconds.
+/// Clients send the header and payload of a write with two system calls, a microsecond apart.
+/// Polling this often before going to sleep saves most of those sleeps; it ends after a few
+/// microseconds.
 const PAYLOAD_TRIES: u32 = 12;
 
-/// The thread waits for a client inside `recv` this long, which takes one system call per batch; then in
+/// The thread waits for a client inside `recv` this long, which takes one system call per batch;
+/// then in
 /// `poll`, which can be woken. A quiescing door does not wait longer for a client.
 const SILENCE: Duration = Duration::from_millis(4);
 
@@ -76,7 +81,8 @@ pub(super) struct Connection {
     account: Account,
     /// Memory that is missing to continue.
     short_of: Option<u64>,
-    /// Since when others wait for memory that the client keeps, and the bytes in and out at that time.
+    /// Since when others wait for memory that the client keeps, and the bytes in and out at that
+    /// time.
     wanted_since: Option<(Instant, u64, u64)>,
     submitted: u64,
     submitted_bytes: u64,
@@ -119,7 +125,8 @@ impl Connection {
     /// Serves the client to the end, then sends the last replies.
     pub(super) fn run(mut self) -> End {
         let end = self.serve();
-        let finishes = !matches!(end, End::Violation(_) | End::Broken(_) | End::Stalled | End::LetGo);
+        let finishes =
+            !matches!(end, End::Violation(_) | End::Broken(_) | End::Stalled | End::LetGo);
         if finishes && self.finish() {
             return End::LetGo;
         }
@@ -145,7 +152,11 @@ impl Connection {
             let full = matches!(pause, Pause::Full) || !self.may_receive();
             let standing = self.settle(std::mem::take(&mut room), full);
             if standing.closed {
-                return if self.link.is_stopping() { End::Stopping } else { End::Broken(OsError::PIPE) };
+                return if self.link.is_stopping() {
+                    End::Stopping
+                } else {
+                    End::Broken(OsError::PIPE)
+                };
             }
             if self.is_stalled(&standing) {
                 return End::Stalled;
@@ -184,9 +195,9 @@ impl Connection {
         }
     }
 
-    /// Answers what is in flight, reports what arrived and was not parsed, and waits until the door resumes.
-    /// A connection that is ending meets the same end in the process that resumes it. Returns why this one
-    /// ends, if it does.
+    /// Answers what is in flight, reports what arrived and was not parsed, and waits until the door
+    /// resumes. A connection that is ending meets the same end in the process that resumes it.
+    /// Returns why this one ends, if it does.
     fn rest(&mut self) -> Option<End> {
         let mut room = false;
         while self.shared.is_pausing() && !self.link.is_let_go() {
@@ -232,8 +243,8 @@ impl Connection {
         }
     }
 
-    /// Answers what is in flight and sends what is queued, as long as the client reads. Returns whether
-    /// another process does that instead.
+    /// Answers what is in flight and sends what is queued, as long as the client reads. Returns
+    /// whether another process does that instead.
     fn finish(&mut self) -> bool {
         let linger_time_max = self.shared.options.linger_time_max;
         let mut room = false;
@@ -255,7 +266,11 @@ impl Connection {
                 if left.is_zero() {
                     let bytes = standing.queued_bytes;
                     self.shared.complaints.say(|left_out| {
-                        tracing::warn!(bytes, left_out, "nbd: the client does not read its last replies");
+                        tracing::warn!(
+                            bytes,
+                            left_out,
+                            "nbd: the client does not read its last replies"
+                        );
                     });
                     return false;
                 }
@@ -279,8 +294,9 @@ impl Connection {
         self.allowance.0 > 0 && self.allowance.1 > 0
     }
 
-    /// Sleeps until the client has sent something (if `read`), the socket accepts more (if `write`), or
-    /// another thread wakes this one. Returns whether the socket is readable and whether it is writable.
+    /// Sleeps until the client has sent something (if `read`), the socket accepts more (if
+    /// `write`), or another thread wakes this one. Returns whether the socket is readable and
+    /// whether it is writable.
     fn wait(&mut self, read: bool, write: bool, time_max: Option<Duration>) -> (bool, bool) {
         let mut time_max = time_max;
         if self.account.holds_pool() {
@@ -289,8 +305,10 @@ impl Connection {
         let mut interest = PollFlags::empty();
         interest.set(PollFlags::IN, read);
         interest.set(PollFlags::OUT, write);
-        let mut fds =
-            [PollFd::new(&self.link.waker, PollFlags::IN), PollFd::new(&self.link.socket, interest)];
+        let mut fds = [
+            PollFd::new(&self.link.waker, PollFlags::IN),
+            PollFd::new(&self.link.socket, interest),
+        ];
         // A socket with no requested events would still report a hang-up, again and again.
         let asked = if interest.is_empty() { 1 } else { 2 };
         let timeout = time_max.and_then(|time| Timespec::try_from(time).ok());
@@ -303,7 +321,10 @@ impl Connection {
             self.link.waker.clear();
         }
         let gone = ready.intersects(PollFlags::ERR | PollFlags::HUP);
-        (read && (gone || ready.contains(PollFlags::IN)), write && (gone || ready.contains(PollFlags::OUT)))
+        (
+            read && (gone || ready.contains(PollFlags::IN)),
+            write && (gone || ready.contains(PollFlags::OUT)),
+        )
     }
 
     /// Receives once; with `patient`, waits a little for bytes.
@@ -321,12 +342,15 @@ impl Connection {
             (0..16).for_each(|_| std::hint::spin_loop());
         }
         if received.is_err() {
-            let flags = if patient && self.timed { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
+            let flags =
+                if patient && self.timed { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
             received = recv(socket, space, flags);
         }
         match received {
             Ok((_, 0)) if self.link.is_stopping() => Received::End(End::Stopping),
-            Ok((_, 0)) if self.intake.is_partial() || self.draining.is_some() => Received::End(End::Died),
+            Ok((_, 0)) if self.intake.is_partial() || self.draining.is_some() => {
+                Received::End(End::Died)
+            }
             Ok((_, 0)) => Received::End(End::Closed),
             Ok((_, length)) => {
                 self.link.counters.bytes_in.fetch_add(length as u64, Relaxed);
@@ -406,7 +430,8 @@ impl Connection {
         }
     }
 
-    /// Drops the payload of a refused request. Returns true when it is gone and the refusal is queued.
+    /// Drops the payload of a refused request. Returns true when it is gone and the refusal is
+    /// queued.
     fn drain(&mut self) -> bool {
         let Some(drain) = &mut self.draining else { return true };
         let here = self.intake.bytes().len().min(usize::try_from(drain.left).unwrap_or(usize::MAX));
@@ -415,7 +440,9 @@ impl Connection {
         if drain.left > 0 {
             return false;
         }
-        if let Some(Drain { cookie, offset, refusal: Refusal(errno, text), .. }) = self.draining.take() {
+        if let Some(Drain { cookie, offset, refusal: Refusal(errno, text), .. }) =
+            self.draining.take()
+        {
             self.link.counters.errors.fetch_add(1, Relaxed);
             self.count(0);
             self.account.expect_small(REFUSAL_BYTES);
@@ -438,13 +465,17 @@ impl Connection {
             (Operation::Read, None) => (header.length, self.read_body(header.length as usize)),
             (Operation::Allocation, None) => {
                 let room = Counted::room(self.account.tally(), STATUS_BYTES_MAX);
-                (STATUS_BYTES_MAX, Body::Status { one: header.flags & command_flag::REQ_ONE != 0, room })
+                (
+                    STATUS_BYTES_MAX,
+                    Body::Status { one: header.flags & command_flag::REQ_ONE != 0, room },
+                )
             }
             (_, None) => (0, Body::Empty),
         };
         self.count(charged_bytes);
         self.account.expect_small(REPLY_BYTES);
-        let changes = matches!(operation, Operation::Write | Operation::Discard | Operation::WriteZeroes);
+        let changes =
+            matches!(operation, Operation::Write | Operation::Discard | Operation::WriteZeroes);
         let flags = Flags {
             fua: changes && header.flags & command_flag::FUA != 0,
             no_unmap: header.flags & command_flag::NO_HOLE != 0,
@@ -452,7 +483,8 @@ impl Connection {
         let (address, length) =
             if operation == Operation::Flush { (0, 0) } else { (header.offset, header.length) };
         let link = self.link.clone();
-        let ticket = Box::new(Ticket { link, answered: self.answered(header), charged_bytes, body });
+        let ticket =
+            Box::new(Ticket { link, answered: self.answered(header), charged_bytes, body });
         self.session.device.submit(Request::new(operation, address, length, flags, ticket));
     }
 

@@ -1,8 +1,9 @@
 //! The NBD server as a door: counted, quiesced, handed over, taken over.
 //!
-//! Invariant: of two processes with the same sockets, only one reads and writes them. A server that took over
-//! stays quiet until it is resumed (until then it is *on trial*), and one that was released never touches
-//! them again. Not here: how threads pause (`pause`), and the facts (`handover`).
+//! Invariant: of two processes with the same sockets, only one reads and writes them. A server that
+//! took over stays quiet until it is resumed (until then it is *on trial*), and one that was
+//! released never touches them again. Not here: how threads pause (`pause`), and the facts
+//! (`handover`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,22 +25,31 @@ use crate::{Door, DoorCounts, Handed};
 const QUIET_WITHIN: Duration = Duration::from_secs(1);
 
 impl NbdServer {
-    /// Takes over the listener and the connections of another process, which no longer takes requests from
-    /// them and releases them. Clients notice nothing. `options.listen` must match the listener.
+    /// Takes over the listener and the connections of another process, which no longer takes
+    /// requests from them and releases them. Clients notice nothing. `options.listen` must match
+    /// the listener.
     ///
-    /// A connection is dropped with a logged reason if its export is not among `exports`, or no longer
-    /// matches what its client was shown (smaller, read-only, fewer features). Returns `Invalid` if a piece
-    /// is missing, or has a missing or wrong fact; `Unavailable` if the system refuses. Nothing has changed
-    /// then.
-    pub fn take_over(options: NbdOptions, exports: Vec<Export>, pieces: Vec<Handed>) -> Result<Self> {
+    /// A connection is dropped with a logged reason if its export is not among `exports`, or no
+    /// longer matches what its client was shown (smaller, read-only, fewer features). Returns
+    /// `Invalid` if a piece is missing, or has a missing or wrong fact; `Unavailable` if the system
+    /// refuses. Nothing has changed then.
+    pub fn take_over(
+        options: NbdOptions,
+        exports: Vec<Export>,
+        pieces: Vec<Handed>,
+    ) -> Result<Self> {
         let server = Self::take_over_quiet(options, exports, pieces)?;
         Door::resume(&server);
         Ok(server)
     }
 
-    /// As [`NbdServer::take_over`], but the server stays quiet until [`Door::resume`]. If it is dropped
-    /// before that, everything stays with the other process.
-    pub fn take_over_quiet(options: NbdOptions, exports: Vec<Export>, pieces: Vec<Handed>) -> Result<Self> {
+    /// As [`NbdServer::take_over`], but the server stays quiet until [`Door::resume`]. If it is
+    /// dropped before that, everything stays with the other process.
+    pub fn take_over_quiet(
+        options: NbdOptions,
+        exports: Vec<Export>,
+        pieces: Vec<Handed>,
+    ) -> Result<Self> {
         let mut listener = None;
         let mut connections = Vec::new();
         for piece in pieces {
@@ -49,7 +59,8 @@ impl NbdServer {
                 other => return Err(invalid(format!("a second or unknown piece {other:?}"))),
             }
         }
-        let (listener, counted) = listener.ok_or_else(|| invalid("the listener is missing".into()))?;
+        let (listener, counted) =
+            listener.ok_or_else(|| invalid("the listener is missing".into()))?;
         options.check()?;
         let server = NbdServer::new(options, listener, counted, true)?;
         for export in exports {
@@ -66,10 +77,15 @@ impl NbdServer {
         let HandedConnection { export: name, peer, held, unsent, socket } = connection;
         let export = self.shared.exports.all().into_iter().find(|export| export.name == name);
         let Some(export) = export else {
-            tracing::warn!(peer, name, "nbd: a connection was not taken over: its export is not served");
+            tracing::warn!(
+                peer,
+                name,
+                "nbd: a connection was not taken over: its export is not served"
+            );
             return;
         };
-        let geometry = match held.shown.on(&export.device.geometry(), held.style, held.block_status) {
+        let geometry = match held.shown.on(&export.device.geometry(), held.style, held.block_status)
+        {
             Ok(geometry) => geometry,
             Err(reason) => {
                 tracing::warn!(
@@ -98,8 +114,13 @@ impl NbdServer {
         let Some(tally) = self.shared.options.budget.enter(true) else { return };
         link.queue_unsent(Counted::from(&tally, unsent));
         let origin = Origin::of(&link.socket);
-        let entry =
-            Entry { link: link.clone(), peer: peer.clone(), origin, export: Some(export), held: None };
+        let entry = Entry {
+            link: link.clone(),
+            peer: peer.clone(),
+            origin,
+            export: Some(export),
+            held: None,
+        };
         let id = self.shared.registry.lock().enter(entry);
         self.shared.spawn(id, peer, link, Some((session, held.unread, tally)));
     }
@@ -152,9 +173,10 @@ impl Door for NbdServer {
         }
     }
 
-    /// A client that does not read its replies is no obstacle: they stay unsent. Nor is one in its handshake:
-    /// it has 20 ms to finish and be included. Otherwise it continues after [`Door::resume`], or
-    /// [`Door::let_go`] closes it and it must reconnect. New clients wait in the system's queue.
+    /// A client that does not read its replies is no obstacle: they stay unsent. Nor is one in its
+    /// handshake: it has 20 ms to finish and be included. Otherwise it continues after
+    /// [`Door::resume`], or [`Door::let_go`] closes it and it must reconnect. New clients wait in
+    /// the system's queue.
     fn quiesce(&self, patience: Duration) -> Result<()> {
         self.shared.quiesce(patience)
     }
@@ -164,8 +186,8 @@ impl Door for NbdServer {
         self.shared.resume();
     }
 
-    /// One `listener`, and a `connection` for each client; `docs/format/hand_over.md` says where their facts
-    /// are described. Returns `Invalid` if the door is not quiet.
+    /// One `listener`, and a `connection` for each client; `docs/format/hand_over.md` says where
+    /// their facts are described. Returns `Invalid` if the door is not quiet.
     fn hand_over(&self) -> Result<Vec<Handed>> {
         let counted = self.metrics();
         let registry = self.shared.registry.lock();
@@ -175,7 +197,13 @@ impl Door for NbdServer {
         let mut pieces = vec![self.shared.listener.piece(&counted)?];
         for Entry { link, peer, export, held, .. } in registry.entries.values() {
             if let (Some(export), Some(held)) = (export, held) {
-                pieces.push(HandedConnection::piece(&export.name, peer, held, &link.unsent(), &link.socket)?);
+                pieces.push(HandedConnection::piece(
+                    &export.name,
+                    peer,
+                    held,
+                    &link.unsent(),
+                    &link.socket,
+                )?);
             }
         }
         Ok(pieces)
@@ -186,7 +214,10 @@ impl Door for NbdServer {
         {
             let mut registry = self.shared.registry.lock();
             // A thread that has just finished its handshake is on its way to its pause.
-            while self.shared.is_pausing() && !registry.is_quiet() && !self.shared.on_trial.load(Relaxed) {
+            while self.shared.is_pausing()
+                && !registry.is_quiet()
+                && !self.shared.on_trial.load(Relaxed)
+            {
                 if self.shared.changed.wait_for(&mut registry, QUIET_WITHIN).timed_out() {
                     break;
                 }

@@ -1,18 +1,20 @@
 //! The pieces of an NBD server for another process: converted to facts, and back.
 //!
-//! One `listener`: facts `address` (an absolute path, or an IP address with its port), `transport` (`unix` or
-//! `tcp`), for a Unix socket `device` and `inode` of its file, and what was counted so far, by the names in
+//! One `listener`: facts `address` (an absolute path, or an IP address with its port), `transport`
+//! (`unix` or `tcp`), for a Unix socket `device` and `inode` of its file, and what was counted so
+//! far, by the names in
 //! `COUNTS`; descriptor: the listening socket.
 //!
-//! A `connection` for each client that has chosen its export: facts `export`, `peer`, `style` (`simple`,
+//! A `connection` for each client that has chosen its export: facts `export`, `peer`, `style`
+//! (`simple`,
 //! `structured`, `extended`), `block_status` (`true` or `false`); `size_bytes`, `flags` and
-//! `request_bytes_max` as shown to the client; `unsent_bytes`; and, where the payload of a refused request
-//! is being dropped, `refused_bytes`, `refused_cookie`, `refused_offset`, `refused_errno`, `refused_text`.
-//! Bytes: what was received and not consumed (a partial request from its start on), then `unsent_bytes` of
-//! replies. Descriptor: the connected socket.
+//! `request_bytes_max` as shown to the client; `unsent_bytes`; and, where the payload of a refused
+//! request is being dropped, `refused_bytes`, `refused_cookie`, `refused_offset`, `refused_errno`,
+//! `refused_text`. Bytes: what was received and not consumed (a partial request from its start on),
+//! then `unsent_bytes` of replies. Descriptor: the connected socket.
 //!
-//! Invariant: everything received is checked completely before anything resumes. Not here: threads, and the
-//! way between processes.
+//! Invariant: everything received is checked completely before anything resumes. Not here: threads,
+//! and the way between processes.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -50,7 +52,8 @@ impl HandedConnection {
         unsent: &[u8],
         socket: &OwnedFd,
     ) -> Result<Handed> {
-        let style = STYLES.iter().find(|(_, style)| *style == held.style).map_or("", |(name, _)| name);
+        let style =
+            STYLES.iter().find(|(_, style)| *style == held.style).map_or("", |(name, _)| name);
         let mut piece = Handed::new("connection")
             .with("export", export)
             .with("peer", peer)
@@ -60,7 +63,9 @@ impl HandedConnection {
             .with("flags", held.shown.flags)
             .with("request_bytes_max", held.shown.request_bytes_max)
             .with("unsent_bytes", unsent.len());
-        if let Some(Drain { left, cookie, offset, refusal: Refusal(errno, text) }) = &held.unread.draining {
+        if let Some(Drain { left, cookie, offset, refusal: Refusal(errno, text) }) =
+            &held.unread.draining
+        {
             piece = piece
                 .with("refused_bytes", left)
                 .with("refused_cookie", cookie)
@@ -100,7 +105,10 @@ impl HandedConnection {
         }
         let unsent_bytes: usize = piece.parsed("unsent_bytes")?;
         let mut received = std::mem::take(&mut piece.bytes);
-        let split = received.len().checked_sub(unsent_bytes).ok_or_else(|| wrong(&piece, "unsent_bytes"))?;
+        let split = received
+            .len()
+            .checked_sub(unsent_bytes)
+            .ok_or_else(|| wrong(&piece, "unsent_bytes"))?;
         let unsent = received.split_off(split);
         let block_status = piece.parsed("block_status")?;
         let held = Held { style, block_status, shown, unread: Unread { received, draining } };
@@ -137,8 +145,8 @@ impl Listener {
         Ok(piece)
     }
 
-    /// Parses the listening socket, and the counters with it. Returns `Invalid`, with the fact that is
-    /// missing or wrong.
+    /// Parses the listening socket, and the counters with it. Returns `Invalid`, with the fact that
+    /// is missing or wrong.
     pub(super) fn of(mut piece: Handed, options: &NbdOptions) -> Result<(Self, NbdMetrics)> {
         let socket = the_socket(&mut piece)?;
         let (address, family) = match piece.fact("transport")? {
@@ -150,7 +158,8 @@ impl Listener {
                         "{address} can be reached by other machines; see insecure_listen"
                     )));
                 }
-                let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+                let family =
+                    if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
                 (Listen::Tcp(address), family)
             }
             _ => return Err(wrong(&piece, "transport")),
@@ -158,7 +167,9 @@ impl Listener {
         let listens = sockopt::socket_acceptconn(&socket).unwrap_or(false);
         let fits = getsockname(&socket).is_ok_and(|name| name.address_family() == family);
         if !listens || !fits || rustix::io::ioctl_fionbio(&socket, true).is_err() {
-            return Err(invalid(format!("the descriptor of the listener does not listen on {address}")));
+            return Err(invalid(format!(
+                "the descriptor of the listener does not listen on {address}"
+            )));
         }
         let mut identity = None;
         if piece.facts.contains_key("inode") {
@@ -202,7 +213,8 @@ fn counts(metrics: &mut NbdMetrics) -> [(&'static str, &mut u64); 17] {
 fn duplicate(socket: impl AsFd) -> Result<OwnedFd> {
     socket.as_fd().try_clone_to_owned().map_err(|error| {
         let text = format!(
-            "nbd: cannot duplicate a socket for the hand-over: {error}; check the limit of open files"
+            "nbd: cannot duplicate a socket for the hand-over: {error}; check the limit of open \
+            files"
         );
         Error::new(ErrorKind::Unavailable, text)
     })

@@ -1,8 +1,8 @@
 //! Option haggling: what client and server agree on before the first request.
 //!
-//! Invariants: a client has bounded time, options and bytes. An option that cannot be granted is answered
-//! with an error and changes nothing. Nothing after the last option is taken from the socket. Not here:
-//! requests.
+//! Invariants: a client has bounded time, options and bytes. An option that cannot be granted is
+//! answered with an error and changes nothing. Nothing after the last option is taken from the
+//! socket. Not here: requests.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,8 +15,9 @@ use sawmill_device::Geometry;
 use super::limits::{HANDSHAKE_BYTES_MAX, HANDSHAKE_OPTIONS_MAX};
 use super::outbox::Link;
 use super::protocol::{
-    BASE_ALLOCATION, BASE_ALLOCATION_ID, GREETING_MAGIC, OPTION_MAGIC, Style, Violation, hello, info, option,
-    parse_info_request, parse_meta_request, parse_option_header, push_option_reply, reply,
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, GREETING_MAGIC, OPTION_MAGIC, Style, Violation, hello,
+    info, option, parse_info_request, parse_meta_request, parse_option_header, push_option_reply,
+    reply,
 };
 use super::server::{Export, Exports};
 use super::session::{End, Session, payload_bytes_max, transmission_flags};
@@ -167,14 +168,20 @@ impl Handshake<'_> {
                 let text = b"the option takes no data and is sent once";
                 push_option_reply(&mut out, number, reply::ERR_INVALID, text);
             }
-            _ => push_option_reply(&mut out, number, reply::ERR_UNSUP, b"this option is not supported"),
+            _ => push_option_reply(
+                &mut out,
+                number,
+                reply::ERR_UNSUP,
+                b"this option is not supported",
+            ),
         }
         Ok(Step::Reply(out))
     }
 
     /// `EXPORT_NAME`: the old way to choose; the only refusal is to close the connection.
     fn begin_by_name(&mut self, data: &[u8]) -> Result<Step, End> {
-        let name = std::str::from_utf8(data).map_err(|_| violation("an export name is not UTF-8"))?;
+        let name =
+            std::str::from_utf8(data).map_err(|_| violation("an export name is not UTF-8"))?;
         let Some(export) = self.exports.find(name) else {
             return Err(violation(format!("no export is named {name:?}")));
         };
@@ -204,7 +211,10 @@ impl Handshake<'_> {
             push_option_reply(out, number, reply::INFO, &data);
         };
         let flags = transmission_flags(&geometry, self.style);
-        push(info::EXPORT, &[&geometry.size_bytes.to_be_bytes()[..], &flags.to_be_bytes()].concat());
+        push(
+            info::EXPORT,
+            &[&geometry.size_bytes.to_be_bytes()[..], &flags.to_be_bytes()].concat(),
+        );
         let sizes = block_sizes(&geometry).map(u32::to_be_bytes);
         push(info::BLOCK_SIZE, sizes.as_flattened());
         if wanted.contains(&info::NAME) {
@@ -229,7 +239,12 @@ impl Handshake<'_> {
             return push_option_reply(out, number, reply::ERR_INVALID, text);
         }
         let Some((name, queries)) = parse_meta_request(data) else {
-            return push_option_reply(out, number, reply::ERR_INVALID, b"the option's data is malformed");
+            return push_option_reply(
+                out,
+                number,
+                reply::ERR_INVALID,
+                b"the option's data is malformed",
+            );
         };
         let Some(export) = self.exports.find(name) else {
             let text = format!("no export is named {name:?}");
@@ -286,15 +301,18 @@ impl Handshake<'_> {
         if left.is_zero() {
             return Err(violation(format!("the handshake took longer than {:?}", self.time_max)));
         }
-        let mut fds =
-            [PollFd::new(&self.link.socket, interest), PollFd::new(&self.link.waker, PollFlags::IN)];
+        let mut fds = [
+            PollFd::new(&self.link.socket, interest),
+            PollFd::new(&self.link.waker, PollFlags::IN),
+        ];
         // Whatever ended the wait, the caller retries and finds out.
         let _ = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
         Ok(())
     }
 }
 
-/// The minimum, preferred and maximum block size. The preferred one is a power of two of at least 512 bytes.
+/// The minimum, preferred and maximum block size. The preferred one is a power of two of at least
+/// 512 bytes.
 pub(super) fn block_sizes(geometry: &Geometry) -> [u32; 3] {
     let maximum = payload_bytes_max(geometry);
     let preferred = geometry.preferred_bytes.clamp(512, maximum.max(512));

@@ -1,7 +1,7 @@
 //! Bytes of a client that were not parsed yet, in buffers that requests share.
 //!
-//! The payload of a write stays where it was received: its request holds the buffer and a range. A buffer is
-//! reused only when no request holds it, which `Arc::get_mut` proves.
+//! The payload of a write stays where it was received: its request holds the buffer and a range. A
+//! buffer is reused only when no request holds it, which `Arc::get_mut` proves.
 //!
 //! Invariant: `start <= end <= current.len()`. Not here: sockets, the meaning of the bytes.
 
@@ -133,8 +133,9 @@ impl Intake {
         self.start < self.end || self.filling.is_some()
     }
 
-    /// Where to receive next: the payload that is being filled, or the receive buffer with room for a request
-    /// whose header and payload have `wanted` bytes (at most [`RECEIVE_BYTES`]). Never empty.
+    /// Where to receive next: the payload that is being filled, or the receive buffer with room for
+    /// a request whose header and payload have `wanted` bytes (at most [`RECEIVE_BYTES`]). Never
+    /// empty.
     pub(super) fn space(&mut self, wanted: usize) -> &mut [u8] {
         if self.filling.is_some() {
             return self.filling_space();
@@ -160,8 +161,8 @@ impl Intake {
         &mut buffer[self.end..]
     }
 
-    /// Whether the receive buffer must be replaced: requests hold it, it was released, or it is larger than
-    /// usual because it holds what another process received.
+    /// Whether the receive buffer must be replaced: requests hold it, it was released, or it is
+    /// larger than usual because it holds what another process received.
     fn is_worn(&mut self) -> bool {
         let outgrown = self.start == self.end && self.current.len() > RECEIVE_BYTES;
         outgrown || self.current.is_empty() || Arc::get_mut(&mut self.current).is_none()
@@ -169,7 +170,8 @@ impl Intake {
 
     /// Bytes that the next [`Self::space`] allocates.
     pub(super) fn space_bytes(&mut self) -> usize {
-        let fresh = self.filling.is_none() && self.is_worn() && self.spares.find(RECEIVE_BYTES).is_none();
+        let fresh =
+            self.filling.is_none() && self.is_worn() && self.spares.find(RECEIVE_BYTES).is_none();
         if fresh { RECEIVE_BYTES } else { 0 }
     }
 

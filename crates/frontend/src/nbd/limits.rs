@@ -8,7 +8,8 @@ pub(super) const HANDSHAKE_OPTIONS_MAX: u32 = 64;
 pub(super) const HANDSHAKE_BYTES_MAX: u32 = 64 << 10;
 /// The longest payload of one request, whatever the device says: the minimum that clients assume.
 pub(super) const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
-/// A refused payload up to this length is read and dropped; for a longer one the connection is closed.
+/// A refused payload up to this length is read and dropped; for a longer one the connection is
+/// closed.
 pub(super) const DRAIN_BYTES_MAX: u64 = 64 << 20;
 const _: () = assert!(DRAIN_BYTES_MAX >= PAYLOAD_BYTES_MAX as u64);
 /// The most requests in flight on one connection; above it, nothing is taken from the socket.
@@ -16,7 +17,8 @@ pub(super) const IN_FLIGHT_MAX: u64 = 1024;
 /// Payload bytes in flight plus replies not yet taken by the client, on one connection.
 pub(super) const IN_FLIGHT_BYTES_MAX: u64 = 128 << 20;
 const _: () = assert!(IN_FLIGHT_BYTES_MAX >= 2 * PAYLOAD_BYTES_MAX as u64);
-/// The most bytes of one receive: enough for many small requests, and small enough for the CPU's cache.
+/// The most bytes of one receive: enough for many small requests, and small enough for the CPU's
+/// cache.
 pub(super) const RECEIVE_BYTES: usize = 256 << 10;
 /// Replies are sent in the middle of a batch when they reach this size.
 pub(super) const SEND_BYTES: usize = 256 << 10;

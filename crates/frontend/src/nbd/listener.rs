@@ -1,7 +1,7 @@
 //! The listening socket of an NBD server: a Unix socket, or a TCP address of this machine.
 //!
-//! Invariant: an address that other machines can reach must be allowed explicitly. Not here: creating and
-//! removing a Unix socket safely.
+//! Invariant: an address that other machines can reach must be allowed explicitly. Not here:
+//! creating and removing a Unix socket safely.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;

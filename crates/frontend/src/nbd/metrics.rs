@@ -1,7 +1,7 @@
 //! The counters of an NBD server.
 //!
-//! Each connection counts on its own [`Counters`], so that connections do not share a cache line; a snapshot
-//! adds them up. Not here: names and labels for a monitoring system.
+//! Each connection counts on its own [`Counters`], so that connections do not share a cache line; a
+//! snapshot adds them up. Not here: names and labels for a monitoring system.
 
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -40,8 +40,8 @@ pub struct NbdMetrics {
     pub connections_total: u64,
     /// Connections closed because there was no place for them or for their peer, or no memory.
     pub connections_refused: u64,
-    /// Connections closed for others: in a handshake when another client needed the slot, or because the
-    /// client kept memory for which others waited.
+    /// Connections closed for others: in a handshake when another client needed the slot, or
+    /// because the client kept memory for which others waited.
     pub connections_cut: u64,
     /// Requests received, by command.
     pub requests: RequestCounts,

@@ -33,16 +33,17 @@ pub struct NbdOptions {
     pub listen: Listen,
     /// Allows a TCP address that other machines can reach, without encryption or authentication.
     pub insecure_listen: bool,
-    /// The most concurrent clients. One more is closed immediately, and so is a client of a peer that exceeds
-    /// its share. At least 1.
+    /// The most concurrent clients. One more is closed immediately, and so is a client of a peer
+    /// that exceeds its share. At least 1.
     pub connections_max: usize,
-    /// The most concurrent handshakes, in addition to `connections_max`. For one more, the oldest one of the
-    /// peer with most handshakes is closed. At least 1.
+    /// The most concurrent handshakes, in addition to `connections_max`. For one more, the oldest
+    /// one of the peer with most handshakes is closed. At least 1.
     pub handshakes_max: usize,
     /// Time for a client to finish the handshake.
     pub handshake_time_max: Duration,
-    /// At the end of a connection: how long a client may read no byte of its last replies. Before that: how
-    /// long it may read, or send, less than 1 MiB while others wait for the memory it keeps.
+    /// At the end of a connection: how long a client may read no byte of its last replies. Before
+    /// that: how long it may read, or send, less than 1 MiB while others wait for the memory it
+    /// keeps.
     pub linger_time_max: Duration,
     /// Memory of all servers with this budget.
     pub budget: Budget,

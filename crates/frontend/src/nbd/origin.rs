@@ -1,18 +1,19 @@
-//! The peer behind a connection: a user of this machine, or a machine. Places are shared among peers, not
-//! among connections.
+//! The peer behind a connection: a user of this machine, or a machine. Places are shared among
+//! peers, not among connections.
 //!
-//! A Unix socket reports the user of its peer. For a TCP connection of this machine, the kernel is asked for
-//! the user of the other end (`sock_diag`); if that fails, the whole loopback counts as one peer.
+//! A Unix socket reports the user of its peer. For a TCP connection of this machine, the kernel is
+//! asked for the user of the other end (`sock_diag`); if that fails, the whole loopback counts as
+//! one peer.
 //!
-//! Invariant: at most one question to the kernel for each connection, without waiting for an answer. Not
-//! here: a peer's share (`places`).
+//! Invariant: at most one question to the kernel for each connection, without waiting for an
+//! answer. Not here: a peer's share (`places`).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, getpeername, getsockname, netlink, recv,
-    send, socket_with, sockopt,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, getpeername, getsockname,
+    netlink, recv, send, socket_with, sockopt,
 };
 
 /// A peer.
@@ -20,7 +21,8 @@ use rustix::net::{
 pub(super) enum Origin {
     /// A user of this machine.
     User(u32),
-    /// A machine, or for IPv6 a network of 64 bits, in which one host can easily have many addresses.
+    /// A machine, or for IPv6 a network of 64 bits, in which one host can easily have many
+    /// addresses.
     Address(IpAddr),
     /// Unknown.
     Unknown,
@@ -32,7 +34,8 @@ impl Origin {
         let address = |name: rustix::io::Result<rustix::net::SocketAddrAny>| {
             name.ok().and_then(|name| SocketAddr::try_from(name).ok())
         };
-        let peer = getpeername(socket).ok().flatten().and_then(|name| SocketAddr::try_from(name).ok());
+        let peer =
+            getpeername(socket).ok().flatten().and_then(|name| SocketAddr::try_from(name).ok());
         let Some(peer) = peer else {
             return sockopt::socket_peercred(socket)
                 .map_or(Origin::Unknown, |peer| Origin::User(peer.uid.as_raw()));
@@ -85,7 +88,8 @@ fn user_of(peer: SocketAddr, own: SocketAddr) -> Option<u32> {
     // The answer is there when sending the question returns.
     let (_, length) = recv(&kernel, &mut answer, RecvFlags::DONTWAIT).ok()?;
     let kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
-    let uid = answer.get(ANSWER_UID_AT..ANSWER_UID_AT + 4).filter(|_| length >= ANSWER_UID_AT + 4)?;
+    let uid =
+        answer.get(ANSWER_UID_AT..ANSWER_UID_AT + 4).filter(|_| length >= ANSWER_UID_AT + 4)?;
     (kind == BY_FAMILY).then(|| u32::from_ne_bytes([uid[0], uid[1], uid[2], uid[3]]))
 }
 
@@ -130,7 +134,8 @@ mod tests {
         assert_eq!(Origin::of(&one.into()), own);
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let Ok(listener) = TcpListener::bind(address) else { continue };
-            let _client = TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
+            let _client =
+                TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
             let (accepted, peer) = listener.accept().expect("somebody connects");
             let found = Origin::of(&accepted.into());
             // A kernel without `sock_diag` does not say.

@@ -1,13 +1,13 @@
 //! Replies for one client, from any thread that completes a request.
 //!
-//! Replies are queued under a small lock. One thread at a time holds the [`Sender`], the right to send; it
-//! sends without the lock and without blocking. While the connection's own thread works on a batch, no other
-//! thread sends, so a batch is answered with one system call. When the socket is full, the connection's
-//! thread is woken and waits for room; a completing thread never waits.
+//! Replies are queued under a small lock. One thread at a time holds the [`Sender`], the right to
+//! send; it sends without the lock and without blocking. While the connection's own thread works on
+//! a batch, no other thread sends, so a batch is answered with one system call. When the socket is
+//! full, the connection's thread is woken and waits for room; a completing thread never waits.
 //!
-//! Invariants: bytes leave in queue order. Whatever is queued will be looked at again (by the holder of the
-//! sender, at the end of the batch, or by the connection's thread, woken or polling). Not here: the content
-//! of replies.
+//! Invariants: bytes leave in queue order. Whatever is queued will be looked at again (by the
+//! holder of the sender, at the end of the batch, or by the connection's thread, woken or polling).
+//! Not here: the content of replies.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -27,8 +27,8 @@ use super::metrics::Counters;
 pub(super) enum Segment {
     /// Small replies; more may be appended.
     Small(Vec<u8>),
-    /// The head and data of one read. Only `bytes[..end]` is sent; the rest is kept so that the buffer need
-    /// not be zeroed again.
+    /// The head and data of one read. Only `bytes[..end]` is sent; the rest is kept so that the
+    /// buffer need not be zeroed again.
     Read { bytes: Counted, end: usize },
 }
 
@@ -47,8 +47,8 @@ const OPEN_BYTES_MAX: usize = 32 << 10;
 const SPARE_SMALL: usize = 4 * OPEN_BYTES_MAX;
 /// Pieces in one system call.
 const PIECES_MAX: usize = 64;
-/// How often a completing thread checks for more to send before it leaves the work to the connection's
-/// thread.
+/// How often a completing thread checks for more to send before it leaves the work to the
+/// connection's thread.
 const ROUNDS_MAX: u32 = 4;
 
 /// The right to send, with what is being sent.
@@ -179,8 +179,8 @@ impl Outbox {
 pub(super) struct Standing {
     /// Nothing is in flight and nothing is queued: no other thread will act on this connection.
     pub(super) idle: bool,
-    /// Nothing is in flight and no thread is sending: no other thread will act, though the client may have to
-    /// read replies.
+    /// Nothing is in flight and no thread is sending: no other thread will act, though the client
+    /// may have to read replies.
     pub(super) still: bool,
     pub(super) in_flight: u64,
     /// Payload bytes in flight and bytes queued.
@@ -269,8 +269,8 @@ impl Link {
         }
     }
 
-    /// Sends what is queued if no other thread is sending. Returns whether the connection's thread must
-    /// continue.
+    /// Sends what is queued if no other thread is sending. Returns whether the connection's thread
+    /// must continue.
     fn send_some(&self, outbox: &mut MutexGuard<'_, Outbox>, rounds_max: u32) -> bool {
         let Some(mut sender) = outbox.sender.take() else { return false };
         let mut rounds = 0;
@@ -326,10 +326,17 @@ impl Link {
         self.outbox.lock().in_batch = true;
     }
 
-    /// The connection's thread sends what is queued, and gets the state. `submitted` and `submitted_bytes`
-    /// are the totals that it ever gave to the device. `room` says whether the socket has room again. With
+    /// The connection's thread sends what is queued, and gets the state. `submitted` and
+    /// `submitted_bytes` are the totals that it ever gave to the device. `room` says whether the
+    /// socket has room again. With
     /// `alert`, the next reply wakes the thread, and so does the end of a send by another thread.
-    pub(super) fn settle(&self, submitted: u64, submitted_bytes: u64, room: bool, alert: bool) -> Standing {
+    pub(super) fn settle(
+        &self,
+        submitted: u64,
+        submitted_bytes: u64,
+        room: bool,
+        alert: bool,
+    ) -> Standing {
         let mut outbox = self.outbox.lock();
         outbox.in_batch = false;
         outbox.socket_full &= !room;
@@ -396,7 +403,8 @@ impl Link {
         self.stopping.load(Relaxed)
     }
 
-    /// Leaves the socket to another process: nothing is sent or received here, and closing it ends nothing.
+    /// Leaves the socket to another process: nothing is sent or received here, and closing it ends
+    /// nothing.
     pub(super) fn let_go(&self) {
         self.let_go.store(true, Relaxed);
         self.stopping.store(true, Relaxed);

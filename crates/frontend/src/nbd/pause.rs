@@ -1,11 +1,12 @@
 //! How a server quiesces and resumes: which threads pause, and how that is awaited.
 //!
 //! `pausing` asks every thread of the server to pause. The accepting thread pauses immediately; a
-//! connection's thread when its client's requests are answered (replies may be unsent). Both report to the
-//! registry, and wait for `released`. A client in the middle of its handshake is no obstacle: its thread
-//! pauses at the end, before its first request.
+//! connection's thread when its client's requests are answered (replies may be unsent). Both report
+//! to the registry, and wait for `released`. A client in the middle of its handshake is no
+//! obstacle: its thread pauses at the end, before its first request.
 //!
-//! Invariant: a paused thread touches no socket and no device. Not here: what is handed to another process.
+//! Invariant: a paused thread touches no socket and no device. Not here: what is handed to another
+//! process.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -34,7 +35,8 @@ impl Registry {
     }
 
     fn is_settled(&self) -> bool {
-        self.is_quiet() && self.entries.values().all(|entry| entry.held.is_some() || entry.link.is_stopping())
+        self.is_quiet()
+            && self.entries.values().all(|entry| entry.held.is_some() || entry.link.is_stopping())
     }
 }
 
@@ -107,7 +109,10 @@ impl Shared {
             if registry.is_settled() || (quiet && Instant::now() >= until) {
                 return Ok(());
             }
-            if self.changed.wait_until(&mut registry, until).timed_out() && !quiet && !registry.is_quiet() {
+            if self.changed.wait_until(&mut registry, until).timed_out()
+                && !quiet
+                && !registry.is_quiet()
+            {
                 break;
             }
         }
@@ -130,11 +135,12 @@ impl Shared {
 /// What prevented the door from becoming quiet.
 fn obstacle(registry: &Registry, patience: Duration) -> Error {
     let busy = |entry: &&Entry| !entry.is_quiet();
-    let in_flight: u64 = registry.entries.values().filter(busy).map(|entry| entry.link.in_flight()).sum();
+    let in_flight: u64 =
+        registry.entries.values().filter(busy).map(|entry| entry.link.in_flight()).sum();
     let text = match registry.entries.values().find(busy) {
         Some(Entry { export: Some(export), peer, .. }) => format!(
-            "nbd: {in_flight} requests are not answered after {patience:?}, the first of them by export {:?} \
-             to {peer}; the door resumes",
+            "nbd: {in_flight} requests are not answered after {patience:?}, the first of them by \
+             export {:?} to {peer}; the door resumes",
             export.name
         ),
         _ => format!("nbd: the door is not quiet after {patience:?}; it resumes"),

@@ -1,9 +1,9 @@
-//! Places for connections: some for clients that have chosen their export, others for those in their
-//! handshake. No peer can take all of either.
+//! Places for connections: some for clients that have chosen their export, others for those in
+//! their handshake. No peer can take all of either.
 //!
-//! A peer may have three times as many places as are left: a single peer gets three quarters, the next one
-//! three quarters of the rest, and the last places are for new peers. Among handshakes, the oldest one of the
-//! peer with most of them is evicted for the next.
+//! A peer may have three times as many places as are left: a single peer gets three quarters, the
+//! next one three quarters of the rest, and the last places are for new peers. Among handshakes,
+//! the oldest one of the peer with most of them is evicted for the next.
 //!
 //! Invariant: pure; the registry is the truth. Not here: identifying peers (`origin`).
 
@@ -12,9 +12,13 @@ use super::origin::Origin;
 /// A peer may have at most this many times the number of free places.
 const SHARE: usize = 3;
 
-/// Whether a peer gets one more place, with `taken` places in use; `origins` are the peers of the current
-/// clients.
-pub(super) fn has_place(newcomer: Origin, origins: impl Iterator<Item = Origin>, places: usize) -> bool {
+/// Whether a peer gets one more place, with `taken` places in use; `origins` are the peers of the
+/// current clients.
+pub(super) fn has_place(
+    newcomer: Origin,
+    origins: impl Iterator<Item = Origin>,
+    places: usize,
+) -> bool {
     let (mut all, mut own) = (0, 0);
     for origin in origins {
         all += 1;
@@ -29,7 +33,8 @@ pub(super) fn evicted(newcomer: Origin, haggling: &[(u64, Origin)], slots: usize
         return None;
     }
     let count = |origin: Origin| {
-        haggling.iter().filter(|(_, other)| *other == origin).count() + usize::from(origin == newcomer)
+        haggling.iter().filter(|(_, other)| *other == origin).count()
+            + usize::from(origin == newcomer)
     };
     let most = haggling.iter().map(|(_, origin)| count(*origin)).max()?;
     // If the newcomer would have most, its own oldest handshake is evicted.

@@ -1,11 +1,12 @@
-//! The replies of a server, as bytes. Numbers, requests and options are those of [`sawmill_nbd_proto`].
+//! The replies of a server, as bytes. Numbers, requests and options are those of
+//! [`sawmill_nbd_proto`].
 //!
 //! Invariant: no input makes a function here panic. Not here: sockets, and the effect of a request.
 
 use sawmill_device::{Allocation, ErrorKind};
 pub(super) use sawmill_nbd_proto::{
-    BASE_ALLOCATION, BASE_ALLOCATION_ID, Command, GREETING_MAGIC, OPTION_MAGIC, RequestHeader, Style,
-    Violation, command_flag, hello, info, option, parse_info_request, parse_meta_request,
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, Command, GREETING_MAGIC, OPTION_MAGIC, RequestHeader,
+    Style, Violation, command_flag, hello, info, option, parse_info_request, parse_meta_request,
     parse_option_header, push_option_reply, reply, transmission,
 };
 use sawmill_nbd_proto::{
@@ -32,7 +33,9 @@ impl Errno {
     /// The error with this number.
     pub(super) fn from_number(number: u32) -> Option<Self> {
         use Errno::{Inval, Io, NoSpace, Overflow, Perm, Shutdown};
-        [Perm, Io, Inval, NoSpace, Overflow, Shutdown].into_iter().find(|errno| *errno as u32 == number)
+        [Perm, Io, Inval, NoSpace, Overflow, Shutdown]
+            .into_iter()
+            .find(|errno| *errno as u32 == number)
     }
 }
 
@@ -131,15 +134,17 @@ impl Answered {
         offset.copy_from_slice(&self.offset.to_be_bytes());
     }
 
-    /// Appends the answer to a block status query. Adjacent equal runs are merged, and the list ends at the
-    /// limit or, with `one`, after its first run. Empty runs are omitted.
+    /// Appends the answer to a block status query. Adjacent equal runs are merged, and the list
+    /// ends at the limit or, with `one`, after its first run. Empty runs are omitted.
     pub(super) fn push_block_status(self, out: &mut Vec<u8>, runs: &[Allocation], one: bool) {
         let limit = if one { 1 } else { EXTENTS_MAX };
         let mut joined: Vec<Allocation> = Vec::with_capacity(runs.len().min(limit));
         for run in runs.iter().filter(|run| run.length > 0) {
             let full = joined.len() == limit;
             match joined.last_mut() {
-                Some(last) if last.data == run.data => last.length = last.length.saturating_add(run.length),
+                Some(last) if last.data == run.data => {
+                    last.length = last.length.saturating_add(run.length)
+                }
                 _ if full => break,
                 _ => joined.push(*run),
             }
@@ -160,7 +165,8 @@ impl Answered {
                 out.extend_from_slice(&run.length.to_be_bytes());
                 out.extend_from_slice(&u64::from(state).to_be_bytes());
             } else {
-                // The query itself has at most 32 bits, so this truncates only the answer of a faulty device.
+                // The query itself has at most 32 bits, so this truncates only the answer of a
+                // faulty device.
                 out.extend_from_slice(&u32::try_from(run.length).unwrap_or(u32::MAX).to_be_bytes());
                 out.extend_from_slice(&state.to_be_bytes());
             }

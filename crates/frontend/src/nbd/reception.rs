@@ -1,8 +1,8 @@
 //! New connections: accepted, given a slot for the handshake, then a place and memory, or refused.
 //!
-//! Invariants: a handshake takes no place of a client, and a client takes no slot of a handshake. No peer can
-//! take all of either. However many bad connections there are, the log gets only a few lines per second. Not
-//! here: the handshake itself.
+//! Invariants: a handshake takes no place of a client, and a client takes no slot of a handshake.
+//! No peer can take all of either. However many bad connections there are, the log gets only a few
+//! lines per second. Not here: the handshake itself.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -39,9 +39,12 @@ impl Shared {
                 self.hold_accepting();
                 continue;
             }
-            let mut fds =
-                [PollFd::new(&self.waker, PollFlags::IN), PollFd::new(self.listener.socket(), PollFlags::IN)];
-            // While the system has no room for another connection, retrying immediately would only spin.
+            let mut fds = [
+                PollFd::new(&self.waker, PollFlags::IN),
+                PollFd::new(self.listener.socket(), PollFlags::IN),
+            ];
+            // While the system has no room for another connection, retrying immediately would only
+            // spin.
             let asked = if pause.is_some() { 1 } else { 2 };
             let _ = poll(&mut fds[..asked], pause.as_ref());
             let woken = fds[0].revents().contains(PollFlags::IN);
@@ -82,8 +85,8 @@ impl Shared {
         self.spawn(id, peer, link, None);
     }
 
-    /// Gives a connection a slot for its handshake; the oldest one of the peer with most slots may be
-    /// evicted. A peer that could not stay anyway is refused immediately.
+    /// Gives a connection a slot for its handshake; the oldest one of the peer with most slots may
+    /// be evicted. A peer that could not stay anyway is refused immediately.
     fn let_in(&self, peer: &str, origin: Origin, link: &Arc<Link>) -> Option<u64> {
         let mut registry = self.registry.lock();
         registry.past.connections_total += 1;
@@ -114,7 +117,13 @@ impl Shared {
     }
 
     /// Gives a connection in the registry its thread.
-    pub(super) fn spawn(self: &Arc<Self>, id: u64, peer: String, link: Arc<Link>, opening: Opening) {
+    pub(super) fn spawn(
+        self: &Arc<Self>,
+        id: u64,
+        peer: String,
+        link: Arc<Link>,
+        opening: Opening,
+    ) {
         let leave = Leave { shared: self.clone(), id };
         let serve = move || {
             let end = leave.shared.serve(id, &peer, link, opening);
@@ -147,7 +156,8 @@ impl Shared {
         if !self.exports.contains(&export) {
             return Err(End::Stopping);
         }
-        tracing::debug!(peer, export = export.name, style = ?session.style, "nbd: a client connected");
+        tracing::debug!(peer, export = export.name, style = ?session.style, "nbd: a client \
+            connected");
         let Some(origin) = registry.entries.get(&id).map(|entry| entry.origin) else {
             return Err(End::Stopping);
         };
@@ -178,7 +188,11 @@ impl Shared {
                 tracing::info!(peer, %error, left_out, "nbd: connection lost");
             }),
             End::Died => self.complaints.say(|left_out| {
-                tracing::info!(peer, left_out, "nbd: the client closed the connection inside a request");
+                tracing::info!(
+                    peer,
+                    left_out,
+                    "nbd: the client closed the connection inside a request"
+                );
             }),
             End::Disconnect | End::Closed | End::Stopping | End::LetGo => {
                 tracing::debug!(peer, ?end, "nbd: connection closed")
@@ -197,11 +211,18 @@ impl Shared {
                     "nbd: connection closed: the client broke the protocol"
                 );
             }
-            End::Refused(reason) => tracing::warn!(peer, reason, left_out, "nbd: refused a connection"),
+            End::Refused(reason) => tracing::warn!(
+                peer,
+                reason,
+                left_out,
+                "nbd: refused a \
+                connection"
+            ),
             _ => tracing::warn!(
                 peer,
                 left_out,
-                "nbd: connection closed: others waited for memory, and the client did not read its replies"
+                "nbd: connection closed: others waited for memory, and the client did not read its \
+                replies"
             ),
         });
     }

@@ -1,8 +1,9 @@
 //! One listening socket, the exports behind it, and the connections to it.
 //!
-//! Invariants: a connection is in the registry from before its thread runs until that thread has released the
-//! device. A removed export has no connection left. Not here: how a connection starts (`reception`), its
-//! messages, how a server quiesces (`pause`), and how it is handed over (`door`).
+//! Invariants: a connection is in the registry from before its thread runs until that thread has
+//! released the device. A removed export has no connection left. Not here: how a connection starts
+//! (`reception`), its messages, how a server quiesces (`pause`), and how it is handed over
+//! (`door`).
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -81,8 +82,8 @@ pub(super) struct Entry {
 pub(super) struct Registry {
     pub(super) entries: BTreeMap<u64, Entry>,
     next: u64,
-    /// The counters of connections that are gone, of those never taken over, and of another process before
-    /// this one.
+    /// The counters of connections that are gone, of those never taken over, and of another process
+    /// before this one.
     pub(super) past: NbdMetrics,
     /// Whether the accepting thread is paused.
     pub(super) accepting_held: bool,
@@ -164,8 +165,9 @@ impl NbdServer {
             waker,
         });
         let accepting = shared.clone();
-        let thread =
-            std::thread::Builder::new().name("nbd-accept".into()).spawn(move || accepting.accept_all());
+        let thread = std::thread::Builder::new()
+            .name("nbd-accept".into())
+            .spawn(move || accepting.accept_all());
         match thread {
             Ok(thread) => Ok(NbdServer { shared, accepting: Mutex::new(Some(thread)) }),
             Err(error) => {
@@ -175,13 +177,15 @@ impl NbdServer {
         }
     }
 
-    /// Adds an export. Returns `Invalid` for a name that is taken, or a text that is too long or has a NUL.
+    /// Adds an export. Returns `Invalid` for a name that is taken, or a text that is too long or
+    /// has a NUL.
     pub fn add_export(&self, export: Export) -> Result<()> {
         let texts = [("name", &export.name), ("description", &export.description)];
         for (what, text) in texts {
             if text.len() > STRING_BYTES_MAX || text.contains('\0') {
                 let text = format!(
-                    "nbd: the {what} of export {:?} has {} bytes or a NUL; the limit is {STRING_BYTES_MAX}",
+                    "nbd: the {what} of export {:?} has {} bytes or a NUL; the limit is \
+                    {STRING_BYTES_MAX}",
                     export.name.chars().take(40).collect::<String>(),
                     text.len()
                 );
@@ -190,25 +194,32 @@ impl NbdServer {
         }
         let mut exports = self.shared.exports.0.write();
         if exports.iter().any(|known| known.name == export.name) {
-            let text =
-                format!("nbd: export {:?} exists already; remove it or choose another name", export.name);
+            let text = format!(
+                "nbd: export {:?} exists already; remove it or choose another name",
+                export.name
+            );
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         exports.push(Arc::new(export));
         Ok(())
     }
 
-    /// Removes an export, and waits until its clients' requests in flight are answered and their connections
-    /// closed. Errors: `NotFound`.
+    /// Removes an export, and waits until its clients' requests in flight are answered and their
+    /// connections closed. Errors: `NotFound`.
     pub fn remove_export(&self, name: &str) -> Result<()> {
         let export = {
             let mut exports = self.shared.exports.0.write();
             let Some(position) = exports.iter().position(|export| export.name == name) else {
-                return Err(Error::new(ErrorKind::NotFound, format!("nbd: no export is named {name:?}")));
+                return Err(Error::new(
+                    ErrorKind::NotFound,
+                    format!("nbd: no export is named {name:?}"),
+                ));
             };
             exports.remove(position)
         };
-        let serves = |entry: &Entry| entry.export.as_ref().is_some_and(|chosen| Arc::ptr_eq(chosen, &export));
+        let serves = |entry: &Entry| {
+            entry.export.as_ref().is_some_and(|chosen| Arc::ptr_eq(chosen, &export))
+        };
         let mut registry = self.shared.registry.lock();
         registry.entries.values().filter(|entry| serves(entry)).for_each(|entry| entry.link.stop());
         self.shared.released.notify_all();
@@ -231,7 +242,10 @@ impl NbdServer {
         match self.address() {
             Listen::Unix(path) => {
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-                format!("nbd+unix:///{name}?socket={}", percent_encoded(path.as_os_str().as_bytes()))
+                format!(
+                    "nbd+unix:///{name}?socket={}",
+                    percent_encoded(path.as_os_str().as_bytes())
+                )
             }
             Listen::Tcp(address) => format!("nbd://{address}/{name}"),
         }
@@ -261,13 +275,14 @@ impl NbdServer {
         self.shared.registry.lock().entries.values().map(client).collect()
     }
 
-    /// Stops accepting, lets requests in flight finish and sends their replies, closes every connection and
-    /// waits for that. A second call returns together with the first.
+    /// Stops accepting, lets requests in flight finish and sends their replies, closes every
+    /// connection and waits for that. A second call returns together with the first.
     pub fn stop(&self) {
         self.end(Link::stop);
     }
 
-    /// Closes every connection immediately. Requests in flight continue in their devices, without replies.
+    /// Closes every connection immediately. Requests in flight continue in their devices, without
+    /// replies.
     pub fn stop_now(&self) {
         self.end(Link::close);
     }
@@ -324,7 +339,8 @@ impl Drop for Leave {
 }
 
 /// Characters that need no encoding in a URI (RFC 3986).
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+const PLAIN: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
 /// Encodes everything except letters, digits and `-._~/` as `%XX`, for a URI.
 pub(super) fn percent_encoded(bytes: &[u8]) -> PercentEncode<'_> {

@@ -1,5 +1,5 @@
-//! The state of one connection between its requests: the agreement, what the client was shown, what is
-//! unread, and how it ended.
+//! The state of one connection between its requests: the agreement, what the client was shown, what
+//! is unread, and how it ended.
 //!
 //! Not here: the loop of requests (`connection`), and the hand-over of a session (`handover`).
 
@@ -62,12 +62,20 @@ impl Shown {
         }
     }
 
-    /// The geometry for a connection that was shown this, on a device with the geometry `now`; or why it does
-    /// not fit.
-    pub(super) fn on(&self, now: &Geometry, style: Style, block_status: bool) -> Result<Geometry, String> {
+    /// The geometry for a connection that was shown this, on a device with the geometry `now`; or
+    /// why it does not fit.
+    pub(super) fn on(
+        &self,
+        now: &Geometry,
+        style: Style,
+        block_status: bool,
+    ) -> Result<Geometry, String> {
         let able = Shown::of(now, style);
         if able.size_bytes < self.size_bytes {
-            return Err(format!("its size is {} bytes and was {}", able.size_bytes, self.size_bytes));
+            return Err(format!(
+                "its size is {} bytes and was {}",
+                able.size_bytes, self.size_bytes
+            ));
         }
         if able.request_bytes_max < self.request_bytes_max {
             let (now, before) = (able.request_bytes_max, self.request_bytes_max);
@@ -88,7 +96,8 @@ impl Shown {
         Ok(Geometry { size_bytes, request_bytes_max, read_only, ..*now })
     }
 }
-/// The state of a paused connection: enough to resume it elsewhere, with its socket and its unsent replies.
+/// The state of a paused connection: enough to resume it elsewhere, with its socket and its unsent
+/// replies.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) style: Style,

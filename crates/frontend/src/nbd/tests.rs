@@ -1,4 +1,5 @@
-//! The codec and the buffers, without a socket. What clients see is tested from outside, in `tests/nbd`.
+//! The codec and the buffers, without a socket. What clients see is tested from outside, in
+//! `tests/nbd`.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -8,8 +9,8 @@ use super::handshake::block_sizes;
 use super::intake::Intake;
 use super::limits::RECEIVE_BYTES;
 use super::protocol::{
-    Answered, Command, Errno, RequestHeader, Style, command_flag, parse_info_request, parse_meta_request,
-    parse_option_header, push_option_reply, transmission,
+    Answered, Command, Errno, RequestHeader, Style, command_flag, parse_info_request,
+    parse_meta_request, parse_option_header, push_option_reply, transmission,
 };
 use super::server::percent_encoded;
 use super::session::transmission_flags;
@@ -102,21 +103,27 @@ proptest! {
         style in prop::sample::select(&STYLES[1..]),
         runs in vec((0u64..100_000, any::<bool>()), 1..40), one: bool,
     ) {
-        let runs: Vec<_> = runs.into_iter().map(|(length, data)| Allocation { length, data }).collect();
+        let runs: Vec<_> =
+            runs.into_iter().map(|(length, data)| Allocation { length, data }).collect();
         prop_assume!(runs.iter().any(|run| run.length > 0));
         let mut out = Vec::new();
         Answered { style, cookie: 7, offset: 9 }.push_block_status(&mut out, &runs, one);
         let (head, width) = if style == Style::Extended { (32 + 8, 16) } else { (20 + 4, 8) };
         let found: Vec<(u64, u64)> = out[head..].chunks_exact(width).map(|run| {
             let (length, state) = run.split_at(width / 2);
-            let number = |bytes: &[u8]| bytes.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+            let number =
+                |bytes: &[u8]| bytes.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
             (number(length), number(state))
         }).collect();
-        prop_assert!(found.iter().all(|(length, state)| *length > 0 && (*state == 0 || *state == 3)));
-        prop_assert!(found.windows(2).all(|pair| pair[0].1 != pair[1].1), "neighbours alike are joined");
+        prop_assert!(
+            found.iter().all(|(length, state)| *length > 0 && (*state == 0 || *state == 3))
+        );
+        prop_assert!(found.windows(2).all(|pair| pair[0].1 != pair[1].1), "neighbours alike are \
+            joined");
         let expected = |at: u64| {
             let mut end = 0;
-            runs.iter().find(|run| { end += run.length; at < end }).map(|run| if run.data { 0 } else { 3 })
+            let run = runs.iter().find(|run| { end += run.length; at < end });
+            run.map(|run| if run.data { 0 } else { 3 })
         };
         let mut start = 0;
         for (length, state) in &found {
@@ -151,8 +158,12 @@ proptest! {
             prop_assert!(has(transmission::HAS_FLAGS) && has(transmission::SEND_FLUSH));
             prop_assert_eq!(has(transmission::READ_ONLY), geometry.read_only);
             prop_assert_eq!(has(transmission::SEND_DF), style != Style::Simple);
-            prop_assert_eq!(has(transmission::SEND_TRIM), operations.discard && !geometry.read_only);
-            prop_assert_eq!(has(transmission::SEND_FAST_ZERO), has(transmission::SEND_WRITE_ZEROES));
+            prop_assert_eq!(
+                has(transmission::SEND_TRIM), operations.discard && !geometry.read_only
+            );
+            prop_assert_eq!(
+                has(transmission::SEND_FAST_ZERO), has(transmission::SEND_WRITE_ZEROES)
+            );
             prop_assert_eq!(has(transmission::CAN_MULTI_CONN), geometry.shared_cache);
         }
     }
@@ -227,7 +238,10 @@ fn replies_have_the_bytes_of_the_protocol() {
     };
     let simple = answered(Style::Simple);
     assert_eq!(pushed(&|out| simple.push_done(out)), "67446698000000000102030405060708");
-    assert_eq!(pushed(&|out| simple.push_error(out, Errno::Io, "why")), "67446698000000050102030405060708");
+    assert_eq!(
+        pushed(&|out| simple.push_error(out, Errno::Io, "why")),
+        "67446698000000050102030405060708"
+    );
     let structured = answered(Style::Structured);
     assert_eq!(pushed(&|out| structured.push_done(out)), "67446698000000000102030405060708");
     assert_eq!(
@@ -252,7 +266,8 @@ fn replies_have_the_bytes_of_the_protocol() {
     );
     assert_eq!(
         head(Style::Extended),
-        "6e8a278c0001000101020304050607081112131415161718 0000000000000018 1112131415161718".replace(' ', "")
+        "6e8a278c0001000101020304050607081112131415161718 0000000000000018 1112131415161718"
+            .replace(' ', "")
     );
     assert_eq!(
         pushed(&|out| push_option_reply(out, 7, 1, b"hi")),
@@ -264,7 +279,11 @@ fn replies_have_the_bytes_of_the_protocol() {
 fn error_texts_are_cut_between_characters_at_the_limit_of_the_protocol() {
     let text = "ä".repeat(5000);
     let mut out = Vec::new();
-    Answered { style: Style::Structured, cookie: 1, offset: 0 }.push_error(&mut out, Errno::Io, &text);
+    Answered { style: Style::Structured, cookie: 1, offset: 0 }.push_error(
+        &mut out,
+        Errno::Io,
+        &text,
+    );
     let sent = std::str::from_utf8(&out[20 + 6..]).expect("whole characters");
     assert_eq!(sent.len(), 4096);
     assert!(text.starts_with(sent));

@@ -18,7 +18,8 @@ pub(super) enum Body {
     Empty,
     /// What a write stores.
     Write(Payload),
-    /// The buffer for the data of a read: `bytes[head_bytes..end]`, with room for the reply's head before it.
+    /// The buffer for the data of a read: `bytes[head_bytes..end]`, with room for the reply's head
+    /// before it.
     Read { bytes: Counted, head_bytes: usize, end: usize },
     /// A block status query; with `one`, for a single run. `room` counts the memory of the answer.
     Status { one: bool, room: Counted },
@@ -37,7 +38,9 @@ impl Ticket {
     fn answer_error(link: &Link, answered: Answered, charged_bytes: u64, error: &Error) {
         link.counters.errors.fetch_add(1, Relaxed);
         let text = error.to_string();
-        link.answer(charged_bytes, |out| answered.push_error(out, Errno::from(error.kind()), &text));
+        link.answer(charged_bytes, |out| {
+            answered.push_error(out, Errno::from(error.kind()), &text)
+        });
     }
 }
 
@@ -79,7 +82,12 @@ impl Exchange for Ticket {
             }
             (Ok(_), _) => {
                 let text = "the device answered with the wrong kind of reply";
-                Self::answer_error(&link, answered, charged_bytes, &Error::new(ErrorKind::Internal, text));
+                Self::answer_error(
+                    &link,
+                    answered,
+                    charged_bytes,
+                    &Error::new(ErrorKind::Internal, text),
+                );
             }
             (Err(error), body) => {
                 if let Body::Read { bytes, .. } = body {

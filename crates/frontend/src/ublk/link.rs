@@ -1,9 +1,9 @@
-//! One queue as other threads see it, and their messages to the thread that serves it: completed requests,
-//! and orders of the door.
+//! One queue as other threads see it, and their messages to the thread that serves it: completed
+//! requests, and orders of the door.
 //!
-//! Invariants: while a link lives, its character device is open, so no other server can have the device.
-//! After something is put into an inbox, its thread looks at it soon: it is awake, or it is woken, once for
-//! several entries. Not here: how the thread handles them ([`super::worker`]).
+//! Invariants: while a link lives, its character device is open, so no other server can have the
+//! device. After something is put into an inbox, its thread looks at it soon: it is awake, or it is
+//! woken, once for several entries. Not here: how the thread handles them ([`super::worker`]).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,7 +22,8 @@ use super::progress::Progress;
 pub(super) struct Link {
     pub(super) char_device: Arc<CharDevice>,
     pub(super) queue: u16,
-    /// Whether we move the bytes of requests; otherwise the kernel copies them from and to a buffer per tag.
+    /// Whether we move the bytes of requests; otherwise the kernel copies them from and to a buffer
+    /// per tag.
     pub(super) user_copy: bool,
     pub(super) inbox: Arc<Inbox>,
     pub(super) counters: Counters,
@@ -172,7 +173,8 @@ impl Inbox {
         self.waiting.lock().closed
     }
 
-    /// The thread is ending: no order is accepted any more. Returns the orders that were not executed.
+    /// The thread is ending: no order is accepted any more. Returns the orders that were not
+    /// executed.
     pub(super) fn close(&self) -> Vec<Order> {
         let mut waiting = self.waiting.lock();
         waiting.closed = true;

@@ -1,7 +1,7 @@
 //! The counters of a ublk door.
 //!
-//! Each queue counts on its own [`Counters`], written by its own thread, so that queues share no cache line.
-//! Not here: names and labels for a monitoring system.
+//! Each queue counts on its own [`Counters`], written by its own thread, so that queues share no
+//! cache line. Not here: names and labels for a monitoring system.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -1,18 +1,19 @@
-//! ublk: a real block device, `/dev/ublkbN`, whose requests the kernel gives to this process over io_uring.
+//! ublk: a real block device, `/dev/ublkbN`, whose requests the kernel gives to this process over
+//! io_uring.
 //!
 //! Modules: [`options`](UblkOptions), `limits`, `protocol` (descriptors and parameters, pure),
-//! [`server`](UblkDoor) (make, take over, hand over, remove), [`worker`](UblkWorkers) (threads and their
-//! rings), `queue` (one queue on its thread), `link` (one queue as others see it, and their messages to its
-//! thread), `progress` (how many queues are quiet or gone), `ticket` (one request in flight),
-//! [`registry`](devices) (the existing devices), `metrics`.
+//! [`server`](UblkDoor) (make, take over, hand over, remove), [`worker`](UblkWorkers) (threads and
+//! their rings), `queue` (one queue on its thread), `link` (one queue as others see it, and their
+//! messages to its thread), `progress` (how many queues are quiet or gone), `ticket` (one request
+//! in flight), [`registry`](devices) (the existing devices), `metrics`.
 //!
-//! There is one thread per queue, or a few threads for the queues of many devices. A thread takes all arrived
-//! requests with one system call, submits them, and answers those that have completed with the next call. The
-//! kernel copies the payload of a write once, to where the device wants it. A request that completes on
-//! another thread wakes the queue's thread.
+//! There is one thread per queue, or a few threads for the queues of many devices. A thread takes
+//! all arrived requests with one system call, submits them, and answers those that have completed
+//! with the next call. The kernel copies the payload of a write once, to where the device wants it.
+//! A request that completes on another thread wakes the queue's thread.
 //!
-//! When this process dies, the device waits: [`UblkDoor::recover`] takes it over without errors for its
-//! users.
+//! When this process dies, the device waits: [`UblkDoor::recover`] takes it over without errors for
+//! its users.
 //!
 //! Not here: zoned devices; zero copy (see `docs/decisions/0018-ublk-copies-once.md`).
 

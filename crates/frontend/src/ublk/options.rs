@@ -15,12 +15,13 @@ use super::worker::UblkWorkers;
 pub struct UblkOptions {
     /// The number in `/dev/ublkbN`; `None` takes a free one.
     pub id: Option<u32>,
-    /// Distinguishes the device's bytes from all others: the identity of the volume, not only its name. A
-    /// device is taken over only for the volume it was made for. Not empty.
+    /// Distinguishes the device's bytes from all others: the identity of the volume, not only its
+    /// name. A device is taken over only for the volume it was made for. Not empty.
     pub volume: String,
     /// The name of a link to the device's node in `link_folder`; `None` for no link.
     pub link: Option<String>,
-    /// Hardware queues, each with a thread of its own; `None` means one per core, at most 16, and 1 with
+    /// Hardware queues, each with a thread of its own; `None` means one per core, at most 16, and 1
+    /// with
     /// `workers`.
     pub queues: Option<u16>,
     /// The most requests in flight on one queue: 4 to 4095.
@@ -29,18 +30,20 @@ pub struct UblkOptions {
     pub request_bytes_max: u32,
     /// Pins the thread of each queue to the cores that fill the queue. No effect with `workers`.
     pub pin: bool,
-    /// Serves the queues on these threads, shared with other devices, instead of threads of their own.
+    /// Serves the queues on these threads, shared with other devices, instead of threads of their
+    /// own.
     pub workers: Option<UblkWorkers>,
     /// Makes a device without privileges: without recovery, and with two copies of each payload.
     pub unprivileged: bool,
-    /// Whether the device waits for the next server when this one dies. Not for devices whose answered writes
-    /// die with the server.
+    /// Whether the device waits for the next server when this one dies. Not for devices whose
+    /// answered writes die with the server.
     pub recoverable: bool,
     /// The folder with the facts of each device; one folder for all servers of a machine.
     pub run_folder: PathBuf,
     /// The folder with the links to devices.
     pub link_folder: PathBuf,
-    /// How long [`super::UblkDoor::recover`] waits until the kernel notices that the old server is gone.
+    /// How long [`super::UblkDoor::recover`] waits until the kernel notices that the old server is
+    /// gone.
     pub recovery_time_max: Duration,
 }
 
@@ -56,8 +59,9 @@ const REQUEST_BYTES_MIN: u32 = 4096;
 const LINK_BYTES_MAX: usize = 255;
 
 impl UblkOptions {
-    /// The defaults for this volume: any number, no link, one queue of 128 requests per core, requests up to
-    /// 1 MiB, threads pinned to cores, facts below `/run/sawmill/ublk`, links in `/dev/sawmill`.
+    /// The defaults for this volume: any number, no link, one queue of 128 requests per core,
+    /// requests up to 1 MiB, threads pinned to cores, facts below `/run/sawmill/ublk`, links in
+    /// `/dev/sawmill`.
     #[must_use]
     pub fn new(volume: impl Into<String>) -> Self {
         UblkOptions {
@@ -79,8 +83,10 @@ impl UblkOptions {
 
     /// The number of queues to request from the kernel.
     pub(super) fn queue_count(&self) -> u16 {
-        let cores =
-            || std::thread::available_parallelism().map_or(1, usize::from).min(QUEUES_DEFAULT_MAX) as u16;
+        let cores = || {
+            std::thread::available_parallelism().map_or(1, usize::from).min(QUEUES_DEFAULT_MAX)
+                as u16
+        };
         self.queues.unwrap_or_else(|| if self.workers.is_some() { 1 } else { cores() })
     }
 
@@ -100,13 +106,16 @@ impl UblkOptions {
         within("request_bytes_max", self.request_bytes_max.into(), shortest, longest)?;
         if self.volume.is_empty() {
             return refuse(
-                "the volume has no identity; without one, another volume's device could be taken over".into(),
+                "the volume has no identity; without one, another volume's device could be taken \
+                 over"
+                    .into(),
             );
         }
         if let Some(link) = &self.link
             && !is_link_name(link)
         {
-            let text = "must be 1 to 255 letters, digits or -._+=:@, and not start with a dot or a hyphen";
+            let text =
+                "must be 1 to 255 letters, digits or -._+=:@, and not start with a dot or a hyphen";
             return refuse(format!("the name of the link, {link:?}, {text}"));
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The requests in the kernel's descriptors, and the parameters for the kernel, as pure functions.
 //!
-//! Invariant: no descriptor makes a function here panic, and none that exceeds the device or the limits is
-//! accepted. Not here: moving bytes.
+//! Invariant: no descriptor makes a function here panic, and none that exceeds the device or the
+//! limits is accepted. Not here: moving bytes.
 
 use std::borrow::Cow;
 
@@ -13,8 +13,8 @@ pub(super) const SECTOR_BYTES: u64 = 512;
 const SECTOR_SHIFT: u32 = 9;
 /// The longest discard or write-zeroes: the kernel counts its bytes in 32 bits.
 const CLEAR_SECTORS_MAX: u32 = u32::MAX >> SECTOR_SHIFT;
-/// The unit that file systems assume is written as a whole: the journal of a byte-granular device has no
-/// larger one.
+/// The unit that file systems assume is written as a whole: the journal of a byte-granular device
+/// has no larger one.
 const PHYSICAL_BLOCK_BYTES: u32 = 4096;
 
 /// A request; lengths are in bytes.
@@ -36,7 +36,10 @@ pub(super) struct Refusal {
 impl Refusal {
     /// A request with a tag that the queue does not have.
     pub(super) fn unknown_tag(tag: u16) -> Self {
-        Refusal { errno: EINVAL, reason: format!("a tag {tag} that the queue does not have").into() }
+        Refusal {
+            errno: EINVAL,
+            reason: format!("a tag {tag} that the queue does not have").into(),
+        }
     }
 }
 
@@ -45,8 +48,8 @@ const EIO: i32 = 5;
 const EOPNOTSUPP: i32 = 95;
 
 impl Asked {
-    /// Parses a descriptor for a device of this geometry whose reads and writes have at most `bytes_max`
-    /// bytes.
+    /// Parses a descriptor for a device of this geometry whose reads and writes have at most
+    /// `bytes_max` bytes.
     pub(super) fn from_descriptor(
         descriptor: &IoDescriptor,
         geometry: &Geometry,
@@ -55,7 +58,8 @@ impl Asked {
         let refuse = |errno, reason: String| Err(Refusal { errno, reason: reason.into() });
         let number = descriptor.op_flags as u8;
         let has = |flag: u32| descriptor.op_flags & flag != 0;
-        let flags = Flags { fua: has(operation_flag::FUA), no_unmap: has(operation_flag::NO_UNMAP) };
+        let flags =
+            Flags { fua: has(operation_flag::FUA), no_unmap: has(operation_flag::NO_UNMAP) };
         let operation = match number {
             operation::READ => Operation::Read,
             operation::WRITE => Operation::Write,
@@ -77,18 +81,24 @@ impl Asked {
             return refuse(EINVAL, format!("{operation:?} of length zero"));
         }
         if end > geometry.size_bytes {
-            return refuse(EINVAL, format!("{operation:?} of {length} bytes at {address} past the end"));
+            return refuse(
+                EINVAL,
+                format!("{operation:?} of {length} bytes at {address} past the end"),
+            );
         }
         let moves = matches!(operation, Operation::Read | Operation::Write);
         if moves && length > bytes_max.into() {
-            return refuse(EINVAL, format!("{operation:?} of {length} bytes; the limit is {bytes_max}"));
+            return refuse(
+                EINVAL,
+                format!("{operation:?} of {length} bytes; the limit is {bytes_max}"),
+            );
         }
         Ok(Asked { operation, address, length, flags })
     }
 }
 
-/// The errno of a failure for the kernel. Errors that the kernel would retry become plain failures here: the
-/// device has retried already.
+/// The errno of a failure for the kernel. Errors that the kernel would retry become plain failures
+/// here: the device has retried already.
 pub(super) fn errno(kind: ErrorKind) -> i32 {
     match kind {
         ErrorKind::InUse
@@ -127,7 +137,9 @@ pub(super) fn parameters(geometry: &Geometry, request_bytes_max: u32) -> Paramet
         attributes: attribute::VOLATILE_CACHE | attribute::FUA | read_only,
         logical_block_shift: shift(block_bytes),
         physical_block_shift: shift(physical),
-        io_opt_shift: shift(geometry.preferred_bytes.clamp(physical, request_bytes_max.max(physical))),
+        io_opt_shift: shift(
+            geometry.preferred_bytes.clamp(physical, request_bytes_max.max(physical)),
+        ),
         io_min_shift: shift(physical),
         request_sectors_max: request_bytes_max >> SECTOR_SHIFT,
         device_sectors: sectors(geometry),

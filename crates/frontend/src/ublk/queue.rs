@@ -1,8 +1,8 @@
 //! One queue of a device, on the thread that serves it.
 //!
-//! Invariants: every request that the kernel delivers is submitted to the device once, or refused, or held
-//! back while the queue is quiet. A held request was not executed, so another server can get it. Not here:
-//! the loop around it.
+//! Invariants: every request that the kernel delivers is submitted to the device once, or refused,
+//! or held back while the queue is quiet. A held request was not executed, so another server can
+//! get it. Not here: the loop around it.
 
 use std::sync::Arc;
 
@@ -53,7 +53,8 @@ impl Queue {
     /// Requests the first request of every tag.
     pub(super) fn fetch_all(&self, ring: &mut QueueRing) -> std::io::Result<()> {
         let buffer = || (!self.link.user_copy).then(|| vec![0; self.bytes_max as usize]);
-        (0..self.tags).try_for_each(|tag| ring.fetch(self.link.slot(), self.link.queue, tag, buffer()))
+        (0..self.tags)
+            .try_for_each(|tag| ring.fetch(self.link.slot(), self.link.queue, tag, buffer()))
     }
 
     /// A request has arrived, with its buffer (empty with user copy).
@@ -91,7 +92,8 @@ impl Queue {
         self.device.submit(Request::new(operation, address, length, flags, Box::new(ticket)));
     }
 
-    /// A request has completed: passes the result to the kernel, and requests the next one with this tag.
+    /// A request has completed: passes the result to the kernel, and requests the next one with
+    /// this tag.
     pub(super) fn answer(
         &mut self,
         done: Done,
@@ -116,7 +118,13 @@ impl Queue {
         self.state.gone += 1;
         if errno != ENODEV {
             let (queue, slot) = (self.link.queue, self.link.slot());
-            tracing::error!(queue, slot, tag, errno, "ublk: the kernel refused a command; its tag is lost");
+            tracing::error!(
+                queue,
+                slot,
+                tag,
+                errno,
+                "ublk: the kernel refused a command; its tag is lost"
+            );
         }
     }
 
@@ -163,8 +171,8 @@ pub(super) struct Spares {
 }
 
 impl Spares {
-    /// A buffer of at least this length. Its content is from an earlier read, but no reader sees it: a
-    /// successful read has filled its part.
+    /// A buffer of at least this length. Its content is from an earlier read, but no reader sees
+    /// it: a successful read has filled its part.
     fn take(&mut self, length: usize) -> Vec<u8> {
         match self.buffers.pop() {
             Some(buffer) if buffer.len() >= length => {

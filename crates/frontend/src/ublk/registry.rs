@@ -1,11 +1,11 @@
 //! The ublk devices of this machine, their owners, and the removal of devices without a server.
 //!
-//! A device of ours has a mark in the driver: a tag and a hash of its volume's identity. Other facts are in a
-//! file per device in the run folder, in lines `NAME="value"` that udev can import. A living server holds the
-//! lock of that file.
+//! A device of ours has a mark in the driver: a tag and a hash of its volume's identity. Other
+//! facts are in a file per device in the run folder, in lines `NAME="value"` that udev can import.
+//! A living server holds the lock of that file.
 //!
-//! Invariants: a device without our mark, or with a living server, is never touched. The file exists before
-//! the node of the device. Not here: serving.
+//! Invariants: a device without our mark, or with a living server, is never touched. The file
+//! exists before the node of the device. Not here: serving.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -46,13 +46,15 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// Whether the device was made for the volume with this identity; certain even without the run folder.
+    /// Whether the device was made for the volume with this identity; certain even without the run
+    /// folder.
     #[must_use]
     pub fn is_for(&self, volume: &str) -> bool {
         self.mark == mark(volume)
     }
 
-    /// Whether no process serves it or is about to: it waits for a server, or is the remains of one.
+    /// Whether no process serves it or is about to: it waits for a server, or is the remains of
+    /// one.
     #[must_use]
     pub fn is_orphan(&self) -> bool {
         self.ours && !self.alive
@@ -70,11 +72,13 @@ pub(super) fn control() -> Result<Control> {
     Control::open().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::new(
             ErrorKind::Unavailable,
-            "ublk: there is no /dev/ublk-control: load the module (modprobe ublk_drv), Linux 6.5 or later",
+            "ublk: there is no /dev/ublk-control: load the module (modprobe ublk_drv), \
+             Linux 6.5 or later",
         ),
         io::ErrorKind::PermissionDenied => Error::new(
             ErrorKind::Denied,
-            "ublk: permission denied for /dev/ublk-control: run as root, or let udev give it to this user",
+            "ublk: permission denied for /dev/ublk-control: run as root, or let udev \
+             give it to this user",
         ),
         _ => failed("cannot open /dev/ublk-control", &error),
     })
@@ -93,8 +97,9 @@ pub(super) fn failed(what: &str, error: &io::Error) -> Error {
     Error::new(kind, format!("ublk: {what}: {error}"))
 }
 
-/// All ublk devices of this machine, including those of other programs, by number. A device that vanishes
-/// during this is omitted. Returns `Unavailable` if the kernel has no ublk, `Denied` without permission.
+/// All ublk devices of this machine, including those of other programs, by number. A device that
+/// vanishes during this is omitted. Returns `Unavailable` if the kernel has no ublk, `Denied`
+/// without permission.
 pub fn devices(run_folder: &Path) -> Result<Vec<DeviceInfo>> {
     let mut control = control()?;
     let listed = match std::fs::read_dir(CLASS_FOLDER) {
@@ -103,7 +108,8 @@ pub fn devices(run_folder: &Path) -> Result<Vec<DeviceInfo>> {
         Err(error) => return Err(failed(&format!("cannot read {CLASS_FOLDER}"), &error)),
     };
     let number = |name: std::ffi::OsString| name.to_str()?.strip_prefix("ublkc")?.parse().ok();
-    let mut ids: Vec<u32> = listed.flatten().filter_map(|entry| number(entry.file_name())).collect();
+    let mut ids: Vec<u32> =
+        listed.flatten().filter_map(|entry| number(entry.file_name())).collect();
     ids.sort_unstable();
     let mut found = Vec::new();
     for id in ids {
@@ -145,14 +151,14 @@ fn lives(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
-/// Whether a living process has a device. `lives`: a process with the driver's process id exists. `locked`:
-/// whether the device's file is locked, if it exists.
+/// Whether a living process has a device. `lives`: a process with the driver's process id exists.
+/// `locked`: whether the device's file is locked, if it exists.
 pub(super) fn is_alive(state: DeviceState, lives: bool, locked: Option<bool>) -> bool {
     match locked {
         // Another process may have this process id by now. The lock is more reliable.
         Some(true) => true,
-        // Except for a device that was added just now: it has no claim yet, and the file belongs to an older
-        // one. For a stopped device, the driver forgets the process.
+        // Except for a device that was added just now: it has no claim yet, and the file belongs to
+        // an older one. For a stopped device, the driver forgets the process.
         Some(false) => state == DeviceState::Dead && lives,
         None => state != DeviceState::Quiesced && lives,
     }
@@ -160,7 +166,8 @@ pub(super) fn is_alive(state: DeviceState, lives: bool, locked: Option<bool>) ->
 
 /// Removes a device without a server. Its users get errors from now on.
 ///
-/// Errors: `NotFound`; `Refused` for a device of another program; `InUse` for one with a living server.
+/// Errors: `NotFound`; `Refused` for a device of another program; `InUse` for one with a living
+/// server.
 pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
     let mut control = control()?;
     let known = device(&mut control, run_folder, id)?;
@@ -169,7 +176,8 @@ pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
         return Err(Error::new(ErrorKind::Refused, text));
     }
     let in_use = || {
-        let server = known.server_pid.map_or_else(|| "a process".into(), |pid| format!("process {pid}"));
+        let server =
+            known.server_pid.map_or_else(|| "a process".into(), |pid| format!("process {pid}"));
         Error::new(
             ErrorKind::InUse,
             format!("ublk: device {id} is served by {server}; stop that server first"),
@@ -215,7 +223,8 @@ impl Facts {
 
     fn parse(text: &str) -> Option<Self> {
         let value = |name: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix("=\""))?;
+            let line =
+                text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix("=\""))?;
             plain(line.strip_suffix('"')?)
         };
         let recovering = value("SAWMILL_RECOVERING").is_some();
@@ -225,7 +234,11 @@ impl Facts {
     fn text(&self) -> String {
         let link = self.link.as_ref().map(|link| format!("SAWMILL_LINK=\"{}\"\n", quoted(link)));
         let recovering = if self.recovering { "SAWMILL_RECOVERING=\"1\"\n" } else { "" };
-        format!("SAWMILL_VOLUME=\"{}\"\n{}{recovering}", quoted(&self.volume), link.unwrap_or_default())
+        format!(
+            "SAWMILL_VOLUME=\"{}\"\n{}{recovering}",
+            quoted(&self.volume),
+            link.unwrap_or_default()
+        )
     }
 }
 
@@ -294,13 +307,15 @@ impl Claim {
         Ok(Claim { path, _lock: lock })
     }
 
-    /// Takes the right as soon as it is released, by a server that is stopping or a process that only looks.
-    /// Returns `InUse` if that does not happen soon.
+    /// Takes the right as soon as it is released, by a server that is stopping or a process that
+    /// only looks. Returns `InUse` if that does not happen soon.
     pub(super) fn wait(run_folder: &Path, id: u32) -> Result<Self> {
         let began = Instant::now();
         loop {
             match Claim::take(run_folder, id) {
-                Err(error) if error.kind() == ErrorKind::InUse && began.elapsed() < LEAVE_TIME_MAX => {
+                Err(error)
+                    if error.kind() == ErrorKind::InUse && began.elapsed() < LEAVE_TIME_MAX =>
+                {
                     std::thread::sleep(LOOK_AGAIN);
                 }
                 taken => return taken,
@@ -314,7 +329,8 @@ impl Claim {
             .map_err(|error| failed(&format!("cannot write {}", self.path.display()), &error))
     }
 
-    /// The device is about to be removed, and its number may be reused soon, so remove the file first.
+    /// The device is about to be removed, and its number may be reused soon, so remove the file
+    /// first.
     pub(super) fn remove(self) {
         let _ = std::fs::remove_file(&self.path);
     }
@@ -337,7 +353,8 @@ pub(super) fn make_link(link_folder: &Path, name: Option<&str>, id: u32) {
         std::os::unix::fs::symlink(&node, &link)
     };
     if let Err(error) = make() {
-        tracing::warn!(%error, link = %link.display(), "ublk: cannot create the link to the device");
+        tracing::warn!(%error, link = %link.display(), "ublk: cannot create the link to the \
+            device");
     }
 }
 
@@ -353,5 +370,7 @@ pub(super) fn remove_link(link_folder: &Path, name: Option<&str>, id: u32) {
 /// Whether a link's target is this node, absolute or, as udev writes it, relative.
 fn points_to(link: &Path, target: &Path, node: &Path) -> bool {
     target == node
-        || (target.file_name() == node.file_name() && link.starts_with("/dev") && target.starts_with(".."))
+        || (target.file_name() == node.file_name()
+            && link.starts_with("/dev")
+            && target.starts_with(".."))
 }

@@ -1,8 +1,8 @@
 //! One device: made or taken over, served, handed over, removed.
 //!
-//! Invariants: the kernel has all commands of all queues before the device is started. The character device
-//! is closed before the device is deleted. A device that was released is not touched again. Not here:
-//! requests.
+//! Invariants: the kernel has all commands of all queues before the device is started. The
+//! character device is closed before the device is deleted. A device that was released is not
+//! touched again. Not here: requests.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
-use sawmill_sys::ublk::{CharDevice, Control, DeviceInfo as KernelInfo, DeviceState, feature, node_path};
+use sawmill_sys::ublk::{
+    CharDevice, Control, DeviceInfo as KernelInfo, DeviceState, feature, node_path,
+};
 
 use super::limits::{LOOK_AGAIN, NODE_TIME_MAX};
 use super::link::{Inbox, Link, NewQueue, Order};
@@ -25,8 +27,10 @@ use super::worker::Worker;
 use crate::{Door, DoorCounts, Handed};
 
 /// The features of all our devices.
-const FLAGS: u64 =
-    feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE | feature::USER_COPY | feature::CMD_IOCTL_ENCODE;
+const FLAGS: u64 = feature::USER_RECOVERY
+    | feature::USER_RECOVERY_REISSUE
+    | feature::USER_COPY
+    | feature::CMD_IOCTL_ENCODE;
 /// The features of an unprivileged device: the driver allows no more.
 const FLAGS_UNPRIVILEGED: u64 = feature::UNPRIVILEGED_DEV | feature::CMD_IOCTL_ENCODE;
 
@@ -43,7 +47,13 @@ struct Serving {
 
 impl Serving {
     fn new(claim: Claim) -> Self {
-        Serving { links: Vec::new(), progress: Arc::default(), workers: Vec::new(), claim, limiting: None }
+        Serving {
+            links: Vec::new(),
+            progress: Arc::default(),
+            workers: Vec::new(),
+            claim,
+            limiting: None,
+        }
     }
 }
 
@@ -67,8 +77,8 @@ pub struct UblkDoor {
 impl UblkDoor {
     /// Makes a device and serves it. Returns when users can open [`UblkDoor::node`].
     ///
-    /// Errors: `Invalid` for an option out of range; `Exists` if the number is taken; `Unavailable` if the
-    /// kernel has no ublk or an old version; `Denied` without permission (`CAP_SYS_ADMIN`).
+    /// Errors: `Invalid` for an option out of range; `Exists` if the number is taken; `Unavailable`
+    /// if the kernel has no ublk or an old version; `Denied` without permission (`CAP_SYS_ADMIN`).
     pub fn start(options: UblkOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
         options.check()?;
         let mut control = registry::control()?;
@@ -89,7 +99,9 @@ impl UblkDoor {
             flags: match (options.unprivileged, options.recoverable) {
                 (true, _) => FLAGS_UNPRIVILEGED,
                 (false, true) => FLAGS,
-                (false, false) => FLAGS & !(feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE),
+                (false, false) => {
+                    FLAGS & !(feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE)
+                }
             },
             server_mark: protocol::mark(&options.volume),
             ..KernelInfo::default()
@@ -111,30 +123,33 @@ impl UblkDoor {
             let requests = options.queue_depth;
             let limit = move || keep_one_tag_back(id, requests);
             // The kernel takes a while for this, and hundreds of devices would wait for each other.
-            serving.limiting = std::thread::Builder::new().name("ublk-limit".into()).spawn(limit).ok();
+            serving.limiting =
+                std::thread::Builder::new().name("ublk-limit".into()).spawn(limit).ok();
         }
         registry::make_link(&options.link_folder, options.link.as_deref(), id);
         tracing::info!(id, queues = info.queues, volume = options.volume, "ublk: serving a device");
         Ok(Self::new(id, options, device, features, serving))
     }
 
-    /// Takes over a device whose server is gone, after a crash or [`Door::let_go`]. Its users wait until
-    /// then, and requests that the old server had not answered are served now. The number of queues and the
-    /// limits stay the same.
+    /// Takes over a device whose server is gone, after a crash or [`Door::let_go`]. Its users wait
+    /// until then, and requests that the old server had not answered are served now. The number of
+    /// queues and the limits stay the same.
     ///
-    /// Errors: `NotFound`; `Refused` for a device of another program or volume, or one that cannot be taken
-    /// over; `InUse` if its server still runs; `Unavailable` if the kernel does not notice in time that it is
-    /// gone.
+    /// Errors: `NotFound`; `Refused` for a device of another program or volume, or one that cannot
+    /// be taken over; `InUse` if its server still runs; `Unavailable` if the kernel does not notice
+    /// in time that it is gone.
     pub fn recover(id: u32, options: UblkOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
         options.check()?;
         if options.unprivileged {
-            let text = "ublk: an unprivileged device ends with its server, so it cannot be taken over";
+            let text =
+                "ublk: an unprivileged device ends with its server, so it cannot be taken over";
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         let mut control = registry::control()?;
         let features = features_of(&mut control)?;
         let known = registry::device(&mut control, &options.run_folder, id)?;
-        let refuse = |text: String| Err(Error::new(ErrorKind::Refused, format!("ublk: device {id} {text}")));
+        let refuse =
+            |text: String| Err(Error::new(ErrorKind::Refused, format!("ublk: device {id} {text}")));
         if !known.ours {
             return refuse("belongs to another program and was not changed".into());
         }
@@ -150,7 +165,10 @@ impl UblkDoor {
         }
         let size_bytes = device.geometry().size_bytes;
         if known.size_bytes > size_bytes {
-            return refuse(format!("has {} bytes, more than the volume's {size_bytes}", known.size_bytes));
+            return refuse(format!(
+                "has {} bytes, more than the volume's {size_bytes}",
+                known.size_bytes
+            ));
         }
         let claim = Claim::wait(&options.run_folder, id)?;
         let half_taken = Facts::read(&options.run_folder, id).is_some_and(|facts| facts.recovering);
@@ -159,11 +177,13 @@ impl UblkDoor {
             return Err(lost(id));
         }
         start_recovery(&mut control, id, options.recovery_time_max)?;
-        let info = control.info(id).map_err(|error| failed(&format!("device {id} vanished"), &error))?;
+        let info =
+            control.info(id).map_err(|error| failed(&format!("device {id} vanished"), &error))?;
         claim.write(&facts(&options, true))?;
         let mut serving = Serving::new(claim);
-        let served = open_char_device(id)
-            .and_then(|char_device| serve(&mut control, &info, &options, &device, char_device, &mut serving));
+        let served = open_char_device(id).and_then(|char_device| {
+            serve(&mut control, &info, &options, &device, char_device, &mut serving)
+        });
         let served = served.and_then(|()| {
             let ended = control.end_recovery(id, std::process::id());
             ended.map_err(|error| failed(&format!("cannot take over device {id}"), &error))?;
@@ -188,7 +208,9 @@ impl UblkDoor {
     ) -> Self {
         let (serving, past) = (Mutex::new(Some(serving)), Mutex::default());
         let quiet = Mutex::new(false);
-        UblkDoor { shared: Arc::new(Shared { id, options, device, features, serving, past, quiet }) }
+        UblkDoor {
+            shared: Arc::new(Shared { id, options, device, features, serving, past, quiet }),
+        }
     }
 
     /// The number in `/dev/ublkbN`.
@@ -203,13 +225,13 @@ impl UblkDoor {
         node_path(self.shared.id)
     }
 
-    /// Publishes the current size of the device. Returns `Invalid` if the kernel cannot do that (before Linux
-    /// 6.16): the device keeps its old size until it is stopped and started again.
+    /// Publishes the current size of the device. Returns `Invalid` if the kernel cannot do that
+    /// (before Linux 6.16): the device keeps its old size until it is stopped and started again.
     pub fn resize(&self) -> Result<()> {
         let id = self.shared.id;
         if self.shared.features & feature::UPDATE_SIZE == 0 {
-            let text = "cannot change its size while it runs (that needs Linux 6.16): stop it and start it \
-                again";
+            let text = "cannot change its size while it runs (that needs Linux 6.16): stop it and \
+                start it again";
             return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {id} {text}")));
         }
         let sectors = protocol::sectors(&self.shared.device.geometry());
@@ -225,8 +247,8 @@ fn features_of(control: &mut Control) -> Result<u64> {
     if features & FLAGS == FLAGS {
         return Ok(features);
     }
-    let text =
-        "ublk: this kernel's driver is too old: Linux 6.5 or later is required (recovery and user copy)";
+    let text = "ublk: this kernel's driver is too old: Linux 6.5 or later is required (recovery \
+        and user copy)";
     Err(Error::new(ErrorKind::Unavailable, text))
 }
 
@@ -237,15 +259,18 @@ fn open_char_device(id: u32) -> Result<CharDevice> {
         match CharDevice::open(id) {
             Ok(device) => return Ok(device),
             Err(error) if began.elapsed() > NODE_TIME_MAX => {
-                return Err(failed(&format!("cannot open the character device of device {id}"), &error));
+                return Err(failed(
+                    &format!("cannot open the character device of device {id}"),
+                    &error,
+                ));
             }
             Err(_) => std::thread::sleep(LOOK_AGAIN),
         }
     }
 }
 
-/// Assigns all queues to threads. Returns when the kernel has all their commands. After an error, some may be
-/// served.
+/// Assigns all queues to threads. Returns when the kernel has all their commands. After an error,
+/// some may be served.
 fn serve(
     control: &mut Control,
     info: &KernelInfo,
@@ -273,7 +298,8 @@ fn inbox_for(
     if let Some(workers) = &options.workers {
         return workers.choose();
     }
-    let cores = if options.pin { control.queue_cores(id, queue).unwrap_or_default() } else { Vec::new() };
+    let cores =
+        if options.pin { control.queue_cores(id, queue).unwrap_or_default() } else { Vec::new() };
     let worker = Worker::start(format!("ublk-{id}-{queue}"), 1, cores)?;
     let inbox = worker.inbox.clone();
     serving.workers.push(worker);
@@ -290,14 +316,16 @@ fn serve_queue(
 ) -> Result<()> {
     let id = info.id;
     let descriptors = char_device.descriptors(queue, info.queue_depth);
-    let descriptors = descriptors
-        .map_err(|error| failed(&format!("device {id}: cannot map the requests of queue {queue}"), &error))?;
+    let descriptors = descriptors.map_err(|error| {
+        failed(&format!("device {id}: cannot map the requests of queue {queue}"), &error)
+    })?;
     let user_copy = info.flags & feature::USER_COPY != 0;
     let progress = serving.progress.clone();
     let link = Arc::new(Link::new(char_device.clone(), queue, user_copy, inbox.clone(), progress));
     let bytes_max = info.request_bytes_max;
     let device = device.clone();
-    let queue = NewQueue { link: link.clone(), device, descriptors, tags: info.queue_depth, bytes_max };
+    let queue =
+        NewQueue { link: link.clone(), device, descriptors, tags: info.queue_depth, bytes_max };
     let (answer, answered) = sync_channel(1);
     if !inbox.order(Order::Attach(queue, answer)) {
         return Err(Error::new(ErrorKind::Unavailable, "ublk: the thread of a queue has ended"));
@@ -385,8 +413,9 @@ fn start_recovery(control: &mut Control, id: u32, time_max: Duration) -> Result<
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
                 if began.elapsed() >= time_max {
-                    let text =
-                        format!("ublk: the old server of device {id} is still running after {time_max:?}");
+                    let text = format!(
+                        "ublk: the old server of device {id} is still running after {time_max:?}"
+                    );
                     return Err(Error::new(ErrorKind::Unavailable, text));
                 }
                 std::thread::sleep(LOOK_AGAIN);
@@ -411,16 +440,18 @@ fn facts(options: &UblkOptions, recovering: bool) -> Facts {
     Facts { volume: options.volume.clone(), link: options.link.clone(), recovering }
 }
 
-/// Makes the kernel use one tag less than it has, so that one command always waits there. Through these
-/// commands (and before Linux 6.16 only through them) the kernel notices immediately that a server died.
-/// Otherwise, it checks every 30 s.
+/// Makes the kernel use one tag less than it has, so that one command always waits there. Through
+/// these commands (and before Linux 6.16 only through them) the kernel notices immediately that a
+/// server died. Otherwise, it checks every 30 s.
 fn keep_one_tag_back(id: u32, requests: u16) {
     let queue = PathBuf::from(format!("/sys/block/ublkb{id}/queue"));
     // An I/O scheduler would have tags of its own, and use all of ours.
     let told = std::fs::write(queue.join("scheduler"), "none")
         .and_then(|()| std::fs::write(queue.join("nr_requests"), requests.to_string()));
     if let Err(error) = told {
-        tracing::warn!(%error, id, "ublk: no tag is reserved; recovery after a crash may take 30 s longer");
+        tracing::warn!(
+            %error, id, "ublk: no tag is reserved; recovery after a crash may take 30 s longer"
+        );
     }
 }
 
@@ -455,7 +486,8 @@ impl Shared {
         self.order_all(Order::Resume);
         let Some(serving) = self.end() else { return };
         let id = self.id;
-        // Once the device is being stopped, the kernel fails what is in its caches: write that first.
+        // Once the device is being stopped, the kernel fails what is in its caches: write that
+        // first.
         if let Ok(node) = std::fs::File::open(node_path(id)) {
             let _ = node.sync_all();
         }
@@ -497,9 +529,13 @@ impl Door for UblkDoor {
     }
 
     fn quiesce(&self, patience: Duration) -> Result<()> {
-        let waiting = self.shared.serving.lock().as_ref().map(|now| (now.links.len(), now.progress.clone()));
+        let waiting =
+            self.shared.serving.lock().as_ref().map(|now| (now.links.len(), now.progress.clone()));
         let Some((queues, progress)) = waiting else {
-            return Err(Error::new(ErrorKind::Closed, format!("ublk: device {} is not served", self.id())));
+            return Err(Error::new(
+                ErrorKind::Closed,
+                format!("ublk: device {} is not served", self.id()),
+            ));
         };
         let round = progress.begin_round();
         self.shared.order_all(|link| Order::Quiesce(link, round));
@@ -508,7 +544,8 @@ impl Door for UblkDoor {
             return Ok(());
         }
         self.resume();
-        let text = format!("ublk: requests of device {} were not answered within {patience:?}", self.id());
+        let text =
+            format!("ublk: requests of device {} were not answered within {patience:?}", self.id());
         Err(Error::new(ErrorKind::Unavailable, text))
     }
 
@@ -521,15 +558,21 @@ impl Door for UblkDoor {
         self.resize()
     }
 
-    /// One piece, `device`, with the facts `id` and `volume`: for [`UblkDoor::recover`]. No descriptors,
-    /// because the kernel keeps the device.
+    /// One piece, `device`, with the facts `id` and `volume`: for [`UblkDoor::recover`]. No
+    /// descriptors, because the kernel keeps the device.
     fn hand_over(&self) -> Result<Vec<Handed>> {
         if !*self.shared.quiet.lock() {
-            return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {} is not quiet", self.id())));
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!("ublk: device {} is not quiet", self.id()),
+            ));
         }
         if self.shared.options.unprivileged {
             let text = "is unprivileged and ends with its server, so it cannot be handed over";
-            return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {} {text}", self.id())));
+            return Err(Error::new(
+                ErrorKind::Invalid,
+                format!("ublk: device {} {text}", self.id()),
+            ));
         }
         let facts = BTreeMap::from([
             ("id".to_owned(), self.id().to_string()),
@@ -538,11 +581,14 @@ impl Door for UblkDoor {
         Ok(vec![Handed { what: "device".to_owned(), facts, ..Handed::default() }])
     }
 
-    /// With shared threads, the kernel notices this when all devices of a thread were released, or this
-    /// process has exited.
+    /// With shared threads, the kernel notices this when all devices of a thread were released, or
+    /// this process has exited.
     fn let_go(&self) {
         if !*self.shared.quiet.lock() {
-            tracing::warn!(id = self.id(), "ublk: releasing a device that is not quiet; waiting for it");
+            tracing::warn!(
+                id = self.id(),
+                "ublk: releasing a device that is not quiet; waiting for it"
+            );
             let _ = self.quiesce(Duration::MAX);
         }
         if let Some(serving) = self.shared.end() {
@@ -550,8 +596,8 @@ impl Door for UblkDoor {
         }
     }
 
-    /// Waits for requests in flight. Writes what the kernel has cached of the node. A file system that is
-    /// still mounted on it fails from now on.
+    /// Waits for requests in flight. Writes what the kernel has cached of the node. A file system
+    /// that is still mounted on it fails from now on.
     fn stop(&self) {
         self.shared.stop();
     }

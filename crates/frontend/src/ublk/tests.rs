@@ -1,9 +1,12 @@
-//! The tables of the protocol, descriptors that no kernel should send, and threads that wait for each other.
+//! The tables of the protocol, descriptors that no kernel should send, and threads that wait for
+//! each other.
 
 use std::time::Duration;
 
 use proptest::prelude::*;
-use sawmill_device::{BlockDevice, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Operations};
+use sawmill_device::{
+    BlockDevice, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Operations,
+};
 use sawmill_sys::ublk::{DeviceState, IoDescriptor, attribute, operation, operation_flag};
 
 use super::link::{Body, Done, Inbox, Order};
@@ -40,7 +43,10 @@ fn every_operation_of_the_kernel_is_understood() {
         (operation::FLUSH.into(), asked(Operation::Flush, 0, 0, false, false)),
         (operation::DISCARD.into(), asked(Operation::Discard, 4096, 1024, false, false)),
         (operation::WRITE_ZEROES.into(), asked(Operation::WriteZeroes, 4096, 1024, false, false)),
-        (u32::from(operation::WRITE_ZEROES) | keep, asked(Operation::WriteZeroes, 4096, 1024, false, true)),
+        (
+            u32::from(operation::WRITE_ZEROES) | keep,
+            asked(Operation::WriteZeroes, 4096, 1024, false, true),
+        ),
         // Hints of the block layer change nothing: fail-fast, metadata, swap.
         (
             u32::from(operation::READ) | 0b111 << 8 | 1 << 11 | 1 << 16,
@@ -54,7 +60,8 @@ fn every_operation_of_the_kernel_is_understood() {
 
 #[test]
 fn a_descriptor_beyond_the_limits_is_refused_with_an_errno() {
-    let (read, write, discard) = (operation::READ.into(), operation::WRITE.into(), operation::DISCARD.into());
+    let (read, write, discard) =
+        (operation::READ.into(), operation::WRITE.into(), operation::DISCARD.into());
     let device_sectors = DEVICE_BYTES / 512;
     let table = [
         ("an operation of zoned devices", 15, 0, 8, 95),
@@ -79,7 +86,8 @@ fn a_descriptor_beyond_the_limits_is_refused_with_an_errno() {
 proptest! {
     #[test]
     fn whatever_a_descriptor_says_nothing_beyond_the_device_is_asked_for(
-        op_flags: u32, small in 0u32..8, start_sector: u64, near in 0..2 * DEVICE_BYTES / 512, sectors: u32,
+        op_flags: u32, small in 0u32..8, start_sector: u64, near in 0..2 * DEVICE_BYTES / 512,
+        sectors: u32,
         length in 0..4096u32, wild: bool,
     ) {
         let descriptor = match wild {
@@ -87,7 +95,9 @@ proptest! {
             false => descriptor(op_flags & !0xFF | small, near, length),
         };
         if let Ok(asked) = Asked::from_descriptor(&descriptor, &geometry(), BYTES_MAX) {
-            prop_assert!(asked.address.checked_add(asked.length).is_some_and(|end| end <= DEVICE_BYTES));
+            prop_assert!(
+                asked.address.checked_add(asked.length).is_some_and(|end| end <= DEVICE_BYTES)
+            );
             prop_assert_eq!(asked.length == 0, asked.operation == Operation::Flush);
             if matches!(asked.operation, Operation::Read | Operation::Write) {
                 prop_assert!(asked.length <= BYTES_MAX.into());
@@ -151,7 +161,11 @@ fn parameters_say_what_the_device_can() {
     let plain = Geometry { operations, block_bytes: 4096, read_only: true, ..geometry() };
     let shown = protocol::parameters(&Geometry { size_bytes: 10_000, ..plain }, BYTES_MAX);
     assert_eq!(shown.attributes & attribute::READ_ONLY, attribute::READ_ONLY);
-    assert_eq!((shown.logical_block_shift, shown.device_sectors), (12, 16), "a rest of a block is not shown");
+    assert_eq!(
+        (shown.logical_block_shift, shown.device_sectors),
+        (12, 16),
+        "a rest of a block is not shown"
+    );
     assert_eq!((shown.discard_sectors_max, shown.discard_segments_max), (0, 0));
     assert_eq!(shown.write_zeroes_sectors_max, 0);
     assert!(shown.discard_granularity > 0, "the kernel insists");
@@ -197,7 +211,10 @@ fn two_that_only_look_do_not_take_each_other_for_a_server() {
     let looking = std::fs::File::open(&path).expect("the file is there");
     flock(&looking, FlockOperation::NonBlockingLockShared).expect("nobody has it");
     assert_eq!(registry::is_locked(&path), Some(false));
-    assert_eq!(Claim::take(folder.path(), 3).err().map(|error| error.kind()), Some(ErrorKind::InUse));
+    assert_eq!(
+        Claim::take(folder.path(), 3).err().map(|error| error.kind()),
+        Some(ErrorKind::InUse)
+    );
     // Who wants to serve waits until that one has looked.
     let wanting = std::thread::spawn({
         let run_folder = folder.path().to_owned();
@@ -221,10 +238,15 @@ fn a_device_between_its_birth_and_its_claim_is_no_orphan() {
     // Just added, beside the file of an older device of that number, or beside none.
     assert!(is_alive(DeviceState::Dead, true, stale) && is_alive(DeviceState::Dead, true, none));
     // What is left of one whose server died before it began to serve.
-    assert!(!is_alive(DeviceState::Dead, false, stale) && !is_alive(DeviceState::Dead, false, none));
+    assert!(
+        !is_alive(DeviceState::Dead, false, stale) && !is_alive(DeviceState::Dead, false, none)
+    );
     // A server that died; its number may be another process's by now.
     for lives in [true, false] {
-        assert!(!is_alive(DeviceState::Live, lives, stale) && !is_alive(DeviceState::Quiesced, lives, stale));
+        assert!(
+            !is_alive(DeviceState::Live, lives, stale)
+                && !is_alive(DeviceState::Quiesced, lives, stale)
+        );
         assert!(!is_alive(DeviceState::Quiesced, lives, none));
     }
     assert!(is_alive(DeviceState::Live, true, none), "its file was removed");

@@ -1,7 +1,8 @@
 //! One request in flight: its bytes, and its outcome.
 //!
-//! Invariants: a tag is answered only when its ticket is gone, so no byte moves for a tag after that. A write
-//! whose bytes cannot be read is never logged. Not here: the queue's thread, which notifies the kernel.
+//! Invariants: a tag is answered only when its ticket is gone, so no byte moves for a tag after
+//! that. A write whose bytes cannot be read is never logged. Not here: the queue's thread, which
+//! notifies the kernel.
 
 use std::sync::Arc;
 
@@ -15,8 +16,8 @@ pub(super) struct Ticket {
     pub(super) link: Arc<Link>,
     pub(super) tag: u16,
     pub(super) body: Body,
-    /// The buffer for the data of a read. If the kernel copies, every tag has one, and it contains the
-    /// payload of a write.
+    /// The buffer for the data of a read. If the kernel copies, every tag has one, and it contains
+    /// the payload of a write.
     pub(super) buffer: Vec<u8>,
 }
 
@@ -31,12 +32,12 @@ impl Exchange for Ticket {
         }
         let device = &self.link.char_device;
         if let Err(error) = device.read_payload(self.link.queue, self.tag, offset, into) {
-            // The kernel keeps a write's bytes until it is answered, which does not happen while this ticket
-            // lives. If they are gone anyway, the device would log bytes that no user wrote. A dead server
-            // loses nothing: the next one gets the write again.
+            // The kernel keeps a write's bytes until it is answered, which does not happen while
+            // this ticket lives. If they are gone anyway, the device would log bytes that no user
+            // wrote. A dead server loses nothing: the next one gets the write again.
             let (queue, tag) = (self.link.queue, self.tag);
-            tracing::error!(%error, queue, tag, offset, "ublk: cannot read a write's data; ending the \
-                process");
+            tracing::error!(%error, queue, tag, offset, "ublk: cannot read a write's data; ending \
+                the process");
             std::process::abort();
         }
     }
@@ -59,7 +60,8 @@ impl Exchange for Ticket {
                     Ok(()) => length as i32,
                     Err(error) => {
                         let queue = link.queue;
-                        tracing::warn!(%error, queue, tag, "ublk: the kernel did not accept a read's data");
+                        tracing::warn!(%error, queue, tag, "ublk: the kernel did not accept a \
+                            read's data");
                         -EIO
                     }
                 }

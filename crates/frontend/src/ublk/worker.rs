@@ -1,8 +1,9 @@
 //! A thread that serves queues over one ring: of one device, or of many.
 //!
-//! Invariants: the kernel binds a queue to the thread that fetched first, so a queue stays on its thread for
-//! life. A thread that was told to release a queue ends, because the kernel considers a device abandoned only
-//! when the threads that served it are gone. Not here: the meaning of a request.
+//! Invariants: the kernel binds a queue to the thread that fetched first, so a queue stays on its
+//! thread for life. A thread that was told to release a queue ends, because the kernel considers a
+//! device abandoned only when the threads that served it are gone. Not here: the meaning of a
+//! request.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -33,13 +34,16 @@ pub(super) struct Worker {
 impl Worker {
     /// Starts a thread with room for this many queues, on these cores (all, if empty).
     pub(super) fn start(name: String, slots: u32, cores: Vec<usize>) -> Result<Self> {
-        let inbox =
-            Arc::new(Inbox::new().map_err(|error| system("cannot create an event to wake a thread", error))?);
+        let inbox = Arc::new(
+            Inbox::new()
+                .map_err(|error| system("cannot create an event to wake a thread", error))?,
+        );
         let (ready, is_ready) = sync_channel(1);
         let served = inbox.clone();
         let run = move || {
             tie_to(&cores);
-            // Without the privilege, there is no device whose memory could wait for itself: see the guide.
+            // Without the privilege, there is no device whose memory could wait for itself: see the
+            // guide.
             if let Err(error) = sawmill_sys::reclaim::mark_thread() {
                 tracing::debug!(%error, "ublk: cannot mark a thread as one that serves a disk");
             }
@@ -60,7 +64,9 @@ impl Worker {
         match is_ready.recv() {
             Ok(Ok(())) => Ok(worker),
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(Error::new(ErrorKind::Internal, "ublk: a thread ended before it was ready")),
+            Err(_) => {
+                Err(Error::new(ErrorKind::Internal, "ublk: a thread ended before it was ready"))
+            }
         }
     }
 
@@ -72,8 +78,9 @@ impl Worker {
     }
 }
 
-/// Closes the ring of the calling thread after the thread has ended. The kernel cleans up a ring on a thread
-/// of its own; Linux 6.12 miscounts references to the ring's thread if that one ends during this.
+/// Closes the ring of the calling thread after the thread has ended. The kernel cleans up a ring on
+/// a thread of its own; Linux 6.12 miscounts references to the ring's thread if that one ends
+/// during this.
 fn close_after_end(ring: QueueRing) {
     let thread = PathBuf::from(format!("/proc/self/task/{}", gettid().as_raw_nonzero()));
     let close = move || {
@@ -97,8 +104,8 @@ fn tie_to(cores: &[usize]) {
     }
 }
 
-/// A few threads that serve the queues of many devices. After this is dropped, they end when their devices
-/// are gone.
+/// A few threads that serve the queues of many devices. After this is dropped, they end when their
+/// devices are gone.
 #[derive(Clone)]
 pub struct UblkWorkers {
     pool: Arc<Pool>,
@@ -116,13 +123,19 @@ impl UblkWorkers {
             return Err(Error::new(ErrorKind::Invalid, "ublk: 0 threads cannot serve a device"));
         }
         let workers = (0..threads).map(Self::worker).collect::<Result<_>>()?;
-        Ok(UblkWorkers { pool: Arc::new(Pool { workers: Mutex::new(workers), next: AtomicUsize::new(0) }) })
+        Ok(UblkWorkers {
+            pool: Arc::new(Pool { workers: Mutex::new(workers), next: AtomicUsize::new(0) }),
+        })
     }
 
     fn worker(number: usize) -> Result<Worker> {
         // The kernel counts the places for files on a ring against the limit on open files.
         let files_max = getrlimit(Resource::Nofile).current.unwrap_or(SHARED_SLOTS_MAX);
-        Worker::start(format!("ublk-shared-{number}"), files_max.min(SHARED_SLOTS_MAX) as u32, Vec::new())
+        Worker::start(
+            format!("ublk-shared-{number}"),
+            files_max.min(SHARED_SLOTS_MAX) as u32,
+            Vec::new(),
+        )
     }
 
     /// The thread for one more queue: each in turn.

@@ -1,12 +1,12 @@
 //! The hand-over of a door: its facts and descriptors, and the way back.
 //!
-//! Two pieces. `listener`: the socket; no facts. `frontend`, if one is connected: everything that its
-//! messages have set up, so that it need not repeat any of them. Its descriptors, in this order: the
-//! connection, the memory regions, the dirty log, the in-flight region, the backend's channel, then for each
-//! queue kick, call and error; only those that exist.
+//! Two pieces. `listener`: the socket; no facts. `frontend`, if one is connected: everything that
+//! its messages have set up, so that it need not repeat any of them. Its descriptors, in this
+//! order: the connection, the memory regions, the dirty log, the in-flight region, the backend's
+//! channel, then for each queue kick, call and error; only those that exist.
 //!
-//! Invariant: unpacking what was packed gives a session that continues where the other one stopped. Not here:
-//! how pieces travel.
+//! Invariant: unpacking what was packed gives a session that continues where the other one stopped.
+//! Not here: how pieces travel.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -65,7 +65,10 @@ fn pack_session(session: &Session) -> std::io::Result<Handed> {
     say("writeback".into(), &[session.writeback.into()]);
     say("regions".into(), &[session.memory.given().len() as u64]);
     for (n, Given { region, file }) in session.memory.given().iter().enumerate() {
-        say(format!("region.{n}"), &[region.guest, region.size_bytes, region.user, region.file_offset]);
+        say(
+            format!("region.{n}"),
+            &[region.guest, region.size_bytes, region.user, region.file_offset],
+        );
         descriptors.push(file.as_fd().try_clone_to_owned()?);
     }
     if let Some((area, log)) = &session.log {
@@ -129,7 +132,8 @@ struct Unpacking {
 impl Unpacking {
     fn optional<const N: usize>(&self, name: &str) -> Result<Option<[u64; N]>, Violation> {
         let Some(text) = self.facts.get(name) else { return Ok(None) };
-        let numbers: Vec<u64> = text.split(' ').filter_map(|word| u64::from_str(word).ok()).collect();
+        let numbers: Vec<u64> =
+            text.split(' ').filter_map(|word| u64::from_str(word).ok()).collect();
         let numbers = <[u64; N]>::try_from(numbers);
         numbers.map(Some).map_err(|_| Violation(format!("the fact {name} is {text:?}")))
     }
@@ -139,7 +143,9 @@ impl Unpacking {
     }
 
     fn descriptor(&mut self, what: &str) -> Result<OwnedFd, Violation> {
-        self.descriptors.next().ok_or_else(|| Violation(format!("the descriptor of {what} is missing")))
+        self.descriptors
+            .next()
+            .ok_or_else(|| Violation(format!("the descriptor of {what} is missing")))
     }
 
     fn event(&mut self, name: &str) -> Result<Option<Arc<OwnedFd>>, Violation> {
@@ -201,7 +207,8 @@ fn unpack_session(common: &Arc<Common>, piece: Handed) -> Result<Session, Violat
     if let Some([size_bytes, offset, queues, queue_size]) = from.optional("inflight")? {
         let file = from.descriptor("the in-flight region")?;
         let area = Area { size_bytes, offset };
-        let shape = InflightShape { area, queues: narrow(queues)?, queue_size: narrow(queue_size)? };
+        let shape =
+            InflightShape { area, queues: narrow(queues)?, queue_size: narrow(queue_size)? };
         session.inflight = Some(Arc::new(Inflight::open(file, shape)?));
     }
     session.backend_channel = from.event("backend_channel")?;
@@ -209,7 +216,10 @@ fn unpack_session(common: &Arc<Common>, piece: Handed) -> Result<Session, Violat
     let mut slots = (0..queues).map(|n| from.slot(n)).collect::<Result<Vec<_>, _>>()?;
     let used = slots.iter().rposition(|slot| slot.size != 0).map_or(0, |last| last + 1);
     if used > session.slots.len() {
-        return Err(Violation(format!("{used} queues are in use; the limit is {}", session.slots.len())));
+        return Err(Violation(format!(
+            "{used} queues are in use; the limit is {}",
+            session.slots.len()
+        )));
     }
     slots.resize_with(session.slots.len(), Slot::default);
     session.slots = slots;

@@ -1,14 +1,14 @@
-//! The in-flight region: the requests that were accepted and not answered, in memory that the frontend keeps
-//! while this process dies and another one replaces it. Source: vhost-user, "Inflight I/O tracking", split
-//! rings.
+//! The in-flight region: the requests that were accepted and not answered, in memory that the
+//! frontend keeps while this process dies and another one replaces it. Source: vhost-user,
+//! "Inflight I/O tracking", split rings.
 //!
-//! Each queue has a head of 16 bytes (features, version, entries, `last_batch_head`, `used_idx`), then 16
-//! bytes per entry (`inflight`, `next`, `counter`).
+//! Each queue has a head of 16 bytes (features, version, entries, `last_batch_head`, `used_idx`),
+//! then 16 bytes per entry (`inflight`, `next`, `counter`).
 //!
-//! Invariants: an entry is in flight from before its request is executed until after the guest can see that
-//! it was used. A process that dies between any two steps leaves a region from which
-//! [`InflightQueue::recover`] finds exactly the requests that the guest still waits for. Each batch has one
-//! request. Not here: rings.
+//! Invariants: an entry is in flight from before its request is executed until after the guest can
+//! see that it was used. A process that dies between any two steps leaves a region from which
+//! [`InflightQueue::recover`] finds exactly the requests that the guest still waits for. Each batch
+//! has one request. Not here: rings.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -75,7 +75,8 @@ impl Inflight {
             let version = region.half(start + VERSION_AT).load(Relaxed);
             let entries = region.half(start + ENTRIES_AT).load(Relaxed);
             if (version, entries) != (VERSION, shape.queue_size) {
-                let text = format!("the in-flight region has version {version} and {entries} entries");
+                let text =
+                    format!("the in-flight region has version {version} and {entries} entries");
                 return Err(Violation(text));
             }
         }
@@ -149,8 +150,8 @@ impl InflightQueue {
         self.region.half(self.start + USED_AT).store(used, Release);
     }
 
-    /// At the start: the requests that were accepted and not answered, in the order of acceptance, and the
-    /// counter for the next one. `used` is the index of the used ring as the guest sees it.
+    /// At the start: the requests that were accepted and not answered, in the order of acceptance,
+    /// and the counter for the next one. `used` is the index of the used ring as the guest sees it.
     pub(super) fn recover(&self, used: u16) -> (Vec<u16>, u64) {
         let size = self.region.shape.queue_size;
         let known = self.region.half(self.start + USED_AT);

@@ -1,9 +1,9 @@
 //! The memory of the guest: the regions of a frontend, and the log of writes to them.
 //!
-//! Invariants: every address is checked on each access. No reference to the bytes is ever made; they are
-//! copied, because the guest may change them at any moment. A region stays mapped as long as a request uses
-//! it. Not here: the meaning of the bytes. The owner of the files can shrink them and thereby kill this
-//! process: the frontend is trusted that far, its guest is not.
+//! Invariants: every address is checked on each access. No reference to the bytes is ever made;
+//! they are copied, because the guest may change them at any moment. A region stays mapped as long
+//! as a request uses it. Not here: the meaning of the bytes. The owner of the files can shrink them
+//! and thereby kill this process: the frontend is trusted that far, its guest is not.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
 
 use sawmill_sys::SharedMemory;
 use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
-    GuestRegionMmap, Permissions,
+    Bytes, FileOffset, GuestAddress, GuestMemory, GuestMemoryBackend, GuestMemoryMmap,
+    GuestMemoryRegion, GuestRegionMmap, Permissions,
 };
 
 use super::Violation;
@@ -49,8 +49,9 @@ impl Memory {
         given.sort_by_key(|given| given.region.guest);
         let map = |given: &Given| {
             let Region { guest, size_bytes, file_offset, .. } = given.region;
-            let failed =
-                |text: String| Violation(format!("memory of {size_bytes} bytes at {guest:#x}: {text}"));
+            let failed = |text: String| {
+                Violation(format!("memory of {size_bytes} bytes at {guest:#x}: {text}"))
+            };
             let size = usize::try_from(size_bytes).map_err(|error| failed(error.to_string()))?;
             let file = FileOffset::from_arc(given.file.clone(), file_offset);
             GuestRegionMmap::from_range(GuestAddress(guest), size, Some(file))
@@ -69,26 +70,37 @@ impl Memory {
     /// The guest's address for the frontend's address `user`.
     pub(super) fn guest_address(&self, user: u64) -> Result<u64, Violation> {
         let inside = |given: &&Given| {
-            user.checked_sub(given.region.user).is_some_and(|offset| offset < given.region.size_bytes)
+            user.checked_sub(given.region.user)
+                .is_some_and(|offset| offset < given.region.size_bytes)
         };
         let region = self.given.iter().find(inside).map(|given| given.region);
-        let region = region.ok_or_else(|| Violation(format!("address {user:#x} is in no memory region")))?;
+        let region =
+            region.ok_or_else(|| Violation(format!("address {user:#x} is in no memory region")))?;
         Ok(region.guest + (user - region.user))
     }
 
     /// Whether the whole range is memory.
     pub(super) fn holds(&self, address: u64, length: u64) -> bool {
         usize::try_from(length).is_ok_and(|length| {
-            GuestMemory::check_range(&self.mapped, GuestAddress(address), length, Permissions::ReadWrite)
+            GuestMemory::check_range(
+                &self.mapped,
+                GuestAddress(address),
+                length,
+                Permissions::ReadWrite,
+            )
         })
     }
 
     pub(super) fn read(&self, address: u64, into: &mut [u8]) -> Result<(), Violation> {
-        self.mapped.read_slice(into, GuestAddress(address)).map_err(|_| outside(address, into.len()))
+        self.mapped
+            .read_slice(into, GuestAddress(address))
+            .map_err(|_| outside(address, into.len()))
     }
 
     pub(super) fn write(&self, address: u64, from: &[u8]) -> Result<(), Violation> {
-        self.mapped.write_slice(from, GuestAddress(address)).map_err(|_| outside(address, from.len()))
+        self.mapped
+            .write_slice(from, GuestAddress(address))
+            .map_err(|_| outside(address, from.len()))
     }
 
     /// 16 bits of a ring, little-endian.
@@ -103,7 +115,12 @@ impl Memory {
     }
 
     /// Copies `into.len()` bytes out of the segments, from `offset` on, as if they were contiguous.
-    pub(super) fn gather(&self, segments: &[Segment], offset: u64, into: &mut [u8]) -> Result<(), Violation> {
+    pub(super) fn gather(
+        &self,
+        segments: &[Segment],
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), Violation> {
         let mut done = 0;
         for piece in pieces(segments, offset, into.len()) {
             let end = done + piece.length as usize;
@@ -114,7 +131,12 @@ impl Memory {
     }
 
     /// Copies `from` into the segments, from `offset` on, as if they were contiguous.
-    pub(super) fn scatter(&self, segments: &[Segment], offset: u64, from: &[u8]) -> Result<(), Violation> {
+    pub(super) fn scatter(
+        &self,
+        segments: &[Segment],
+        offset: u64,
+        from: &[u8],
+    ) -> Result<(), Violation> {
         let mut done = 0;
         for piece in pieces(segments, offset, from.len()) {
             let end = done + piece.length as usize;
@@ -135,7 +157,11 @@ fn outside(address: u64, length: usize) -> Violation {
 }
 
 /// The parts of the segments that hold `[offset, offset + length)` of their bytes.
-pub(super) fn pieces(segments: &[Segment], offset: u64, length: usize) -> impl Iterator<Item = Segment> + '_ {
+pub(super) fn pieces(
+    segments: &[Segment],
+    offset: u64,
+    length: usize,
+) -> impl Iterator<Item = Segment> + '_ {
     let (mut skip, mut left) = (offset, length as u64);
     segments.iter().filter_map(move |segment| {
         let whole = u64::from(segment.length);
@@ -144,7 +170,8 @@ pub(super) fn pieces(segments: &[Segment], offset: u64, length: usize) -> impl I
         let length = (whole - here).min(left);
         left -= length;
         // A part of a segment is not longer than the segment.
-        (length > 0).then(|| Segment { address: segment.address.wrapping_add(here), length: length as u32 })
+        (length > 0)
+            .then(|| Segment { address: segment.address.wrapping_add(here), length: length as u32 })
     })
 }
 
@@ -157,7 +184,8 @@ impl DirtyLog {
     pub(super) fn open(file: OwnedFd, offset: u64, size_bytes: u64) -> Result<Self, Violation> {
         let failed = |text: String| Violation(format!("cannot map the dirty log: {text}"));
         let length = usize::try_from(size_bytes).map_err(|error| failed(error.to_string()))?;
-        let shared = SharedMemory::open(file, offset, length).map_err(|error| failed(error.to_string()))?;
+        let shared =
+            SharedMemory::open(file, offset, length).map_err(|error| failed(error.to_string()))?;
         Ok(DirtyLog { shared })
     }
 
@@ -165,7 +193,8 @@ impl DirtyLog {
     pub(super) fn mark(&self, address: u64, length: u64) {
         let last = address.saturating_add(length.saturating_sub(1)) / LOG_PAGE_BYTES;
         for page in address / LOG_PAGE_BYTES..=last {
-            let Some(byte) = usize::try_from(page / 8).ok().and_then(|at| self.shared.byte(at)) else {
+            let Some(byte) = usize::try_from(page / 8).ok().and_then(|at| self.shared.byte(at))
+            else {
                 return;
             };
             byte.fetch_or(1 << (page % 8), Ordering::SeqCst);

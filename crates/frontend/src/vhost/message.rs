@@ -1,9 +1,9 @@
-//! The messages of vhost-user: parsed from bytes and converted to bytes, pure. Source: the vhost-user
-//! protocol in QEMU's documentation (interop/vhost-user). Numbers are in the machine's own byte order,
-//! because both ends run on it.
+//! The messages of vhost-user: parsed from bytes and converted to bytes, pure. Source: the
+//! vhost-user protocol in QEMU's documentation (interop/vhost-user). Numbers are in the machine's
+//! own byte order, because both ends run on it.
 //!
-//! Invariant: parsing touches nothing but its arguments and cannot panic. Not here: sockets and descriptors,
-//! and the effect of a message.
+//! Invariant: parsing touches nothing but its arguments and cannot panic. Not here: sockets and
+//! descriptors, and the effect of a message.
 
 use super::Violation;
 
@@ -48,14 +48,19 @@ pub(super) struct Header {
 impl Header {
     pub(super) fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, Violation> {
         let mut fields = Fields(bytes);
-        let header =
-            Header { request: fields.u32()?, flags: fields.u32()?, payload_bytes: fields.u32()? as usize };
+        let header = Header {
+            request: fields.u32()?,
+            flags: fields.u32()?,
+            payload_bytes: fields.u32()? as usize,
+        };
         let Header { request, flags, payload_bytes } = header;
         if flags & VERSION_MASK != VERSION || flags & REPLY != 0 {
             return Err(Violation(format!("message {request} has flags {flags:#x}")));
         }
         if payload_bytes > PAYLOAD_BYTES_MAX {
-            return Err(Violation(format!("message {request} has a payload of {payload_bytes} bytes")));
+            return Err(Violation(format!(
+                "message {request} has a payload of {payload_bytes} bytes"
+            )));
         }
         Ok(header)
     }
@@ -300,11 +305,16 @@ impl Fields<'_> {
     fn event(&mut self, event: Event) -> Result<Message, Violation> {
         let number = self.u64()?;
         // The lowest byte is the queue; bit 8 says that there is no descriptor.
-        Ok(Message::SetRingEvent { event, queue: (number & 0xff) as u32, given: number & 0x100 == 0 })
+        Ok(Message::SetRingEvent {
+            event,
+            queue: (number & 0xff) as u32,
+            given: number & 0x100 == 0,
+        })
     }
 
     fn inflight(&mut self) -> Result<InflightShape, Violation> {
-        let shape = InflightShape { area: self.area()?, queues: self.u16()?, queue_size: self.u16()? };
+        let shape =
+            InflightShape { area: self.area()?, queues: self.u16()?, queue_size: self.u16()? };
         if !self.0.is_empty() {
             let _padding: [u8; 4] = self.take()?;
         }
@@ -319,7 +329,11 @@ impl Fields<'_> {
             file_offset: self.u64()?,
         };
         let fits = |start: u64| start.checked_add(region.size_bytes).is_some();
-        if region.size_bytes == 0 || !fits(region.guest) || !fits(region.user) || !fits(region.file_offset) {
+        if region.size_bytes == 0
+            || !fits(region.guest)
+            || !fits(region.user)
+            || !fits(region.file_offset)
+        {
             return Err(Violation(format!("{region:?} is empty or overflows")));
         }
         Ok(region)
@@ -343,8 +357,11 @@ impl Fields<'_> {
     fn config(&mut self, request: u32) -> Result<Message, Violation> {
         let (offset, size, flags) = (self.u32()?, self.u32()?, self.u32()?);
         let bytes = std::mem::take(&mut self.0).to_vec();
-        if size as usize != bytes.len() || offset.checked_add(size).is_none_or(|end| end > CONFIG_BYTES_MAX) {
-            let text = format!("configuration of {size} bytes at {offset} with {} bytes", bytes.len());
+        if size as usize != bytes.len()
+            || offset.checked_add(size).is_none_or(|end| end > CONFIG_BYTES_MAX)
+        {
+            let text =
+                format!("configuration of {size} bytes at {offset} with {} bytes", bytes.len());
             return Err(Violation(text));
         }
         Ok(match request {

@@ -1,22 +1,24 @@
-//! vhost-user-blk: a disk for QEMU, Cloud Hypervisor and similar programs without a kernel hop. The guest's
-//! requests are in memory that both processes map, and this door reads them there.
+//! vhost-user-blk: a disk for QEMU, Cloud Hypervisor and similar programs without a kernel hop. The
+//! guest's requests are in memory that both processes map, and this door reads them there.
 //!
-//! Modules: [`options`](VhostOptions), [`server`](VhostDoor) (the socket, one frontend at a time), `session`
-//! (the setup of one frontend), `message` and `wire` (its messages, and their transport), `queue` (a thread
-//! per queue), `ring` (a split virtqueue), `ticket` (one request in flight), `inflight` (what survives this
-//! process), `protocol` (virtio-blk, pure), `memory` (the guest's), `handover`, `metrics`.
+//! Modules: [`options`](VhostOptions), [`server`](VhostDoor) (the socket, one frontend at a time),
+//! `session` (the setup of one frontend), `message` and `wire` (its messages, and their transport),
+//! `queue` (a thread per queue), `ring` (a split virtqueue), `ticket` (one request in flight),
+//! `inflight` (what survives this process), `protocol` (virtio-blk, pure), `memory` (the guest's),
+//! `handover`, `metrics`.
 //!
-//! Three parties, three degrees of trust. The device is ours. The frontend runs as the same user and provides
-//! files and addresses: an invalid message ends its connection. The guest is untrusted: whatever it writes
-//! into its memory, and whenever, breaks only its own queue.
+//! Three parties, three degrees of trust. The device is ours. The frontend runs as the same user
+//! and provides files and addresses: an invalid message ends its connection. The guest is
+//! untrusted: whatever it writes into its memory, and whenever, breaks only its own queue.
 //!
-//! The payload of a write moves once, from the guest's memory into the device's buffer. The data of a read
-//! moves twice, through a buffer: the device needs a plain slice to fill, and the guest may change its memory
-//! at the same time, which no slice allows.
+//! The payload of a write moves once, from the guest's memory into the device's buffer. The data of
+//! a read moves twice, through a buffer: the device needs a plain slice to fill, and the guest may
+//! change its memory at the same time, which no slice allows.
 //!
-//! Packed rings are not offered: the crates in use have their descriptors but not their rings. Nor is an
-//! IOMMU. The message codec is ours and not that of the crate `vhost`, which can neither announce a changed
-//! configuration nor take over a connection that another process has negotiated; tests use its frontend.
+//! Packed rings are not offered: the crates in use have their descriptors but not their rings. Nor
+//! is an IOMMU. The message codec is ours and not that of the crate `vhost`, which can neither
+//! announce a changed configuration nor take over a connection that another process has negotiated;
+//! tests use its frontend.
 
 mod handover;
 mod inflight;

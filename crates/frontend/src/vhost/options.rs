@@ -1,6 +1,7 @@
 //! The options of a vhost-user door, and its fixed limits.
 //!
-//! Invariant: every number that a frontend or a guest could increase has its limit here or in `message`.
+//! Invariant: every number that a frontend or a guest could increase has its limit here or in
+//! `message`.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,8 +1,9 @@
-//! virtio-blk: the configuration space and the meaning of a request, pure. Source: the virtio specification
-//! 1.2, section 5.2. Numbers are little-endian; a sector is 512 bytes whatever the block size is.
+//! virtio-blk: the configuration space and the meaning of a request, pure. Source: the virtio
+//! specification 1.2, section 5.2. Numbers are little-endian; a sector is 512 bytes whatever the
+//! block size is.
 //!
-//! Invariant: nothing here touches a guest's memory, and nothing panics, whatever a guest wrote. Not here:
-//! rings.
+//! Invariant: nothing here touches a guest's memory, and nothing panics, whatever a guest wrote.
+//! Not here: rings.
 
 use sawmill_device::{Flags, Geometry, Operation};
 
@@ -70,7 +71,8 @@ pub(super) fn features_of(geometry: &Geometry) -> u64 {
 /// The configuration space.
 pub(super) fn config_of(geometry: &Geometry, queues: u16, writeback: bool) -> [u8; CONFIG_BYTES] {
     let mut config = [0; CONFIG_BYTES];
-    let mut put = |offset: usize, bytes: &[u8]| config[offset..offset + bytes.len()].copy_from_slice(bytes);
+    let mut put =
+        |offset: usize, bytes: &[u8]| config[offset..offset + bytes.len()].copy_from_slice(bytes);
     let block = geometry.block_bytes;
     let segment_bytes = (geometry.request_bytes_max / SEGMENTS_MAX).max(4096) & !4095;
     let blocks = |bytes: u32| (bytes / block.max(1)).max(1);
@@ -78,8 +80,8 @@ pub(super) fn config_of(geometry: &Geometry, queues: u16, writeback: bool) -> [u
     put(8, &segment_bytes.to_le_bytes());
     put(12, &SEGMENTS_MAX.to_le_bytes());
     put(20, &block.to_le_bytes());
-    // Topology: the physical block as a power of two of blocks, its offset, and the preferred sizes, in
-    // blocks.
+    // Topology: the physical block as a power of two of blocks, its offset, and the preferred
+    // sizes, in blocks.
     put(26, &1u16.to_le_bytes());
     put(28, &blocks(geometry.preferred_bytes).to_le_bytes());
     put(WRITEBACK_OFFSET as usize, &[writeback.into()]);
@@ -136,8 +138,8 @@ pub(super) struct Parts {
     pub(super) data_bytes: u64,
 }
 
-/// Parses a request. `negotiated` are the virtio features. `writethrough` means that the guest knows of no
-/// cache, so each change is durable before it is answered.
+/// Parses a request. `negotiated` are the virtio features. `writethrough` means that the guest
+/// knows of no cache, so each change is durable before it is answered.
 pub(super) fn understand(
     header: &[u8; HEADER_BYTES as usize],
     parts: &Parts,
@@ -150,9 +152,12 @@ pub(super) fn understand(
     match kind {
         0 => payload(Operation::Read, sector, parts.data_bytes, Flags::default()),
         1 => payload(Operation::Write, sector, parts.payload_bytes, fua),
-        4 => {
-            Ok(Order::Device { operation: Operation::Flush, address: 0, length: 0, flags: Flags::default() })
-        }
+        4 => Ok(Order::Device {
+            operation: Operation::Flush,
+            address: 0,
+            length: 0,
+            flags: Flags::default(),
+        }),
         8 if parts.data_bytes as usize >= ID_BYTES => Ok(Order::Id),
         8 => refuse(Status::Failed, format!("a buffer of {} bytes for the name", parts.data_bytes)),
         11 if negotiated & feature::DISCARD != 0 => range(Operation::Discard, parts, fua),
@@ -166,14 +171,17 @@ fn refuse<T>(status: Status, text: String) -> Result<T, Refusal> {
 }
 
 fn payload(operation: Operation, sector: u64, length: u64, flags: Flags) -> Result<Order, Refusal> {
-    let address = sector.checked_mul(SECTOR_BYTES).filter(|address| address.checked_add(length).is_some());
+    let address =
+        sector.checked_mul(SECTOR_BYTES).filter(|address| address.checked_add(length).is_some());
     match address {
-        _ if length == 0 || !length.is_multiple_of(SECTOR_BYTES) => {
-            refuse(Status::Failed, format!("a {operation:?} of {length} bytes, which is not whole sectors"))
-        }
-        None => {
-            refuse(Status::Failed, format!("a {operation:?} at sector {sector}, past the end of any device"))
-        }
+        _ if length == 0 || !length.is_multiple_of(SECTOR_BYTES) => refuse(
+            Status::Failed,
+            format!("a {operation:?} of {length} bytes, which is not whole sectors"),
+        ),
+        None => refuse(
+            Status::Failed,
+            format!("a {operation:?} at sector {sector}, past the end of any device"),
+        ),
         Some(address) => Ok(Order::Device { operation, address, length, flags }),
     }
 }
@@ -190,7 +198,10 @@ fn range(operation: Operation, parts: &Parts, flags: Flags) -> Result<Order, Ref
     let (unmap, unknown) = (u32_at(&range, 12) & 1 != 0, u32_at(&range, 12) & !1);
     // The only flag belongs to write-zeroes.
     if unknown != 0 || (unmap && operation == Operation::Discard) {
-        return refuse(Status::Unsupported, format!("a {operation:?} with flags {:#x}", u32_at(&range, 12)));
+        return refuse(
+            Status::Unsupported,
+            format!("a {operation:?} with flags {:#x}", u32_at(&range, 12)),
+        );
     }
     let length = u64::from(sectors) * SECTOR_BYTES;
     let flags = Flags { no_unmap: operation == Operation::WriteZeroes && !unmap, ..flags };

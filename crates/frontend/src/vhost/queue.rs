@@ -1,11 +1,11 @@
-//! One running queue: a thread that takes requests and submits them to the device, and the answers, which
-//! come on any thread.
+//! One running queue: a thread that takes requests and submits them to the device, and the answers,
+//! which come on any thread.
 //!
-//! Invariants: a head is in flight at most once. The in-flight region never lags behind what the guest can
-//! see. A detached queue does not touch the guest's memory any more. The thread takes nothing while an
-//! earlier queue, of a connection that is gone, still has requests in the device (an old write must not land
-//! after a newer one). A guest that breaks the protocol breaks this queue, with a logged reason. Not here:
-//! the frontend's messages.
+//! Invariants: a head is in flight at most once. The in-flight region never lags behind what the
+//! guest can see. A detached queue does not touch the guest's memory any more. The thread takes
+//! nothing while an earlier queue, of a connection that is gone, still has requests in the device
+//! (an old write must not land after a newer one). A guest that breaks the protocol breaks this
+//! queue, with a logged reason. Not here: the frontend's messages.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -90,7 +90,8 @@ pub(super) struct Queue {
 pub(super) struct StillBusy;
 
 impl Queue {
-    /// Starts to serve. Fails if the ring lies outside the guest's memory, or the system has no room.
+    /// Starts to serve. Fails if the ring lies outside the guest's memory, or the system has no
+    /// room.
     pub(super) fn start(setup: Setup) -> Result<Arc<Self>, Violation> {
         setup.ring.check()?;
         let used = setup.ring.used_index()?;
@@ -140,7 +141,8 @@ impl Queue {
         &self.setup.ring
     }
 
-    /// Takes requests, at first or again after [`Queue::pause`]. No effect on a queue that is running.
+    /// Takes requests, at first or again after [`Queue::pause`]. No effect on a queue that is
+    /// running.
     pub(super) fn go(self: &Arc<Self>) -> Result<(), Violation> {
         let mut running = self.thread.lock();
         if running.is_some() {
@@ -150,7 +152,8 @@ impl Queue {
         let queue = self.clone();
         let thread = std::thread::Builder::new().name(format!("vhost-q{}", self.setup.index));
         let thread = thread.spawn(move || queue.work());
-        *running = Some(thread.map_err(|error| Violation(format!("cannot start a thread: {error}")))?);
+        *running =
+            Some(thread.map_err(|error| Violation(format!("cannot start a thread: {error}")))?);
         Ok(())
     }
 
@@ -175,8 +178,8 @@ impl Queue {
         self.cursor.lock().next
     }
 
-    /// Does not touch the guest's memory from now on. Requests in flight continue in the device, and stay in
-    /// the in-flight region.
+    /// Does not touch the guest's memory from now on. Requests in flight continue in the device,
+    /// and stay in the in-flight region.
     pub(super) fn detach(&self) {
         *self.attached.write() = false;
         self.answers.lock().detached = true;
@@ -207,8 +210,8 @@ impl Queue {
         idle && self.thread.lock().is_none()
     }
 
-    /// Sets another event for notifying the guest of answers. It is called once, because a call may have been
-    /// lost.
+    /// Sets another event for notifying the guest of answers. It is called once, because a call may
+    /// have been lost.
     pub(super) fn set_call(&self, call: Option<Arc<OwnedFd>>) {
         self.answers.lock().call = call;
         self.call();
@@ -278,8 +281,10 @@ impl Queue {
     }
 
     fn sleep(&self) -> Result<(), Violation> {
-        let mut fds =
-            [PollFd::new(&self.waker, PollFlags::IN), PollFd::new(&*self.setup.kick, PollFlags::IN)];
+        let mut fds = [
+            PollFd::new(&self.waker, PollFlags::IN),
+            PollFd::new(&*self.setup.kick, PollFlags::IN),
+        ];
         if poll(&mut fds, None).is_err() {
             return Ok(());
         }
@@ -337,13 +342,18 @@ impl Queue {
         }
         let order = self.read_order(&chain);
         let moved_bytes = match &order {
-            Ok(Order::Device { operation: Operation::Read | Operation::Write, length, .. }) => *length,
+            Ok(Order::Device { operation: Operation::Read | Operation::Write, length, .. }) => {
+                *length
+            }
             _ => 0,
         };
         {
             let mut answers = self.answers.lock();
-            let Some(taken) = answers.taken.get_mut(usize::from(head)).filter(|taken| !**taken) else {
-                return Err(Violation(format!("request {head} was made available while it is in flight")));
+            let Some(taken) = answers.taken.get_mut(usize::from(head)).filter(|taken| !**taken)
+            else {
+                return Err(Violation(format!(
+                    "request {head} was made available while it is in flight"
+                )));
             };
             *taken = true;
             answers.in_flight += 1;
@@ -380,13 +390,22 @@ impl Queue {
             Order::Device { operation: Operation::Read | Operation::Write, length, .. }
                 if length > u64::from(geometry.request_bytes_max) =>
             {
-                Err(Refusal(Status::Failed, format!("{length} bytes exceed the limit of one request")))
+                Err(Refusal(
+                    Status::Failed,
+                    format!("{length} bytes exceed the limit of one request"),
+                ))
             }
             order => Ok(order),
         }
     }
 
-    fn carry_out(self: &Arc<Self>, head: u16, chain: Chain, order: Result<Order, Refusal>, moved_bytes: u64) {
+    fn carry_out(
+        self: &Arc<Self>,
+        head: u16,
+        chain: Chain,
+        order: Result<Order, Refusal>,
+        moved_bytes: u64,
+    ) {
         let counters = &self.setup.counters;
         let mut ticket = Ticket {
             queue: self.clone(),
@@ -419,7 +438,12 @@ impl Queue {
             }
             Err(Refusal(status, reason)) => {
                 counters.request(None);
-                tracing::debug!(queue = self.setup.index, head, reason, "vhost-user: refused a request");
+                tracing::debug!(
+                    queue = self.setup.index,
+                    head,
+                    reason,
+                    "vhost-user: refused a request"
+                );
                 ticket.answer(status, &[]);
             }
         }
@@ -462,7 +486,12 @@ impl Queue {
         }
     }
 
-    fn use_up(&self, answers: &mut Answers, head: u16, written_bytes: u32) -> Result<(), Violation> {
+    fn use_up(
+        &self,
+        answers: &mut Answers,
+        head: u16,
+        written_bytes: u32,
+    ) -> Result<(), Violation> {
         let ring = &self.setup.ring;
         if let Some(inflight) = &self.setup.inflight {
             inflight.begin_answer(head);
@@ -500,7 +529,8 @@ impl Queue {
         signal(call.as_deref());
     }
 
-    /// The guest broke the protocol: nothing more is taken from this queue until it is set up again.
+    /// The guest broke the protocol: nothing more is taken from this queue until it is set up
+    /// again.
     fn break_down(&self, violation: &Violation) {
         let queue = self.setup.index;
         let reason = violation;

@@ -1,9 +1,9 @@
-//! A split virtqueue in the guest's memory: available requests, their parts, and the used entries. Source:
-//! the virtio specification 1.2, section 2.7.
+//! A split virtqueue in the guest's memory: available requests, their parts, and the used entries.
+//! Source: the virtio specification 1.2, section 2.7.
 //!
-//! Invariants: a descriptor is read once, and only its checked values are used. A walk ends after as many
-//! steps as the table has entries. Nothing outside the guest's memory is touched. Not here: which requests
-//! are in flight, and notifications.
+//! Invariants: a descriptor is read once, and only its checked values are used. A walk ends after
+//! as many steps as the table has entries. Nothing outside the guest's memory is touched. Not here:
+//! which requests are in flight, and notifications.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -65,7 +65,9 @@ impl Ring {
         ];
         for (what, address, length, alignment) in parts {
             if !address.is_multiple_of(alignment) || !self.memory.holds(address, length) {
-                return Err(Violation(format!("the {what} at {address:#x} is not in the guest's memory")));
+                return Err(Violation(format!(
+                    "the {what} at {address:#x} is not in the guest's memory"
+                )));
             }
         }
         Ok(())
@@ -134,7 +136,9 @@ impl Ring {
                 continue;
             }
             if length == 0 || !self.memory.holds(address, length.into()) {
-                return broken(format!("{length} bytes at {address:#x} are not in the guest's memory"));
+                return broken(format!(
+                    "{length} bytes at {address:#x} are not in the guest's memory"
+                ));
             }
             let segment = Segment { address, length };
             if flags & WRITE != 0 {
@@ -152,7 +156,12 @@ impl Ring {
     }
 
     /// Writes entry number `index` of the used ring. The guest sees it after [`Ring::publish`].
-    pub(super) fn put_used(&self, index: u16, head: u16, written_bytes: u32) -> Result<(), Violation> {
+    pub(super) fn put_used(
+        &self,
+        index: u16,
+        head: u16,
+        written_bytes: u32,
+    ) -> Result<(), Violation> {
         let entry = self.used + 4 + 8 * u64::from(index % self.size);
         let mut bytes = [0; 8];
         bytes[..4].copy_from_slice(&u32::from(head).to_le_bytes());
@@ -171,10 +180,13 @@ impl Ring {
 
     /// Whether the guest wants to be notified of entries `[from, to)` of the used ring.
     pub(super) fn wants_call(&self, from: u16, to: u16) -> Result<bool, Violation> {
-        // The guest writes its setting and then reads the index; we wrote the index and now read the setting.
+        // The guest writes its setting and then reads the index; we wrote the index and now read
+        // the setting.
         fence(Ordering::SeqCst);
         if self.event_idx {
-            let wish = self.memory.load(self.available + 4 + 2 * u64::from(self.size), Ordering::Relaxed)?;
+            let wish = self
+                .memory
+                .load(self.available + 4 + 2 * u64::from(self.size), Ordering::Relaxed)?;
             return Ok(to.wrapping_sub(wish).wrapping_sub(1) < to.wrapping_sub(from));
         }
         Ok(self.memory.load(self.available, Ordering::Relaxed)? & NO_NOTIFY == 0)
@@ -209,7 +221,12 @@ impl Ring {
     }
 
     /// Copies into the guest's memory, and records that in the dirty log.
-    pub(super) fn scatter(&self, segments: &[Segment], offset: u64, from: &[u8]) -> Result<(), Violation> {
+    pub(super) fn scatter(
+        &self,
+        segments: &[Segment],
+        offset: u64,
+        from: &[u8],
+    ) -> Result<(), Violation> {
         self.memory.scatter(segments, offset, from)?;
         if self.log.is_some() {
             for piece in super::memory::pieces(segments, offset, from.len()) {

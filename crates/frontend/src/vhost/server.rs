@@ -1,9 +1,9 @@
-//! One socket, with one frontend at a time. One thread listens and handles the frontend's messages; each
-//! running queue has a thread of its own.
+//! One socket, with one frontend at a time. One thread listens and handles the frontend's messages;
+//! each running queue has a thread of its own.
 //!
-//! Invariants: there is one frontend at a time; a second one waits in the socket's backlog. While the door is
-//! held (quiet), no message is received and no queue runs. Not here: the effect of messages, and how requests
-//! are served.
+//! Invariants: there is one frontend at a time; a second one waits in the socket's backlog. While
+//! the door is held (quiet), no message is received and no queue runs. Not here: the effect of
+//! messages, and how requests are served.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -58,16 +58,16 @@ pub struct VhostDoor {
 impl VhostDoor {
     /// Listens and serves `device` to one frontend at a time.
     ///
-    /// Errors: `Invalid` for numbers out of range or a path that is not valid for a socket; `Unavailable` if
-    /// the path is taken or the system refuses.
+    /// Errors: `Invalid` for numbers out of range or a path that is not valid for a socket;
+    /// `Unavailable` if the path is taken or the system refuses.
     pub fn start(options: VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
         let common = common(&options, device)?;
         let listener = UnixSocket::listen("vhost-user", &options.socket)?;
         Self::run(common, listener, Inside { session: None, held: false })
     }
 
-    /// Takes over the door of another process. The door is quiet: it serves from [`Door::resume`] on, which
-    /// must come only after the other process has released it.
+    /// Takes over the door of another process. The door is quiet: it serves from [`Door::resume`]
+    /// on, which must come only after the other process has released it.
     ///
     /// Errors: as [`VhostDoor::start`]; `Invalid` if the pieces are incomplete.
     pub fn take_over(
@@ -96,11 +96,14 @@ impl VhostDoor {
             waker,
         });
         let serving = shared.clone();
-        let thread = std::thread::Builder::new().name("vhost-serve".into()).spawn(move || serving.serve());
+        let thread =
+            std::thread::Builder::new().name("vhost-serve".into()).spawn(move || serving.serve());
         match thread {
-            Ok(thread) => {
-                Ok(VhostDoor { shared, thread: Mutex::new(Some(thread)), gone: AtomicBool::new(false) })
-            }
+            Ok(thread) => Ok(VhostDoor {
+                shared,
+                thread: Mutex::new(Some(thread)),
+                gone: AtomicBool::new(false),
+            }),
             Err(error) => {
                 shared.listener.remove();
                 Err(system(error))
@@ -132,8 +135,8 @@ fn common(options: &VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Arc<Co
     let sized = queue_size_max.is_power_of_two() && queue_size_max <= QUEUE_SIZE_MAX;
     if !(1..=QUEUES_MAX).contains(&queues_max) || !sized {
         let text = format!(
-            "vhost-user: {queues_max} queues of {queue_size_max} entries are not supported; use 1 to \
-             {QUEUES_MAX} queues of a power of two up to {QUEUE_SIZE_MAX}"
+            "vhost-user: {queues_max} queues of {queue_size_max} entries are not supported; use 1 \
+             to {QUEUES_MAX} queues of a power of two up to {QUEUE_SIZE_MAX}"
         );
         return Err(Error::new(ErrorKind::Invalid, text));
     }
@@ -176,7 +179,9 @@ impl Shared {
                 told_of_second = false;
                 pause = self.accept();
             } else if ready(newcomer) {
-                tracing::warn!("vhost-user: another frontend waits until the connected one disconnects");
+                tracing::warn!(
+                    "vhost-user: another frontend waits until the connected one disconnects"
+                );
                 told_of_second = true;
             }
         }
@@ -197,7 +202,8 @@ impl Shared {
             End::Broken(error) => tracing::warn!(%error, "vhost-user: the connection broke"),
             End::Violation(reason) => {
                 self.common.counters.violations.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(%reason, "vhost-user: connection closed: the frontend broke the protocol");
+                tracing::warn!(%reason, "vhost-user: connection closed: the frontend broke the \
+                    protocol");
             }
         }
     }
@@ -306,7 +312,8 @@ impl Door for VhostDoor {
         self.gone.store(true, Ordering::SeqCst);
         self.end_thread();
         *self.shared.socket.lock() = None;
-        // Nothing is in flight, and closing our descriptors ends nothing, because others have duplicates.
+        // Nothing is in flight, and closing our descriptors ends nothing, because others have
+        // duplicates.
         self.shared.inside.lock().session = None;
     }
 

@@ -1,8 +1,9 @@
-//! The setup of one frontend (features, memory, queues), and the effect of each of its messages on it.
+//! The setup of one frontend (features, memory, queues), and the effect of each of its messages on
+//! it.
 //!
-//! Invariants: a queue runs exactly while it has everything it needs, is enabled, and the door is not held.
-//! What a running queue was built from changes only while it is paused with nothing in flight. Not here: the
-//! bytes of messages, and the life of a connection.
+//! Invariants: a queue runs exactly while it has everything it needs, is enabled, and the door is
+//! not held. What a running queue was built from changes only while it is paused with nothing in
+//! flight. Not here: the bytes of messages, and the life of a connection.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +18,8 @@ use super::Violation;
 use super::inflight::Inflight;
 use super::memory::{DirtyLog, Given, Memory};
 use super::message::{
-    Area, Event, Message, REGIONS_MAX, Region, Reply, RingAddresses, config_changed, feature as spoken,
+    Area, Event, Message, REGIONS_MAX, Region, Reply, RingAddresses, config_changed,
+    feature as spoken,
 };
 use super::metrics::Counters;
 use super::protocol::{ID_BYTES, WRITEBACK_OFFSET, config_of, feature, features_of};
@@ -126,7 +128,8 @@ impl Session {
         message: Message,
         mut descriptors: impl Iterator<Item = OwnedFd>,
     ) -> Result<(Option<Reply>, Option<OwnedFd>), Violation> {
-        let mut one = || descriptors.next().ok_or_else(|| Violation("a descriptor is missing".into()));
+        let mut one =
+            || descriptors.next().ok_or_else(|| Violation("a descriptor is missing".into()));
         let reply = match message {
             Message::GetFeatures => Reply::Number(self.offered()),
             Message::GetProtocolFeatures => Reply::Number(PROTOCOL_FEATURES),
@@ -156,10 +159,17 @@ impl Session {
             }
             Message::SetMemTable(regions) => {
                 let files = descriptors.map(|file| Arc::new(File::from(file)));
-                let given: Vec<Given> =
-                    regions.iter().zip(files).map(|(region, file)| Given { region: *region, file }).collect();
+                let given: Vec<Given> = regions
+                    .iter()
+                    .zip(files)
+                    .map(|(region, file)| Given { region: *region, file })
+                    .collect();
                 if given.len() != regions.len() {
-                    return violation(format!("{} files for {} regions", given.len(), regions.len()));
+                    return violation(format!(
+                        "{} files for {} regions",
+                        given.len(),
+                        regions.len()
+                    ));
                 }
                 return self.set_memory(given).map(|()| (None, None));
             }
@@ -174,7 +184,8 @@ impl Session {
         message: Message,
         mut descriptors: impl Iterator<Item = OwnedFd>,
     ) -> Result<(), Violation> {
-        let mut one = || descriptors.next().ok_or_else(|| Violation("a descriptor is missing".into()));
+        let mut one =
+            || descriptors.next().ok_or_else(|| Violation("a descriptor is missing".into()));
         match message {
             Message::SetOwner | Message::SetLogFd => Ok(()),
             Message::ResetOwner | Message::ResetDevice | Message::SetStatus(0) => self.reset(),
@@ -222,7 +233,9 @@ impl Session {
                     Ok(())
                 })
             }
-            Message::AddRegion(region) => self.add_region(Given { region, file: Arc::new(one()?.into()) }),
+            Message::AddRegion(region) => {
+                self.add_region(Given { region, file: Arc::new(one()?.into()) })
+            }
             Message::RemoveRegion(region) => self.remove_region(region),
             other => violation(format!("{other:?} is out of order")),
         }
@@ -283,15 +296,21 @@ impl Session {
         }
     }
 
-    fn set_event(&mut self, event: Event, queue: u32, file: Option<Arc<OwnedFd>>) -> Result<(), Violation> {
+    fn set_event(
+        &mut self,
+        event: Event,
+        queue: u32,
+        file: Option<Arc<OwnedFd>>,
+    ) -> Result<(), Violation> {
         match event {
             Event::Kick => {
                 let Some(kick) = file else {
                     return violation("a queue without a kick event is not supported");
                 };
                 // The thread must never block in a read that another process has emptied.
-                let flags = rustix::fs::fcntl_getfl(&*kick)
-                    .and_then(|flags| rustix::fs::fcntl_setfl(&*kick, flags | rustix::fs::OFlags::NONBLOCK));
+                let flags = rustix::fs::fcntl_getfl(&*kick).and_then(|flags| {
+                    rustix::fs::fcntl_setfl(&*kick, flags | rustix::fs::OFlags::NONBLOCK)
+                });
                 flags.map_err(|error| Violation(format!("the kick event: {error}")))?;
                 self.alter_slot(queue, |slot| slot.kick = Some(kick))
             }
@@ -350,7 +369,10 @@ impl Session {
     }
 
     /// Changes something that running queues are built from.
-    fn alter(&mut self, change: impl FnOnce(&mut Self) -> Result<(), Violation>) -> Result<(), Violation> {
+    fn alter(
+        &mut self,
+        change: impl FnOnce(&mut Self) -> Result<(), Violation>,
+    ) -> Result<(), Violation> {
         for queue in 0..self.slots.len() as u32 {
             self.halt(queue)?;
         }
@@ -399,7 +421,9 @@ impl Session {
             // A queue that cannot run does not affect the others.
             let started = self.setup(index).and_then(|setup| setup.map(Queue::start).transpose());
             match started {
-                Err(Violation(why)) => first = first.and(violation(format!("queue {index}: {why}"))),
+                Err(Violation(why)) => {
+                    first = first.and(violation(format!("queue {index}: {why}")))
+                }
                 Ok(None) => (),
                 Ok(Some(queue)) => {
                     let mut roster = self.common.roster.lock();
@@ -437,11 +461,16 @@ impl Session {
         let inflight = match &self.inflight {
             Some(region) => match region.queue(index, slot.size) {
                 Some(queue) => Some(queue),
-                None => return violation(format!("queue {index} has no place in the in-flight region")),
+                None => {
+                    return violation(format!(
+                        "queue {index} has no place in the in-flight region"
+                    ));
+                }
             },
             None => None,
         };
-        let before = self.common.roster.lock().iter().filter(|queue| queue.lingers()).cloned().collect();
+        let before =
+            self.common.roster.lock().iter().filter(|queue| queue.lingers()).cloned().collect();
         Ok(Some(Setup {
             index,
             ring,
@@ -461,7 +490,8 @@ impl Session {
 
     /// Pauses every queue with nothing in flight. After `deadline`, all run again.
     pub(super) fn pause(&mut self, deadline: Option<Instant>) -> Result<(), StillBusy> {
-        let running: Vec<&Arc<Queue>> = self.slots.iter().filter_map(|slot| slot.running.as_ref()).collect();
+        let running: Vec<&Arc<Queue>> =
+            self.slots.iter().filter_map(|slot| slot.running.as_ref()).collect();
         let quiet = running.iter().try_for_each(|queue| queue.pause(deadline));
         if quiet.is_err() {
             self.go();

@@ -41,7 +41,8 @@ fn what_was_taken_and_not_answered_comes_again_in_the_order_it_was_taken() {
 #[test]
 fn a_process_may_die_between_any_two_steps_of_an_answer() {
     // The guest can see `used` answers; the process dies after so many steps.
-    for (steps, used, expected) in [(1, 1, vec![5, 9]), (2, 1, vec![5, 9]), (3, 2, vec![9]), (4, 2, vec![9])]
+    for (steps, used, expected) in
+        [(1, 1, vec![5, 9]), (2, 1, vec![5, 9]), (3, 2, vec![9]), (4, 2, vec![9])]
     {
         let region = region();
         let queue = queue(&region);
@@ -88,7 +89,8 @@ fn a_region_of_another_shape_is_refused() {
 
 #[test]
 fn messages_are_understood_field_by_field() {
-    let words = |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
+    let words =
+        |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
     assert_eq!(Message::parse(2, &words(&[5])), Ok(Message::SetFeatures(5)));
     let region = Region { guest: 1, size_bytes: 2, user: 3, file_offset: 4 };
     assert_eq!(Message::parse(37, &words(&[0, 1, 2, 3, 4])), Ok(Message::AddRegion(region)));
@@ -106,8 +108,9 @@ fn the_longest_request_of_a_guest_fits_the_device() {
         let mut geometry = MemoryDevice::new(1 << 30).geometry();
         geometry.request_bytes_max = request_bytes_max;
         let config = config_of(&geometry, 1, true);
-        let number =
-            |at: usize| u32::from_le_bytes([config[at], config[at + 1], config[at + 2], config[at + 3]]);
+        let number = |at: usize| {
+            u32::from_le_bytes([config[at], config[at + 1], config[at + 2], config[at + 3]])
+        };
         assert!(number(8) >= 4096 && number(8) * number(12) <= request_bytes_max);
     }
 }
@@ -124,7 +127,9 @@ fn a_read_only_device_offers_nothing_that_changes_it() {
 
 proptest! {
     #[test]
-    fn no_message_panics(request in 0u32..50, payload in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn no_message_panics(
+        request in 0u32..50, payload in prop::collection::vec(any::<u8>(), 0..300),
+    ) {
         let _ = Message::parse(request, &payload);
     }
 
@@ -148,7 +153,8 @@ proptest! {
 
     #[test]
     fn pieces_cover_exactly_what_is_asked_for(
-        lengths in prop::collection::vec(1u32..100, 0..10), offset in 0u64..500, length in 0usize..500,
+        lengths in prop::collection::vec(1u32..100, 0..10), offset in 0u64..500,
+        length in 0usize..500,
     ) {
         let mut next = 0;
         let segments: Vec<Segment> = lengths.iter().map(|length| {

@@ -1,7 +1,7 @@
 //! Whole messages over the socket, with their descriptors.
 //!
-//! Invariants: a message is received completely or the connection is broken. No more bytes and descriptors
-//! are taken than the limits allow. Not here: their meaning.
+//! Invariants: a message is received completely or the connection is broken. No more bytes and
+//! descriptors are taken than the limits allow. Not here: their meaning.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -68,7 +68,9 @@ fn receive_all(
         };
         descriptors.extend(received.descriptors);
         if descriptors.len() > DESCRIPTORS_MAX {
-            return Err(Violation(format!("a message with {} descriptors", descriptors.len())).into());
+            return Err(
+                Violation(format!("a message with {} descriptors", descriptors.len())).into()
+            );
         }
         match received.bytes {
             0 if done == 0 && may_end => return Err(End::Closed),
@@ -80,12 +82,17 @@ fn receive_all(
 }
 
 /// Sends a whole message, with a descriptor if there is one.
-pub(super) fn send(socket: &OwnedFd, bytes: &[u8], descriptor: Option<BorrowedFd<'_>>) -> Result<(), End> {
+pub(super) fn send(
+    socket: &OwnedFd,
+    bytes: &[u8],
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(), End> {
     let mut done = 0;
     while done < bytes.len() {
         // It travels with the first byte.
         let given = if done == 0 { descriptor.as_slice() } else { &[] };
-        done += sawmill_sys::descriptors::send(socket, &bytes[done..], given).map_err(End::Broken)?;
+        done +=
+            sawmill_sys::descriptors::send(socket, &bytes[done..], given).map_err(End::Broken)?;
     }
     Ok(())
 }

@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 use rustix::io::Errno;
-use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, Flags, Geometry, MemoryDevice, Operation};
+use sawmill_device::{
+    BlockDevice, BlockDeviceExt, ErrorKind, Flags, Geometry, MemoryDevice, Operation,
+};
 use sawmill_sys::AlignedBytes;
 
 use crate::devices::{Elsewhere, Failing, Held};
 use crate::setting::{
-    SIZE, Witness, allocate, data_from, errno, hole_from, memory, needs_mounts, pattern, show, wait_until,
+    SIZE, Witness, allocate, data_from, errno, hole_from, memory, needs_mounts, pattern, show,
+    wait_until,
 };
 
 #[test]
@@ -20,7 +23,9 @@ fn bytes_written_anywhere_are_seen_at_once_by_every_opener() {
     for device in [memory() as Arc<dyn BlockDevice>, Arc::new(Elsewhere::new(SIZE))] {
         let shown = show(device.clone());
         let (one, other) = (shown.open(), shown.open());
-        for (seed, offset, length) in [(1, 0, 1), (2, 511, 1026), (3, 4095, 3 << 20), (4, SIZE - 7, 7)] {
+        for (seed, offset, length) in
+            [(1, 0, 1), (2, 511, 1026), (3, 4095, 3 << 20), (4, SIZE - 7, 7)]
+        {
             let bytes = pattern(seed, length);
             one.write_all_at(&bytes, offset).expect("room");
             let mut back = vec![0; length];
@@ -109,7 +114,8 @@ fn holes_and_zeroed_ranges_read_as_zeroes() {
     device.write_at(0, &[7; 1 << 20]).expect("in range");
     allocate(&file, FallocateFlags::PUNCH_HOLE | keep, 1000, 100_000).expect("a hole");
     allocate(&file, FallocateFlags::ZERO_RANGE, 200_001, 3).expect("a few zeroes");
-    allocate(&file, FallocateFlags::ZERO_RANGE | keep, 300_000, u64::from(u32::MAX)).expect("up to the end");
+    allocate(&file, FallocateFlags::ZERO_RANGE | keep, 300_000, u64::from(u32::MAX))
+        .expect("up to the end");
     allocate(&file, FallocateFlags::empty(), 0, SIZE).expect("all is allocated already");
     allocate(&file, keep, 0, 2 * SIZE).expect("and the size stays");
     let bytes = device.read_at(0, 1 << 20).expect("in range");
@@ -156,7 +162,11 @@ fn a_seek_goes_on_whether_answers_come_at_once_or_late() {
     let shown = show(device);
     assert_eq!(data_from(shown.open(), 3).expect("there is data"), 4 << 30);
     let full = show(Arc::new(MemoryDevice::with_geometry(Geometry {
-        operations: sawmill_device::Operations { allocation: false, discard: false, write_zeroes: false },
+        operations: sawmill_device::Operations {
+            allocation: false,
+            discard: false,
+            write_zeroes: false,
+        },
         ..memory().geometry()
     })));
     let file = full.open();
@@ -208,8 +218,10 @@ fn the_folder_has_one_file_and_room_for_no_other() {
     needs_mounts!();
     let shown = show(memory());
     let folder = shown.folder.path();
-    let names: Vec<_> =
-        std::fs::read_dir(folder).expect("readable").map(|e| e.expect("sound").file_name()).collect();
+    let names: Vec<_> = std::fs::read_dir(folder)
+        .expect("readable")
+        .map(|e| e.expect("sound").file_name())
+        .collect();
     assert_eq!(names, ["disk"]);
     assert!(std::fs::metadata(folder).expect("it is there").is_dir());
     assert_eq!(errno(std::fs::metadata(folder.join("other"))), Errno::NOENT);

@@ -37,7 +37,10 @@ fn folders_that_will_not_do_are_refused_by_name() {
     std::fs::create_dir(&full).expect("a folder");
     std::fs::write(full.join("x"), "hidden by a mount").expect("a file");
     let (kind, text) = refused(&place.path().join("none"));
-    assert!(kind == ErrorKind::NotFound && text.contains("none: no such folder: create it"), "{text}");
+    assert!(
+        kind == ErrorKind::NotFound && text.contains("none: no such folder: create it"),
+        "{text}"
+    );
     let (kind, text) = refused(&file);
     assert!(kind == ErrorKind::Invalid && text.contains("file: is not a folder"), "{text}");
     let (kind, text) = refused(&full);
@@ -50,7 +53,10 @@ fn a_folder_in_use_is_refused_and_its_users_are_left_alone() {
     let device = memory();
     let shown = show(device.clone());
     let (kind, text) = refused(shown.folder.path());
-    assert!(kind == ErrorKind::InUse && text.contains("another server has its volume there"), "{text}");
+    assert!(
+        kind == ErrorKind::InUse && text.contains("another server has its volume there"),
+        "{text}"
+    );
     shown.open().write_all_at(b"alive", 0).expect("the first lives on");
     let other = tempfile::tempdir().expect("a temporary folder");
     let path = other.path().to_str().expect("UTF-8");
@@ -85,7 +91,8 @@ fn a_stop_unmounts_and_a_second_one_does_nothing() {
     shown.door.stop();
     shown.door.stop_now();
     drop(
-        FuseDoor::mount(FuseOptions::new(shown.folder.path(), "disk"), memory()).expect("the folder is free"),
+        FuseDoor::mount(FuseOptions::new(shown.folder.path(), "disk"), memory())
+            .expect("the folder is free"),
     );
 }
 
@@ -143,7 +150,8 @@ fn an_unmount_by_somebody_else_ends_the_door() {
     run("umount", &[shown.folder.path().to_str().expect("UTF-8")]);
     wait_until("the door sees it", || shown.door.counts().connections == 0);
     // Another door in the same place is none of ours to end.
-    let other = FuseDoor::mount(FuseOptions::new(shown.folder.path(), "disk"), memory()).expect("free");
+    let other =
+        FuseDoor::mount(FuseOptions::new(shown.folder.path(), "disk"), memory()).expect("free");
     shown.door.stop();
     shown.door.stop_now();
     assert_eq!(std::fs::metadata(other.file()).expect("it lives").len(), SIZE);
@@ -158,7 +166,8 @@ fn what_a_dead_server_left_is_removed_its_loop_device_too() {
     dead.kill();
     let mountpoint = place.path().join("mount");
     assert_eq!(errno(std::fs::read_dir(&mountpoint)), Errno::NOTCONN);
-    let door = FuseDoor::mount(FuseOptions::new(&mountpoint, "disk"), memory()).expect("cleaned up");
+    let door =
+        FuseDoor::mount(FuseOptions::new(&mountpoint, "disk"), memory()).expect("cleaned up");
     assert_eq!(std::fs::metadata(door.file()).expect("it lives").len(), SIZE);
     wait_until("the loop device is free", || device.backing_file().expect("asked").is_none());
 }
@@ -220,7 +229,8 @@ fn a_mountpoint_may_be_a_link() {
     assert_eq!(door.file(), place.path().canonicalize().expect("there").join("real/disk"));
     door.quiesce(std::time::Duration::from_secs(30)).expect("nothing is in flight");
     let handed = door.hand_over().expect("quiet");
-    let next = FuseDoor::take_over(FuseOptions::new(&link, "disk"), memory(), handed).expect("the same");
+    let next =
+        FuseDoor::take_over(FuseOptions::new(&link, "disk"), memory(), handed).expect("the same");
     door.let_go();
     assert_eq!(std::fs::metadata(next.file()).expect("served").len(), SIZE);
 }

@@ -8,7 +8,9 @@ use sawmill_device::{BlockDevice, BlockDeviceExt, Geometry, MemoryDevice};
 use sawmill_frontend::Door;
 
 use crate::devices::Elsewhere;
-use crate::setting::{SIZE, Shown, errno, memory, needs_mounts, pattern, run, show_with, wait_until};
+use crate::setting::{
+    SIZE, Shown, errno, memory, needs_mounts, pattern, run, show_with, wait_until,
+};
 
 const DISK: u64 = 512 << 20;
 
@@ -29,7 +31,8 @@ fn lives_on(make: &[&str], check: &[&str]) {
     for round in 0..2 {
         run("mount", &[&device, path]);
         for n in 0..20 {
-            let (file, bytes) = (place.path().join(n.to_string()), pattern(n, 1_000_000 + n as usize));
+            let (file, bytes) =
+                (place.path().join(n.to_string()), pattern(n, 1_000_000 + n as usize));
             if round == 0 {
                 std::fs::write(&file, &bytes).expect("room");
             } else {
@@ -75,8 +78,10 @@ fn the_loop_device_is_direct_and_has_the_volumes_blocks_and_rights() {
     assert_eq!(run("blockdev", &["--getss", &path]).trim(), "4096");
     assert_eq!(run("blockdev", &["--getsize64", &path]).trim(), SIZE.to_string());
     assert_eq!(run("blockdev", &["--getro", &path]).trim(), "0");
-    let (_shown, path) =
-        attach(Arc::new(MemoryDevice::with_geometry(Geometry { read_only: true, ..memory().geometry() })));
+    let (_shown, path) = attach(Arc::new(MemoryDevice::with_geometry(Geometry {
+        read_only: true,
+        ..memory().geometry()
+    })));
     assert_eq!(run("blockdev", &["--getro", &path]).trim(), "1");
 }
 

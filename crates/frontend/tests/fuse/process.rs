@@ -17,7 +17,11 @@ pub(crate) fn program() -> PathBuf {
     let test = std::env::current_exe().expect("a test has a program");
     let folder = test.parent().and_then(Path::parent).expect("in a folder of the build");
     let program = folder.join("examples/fuse_memory");
-    assert!(program.is_file(), "{}: build it: cargo build --example fuse_memory", program.display());
+    assert!(
+        program.is_file(),
+        "{}: build it: cargo build --example fuse_memory",
+        program.display()
+    );
     program
 }
 
@@ -48,8 +52,11 @@ impl Server {
     pub(crate) fn stand_by(place: &Path, arguments: &[&str]) -> Self {
         let socket = place.join(SOCKET);
         let socket = socket.to_str().expect("UTF-8");
-        let mut server =
-            Self::spawn(place, &[arguments, &["--mount-holder", socket, "--standby"]].concat(), None);
+        let mut server = Self::spawn(
+            place,
+            &[arguments, &["--mount-holder", socket, "--standby"]].concat(),
+            None,
+        );
         assert_eq!(server.line(), "standing by");
         server
     }
@@ -85,7 +92,8 @@ impl Server {
         if let Some(user) = user {
             command.uid(user).gid(user);
         }
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it starts");
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().expect("piped"));
         Server { child, input, output, place: place.to_owned(), address: String::new() }
@@ -148,7 +156,11 @@ impl Drop for Server {
             for device in LoopDevice::attached_below(&mountpoint) {
                 let _ = device.detach();
             }
-            let _ = Command::new("umount").args(["-f", "-l"]).arg(mountpoint).stderr(Stdio::null()).status();
+            let _ = Command::new("umount")
+                .args(["-f", "-l"])
+                .arg(mountpoint)
+                .stderr(Stdio::null())
+                .status();
         }
         let _ = self.child.wait();
     }

@@ -41,7 +41,8 @@ fn a_door_that_cannot_be_quiet_in_time_resumes() {
         let file = shown.open();
         let writing = scope.spawn(move || file.write_all_at(b"slow", 0));
         wait_until("the write at the device", || device.count() == 1);
-        let error = shown.door.quiesce(Duration::from_millis(1)).expect_err("the write is in flight");
+        let error =
+            shown.door.quiesce(Duration::from_millis(1)).expect_err("the write is in flight");
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.to_string().contains("1 requests"), "{error}");
         assert_eq!(shown.door.hand_over().expect_err("not quiet").kind(), ErrorKind::Invalid);
@@ -67,7 +68,8 @@ fn a_door_changes_hands_twenty_times_under_load_and_no_write_is_lost() {
     let device = Arc::new(Elsewhere::new(SIZE));
     let shown = show_with(device.clone(), |options| options.attach_loop = true);
     let number = shown.door.loop_device().expect("attached");
-    let options = FuseOptions { attach_loop: true, ..FuseOptions::new(shown.folder.path(), "disk") };
+    let options =
+        FuseOptions { attach_loop: true, ..FuseOptions::new(shown.folder.path(), "disk") };
     let (done, written) = (AtomicBool::new(false), AtomicU64::new(0));
     let mut doors = Vec::new();
     std::thread::scope(|scope| {
@@ -152,7 +154,8 @@ fn a_mount_of_a_kernel_that_cannot_resend_gets_no_mount_holder_from_who_takes_it
     handed[0].facts.insert("flags".into(), (flags & !RESEND).to_string());
     // A start leaves this socket, also one that fails.
     let socket = place.path().join(SOCKET);
-    let mount_holder = Some(MountHolderOptions { socket: socket.clone(), command: vec!["false".into()] });
+    let mount_holder =
+        Some(MountHolderOptions { socket: socket.clone(), command: vec!["false".into()] });
     let options = FuseOptions { mount_holder, ..FuseOptions::new(shown.folder.path(), "disk") };
     let new = FuseDoor::take_over(options, memory(), handed).expect("all is there");
     shown.door.let_go();

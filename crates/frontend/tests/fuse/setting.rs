@@ -43,9 +43,13 @@ pub(crate) use sawmill_testkit::wait_until;
 /// Runs a program to its end; its output.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).env("PATH", PATHS).output();
-    let output = output.unwrap_or_else(|error| panic!("{program}: {error}: run tests/setup/prepare.sh test"));
-    let said =
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let output = output
+        .unwrap_or_else(|error| panic!("{program}: {error}: run tests/setup/prepare.sh test"));
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(output.status.success(), "{program} {arguments:?}: {}: {said}", output.status);
     said
 }
@@ -63,7 +67,10 @@ pub(crate) fn show(device: Arc<dyn BlockDevice>) -> Shown {
     show_with(device, |_| ())
 }
 
-pub(crate) fn show_with(device: Arc<dyn BlockDevice>, change: impl FnOnce(&mut FuseOptions)) -> Shown {
+pub(crate) fn show_with(
+    device: Arc<dyn BlockDevice>,
+    change: impl FnOnce(&mut FuseOptions),
+) -> Shown {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut options = FuseOptions::new(folder.path(), "disk");
     change(&mut options);
@@ -97,7 +104,12 @@ pub(crate) fn errno<T>(result: std::io::Result<T>) -> Errno {
     Errno::from_io_error(&error).expect("an error of the system")
 }
 
-pub(crate) fn allocate(file: &File, flags: FallocateFlags, offset: u64, length: u64) -> std::io::Result<()> {
+pub(crate) fn allocate(
+    file: &File,
+    flags: FallocateFlags,
+    offset: u64,
+    length: u64,
+) -> std::io::Result<()> {
     Ok(fallocate(file, flags, offset, length)?)
 }
 
@@ -111,7 +123,9 @@ pub(crate) fn hole_from(file: impl AsFd, offset: u64) -> std::io::Result<u64> {
 
 /// Bytes that depend on their place.
 pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
-    (0..length as u64).map(|n| (n.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 7) as u8).collect()
+    (0..length as u64)
+        .map(|n| (n.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 7) as u8)
+        .collect()
 }
 
 /// Remembers what was asked.

@@ -1,4 +1,5 @@
-//! Deaths of servers and mount holders, and hand-offs between processes, under programs that see no error.
+//! Deaths of servers and mount holders, and hand-offs between processes, under programs that see no
+//! error.
 
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -126,7 +127,11 @@ fn a_mount_handed_from_process_to_process_under_load_is_only_a_pause() {
         server = next;
         assert_eq!(server.address, device, "the same loop device");
         let counts = server.ask("counts");
-        assert_eq!((number(&counts, "resent"), number(&counts, "errors")), (0, 0), "nothing was left open");
+        assert_eq!(
+            (number(&counts, "resent"), number(&counts, "errors")),
+            (0, 0),
+            "nothing was left open"
+        );
         assert!(load.runs());
     }
     load.stop();
@@ -208,10 +213,12 @@ except ConnectionError:
 
 /// The mount holder's process, if one holds something: it has the socket as its standard input.
 fn mount_holder(place: &Path) -> Option<String> {
-    let (sockets, path) = (std::fs::read_to_string("/proc/net/unix").expect("a list"), place.join(SOCKET));
+    let (sockets, path) =
+        (std::fs::read_to_string("/proc/net/unix").expect("a list"), place.join(SOCKET));
     // What it has accepted is listed under the same path.
     let lines = sockets.lines().filter(|line| line.ends_with(path.to_str().expect("UTF-8")));
-    let inode = |line: &str| line.split_whitespace().nth(6).map(|inode| format!("socket:[{inode}]").into());
+    let inode =
+        |line: &str| line.split_whitespace().nth(6).map(|inode| format!("socket:[{inode}]").into());
     let sockets: Vec<PathBuf> = lines.filter_map(inode).collect();
     let is_it = |process: &Path| {
         // Of all others no more is read than their names: some cannot be asked while they wait.
@@ -323,7 +330,8 @@ fn a_mount_whose_users_wait_is_not_taken_for_another() {
         MountHolderOptions { socket: place.path().join(SOCKET), command: vec!["false".into()] };
     let elsewhere = place.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).expect("a folder");
-    let options = FuseOptions { mount_holder: Some(mount_holder), ..FuseOptions::new(&elsewhere, "disk") };
+    let options =
+        FuseOptions { mount_holder: Some(mount_holder), ..FuseOptions::new(&elsewhere, "disk") };
     let error = FuseDoor::mount(options, memory()).err().expect("it must not mount");
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.to_string().contains("start it with that mountpoint"), "{error}");

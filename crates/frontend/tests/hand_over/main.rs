@@ -1,4 +1,5 @@
-//! What goes from one process to another when doors are handed over: messages with open files, and parcels.
+//! What goes from one process to another when doors are handed over: messages with open files, and
+//! parcels.
 
 mod parcel;
 mod passing;

@@ -18,7 +18,8 @@ fn descriptor() -> OwnedFd {
 fn golden() -> Vec<Handed> {
     let mut listener = Handed::new("listener").with("address", "/run/sawmill/disk1.sock");
     listener.descriptors.push(descriptor());
-    let mut connection = Handed::new("connection").with("export", "disk1").with("style", "structured");
+    let mut connection =
+        Handed::new("connection").with("export", "disk1").with("style", "structured");
     connection.bytes = vec![0x25, 0x60, 0x95, 0x13];
     connection.descriptors = vec![descriptor(), descriptor()];
     vec![listener, connection]
@@ -28,7 +29,10 @@ fn golden() -> Vec<Handed> {
 type Parts<'a> = (&'a str, &'a BTreeMap<String, String>, &'a [u8], usize);
 
 fn parts(pieces: &[Handed]) -> Vec<Parts<'_>> {
-    pieces.iter().map(|piece| (&*piece.what, &piece.facts, &*piece.bytes, piece.descriptors.len())).collect()
+    pieces
+        .iter()
+        .map(|piece| (&*piece.what, &piece.facts, &*piece.bytes, piece.descriptors.len()))
+        .collect()
 }
 
 fn refused(bytes: &[u8], descriptors: usize) -> String {
@@ -103,7 +107,8 @@ fn facts_out_of_order_or_twice_are_refused() {
 
 #[test]
 fn facts_nobody_asks_for_are_no_fault_and_missing_ones_are_named() {
-    let piece = Handed::new("connection").with("size_bytes", 4096).with("of a later version", "anything");
+    let piece =
+        Handed::new("connection").with("size_bytes", 4096).with("of a later version", "anything");
     assert_eq!(piece.parsed::<u64>("size_bytes").expect("it is there"), 4096);
     let missing = piece.fact("export").expect_err("it is not");
     assert_eq!(missing.to_string(), "hand-over: a connection has no fact \"export\"");
@@ -114,13 +119,17 @@ fn facts_nobody_asks_for_are_no_fault_and_missing_ones_are_named() {
 proptest! {
     #[test]
     fn any_pieces_survive_the_journey(
-        pieces in vec((".*", btree_map(".*", ".*", 0..5), vec(any::<u8>(), 0..300), 0..3usize), 0..6),
+        pieces in vec(
+            (".*", btree_map(".*", ".*", 0..5), vec(any::<u8>(), 0..300), 0..3usize),
+            0..6,
+        ),
     ) {
         let pieces: Vec<Handed> = pieces.into_iter().map(|(what, facts, bytes, count)| {
             Handed { what, facts, bytes, descriptors: (0..count).map(|_| descriptor()).collect() }
         }).collect();
         let (bytes, descriptors) = pack(&pieces);
-        let descriptors = descriptors.iter().map(|fd| fd.try_clone_to_owned().expect("room")).collect();
+        let descriptors =
+            descriptors.iter().map(|fd| fd.try_clone_to_owned().expect("room")).collect();
         let read = unpack(&bytes, descriptors).expect("it is sound");
         prop_assert_eq!(parts(&read), parts(&pieces));
     }

@@ -69,8 +69,11 @@ pub(crate) fn serve_with(
     change(&mut options);
     let server = NbdServer::start(options).expect("the server starts");
     for (name, device) in devices {
-        let export =
-            Export { name: (*name).into(), description: format!("about {name}"), device: device.clone() };
+        let export = Export {
+            name: (*name).into(),
+            description: format!("about {name}"),
+            device: device.clone(),
+        };
         server.add_export(export).expect("a fresh name");
     }
     Served { server, path, folder }
@@ -124,7 +127,8 @@ impl Client {
     pub(crate) fn hello(stream: UnixStream, flags: u32) -> Self {
         stream.set_read_timeout(Some(HANG)).expect("a time-out");
         stream.set_write_timeout(Some(HANG)).expect("a time-out");
-        let mut client = Client { stream, style: Style::Simple, cookie: 100, reads: HashMap::new() };
+        let mut client =
+            Client { stream, style: Style::Simple, cookie: 100, reads: HashMap::new() };
         let greeting = client.bytes(18);
         assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
         assert_eq!(&greeting[16..], [0, 3], "fixed newstyle, no zeroes");
@@ -275,7 +279,8 @@ impl Client {
     /// Receives one whole reply in the style agreed on.
     pub(crate) fn answer(&mut self) -> Answer {
         let magic = self.u32();
-        let mut answer = Answer { cookie: 0, error: 0, text: String::new(), data: vec![], runs: vec![] };
+        let mut answer =
+            Answer { cookie: 0, error: 0, text: String::new(), data: vec![], runs: vec![] };
         if magic == 0x6744_6698 {
             assert_ne!(self.style, Style::Extended, "a simple reply after extended headers");
             answer.error = self.u32();
@@ -309,7 +314,8 @@ impl Client {
             5 | 6 => {
                 assert_eq!(kind == 6, extended);
                 let (head, width) = if extended { (8, 16) } else { (4, 8) };
-                let number = |bytes: &[u8]| bytes.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+                let number =
+                    |bytes: &[u8]| bytes.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
                 let run = |run: &[u8]| (number(&run[..width / 2]), number(&run[width / 2..]));
                 assert_eq!((length - head) % width, 0);
                 answer.runs = payload[head..].chunks(width).map(run).collect();
@@ -317,7 +323,10 @@ impl Client {
             0x8001 => {
                 answer.error = u32::from_be_bytes(payload[..4].try_into().expect("four"));
                 answer.text = String::from_utf8(payload[6..].to_vec()).expect("UTF-8");
-                assert_eq!(usize::from(payload[4]) << 8 | usize::from(payload[5]), answer.text.len());
+                assert_eq!(
+                    usize::from(payload[4]) << 8 | usize::from(payload[5]),
+                    answer.text.len()
+                );
             }
             other => panic!("chunk type {other}"),
         }
@@ -357,6 +366,8 @@ pub(crate) fn meta(name: &str, queries: &[&str]) -> Vec<u8> {
 
 /// Bytes that tell their place and a seed apart.
 pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
-    let mix = |at: u64| (at ^ seed.rotate_left(32)).wrapping_add(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mix = |at: u64| {
+        (at ^ seed.rotate_left(32)).wrapping_add(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    };
     (0..length as u64).map(|at| (mix(at) >> 56) as u8).collect()
 }

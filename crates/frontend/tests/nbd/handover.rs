@@ -11,8 +11,8 @@ use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 use sawmill_frontend::{Door, DoorCounts, Handed, pack, passing, unpack};
 
 use crate::client::{
-    BLOCK_STATUS, Client, DISCONNECT, FLUSH, PAYLOAD_LEN, READ, STYLES, Served, Style, TRIM, WRITE, pattern,
-    serve, serve_with, wait_until,
+    BLOCK_STATUS, Client, DISCONNECT, FLUSH, PAYLOAD_LEN, READ, STYLES, Served, Style, TRIM, WRITE,
+    pattern, serve, serve_with, wait_until,
 };
 use crate::devices::Elsewhere;
 
@@ -101,9 +101,10 @@ fn clients_of_every_style_go_on_after_a_hand_over() {
 fn requests_in_flight_are_answered_once_across_hand_overs_under_load() {
     let device: Arc<dyn BlockDevice> = Arc::new(Elsewhere::new(SIZE));
     let first = serve(device.clone());
-    let clients: Vec<Client> = [Style::Simple, Style::Structured, Style::Extended, Style::Structured]
-        .map(|style| first.client(style))
-        .into();
+    let clients: Vec<Client> =
+        [Style::Simple, Style::Structured, Style::Extended, Style::Structured]
+            .map(|style| first.client(style))
+            .into();
     let done = std::sync::atomic::AtomicUsize::new(0);
     let served = std::thread::scope(|threads| {
         let mut served = first;
@@ -115,7 +116,11 @@ fn requests_in_flight_are_answered_once_across_hand_overs_under_load() {
                     let mut sent = std::collections::BTreeSet::new();
                     let mut bytes = Vec::new();
                     for request in 0..32 {
-                        bytes.extend(client.write_bytes(0, area + request * 8192, &pattern(round, 8192)));
+                        bytes.extend(client.write_bytes(
+                            0,
+                            area + request * 8192,
+                            &pattern(round, 8192),
+                        ));
                         sent.insert(client.last_cookie());
                     }
                     client.send(&bytes);
@@ -205,7 +210,11 @@ fn a_refused_payload_half_dropped_is_refused_by_the_next_server() {
         client.send(&vec![1; length - 5_000_000]);
         let answer = client.answer();
         assert_eq!((answer.error, answer.cookie), (22, client.last_cookie()));
-        assert!(style == Style::Simple || answer.text.contains("longer than the limit"), "{}", answer.text);
+        assert!(
+            style == Style::Simple || answer.text.contains("longer than the limit"),
+            "{}",
+            answer.text
+        );
         client.write_ok(9, b"and on");
     }
     assert_eq!(served.server.counts().errors, 3);
@@ -220,7 +229,8 @@ fn a_client_that_does_not_read_its_replies_stops_no_hand_over_and_gets_all_of_th
     let mut served = serve(device.clone());
     let mut bystander = served.client(Style::Simple);
     let mut client = served.client(Style::Structured);
-    let cookies: Vec<u64> = (0..16).map(|mib| client.request(0, READ, mib << 20, 1 << 20)).collect();
+    let cookies: Vec<u64> =
+        (0..16).map(|mib| client.request(0, READ, mib << 20, 1 << 20)).collect();
     wait_until("the reads are taken", || served.server.counts().reads == 16);
     for _ in 0..3 {
         served = replaced(served, device.clone());
@@ -274,7 +284,8 @@ fn a_client_that_says_goodbye_and_does_not_read_goes_along() {
 fn a_connection_whose_export_is_gone_or_has_changed_is_given_up() {
     let small: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(SIZE - 1));
     let read_only: Arc<dyn BlockDevice> = Arc::new(ReadOnly::new(MemoryDevice::new(SIZE)));
-    for (name, device) in [("other", memory() as Arc<dyn BlockDevice>), ("disk", small), ("disk", read_only)]
+    for (name, device) in
+        [("other", memory() as Arc<dyn BlockDevice>), ("disk", small), ("disk", read_only)]
     {
         let served = serve(memory());
         let mut client = served.client(Style::Structured);
@@ -367,7 +378,8 @@ fn facts_of_a_later_version_are_no_obstacle() {
     let served = serve(device.clone());
     let mut client = served.client(Style::Simple);
     served.server.quiesce(PATIENCE).expect("it becomes quiet");
-    let pieces = handed(&served.server).into_iter().map(|piece| piece.with("of a later version", "yes"));
+    let pieces =
+        handed(&served.server).into_iter().map(|piece| piece.with("of a later version", "yes"));
     let server = take_over(&served, device, pieces.collect()).expect("it goes on");
     served.server.let_go();
     client.write_ok(0, b"on");
@@ -442,7 +454,8 @@ fn nbdcopy_does_not_notice_hand_overs() {
         copy.args(["--connections=1", "--request-size=4096", "--flush"]).args(arguments);
         let mut copy = copy.spawn().expect("nbdcopy of the package libnbd-bin");
         let mut ended = || copy.try_wait().expect("it is our child");
-        let chosen = |served: &Served| served.server.clients().iter().any(|client| client.export.is_some());
+        let chosen =
+            |served: &Served| served.server.clients().iter().any(|client| client.export.is_some());
         wait_until("the client", || ended().is_some() || chosen(&served));
         let status = loop {
             match ended() {

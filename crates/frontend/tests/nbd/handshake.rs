@@ -7,9 +7,9 @@ use std::time::Duration;
 use sawmill_device::{BlockDevice, Geometry, MemoryDevice, Operations};
 
 use crate::client::{
-    ACK, BLOCK_STATUS, Client, ERR_INVALID, ERR_UNKNOWN, ERR_UNSUP, EXTENDED_HEADERS, GO, INFO, LIST,
-    LIST_META_CONTEXT, READ, SET_META_CONTEXT, STARTTLS, STRUCTURED_REPLY, Served, Style, info, meta,
-    option_bytes, serve, serve_with,
+    ACK, BLOCK_STATUS, Client, ERR_INVALID, ERR_UNKNOWN, ERR_UNSUP, EXTENDED_HEADERS, GO, INFO,
+    LIST, LIST_META_CONTEXT, READ, SET_META_CONTEXT, STARTTLS, STRUCTURED_REPLY, Served, Style,
+    info, meta, option_bytes, serve, serve_with,
 };
 
 fn memory(size_bytes: u64) -> Arc<dyn BlockDevice> {
@@ -45,15 +45,20 @@ fn info_and_go_give_size_flags_block_sizes_name_and_description() {
         bytes.extend(flags.to_be_bytes());
         (3, bytes)
     };
-    let sizes = [&[0, 3][..], &1u32.to_be_bytes(), &65536u32.to_be_bytes(), &(32u32 << 20).to_be_bytes()];
+    let sizes =
+        [&[0, 3][..], &1u32.to_be_bytes(), &65536u32.to_be_bytes(), &(32u32 << 20).to_be_bytes()];
     let text = |kind: u8, text: &str| (3, [&[0, kind], text.as_bytes()].concat());
     let simple_flags = 0b1101_0110_1101;
     let ack = (ACK, vec![]);
-    let expected = [export(simple_flags), (3, sizes.concat()), text(1, "ünder"), text(2, "about ünder"), ack];
+    let expected =
+        [export(simple_flags), (3, sizes.concat()), text(1, "ünder"), text(2, "about ünder"), ack];
     assert_eq!(client.option(INFO, &info("ünder", &[1, 2, 3, 77])), expected);
     assert_eq!(client.verdict(STRUCTURED_REPLY, b""), ACK);
     let with_df = export(simple_flags | 1 << 7);
-    assert_eq!(client.option(GO, &info("ünder", &[])), [with_df, (3, sizes.concat()), (ACK, vec![])]);
+    assert_eq!(
+        client.option(GO, &info("ünder", &[])),
+        [with_df, (3, sizes.concat()), (ACK, vec![])]
+    );
     client.style = Style::Structured;
     assert_eq!(client.read_ok((3 << 20) - 1, 1), [0]);
 }
@@ -73,10 +78,15 @@ fn flags_follow_what_the_device_can_do() {
     let mut client = served.raw();
     let replies = client.option(INFO, &info("disk", &[]));
     assert_eq!(replies[0].1[10..], 0b100_0000_1111u16.to_be_bytes());
-    let sizes = [&[0, 3][..], &1u32.to_be_bytes(), &512u32.to_be_bytes(), &(1u32 << 16).to_be_bytes()];
+    let sizes =
+        [&[0, 3][..], &1u32.to_be_bytes(), &512u32.to_be_bytes(), &(1u32 << 16).to_be_bytes()];
     assert_eq!(replies[1].1, sizes.concat());
     assert_eq!(client.verdict(STRUCTURED_REPLY, b""), ACK);
-    assert_eq!(client.option(LIST_META_CONTEXT, &meta("disk", &[])), [(ACK, vec![])], "no context to offer");
+    assert_eq!(
+        client.option(LIST_META_CONTEXT, &meta("disk", &[])),
+        [(ACK, vec![])],
+        "no context to offer"
+    );
 }
 
 #[test]
@@ -191,7 +201,11 @@ fn contexts_need_a_style_that_can_carry_them_and_match_by_name() {
     assert_eq!(client.option(LIST_META_CONTEXT, &meta("disk", &["x-other:"])), [ack()]);
     let wanted = meta("disk", &["qemu:dirty-bitmap:x", "base:allocation"]);
     assert_eq!(client.option(SET_META_CONTEXT, &wanted), [context(1), ack()]);
-    assert_eq!(client.option(SET_META_CONTEXT, &meta("disk", &["base:"])), [ack()], "no wildcard here");
+    assert_eq!(
+        client.option(SET_META_CONTEXT, &meta("disk", &["base:"])),
+        [ack()],
+        "no wildcard here"
+    );
 }
 
 #[test]
@@ -231,7 +245,10 @@ fn malformed_option_data_is_invalid_and_haggling_goes_on() {
         }
     }
     assert_eq!(client.verdict(GO, &longer_than_said), ERR_INVALID);
-    assert_eq!(client.verdict(LIST_META_CONTEXT, &[&meta("disk", &[])[..], b"?"].concat()), ERR_INVALID);
+    assert_eq!(
+        client.verdict(LIST_META_CONTEXT, &[&meta("disk", &[])[..], b"?"].concat()),
+        ERR_INVALID
+    );
     client.style = Style::Structured;
     client.go("disk");
 }
@@ -255,7 +272,9 @@ fn options_sent_ahead_are_answered_in_order() {
 fn violations_close_that_connection_only() {
     let served = two_disks();
     let mut bystander = served.client(Style::Structured);
-    let raw = |flags| Client::hello(UnixStream::connect(&served.path).expect("the server listens"), flags);
+    let raw = |flags| {
+        Client::hello(UnixStream::connect(&served.path).expect("the server listens"), flags)
+    };
     let mut violations = 0;
     let mut expect_violation = |mut client: Client| {
         client.expect_closed();
@@ -298,7 +317,8 @@ fn violations_close_that_connection_only() {
 #[test]
 fn a_client_that_does_not_finish_the_handshake_is_closed() {
     let time_max = Duration::from_millis(50);
-    let served = serve_with(&[("disk", memory(4096))], |options| options.handshake_time_max = time_max);
+    let served =
+        serve_with(&[("disk", memory(4096))], |options| options.handshake_time_max = time_max);
     let mut silent = served.raw();
     let mut halfway = served.raw();
     halfway.send(b"IHAVE");

@@ -1,4 +1,5 @@
-//! The NBD door from outside: a small client that can misbehave, and real clients nobody here wrote.
+//! The NBD door from outside: a small client that can misbehave, and real clients nobody here
+//! wrote.
 
 mod client;
 mod devices;

@@ -156,7 +156,10 @@ fn idle_clients_of_one_peer_do_not_take_the_last_places() {
     wait_until("all have a place", || metrics().connections == 12 && metrics().handshakes == 0);
     let mut one_more = UnixStream::connect(&served.path).expect("the kernel accepts");
     assert_eq!(std::io::Read::read(&mut one_more, &mut [0; 18]).expect("closed, not reset"), 0);
-    assert_eq!((served.server.metrics().connections, served.server.metrics().connections_refused), (12, 1));
+    assert_eq!(
+        (served.server.metrics().connections, served.server.metrics().connections_refused),
+        (12, 1)
+    );
     drop(idle);
 }
 

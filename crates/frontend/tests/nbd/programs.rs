@@ -78,7 +78,8 @@ fn nbdinfo_maps_data_and_holes() {
 fn nbdcopy_brings_a_file_in_and_out_unchanged() {
     for device in [memory() as Arc<dyn BlockDevice>, Arc::new(Elsewhere::new(SIZE))] {
         let served = serve(device);
-        let (here, back) = (served.folder.path().join("in.raw"), served.folder.path().join("out.raw"));
+        let (here, back) =
+            (served.folder.path().join("in.raw"), served.folder.path().join("out.raw"));
         let mut data = pattern(5, SIZE as usize);
         data[3 << 20..9 << 20].fill(0);
         std::fs::write(&here, &data).expect("written");
@@ -126,7 +127,8 @@ h.pwrite(b"sawmill" * 1000, 12345)
 h.pwrite(b"fua", 0, nbd.CMD_FLAG_FUA)
 assert h.pread(7000, 12345) == b"sawmill" * 1000
 chunks = []
-h.pread_structured(3, 0, lambda data, offset, kind, error: chunks.append(bytes(data)), nbd.CMD_FLAG_DF)
+keep = lambda data, offset, kind, error: chunks.append(bytes(data))
+h.pread_structured(3, 0, keep, nbd.CMD_FLAG_DF)
 assert chunks == [b"fua"], chunks
 h.flush()
 h.cache(1 << 20, 0)
@@ -149,7 +151,8 @@ for call, errno in [
         assert error.errno == errno, (error.errno, errno)
     else:
         sys.exit("no error where " + errno + " is due")
-cookies = [h.aio_pwrite(nbd.Buffer.from_bytearray(bytearray([n] * 4096)), n * 4096) for n in range(64)]
+block = lambda n: nbd.Buffer.from_bytearray(bytearray([n] * 4096))
+cookies = [h.aio_pwrite(block(n), n * 4096) for n in range(64)]
 for cookie in cookies:
     while not h.aio_command_completed(cookie):
         h.poll(-1)

@@ -9,7 +9,9 @@ use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_frontend::Door;
 use sawmill_frontend::nbd::{Listen, NbdOptions, NbdServer};
 
-use crate::client::{Client, FLUSH, LIST, READ, Served, Style, pattern, serve, serve_with, wait_until};
+use crate::client::{
+    Client, FLUSH, LIST, READ, Served, Style, pattern, serve, serve_with, wait_until,
+};
 use crate::devices::Held;
 use crate::handover::{PATIENCE, SIZE, export, handed, memory, options, replaced, take_over};
 
@@ -127,7 +129,8 @@ fn a_door_let_go_ends_nothing_for_those_who_were_handed_over() {
     let waiting = UnixStream::connect(&path).expect("somebody listens");
     client.request(0, READ, 0, 5);
     let options = NbdOptions::new(Listen::Unix(path.clone()));
-    let server = NbdServer::take_over(options, vec![export("disk", device)], pieces).expect("it goes on");
+    let server =
+        NbdServer::take_over(options, vec![export("disk", device)], pieces).expect("it goes on");
     assert_eq!(client.answer().data, [0; 5]);
     Client::hello(waiting, 3).go("disk");
     server.stop();
@@ -153,7 +156,8 @@ fn a_server_on_trial_leaves_everything_as_it_was() {
     reader.request(0, READ, 0, 16 << 20);
     wait_until("the read is taken", || served.server.counts().reads == 1);
     served.server.quiesce(PATIENCE).expect("it becomes quiet");
-    // Once all that was sent is taken there is room for the rest of the reply, which nobody may send.
+    // Once all that was sent is taken there is room for the rest of the reply, which nobody may
+    // send.
     let mut reply = Vec::new();
     take_what_came(&mut reader, &mut reply);
     assert!(!reply.is_empty() && reply.len() < 16 << 20);
@@ -197,7 +201,9 @@ fn a_client_in_its_handshake_is_no_obstacle() {
     assert_eq!(staying.option(LIST, b""), before, "it goes on meanwhile");
     staying.go("disk");
     let cookie = staying.request(0, READ, 0, 3);
-    wait_until("it has its export", || served.server.clients().iter().any(|client| client.export.is_some()));
+    wait_until("it has its export", || {
+        served.server.clients().iter().any(|client| client.export.is_some())
+    });
     served.server.quiesce(PATIENCE).expect("it is quiet");
     assert_eq!(served.server.counts().reads, 0, "its first request waits");
     let pieces = handed(&served.server);
@@ -230,7 +236,11 @@ fn a_client_at_any_byte_of_its_handshake_is_ended_and_may_come_again() {
         witness.write_ok(0, &[cut as u8; 10]);
         served.wait_for_connections(1);
     }
-    assert_eq!(served.server.counts().protocol_violations, 0, "to be cut short is no fault of theirs");
+    assert_eq!(
+        served.server.counts().protocol_violations,
+        0,
+        "to be cut short is no fault of theirs"
+    );
 }
 
 #[test]

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, Geometry, MemoryDevice};
 
 use crate::client::{
-    BLOCK_STATUS, CACHE, Client, DF, FAST_ZERO, FLUSH, FUA, NO_HOLE, PAYLOAD_LEN, READ, REQ_ONE, STYLES,
-    Style, TRIM, WRITE, WRITE_ZEROES, pattern, serve,
+    BLOCK_STATUS, CACHE, Client, DF, FAST_ZERO, FLUSH, FUA, NO_HOLE, PAYLOAD_LEN, READ, REQ_ONE,
+    STYLES, Style, TRIM, WRITE, WRITE_ZEROES, pattern, serve,
 };
 use crate::devices::{Elsewhere, Failing};
 
@@ -48,7 +48,14 @@ fn every_command_does_its_work_in_every_style() {
         assert_eq!(client.call(FUA, TRIM, 0, SIZE).error, 0);
         assert_eq!(device.resident_bytes(), 0, "the trim reached the device");
         let counts = served.server.metrics().requests;
-        let found = [counts.read, counts.write, counts.flush, counts.trim, counts.cache, counts.write_zeroes];
+        let found = [
+            counts.read,
+            counts.write,
+            counts.flush,
+            counts.trim,
+            counts.cache,
+            counts.write_zeroes,
+        ];
         assert_eq!(found, [2, 2, 1, 1, 1, 2]);
     }
 }
@@ -60,7 +67,11 @@ fn a_read_that_must_not_be_split_comes_in_one_piece() {
         let answer = served.client(style).call(DF, READ, 0, SIZE);
         assert_eq!((answer.error, answer.data.len() as u64), (0, SIZE));
     }
-    assert_eq!(served.client(Style::Simple).call(DF, READ, 0, 1).error, EINVAL, "not offered in this style");
+    assert_eq!(
+        served.client(Style::Simple).call(DF, READ, 0, 1).error,
+        EINVAL,
+        "not offered in this style"
+    );
 }
 
 #[test]
@@ -116,7 +127,11 @@ fn wrong_requests_are_refused_with_the_number_of_the_protocol_and_change_nothing
             (0, u16::MAX, 1, 2, EINVAL),
         ] {
             let answer = client.call(flags, command, offset, length);
-            assert_eq!(answer.error, errno, "{style:?} {flags} {command} {offset} {length} {}", answer.text);
+            assert_eq!(
+                answer.error, errno,
+                "{style:?} {flags} {command} {offset} {length} {}",
+                answer.text
+            );
             assert_eq!(answer.text.is_empty(), style == Style::Simple, "the text says why");
         }
         assert_eq!(client.write(0, SIZE - 2, b"over").error, ENOSPC);
@@ -159,11 +174,16 @@ fn errors_of_the_device_reach_the_client_with_number_and_text() {
         let served = serve(Arc::new(Failing::new(kind)));
         for style in STYLES {
             let mut client = served.client(style);
-            for answer in
-                [client.call(0, READ, 0, 4096), client.write(0, 0, b"data"), client.call(0, FLUSH, 0, 0)]
-            {
-                let text =
-                    if style == Style::Simple { String::new() } else { format!("{kind:?} for a test") };
+            for answer in [
+                client.call(0, READ, 0, 4096),
+                client.write(0, 0, b"data"),
+                client.call(0, FLUSH, 0, 0),
+            ] {
+                let text = if style == Style::Simple {
+                    String::new()
+                } else {
+                    format!("{kind:?} for a test")
+                };
                 assert_eq!((answer.error, answer.text, answer.data.len()), (errno, text, 0));
             }
         }
@@ -201,7 +221,8 @@ fn payloads_of_every_length_around_the_buffers_come_through_whole() {
 fn mixed_lengths_sent_in_one_go_come_through_in_order() {
     let lengths: Vec<usize> = (0..400u32).map(|at| (at * 7919 % 9000) as usize + 1).collect();
     let size = 4 << 20;
-    for device in [Arc::new(MemoryDevice::new(size)) as Arc<dyn BlockDevice>, Arc::new(Elsewhere::new(size))]
+    for device in
+        [Arc::new(MemoryDevice::new(size)) as Arc<dyn BlockDevice>, Arc::new(Elsewhere::new(size))]
     {
         let served = serve(device);
         let mut client = served.client(Style::Extended);
@@ -239,8 +260,8 @@ fn requests_that_arrive_byte_by_byte_are_understood() {
     assert_eq!(client.answer().data, b"slowly");
 }
 
-/// On one connection without waiting: either order may win (D8), but every byte is from one of the writes,
-/// and the outcome stays what it is.
+/// On one connection without waiting: either order may win (D8), but every byte is from one of the
+/// writes, and the outcome stays what it is.
 #[test]
 fn pipelined_overlapping_writes_end_in_one_state() {
     let served = serve(Arc::new(Elsewhere::new(SIZE)));
@@ -265,7 +286,8 @@ fn pipelined_overlapping_writes_end_in_one_state() {
         let found = client.read_ok(0, 300);
         for (at, byte) in found.iter().enumerate().filter(|(_, byte)| **byte > 0) {
             let offsets = (0..=round).map(|round| (u64::from(byte - 1) * 37 + round * 11) % 200);
-            let covers = offsets.into_iter().any(|offset| (offset..offset + 100).contains(&(at as u64)));
+            let covers =
+                offsets.into_iter().any(|offset| (offset..offset + 100).contains(&(at as u64)));
             assert!(covers, "byte {at} is {byte}, which no write put there");
         }
         assert_eq!(client.read_ok(0, 300), found);
@@ -293,7 +315,10 @@ fn eight_connections_work_side_by_side() {
         });
         served.wait_for_connections(0);
         let metrics = served.server.metrics();
-        assert_eq!((metrics.requests.read, metrics.requests.write, metrics.in_flight), (400, 400, 0));
+        assert_eq!(
+            (metrics.requests.read, metrics.requests.write, metrics.in_flight),
+            (400, 400, 0)
+        );
     }
 }
 
@@ -309,7 +334,8 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let range = (0u64..6000, 1u64..6000);
     prop_oneof![
-        3 => (0u64..6000, vec(any::<u8>(), 1..6000)).prop_map(|(offset, data)| Step::Write(offset, data)),
+        3 => (0u64..6000, vec(any::<u8>(), 1..6000))
+            .prop_map(|(offset, data)| Step::Write(offset, data)),
         1 => range.clone().prop_map(|(offset, length)| Step::Zeroes(offset, length)),
         1 => range.clone().prop_map(|(offset, length)| Step::Trim(offset, length)),
         3 => range.prop_map(|(offset, length)| Step::Read(offset, length)),
@@ -344,7 +370,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(30))]
 
     #[test]
-    fn any_sequence_of_requests_agrees_with_a_vector_of_bytes(steps in vec((0usize..3, step()), 1..60)) {
+    fn any_sequence_of_requests_agrees_with_a_vector_of_bytes(
+        steps in vec((0usize..3, step()), 1..60),
+    ) {
         let served = serve(memory());
         let mut clients = STYLES.map(|style| served.client(style));
         let mut model = vec![0; 12_000];

@@ -96,7 +96,9 @@ fn tcp_is_loopback_only_unless_it_is_asked_for() {
     wait_until("the client is known", || !server.clients().is_empty());
     let peer = stream.local_addr().expect("connected").to_string();
     assert_eq!(server.clients(), [Connected { peer, export: None }]);
-    let Err(error) = NbdServer::start(NbdOptions::new(Listen::Tcp(address))) else { panic!("taken") };
+    let Err(error) = NbdServer::start(NbdOptions::new(Listen::Tcp(address))) else {
+        panic!("taken")
+    };
     assert_eq!(error.kind(), ErrorKind::Unavailable);
 }
 
@@ -120,7 +122,10 @@ fn exports_need_fresh_sound_names() {
     assert_eq!(add(&"x".repeat(4097)), Err(ErrorKind::Invalid));
     assert_eq!(add("nul\0"), Err(ErrorKind::Invalid));
     assert_eq!(add(&"x".repeat(4096)), Ok(()));
-    assert_eq!(served.server.remove_export("none").map_err(|error| error.kind()), Err(ErrorKind::NotFound));
+    assert_eq!(
+        served.server.remove_export("none").map_err(|error| error.kind()),
+        Err(ErrorKind::NotFound)
+    );
 }
 
 #[test]
@@ -138,8 +143,10 @@ fn one_connection_more_than_allowed_is_closed_and_the_rest_live() {
     served.client(Style::Simple).write_ok(0, b"room again");
     let metrics = served.server.metrics();
     assert_eq!((metrics.connections_total, metrics.connections_refused), (4, 1));
-    let none =
-        NbdOptions { connections_max: 0, ..NbdOptions::new(Listen::Unix(served.folder.path().join("x"))) };
+    let none = NbdOptions {
+        connections_max: 0,
+        ..NbdOptions::new(Listen::Unix(served.folder.path().join("x")))
+    };
     assert_eq!(refused(NbdServer::start(none)).0, ErrorKind::Invalid);
 }
 
@@ -162,7 +169,10 @@ fn clients_and_metrics_tell_who_is_there_and_what_was_done() {
     drop(client);
     served.wait_for_connections(0);
     let after = served.server.metrics();
-    assert_eq!((after.bytes_in, after.requests, after.in_flight), (before.bytes_in, before.requests, 0));
+    assert_eq!(
+        (after.bytes_in, after.requests, after.in_flight),
+        (before.bytes_in, before.requests, 0)
+    );
     assert_eq!(after.connections_total, 1);
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use sawmill_device::{BlockDeviceExt, MemoryDevice};
 
 use crate::client::{
-    BLOCK_STATUS, DISCONNECT, FLUSH, PAYLOAD_LEN, READ, STYLES, Style, WRITE, pattern, serve, serve_with,
-    wait_until,
+    BLOCK_STATUS, DISCONNECT, FLUSH, PAYLOAD_LEN, READ, STYLES, Style, WRITE, pattern, serve,
+    serve_with, wait_until,
 };
 use crate::devices::{Elsewhere, Held};
 
@@ -131,11 +131,12 @@ fn disconnect_waits_for_the_replies_of_what_came_before() {
     assert_eq!(served.server.metrics().protocol_violations, 0);
 }
 
-/// One client asks for far more than it reads. Its replies may fill its own limits, but neither the other
-/// clients nor the threads that complete requests may notice.
+/// One client asks for far more than it reads. Its replies may fill its own limits, but neither the
+/// other clients nor the threads that complete requests may notice.
 #[test]
 fn a_client_that_does_not_take_its_replies_holds_up_nobody() {
-    for device in [memory() as Arc<dyn sawmill_device::BlockDevice>, Arc::new(Elsewhere::new(SIZE))] {
+    for device in [memory() as Arc<dyn sawmill_device::BlockDevice>, Arc::new(Elsewhere::new(SIZE))]
+    {
         let served = serve(device);
         let mut lazy = served.client(Style::Structured);
         let data = pattern(3, 1 << 20);

@@ -1,5 +1,5 @@
-//! Devices that show what a door does with them: one that keeps requests until it is told, one that notes
-//! them.
+//! Devices that show what a door does with them: one that keeps requests until it is told, one that
+//! notes them.
 
 use std::sync::Arc;
 
@@ -36,7 +36,8 @@ impl Gate {
         self.inside.lock().closed = true;
     }
 
-    /// Lets those of the kept through that have these numbers, the oldest being 0. The others stay kept.
+    /// Lets those of the kept through that have these numbers, the oldest being 0. The others stay
+    /// kept.
     pub(crate) fn let_some_through(&self, numbers: &[usize]) {
         let (some, others) = {
             let mut inside = self.inside.lock();

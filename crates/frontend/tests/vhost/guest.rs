@@ -1,5 +1,5 @@
-//! A guest and its frontend, by hand: memory in a memfd, rings written entry by entry, and the vhost-user
-//! frontend of the crate `vhost`.
+//! A guest and its frontend, by hand: memory in a memfd, rings written entry by entry, and the
+//! vhost-user frontend of the crate `vhost`.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -102,7 +102,8 @@ impl Guest {
 
     /// Connects, and starts every queue where the guest stands.
     pub(crate) fn connect(&mut self, path: &Path) -> Frontend {
-        let mut front = Frontend::connect(path, self.drivers.len() as u64).expect("the door listens");
+        let mut front =
+            Frontend::connect(path, self.drivers.len() as u64).expect("the door listens");
         front.set_owner().expect("an answer");
         let features = front.get_features().expect("an answer");
         let spoken = front.get_protocol_features().expect("an answer");
@@ -174,7 +175,14 @@ impl Guest {
         bytes
     }
 
-    pub(crate) fn put_descriptor(&self, table: u64, index: u16, part: (u64, u32), flags: u16, next: u16) {
+    pub(crate) fn put_descriptor(
+        &self,
+        table: u64,
+        index: u16,
+        part: (u64, u32),
+        flags: u16,
+        next: u16,
+    ) {
         let mut bytes = part.0.to_le_bytes().to_vec();
         bytes.extend(part.1.to_le_bytes());
         bytes.extend(flags.to_le_bytes());
@@ -210,7 +218,10 @@ impl Guest {
 
     /// Makes a head available, without a kick.
     pub(crate) fn offer(&mut self, queue: usize, head: u16) {
-        let entry = ring(queue, AVAILABLE_AT + 4 + 2 * u64::from(self.drivers[queue].available % QUEUE_SIZE));
+        let entry = ring(
+            queue,
+            AVAILABLE_AT + 4 + 2 * u64::from(self.drivers[queue].available % QUEUE_SIZE),
+        );
         self.put(entry, &head.to_le_bytes());
         self.drivers[queue].available = self.drivers[queue].available.wrapping_add(1);
         self.set_available(queue, self.drivers[queue].available);
@@ -243,8 +254,8 @@ impl Guest {
             return None;
         }
         let entry = self.get(ring(queue, USED_AT + 4 + 8 * u64::from(seen % QUEUE_SIZE)), 8);
-        let head =
-            u16::try_from(u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]])).expect("a head");
+        let head = u16::try_from(u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]))
+            .expect("a head");
         let driver = &mut self.drivers[queue];
         driver.seen = seen.wrapping_add(1);
         let taken = std::mem::take(&mut driver.taken[usize::from(head)]);
@@ -265,7 +276,14 @@ impl Guest {
     }
 
     /// Prepares the usual request: a header, data, a status. Returns its head.
-    pub(crate) fn prepare(&mut self, queue: usize, kind: u32, sector: u64, data: &[u8], read: u32) -> u16 {
+    pub(crate) fn prepare(
+        &mut self,
+        queue: usize,
+        kind: u32,
+        sector: u64,
+        data: &[u8],
+        read: u32,
+    ) -> u16 {
         let head = *self.drivers[queue].free.front().expect("the queue has room");
         self.put(header_at(head), &header(kind, sector));
         self.put(status_at(head), &[0xff]);

@@ -1,6 +1,6 @@
-//! The vhost-user door from outside: a guest by hand (`guest`) over a device that shows what is done with
-//! it (`devices`). `requests` says what it serves, `trouble` what no guest can do to it, `restart` what it
-//! survives.
+//! The vhost-user door from outside: a guest by hand (`guest`) over a device that shows what is
+//! done with it (`devices`). `requests` says what it serves, `trouble` what no guest can do to it,
+//! `restart` what it survives.
 
 mod devices;
 mod guest;

@@ -46,8 +46,13 @@ fn a_request_may_be_cut_into_pieces_anywhere() {
     let bytes: Vec<u8> = (0..1024u32).map(|n| (n * 7) as u8).collect();
     guest.put(at, &header(STORE, 3));
     guest.put(data, &bytes);
-    let write =
-        [(at, 5, false), (at + 5, 11, false), (data, 1, false), (data + 1, 1023, false), (at + 32, 1, true)];
+    let write = [
+        (at, 5, false),
+        (at + 5, 11, false),
+        (data, 1, false),
+        (data + 1, 1023, false),
+        (at + 32, 1, true),
+    ];
     let head = guest.lay_out(0, &write);
     guest.offer(0, head);
     guest.kick(0);
@@ -125,14 +130,21 @@ fn what_cannot_be_done_fails_alone() {
 #[test]
 fn the_configuration_shows_the_device() {
     let place = Place::new();
-    let geometry =
-        Geometry { block_bytes: 4096, read_only: true, ..MemoryDevice::new(SIZE_BYTES).geometry_now() };
+    let geometry = Geometry {
+        block_bytes: 4096,
+        read_only: true,
+        ..MemoryDevice::new(SIZE_BYTES).geometry_now()
+    };
     let _door = place.serve(Arc::new(MemoryDevice::with_geometry(geometry)));
     let mut guest = Guest::new(1);
     let mut front = guest.connect(&place.path());
-    let (_, config) = front.get_config(0, 60, VhostUserConfigFlags::empty(), &[0; 60]).expect("an answer");
+    let (_, config) =
+        front.get_config(0, 60, VhostUserConfigFlags::empty(), &[0; 60]).expect("an answer");
     let number = |at: usize, bytes: usize| {
-        config[at..at + bytes].iter().rev().fold(0u64, |number, byte| number << 8 | u64::from(*byte))
+        config[at..at + bytes]
+            .iter()
+            .rev()
+            .fold(0u64, |number, byte| number << 8 | u64::from(*byte))
     };
     assert_eq!(number(0, 8), SIZE_BYTES / 512);
     assert!(number(8, 4) * number(12, 4) <= u64::from(geometry.request_bytes_max));
@@ -228,8 +240,11 @@ fn writes_to_memory_are_logged_while_the_guest_migrates() {
     let log_bytes = MEMORY_BYTES / 4096 / 8;
     let log = memfd_create("log", MemfdFlags::CLOEXEC).expect("memory");
     ftruncate(&log, log_bytes).expect("memory");
-    let region =
-        VhostUserDirtyLogRegion { mmap_size: log_bytes, mmap_offset: 0, mmap_handle: log.as_raw_fd() };
+    let region = VhostUserDirtyLogRegion {
+        mmap_size: log_bytes,
+        mmap_offset: 0,
+        mmap_handle: log.as_raw_fd(),
+    };
     front.set_log_base(0, Some(region)).expect("the door takes it");
     let mut bits = vec![0; log_bytes as usize];
     let mut dirty = || {
@@ -265,7 +280,8 @@ fn regions_of_memory_come_and_go_under_a_running_queue() {
     let mut write_from_above = || {
         guest.put(header_at(0), &header(STORE, 1));
         guest.put(DATA_AT, &[0x33; 512]);
-        let parts = [(header_at(0), 16, false), (above + DATA_AT, 512, false), (status_at(0), 1, true)];
+        let parts =
+            [(header_at(0), 16, false), (above + DATA_AT, 512, false), (status_at(0), 1, true)];
         let head = guest.lay_out(0, &parts);
         guest.offer(0, head);
         guest.kick(0);

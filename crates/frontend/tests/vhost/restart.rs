@@ -78,8 +78,8 @@ fn an_old_write_never_lands_after_a_newer_one() {
     let front = guest.connect(&place.path());
     gate.close();
     offer_writes(&mut guest, &gate, 3..4);
-    // The frontend goes and comes back; the old write is still in the device, which would do a new one at
-    // once.
+    // The frontend goes and comes back; the old write is still in the device, which would do a new
+    // one at once.
     drop(front);
     gate.let_newer_through();
     let front = guest.connect(&place.path());
@@ -156,7 +156,8 @@ fn a_door_is_handed_over_with_its_connection() {
         guest.kick(1);
         let pieces = door.hand_over().expect("it is quiet");
         door.let_go();
-        let next = VhostDoor::take_over(place.options(), memory.clone(), pieces).expect("it is whole");
+        let next =
+            VhostDoor::take_over(place.options(), memory.clone(), pieces).expect("it is whole");
         drop(door);
         assert_eq!(guest.used(1), u16::from(round), "nothing is served before the word");
         next.resume();

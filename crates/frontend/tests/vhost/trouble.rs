@@ -43,9 +43,15 @@ fn a_malformed_chain_stops_its_queue_and_nothing_else() {
         ("a huge indirect table", vec![(0, 16 * 1025, INDIRECT, 0)]),
         ("an indirect table outside memory", vec![(outside, 16, INDIRECT, 0)]),
         ("an indirect table at the end of addresses", vec![(u64::MAX - 15, 32, INDIRECT, 0)]),
-        ("an indirect table with a next", vec![(header, 16, INDIRECT | NEXT, 1), (status, 1, WRITE, 0)]),
+        (
+            "an indirect table with a next",
+            vec![(header, 16, INDIRECT | NEXT, 1), (status, 1, WRITE, 0)],
+        ),
         // The table's second entry is itself such a table.
-        ("a table in a table", vec![(ring(0, 16), 16, INDIRECT, 0), (ring(0, 32), 16, INDIRECT, 0)]),
+        (
+            "a table in a table",
+            vec![(ring(0, 16), 16, INDIRECT, 0), (ring(0, 32), 16, INDIRECT, 0)],
+        ),
     ];
     for (what, entries) in cases {
         let (place, gate) = (Place::new(), Gate::open());
@@ -102,7 +108,8 @@ fn a_guest_cannot_have_more_in_flight_than_the_limit() {
     let mut heads = Vec::new();
     for _ in 0..20 {
         guest.put(header_at(0), &header(READ, 0));
-        let parts = [(header_at(0), 16, false), (MEMORY_BYTES / 2, 4 << 20, true), (status_at(0), 1, true)];
+        let parts =
+            [(header_at(0), 16, false), (MEMORY_BYTES / 2, 4 << 20, true), (status_at(0), 1, true)];
         let head = guest.lay_out(0, &parts);
         guest.offer(0, head);
         heads.push(head);
@@ -137,7 +144,10 @@ fn a_frontend_that_breaks_the_protocol_loses_its_connection() {
         ("a queue size that is no power of two", message(8, 1, &[0, 0, 0, 0, 63, 0, 0, 0])),
         ("a kick without a descriptor", message(12, 1, &[0; 8])),
         ("a kick by polling", message(12, 1, &[0, 1, 0, 0, 0, 0, 0, 0])),
-        ("memory without descriptors", message(5, 1, &[&[1, 0, 0, 0, 0, 0, 0, 0][..], &[1; 32]].concat())),
+        (
+            "memory without descriptors",
+            message(5, 1, &[&[1, 0, 0, 0, 0, 0, 0, 0][..], &[1; 32]].concat()),
+        ),
         ("a region that overflows", message(37, 1, &[0xff; 40])),
         ("a region that nobody added", message(38, 1, &[1; 40])),
         ("configuration out of bounds", message(24, 1, &[0xff; 12])),
@@ -202,12 +212,24 @@ fn a_queue_that_cannot_run_takes_no_other_with_it() {
     door.let_go();
     let next = VhostDoor::take_over(place.options(), gate.clone(), pieces).expect("it is whole");
     next.resume();
-    assert_eq!(next.counts().protocol_violations, 1, "whoever looks sees that a queue stands still");
+    assert_eq!(
+        next.counts().protocol_violations,
+        1,
+        "whoever looks sees that a queue stands still"
+    );
     for queue in [1, 2] {
-        assert_eq!(guest.ask(queue, STORE, 0, &[2; 512], 0).0, 0, "queue {queue} goes on in the next one");
+        assert_eq!(
+            guest.ask(queue, STORE, 0, &[2; 512], 0).0,
+            0,
+            "queue {queue} goes on in the next one"
+        );
     }
     front.set_vring_addr(0, &guest.rings(0)).expect("these are in memory");
-    assert_eq!(guest.ask(0, STORE, 0, &[3; 512], 0).0, 0, "and the first one, once it is where it must be");
+    assert_eq!(
+        guest.ask(0, STORE, 0, &[3; 512], 0).0,
+        0,
+        "and the first one, once it is where it must be"
+    );
 }
 
 /// An entry of a descriptor table, more or less sensible.
@@ -233,15 +255,22 @@ fn entry() -> impl Strategy<Value = Entry> {
         0u32..100_000,
         any::<u32>()
     ];
-    let flags =
-        prop_oneof![Just(0u16), Just(NEXT), Just(WRITE), Just(NEXT | WRITE), Just(INDIRECT), 0u16..16];
+    let flags = prop_oneof![
+        Just(0u16),
+        Just(NEXT),
+        Just(WRITE),
+        Just(NEXT | WRITE),
+        Just(INDIRECT),
+        0u16..16
+    ];
     (addresses, lengths, flags, 0u16..20)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Nothing is written outside what the guest itself has pointed at, nothing hangs, and nobody dies.
+    /// Nothing is written outside what the guest itself has pointed at, nothing hangs, and nobody
+    /// dies.
     #[test]
     fn random_rings_do_no_harm(
         entries in prop::collection::vec(entry(), 16),
@@ -252,7 +281,8 @@ proptest! {
         let door = place.serve(gate.clone());
         let mut guest = Guest::new(1);
         let front = guest.connect(&place.path());
-        // The upper half of the memory is in no valid descriptor that reaches not also into it from below.
+        // The upper half of the memory is in no valid descriptor that reaches not also into it from
+        // below.
         let lower = MEMORY_BYTES / 2;
         let reaches = |(address, length, ..): &Entry| {
             address.checked_add((*length).into()).is_some_and(|end| end > lower)

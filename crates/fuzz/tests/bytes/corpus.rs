@@ -1,5 +1,5 @@
-//! Where the corpora come from: the golden vectors, and inputs made here. Files of other names were found by
-//! the fuzzer and stay.
+//! Where the corpora come from: the golden vectors, and inputs made here. Files of other names were
+//! found by the fuzzer and stay.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -37,18 +37,23 @@ fn write_corpus() {
 }
 
 fn hand_overs() {
-    let listener = Handed::new("listener").with("transport", "tcp").with("address", "127.0.0.1:10809");
+    let listener =
+        Handed::new("listener").with("transport", "tcp").with("address", "127.0.0.1:10809");
     let connection = |unsent: usize, bytes: &[u8]| {
         let mut piece = Handed::new("connection").with("export", "disk").with("peer", "somebody");
-        piece = piece.with("style", "structured").with("block_status", true).with("size_bytes", 4096);
-        piece = piece.with("flags", 1).with("request_bytes_max", 65536).with("unsent_bytes", unsent);
+        piece =
+            piece.with("style", "structured").with("block_status", true).with("size_bytes", 4096);
+        piece =
+            piece.with("flags", 1).with("request_bytes_max", 65536).with("unsent_bytes", unsent);
         piece.bytes = bytes.to_vec();
         piece
     };
     // Part of a write: 4096 bytes at 0.
-    let cut = [&b"\x25\x60\x95\x13\0\0\0\x01COOKIE__\0\0\0\0\0\0\0\0\0\0\x10\0"[..], &[7; 99]].concat();
+    let cut =
+        [&b"\x25\x60\x95\x13\0\0\0\x01COOKIE__\0\0\0\0\0\0\0\0\0\0\x10\0"[..], &[7; 99]].concat();
     let refused = connection(3, b"abc").with("refused_bytes", 100).with("refused_errno", 22);
-    let refused = refused.with("refused_cookie", 1).with("refused_offset", 0).with("refused_text", "why");
+    let refused =
+        refused.with("refused_cookie", 1).with("refused_offset", 0).with("refused_text", "why");
     let pieces = [listener.with("reads", 7), connection(0, &cut), refused];
     write("hand_over", "three-pieces", &[&[0], &pack(&pieces).0[..]].concat());
     write("hand_over", "none", &[&[0], &pack(&[]).0[..]].concat());
@@ -66,7 +71,13 @@ fn said(how: u8, write: impl FnOnce(&mut Body<'_>)) -> Vec<u8> {
 /// After the piece, time passes.
 const LATER: u8 = 1 << 6;
 
-fn asked(slot: u16, operation: Operation, sequence: u64, range: (u64, u64), inline: &[u8]) -> Vec<u8> {
+fn asked(
+    slot: u16,
+    operation: Operation,
+    sequence: u64,
+    range: (u64, u64),
+    inline: &[u8],
+) -> Vec<u8> {
     let (address, length) = range;
     let command = Command { operation, slot, flags: 0, volume: 0, sequence, address, length };
     said(LATER, |body| {
@@ -166,7 +177,11 @@ fn vectors() {
         for entry in std::fs::read_dir(root.join(kind)).expect("the golden vectors").flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if let Some(name) = name.strip_suffix(".bin") {
-                write(target, &format!("{kind}-{name}"), &std::fs::read(entry.path()).expect("a vector"));
+                write(
+                    target,
+                    &format!("{kind}-{name}"),
+                    &std::fs::read(entry.path()).expect("a vector"),
+                );
             }
         }
     }
@@ -196,7 +211,12 @@ fn superblock(generation: u64, trim: u64, bound: (u64, u64)) -> Superblock {
 }
 
 /// An input of `journal_image`: records one after the other from `trim`, in a ring of two blocks.
-fn journal(choices: u8, trim: u64, bound: (u64, u64), records: &[(RecordOperation, u32, u64)]) -> Vec<u8> {
+fn journal(
+    choices: u8,
+    trim: u64,
+    bound: (u64, u64),
+    records: &[(RecordOperation, u32, u64)],
+) -> Vec<u8> {
     let mut ring = vec![0u8; 8192];
     let mut position = trim;
     for (operation, bytes, epoch) in records {
@@ -229,14 +249,28 @@ fn journal(choices: u8, trim: u64, bound: (u64, u64), records: &[(RecordOperatio
 
 fn journals() {
     use RecordOperation::{Discard, Pad, Void, Write, Zero};
-    let mixed =
-        [(Write, 100, 2), (Discard, 8192, 2), (Zero, 512, 2), (Void, 0, 2), (Pad, 200, 2), (Write, 9, 2)];
+    let mixed = [
+        (Write, 100, 2),
+        (Discard, 8192, 2),
+        (Zero, 512, 2),
+        (Void, 0, 2),
+        (Pad, 200, 2),
+        (Write, 9, 2),
+    ];
     write("journal_image", "mixed", &journal(0, 4096, (2, 0), &mixed));
-    write("journal_image", "over-the-seam", &journal(3, 4096 + 8192 * 5, (2, 0), &mixed[..1].repeat(30)));
+    write(
+        "journal_image",
+        "over-the-seam",
+        &journal(3, 4096 + 8192 * 5, (2, 0), &mixed[..1].repeat(30)),
+    );
     let epochs = [(Write, 50, 1), (Write, 60, 1), (Write, 70, 2), (Write, 80, 1)];
     write("journal_image", "bound-within", &journal(1, 0, (2, 270), &epochs));
     write("journal_image", "empty", &journal(0, 0, (1, 0), &[]));
-    write("journal_image", "full", &journal(3, 8192, (2, 0), &[(Write, 4016, 2), (Write, 4016, 2)]));
+    write(
+        "journal_image",
+        "full",
+        &journal(3, 8192, (2, 0), &[(Write, 4016, 2), (Write, 4016, 2)]),
+    );
 }
 
 /// What the engine puts into a store: a history with a checkpoint in it.
@@ -267,7 +301,8 @@ fn stores() {
     volume.flush().expect("a flush");
     write("store_image", "attached-again", &store.as_input());
     let record = sawmill_volume::find(&*store, NAME).expect("it is there");
-    let mut huge = sawmill_volume::inspect::checkpoint(&*store, &record, None).expect("there is one");
+    let mut huge =
+        sawmill_volume::inspect::checkpoint(&*store, &record, None).expect("there is one");
     (huge.number, huge.size_bytes) = (huge.number + 1, u64::MAX);
     let put = Blocking(&*store).put(
         &checkpoint_key(record.volume_id, huge.number),
@@ -372,7 +407,8 @@ fn guests() {
     };
     let (next, write, indirect) = (1u16, 2u16, 4u16);
     let read: &[_] = &[(0x400, 16, next, 1), (0x1000, 4096, next | write, 2), (0x500, 1, write, 0)];
-    let second: &[_] = &[(0x400, 16, next, 5), (0x3000, 512, next | write, 6), (0x501, 1, write, 0)];
+    let second: &[_] =
+        &[(0x400, 16, next, 5), (0x3000, 512, next | write, 6), (0x501, 1, write, 0)];
     write_ring("two-reads", &guest(&[read, second], &header(0, 1)));
     let store: &[_] = &[(0x400, 16, next, 1), (0x1000, 1024, next, 2), (0x500, 1, write, 0)];
     write_ring("a-write", &guest(&[store], &header(1, 3)));
@@ -381,7 +417,8 @@ fn guests() {
     write_ring("a-discard", &guest(&[discard], &range));
     // The table lies among the entries of the other chain.
     let table: &[_] = &[(0x40, 48, indirect, 0)];
-    let inside: &[_] = &[(0x400, 16, next, 1), (0x1000, 512, next | write, 2), (0x500, 1, write, 0)];
+    let inside: &[_] =
+        &[(0x400, 16, next, 1), (0x1000, 512, next | write, 2), (0x500, 1, write, 0)];
     let mut memory = guest(&[table, inside], &header(0, 0));
     memory[0x102] = 1;
     write_ring("an-indirect-table", &memory);
@@ -462,7 +499,8 @@ fn kernels() {
         .concat()
     };
     let span = |length: u32, payload: &[u8]| {
-        let numbers = [&0u64.to_ne_bytes()[..], &4096u64.to_ne_bytes(), &length.to_ne_bytes(), &[0; 20]];
+        let numbers =
+            [&0u64.to_ne_bytes()[..], &4096u64.to_ne_bytes(), &length.to_ne_bytes(), &[0; 20]];
         [&numbers.concat()[..], payload].concat()
     };
     write("fuse_request", "lookup", &fuse(1, b"disk1\0"));
@@ -476,7 +514,8 @@ fn kernels() {
     write("fuse_request", "set-attributes", &fuse(4, &[1; 88]));
     write("fuse_request", "seek", &fuse(46, &[0; 24]));
     let ublk = |operation: u32, sectors: u32, start: u64| {
-        [&operation.to_le_bytes()[..], &sectors.to_le_bytes(), &start.to_le_bytes(), &[0; 8]].concat()
+        [&operation.to_le_bytes()[..], &sectors.to_le_bytes(), &start.to_le_bytes(), &[0; 8]]
+            .concat()
     };
     let requests: Vec<u8> = (0..8).flat_map(|operation| ublk(operation, 8, 64)).collect();
     write("ublk_request", "operations", &requests);
@@ -488,7 +527,10 @@ fn drivers() {
     let facts = Facts::default().with("protocol", 1).with("size", "64M").with("door", "nbd a=b");
     write("driver_packet", "doors", &Control::new(ControlKind::Doors, facts).encode());
     let order = Order { fua: true, length: 4096, ..Order::new(OrderKind::Write, 3) };
-    let orders = [order, Order::new(OrderKind::Flush, 4)].iter().flat_map(Order::encode).collect::<Vec<u8>>();
+    let orders = [order, Order::new(OrderKind::Flush, 4)]
+        .iter()
+        .flat_map(Order::encode)
+        .collect::<Vec<u8>>();
     write("driver_packet", "orders", &orders);
     write("driver_packet", "answer", &Answer { number: 3, errno: 5 }.encode());
 }

@@ -1,6 +1,6 @@
-//! The short run of the fuzzer in every `make test`: each target takes its corpus and seeded changes of it.
-//! `SAWMILL_FUZZ_TIMES=10` takes ten times as many changes; a change that breaks something is named by its
-//! seed.
+//! The short run of the fuzzer in every `make test`: each target takes its corpus and seeded
+//! changes of it. `SAWMILL_FUZZ_TIMES=10` takes ten times as many changes; a change that breaks
+//! something is named by its seed.
 
 mod corpus;
 
@@ -44,8 +44,12 @@ fn survives(name: &str, changes: u64) {
             resume_unwind(panic);
         }
     };
-    inputs.iter().enumerate().for_each(|(number, input)| run(&format!("corpus input {number}"), input));
-    let times = std::env::var("SAWMILL_FUZZ_TIMES").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
+    inputs
+        .iter()
+        .enumerate()
+        .for_each(|(number, input)| run(&format!("corpus input {number}"), input));
+    let times =
+        std::env::var("SAWMILL_FUZZ_TIMES").ok().and_then(|times| times.parse().ok()).unwrap_or(1);
     for seed in 0..changes * times {
         let mut dice = Dice::new(seed);
         let input = &inputs[dice.index(inputs.len())];

@@ -1,9 +1,9 @@
-//! What a replay writes, and so what its reads must find. Every byte follows from the number of its write and
-//! its address.
+//! What a replay writes, and so what its reads must find. Every byte follows from the number of its
+//! write and its address.
 //!
-//! Invariants: the newest write that was handed out determines a range. No request is handed out that
-//! overlaps a write in flight, so the known content is what a read must find. The content of ranges that were
-//! never written, or were discarded, is unknown.
+//! Invariants: the newest write that was handed out determines a range. No request is handed out
+//! that overlaps a write in flight, so the known content is what a read must find. The content of
+//! ranges that were never written, or were discarded, is unknown.
 
 use sawmill_testkit::Dice;
 use std::collections::BTreeMap;
@@ -29,8 +29,8 @@ pub(super) struct Content {
 }
 
 impl Content {
-    /// Nothing is known yet. Each `seed` gives other bytes, so data of an earlier replay cannot pass for
-    /// ours.
+    /// Nothing is known yet. Each `seed` gives other bytes, so data of an earlier replay cannot
+    /// pass for ours.
     pub(super) fn new(seed: u64) -> Self {
         Content { seed, ..Content::default() }
     }
@@ -90,8 +90,8 @@ impl Content {
     }
 }
 
-/// The first byte that differs from what is known of the range read at `address`: its address, and the write
-/// that should be there.
+/// The first byte that differs from what is known of the range read at `address`: its address, and
+/// the write that should be there.
 pub(super) fn mismatch(seed: u64, told: &[Told], address: u64, read: &[u8]) -> Option<(u64, u64)> {
     told.iter().find_map(|told| {
         let start = (told.address - address) as usize;
@@ -110,7 +110,9 @@ fn bytes_of(seed: u64, write: u64, address: u64, length: usize) -> Vec<u8> {
     let skipped = (address % 8) as usize;
     let first = address / 8;
     let words = (skipped + length).div_ceil(8) as u64;
-    let word = |index: u64| Dice::new(seed ^ Dice::new(write).word() ^ (first + index)).word().to_le_bytes();
+    let word = |index: u64| {
+        Dice::new(seed ^ Dice::new(write).word() ^ (first + index)).word().to_le_bytes()
+    };
     let mut bytes: Vec<u8> = (0..words).flat_map(word).skip(skipped).collect();
     bytes.truncate(length);
     bytes
@@ -144,11 +146,13 @@ mod tests {
             };
             model[address as usize..(address + length) as usize].fill(told);
             let known = content.all();
-            let disjoint = known.windows(2).all(|pair| pair[0].address + pair[0].length <= pair[1].address);
+            let disjoint =
+                known.windows(2).all(|pair| pair[0].address + pair[0].length <= pair[1].address);
             assert!(disjoint, "after {number}");
             let mut shown = vec![None; 4000];
             for told in known {
-                shown[told.address as usize..(told.address + told.length) as usize].fill(Some(told.write));
+                shown[told.address as usize..(told.address + told.length) as usize]
+                    .fill(Some(told.write));
             }
             assert_eq!(shown, model, "after {number}");
         }

@@ -1,5 +1,5 @@
-//! Requests in flight to an NBD export. Their number is bounded, none overlaps a write in flight, each is
-//! timed, and each read is verified when its bytes arrive.
+//! Requests in flight to an NBD export. Their number is bounded, none overlaps a write in flight,
+//! each is timed, and each read is verified when its bytes arrive.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -72,19 +72,21 @@ impl<'a> Flights<'a> {
         Flights { client, depth, seed, shared: Arc::default() }
     }
 
-    /// Waits until a request may be sent: there is room, and it conflicts with nothing in flight. Fails if an
-    /// earlier request has failed.
+    /// Waits until a request may be sent: there is room, and it conflicts with nothing in flight.
+    /// Fails if an earlier request has failed.
     pub(super) fn wait_for(&self, operation: Operation, address: u64, length: u64) -> Result<()> {
         let (end, reads) = (address + length, operation == Operation::Read);
         let mut state = lock(&self.shared);
         let overlaps = |state: &State| {
-            let meets = |one: &Flying| one.address < end && address < one.end && (one.writes || !reads);
+            let meets =
+                |one: &Flying| one.address < end && address < one.end && (one.writes || !reads);
             state.flying.iter().any(meets)
         };
         if overlaps(&state) {
             state.done.overlaps += 1;
         }
-        while state.done.failure.is_none() && (state.flying.len() >= self.depth || overlaps(&state)) {
+        while state.done.failure.is_none() && (state.flying.len() >= self.depth || overlaps(&state))
+        {
             state = self.shared.landed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.done.failure.take().map_or(Ok(()), Err)
@@ -161,8 +163,8 @@ fn judge(
         None => Ok(()),
         Some((at, write)) => {
             let text = format!(
-                "byte {at} does not hold what this replay wrote there (its write number {write}; 0 means \
-                 zeroes): the disk has lost or mixed up data"
+                "byte {at} does not hold what this replay wrote there (its write number {write}; 0 \
+                 means zeroes): the disk has lost or mixed up data"
             );
             Err(Failure::new(Exit::Corrupt, text))
         }

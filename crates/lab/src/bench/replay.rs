@@ -1,7 +1,8 @@
 //! `sawmill bench replay`: replays a block trace on a served disk and verifies every read.
 //!
-//! The trace is read twice: once to find how large a disk it needs, once to replay it. A trace does not
-//! contain the written data, so the replay makes up bytes that identify the write they belong to.
+//! The trace is read twice: once to find how large a disk it needs, once to replay it. A trace does
+//! not contain the written data, so the replay makes up bytes that identify the write they belong
+//! to.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,9 +27,10 @@ const DEVICE_BYTES: u64 = 1 << 20;
 
 /// Replay a block trace on a served disk, and verify every read.
 ///
-/// All data on the disk is lost. The disks or files of the trace are placed one after the other. A request
-/// that overlaps one in flight waits for it, so that the right result of each read is known. At the end,
-/// everything written is read back. Exit code 9: a byte is wrong; the error names its address.
+/// All data on the disk is lost. The disks or files of the trace are placed one after the other. A
+/// request that overlaps one in flight waits for it, so that the right result of each read is
+/// known. At the end, everything written is read back. Exit code 9: a byte is wrong; the error
+/// names its address.
 #[derive(Args)]
 pub(super) struct Arguments {
     /// A block trace, compressed or not. Its format is detected by content.
@@ -63,7 +65,9 @@ pub(super) struct Arguments {
 
 fn parse_speed(text: &str) -> Result<f64, String> {
     let speed = text.parse().ok().filter(|speed: &f64| speed.is_finite() && *speed >= 0.0);
-    speed.ok_or_else(|| format!("'{text}' is not a speed; write 1 (as recorded), 10, 0.5, or 0 (no waiting)"))
+    speed.ok_or_else(|| {
+        format!("'{text}' is not a speed; write 1 (as recorded), 10, 0.5, or 0 (no waiting)")
+    })
 }
 
 /// Times of one kind of request.
@@ -127,17 +131,25 @@ pub(super) fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     let size_bytes = client.export().size_bytes;
     if layout.size_bytes > size_bytes {
         let text = format!(
-            "the trace needs a disk of {} bytes, and {} has {size_bytes}: make a larger one (`sawmill create \
-             --size {0}`; an empty disk takes no space)",
+            "the trace needs a disk of {} bytes, and {} has {size_bytes}: make a larger one \
+             (`sawmill create --size {0}`; an empty disk takes no space)",
             layout.size_bytes, arguments.nbd
         );
         return Err(Failure::new(Exit::Refused, text));
     }
-    let seed = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
+    let seed =
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos()
+            as u64;
     let flights = Flights::new(&client, arguments.depth as usize, seed);
     let content = Content::new(seed);
-    let mut replay =
-        Replay { arguments, client: &client, flights, content, left_out: 0, behind: Duration::ZERO };
+    let mut replay = Replay {
+        arguments,
+        client: &client,
+        flights,
+        content,
+        left_out: 0,
+        behind: Duration::ZERO,
+    };
     let mut bar = Bar::new(format!("replaying {}", arguments.trace.display()));
     let mut trace = open(arguments)?;
     let began = Instant::now();
@@ -157,16 +169,20 @@ pub(super) fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
 
 fn connect(uri: &str) -> Result<Client> {
     let client = Client::connect(uri, Style::Structured);
-    let client =
-        client.map_err(|error| Failure::new(Exit::Unavailable, format!("cannot use {uri}: {error}")))?;
+    let client = client
+        .map_err(|error| Failure::new(Exit::Unavailable, format!("cannot use {uri}: {error}")))?;
     if client.export().flags & flag::READ_ONLY != 0 {
-        return Err(Failure::new(Exit::Refused, format!("{uri} is read-only, and a replay writes")));
+        return Err(Failure::new(
+            Exit::Refused,
+            format!("{uri} is read-only, and a replay writes"),
+        ));
     }
     Ok(client)
 }
 
 fn open(arguments: &Arguments) -> Result<Trace> {
-    let options = ReadOptions { format: arguments.format, skip_bad_lines: arguments.skip_bad_lines };
+    let options =
+        ReadOptions { format: arguments.format, skip_bad_lines: arguments.skip_bad_lines };
     Trace::open(&arguments.trace, options)
 }
 
@@ -302,7 +318,9 @@ impl Replay<'_> {
             seconds,
             requests,
             requests_per_second: requests as f64 / seconds.max(1e-9),
-            kinds: kinds.filter_map(|((operation, times), bytes)| kind(*operation, times, bytes)).collect(),
+            kinds: kinds
+                .filter_map(|((operation, times), bytes)| kind(*operation, times, bytes))
+                .collect(),
             verified_bytes: done.verified_bytes,
             unknown_bytes: done.unknown_bytes,
             read_back_bytes,
@@ -324,7 +342,15 @@ fn kind(operation: Operation, times_ns: &[u64], bytes: u64) -> Option<Kind> {
     let at = |share: f64| sorted[((sorted.len() - 1) as f64 * share) as usize] / 1000;
     let requests = sorted.len() as u64;
     let operation = format!("{operation:?}").to_lowercase();
-    Some(Kind { operation, requests, bytes, p50_us: at(0.5), p99_us: at(0.99), p999_us: at(0.999), max_us })
+    Some(Kind {
+        operation,
+        requests,
+        bytes,
+        p50_us: at(0.5),
+        p99_us: at(0.99),
+        p999_us: at(0.999),
+        max_us,
+    })
 }
 
 fn print(document: &Document) -> Result<()> {
@@ -348,8 +374,8 @@ fn print(document: &Document) -> Result<()> {
         behind.unwrap_or_default(),
     ))?;
     output::line(&format!(
-        "verified: {} read during the replay and {} read back at the end; {} read had never been written \
-         here",
+        "verified: {} read during the replay and {} read back at the end; {} read had never been \
+         written here",
         human_size(document.verified_bytes),
         human_size(document.read_back_bytes),
         human_size(document.unknown_bytes),

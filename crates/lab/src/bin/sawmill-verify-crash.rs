@@ -20,9 +20,10 @@ struct Cli {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let exit = verify_crash::run(&Console { json: cli.json }, &cli.arguments).unwrap_or_else(|failure| {
-        output::error(&failure);
-        failure.exit()
-    });
+    let exit =
+        verify_crash::run(&Console { json: cli.json }, &cli.arguments).unwrap_or_else(|failure| {
+            output::error(&failure);
+            failure.exit()
+        });
     ExitCode::from(exit.code())
 }

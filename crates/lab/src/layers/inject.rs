@@ -1,15 +1,18 @@
 //! Faults and delays on demand: rules in text, and the device that follows them.
 //!
 //! A rule is `OPERATIONS:WHAT[:WHAT]...`. Operations: `read`, `write`, `flush`, `discard`, `zero`,
-//! `prefetch`, `allocation`, joined by `+`, or `any`. What happens: `error=EIO` (or another of [`ERRORS`]),
-//! `delay=5ms`, `delay=1ms-20ms` (any time between). When: `rate=0.01` (of the requests, by chance),
-//! `range=1M-2M` (requests that touch these bytes; a flush touches none), `after=100` (not to the first 100
-//! that match), `count=3` (no more than 3 times). Delays of several rules add up, and the first error counts.
+//! `prefetch`, `allocation`, joined by `+`, or `any`. What happens: `error=EIO` (or another of
+//! [`ERRORS`]),
+//! `delay=5ms`, `delay=1ms-20ms` (any time between). When: `rate=0.01` (of the requests, by
+//! chance),
+//! `range=1M-2M` (requests that touch these bytes; a flush touches none), `after=100` (not to the
+//! first 100 that match), `count=3` (no more than 3 times). Delays of several rules add up, and the
+//! first error counts.
 //!
-//! Invariants: a request that fails never reaches the device inside, and a delayed request reaches it late.
-//! Which of the matching requests a rate selects depends only on the seed and their number. A device that is
-//! dropped sends delayed requests to the device inside immediately. Not here: requests held until a test
-//! releases them (`sawmill_device::layer::Fault`).
+//! Invariants: a request that fails never reaches the device inside, and a delayed request reaches
+//! it late. Which of the matching requests a rate selects depends only on the seed and their
+//! number. A device that is dropped sends delayed requests to the device inside immediately. Not
+//! here: requests held until a test releases them (`sawmill_device::layer::Fault`).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -92,8 +95,9 @@ impl Rule {
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
-        let number =
-            || value.parse::<u64>().map_err(|_| format!("'{value}' is not a whole number of requests"));
+        let number = || {
+            value.parse::<u64>().map_err(|_| format!("'{value}' is not a whole number of requests"))
+        };
         match name {
             "error" => self.error = Some(named(&ERRORS, value, "error")?),
             "delay" => {
@@ -119,7 +123,9 @@ impl Rule {
             "after" => self.after = number()?,
             "count" => self.count = number()?,
             _ => {
-                return Err(format!("there is no '{name}'; use error, delay, rate, range, after or count"));
+                return Err(format!(
+                    "there is no '{name}'; use error, delay, rate, range, after or count"
+                ));
             }
         }
         Ok(())
@@ -166,7 +172,9 @@ impl Active {
         }
         let number = self.matched.fetch_add(1, Relaxed);
         let chance = Dice::new(self.seed ^ Dice::new(number).word()).word();
-        if number < self.rule.after || (chance >> 11) as f64 / (1_u64 << 53) as f64 >= self.rule.rate {
+        if number < self.rule.after
+            || (chance >> 11) as f64 / (1_u64 << 53) as f64 >= self.rule.rate
+        {
             return None;
         }
         let free = |hits| (hits < self.rule.count).then(|| hits + 1);
@@ -237,7 +245,10 @@ impl BlockDevice for Inject {
             }
             if let Some(kind) = active.rule.error {
                 let operation = request.operation;
-                let text = format!("{operation:?} at {}: injected by {}", request.address, active.rule.text);
+                let text = format!(
+                    "{operation:?} at {}: injected by {}",
+                    request.address, active.rule.text
+                );
                 error = Some(Error::new(kind, text));
                 break;
             }
@@ -280,7 +291,9 @@ impl Late {
                 continue;
             }
             let Some(Reverse(entry)) = waiting.heap.pop() else { continue };
-            parking_lot::MutexGuard::unlocked(&mut waiting, || carry_out(device, entry.request, entry.error));
+            parking_lot::MutexGuard::unlocked(&mut waiting, || {
+                carry_out(device, entry.request, entry.error)
+            });
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Layers around a device for testing it or what uses it: faults and delays (`inject`), and a record of all
-//! requests (`record`). They are options of a command, and one call puts them around a device.
+//! Layers around a device for testing it or what uses it: faults and delays (`inject`), and a
+//! record of all requests (`record`). They are options of a command, and one call puts them around
+//! a device.
 //!
-//! The record is the outermost layer: it has what was requested and the result, injected or not. Layers
-//! without files and threads of their own are in `sawmill_device::layer`.
+//! The record is the outermost layer: it has what was requested and the result, injected or not.
+//! Layers without files and threads of their own are in `sawmill_device::layer`.
 
 mod inject;
 mod record;

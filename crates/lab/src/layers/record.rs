@@ -1,13 +1,14 @@
 //! Records every request of a device, as the CSV trace that `bench replay` and `simulate` read.
 //!
-//! One line per request, in the order of submission: time, operation, address, length, flags, duration and
-//! result. Operations that a trace does not know (prefetch, allocation) are lines that begin with `#`.
+//! One line per request, in the order of submission: time, operation, address, length, flags,
+//! duration and result. Operations that a trace does not know (prefetch, allocation) are lines that
+//! begin with `#`.
 //!
-//! Invariants: a caller copies some bytes into memory under a short lock, and a thread writes them. Nothing
-//! is lost silently: when the thread is far behind, or the disk is full, requests are counted instead; the
-//! end of the file, the log, or both say how many are missing. Lines wait for the answers of their requests,
-//! at most [`OPEN_MAX`] of them: then the oldest is written as `unanswered`, and a line `# answered` follows
-//! later. Not here: payloads.
+//! Invariants: a caller copies some bytes into memory under a short lock, and a thread writes them.
+//! Nothing is lost silently: when the thread is far behind, or the disk is full, requests are
+//! counted instead; the end of the file, the log, or both say how many are missing. Lines wait for
+//! the answers of their requests, at most [`OPEN_MAX`] of them: then the oldest is written as
+//! `unanswered`, and a line `# answered` follows later. Not here: payloads.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -74,12 +75,16 @@ struct Journal {
 impl Record {
     /// Records what passes to `inner` from now on. Creates or truncates the file.
     pub(super) fn start(inner: Arc<dyn BlockDevice>, path: &Path) -> Result<Self> {
-        let cannot =
-            |error: &io::Error| Failure::io(format!("cannot record requests in {}", path.display()), error);
+        let cannot = |error: &io::Error| {
+            Failure::io(format!("cannot record requests in {}", path.display()), error)
+        };
         let mut file = File::create(path).map_err(|error| cannot(&error))?;
         writeln!(file, "{HEADER}").map_err(|error| cannot(&error))?;
-        let journal =
-            Arc::new(Journal { pending: Mutex::default(), changed: Condvar::new(), start: Instant::now() });
+        let journal = Arc::new(Journal {
+            pending: Mutex::default(),
+            changed: Condvar::new(),
+            start: Instant::now(),
+        });
         let mine = Arc::clone(&journal);
         let lines = Lines::new(BufWriter::with_capacity(1 << 20, file), path.to_owned());
         let writer = std::thread::Builder::new()
@@ -99,7 +104,10 @@ impl BlockDevice for Record {
         let Some(number) = self.journal.asked(&request) else { return self.inner.submit(request) };
         let journal = Arc::clone(&self.journal);
         self.inner.submit(request.then(move |outcome, asker| {
-            journal.answered(number, outcome.as_ref().map_or_else(|error| name(error.kind()), |_| "done"));
+            journal.answered(
+                number,
+                outcome.as_ref().map_or_else(|error| name(error.kind()), |_| "done"),
+            );
             asker.complete(outcome);
         }));
     }
@@ -110,7 +118,8 @@ impl Drop for Record {
         self.journal.pending.lock().is_closed = true;
         self.journal.changed.notify_one();
         if let Some(writer) = self.writer.take() {
-            // It only writes. If it died, the file has less than it could, and nothing else is lost.
+            // It only writes. If it died, the file has less than it could, and nothing else is
+            // lost.
             let _ = writer.join();
         }
     }
@@ -217,10 +226,16 @@ impl<W: Write> Lines<W> {
                         line.1 = Some((at_ns, outcome));
                     }
                 }
-                None => self.put(&format!("# answered: request {number} at {at_ns} ns, {outcome}\n")),
+                None => {
+                    self.put(&format!("# answered: request {number} at {at_ns} ns, {outcome}\n"))
+                }
             },
         }
-        while self.open.front().is_some_and(|(_, answer)| answer.is_some() || self.open.len() > OPEN_MAX) {
+        while self
+            .open
+            .front()
+            .is_some_and(|(_, answer)| answer.is_some() || self.open.len() > OPEN_MAX)
+        {
             self.put_first();
         }
     }
@@ -284,8 +299,13 @@ impl<W: Write> Lines<W> {
             self.put_first();
         }
         if missing > 0 {
-            self.put(&format!("# {missing} requests are missing: the disk was too slow for them\n"));
-            tracing::warn!("{missing} requests are missing in {}: its disk is too slow", self.path.display());
+            self.put(&format!(
+                "# {missing} requests are missing: the disk was too slow for them\n"
+            ));
+            tracing::warn!(
+                "{missing} requests are missing in {}: its disk is too slow",
+                self.path.display()
+            );
         }
         self.flush();
         if self.failed {
@@ -361,12 +381,20 @@ mod tests {
             device.read_at(1, 1).expect("passes");
             inner.release();
         });
-        device.submit(Request::with_bytes(Operation::Write, 0, Flags::default(), vec![0; 9], |_, _| ()));
+        device.submit(Request::with_bytes(
+            Operation::Write,
+            0,
+            Flags::default(),
+            vec![0; 9],
+            |_, _| (),
+        ));
         drop(device);
         let text = std::fs::read_to_string(&path).expect("a file");
-        let ends: Vec<_> = text.lines().map(|line| line.rsplit(',').next().unwrap_or_default()).collect();
+        let ends: Vec<_> =
+            text.lines().map(|line| line.rsplit(',').next().unwrap_or_default()).collect();
         assert_eq!(ends[1..4], ["done", "done", "unanswered"], "{text}");
-        let addresses: Vec<_> = text.lines().skip(1).take(3).map(|line| line.split(',').nth(2)).collect();
+        let addresses: Vec<_> =
+            text.lines().skip(1).take(3).map(|line| line.split(',').nth(2)).collect();
         assert_eq!(addresses, [Some("0"), Some("1"), Some("0")], "{text}");
     }
 
@@ -388,7 +416,13 @@ mod tests {
         let mut lines = Lines::new(Full(2), PathBuf::from("requests.csv"));
         for number in 0..5 {
             let (operation, flags) = (Operation::Read, Flags::default());
-            lines.take(Event::Asked(Asked { at_ns: 0, operation, address: number, length: 1, flags }));
+            lines.take(Event::Asked(Asked {
+                at_ns: 0,
+                operation,
+                address: number,
+                length: 1,
+                flags,
+            }));
             lines.take(Event::Answered(number, 1, "done"));
         }
         assert!(lines.failed);

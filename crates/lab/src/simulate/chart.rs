@@ -1,5 +1,5 @@
-//! The course of a forecast as SVG: four panels over time for each trace. Plain lines and texts, readable on
-//! light and dark pages; no scripts, and nothing is fetched.
+//! The course of a forecast as SVG: four panels over time for each trace. Plain lines and texts,
+//! readable on light and dark pages; no scripts, and nothing is fetched.
 
 use std::fmt::Write;
 
@@ -23,7 +23,10 @@ const PANELS: [(&str, &str, &[Line]); 4] = [
     (
         "in the store",
         "MiB",
-        &[("live", |sample| mebibytes(sample.live_bytes)), ("all", |sample| mebibytes(sample.store_bytes))],
+        &[
+            ("live", |sample| mebibytes(sample.live_bytes)),
+            ("all", |sample| mebibytes(sample.store_bytes)),
+        ],
     ),
     ("write amplification", "", &[("so far", |sample| sample.write_amplification)]),
     ("extents of the map", "", &[("extents", |sample| sample.extents as f64)]),
@@ -36,8 +39,10 @@ fn mebibytes(bytes: u64) -> f64 {
 
 /// The whole picture.
 pub(super) fn draw(played: &[Played]) -> String {
-    let titled: Vec<(String, &[Sample])> =
-        played.iter().map(|played| (played.path.display().to_string(), &played.report.samples[..])).collect();
+    let titled: Vec<(String, &[Sample])> = played
+        .iter()
+        .map(|played| (played.path.display().to_string(), &played.report.samples[..]))
+        .collect();
     draw_samples(&titled)
 }
 
@@ -116,7 +121,8 @@ fn text(svg: &mut String, at: (f64, f64), anchor: &str, size: u32, content: &str
     let content = escaped(content);
     let _ = writeln!(
         svg,
-        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" font-size=\"{size}\">{content}</text>"
+        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" \
+        font-size=\"{size}\">{content}</text>"
     );
 }
 
@@ -145,8 +151,8 @@ fn time_unit(span_s: f64) -> (f64, &'static str) {
     }
 }
 
-/// The smallest of 1, 2, 4 and 8 times a power of ten that is not below `value`, so that axes have round
-/// ticks.
+/// The smallest of 1, 2, 4 and 8 times a power of ten that is not below `value`, so that axes have
+/// round ticks.
 fn ceiling(value: f64) -> f64 {
     if value <= 0.0 {
         return 1.0;
@@ -200,7 +206,10 @@ mod tests {
             assert!(!before.contains('>'), "a stray '>' in {before:?}");
             let entities = before.match_indices('&').map(|(at, _)| &before[at..]);
             entities.for_each(|entity| {
-                assert!(["&amp;", "&lt;", "&gt;"].iter().any(|known| entity.starts_with(known)), "{entity}");
+                assert!(
+                    ["&amp;", "&lt;", "&gt;"].iter().any(|known| entity.starts_with(known)),
+                    "{entity}"
+                );
             });
             let end = at + rest[at..].find('>').expect("a tag ends");
             let tag = &rest[at + 1..end];
@@ -223,7 +232,10 @@ mod tests {
     #[test]
     fn a_chart_is_well_formed_and_says_what_it_shows() {
         let samples = samples();
-        let svg = draw_samples(&[("a <&> \"b\".csv".to_owned(), &samples), ("second".to_owned(), &samples)]);
+        let svg = draw_samples(&[
+            ("a <&> \"b\".csv".to_owned(), &samples),
+            ("second".to_owned(), &samples),
+        ]);
         let names = elements(&svg);
         let count = |name: &str| names.iter().filter(|found| *found == name).count();
         assert_eq!((count("svg"), count("polyline")), (1, 10));
@@ -259,9 +271,17 @@ mod tests {
 
     #[test]
     fn axes_end_at_round_numbers() {
-        let ends =
-            [(0.0, 1.0), (0.9, 1.0), (1.0, 1.0), (1.1, 2.0), (37.0, 40.0), (81.0, 100.0), (1234.0, 2000.0)];
-        ends.iter().for_each(|(value, end)| assert!((ceiling(*value) - end).abs() < 1e-9, "{value}"));
+        let ends = [
+            (0.0, 1.0),
+            (0.9, 1.0),
+            (1.0, 1.0),
+            (1.1, 2.0),
+            (37.0, 40.0),
+            (81.0, 100.0),
+            (1234.0, 2000.0),
+        ];
+        ends.iter()
+            .for_each(|(value, end)| assert!((ceiling(*value) - end).abs() < 1e-9, "{value}"));
         assert_eq!(
             (number(2500.0), number(0.25), number(20_000.0)),
             ("2500".into(), "0.25".into(), "20k".into())

@@ -55,10 +55,25 @@ struct SampleDocument {
 
 impl From<&Sample> for SampleDocument {
     fn from(sample: &Sample) -> Self {
-        let Sample { written_bytes, write_amplification, live_bytes, store_bytes, extents, puts, .. } =
-            *sample;
+        let Sample {
+            written_bytes,
+            write_amplification,
+            live_bytes,
+            store_bytes,
+            extents,
+            puts,
+            ..
+        } = *sample;
         let at_s = sample.at.as_secs_f64();
-        SampleDocument { at_s, written_bytes, write_amplification, live_bytes, store_bytes, extents, puts }
+        SampleDocument {
+            at_s,
+            written_bytes,
+            write_amplification,
+            live_bytes,
+            store_bytes,
+            extents,
+            puts,
+        }
     }
 }
 
@@ -181,7 +196,8 @@ impl Document {
         Document {
             parameters: Parameters {
                 segment_bytes: options.segment_bytes,
-                segment_age_ms: u64::try_from(options.segment_age_max.as_millis()).unwrap_or(u64::MAX),
+                segment_age_ms: u64::try_from(options.segment_age_max.as_millis())
+                    .unwrap_or(u64::MAX),
                 repeat: options.repeat,
                 gc,
             },
@@ -224,7 +240,10 @@ fn print_one(trace: &TraceDocument) -> Result<()> {
     let requests = &trace.store_requests;
     rows.extend([
         ("disk", human_size(trace.size_bytes)),
-        ("written", format!("{} in {} writes", human_size(trace.written_bytes), human_count(trace.writes))),
+        (
+            "written",
+            format!("{} in {} writes", human_size(trace.written_bytes), human_count(trace.writes)),
+        ),
         ("read", format!("{} in {} reads", human_size(trace.read_bytes), human_count(trace.reads))),
         ("merge ratio", format!("{:.3}", trace.merge_ratio)),
         ("write amplification", format!("{:.3}, {copied}", trace.write_amplification)),

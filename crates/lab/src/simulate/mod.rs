@@ -1,7 +1,8 @@
 //! `sawmill simulate`: predicts what a volume would do under recorded requests, without any data.
 //!
-//! Modules: `survey` (a first pass over a trace), `play` (the trace through the engine's forecast), `prices`
-//! (what it would cost), `document` (what is printed), `chart` (the course over time, as a picture).
+//! Modules: `survey` (a first pass over a trace), `play` (the trace through the engine's forecast),
+//! `prices` (what it would cost), `document` (what is printed), `chart` (the course over time, as a
+//! picture).
 
 mod chart;
 mod document;
@@ -21,12 +22,12 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use sawmill_console::units::{parse_duration, parse_size, parse_size_u32};
 
-/// Predict what recorded requests would do on a volume: amplification, map, store requests, dollars per
-/// month.
+/// Predict what recorded requests would do on a volume: amplification, map, store requests, dollars
+/// per month.
 ///
-/// Runs the requests of each TRACE through the engine's own batches, coalescing, map and garbage collection,
-/// without data or a store. A trace may be compressed with gzip, zstd, xz or bzip2. The formats, and what the
-/// figures include and omit: docs/guide/simulate.md.
+/// Runs the requests of each TRACE through the engine's own batches, coalescing, map and garbage
+/// collection, without data or a store. A trace may be compressed with gzip, zstd, xz or bzip2. The
+/// formats, and what the figures include and omit: docs/guide/simulate.md.
 #[derive(Args)]
 pub struct Arguments {
     /// Files of recorded requests. Each is simulated by itself.
@@ -45,13 +46,16 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: Option<u64>,
 
-    /// Widen requests to multiples of this size, as a page cache does. Default: 4K for calls on files
-    /// (mobigen); block traces stay as they are.
+    /// Widen requests to multiples of this size, as a page cache does. Default: 4K for calls on
+    /// files (mobigen); block traces stay as they are.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     widen: Option<u64>,
 
     /// Play each trace this many times in a row, to come closer to its steady state.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
     repeat: u32,
 
     /// Size at which a batch is sealed.
@@ -63,19 +67,24 @@ pub struct Arguments {
     segment_age: Duration,
 
     /// Collect garbage when less than this share of the stored data is live.
-    #[arg(long, value_name = "RATIO", default_value_t = default_gc().start, value_parser = parse_ratio)]
+    #[arg(
+        long, value_name = "RATIO", default_value_t = default_gc().start,
+        value_parser = parse_ratio,
+    )]
     gc_start: f64,
 
     /// Stop collecting when at least this share is live.
-    #[arg(long, value_name = "RATIO", default_value_t = default_gc().stop, value_parser = parse_ratio)]
+    #[arg(
+        long, value_name = "RATIO", default_value_t = default_gc().stop, value_parser = parse_ratio,
+    )]
     gc_stop: f64,
 
     /// What to collect first: greedy (the emptiest) or cost-benefit (also by age).
     #[arg(long, value_name = "CHOICE", default_value = "greedy")]
     gc_choice: ChoiceName,
 
-    /// Leave holes between copied pieces. Otherwise, holes of up to 8 KiB are filled with other segments'
-    /// data.
+    /// Leave holes between copied pieces. Otherwise, holes of up to 8 KiB are filled with other
+    /// segments' data.
     #[arg(long)]
     no_gc_plugs: bool,
 
@@ -144,7 +153,9 @@ pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     }
     if let Some(path) = &arguments.chart {
         let written = std::fs::write(path, chart::draw(&played));
-        written.map_err(|error| Failure::io(format!("cannot write chart {}", path.display()), &error))?;
+        written.map_err(|error| {
+            Failure::io(format!("cannot write chart {}", path.display()), &error)
+        })?;
     }
     let document = document::Document::new(&play, &prices, &played);
     if console.json {

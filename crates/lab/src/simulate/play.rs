@@ -1,4 +1,5 @@
-//! Plays a trace through the engine's forecast. The file is read twice: first to see how far its disks reach.
+//! Plays a trace through the engine's forecast. The file is read twice: first to see how far its
+//! disks reach.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -105,10 +106,19 @@ fn too_far(path: &Path) -> Failure {
 fn widened(request: &Request, unit: u64) -> Option<Request> {
     let end = request.address.checked_add(request.length)?.checked_next_multiple_of(unit)?;
     let address = request.address - request.address % unit;
-    Some(if request.length == 0 { *request } else { Request { address, length: end - address, ..*request } })
+    Some(if request.length == 0 {
+        *request
+    } else {
+        Request { address, length: end - address, ..*request }
+    })
 }
 
-fn play_one(forecast: &mut Forecast, layout: &Layout, request: &Request, start: Duration) -> Result<()> {
+fn play_one(
+    forecast: &mut Forecast,
+    layout: &Layout,
+    request: &Request,
+    start: Duration,
+) -> Result<()> {
     let at = start + Duration::from_nanos(request.at_ns);
     layout.each(request, |address, length| {
         match request.operation {

@@ -1,9 +1,9 @@
-//! Prices, and what a trace would cost in a month: in the store, and on provisioned block storage of the same
-//! size and speed.
+//! Prices, and what a trace would cost in a month: in the store, and on provisioned block storage
+//! of the same size and speed.
 //!
-//! A price file is a flat subset of TOML: comments, sections, and keys with a number or a text. Every key
-//! must be there exactly once and no other key may be, so that a typo cannot become a price of zero. The
-//! default is `prices.toml` beside this file.
+//! A price file is a flat subset of TOML: comments, sections, and keys with a number or a text.
+//! Every key must be there exactly once and no other key may be, so that a typo cannot become a
+//! price of zero. The default is `prices.toml` beside this file.
 //!
 //! No figure includes machines, their local disks, or transfer between regions.
 
@@ -59,8 +59,9 @@ impl Prices {
     /// The file at `path`, or the built-in one.
     pub(super) fn load(path: Option<&Path>) -> Result<Prices> {
         let Some(path) = path else { return Prices::parse(DEFAULT, DEFAULT_NAME) };
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Failure::io(format!("cannot read prices {}", path.display()), &error))?;
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            Failure::io(format!("cannot read prices {}", path.display()), &error)
+        })?;
         Prices::parse(&text, &path.display().to_string())
     }
 
@@ -110,7 +111,9 @@ impl<'a> Entries<'a> {
                 continue;
             }
             let Some((key, value)) = line.split_once('=') else {
-                return Err(entries.wrong(number, &format!("expected 'key = value', found '{line}'")));
+                return Err(
+                    entries.wrong(number, &format!("expected 'key = value', found '{line}'"))
+                );
             };
             let key = format!("{section}{}", key.trim());
             let entry = (number, value.trim().to_owned());
@@ -138,22 +141,29 @@ impl<'a> Entries<'a> {
         let (line, value) = self.take(key)?;
         let inner = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
         let inner = inner.filter(|inner| !inner.contains(['"', '\\']));
-        let wrong = || self.wrong(line, &format!("{key}: expected a text in quotes, found {value}"));
+        let wrong =
+            || self.wrong(line, &format!("{key}: expected a text in quotes, found {value}"));
         inner.map(str::to_owned).ok_or_else(wrong)
     }
 
     fn number(&mut self, key: &str) -> Result<f64> {
         let (line, value) = self.take(key)?;
-        let number = value.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+        let number =
+            value.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
         number.ok_or_else(|| {
-            self.wrong(line, &format!("{key}: expected a number that is not negative, found {value}"))
+            self.wrong(
+                line,
+                &format!("{key}: expected a number that is not negative, found {value}"),
+            )
         })
     }
 
     fn finish(self) -> Result<()> {
         match self.left.first_key_value() {
             None => Ok(()),
-            Some((key, (line, _))) => Err(self.wrong(*line, &format!("{key} is not a known price"))),
+            Some((key, (line, _))) => {
+                Err(self.wrong(*line, &format!("{key} is not a known price")))
+            }
         }
     }
 }
@@ -205,8 +215,11 @@ impl Costs {
         let thousands = |count: u64, price: f64| count as f64 * traces_per_month / 1000.0 * price;
         let requests = &report.requests;
         let gib = |bytes: f64| bytes / GIB * prices.store.gib_month;
-        let overhead =
-            if report.live_bytes == 0 { 1.0 } else { report.store_bytes as f64 / report.live_bytes as f64 };
+        let overhead = if report.live_bytes == 0 {
+            1.0
+        } else {
+            report.store_bytes as f64 / report.live_bytes as f64
+        };
         let block = &prices.block;
         let beyond = |used: f64, included: f64, price: f64| (used - included).max(0.0) * price;
         let mut costs = Costs {
@@ -230,7 +243,8 @@ impl Costs {
             ),
             ..Costs::default()
         };
-        let requests_usd = costs.puts_usd + costs.gets_max_usd + costs.lists_usd + costs.deletes_usd;
+        let requests_usd =
+            costs.puts_usd + costs.gets_max_usd + costs.lists_usd + costs.deletes_usd;
         costs.total_max_usd = costs.storage_usd + requests_usd;
         costs.full_total_max_usd = costs.full_storage_usd + requests_usd;
         costs.block_total_usd =
@@ -246,7 +260,10 @@ mod tests {
     use super::*;
 
     fn near(found: f64, expected: f64) {
-        assert!((found - expected).abs() < 1e-9 * expected.abs().max(1.0), "{found}, expected {expected}");
+        assert!(
+            (found - expected).abs() < 1e-9 * expected.abs().max(1.0),
+            "{found}, expected {expected}"
+        );
     }
 
     #[test]
@@ -300,7 +317,10 @@ mod tests {
         refused(&format!("{DEFAULT}gib_month = 1\n"), "block.gib_month is set twice");
         refused(&DEFAULT.replace("0.023", "cheap"), "store.gib_month: expected a number");
         refused(&DEFAULT.replace("0.023", "-1"), "expected a number that is not negative");
-        refused(&DEFAULT.replace("\"2025-11-01\"", "2025-11-01"), "date: expected a text in quotes");
+        refused(
+            &DEFAULT.replace("\"2025-11-01\"", "2025-11-01"),
+            "date: expected a text in quotes",
+        );
         refused("just words\n", "line 1: expected 'key = value'");
     }
 

@@ -1,5 +1,5 @@
-//! A first pass over a whole trace: its disks and how far they reach, how long it lasts, and its busiest
-//! minute. Also the layout of its disks on the simulated one.
+//! A first pass over a whole trace: its disks and how far they reach, how long it lasts, and its
+//! busiest minute. Also the layout of its disks on the simulated one.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -64,7 +64,8 @@ impl Survey {
         if matches!(request.operation, Operation::Read | Operation::Write) {
             self.minute_requests += 1;
             self.minute_bytes += request.length;
-            let slabs = request.address / SLAB_BYTES..=(request.address + request.length - 1) / SLAB_BYTES;
+            let slabs =
+                request.address / SLAB_BYTES..=(request.address + request.length - 1) / SLAB_BYTES;
             slabs.for_each(|slab| {
                 disk.slabs.insert(slab, ());
             });
@@ -143,8 +144,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Calls `visit(address, length)` for each part of a request's range. A part without an address is
-    /// discarded space that the trace never reads or writes.
+    /// Calls `visit(address, length)` for each part of a request's range. A part without an address
+    /// is discarded space that the trace never reads or writes.
     pub(super) fn each(
         &self,
         request: &Request,
@@ -201,7 +202,11 @@ mod tests {
         assert_eq!(places(&layout, &second), [(16 << 20, 512)]);
         assert_eq!(survey.lay_out(Some(5 << 30)).unwrap().size_bytes, 5 << 30);
         let least = (16 << 20) + 512;
-        assert_eq!(survey.lay_out(Some(least)).unwrap().size_bytes, least, "a disk may end where they end");
+        assert_eq!(
+            survey.lay_out(Some(least)).unwrap().size_bytes,
+            least,
+            "a disk may end where they end"
+        );
         assert!(survey.lay_out(Some(least - 512)).is_err());
         assert!(survey.lay_out(Some(1 << 20)).err().unwrap().to_string().contains("--size 1 MiB"));
     }
@@ -231,7 +236,8 @@ mod tests {
         survey.close_minute();
         assert_eq!((survey.busiest.requests_per_s, survey.busiest.bytes_per_s), (10.0, 10_000.0));
         let mut short = Survey::default();
-        (0..30).for_each(|n| short.see(&Request { at_ns: n * SECOND_NS / 10, ..request(0, 0, 1000) }));
+        (0..30)
+            .for_each(|n| short.see(&Request { at_ns: n * SECOND_NS / 10, ..request(0, 0, 1000) }));
         short.close_minute();
         assert!((short.busiest.requests_per_s - 30.0 / 2.9).abs() < 1e-9);
     }

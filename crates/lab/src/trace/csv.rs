@@ -1,7 +1,9 @@
-//! Sawmill's own format: a header line that names the columns, in any order, then a line per request.
+//! Sawmill's own format: a header line that names the columns, in any order, then a line per
+//! request.
 //!
-//! Columns: one of `time_s`, `time_ms`, `time_us`, `time_ns`; `operation` (read, write, flush, discard, zero,
-//! or R, W, F, D, Z); `address_bytes` or `address_sectors`; `length_bytes` or `length_sectors`; optionally
+//! Columns: one of `time_s`, `time_ms`, `time_us`, `time_ns`; `operation` (read, write, flush,
+//! discard, zero, or R, W, F, D, Z); `address_bytes` or `address_sectors`; `length_bytes` or
+//! `length_sectors`; optionally
 //! `device`. Sectors have 512 bytes. Other columns are ignored; quotes are not supported.
 
 use super::number::{nanoseconds, sectors, whole};
@@ -10,8 +12,9 @@ use super::{Bad, Operation, Request, Requests};
 use sawmill_console::exit::Result;
 
 /// What a header must have.
-const EXPECTED_HEADER: &str = "a header line that names time_s (or time_ms, time_us, time_ns), operation, \
-     address_bytes (or address_sectors), length_bytes (or length_sectors) and perhaps device";
+const EXPECTED_HEADER: &str = "a header line that names time_s (or time_ms, time_us, time_ns), \
+     operation, address_bytes (or address_sectors), length_bytes (or length_sectors) and perhaps \
+     device";
 const TIMES: [(&str, u32); 4] = [("time_s", 9), ("time_ms", 6), ("time_us", 3), ("time_ns", 0)];
 
 type Bytes = fn(&str) -> Option<u64>;
@@ -90,7 +93,8 @@ impl Requests for Csv {
                 self.columns = Some(Columns::named(&text).ok_or_else(|| bad(EXPECTED_HEADER))?);
                 continue;
             };
-            let expected = "the columns that the header names, with read, write, flush, discard or zero";
+            let expected =
+                "the columns that the header names, with read, write, flush, discard or zero";
             return columns.request(&text).map(Some).ok_or_else(|| bad(expected));
         }
         Ok(None)

@@ -1,5 +1,5 @@
-//! Detects the format of a file by its first bytes: binary formats by their magic numbers, formats of lines
-//! by which can parse most of them. File names do not matter.
+//! Detects the format of a file by its first bytes: binary formats by their magic numbers, formats
+//! of lines by which can parse most of them. File names do not matter.
 
 use std::path::Path;
 
@@ -36,7 +36,8 @@ pub(super) fn format_of(path: &Path, sample: &[u8]) -> Result<Format> {
         return Ok(Format::Srt);
     }
     let is_tar = sample.get(257..262) == Some(b"ustar");
-    if is_tar && sample.windows(octf::MEMBER.len()).any(|window| window == octf::MEMBER.as_bytes()) {
+    if is_tar && sample.windows(octf::MEMBER.len()).any(|window| window == octf::MEMBER.as_bytes())
+    {
         return Ok(Format::Octf);
     }
     let text = String::from_utf8_lossy(sample);
@@ -71,11 +72,13 @@ fn is_records(sample: &[u8]) -> bool {
     records.peek().is_some() && records.all(is_vscsi)
 }
 
-/// Tells the three ASCII forms apart: milliseconds have a decimal point and nanoseconds do not; lengths that
-/// are all multiples of 512 are bytes, because no trace has only requests of 256 KiB.
+/// Tells the three ASCII forms apart: milliseconds have a decimal point and nanoseconds do not;
+/// lengths that are all multiples of 512 are bytes, because no trace has only requests of 256 KiB.
 fn which_ascii(lines: &[&str]) -> Format {
-    let fields: Vec<Vec<&str>> = lines.iter().map(|line| line.split_whitespace().collect()).collect();
-    let with_point = fields.iter().any(|words| words.first().is_some_and(|time| time.contains('.')));
+    let fields: Vec<Vec<&str>> =
+        lines.iter().map(|line| line.split_whitespace().collect()).collect();
+    let with_point =
+        fields.iter().any(|words| words.first().is_some_and(|time| time.contains('.')));
     let lengths = fields.iter().filter_map(|words| whole(words.get(3)?));
     let in_bytes = lengths.into_iter().all(|length| length.is_multiple_of(512));
     match (with_point, in_bytes) {

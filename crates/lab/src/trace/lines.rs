@@ -1,5 +1,5 @@
-//! Formats of one line per request. A line is a request, known to be something else (a header, another kind
-//! of event), or invalid.
+//! Formats of one line per request. A line is a request, known to be something else (a header,
+//! another kind of event), or invalid.
 
 use super::number::{nanoseconds, sectors, whole};
 use super::source::Source;
@@ -35,7 +35,11 @@ impl Requests for Lines {
                 Ok(None) => {}
                 Err(()) => {
                     let expected = self.reader.expected().to_owned();
-                    return Err(Bad::Line { place: source.place(), expected, found: text.into_owned() });
+                    return Err(Bad::Line {
+                        place: source.place(),
+                        expected,
+                        found: text.into_owned(),
+                    });
                 }
             }
         }
@@ -45,7 +49,9 @@ impl Requests for Lines {
 
 /// The first kind of action in [`ACTIONS`] that occurs.
 fn action_in(sample: &str) -> &'static str {
-    let occurs = |action: &&&str| sample.lines().any(|line| line.split_whitespace().nth(5) == Some(**action));
+    let occurs = |action: &&&str| {
+        sample.lines().any(|line| line.split_whitespace().nth(5) == Some(**action))
+    };
     ACTIONS.iter().find(occurs).copied().unwrap_or(ACTIONS[0])
 }
 
@@ -80,7 +86,9 @@ impl LineReader {
             Format::AsciiMs => "'MILLISECONDS DEVICE SECTOR SECTORS 0|1'",
             Format::AsciiMsBytes => "'MILLISECONDS DEVICE OFFSET BYTES 0|1'",
             Format::Wiscsee => "'PID D|C read|write|discard OFFSET BYTES SECONDS DURATION SYNC'",
-            Format::Csv | Format::Vscsi | Format::Srt | Format::Octf | Format::Mobigen => "another format",
+            Format::Csv | Format::Vscsi | Format::Srt | Format::Octf | Format::Mobigen => {
+                "another format"
+            }
         }
     }
 
@@ -119,18 +127,24 @@ impl LineReader {
         if action != self.action {
             return Ok(None);
         }
-        let Some(flags) = words.get(6).copied().filter(|flags| are_flags(flags)) else { return Err(()) };
+        let Some(flags) = words.get(6).copied().filter(|flags| are_flags(flags)) else {
+            return Err(());
+        };
         let [address, plus, length] = *words.get(7..10).unwrap_or_default() else {
             // A flush alone has no sectors.
-            let flush = Request { at_ns, operation: Operation::Flush, device, address: 0, length: 0 };
+            let flush =
+                Request { at_ns, operation: Operation::Flush, device, address: 0, length: 0 };
             return if flags.starts_with('F') { Ok(Some(flush)) } else { Ok(None) };
         };
         if plus != "+" {
             return Ok(None);
         }
-        let (Some(address), Some(length)) = (sectors(address), sectors(length)) else { return Err(()) };
+        let (Some(address), Some(length)) = (sectors(address), sectors(length)) else {
+            return Err(());
+        };
         let operation = operation_of(flags, length);
-        let (address, length) = if operation == Operation::Flush { (0, 0) } else { (address, length) };
+        let (address, length) =
+            if operation == Operation::Flush { (0, 0) } else { (address, length) };
         Ok(Some(Request { at_ns, operation, device, address, length }))
     }
 
@@ -139,8 +153,10 @@ impl LineReader {
         let mut request = || {
             let at_ns = nanoseconds(fields.next()?, 9)?;
             let (address, length) = (fields.next()?, fields.next()?);
-            let flags = fields.next().map(str::to_ascii_uppercase).filter(|flags| are_flags(flags))?;
-            let flush = Request { at_ns, operation: Operation::Flush, device: 0, address: 0, length: 0 };
+            let flags =
+                fields.next().map(str::to_ascii_uppercase).filter(|flags| are_flags(flags))?;
+            let flush =
+                Request { at_ns, operation: Operation::Flush, device: 0, address: 0, length: 0 };
             // A flush alone has no address, whatever the text says.
             if !flags.contains(['R', 'W', 'D']) {
                 return Some(flush);
@@ -180,8 +196,8 @@ fn are_flags(flags: &str) -> bool {
     !flags.is_empty() && flags.bytes().all(|flag| b"RWDFNSAMBV".contains(&flag))
 }
 
-/// The operation of such flags: `F` before another letter is a flush first, after it durability of the write
-/// itself; neither has data of its own.
+/// The operation of such flags: `F` before another letter is a flush first, after it durability of
+/// the write itself; neither has data of its own.
 fn operation_of(flags: &str, length: u64) -> Operation {
     match flags {
         _ if flags.contains('D') => Operation::Discard,

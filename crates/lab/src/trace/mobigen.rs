@@ -1,9 +1,9 @@
 //! MobiGen: the system calls of a program on its files, `THREAD MICROSECONDS CALL ARGUMENTS`.
 //!
-//! The file has one thread after the other. The calls are replayed by time, as the tool itself does, so the
-//! file is read into memory. A descriptor means the file of its oldest open that is not closed yet. Each open
-//! of a path that the tool left out is a file of its own. `read` and `write` continue where the last one
-//! ended. The device of a request is the number of its file.
+//! The file has one thread after the other. The calls are replayed by time, as the tool itself
+//! does, so the file is read into memory. A descriptor means the file of its oldest open that is
+//! not closed yet. Each open of a path that the tool left out is a file of its own. `read` and
+//! `write` continue where the last one ended. The device of a request is the number of its file.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -133,7 +133,9 @@ impl Mobigen {
                 file.offset += length;
                 (file.offset - length, length)
             }
-            "pwrite" | "pread" => (u64::try_from(number(2)?).ok()?, u64::try_from(number(3)?).unwrap_or(0)),
+            "pwrite" | "pread" => {
+                (u64::try_from(number(2)?).ok()?, u64::try_from(number(3)?).unwrap_or(0))
+            }
             _ => (0, 0),
         };
         Some(Some(Request { at_ns: call.at_ns, operation, device: file.number, address, length }))

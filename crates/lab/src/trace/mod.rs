@@ -1,14 +1,15 @@
 //! Block traces: recorded requests of disks, read from files of other tools.
 //!
-//! [`Trace::open`] detects how the file is compressed and which [`Format`] it has, and then returns one
-//! [`Request`] at a time, in the order of the file. Modules: `source` (the file, decompressed), `detect` (the
-//! format), `lines` (formats of one line per request), `csv` (our own, documented in
-//! `docs/guide/simulate.md`), `records` (binary formats), `octf` and `mobigen` (formats that must be sorted
-//! first, and so are read into memory), `number` (number formats).
+//! [`Trace::open`] detects how the file is compressed and which [`Format`] it has, and then returns
+//! one [`Request`] at a time, in the order of the file. Modules: `source` (the file, decompressed),
+//! `detect` (the format), `lines` (formats of one line per request), `csv` (our own, documented in
+//! `docs/guide/simulate.md`), `records` (binary formats), `octf` and `mobigen` (formats that must
+//! be sorted first, and so are read into memory), `number` (number formats).
 //!
-//! Invariants: times start at zero and never go back (traces of several queues are slightly out of order).
-//! Addresses and lengths are in bytes, and their sum fits 63 bits. Only a flush has no length. A line that is
-//! not a request is an error that names the line, or is counted if the caller requests that.
+//! Invariants: times start at zero and never go back (traces of several queues are slightly out of
+//! order). Addresses and lengths are in bytes, and their sum fits 63 bits. Only a flush has no
+//! length. A line that is not a request is an error that names the line, or is counted if the
+//! caller requests that.
 //!
 //! Not here: what is done with the requests.
 
@@ -30,8 +31,8 @@ use clap::ValueEnum;
 use sawmill_console::exit::{Failure, Result};
 use source::Source;
 
-/// A longer pause between two requests is an invalid time: it would turn a trace of minutes into one of
-/// years.
+/// A longer pause between two requests is an invalid time: it would turn a trace of minutes into
+/// one of years.
 const PAUSE_NS_MAX: u64 = 90 * 24 * 3600 * 1_000_000_000;
 /// Larger addresses and lengths exist on no disk.
 const END_MAX: u64 = i64::MAX as u64;
@@ -226,7 +227,8 @@ impl Trace {
         if end.is_none_or(|end| end > END_MAX) {
             return Some("an address and a length within 8 EiB");
         }
-        let paused = self.first_ns.is_some() && request.at_ns > self.last_ns.saturating_add(PAUSE_NS_MAX);
+        let paused =
+            self.first_ns.is_some() && request.at_ns > self.last_ns.saturating_add(PAUSE_NS_MAX);
         paused.then_some("a time within 90 days of the request before")
     }
 
@@ -241,8 +243,8 @@ impl Trace {
             shown.push_str("...");
         }
         Err(Failure::usage(format!(
-            "{}: {place}: expected {expected} (format {}), found '{shown}'; fix it, name another --format, \
-             or count such lines with --skip-bad-lines",
+            "{}: {place}: expected {expected} (format {}), found '{shown}'; fix it, name another \
+             --format, or count such lines with --skip-bad-lines",
             self.path.display(),
             self.format.name(),
         )))

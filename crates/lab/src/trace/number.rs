@@ -15,12 +15,14 @@ pub(super) fn sectors(text: &str) -> Option<u64> {
     whole(text)?.checked_mul(SECTOR_BYTES)
 }
 
-/// Converts a number of units of `10^digits` nanoseconds, optionally with a decimal point, to nanoseconds.
-/// Finer fractions are dropped.
+/// Converts a number of units of `10^digits` nanoseconds, optionally with a decimal point, to
+/// nanoseconds. Finer fractions are dropped.
 pub(super) fn nanoseconds(text: &str, digits: u32) -> Option<u64> {
     let text = text.trim();
     let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));
-    if seconds.is_empty() && fraction.is_empty() || !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
+    if seconds.is_empty() && fraction.is_empty()
+        || !fraction.bytes().all(|byte| byte.is_ascii_digit())
+    {
         return None;
     }
     let units = if seconds.is_empty() { 0 } else { whole(seconds)? };

@@ -1,8 +1,9 @@
-//! Open CAS telemetry: a tar whose files `octf.trace.N` (one for each CPU) are protobuf messages, each after
-//! its length. In an event, field 1 is a header with the time (2, ns), field 2 an I/O: sector (1), sectors
-//! (2), device (4), operation (5: 1 read, 2 write, 3 discard), flush (6).
+//! Open CAS telemetry: a tar whose files `octf.trace.N` (one for each CPU) are protobuf messages,
+//! each after its length. In an event, field 1 is a header with the time (2, ns), field 2 an I/O:
+//! sector (1), sectors (2), device (4), operation (5: 1 read, 2 write, 3 discard), flush (6).
 //!
-//! The file of each CPU is in order. The whole is sorted by time, so it is read into memory completely.
+//! The file of each CPU is in order. The whole is sorted by time, so it is read into memory
+//! completely.
 
 use super::number::SECTOR_BYTES;
 use super::source::Source;
@@ -48,7 +49,8 @@ impl Octf {
                 return;
             }
             let place = format!("byte {at}");
-            let size = text_of(&head[124..136]).and_then(|text| usize::from_str_radix(text.trim(), 8).ok());
+            let size = text_of(&head[124..136])
+                .and_then(|text| usize::from_str_radix(text.trim(), 8).ok());
             let (Some(name), Some(size)) = (text_of(&head[..100]), size) else {
                 return self.note(place, "the head of a file in a tar", "something else");
             };
@@ -72,12 +74,18 @@ impl Octf {
             events += 1;
             let event = varint(&mut rest).and_then(|length| take(&mut rest, length));
             let Some(event) = event else {
-                return self.note(format!("{name} event {events}"), "a whole event", "the end of the file");
+                return self.note(
+                    format!("{name} event {events}"),
+                    "a whole event",
+                    "the end of the file",
+                );
             };
             match request(event) {
                 Some(Some(request)) => requests.push(request),
                 Some(None) => {}
-                None => self.note(format!("{name} event {events}"), "a protobuf message", "other bytes"),
+                None => {
+                    self.note(format!("{name} event {events}"), "a protobuf message", "other bytes")
+                }
             }
         }
     }

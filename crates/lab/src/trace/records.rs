@@ -17,8 +17,8 @@ fn bad(source: &Source, expected: &str, found: String) -> Bad {
     Bad::Line { place: source.place(), expected: expected.to_owned(), found }
 }
 
-/// VMware's format: 32 bytes, little-endian: sequence u32, bytes u32, scatter elements u32, SCSI command u16,
-/// version u16, sector u64, microseconds u64.
+/// VMware's format: 32 bytes, little-endian: sequence u32, bytes u32, scatter elements u32, SCSI
+/// command u16, version u16, sector u64, microseconds u64.
 pub(super) struct Vscsi;
 
 /// Bytes of a vscsi record.
@@ -36,8 +36,8 @@ fn scsi(command: u16) -> Option<Operation> {
     }
 }
 
-/// Whether a record can be part of a vscsi trace: it has a command that SCSI disks get, and a length of whole
-/// sectors.
+/// Whether a record can be part of a vscsi trace: it has a command that SCSI disks get, and a
+/// length of whole sectors.
 pub(super) fn is_vscsi(record: &[u8]) -> bool {
     let command = u16::from_le_bytes(bytes_at(record, 12));
     let length = u32::from_le_bytes(bytes_at(record, 4));
@@ -54,7 +54,11 @@ impl Requests for Vscsi {
                 return Ok(None);
             }
             if length < record.len() {
-                return Err(bad(source, "a record of 32 bytes", format!("{length} bytes, then the end")));
+                return Err(bad(
+                    source,
+                    "a record of 32 bytes",
+                    format!("{length} bytes, then the end"),
+                ));
             }
             let command = u16::from_le_bytes(bytes_at(&record, 12));
             if command > 0xff {
@@ -65,7 +69,8 @@ impl Requests for Vscsi {
             let is_flush = operation == Operation::Flush;
             let sector = u64::from_le_bytes(bytes_at(&record, 16));
             let microseconds = u64::from_le_bytes(bytes_at(&record, 24));
-            let (Some(address), Some(at_ns)) = (sector.checked_mul(512), microseconds.checked_mul(1000))
+            let (Some(address), Some(at_ns)) =
+                (sector.checked_mul(512), microseconds.checked_mul(1000))
             else {
                 return Err(bad(
                     source,
@@ -80,8 +85,8 @@ impl Requests for Vscsi {
     }
 }
 
-/// HP's SRT 1.3: a text that ends with a form feed, then big-endian records of 32-bit words: size of the
-/// record, id, seconds, microseconds, start, stop, bytes, block, device, ..., flags.
+/// HP's SRT 1.3: a text that ends with a form feed, then big-endian records of 32-bit words: size
+/// of the record, id, seconds, microseconds, start, stop, bytes, block, device, ..., flags.
 #[derive(Default)]
 pub(super) struct Srt {
     past_header: bool,
@@ -119,7 +124,8 @@ impl Requests for Srt {
         }
         let at_ns = u64::from(word(2)) * 1_000_000_000 + u64::from(word(3)) * 1000;
         let operation = if word(11) & 1 == 1 { Operation::Read } else { Operation::Write };
-        let (address, device) = (u64::from(word(7)) * SRT_BLOCK_BYTES, u64::from(word(8) >> 8 & 0xff));
+        let (address, device) =
+            (u64::from(word(7)) * SRT_BLOCK_BYTES, u64::from(word(8) >> 8 & 0xff));
         Ok(Some(Request { at_ns, operation, device, address, length: u64::from(word(6)) }))
     }
 }

@@ -1,7 +1,7 @@
 //! The file of a trace: decompressed while it is read, by line or in pieces.
 //!
-//! The usual programs (`gzip`, `zstd`, `xz`, `bzip2`) decompress the file while we read their output. A
-//! compressed file that is truncated or damaged is an error, never a shorter trace.
+//! The usual programs (`gzip`, `zstd`, `xz`, `bzip2`) decompress the file while we read their
+//! output. A compressed file that is truncated or damaged is an error, never a shorter trace.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek};
@@ -39,18 +39,21 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn open(path: &Path) -> Result<Source> {
-        let cannot = |error: io::Error| Failure::io(format!("cannot read {}", path.display()), &error);
+        let cannot =
+            |error: io::Error| Failure::io(format!("cannot read {}", path.display()), &error);
         let mut file = File::open(path).map_err(cannot)?;
         let metadata = file.metadata().map_err(cannot)?;
         if !metadata.is_file() {
-            let text = format!("{} is not a regular file, and a trace is read twice", path.display());
+            let text =
+                format!("{} is not a regular file, and a trace is read twice", path.display());
             return Err(Failure::usage(text));
         }
         let mut head = Vec::new();
         file.by_ref().take(8).read_to_end(&mut head).map_err(cannot)?;
         file.rewind().map_err(cannot)?;
         let shared = file.try_clone().map_err(cannot)?;
-        let packer = PACKERS.iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, program)| *program);
+        let packer =
+            PACKERS.iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, program)| *program);
         let (reader, unpacker): (Box<dyn Read>, _) = match packer {
             None => (Box::new(shared), None),
             Some(program) => {
@@ -60,7 +63,16 @@ impl Source {
         };
         let reader = Some(BufReader::with_capacity(1 << 16, reader));
         let (path, file_bytes) = (path.to_owned(), metadata.len());
-        Ok(Source { path, file, file_bytes, unpacker, reader, sample: None, count: 0, unit: "line" })
+        Ok(Source {
+            path,
+            file,
+            file_bytes,
+            unpacker,
+            reader,
+            sample: None,
+            count: 0,
+            unit: "line",
+        })
     }
 
     /// The first bytes, which are still to be read.
@@ -174,7 +186,9 @@ impl Source {
         let path = self.path.display();
         Err(Failure::new(
             Exit::Corrupt,
-            format!("{path} cannot be decompressed to its end ({program}: {ended}); get a new copy"),
+            format!(
+                "{path} cannot be decompressed to its end ({program}: {ended}); get a new copy"
+            ),
         ))
     }
 }
@@ -196,11 +210,15 @@ fn unpack(path: &Path, program: &'static str, file: File) -> Result<(Box<dyn Rea
     let mut child = command.spawn().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => {
             let path = path.display();
-            Failure::new(Exit::NotFound, format!("{path} is compressed with {program}: install {program}"))
+            Failure::new(
+                Exit::NotFound,
+                format!("{path} is compressed with {program}: install {program}"),
+            )
         }
         _ => Failure::io(format!("cannot start {program}"), &error),
     })?;
     let output = child.stdout.take();
-    let output = output.ok_or_else(|| Failure::new(Exit::Internal, format!("{program} has no output")))?;
+    let output =
+        output.ok_or_else(|| Failure::new(Exit::Internal, format!("{program} has no output")))?;
     Ok((Box::new(output), child))
 }

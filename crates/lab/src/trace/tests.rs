@@ -70,7 +70,8 @@ const TEXTS: [(Format, &str, usize, &str); 10] = [
     ),
     (
         Format::Msr,
-        "128166385295514663,hm,0,Write,9056014336,2048,2833\n128166385305514663,hm,0,Read,512,512,1\n",
+        "128166385295514663,hm,0,Write,9056014336,2048,2833\n\
+         128166385305514663,hm,0,Read,512,512,1\n",
         2,
         "128166385295514663,hm,0,Wipe,9056014336,2048,2833",
     ),
@@ -81,7 +82,12 @@ const TEXTS: [(Format, &str, usize, &str); 10] = [
         2,
         "1455591804.31,0.006,R,zero,4096,512",
     ),
-    (Format::Tencent, "1538323200,8,128,1,1058\n1538323199,16,128,0,1063\n", 2, "1538323199,16,128,2,1063"),
+    (
+        Format::Tencent,
+        "1538323200,8,128,1,1058\n1538323199,16,128,0,1063\n",
+        2,
+        "1538323199,16,128,2,1063",
+    ),
     (
         Format::Fiu,
         "89967324197109 4254 pool rm 508500296 8 W 6 0 b5e9f4e5ab62a4fff5313a606b0ad4e3\n",
@@ -90,7 +96,12 @@ const TEXTS: [(Format, &str, usize, &str); 10] = [
     ),
     (Format::AsciiNs, "0 0 303567 7 0\n26214000 1 240840 6 1\n", 2, "26214000 1 240840 6"),
     (Format::AsciiMs, "0.000 5 174224064 16 1\n0.221 5 162947904 16 0\n", 2, "0.221 5 -8 16 0"),
-    (Format::AsciiMsBytes, "0.000 0 200626176 4096 0\n223.412 0 512 36864 1\n", 2, "0.1 0 512 36864 yes"),
+    (
+        Format::AsciiMsBytes,
+        "0.000 0 200626176 4096 0\n223.412 0 512 36864 1\n",
+        2,
+        "0.1 0 512 36864 yes",
+    ),
     (
         Format::Wiscsee,
         "39949 D read 299008 4096 0.5 0 False\n0 C read 299008 4096 0.6 0.1 False\n\
@@ -114,7 +125,8 @@ fn a_bad_line_is_an_error_that_names_file_line_and_form_or_is_counted() {
     for (format, text, count, bad) in TEXTS {
         let bad_first = text.rsplit_once("CPU0").map_or(text, |(events, _)| events);
         let path = files.write("odd.trace", format!("{bad_first}{bad}\n"));
-        let error = read_with(&path, ReadOptions::default()).err().unwrap_or_else(|| panic!("{format:?}"));
+        let error =
+            read_with(&path, ReadOptions::default()).err().unwrap_or_else(|| panic!("{format:?}"));
         let error = error.to_string();
         let line = format!("odd.trace: line {}: expected '", bad_first.lines().count() + 1);
         assert!(error.contains(&line) && error.contains("--skip-bad-lines"), "{error}");
@@ -136,7 +148,10 @@ fn what_the_lines_say_is_what_is_read() {
     let fiu = request(0, Write, 6 << 32, 508_500_296 * 512, 4096);
     assert_eq!(read(TEXTS[5].1).unwrap(), [fiu]);
     let msr = read(TEXTS[2].1).unwrap();
-    assert_eq!(msr, [request(0, Write, 0, 9_056_014_336, 2048), request(1_000_000_000, Read, 0, 512, 512)]);
+    assert_eq!(
+        msr,
+        [request(0, Write, 0, 9_056_014_336, 2048), request(1_000_000_000, Read, 0, 512, 512)]
+    );
     let ascii = read(TEXTS[8].1).unwrap();
     assert_eq!(ascii[1], request(223_412_000, Read, 0, 512, 36864));
     // Times never go back.
@@ -151,7 +166,8 @@ fn a_text_of_queued_events_alone_is_read_by_them() {
 
 #[test]
 fn our_own_format_takes_columns_in_any_order_and_any_unit() {
-    let text = "# made by hand\noperation,time_ms,length_bytes,address_sectors,remark\nW,1.5,100,2,x\n\
+    let text = "# made by hand\noperation,time_ms,length_bytes,address_sectors,remark\n\
+                W,1.5,100,2,x\n\
                 discard,2.5,50,0,y\nflush,2.5,,,\nZ,3,7,1,\nread,4,7,1,\n";
     assert_eq!(format_of(text), Format::Csv);
     let expected = [
@@ -204,7 +220,8 @@ fn srt_record(seconds: u32, block: u32, bytes: u32, flags: u32) -> Vec<u8> {
 #[test]
 fn srt_records_are_read_and_a_torn_one_is_an_error() {
     let head = b"$$TR_IOREC-1.3\nversion = 1.3;\n\x0c".to_vec();
-    let mut bytes = [head.clone(), srt_record(10, 16, 8192, 0), srt_record(11, 0, 1024, 1)].concat();
+    let mut bytes =
+        [head.clone(), srt_record(10, 16, 8192, 0), srt_record(11, 0, 1024, 1)].concat();
     assert_eq!(format_of(&bytes), Format::Srt);
     let expected = [request(0, Write, 3, 4096, 8192), request(1_000_000_000, Read, 3, 0, 1024)];
     assert_eq!(read(&bytes).unwrap(), expected);
@@ -246,8 +263,11 @@ fn events_of_all_cpus_are_sorted_by_time_and_a_torn_one_is_an_error() {
     let summary = ("t/octf.summary", vec![1, 2, 3]);
     let bytes = tar(&[summary, ("t/octf.trace.0", first.clone()), ("t/octf.trace.1", second)]);
     assert_eq!(format_of(&bytes), Format::Octf);
-    let expected =
-        [request(0, Write, 1, 4096, 4096), request(1, Read, 1, 512, 512), request(2, Discard, 1, 0, 4096)];
+    let expected = [
+        request(0, Write, 1, 4096, 4096),
+        request(1, Read, 1, 512, 512),
+        request(2, Discard, 1, 0, 4096),
+    ];
     assert_eq!(read(&bytes).unwrap(), expected);
     let torn = tar(&[("t/octf.trace.0", first[..first.len() - 1].to_vec())]);
     let error = read(&torn).err().unwrap().to_string();
@@ -259,8 +279,8 @@ fn events_of_all_cpus_are_sorted_by_time_and_a_torn_one_is_an_error() {
 #[test]
 fn calls_on_files_are_replayed_by_time_with_offsets_and_descriptors() {
     let text = "1 0 open /data O_WRONLY 36\n1 10 write 36 4\n1 30 write 36 6\n1 40 close 36\n\
-                1 50 write 36 9\n2 5 open \"/data/x\" O_RDWR 7\n2 20 pwrite 7 100 50\n2 60 fsync 7\n\
-                2 70 stat64 \"/data/x\" 0\n2 80 open \"/data/x\" O_RDWR 8\n2 90 pread 8 100 50\n\
+                1 50 write 36 9\n2 5 open \"/data/x\" O_RDWR 7\n2 20 pwrite 7 100 50\n2 60 fsync \
+                7\n2 70 stat64 \"/data/x\" 0\n2 80 open \"/data/x\" O_RDWR 8\n2 90 pread 8 100 50\n\
                 2 95 read 8 -1\n";
     assert_eq!(format_of(text), Format::Mobigen);
     let expected = [
@@ -276,7 +296,10 @@ fn calls_on_files_are_replayed_by_time_with_offsets_and_descriptors() {
     let error = read(format!("{text}2 soon write 7 5\n")).err().unwrap().to_string();
     assert!(error.contains("line 13: expected 'THREAD"), "{error}");
     let error = read(format!("{text}2 99 write 7 many\n")).err().unwrap().to_string();
-    assert!(error.contains("line 13: expected 'THREAD") && error.contains("write 7 many"), "{error}");
+    assert!(
+        error.contains("line 13: expected 'THREAD") && error.contains("write 7 many"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -286,7 +309,8 @@ fn a_file_that_is_empty_or_something_else_or_missing_is_refused() {
     let error = read("Once upon a time\nthere was a disk.\n").err().unwrap().to_string();
     assert!(error.contains("--format"), "{error}");
     let files = Files::new();
-    let missing = Trace::open(&files.0.path().join("missing"), ReadOptions::default()).err().unwrap();
+    let missing =
+        Trace::open(&files.0.path().join("missing"), ReadOptions::default()).err().unwrap();
     assert_eq!(missing.exit(), sawmill_console::exit::Exit::NotFound);
     let folder = Trace::open(files.0.path(), ReadOptions::default()).err().unwrap();
     assert!(folder.to_string().contains("not a regular file"), "{folder}");
@@ -294,9 +318,11 @@ fn a_file_that_is_empty_or_something_else_or_missing_is_refused() {
 
 #[test]
 fn numbers_beyond_all_disks_and_times_beyond_all_pauses_are_bad_lines() {
-    for bad in
-        ["1.5 0 99999999999999999 16 1", "1266874889.7 0 8 8 0", "0.5 0 9007199254740992 9007199254740992 1"]
-    {
+    for bad in [
+        "1.5 0 99999999999999999 16 1",
+        "1266874889.7 0 8 8 0",
+        "0.5 0 9007199254740992 9007199254740992 1",
+    ] {
         // In milliseconds a year is long enough.
         let bad = bad.replace("1266874889.7", "31536000000.0");
         let error = read(format!("0.1 0 8 7 1\n{bad}\n")).err().unwrap().to_string();
@@ -346,6 +372,10 @@ fn every_operation_of_blkreplays_own_loads_is_read() {
         let text = line(flags, sectors);
         let request = LineReader::new(Format::Blkreplay, &text).read(&text).unwrap().unwrap();
         let place = if expected == Operation::Flush { (0, 0) } else { (4096, 8192) };
-        assert_eq!((request.operation, (request.address, request.length)), (expected, place), "{flags}");
+        assert_eq!(
+            (request.operation, (request.address, request.length)),
+            (expected, place),
+            "{flags}"
+        );
     }
 }

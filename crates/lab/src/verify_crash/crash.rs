@@ -1,5 +1,5 @@
-//! `verify-crash --target DEVICE --crash COMMAND`: crashes the server of a device and checks what the device
-//! holds then.
+//! `verify-crash --target DEVICE --crash COMMAND`: crashes the server of a device and checks what
+//! the device holds then.
 //!
 //! Not here: the load and the rounds (`crates/verify/src/crash.rs`).
 
@@ -33,7 +33,12 @@ struct Document {
     found: Option<String>,
 }
 
-pub(super) fn run(console: &Console, arguments: &Arguments, command: &str, target: &str) -> Result<Exit> {
+pub(super) fn run(
+    console: &Console,
+    arguments: &Arguments,
+    command: &str,
+    target: &str,
+) -> Result<Exit> {
     if arguments.work.workload != "stamps" || arguments.work.check.is_some() {
         let text = "--crash judges by stamps only; omit --workload and --check";
         return Err(Failure::usage(text));
@@ -41,7 +46,8 @@ pub(super) fn run(console: &Console, arguments: &Arguments, command: &str, targe
     arguments.may_overwrite(target)?;
     // Otherwise a file system that is mounted on it would be overwritten.
     let _held = if is_uri(target) { None } else { Some(hold(target)?) };
-    let folder = tempfile::tempdir().map_err(|error| Failure::io("cannot make a folder", &error))?;
+    let folder =
+        tempfile::tempdir().map_err(|error| Failure::io("cannot make a folder", &error))?;
     let crashes = Crashes {
         command,
         rounds: arguments.crash.rounds,
@@ -57,7 +63,8 @@ pub(super) fn run(console: &Console, arguments: &Arguments, command: &str, targe
         may_go: is_uri(target),
     };
     let mut progress = Progress::new("crashes");
-    let survey = crashes.run(|| open(target), folder.path(), |done| progress.show(done, crashes.rounds))?;
+    let survey =
+        crashes.run(|| open(target), folder.path(), |done| progress.show(done, crashes.rounds))?;
     drop(progress);
     let (round, found) = survey.found.unzip();
     let ok = found.is_none();
@@ -76,8 +83,9 @@ pub(super) fn run(console: &Console, arguments: &Arguments, command: &str, targe
 fn hold(target: &str) -> Result<FileLock> {
     FileLock::take(Path::new(target)).map_err(|error| match error.kind() {
         std::io::ErrorKind::WouldBlock => {
-            let text =
-                format!("{target} is mounted, or another process uses it; unmount it, or stop that process");
+            let text = format!(
+                "{target} is mounted, or another process uses it; unmount it, or stop that process"
+            );
             Failure::new(Exit::InUse, text)
         }
         _ => Failure::io(format!("cannot open {target}"), &error),

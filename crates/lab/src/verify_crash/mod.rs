@@ -1,8 +1,8 @@
-//! `sawmill verify-crash`: checks a block device, and what is on it, after a power failure at any moment or a
-//! crash of its server.
+//! `sawmill verify-crash`: checks a block device, and what is on it, after a power failure at any
+//! moment or a crash of its server.
 //!
-//! Invariant: a finding comes with the command that repeats it, and what that command needs is kept. Not
-//! here: recording, cutting, judging (`crates/verify`).
+//! Invariant: a finding comes with the command that repeats it, and what that command needs is
+//! kept. Not here: recording, cutting, judging (`crates/verify`).
 
 mod crash;
 mod document;
@@ -29,16 +29,16 @@ use sawmill_console::units::parse_size;
 
 /// Check what a block device holds after a power failure at any moment.
 ///
-/// Records every write, flush, FUA and discard while a workload runs. Cuts the recording at every legal point
-/// (--images limits their number) and makes an image of what a disk may hold there. Then a judge checks each
-/// image: the stamps of the workload, a file system (mount, then fsck), or a script. Exit code 0: no
-/// findings; 1: findings, each with the command that repeats it.
+/// Records every write, flush, FUA and discard while a workload runs. Cuts the recording at every
+/// legal point (--images limits their number) and makes an image of what a disk may hold there.
+/// Then a judge checks each image: the stamps of the workload, a file system (mount, then fsck), or
+/// a script. Exit code 0: no findings; 1: findings, each with the command that repeats it.
 ///
-/// Choose what to check: --device, --sawmill, --target, --write-log or --self-test. Everything runs on this
-/// machine. --device and --sawmill need nbdfuse; file systems need root.
+/// Choose what to check: --device, --sawmill, --target, --write-log or --self-test. Everything runs
+/// on this machine. --device and --sawmill need nbdfuse; file systems need root.
 ///
-/// With --target and --crash, nothing is recorded: a load with stamps runs, the command crashes the device's
-/// server again and again, and the check judges what is on the device afterwards.
+/// With --target and --crash, nothing is recorded: a load with stamps runs, the command crashes the
+/// device's server again and again, and the check judges what is on the device afterwards.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -62,8 +62,8 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Keep the recording, and all that a finding needs to be repeated, in this folder. It must be empty or
-    /// new.
+    /// Keep the recording, and all that a finding needs to be repeated, in this folder. It must be
+    /// empty or new.
     #[arg(long, value_name = "FOLDER")]
     keep: Option<PathBuf>,
 
@@ -83,13 +83,13 @@ pub struct Arguments {
 #[derive(Args)]
 #[command(next_help_heading = "What is checked")]
 struct SubjectArguments {
-    /// Command line of an NBD server that stays in the foreground, with {backing} (its disk) and {socket}:
-    /// 'nbdkit -f -U {socket} file {backing}'. The check records and cuts its disk.
+    /// Command line of an NBD server that stays in the foreground, with {backing} (its disk) and
+    /// {socket}: 'nbdkit -f -U {socket} file {backing}'. The check records and cuts its disk.
     #[arg(long, value_name = "COMMAND", conflicts_with_all = ["sawmill", "target", "self_test"])]
     device: Option<String>,
 
-    /// Check this binary itself: record and cut its journal. The volume comes back with the journal kept,
-    /// lost, stale and elsewhere, each time with the store of that moment.
+    /// Check this binary itself: record and cut its journal. The volume comes back with the journal
+    /// kept, lost, stale and elsewhere, each time with the store of that moment.
     #[arg(long, conflicts_with_all = ["target", "self_test"])]
     sawmill: bool,
 
@@ -97,8 +97,9 @@ struct SubjectArguments {
     #[arg(long, value_name = "MODE", value_enum, default_value = "logged")]
     flush: FlushMeans,
 
-    /// A file, a block device or an NBD URI. The check records what is written to it, and makes the images
-    /// from the recording, so it judges the workload and its file system. OVERWRITES the target.
+    /// A file, a block device or an NBD URI. The check records what is written to it, and makes the
+    /// images from the recording, so it judges the workload and its file system. OVERWRITES the
+    /// target.
     #[arg(long, value_name = "PATH|URI", conflicts_with = "self_test")]
     target: Option<String>,
 
@@ -106,7 +107,8 @@ struct SubjectArguments {
     #[arg(long, requires = "target")]
     overwrite: bool,
 
-    /// An existing write log: a folder that --keep left, or a log of dm-log-writes or of QEMU's blklogwrites.
+    /// An existing write log: a folder that --keep left, or a log of dm-log-writes or of QEMU's
+    /// blklogwrites.
     #[arg(long, value_name = "PATH", conflicts_with_all = ["target", "self_test"])]
     write_log: Option<PathBuf>,
 
@@ -114,14 +116,15 @@ struct SubjectArguments {
     #[arg(long)]
     self_test: bool,
 
-    /// What the device promises between two flushes. sector: each sector by itself is old or new, as on a
-    /// plain disk with a cache. prefix: the state after all writes up to some moment. Default: sector; with
+    /// What the device promises between two flushes. sector: each sector by itself is old or new,
+    /// as on a plain disk with a cache. prefix: the state after all writes up to some moment.
+    /// Default: sector; with
     /// --sawmill prefix.
     #[arg(long, value_name = "RULE", value_enum)]
     rule: Option<Promise>,
 
-    /// Size of the recorded disk, or of the image of a log made elsewhere. Default: 64M; for file systems
-    /// 512M.
+    /// Size of the recorded disk, or of the image of a log made elsewhere. Default: 64M; for file
+    /// systems 512M.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     disk_size: Option<u64>,
 }
@@ -129,13 +132,13 @@ struct SubjectArguments {
 #[derive(Args)]
 #[command(next_help_heading = "What is done to it, and who judges")]
 struct WorkArguments {
-    /// The workload: stamps (each sector says which write it belongs to), a file system (ext4, xfs, btrfs:
-    /// each file proves its own content), or a command line with {device}, the block device.
+    /// The workload: stamps (each sector says which write it belongs to), a file system (ext4, xfs,
+    /// btrfs: each file proves its own content), or a command line with {device}, the block device.
     #[arg(long, value_name = "WORK", default_value = "stamps")]
     workload: String,
 
-    /// The judge: ext4, xfs or btrfs (mount, unmount, fsck), or a command line with {image} that exits with 0
-    /// if all is well. Default: the workload judges.
+    /// The judge: ext4, xfs or btrfs (mount, unmount, fsck), or a command line with {image} that
+    /// exits with 0 if all is well. Default: the workload judges.
     #[arg(long, value_name = "WHO")]
     check: Option<String>,
 
@@ -151,8 +154,8 @@ struct WorkArguments {
     #[arg(long)]
     trim: bool,
 
-    /// The first entry before which power may fail; before it, the device is still being set up. Default: the
-    /// first entry; for file systems the first one after mkfs.
+    /// The first entry before which power may fail; before it, the device is still being set up.
+    /// Default: the first entry; for file systems the first one after mkfs.
     #[arg(long, value_name = "ENTRY")]
     first: Option<usize>,
 }
@@ -160,9 +163,9 @@ struct WorkArguments {
 #[derive(Args)]
 #[command(next_help_heading = "A server that is really crashed")]
 struct CrashArguments {
-    /// With --target: a command line that crashes the device's server and returns when it serves again
-    /// ('systemctl kill -s KILL ...', a hand-off). It runs with requests in flight. On a block device, each
-    /// of them must still succeed.
+    /// With --target: a command line that crashes the device's server and returns when it serves
+    /// again ('systemctl kill -s KILL ...', a hand-off). It runs with requests in flight. On a
+    /// block device, each of them must still succeed.
     #[arg(long, value_name = "COMMAND", requires = "target")]
     crash: Option<String>,
 
@@ -220,15 +223,18 @@ pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     }
     let rule = arguments.rule();
     let folder = place.path();
-    let look = Look { recorded: &recorded, subject: subject.as_deref(), rule, judge: &judge, folder };
+    let look =
+        Look { recorded: &recorded, subject: subject.as_deref(), rule, judge: &judge, folder };
     if let Some(cut) = &arguments.cut {
         return look_again(console, &look, cut, arguments);
     }
     let ways = look.ways();
     let mut progress = Progress::new("images checked");
     let campaign = recorded.campaign(&ways, arguments.budget());
-    let report =
-        campaign.run(|done, total| progress.show(done as u64, total as u64), |remains| look.look(remains))?;
+    let report = campaign.run(
+        |done, total| progress.show(done as u64, total as u64),
+        |remains| look.look(remains),
+    )?;
     drop(progress);
     let found = wrong.is_some() || !report.findings.is_empty();
     let kept = place.end(found);
@@ -241,7 +247,8 @@ pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     Ok(if found { Exit::Negative } else { Exit::Ok })
 }
 
-/// Makes the recording, or opens an existing one. Also says what the target answered wrongly during it.
+/// Makes the recording, or opens an existing one. Also says what the target answered wrongly during
+/// it.
 fn obtain(
     arguments: &Arguments,
     subject: Option<&dyn Subject>,
@@ -280,7 +287,12 @@ fn is_uri(target: &str) -> bool {
 }
 
 /// Checks one cut of an existing recording.
-fn look_again(console: &Console, look: &Look<'_>, cut: &Cut, arguments: &Arguments) -> Result<Exit> {
+fn look_again(
+    console: &Console,
+    look: &Look<'_>,
+    cut: &Cut,
+    arguments: &Arguments,
+) -> Result<Exit> {
     let verdict = look.at(cut, arguments.way, arguments.stale_of)?;
     let found = verdict.as_ref().err();
     if console.json {
@@ -302,23 +314,32 @@ struct Place {
 impl Place {
     fn new(arguments: &Arguments) -> Result<Self> {
         // A device that comes back finds its store beside its recording.
-        let given =
-            arguments.keep.as_ref().or(arguments.subject.write_log.as_ref().filter(|log| log.is_dir()));
+        let given = arguments.keep.as_ref().or(arguments
+            .subject
+            .write_log
+            .as_ref()
+            .filter(|log| log.is_dir()));
         let Some(folder) = given else {
             let mut builder = tempfile::Builder::new();
             builder.prefix("sawmill-verify-");
             // In memory, syncs cost nothing, and a check has many of them.
-            let in_memory = std::env::var_os("TMPDIR").is_none().then(|| builder.tempdir_in("/dev/shm").ok());
+            let in_memory =
+                std::env::var_os("TMPDIR").is_none().then(|| builder.tempdir_in("/dev/shm").ok());
             let temporary = match in_memory.flatten() {
                 Some(temporary) => temporary,
-                None => builder.tempdir().map_err(|error| Failure::io("cannot make a folder", &error))?,
+                None => builder
+                    .tempdir()
+                    .map_err(|error| Failure::io("cannot make a folder", &error))?,
             };
             return Ok(Place { folder: temporary.path().to_owned(), temporary: Some(temporary) });
         };
         let what = || format!("cannot use the folder {}", folder.display());
         std::fs::create_dir_all(folder).map_err(|error| Failure::io(what(), &error))?;
         let folder = folder.canonicalize().map_err(|error| Failure::io(what(), &error))?;
-        let taken = std::fs::read_dir(&folder).map_err(|error| Failure::io(what(), &error))?.next().is_some();
+        let taken = std::fs::read_dir(&folder)
+            .map_err(|error| Failure::io(what(), &error))?
+            .next()
+            .is_some();
         if taken && arguments.keep.is_some() {
             let text = format!("{} is not empty; give --keep another folder", folder.display());
             return Err(Failure::new(Exit::Exists, text));

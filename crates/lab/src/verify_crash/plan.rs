@@ -38,7 +38,11 @@ impl Arguments {
         let word = self.work.workload.as_str();
         if word == "stamps" {
             let trim = self.work.trim || self.subject.sawmill;
-            return Ok(Work::Stamps { area_bytes: STAMPED_BYTES, requests: self.work.requests, trim });
+            return Ok(Work::Stamps {
+                area_bytes: STAMPED_BYTES,
+                requests: self.work.requests,
+                trim,
+            });
         }
         if let Ok(kind) = word.parse() {
             return Ok(Work::Files { kind, steps: self.work.files });
@@ -78,7 +82,8 @@ impl Arguments {
             Some(word) if word.contains("{image}") => Ok(Judge::Script(word.to_owned())),
             Some(word) => word.parse::<FileSystem>().map(Judge::FileSystem).map_err(|_| {
                 Failure::usage(format!(
-                    "'{word}' is not a judge; write ext4, xfs, btrfs, or a command line with {{image}} in it"
+                    "'{word}' is not a judge; write ext4, xfs, btrfs, or a command line with \
+                    {{image}} in it"
                 ))
             }),
         }
@@ -92,12 +97,17 @@ impl Arguments {
 
     pub(super) fn budget(&self) -> Budget {
         let images_max = self.images.unwrap_or(if self.on_files() { 60 } else { 500 });
-        Budget { images_max, tear_bytes: Some(self.tear).filter(|&bytes| bytes > 0), seed: self.seed }
+        Budget {
+            images_max,
+            tear_bytes: Some(self.tear).filter(|&bytes| bytes > 0),
+            seed: self.seed,
+        }
     }
 
     /// The size of the recorded disk.
     pub(super) fn disk_bytes(&self) -> u64 {
-        let usual = if self.on_files() && !self.subject.sawmill { FILE_SYSTEM_BYTES } else { DISK_BYTES };
+        let usual =
+            if self.on_files() && !self.subject.sawmill { FILE_SYSTEM_BYTES } else { DISK_BYTES };
         self.subject.disk_size.unwrap_or(usual)
     }
 }

@@ -1,5 +1,5 @@
-//! The checker checks itself: it must find the faults planted in a device of its own, and nothing on a
-//! healthy device.
+//! The checker checks itself: it must find the faults planted in a device of its own, and nothing
+//! on a healthy device.
 
 use std::sync::Arc;
 
@@ -53,15 +53,21 @@ pub(super) fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
             let fault = row.fault.to_owned();
             vec![fault, row.images.to_string(), row.findings.to_string(), verdict.to_owned()]
         };
-        output::table(&["planted fault", "images", "findings", ""], rows.iter().map(line).collect())?;
+        output::table(
+            &["planted fault", "images", "findings", ""],
+            rows.iter().map(line).collect(),
+        )?;
     }
     Ok(if ok { Exit::Ok } else { Exit::Negative })
 }
 
 fn check(fault: Fault, arguments: &Arguments) -> Result<Report> {
-    let folder = tempfile::tempdir().map_err(|error| Failure::io("cannot make a folder", &error))?;
-    let subject = InProcess::new(fault.name(), Box::new(move |disk| Arc::new(Faulty::new(disk, fault))));
-    let work = Work::Stamps { area_bytes: STAMPED_BYTES, requests: arguments.work.requests, trim: true };
+    let folder =
+        tempfile::tempdir().map_err(|error| Failure::io("cannot make a folder", &error))?;
+    let subject =
+        InProcess::new(fault.name(), Box::new(move |disk| Arc::new(Faulty::new(disk, fault))));
+    let work =
+        Work::Stamps { area_bytes: STAMPED_BYTES, requests: arguments.work.requests, trim: true };
     let recorded = run::below(&subject, DISK_BYTES, &work, arguments.seed, folder.path())?;
     let look = Look {
         recorded: &recorded,

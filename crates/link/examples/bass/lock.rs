@@ -1,5 +1,5 @@
-//! What the cache's one lock costs: threads that keep requests under way, on one cache or each on its own,
-//! over a device that answers at once. Not here: the link.
+//! What the cache's one lock costs: threads that keep requests under way, on one cache or each on
+//! its own, over a device that answers at once. Not here: the link.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,16 +1,15 @@
-//! BASS's workloads on the link (SoCC'16, section 5.1): small writes through the byte-granular cache, and
-//! through a cache of whole pages as operating systems have it, on the same connection.
+//! BASS's workloads on the link (SoCC'16, section 5.1): small writes through the byte-granular
+//! cache, and through a cache of whole pages as operating systems have it, on the same connection.
 //!
-//!     bass target ADDRESS SIZE_BYTES            shows a disk in memory, until its standard input ends
-//!     bass relay LISTEN TO DELAY_US             hands UDP packets on, each way so much later
-//!     bass load ADDRESS STACK WORKLOAD BYTES WRITES
-//!     bass replay ADDRESS STACK FILE            a trace, as `replay` says
-//!     bass lock THREADS CACHES BYTES REQUESTS   no link at all, as `lock` says
+//! bass target ADDRESS SIZE_BYTES            shows a disk in memory, until its standard input ends
+//! bass relay LISTEN TO DELAY_US             hands UDP packets on, each way so much later bass load
+//! ADDRESS STACK WORKLOAD BYTES WRITES bass replay ADDRESS STACK FILE            a trace, as
+//! `replay` says bass lock THREADS CACHES BYTES REQUESTS   no link at all, as `lock` says
 //!
-//! STACK: `bytes` (ours) or `pages` (read-modify-write, flush of whole pages). WORKLOAD: `random`, `holes`
-//! (each page's front, in order), `cached` (random, the pages were read before), `read-after` (random, then
-//! each page is read). One request at a time; the time ends when everything is flushed. Prints `ready`, waits
-//! for a line, and prints a line of JSON.
+//! STACK: `bytes` (ours) or `pages` (read-modify-write, flush of whole pages). WORKLOAD: `random`,
+//! `holes` (each page's front, in order), `cached` (random, the pages were read before),
+//! `read-after` (random, then each page is read). One request at a time; the time ends when
+//! everything is flushed. Prints `ready`, waits for a line, and prints a line of JSON.
 
 #![forbid(unsafe_code)]
 
@@ -50,7 +49,9 @@ fn main() -> Result {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["target", address, size] => target(&address.parse()?, size.parse()?),
-        ["relay", listen, to, delay_us] => relay(listen, to, Duration::from_micros(delay_us.parse()?)),
+        ["relay", listen, to, delay_us] => {
+            relay(listen, to, Duration::from_micros(delay_us.parse()?))
+        }
         ["load", address, stack, workload, bytes, writes] => {
             load(&address.parse()?, stack, workload, bytes.parse()?, writes.parse()?)
         }

@@ -1,9 +1,10 @@
-//! A trace against a stack: one operation a line, one at a time, each as soon as the one before is answered.
+//! A trace against a stack: one operation a line, one at a time, each as soon as the one before is
+//! answered.
 //!
-//! Lines: `w ADDRESS LENGTH`, `r ADDRESS LENGTH`, `f` (flush). Pages are not cached when it begins. After the
-//! last line everything is flushed. Prints `ready`, waits for a line, and prints one of JSON: of each kind of
-//! operation how many, and the sum, mean, median and 99th percentile of what they took in microseconds; the
-//! last flush is `end`.
+//! Lines: `w ADDRESS LENGTH`, `r ADDRESS LENGTH`, `f` (flush). Pages are not cached when it begins.
+//! After the last line everything is flushed. Prints `ready`, waits for a line, and prints one of
+//! JSON: of each kind of operation how many, and the sum, mean, median and 99th percentile of what
+//! they took in microseconds; the last flush is `end`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -34,7 +35,8 @@ fn read_steps(file: &Path) -> Result<Vec<Step>> {
 /// Replays a file, and says how long what took.
 pub(crate) fn replay(stack: &mut dyn Stack, file: &Path) -> Result {
     let steps = read_steps(file)?;
-    let longest = steps.iter().map(|step| if let Step::Write(_, length) = step { *length } else { 0 }).max();
+    let longest =
+        steps.iter().map(|step| if let Step::Write(_, length) = step { *length } else { 0 }).max();
     let data: Arc<[u8]> = vec![0xb5; longest.unwrap_or(0)].into();
     let (mut writes, mut reads, mut flushes) = (Vec::new(), Vec::new(), Vec::new());
     let mut written_bytes = 0;

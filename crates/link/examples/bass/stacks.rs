@@ -1,5 +1,5 @@
-//! The two stacks on one link: the byte-granular cache, and a cache of whole pages as operating systems have
-//! it. Not here: what is asked of them (`main`, `replay`).
+//! The two stacks on one link: the byte-granular cache, and a cache of whole pages as operating
+//! systems have it. Not here: what is asked of them (`main`, `replay`).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -89,7 +89,13 @@ impl Bytes {
         Ok(Bytes { cache: Cache::new(device, &Options::default())?, answered: Arc::default() })
     }
 
-    fn ask(&self, operation: Operation, address: u64, length: u64, data: &Arc<[u8]>) -> Result<Vec<u8>> {
+    fn ask(
+        &self,
+        operation: Operation,
+        address: u64,
+        length: u64,
+        data: &Arc<[u8]>,
+    ) -> Result<Vec<u8>> {
         self.cache.submit(asked(&self.answered, operation, address, length, data));
         self.answered.wait()
     }
@@ -113,8 +119,8 @@ impl Stack for Bytes {
     }
 }
 
-/// A page cache: a partial write to a page that is not there reads it first; pages are flushed whole,
-/// neighbours as one request, many at a time. Written back at the same bound as ours.
+/// A page cache: a partial write to a page that is not there reads it first; pages are flushed
+/// whole, neighbours as one request, many at a time. Written back at the same bound as ours.
 pub(crate) struct Pages {
     device: RemoteDevice,
     pages: BTreeMap<u64, (Vec<u8>, bool)>,
@@ -153,7 +159,13 @@ impl Pages {
             // The flush that sent it waits.
             let tell_end = move |outcome, _| drop(tell.send(outcome));
             let (address, flags) = (run[0] * PAGE, Flags::default());
-            self.device.submit(Request::with_bytes(Operation::Write, address, flags, bytes, tell_end));
+            self.device.submit(Request::with_bytes(
+                Operation::Write,
+                address,
+                flags,
+                bytes,
+                tell_end,
+            ));
             under_way += 1;
             if under_way == 64 {
                 hear.recv()??;

@@ -1,8 +1,8 @@
-//! A disk of the soak: bytes in memory that never grow or shrink, answered by a thread of its own, so that
-//! answers come after the thread that asked has gone on.
+//! A disk of the soak: bytes in memory that never grow or shrink, answered by a thread of its own,
+//! so that answers come after the thread that asked has gone on.
 //!
-//! Invariant: requests are carried out one after the other, in the order in which they came. Not here: what
-//! was written (`worker`).
+//! Invariant: requests are carried out one after the other, in the order in which they came. Not
+//! here: what was written (`worker`).
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};

@@ -1,8 +1,8 @@
-//! The initiators' side of the soak: a connection by UDP and one by TCP, each with two devices, and workers
-//! that use them while they are told to.
+//! The initiators' side of the soak: a connection by UDP and one by TCP, each with two devices, and
+//! workers that use them while they are told to.
 //!
-//! Invariant: at rest there are no workers' threads and no requests, so what is counted then is the link's.
-//! Not here: what a worker does (`worker`), when (`bench/soak.py`).
+//! Invariant: at rest there are no workers' threads and no requests, so what is counted then is the
+//! link's. Not here: what a worker does (`worker`), when (`bench/soak.py`).
 
 use std::io::BufRead;
 use std::thread;
@@ -53,7 +53,8 @@ impl Way {
         let clock = std::sync::Arc::new(SteadyClock);
         let initiator = Initiator::new(options, key(), addresses.len(), clock, unguessable());
         let attached = Attached::new(initiator, addresses)?;
-        let devices = exports.iter().map(|export| open(&attached, export)).collect::<Result<_>>()?;
+        let devices =
+            exports.iter().map(|export| open(&attached, export)).collect::<Result<_>>()?;
         Ok(Way { devices, attached })
     }
 
@@ -97,9 +98,12 @@ pub(crate) fn load(options: &Options) -> Result<()> {
     let exports: Vec<Vec<String>> = exports.chunks(2).map(<[String]>::to_vec).collect();
     let region = bytes / WORKERS;
     let seed: u64 = options.number("--seed")?;
-    let of_device = |device: u64| (0..WORKERS).map(move |each| (seed ^ (device * WORKERS + each), each));
+    let of_device =
+        |device: u64| (0..WORKERS).map(move |each| (seed ^ (device * WORKERS + each), each));
     let workers_of = |device| {
-        of_device(device).map(|(seed, each)| Worker::new(seed, each * region, region)).collect::<Vec<_>>()
+        of_device(device)
+            .map(|(seed, each)| Worker::new(seed, each * region, region))
+            .collect::<Vec<_>>()
     };
     let workers: Vec<Vec<Vec<Worker>>> = (0..exports.len() as u64)
         .map(|way| (0..2).map(|device| workers_of(way * 2 + device)).collect())
@@ -118,7 +122,11 @@ pub(crate) fn load(options: &Options) -> Result<()> {
             ["rest"] => {
                 load.ways.iter().try_for_each(Way::wait_for_links)?;
                 say(&load.told());
-                load.workers.iter_mut().flatten().flatten().for_each(|worker| worker.counts.longest_us = 0);
+                load.workers
+                    .iter_mut()
+                    .flatten()
+                    .flatten()
+                    .for_each(|worker| worker.counts.longest_us = 0);
                 continue;
             }
             _ => return Err(format!("what is {line:?}?").into()),
@@ -159,7 +167,8 @@ impl Load {
     fn told(&self) -> String {
         let mut sum = Counts::default();
         self.workers.iter().flatten().flatten().for_each(|worker| sum.add(&worker.counts));
-        let status: Vec<_> = self.ways.iter().map(|way| way.attached.initiator().status()).collect();
+        let status: Vec<_> =
+            self.ways.iter().map(|way| way.attached.initiator().status()).collect();
         let slots: usize = status.iter().map(|each| each.slots).sum();
         let free: usize = status.iter().map(|each| each.slots_free).sum();
         let pending: usize = status.iter().map(|each| each.pending).sum();

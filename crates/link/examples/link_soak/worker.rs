@@ -1,7 +1,7 @@
 //! One user of a device: a thread that has a region of it for itself, and knows every byte of it.
 //!
-//! Invariant: each answer is compared with what was written before, byte for byte; after a failure the
-//! region is not used any more. Not here: when workers run (`load`).
+//! Invariant: each answer is compared with what was written before, byte for byte; after a failure
+//! the region is not used any more. Not here: when workers run (`load`).
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -60,7 +60,13 @@ impl Worker {
     /// Of the region of `bytes` from `first` on. It holds zeroes.
     pub(crate) fn new(seed: u64, first: u64, bytes: u64) -> Self {
         let dice = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        Worker { dice, first, model: vec![0; bytes as usize], failed: false, counts: Counts::default() }
+        Worker {
+            dice,
+            first,
+            model: vec![0; bytes as usize],
+            failed: false,
+            counts: Counts::default(),
+        }
     }
 
     fn roll(&mut self) -> u64 {
@@ -149,7 +155,13 @@ impl Worker {
         Ok(())
     }
 
-    fn clear(&mut self, device: &RemoteDevice, operation: Operation, start: u64, length: u64) -> Result<()> {
+    fn clear(
+        &mut self,
+        device: &RemoteDevice,
+        operation: Operation,
+        start: u64,
+        length: u64,
+    ) -> Result<()> {
         self.model[start as usize..(start + length) as usize].fill(0);
         match operation {
             Operation::Discard => self.counts.discards += 1,

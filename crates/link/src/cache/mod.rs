@@ -1,25 +1,27 @@
-//! The initiator's byte-granular cache of the link (BASS, SoCC 2016): a partial write needs no read below,
-//! and only dirty bytes travel.
+//! The initiator's byte-granular cache of the link (BASS, SoCC 2016): a partial write needs no read
+//! below, and only dirty bytes travel.
 //!
-//! Modules: `segments` (some bytes of a page), `page`, `table` (the existing pages), `state` (everything
-//! under the lock, with a module for each operation on it), `options`, `stats`.
+//! Modules: `segments` (some bytes of a page), `page`, `table` (the existing pages), `state`
+//! (everything under the lock, with a module for each operation on it), `options`, `stats`.
 //!
 //! # Guarantees
 //!
-//! - One lock; under it, nothing is submitted below and no request is answered (outcomes may arrive inside
-//!   `submit`). Both become work, which one thread at a time does in order: an answer from below that makes
-//!   new work does not deepen the stack.
-//! - A flush succeeds only when all bytes that it covers are below and the device has flushed. A failed
-//!   write-back fails the flushes, FUA and write-through writes that wait for its bytes, and the writes that
-//!   wait for room. The bytes stay dirty, reads see them, and the next flush, tick or writer without room
-//!   retries. An error of a write-back that nothing waited for is counted and logged, but not kept for
-//!   later: the next flush finds out again.
-//! - A write that failed (write-through, FUA) may still take effect later, as D8 allows; all readers agree.
+//! - One lock; under it, nothing is submitted below and no request is answered (outcomes may arrive
+//! inside
+//! `submit`). Both become work, which one thread at a time does in order: an answer from below that
+//! makes new work does not deepen the stack. - A flush succeeds only when all bytes that it covers
+//! are below and the device has flushed. A failed write-back fails the flushes, FUA and
+//! write-through writes that wait for its bytes, and the writes that wait for room. The bytes stay
+//! dirty, reads see them, and the next flush, tick or writer without room retries. An error of a
+//! write-back that nothing waited for is counted and logged, but not kept for later: the next flush
+//! finds out again. - A write that failed (write-through, FUA) may still take effect later, as D8
+//! allows; all readers agree.
 //! - Nothing else writes the device below.
 //!
-//! Not here: threads (time comes through [`Cache::tick`], called by the owner of the cache), resizes, and a
-//! last flush: a dropped cache forgets what was not flushed, and answers waiting requests with `Internal`.
-//! The device may then be dropped by an answer from below; if that matters, pass an `Arc` and keep another.
+//! Not here: threads (time comes through [`Cache::tick`], called by the owner of the cache),
+//! resizes, and a last flush: a dropped cache forgets what was not flushed, and answers waiting
+//! requests with `Internal`. The device may then be dropped by an answer from below; if that
+//! matters, pass an `Arc` and keep another.
 
 mod options;
 mod page;
@@ -65,8 +67,8 @@ trait Hear: Send + Sync {
 impl<D: PackedDevice + 'static> Cache<D> {
     /// An empty cache in front of `device`, which nothing else writes.
     ///
-    /// `Invalid`: an option is out of range, or the device's limit for packed writes is too small. The
-    /// longest request of the cache may be shorter than the device's: a quarter of its memory.
+    /// `Invalid`: an option is out of range, or the device's limit for packed writes is too small.
+    /// The longest request of the cache may be shorter than the device's: a quarter of its memory.
     pub fn new(device: D, options: &Options) -> Result<Self> {
         let (packed, span) = (device.packed_bytes_max(), device.packed_span_bytes_max());
         let setup = Setup::new(options, &device.geometry(), packed, span)?;
@@ -78,7 +80,8 @@ impl<D: PackedDevice + 'static> Cache<D> {
         Ok(Cache(core))
     }
 
-    /// Passes the time, about once a second: every `flush_interval_s`, all dirty bytes are written back.
+    /// Passes the time, about once a second: every `flush_interval_s`, all dirty bytes are written
+    /// back.
     pub fn tick(&self, now: Instant) {
         let mut state = self.0.state.lock();
         let interval = state.setup.flush_interval;

@@ -23,16 +23,18 @@ pub enum Policy {
 pub struct Options {
     /// When writes are answered.
     pub policy: Policy,
-    /// Bytes of pages, at least 64 KiB. Reads in flight may exceed it; their pages are evicted first. The
-    /// metadata of a page is not counted: about 250 bytes, and 1.5 KiB more if it was written in many places.
+    /// Bytes of pages, at least 64 KiB. Reads in flight may exceed it; their pages are evicted
+    /// first. The metadata of a page is not counted: about 250 bytes, and 1.5 KiB more if it was
+    /// written in many places.
     pub cache_bytes_max: u64,
-    /// Bytes that are not below yet, from 16 KiB to `cache_bytes_max`. Above it, writers wait. At half of it,
-    /// the older half is written below.
+    /// Bytes that are not below yet, from 16 KiB to `cache_bytes_max`. Above it, writers wait. At
+    /// half of it, the older half is written below.
     pub dirty_bytes_max: u64,
-    /// How long a byte may stay dirty without a flush, in seconds, by the clock of [`super::Cache::tick`].
+    /// How long a byte may stay dirty without a flush, in seconds, by the clock of
+    /// [`super::Cache::tick`].
     pub flush_interval_s: u32,
-    /// The most write-backs in flight, at least 1. Each holds up to 256 KiB: a copy, or pages that are copied
-    /// when they are written during that time.
+    /// The most write-backs in flight, at least 1. Each holds up to 256 KiB: a copy, or pages that
+    /// are copied when they are written during that time.
     pub write_backs_max: u32,
 }
 
@@ -61,7 +63,8 @@ const PACKED_BYTES_MIN: u32 =
 
 const BELOW_BYTES_MAX: u32 = 256 << 10;
 /// No packed write up to this length has more entries than allowed, even if each has one byte.
-const DENSEST_BYTES_MAX: u32 = packed_write::ENTRY_COUNT_MAX * (packed_write::entry_at::SIZE as u32 + 1);
+const DENSEST_BYTES_MAX: u32 =
+    packed_write::ENTRY_COUNT_MAX * (packed_write::entry_at::SIZE as u32 + 1);
 
 /// Limits and properties, ready for use.
 pub(super) struct Setup {
@@ -74,7 +77,8 @@ pub(super) struct Setup {
     pub(super) unsaved_bytes_max: u64,
     pub(super) flush_interval: Duration,
     pub(super) write_backs_max: usize,
-    /// The longest plain request below: long enough for the wire, short enough to copy under the lock.
+    /// The longest plain request below: long enough for the wire, short enough to copy under the
+    /// lock.
     pub(super) below_bytes_max: u64,
     pub(super) packed_bytes_max: u64,
     pub(super) packed_span_bytes_max: u64,
@@ -91,7 +95,8 @@ impl Setup {
                 Options::CACHE_BYTES_MIN
             ));
         }
-        if !(Options::DIRTY_BYTES_MIN..=options.cache_bytes_max).contains(&options.dirty_bytes_max) {
+        if !(Options::DIRTY_BYTES_MIN..=options.cache_bytes_max).contains(&options.dirty_bytes_max)
+        {
             let (dirty, cache) = (options.dirty_bytes_max, options.cache_bytes_max);
             return invalid(format!(
                 "dirty_bytes_max is {dirty}, not from {} to {cache}",
@@ -107,7 +112,8 @@ impl Setup {
             ));
         }
         let longest = (options.cache_bytes_max / 4).min(options.dirty_bytes_max);
-        let request_bytes_max = below.request_bytes_max.min(u32::try_from(longest).unwrap_or(u32::MAX));
+        let request_bytes_max =
+            below.request_bytes_max.min(u32::try_from(longest).unwrap_or(u32::MAX));
         let preferred_bytes = below.preferred_bytes.min(request_bytes_max);
         let pages_max = usize::try_from(options.cache_bytes_max).unwrap_or(usize::MAX) / PAGE_BYTES;
         Ok(Setup {

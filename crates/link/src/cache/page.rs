@@ -1,7 +1,8 @@
 //! One page: its bytes, which of them are known, and which are not below yet.
 //!
-//! Invariants: dirty bytes and bytes in flight are known; any other known byte is as it is below. At most one
-//! write-back of a page is in flight. `dirty` and `sending` hold bytes exactly if their `since` is a number.
+//! Invariants: dirty bytes and bytes in flight are known; any other known byte is as it is below.
+//! At most one write-back of a page is in flight. `dirty` and `sending` hold bytes exactly if their
+//! `since` is a number.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -91,8 +92,8 @@ impl Page {
         self.since() == NEVER && self.fetches == 0 && self.readers.is_empty()
     }
 
-    /// Forgets clean bytes. During a fetch, whose readers wait for a page without holes, this happens at its
-    /// end.
+    /// Forgets clean bytes. During a fetch, whose readers wait for a page without holes, this
+    /// happens at its end.
     pub(super) fn doubt(&mut self) {
         self.doubted = self.fetches > 0;
         if !self.doubted {
@@ -113,7 +114,8 @@ impl Page {
         self.known.insert(inside);
     }
 
-    /// The sub-blocks of its first `length` bytes that contain an unknown byte, in order; some may overlap.
+    /// The sub-blocks of its first `length` bytes that contain an unknown byte, in order; some may
+    /// overlap.
     pub(super) fn holes(&self, length: usize) -> impl Iterator<Item = Range<usize>> + '_ {
         self.known.gaps(0..length).map(move |gap| {
             let start = gap.start / SUB_BLOCK_BYTES * SUB_BLOCK_BYTES;
@@ -121,16 +123,17 @@ impl Page {
         })
     }
 
-    /// The content of its write-back: the dirty runs. A gap between two runs is included if it is known and
-    /// no longer than an entry, so that the packed form of a known page is never longer than the page (BASS
-    /// §3.1).
+    /// The content of its write-back: the dirty runs. A gap between two runs is included if it is
+    /// known and no longer than an entry, so that the packed form of a known page is never longer
+    /// than the page (BASS §3.1).
     pub(super) fn runs_to_send(&self, mut to: impl FnMut(Range<usize>)) {
         const ENTRY_BYTES: usize = entry_at::SIZE;
         let mut open: Option<Range<usize>> = None;
         for run in self.dirty.runs() {
             match &mut open {
                 Some(last)
-                    if run.start - last.end <= ENTRY_BYTES && self.known.covers(&(last.end..run.start)) =>
+                    if run.start - last.end <= ENTRY_BYTES
+                        && self.known.covers(&(last.end..run.start)) =>
                 {
                     last.end = run.end;
                 }

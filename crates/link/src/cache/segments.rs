@@ -1,8 +1,9 @@
-//! A set of bytes of one page (BASS §3.1: a page's list of dirty segments): a few runs in place or, for more
-//! runs, one bit per byte. So a set is bounded whatever is written, and most sets need no extra memory.
+//! A set of bytes of one page (BASS §3.1: a page's list of dirty segments): a few runs in place or,
+//! for more runs, one bit per byte. So a set is bounded whatever is written, and most sets need no
+//! extra memory.
 //!
-//! Invariants: runs are in order, not empty, and do not touch; those after `count` are zero. A set with bits
-//! keeps them until it is cleared. Not here: what the bytes are.
+//! Invariants: runs are in order, not empty, and do not touch; those after `count` are zero. A set
+//! with bits keeps them until it is cleared. Not here: what the bytes are.
 
 use std::ops::Range;
 
@@ -41,7 +42,9 @@ impl Segments {
     /// The number of bytes in the set.
     pub(super) fn bytes(&self) -> u64 {
         match self {
-            Segments::Few { runs, .. } => runs.iter().map(|(start, end)| u64::from(end - start)).sum(),
+            Segments::Few { runs, .. } => {
+                runs.iter().map(|(start, end)| u64::from(end - start)).sum()
+            }
             Segments::Many(bits) => bits.iter().map(|word| u64::from(word.count_ones())).sum(),
         }
     }
@@ -93,7 +96,8 @@ impl Segments {
             let list = &runs[..usize::from(*count)];
             let first = list.partition_point(|run| run.1 <= start);
             let met = first..first + list[first..].partition_point(|run| run.0 < end);
-            let (Some(head), Some(tail)) = (list[met.clone()].first(), list[met.clone()].last()) else {
+            let (Some(head), Some(tail)) = (list[met.clone()].first(), list[met.clone()].last())
+            else {
                 return;
             };
             let (head, tail) = ((head.0, start), (end, tail.1));
@@ -139,12 +143,14 @@ impl Segments {
         told
     }
 
-    /// The first byte from `at` on that is in the set (or is not); the end of the page if there is none.
+    /// The first byte from `at` on that is in the set (or is not); the end of the page if there is
+    /// none.
     fn next(&self, at: usize, is_in: bool) -> usize {
         match self {
             Segments::Few { count, runs } => {
                 let run = runs[..usize::from(*count)].iter().find(|run| usize::from(run.1) > at);
-                let (start, end) = run.map_or((PAGE_BYTES, PAGE_BYTES), |run| (run.0.into(), run.1.into()));
+                let (start, end) =
+                    run.map_or((PAGE_BYTES, PAGE_BYTES), |run| (run.0.into(), run.1.into()));
                 match (is_in, start <= at) {
                     (true, _) => at.max(start),
                     (false, true) => end,
@@ -154,17 +160,27 @@ impl Segments {
             Segments::Many(bits) => {
                 let flip = if is_in { 0 } else { u64::MAX };
                 let word_of = |word: usize| {
-                    let from = if word == at / WORD_BITS { u64::MAX << (at % WORD_BITS) } else { u64::MAX };
+                    let from = if word == at / WORD_BITS {
+                        u64::MAX << (at % WORD_BITS)
+                    } else {
+                        u64::MAX
+                    };
                     (bits[word] ^ flip) & from
                 };
                 let found = (at / WORD_BITS..bits.len()).find(|word| word_of(*word) != 0);
-                found.map_or(PAGE_BYTES, |word| word * WORD_BITS + word_of(word).trailing_zeros() as usize)
+                found.map_or(PAGE_BYTES, |word| {
+                    word * WORD_BITS + word_of(word).trailing_zeros() as usize
+                })
             }
         }
     }
 
     /// The parts of a range that are in the set (or are not), in order.
-    fn alternate(&self, range: Range<usize>, is_in: bool) -> impl Iterator<Item = Range<usize>> + Clone + '_ {
+    fn alternate(
+        &self,
+        range: Range<usize>,
+        is_in: bool,
+    ) -> impl Iterator<Item = Range<usize>> + Clone + '_ {
         let mut at = range.start;
         std::iter::from_fn(move || {
             let start = self.next(at, is_in);
@@ -178,7 +194,8 @@ impl Segments {
 fn words_of(range: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
     (range.start / WORD_BITS..range.end.div_ceil(WORD_BITS)).map(move |word| {
         let first = word * WORD_BITS;
-        let (start, end) = (range.start.max(first) - first, range.end.min(first + WORD_BITS) - first);
+        let (start, end) =
+            (range.start.max(first) - first, range.end.min(first + WORD_BITS) - first);
         (word, u64::MAX >> (WORD_BITS - (end - start)) << start)
     })
 }

@@ -1,10 +1,11 @@
-//! The state under the cache's one lock: pages, their order, waiting requests, and the work to do without the
-//! lock.
+//! The state under the cache's one lock: pages, their order, waiting requests, and the work to do
+//! without the lock.
 //!
 //! Invariants: nothing here calls the device below or answers a request; both become [`Work`].
-//! [`Dirty::order`] has a page exactly if some of its bytes are not below, under the number of the oldest
-//! such write. There is a module for each operation on the state: `read`, `write`, `write_back`, `push`
-//! (requests that wait until bytes are below), `change` (requests that go straight below).
+//! [`Dirty::order`] has a page exactly if some of its bytes are not below, under the number of the
+//! oldest such write. There is a module for each operation on the state: `read`, `write`,
+//! `write_back`, `push` (requests that wait until bytes are below), `change` (requests that go
+//! straight below).
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
@@ -116,7 +117,9 @@ impl State {
         }
         match request.operation {
             Operation::Read => return self.read(request),
-            Operation::Write if self.setup.policy != Policy::WriteAround => return self.write(request),
+            Operation::Write if self.setup.policy != Policy::WriteAround => {
+                return self.write(request);
+            }
             Operation::Write | Operation::Discard | Operation::WriteZeroes => self.change(request),
             Operation::Flush => self.flush(request),
             Operation::Allocation => self.ask(request),
@@ -145,8 +148,8 @@ impl State {
         self.last_id
     }
 
-    /// A page has become quiet: it may be evicted (see [`State::trim`]), and a claim that waited for it may
-    /// continue.
+    /// A page has become quiet: it may be evicted (see [`State::trim`]), and a claim that waited
+    /// for it may continue.
     pub(super) fn quieted(&mut self, number: u64) {
         self.table.quieted(number);
         self.claim_quieted(number);

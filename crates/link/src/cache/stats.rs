@@ -11,8 +11,8 @@ pub struct Stats {
     pub bytes_written_by_user: AtomicU64,
     /// Payload of write-backs, including failed ones, with the headers of packed ones.
     pub bytes_sent: AtomicU64,
-    /// Bytes that whole pages would have cost in addition, for successful write-backs: the highest value so
-    /// far.
+    /// Bytes that whole pages would have cost in addition, for successful write-backs: the highest
+    /// value so far.
     pub bytes_saved: AtomicU64,
     /// Reads below.
     pub fetches: AtomicU64,
@@ -36,6 +36,7 @@ pub struct Stats {
     pub pages: AtomicU64,
     /// Gauge: the highest number of pages so far.
     pub pages_peak: AtomicU64,
-    /// Gauge: bytes that are not below yet. Bytes that are written again while in flight count twice.
+    /// Gauge: bytes that are not below yet. Bytes that are written again while in flight count
+    /// twice.
     pub dirty_bytes: AtomicU64,
 }

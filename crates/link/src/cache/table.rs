@@ -56,7 +56,13 @@ pub(super) struct PageTable {
 impl PageTable {
     pub(super) fn new(setup: &Setup, stats: Arc<Stats>) -> Self {
         let (pages_max, size_bytes) = (setup.pages_max, setup.geometry.size_bytes);
-        PageTable { pages: HashMap::default(), line_out: VecDeque::new(), pages_max, size_bytes, stats }
+        PageTable {
+            pages: HashMap::default(),
+            line_out: VecDeque::new(),
+            pages_max,
+            size_bytes,
+            stats,
+        }
     }
 
     pub(super) fn get(&self, number: u64) -> Option<&Page> {
@@ -84,7 +90,8 @@ impl PageTable {
         self.pages.keys().copied().filter(|page| range.contains(page)).collect()
     }
 
-    /// Returns the page, and creates it if necessary, in place of an evicted one if the table is full.
+    /// Returns the page, and creates it if necessary, in place of an evicted one if the table is
+    /// full.
     pub(super) fn page(&mut self, number: u64) -> &mut Page {
         let new = (!self.pages.contains_key(&number)).then(|| {
             let full = self.pages.len() >= self.pages_max;

@@ -10,8 +10,8 @@
 //! | `eth:eth1` | raw Ethernet on interface eth1 |
 //! | `xdp:eth1` | the same frames past the kernel's network layer (AF_XDP) |
 //!
-//! A list has commas between its addresses. For an initiator, an address is where to reach the target; for a
-//! target, where to listen (`udp:0.0.0.0`, `udp:[::]` for every address).
+//! A list has commas between its addresses. For an initiator, an address is where to reach the
+//! target; for a target, where to listen (`udp:0.0.0.0`, `udp:[::]` for every address).
 //!
 //! Invariant: parsing what is shown gives the same address. Not here: opening anything.
 
@@ -56,7 +56,10 @@ impl HostPort {
     /// Errors: the name is unknown.
     pub fn resolve(&self) -> io::Result<SocketAddr> {
         (self.host.as_str(), self.port).to_socket_addrs()?.next().ok_or_else(|| {
-            io::Error::new(io::ErrorKind::NotFound, format!("host \"{}\" has no address", self.host))
+            io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("host \"{}\" has no address", self.host),
+            )
         })
     }
 }
@@ -121,7 +124,11 @@ fn host_port(text: &str, place: &str) -> Result<HostPort, AddressError> {
         };
         let address = host.split_once('%').map_or(host, |(address, _)| address);
         if address.parse::<std::net::Ipv6Addr>().is_err() {
-            return Err(wrong(text, "the brackets do not contain an IPv6 address", "write [::1]:9700"));
+            return Err(wrong(
+                text,
+                "the brackets do not contain an IPv6 address",
+                "write [::1]:9700",
+            ));
         }
         match after.strip_prefix(':') {
             Some(port) => (host, Some(port)),
@@ -138,7 +145,11 @@ fn host_port(text: &str, place: &str) -> Result<HostPort, AddressError> {
         }
     };
     if host.is_empty() || host.contains(|c: char| c.is_whitespace() || "/[]".contains(c)) {
-        return Err(wrong(text, "it has no host", "write an address or a name, like 10.0.0.1:9700"));
+        return Err(wrong(
+            text,
+            "it has no host",
+            "write an address or a name, like 10.0.0.1:9700",
+        ));
     }
     let port = match port.map(str::parse::<u16>) {
         None => DEFAULT_PORT,
@@ -249,7 +260,10 @@ mod tests {
             LinkAddress::Udp(place) | LinkAddress::Tcp(place) => place,
             LinkAddress::Ethernet(_) | LinkAddress::Express(_) => panic!("no place"),
         };
-        assert_eq!(place("udp:127.0.0.1").resolve().expect("known"), "127.0.0.1:9700".parse().unwrap());
+        assert_eq!(
+            place("udp:127.0.0.1").resolve().expect("known"),
+            "127.0.0.1:9700".parse().unwrap()
+        );
         assert_eq!(place("tcp:[::1]:7").resolve().expect("known"), "[::1]:7".parse().unwrap());
     }
 }

@@ -1,10 +1,10 @@
 //! Packets placed back to back, ready to be sent.
 //!
-//! Invariants: the packets fill the buffer from its start without gaps; nothing is allocated after `new`. Not
-//! here: their destination.
+//! Invariants: the packets fill the buffer from its start without gaps; nothing is allocated after
+//! `new`. Not here: their destination.
 
-/// Packets back to back in one buffer. A sender gets them together, so that packets of equal size can leave
-/// as one message, and a stream as one write.
+/// Packets back to back in one buffer. A sender gets them together, so that packets of equal size
+/// can leave as one message, and a stream as one write.
 pub struct Batch {
     bytes: Box<[u8]>,
     /// The end of each packet.
@@ -43,7 +43,8 @@ impl Batch {
     /// Appends a copy of this packet. Returns false if there is no room.
     #[must_use]
     pub fn push(&mut self, packet: &[u8]) -> bool {
-        let Some(room) = self.space().get_mut(..packet.len()).filter(|room| !room.is_empty()) else {
+        let Some(room) = self.space().get_mut(..packet.len()).filter(|room| !room.is_empty())
+        else {
             return false;
         };
         room.copy_from_slice(packet);
@@ -80,8 +81,8 @@ impl Batch {
         &self.bytes[start..self.ends[..self.packets][to - 1]]
     }
 
-    /// The end of the run of packets that starts at `from`: equal in size, except for a shorter last one, and
-    /// within these limits.
+    /// The end of the run of packets that starts at `from`: equal in size, except for a shorter
+    /// last one, and within these limits.
     pub(super) fn run_end(&self, from: usize, packets_max: usize, bytes_max: usize) -> usize {
         let size = self.packet(from).len();
         let mut bytes = size;

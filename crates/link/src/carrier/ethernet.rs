@@ -1,11 +1,13 @@
-//! Raw Ethernet frames: no IP below, nothing to configure except the cable (WZBLK §2.1.1, Multiedge).
+//! Raw Ethernet frames: no IP below, nothing to configure except the cable (WZBLK §2.1.1,
+//! Multiedge).
 //!
-//! A packet is the payload of a frame. The receiver reads in place what the kernel put into a ring, and makes
-//! no system call while more is there, so a loaded link needs no wake-up for each frame (WZBLK §2.2.5).
+//! A packet is the payload of a frame. The receiver reads in place what the kernel put into a ring,
+//! and makes no system call while more is there, so a loaded link needs no wake-up for each frame
+//! (WZBLK §2.2.5).
 //!
-//! Invariants: one interface, never promiscuous; the padding of a short frame is removed. Not here: finding
-//! peers (only [`BROADCAST`] is provided for that); links over several interfaces; permission to open it
-//! (CAP_NET_RAW).
+//! Invariants: one interface, never promiscuous; the padding of a short frame is removed. Not here:
+//! finding peers (only [`BROADCAST`] is provided for that); links over several interfaces;
+//! permission to open it (CAP_NET_RAW).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -18,7 +20,9 @@ use sawmill_sys::net::{ETHERNET_HEADER_BYTES, FrameRing, FrameSocket, Interface}
 
 use super::pace::{Pace, Taken};
 use super::wait::{nap, no_room, wait_for_packets};
-use super::{Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer};
+use super::{
+    Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer,
+};
 
 /// "Local Experimental EtherType 1" of IEEE 802: free to use inside one's own network.
 pub const ETHERTYPE: u16 = 0x88B5;
@@ -30,9 +34,10 @@ const RING_BYTES: usize = 8 << 20;
 const SEND_BUFFER_BYTES: usize = 4 << 20;
 /// After this many frames the receiver returns, so that others get their turn.
 const FRAMES_AT_ONCE: usize = 256;
-/// Frames often come in bursts. So after a frame, the ring is polled for about 2 us (the cost of a wake-up
-/// for both sides) before the kernel is asked to wake us. Over a veth pair, with a core for each end, a third
-/// more frames pass, at a tenth more CPU time per frame. If both ends share a core, it only delays the other.
+/// Frames often come in bursts. So after a frame, the ring is polled for about 2 us (the cost of a
+/// wake-up for both sides) before the kernel is asked to wake us. Over a veth pair, with a core for
+/// each end, a third more frames pass, at a tenth more CPU time per frame. If both ends share a
+/// core, it only delays the other.
 const LOOKS_BEFORE_WAITING: u32 = 100;
 
 struct Shared {
@@ -69,13 +74,14 @@ impl EthernetReceiver {
 
 /// Opens this interface. After ENETDOWN, reopen it when the interface is up again.
 ///
-/// Errors: ENODEV (no such interface), EPERM (needs CAP_NET_RAW), EINVAL (not an Ethernet interface),
-/// ENETDOWN.
+/// Errors: ENODEV (no such interface), EPERM (needs CAP_NET_RAW), EINVAL (not an Ethernet
+/// interface), ENETDOWN.
 pub fn open_ethernet(interface: &str) -> io::Result<(EthernetSender, EthernetReceiver)> {
     let (socket, ring) = FrameSocket::open(interface, ETHERTYPE, RING_BYTES, SEND_BUFFER_BYTES)?;
     let waker = Arc::new(Waker::new()?);
     let shared = Arc::new(Shared { socket, waker, refused: AtomicBool::new(false) });
-    let receiver = EthernetReceiver { shared: shared.clone(), ring, is_busy: false, pace: Pace::new() };
+    let receiver =
+        EthernetReceiver { shared: shared.clone(), ring, is_busy: false, pace: Pace::new() };
     Ok((EthernetSender { shared }, receiver))
 }
 

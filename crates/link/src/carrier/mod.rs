@@ -1,16 +1,17 @@
 //! How packets travel: UDP, TCP, raw Ethernet behind one [`Sender`] and one [`Receiver`].
 //!
-//! A packet is opaque here except for its length: [`PACKET_BYTES_MIN`] or more, with the whole length as a
-//! little-endian `u32` in its bytes 4..8. So packets delimit themselves in a stream, and Ethernet's padding
-//! can be removed.
+//! A packet is opaque here except for its length: [`PACKET_BYTES_MIN`] or more, with the whole
+//! length as a little-endian `u32` in its bytes 4..8. So packets delimit themselves in a stream,
+//! and Ethernet's padding can be removed.
 //!
-//! Modules: [`address`] (what users write), `open` (from addresses to carriers), `batch` (the input of a
-//! sender), `udp`, `tcp`, `ethernet` (WZBLK §2.1.1, §2.2.5), `xdp` (Ethernet by AF_XDP), `wait` and `pace`
-//! (how a receiver waits, and lets frames accumulate). A new carrier is another one of these.
+//! Modules: [`address`] (what users write), `open` (from addresses to carriers), `batch` (the input
+//! of a sender), `udp`, `tcp`, `ethernet` (WZBLK §2.1.1, §2.2.5), `xdp` (Ethernet by AF_XDP),
+//! `wait` and `pace` (how a receiver waits, and lets frames accumulate). A new carrier is another
+//! one of these.
 //!
-//! Invariants: nothing is allocated after construction (WZBLK §2.2.7); sending never blocks; a packet arrives
-//! whole or not at all. Not here: what packets mean; recovery from loss, duplicates and reordering of
-//! datagrams; secrecy.
+//! Invariants: nothing is allocated after construction (WZBLK §2.2.7); sending never blocks; a
+//! packet arrives whole or not at all. Not here: what packets mean; recovery from loss, duplicates
+//! and reordering of datagrams; secrecy.
 
 pub mod address;
 mod batch;
@@ -67,28 +68,29 @@ pub struct Woken {
 
 /// The half of a carrier that sends.
 pub trait Sender: Send + Sync {
-    /// The longest packet that fits on the way to `to`, as known now: the MTU less the carrier's own headers.
-    /// May query the kernel's routes, so use it for the hand-shake and not for each packet.
+    /// The longest packet that fits on the way to `to`, as known now: the MTU less the carrier's
+    /// own headers. May query the kernel's routes, so use it for the hand-shake and not for each
+    /// packet.
     fn packet_bytes_max(&self, to: &Peer) -> usize;
 
-    /// Sends packets `from..` of the batch to `to`. Returns how many were accepted. Never blocks: 0 means
-    /// that there is no room now; try again after [`Woken::writable`].
+    /// Sends packets `from..` of the batch to `to`. Returns how many were accepted. Never blocks: 0
+    /// means that there is no room now; try again after [`Woken::writable`].
     ///
-    /// An error is about the next packet, and no packet was accepted: EMSGSIZE if it is too long; a peer that
-    /// is unreachable now (no route, host down: the carrier may serve others); the end of the carrier
-    /// (ENETDOWN, ENODEV, ENXIO: the interface; EPIPE, ECONNRESET: the stream). `InvalidInput` for a peer of
-    /// another kind of carrier.
+    /// An error is about the next packet, and no packet was accepted: EMSGSIZE if it is too long; a
+    /// peer that is unreachable now (no route, host down: the carrier may serve others); the end of
+    /// the carrier (ENETDOWN, ENODEV, ENXIO: the interface; EPIPE, ECONNRESET: the stream).
+    /// `InvalidInput` for a peer of another kind of carrier.
     fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize>;
 }
 
 /// The half of a carrier that receives, used by one thread at a time.
 pub trait Receiver: Send {
-    /// Waits at most `wait` (`None`: without limit) for packets, the waker or, with `writable_too`, for room
-    /// to send. Passes each packet with its peer to `each`, which may change it in place (it is opened
-    /// there). Returns after a bounded number of packets, and may return early.
+    /// Waits at most `wait` (`None`: without limit) for packets, the waker or, with `writable_too`,
+    /// for room to send. Passes each packet with its peer to `each`, which may change it in place
+    /// (it is opened there). Returns after a bounded number of packets, and may return early.
     ///
-    /// Errors: the carrier is at its end: ENETDOWN and similar; `UnexpectedEof` if the peer closed the
-    /// stream, `InvalidData` if a stream has an invalid length.
+    /// Errors: the carrier is at its end: ENETDOWN and similar; `UnexpectedEof` if the peer closed
+    /// the stream, `InvalidData` if a stream has an invalid length.
     fn receive(
         &mut self,
         wait: Option<Duration>,

@@ -1,6 +1,7 @@
 //! Opens carriers for the addresses that users write: an initiator connects, a target listens.
 //!
-//! Invariant: an error says which address, what is wrong, and what to do. Not here: several links at a time.
+//! Invariant: an error says which address, what is wrong, and what to do. Not here: several links
+//! at a time.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -37,22 +38,30 @@ impl Carrier {
     }
 }
 
-/// Opens an initiator's carrier to this address, a stream within `wait`. Also returns the first peer to send
-/// to: with Ethernet, that is the broadcast address.
+/// Opens an initiator's carrier to this address, a stream within `wait`. Also returns the first
+/// peer to send to: with Ethernet, that is the broadcast address.
 ///
 /// Errors: those of the carrier, with a helpful text; the kind is kept.
 pub fn reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer)> {
     let reached = match address {
         LinkAddress::Udp(place) => place.resolve().and_then(|to| {
-            let any = if to.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+            let any = if to.is_ipv6() {
+                Ipv6Addr::UNSPECIFIED.into()
+            } else {
+                Ipv4Addr::UNSPECIFIED.into()
+            };
             let options = udp_options(SocketAddr::new(any, 0), place);
             Ok((Carrier::of(open_udp(&options)?), Peer::Udp(to)))
         }),
-        LinkAddress::Tcp(place) => place
-            .resolve()
-            .and_then(|to| Ok((Carrier::of(connect(to, place.interface.as_deref(), wait)?), Peer::Stream))),
-        LinkAddress::Ethernet(name) => open_ethernet(name).map(|halves| (Carrier::of(halves), BROADCAST)),
-        LinkAddress::Express(name) => open_express(name).map(|halves| (Carrier::of(halves), BROADCAST)),
+        LinkAddress::Tcp(place) => place.resolve().and_then(|to| {
+            Ok((Carrier::of(connect(to, place.interface.as_deref(), wait)?), Peer::Stream))
+        }),
+        LinkAddress::Ethernet(name) => {
+            open_ethernet(name).map(|halves| (Carrier::of(halves), BROADCAST))
+        }
+        LinkAddress::Express(name) => {
+            open_express(name).map(|halves| (Carrier::of(halves), BROADCAST))
+        }
     };
     reached.map_err(|error| explained(address, &error))
 }
@@ -68,9 +77,9 @@ pub fn listen(address: &LinkAddress, receivers: usize) -> io::Result<Listening> 
             let carriers = (0..receivers.max(1)).map(|_| open_udp(&options).map(Carrier::of));
             Ok(Listening::Packets(carriers.collect::<io::Result<_>>()?))
         }),
-        LinkAddress::Tcp(place) => place
-            .resolve()
-            .and_then(|local| Ok(Listening::Streams(Listener::open(local, place.interface.as_deref())?))),
+        LinkAddress::Tcp(place) => place.resolve().and_then(|local| {
+            Ok(Listening::Streams(Listener::open(local, place.interface.as_deref())?))
+        }),
         LinkAddress::Ethernet(name) => {
             open_ethernet(name).map(|halves| Listening::Packets(vec![Carrier::of(halves)]))
         }
@@ -93,15 +102,18 @@ fn explained(address: &LinkAddress, error: &io::Error) -> io::Error {
              capabilities"
         }
         Some(Errno::BUSY) if is_express => {
-            "; the interface has an XDP program already (`ip link` shows it): use eth:, which shares it"
+            "; the interface has an XDP program already (`ip link` shows it): use eth:, which \
+            shares it"
         }
         Some(Errno::TOOBIG) if is_express => {
             "; the interface has several receive queues: `ethtool -L NAME combined 1`, or use eth:"
         }
-        Some(Errno::AFNOSUPPORT | Errno::NOSYS) if is_express => "; the kernel has no AF_XDP: use eth:",
+        Some(Errno::AFNOSUPPORT | Errno::NOSYS) if is_express => {
+            "; the kernel has no AF_XDP: use eth:"
+        }
         Some(Errno::OPNOTSUPP | Errno::RANGE) if is_express => {
-            "; frames of more than 3072 bytes need Linux 6.6 and a driver for them: set a smaller MTU at \
-             both ends, or use eth:"
+            "; frames of more than 3072 bytes need Linux 6.6 and a driver for them: set a smaller \
+             MTU at both ends, or use eth:"
         }
         Some(Errno::PERM | Errno::ACCESS) => {
             "; it needs CAP_NET_RAW: run it as root, or grant it this capability"
@@ -112,7 +124,9 @@ fn explained(address: &LinkAddress, error: &io::Error) -> io::Error {
             "; the interface carries no Ethernet frames"
         }
         Some(Errno::ADDRINUSE) => "; another process listens there: stop it, or use another port",
-        Some(Errno::ADDRNOTAVAIL) => "; this machine has no such address: `ip addr` shows those it has",
+        Some(Errno::ADDRNOTAVAIL) => {
+            "; this machine has no such address: `ip addr` shows those it has"
+        }
         Some(Errno::CONNREFUSED) => "; no process listens there",
         _ => "",
     };
@@ -133,21 +147,25 @@ mod tests {
 
     fn packet() -> crate::carrier::Batch {
         let mut batch = crate::carrier::Batch::new(1, 24);
-        assert!(batch.push(&[0, 0, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
+        assert!(
+            batch.push(&[0, 0, 0, 0, 24, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+        );
         batch
     }
 
     #[test]
     fn what_listens_is_reached_by_the_same_address() {
         for kind in ["udp", "tcp"] {
-            let address: LinkAddress = format!("{kind}:127.0.0.1:{}", free_port()).parse().expect("one");
+            let address: LinkAddress =
+                format!("{kind}:127.0.0.1:{}", free_port()).parse().expect("one");
             let listening = listen(&address, 1).expect("listens");
             let (carrier, peer) = reach(&address, PATIENCE).expect("reached");
             assert_eq!(carrier.sender.send(&peer, &packet(), 0).expect("sent"), 1);
             let mut receiver = match listening {
                 Listening::Packets(mut carriers) => carriers.remove(0).receiver,
                 Listening::Streams(listener) => {
-                    let (_, receiver, _) = listener.accept(Some(PATIENCE)).expect("lives").expect("a stream");
+                    let (_, receiver, _) =
+                        listener.accept(Some(PATIENCE)).expect("lives").expect("a stream");
                     Box::new(receiver)
                 }
             };
@@ -159,7 +177,9 @@ mod tests {
     #[test]
     fn several_receivers_share_an_address_and_one_alone_keeps_it() {
         let address: LinkAddress = format!("udp:127.0.0.1:{}", free_port()).parse().expect("one");
-        let Listening::Packets(carriers) = listen(&address, 3).expect("listens") else { panic!("UDP") };
+        let Listening::Packets(carriers) = listen(&address, 3).expect("listens") else {
+            panic!("UDP")
+        };
         assert_eq!(carriers.len(), 3);
         drop(carriers);
         let _alone = listen(&address, 1).expect("listens");
@@ -176,7 +196,10 @@ mod tests {
         ] {
             let address: LinkAddress = text.parse().expect("one");
             let error = listen(&address, 1).err().expect("refused").to_string();
-            assert!(error.starts_with(&format!("link {address}: ")) && error.contains(hint), "{error}");
+            assert!(
+                error.starts_with(&format!("link {address}: ")) && error.contains(hint),
+                "{error}"
+            );
         }
         let nobody: LinkAddress = format!("tcp:127.0.0.1:{}", free_port()).parse().expect("one");
         let error = reach(&nobody, PATIENCE).err().expect("refused");

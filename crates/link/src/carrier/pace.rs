@@ -1,11 +1,12 @@
-//! Decides when a receiver of frames lets them accumulate instead of waking for each: like interrupt
-//! moderation of a network card, but for the waiting thread (WZBLK §2.2.5).
+//! Decides when a receiver of frames lets them accumulate instead of waking for each: like
+//! interrupt moderation of a network card, but for the waiting thread (WZBLK §2.2.5).
 //!
-//! A wake-up costs both ends more than a frame of 9000 bytes. So while frames come in a steady flow, the
-//! receiver sleeps (a *nap*) for about as long as [`NAP_FRAMES`] take to arrive. Each nap shows whether the
-//! flow is steady: if its last frame came in the first half, the sender had nothing more to send, probably
-//! because it waited for us. Then the next nap requires many more frames first, and more after each such
-//! failure, so a sender with few requests in flight is not delayed.
+//! A wake-up costs both ends more than a frame of 9000 bytes. So while frames come in a steady
+//! flow, the receiver sleeps (a *nap*) for about as long as [`NAP_FRAMES`] take to arrive. Each nap
+//! shows whether the flow is steady: if its last frame came in the first half, the sender had
+//! nothing more to send, probably because it waited for us. Then the next nap requires many more
+//! frames first, and more after each such failure, so a sender with few requests in flight is not
+//! delayed.
 //!
 //! Invariant: a nap lasts at most [`NAP_NS_MAX`]. Not here: sleeping, clocks, the ring.
 
@@ -105,7 +106,8 @@ mod tests {
 
     #[test]
     fn a_steady_flow_is_slept_through_for_32_frames_and_no_longer_than_half_a_millisecond() {
-        let naps = [1, 5, 10, 15, 72].map(|gap_us| in_flow(gap_us * US).nap().expect("a flow").as_micros());
+        let naps = [1, 5, 10, 15, 72]
+            .map(|gap_us| in_flow(gap_us * US).nap().expect("a flow").as_micros());
         assert_eq!(naps, [40, 160, 320, 480, 500]);
         assert_eq!(in_flow(200 * US).nap(), None, "too few would come");
     }

@@ -1,9 +1,10 @@
 //! TCP: for networks that block datagrams or lose too many.
 //!
-//! Invariants: the stream holds whole packets only. The part of a packet that the kernel did not accept stays
-//! with the sender and is sent first; the receiver's wait takes care of it even if nothing else is sent. An
-//! invalid length ends the stream, because the start of the next packet is unknown then. Both halves share
-//! one connection; it closes when both are dropped. Not here: reconnecting.
+//! Invariants: the stream holds whole packets only. The part of a packet that the kernel did not
+//! accept stays with the sender and is sent first; the receiver's wait takes care of it even if
+//! nothing else is sent. An invalid length ends the stream, because the start of the next packet is
+//! unknown then. Both halves share one connection; it closes when both are dropped. Not here:
+//! reconnecting.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,18 +16,21 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt,
+};
 use sawmill_sys::net::bind_to_interface;
 
 use super::wait::wait_for;
 use super::{
-    Batch, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Peer, Receiver, Sender, Waker, Woken, said_bytes, wrong_peer,
+    Batch, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Peer, Receiver, Sender, Waker, Woken, said_bytes,
+    wrong_peer,
 };
 
 /// The most bytes per read.
 const INBOX_BYTES: usize = 8 * PACKET_BYTES_MAX;
-/// A silent peer is probed after this time, and again at this interval. This many probes without an answer,
-/// or data unacknowledged for as long, end the stream.
+/// A silent peer is probed after this time, and again at this interval. This many probes without an
+/// answer, or data unacknowledged for as long, end the stream.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(5);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(2);
 const KEEPALIVE_PROBES: u32 = 3;
@@ -83,7 +87,10 @@ pub fn connect(
             let wait = Timespec::try_from(wait).map_err(io::Error::other)?;
             let mut polled = [PollFd::new(&descriptor, PollFlags::OUT)];
             if rustix::io::retry_on_intr(|| poll(&mut polled, Some(&wait)))? == 0 {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, format!("{to} does not answer")));
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    format!("{to} does not answer"),
+                ));
             }
             sockopt::socket_error(&descriptor)??;
         }
@@ -121,8 +128,8 @@ impl Listener {
         self.waker.clone()
     }
 
-    /// Waits at most `wait` (`None`: without limit) for a stream. Returns none if the time is over or the
-    /// waker was called.
+    /// Waits at most `wait` (`None`: without limit) for a stream. Returns none if the time is over
+    /// or the waker was called.
     ///
     /// Errors: EMFILE, ENFILE, ENOMEM: none of them ends the listener.
     pub fn accept(&self, wait: Option<Duration>) -> io::Result<Option<Accepted>> {
@@ -137,7 +144,9 @@ impl Listener {
                 Ok(Some((sender, receiver, SocketAddr::try_from(from)?)))
             }
             // The peer left before it was accepted.
-            Ok((_, None)) | Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => Ok(None),
+            Ok((_, None)) | Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => {
+                Ok(None)
+            }
             Err(error) => Err(error.into()),
         }
     }
@@ -169,8 +178,13 @@ fn halves(descriptor: OwnedFd) -> io::Result<(StreamSender, StreamReceiver)> {
         nudge: Waker::new()?,
     });
     let inbox = vec![0; INBOX_BYTES].into_boxed_slice();
-    let receiver =
-        StreamReceiver { connection: connection.clone(), inbox, start: 0, end: 0, has_ended: false };
+    let receiver = StreamReceiver {
+        connection: connection.clone(),
+        inbox,
+        start: 0,
+        end: 0,
+        has_ended: false,
+    };
     Ok((StreamSender { connection }, receiver))
 }
 
@@ -178,7 +192,11 @@ impl Connection {
     /// Writes what the kernel accepts; 0 if it has no room.
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         loop {
-            match rustix::net::send(&self.descriptor, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            match rustix::net::send(
+                &self.descriptor,
+                bytes,
+                SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
+            ) {
                 Err(Errno::INTR) => (),
                 Err(Errno::AGAIN | Errno::NOBUFS) => return Ok(0),
                 result => return Ok(result?),
@@ -205,8 +223,8 @@ impl Connection {
 }
 
 impl StreamSender {
-    /// Counts the packets that `written` bytes from packet `from` on cover, the last perhaps in part. Its
-    /// missing part becomes the rest.
+    /// Counts the packets that `written` bytes from packet `from` on cover, the last perhaps in
+    /// part. Its missing part becomes the rest.
     fn taken(&self, rest: &mut Rest, batch: &Batch, from: usize, written: usize) -> usize {
         let (mut at, mut covered) = (from, 0);
         while covered < written {

@@ -1,11 +1,12 @@
 //! UDP: for routed networks, or where raw frames are not allowed.
 //!
-//! Adjacent packets of equal size in a batch leave as one message, which the kernel or the card splits (GSO).
-//! Where that is refused, each leaves as its own message, many per system call. Merged arrivals (GRO) are
-//! split by the size that the kernel reports.
+//! Adjacent packets of equal size in a batch leave as one message, which the kernel or the card
+//! splits (GSO). Where that is refused, each leaves as its own message, many per system call.
+//! Merged arrivals (GRO) are split by the size that the kernel reports.
 //!
-//! Invariants: a packet is a datagram, never fragmented; one socket serves all peers. Not here: the addresses
-//! of a peer; which own address answers (bind to that one: a wildcard answers from the address of the route).
+//! Invariants: a packet is a datagram, never fragmented; one socket serves all peers. Not here: the
+//! addresses of a peer; which own address answers (bind to that one: a wildcard answers from the
+//! address of the route).
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,13 +19,16 @@ use rustix::io::Errno;
 use sawmill_sys::net::{DatagramOptions, DatagramSocket, Inbox, RUNS_MAX, Run};
 
 use super::wait::{no_room, wait_for_packets};
-use super::{Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer};
+use super::{
+    Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer,
+};
 
-/// The most packets that a kernel splits from one message (UDP_MAX_SEGMENTS of older kernels), and the
-/// longest payload.
+/// The most packets that a kernel splits from one message (UDP_MAX_SEGMENTS of older kernels), and
+/// the longest payload.
 const RUN_PACKETS_MAX: usize = 64;
 const RUN_BYTES_MAX: usize = 65507;
-/// The size that every IPv6 path supports (RFC 8200 §5), less the headers; used if no route says more.
+/// The size that every IPv6 path supports (RFC 8200 §5), less the headers; used if no route says
+/// more.
 const SAFE_PACKET_BYTES: usize = 1280 - 48;
 
 /// How to open UDP.
@@ -34,12 +38,13 @@ pub struct UdpOptions {
     pub local: SocketAddr,
     /// The one interface to use.
     pub interface: Option<String>,
-    /// Whether several pairs share the port, one for each receiving thread. The kernel distributes by address
-    /// and port of the peer: all packets of one peer go to the same pair.
+    /// Whether several pairs share the port, one for each receiving thread. The kernel distributes
+    /// by address and port of the peer: all packets of one peer go to the same pair.
     pub shared_port: bool,
     /// The kernel buffers to request, for each direction.
     pub buffer_bytes: usize,
-    /// Whether the kernel splits packets of equal size; turned off automatically where that is refused.
+    /// Whether the kernel splits packets of equal size; turned off automatically where that is
+    /// refused.
     pub segmentation: bool,
 }
 
@@ -47,7 +52,13 @@ impl UdpOptions {
     /// Options for this address: any interface, a port of its own, 4 MiB of buffers, segmentation.
     #[must_use]
     pub fn on(local: SocketAddr) -> Self {
-        UdpOptions { local, interface: None, shared_port: false, buffer_bytes: 4 << 20, segmentation: true }
+        UdpOptions {
+            local,
+            interface: None,
+            shared_port: false,
+            buffer_bytes: 4 << 20,
+            segmentation: true,
+        }
     }
 }
 
@@ -104,7 +115,8 @@ impl UdpSender {
         self.shared.segmentation.load(Ordering::Relaxed)
     }
 
-    /// Makes one send call, with runs of at most this many packets. Returns how many packets were sent.
+    /// Makes one send call, with runs of at most this many packets. Returns how many packets were
+    /// sent.
     fn send_once(
         &self,
         to: &SocketAddr,
@@ -133,8 +145,8 @@ impl UdpSender {
         }
         match self.send_once(to, batch, from, RUN_PACKETS_MAX) {
             Err(error) if may_be_refusal(&error) => {
-                // If the same packet is sent without it, the segmentation was the cause, not the packet or
-                // the peer.
+                // If the same packet is sent without it, the segmentation was the cause, not the
+                // packet or the peer.
                 let sent = self.send_once(to, batch, from, 1)?;
                 self.shared.segmentation.store(false, Ordering::Relaxed);
                 Ok(sent)
@@ -179,7 +191,8 @@ impl Receiver for UdpReceiver {
         each: &mut dyn FnMut(&Peer, &mut [u8]),
     ) -> io::Result<Woken> {
         let Shared { socket, waker, refused, .. } = &*self.shared;
-        let ready = wait_for_packets(socket.as_fd(), waker, refused, self.is_busy, wait, writable_too)?;
+        let ready =
+            wait_for_packets(socket.as_fd(), waker, refused, self.is_busy, wait, writable_too)?;
         let mut woken = Woken { writable: ready.writable, waker: ready.waker, ..Woken::default() };
         if !ready.readable {
             return Ok(woken);

@@ -1,6 +1,7 @@
 //! How a receiver waits: for its socket and for a waker, in one poll.
 //!
-//! Invariant: a wake that started before the wait, or during it, ends it. Not here: what happens then.
+//! Invariant: a wake that started before the wait, or during it, ends it. Not here: what happens
+//! then.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,8 +11,8 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-/// The kernel refuses packets with ENOBUFS while a queue below the socket is full, and does not report when
-/// there is room again. So a refused sender retries after this time.
+/// The kernel refuses packets with ENOBUFS while a queue below the socket is full, and does not
+/// report when there is room again. So a refused sender retries after this time.
 const AFTER_REFUSAL: Duration = Duration::from_millis(1);
 
 /// Ends a wait from another thread. All calls before the next wait count as one.
@@ -26,8 +27,8 @@ impl Waker {
         Ok(Waker { event, is_called: AtomicBool::new(false) })
     }
 
-    /// Ends the receiver's wait, or the next one. Makes a system call only if it is the first call since
-    /// then.
+    /// Ends the receiver's wait, or the next one. Makes a system call only if it is the first call
+    /// since then.
     pub fn wake(&self) {
         if !self.is_called.swap(true, Ordering::AcqRel) {
             // The count cannot overflow: it is read whenever this flag is reset.
@@ -100,8 +101,8 @@ pub(super) fn nap(waker: &Waker, most: Duration) -> io::Result<()> {
     }
 }
 
-/// As [`wait_for`], for a socket of datagrams or frames: without a system call if `is_there` reports
-/// something and nothing else was requested; slower if the kernel refused the last packets.
+/// As [`wait_for`], for a socket of datagrams or frames: without a system call if `is_there`
+/// reports something and nothing else was requested; slower if the kernel refused the last packets.
 pub(super) fn wait_for_packets(
     socket: BorrowedFd<'_>,
     waker: &Waker,
@@ -126,7 +127,8 @@ pub(super) fn wait_for_packets(
     Ok(Ready { readable: ready.readable || is_there, ..ready })
 }
 
-/// The meaning of a send error: no room (0), now or because of a refusal; otherwise the error itself.
+/// The meaning of a send error: no room (0), now or because of a refusal; otherwise the error
+/// itself.
 pub(super) fn no_room(error: io::Error, refused: &AtomicBool) -> io::Result<usize> {
     match Errno::from_io_error(&error) {
         Some(Errno::AGAIN) => Ok(0),
@@ -145,8 +147,9 @@ mod tests {
     #[test]
     fn a_call_ends_the_next_wait_once_however_often_it_was_made() {
         let (waker, idle) = (Waker::new().expect("an eventfd"), Waker::new().expect("an eventfd"));
-        let look =
-            || wait_for(idle.event.as_fd(), &waker, None, Some(Duration::ZERO), false).expect("polled");
+        let look = || {
+            wait_for(idle.event.as_fd(), &waker, None, Some(Duration::ZERO), false).expect("polled")
+        };
         assert!(!look().waker);
         waker.wake();
         waker.wake();

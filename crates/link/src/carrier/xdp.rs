@@ -1,12 +1,12 @@
-//! Raw Ethernet past the kernel's network layer (AF_XDP): the same frames on the wire as [`super::ethernet`],
-//! so either end may use either.
+//! Raw Ethernet past the kernel's network layer (AF_XDP): the same frames on the wire as
+//! [`super::ethernet`], so either end may use either.
 //!
-//! For cards whose driver moves frames without copying. Elsewhere the kernel copies more often than with
-//! AF_PACKET (docs/decisions/0024).
+//! For cards whose driver moves frames without copying. Elsewhere the kernel copies more often than
+//! with AF_PACKET (docs/decisions/0024).
 //!
-//! Invariants: as in [`super::ethernet`]; frames that a send accepted and the kernel had no room for are
-//! pushed again by the receiver, within a millisecond. Sent frames bypass the interface's queueing
-//! discipline. Not here: more than one receive queue; programs (`sawmill-sys`).
+//! Invariants: as in [`super::ethernet`]; frames that a send accepted and the kernel had no room
+//! for are pushed again by the receiver, within a millisecond. Sent frames bypass the interface's
+//! queueing discipline. Not here: more than one receive queue; programs (`sawmill-sys`).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -15,11 +15,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sawmill_sys::net::{ETHERNET_HEADER_BYTES, Interface, XdpInbox, XdpOutbox, XdpSocket, open_xdp};
+use sawmill_sys::net::{
+    ETHERNET_HEADER_BYTES, Interface, XdpInbox, XdpOutbox, XdpSocket, open_xdp,
+};
 
 use super::ethernet::ETHERTYPE;
 use super::wait::wait_for_packets;
-use super::{Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer};
+use super::{
+    Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer,
+};
 
 /// After this many frames the receiver returns, so that others get their turn.
 const FRAMES_AT_ONCE: usize = 256;
@@ -128,13 +132,14 @@ impl Receiver for ExpressReceiver {
         let is_there = self.inbox.has_frame();
         let ready = wait_for_packets(socket.as_fd(), waker, refused, is_there, wait, writable_too)?;
         let mut woken = Woken { writable: ready.writable, waker: ready.waker, ..Woken::default() };
-        let handed = self.inbox.receive(FRAMES_AT_ONCE, &mut |from, payload| match whole_packet(payload) {
-            Some(packet) => {
-                woken.packets += 1;
-                each(&Peer::Ethernet(from), packet);
-            }
-            None => woken.malformed += 1,
-        });
+        let handed =
+            self.inbox.receive(FRAMES_AT_ONCE, &mut |from, payload| match whole_packet(payload) {
+                Some(packet) => {
+                    woken.packets += 1;
+                    each(&Peer::Ethernet(from), packet);
+                }
+                None => woken.malformed += 1,
+            });
         if handed == 0 && !woken.waker {
             // An interface that disappeared ends no wait.
             rustix::net::sockopt::socket_error(socket.as_fd())??;

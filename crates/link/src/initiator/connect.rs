@@ -1,8 +1,9 @@
 //! How a connection is made: hellos until a welcome, a join for each link, volumes opened again.
 //!
-//! Invariants: hellos are sent on every link with a carrier, with growing pauses, until one is answered. A
-//! link carries requests only after its join was answered, in packets as long as the join. Unsealed input
-//! ends nothing: it may start an attempt, which succeeds only with a holder of the key.
+//! Invariants: hellos are sent on every link with a carrier, with growing pauses, until one is
+//! answered. A link carries requests only after its join was answered, in packets as long as the
+//! join. Unsealed input ends nothing: it may start an attempt, which succeeds only with a holder of
+//! the key.
 //!
 //! Not here: the messages of a session (`crate::session`).
 
@@ -32,15 +33,16 @@ const JOIN_NS_FIRST: u64 = 20 * MS;
 const JOIN_NS_MAX: u64 = 250 * MS;
 /// The interval in which further cookies of a link are ignored.
 const COOKIE_EVERY_NS: u64 = 50 * MS;
-/// An unauthenticated *unknown* is believed after the connection was silent for this long. With a key, only
-/// targets of an older version need this wait. After one attempt it is ignored for as long again.
+/// An unauthenticated *unknown* is believed after the connection was silent for this long. With a
+/// key, only targets of an older version need this wait. After one attempt it is ignored for as
+/// long again.
 const UNPROVED_SILENCE_NS: u64 = 3 * KEEP_ALIVE_NS;
 const CLEAR_SILENCE_NS: u64 = 200 * MS;
 const UNPROVED_EVERY_NS: u64 = SECOND;
 /// Joins of one length without an answer before a shorter one is tried.
 const JOINS_OF_A_LENGTH: u32 = 3;
-/// Interval of probes on an idle link, so that the target keeps us, and a dead link is known before it is
-/// used.
+/// Interval of probes on an idle link, so that the target keeps us, and a dead link is known before
+/// it is used.
 const KEEP_ALIVE_NS: u64 = 5 * SECOND;
 /// The most pings between attempts to join a link with longer packets: about five minutes.
 const LONGER_PINGS_MAX: u32 = 64;
@@ -56,11 +58,12 @@ pub(super) struct Way {
     join: Option<Join>,
     joined: bool,
     next_ping_ns: u64,
-    /// The cookie that a target under load wants with the hello of this token, and when the hello may be sent
-    /// again.
+    /// The cookie that a target under load wants with the hello of this token, and when the hello
+    /// may be sent again.
     cookie: Option<([u8; TOKEN_BYTES], Proof)>,
     next_cookie_ns: u64,
-    /// The longest packets of the link as it was joined, which may be shorter than its carrier allows.
+    /// The longest packets of the link as it was joined, which may be shorter than its carrier
+    /// allows.
     packet_bytes: usize,
     /// Pings until longer packets are tried, and the number last time.
     longer_in: u32,
@@ -78,10 +81,12 @@ struct Join {
 }
 
 impl Way {
-    /// A link that was joined while its path was down may have ended with any length, so longer packets are
-    /// tried now and then, ever less often.
+    /// A link that was joined while its path was down may have ended with any length, so longer
+    /// packets are tried now and then, ever less often.
     fn try_longer(&mut self, now: u64, token: impl FnOnce() -> u64) {
-        let Some(path) = self.path.as_ref().filter(|path| path.peer != Peer::Stream) else { return };
+        let Some(path) = self.path.as_ref().filter(|path| path.peer != Peer::Stream) else {
+            return;
+        };
         if self.join.is_some() || self.packet_bytes >= path.packet_bytes_max {
             return;
         }
@@ -90,7 +95,8 @@ impl Way {
             self.longer_after = (self.longer_after * 2).min(LONGER_PINGS_MAX);
             self.longer_in = self.longer_after;
             let (packet_bytes, kept_bytes) = (path.packet_bytes_max, Some(self.packet_bytes));
-            self.join = Some(Join { token: token(), packet_bytes, said: 0, next_ns: now, kept_bytes });
+            self.join =
+                Some(Join { token: token(), packet_bytes, said: 0, next_ns: now, kept_bytes });
         }
     }
 }
@@ -162,16 +168,20 @@ impl Initiator {
         }
     }
 
-    /// The target, or an impostor, does not know the connection. An unauthenticated claim counts only if
-    /// nothing contradicts it: nothing was received on the connection lately.
+    /// The target, or an impostor, does not know the connection. An unauthenticated claim counts
+    /// only if nothing contradicts it: nothing was received on the connection lately.
     fn unknown(&self, header: &Packet, proof: &[u8], now: u64) {
-        let Some(live) = self.live().filter(|live| live.remote == header.connection) else { return };
-        let proved = self.proofs.is_of_unknown(header.connection, header.link, header.number, proof);
+        let Some(live) = self.live().filter(|live| live.remote == header.connection) else {
+            return;
+        };
+        let proved =
+            self.proofs.is_of_unknown(header.connection, header.link, header.number, proof);
         let sealed = matches!(self.security, Security::Key(_));
         if !(proved && sealed) {
             let heard_ns = live.connection.heard_ns().max(live.since_ns);
             let silence_ns = if sealed { UNPROVED_SILENCE_NS } else { CLEAR_SILENCE_NS };
-            if now.saturating_sub(heard_ns) < silence_ns || now < self.unknown_next_ns.load(Ordering::Relaxed)
+            if now.saturating_sub(heard_ns) < silence_ns
+                || now < self.unknown_next_ns.load(Ordering::Relaxed)
             {
                 return;
             }
@@ -180,7 +190,8 @@ impl Initiator {
         self.attempt.lock().wanted = true;
     }
 
-    /// A target under load checks whether we receive at our address: repeats the hello with its cookie.
+    /// A target under load checks whether we receive at our address: repeats the hello with its
+    /// cookie.
     fn cookied(&self, header: &Packet, body: &[u8], now: u64) {
         let (Ok(Cookie { cookie, proof }), Some(way)) =
             (Cookie::decode(body), self.ways.get(usize::from(header.link)))
@@ -209,17 +220,18 @@ impl Initiator {
         }
     }
 
-    /// Makes a new connection in good time, long before the keys of this one have sealed too much. It waits
-    /// until nothing is in flight, so that no request waits for what a device still has of the old
-    /// connection. After [`OVERDUE`] times as long without an idle moment it does not wait: unanswered
-    /// requests are sent again.
+    /// Makes a new connection in good time, long before the keys of this one have sealed too much.
+    /// It waits until nothing is in flight, so that no request waits for what a device still has of
+    /// the old connection. After [`OVERDUE`] times as long without an idle moment it does not wait:
+    /// unanswered requests are sent again.
     fn rekey(&self, live: &Live, now: u64) {
         if now < self.rekey_look_ns.load(Ordering::Relaxed) {
             return;
         }
         let (used, age) = (live.connection.carried_bytes(), now.saturating_sub(live.since_ns));
         let bytes_max = self.options.rekey_bytes;
-        let is_due = |times: u64| used >= bytes_max.saturating_mul(times) || age >= REKEY_NS * times;
+        let is_due =
+            |times: u64| used >= bytes_max.saturating_mul(times) || age >= REKEY_NS * times;
         if !is_due(1) || !matches!(self.security, Security::Key(_)) {
             return self.rekey_look_ns.store(now + REKEY_LOOK_NS, Ordering::Relaxed);
         }
@@ -269,7 +281,8 @@ impl Initiator {
         match word.kind {
             WordKind::Joined => {
                 let Some(join) = way.join.take_if(|join| join.token == word.token) else { return };
-                let packet_bytes = join.packet_bytes.min(word.packet_bytes as usize).max(PACKET_BYTES_MIN);
+                let packet_bytes =
+                    join.packet_bytes.min(word.packet_bytes as usize).max(PACKET_BYTES_MIN);
                 if !way.joined {
                     (way.longer_in, way.longer_after) = (1, 1);
                 }
@@ -305,14 +318,15 @@ impl Initiator {
                 return;
             }
         };
-        let welcome = Welcome::decode(&payload).map_err(|error| error.to_string()).and_then(|welcome| {
-            let granted =
-                welcome.slots <= self.options.slots && welcome.slot_bytes <= self.options.slot_bytes;
-            match granted && welcome.version == VERSION {
-                true => Ok(welcome),
-                false => Err("the target grants more than the initiator requested".to_owned()),
-            }
-        });
+        let welcome =
+            Welcome::decode(&payload).map_err(|error| error.to_string()).and_then(|welcome| {
+                let granted = welcome.slots <= self.options.slots
+                    && welcome.slot_bytes <= self.options.slot_bytes;
+                match granted && welcome.version == VERSION {
+                    true => Ok(welcome),
+                    false => Err("the target grants more than the initiator requested".to_owned()),
+                }
+            });
         let welcome = match welcome {
             Ok(welcome) => welcome,
             Err(text) => {
@@ -334,7 +348,8 @@ impl Initiator {
                 me.ended(local, ended);
             }
         });
-        let slots = Slots::new(welcome.slots, welcome.slot_bytes, Arc::clone(&self.pendings), ended);
+        let slots =
+            Slots::new(welcome.slots, welcome.slot_bytes, Arc::clone(&self.pendings), ended);
         let links = self.ways.len().min(welcome.links.into());
         let (count, remote) = (usize::from(welcome.slots), welcome.connection);
         *self.target_name.lock() = crate::legible(&welcome.name).into_owned();
@@ -361,7 +376,8 @@ impl Initiator {
         }
     }
 
-    /// Handles the timers: sends hellos, joins and pings that are due, checks links, and resumes requests.
+    /// Handles the timers: sends hellos, joins and pings that are due, checks links, and resumes
+    /// requests.
     pub fn tick(&self) {
         let now = self.clock.now_ns();
         if self.failed.lock().is_some() {
@@ -382,8 +398,8 @@ impl Initiator {
         self.give_up(now);
     }
 
-    /// Fails everything if no target has served within the time-out. A target that answers hellos but opens
-    /// nothing does not serve.
+    /// Fails everything if no target has served within the time-out. A target that answers hellos
+    /// but opens nothing does not serve.
     fn give_up(&self, now: u64) {
         let most_ns = u64::from(self.options.timeout_s) * SECOND;
         if most_ns == 0 {
@@ -393,7 +409,8 @@ impl Initiator {
         let since_ns = self.patience_ns.load(Ordering::SeqCst);
         if now.saturating_sub(since_ns) >= most_ns && self.pendings.count() > 0 {
             let hint = self.attempt.lock().hint.clone();
-            let hint = hint.map_or(String::new(), |hint| format!(" (last reply, unauthenticated: {hint})"));
+            let hint = hint
+                .map_or(String::new(), |hint| format!(" (last reply, unauthenticated: {hint})"));
             let text = format!("no answer from the target for {} s{hint}", self.options.timeout_s);
             self.fail(Error::new(ErrorKind::Unreachable, text));
         }
@@ -433,7 +450,8 @@ impl Initiator {
         }
         attempt.pause_ns = (attempt.pause_ns * 2).clamp(HELLO_NS_FIRST, HELLO_NS_MAX);
         attempt.next_ns = now + attempt.pause_ns;
-        let message = attempt.greeting.as_ref().map(|(_, message, _)| message.clone()).unwrap_or_default();
+        let message =
+            attempt.greeting.as_ref().map(|(_, message, _)| message.clone()).unwrap_or_default();
         drop(attempt);
         for (link, way) in self.ways.iter().enumerate() {
             let (path, cookie) = {
@@ -441,7 +459,9 @@ impl Initiator {
                 (way.path.clone(), way.cookie)
             };
             let Some(path) = path else { continue };
-            let own = |(token, _): &([u8; TOKEN_BYTES], Proof)| token == token_of(&message[HEADER_BYTES..]);
+            let own = |(token, _): &([u8; TOKEN_BYTES], Proof)| {
+                token == token_of(&message[HEADER_BYTES..])
+            };
             let cookie = cookie.filter(own).map(|(_, cookie)| cookie);
             self.say_hello(&path, link as u8, &message, cookie);
         }
@@ -501,8 +521,8 @@ impl Initiator {
         live.connection.send_word(index, &path, &word, padded);
     }
 
-    /// The latest time for the next [`Initiator::tick`]. Never, once everything has failed: nothing is due
-    /// any more.
+    /// The latest time for the next [`Initiator::tick`]. Never, once everything has failed: nothing
+    /// is due any more.
     #[must_use]
     pub fn deadline_ns(&self) -> u64 {
         if self.failed.lock().is_some() {
@@ -534,8 +554,9 @@ impl Initiator {
     /// Whether link `index` waits for its carrier to have room.
     #[must_use]
     pub fn is_blocked(&self, index: usize) -> bool {
-        self.live()
-            .is_some_and(|live| index < live.connection.links.len() && live.connection.is_blocked(index))
+        self.live().is_some_and(|live| {
+            index < live.connection.links.len() && live.connection.is_blocked(index)
+        })
     }
 }
 

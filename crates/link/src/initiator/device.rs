@@ -1,8 +1,8 @@
 //! The device at the initiator's end, and how it is opened.
 //!
-//! Invariants: a volume has the same number on every connection of an initiator, whatever number the target
-//! gives it there. A target that reports another geometry is refused. A dropped device is closed at the
-//! target when all of its requests are answered.
+//! Invariants: a volume has the same number on every connection of an initiator, whatever number
+//! the target gives it there. A target that reports another geometry is refused. A dropped device
+//! is closed at the target when all of its requests are answered.
 //!
 //! Not here: how requests are executed (`pending`, `slots`).
 
@@ -12,8 +12,8 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
 use sawmill_device::{
-    Allocation, BlockDevice, Error, ErrorKind, Exchange, Flags, Geometry, Operation as Asks, Operations,
-    Outcome, Reply, Request, Result,
+    Allocation, BlockDevice, Error, ErrorKind, Exchange, Flags, Geometry, Operation as Asks,
+    Operations, Outcome, Reply, Request, Result,
 };
 use sawmill_format::link::control::{self, Opened};
 use sawmill_format::link::part::{Command, Operation};
@@ -79,7 +79,8 @@ impl Initiator {
     }
 
     fn queue_open(&self, export: &str, mode: OpenMode, reservation: u64) -> Answer {
-        let command = Command { flags: mode.flags(), address: reservation, ..control(Operation::Open) };
+        let command =
+            Command { flags: mode.flags(), address: reservation, ..control(Operation::Open) };
         self.queue(command, export.as_bytes().to_vec())
     }
 
@@ -102,7 +103,8 @@ impl Initiator {
         if volume.closed.swap(true, Ordering::SeqCst) {
             return;
         }
-        let answer = self.queue(Command { volume: volume.number, ..control(Operation::Close) }, Vec::new());
+        let answer =
+            self.queue(Command { volume: volume.number, ..control(Operation::Close) }, Vec::new());
         let mut closing = self.closing.lock();
         closing.retain(|earlier| earlier.poll().is_none());
         closing.push(answer);
@@ -117,14 +119,20 @@ impl Initiator {
     }
 
     /// Makes a device from the answer to an open.
-    pub fn opened(self: &Arc<Self>, export: &str, mode: OpenMode, answer: &[u8]) -> Result<RemoteDevice> {
+    pub fn opened(
+        self: &Arc<Self>,
+        export: &str,
+        mode: OpenMode,
+        answer: &[u8],
+    ) -> Result<RemoteDevice> {
         let opened = read_opened(answer)?;
         // Both locks are held, so that no connection is made that does not know this volume.
         let mut connection = self.connection.write();
         let mut volumes = self.volumes.write();
         let number = u8::try_from(volumes.len()).ok().filter(|number| *number < u8::MAX);
-        let number =
-            number.ok_or_else(|| Error::new(ErrorKind::Full, "this initiator has too many volumes open"))?;
+        let number = number.ok_or_else(|| {
+            Error::new(ErrorKind::Full, "this initiator has too many volumes open")
+        })?;
         let volume = Arc::new(Volume {
             export: export.to_owned(),
             mode,
@@ -163,8 +171,8 @@ impl Initiator {
         Ok(RemoteDevice { initiator: Arc::clone(self), number, geometry })
     }
 
-    /// Requests all volumes again on a new connection; requests resume when all are open. Nothing is sent
-    /// here, because the caller holds locks, and sending may have to report losses.
+    /// Requests all volumes again on a new connection; requests resume when all are open. Nothing
+    /// is sent here, because the caller holds locks, and sending may have to report losses.
     pub(super) fn open_again(&self) {
         let mut reopening = self.reopening.lock();
         let Some(local) = self.live().map(|live| live.local) else { return };
@@ -173,7 +181,8 @@ impl Initiator {
             volumes.into_iter().partition(|volume| volume.closed.load(Ordering::SeqCst));
         // Otherwise a close would hit the volumes that have their numbers on the new connection.
         closed.iter().for_each(|volume| self.pendings.set_number(volume.number, NOT_OPEN));
-        let asked: Vec<_> = open.into_iter().map(|volume| (self.ask_again(&volume), volume)).collect();
+        let asked: Vec<_> =
+            open.into_iter().map(|volume| (self.ask_again(&volume), volume)).collect();
         let none = asked.is_empty();
         *reopening = Reopening { local, asked };
         drop(reopening);
@@ -189,16 +198,16 @@ impl Initiator {
         }
     }
 
-    /// Uses the volume's reservation: if another initiator has had the export since, the reservation is over.
-    /// Never takes over: an initiator that has the export now took it over, or was admitted after we were
-    /// given up.
+    /// Uses the volume's reservation: if another initiator has had the export since, the
+    /// reservation is over. Never takes over: an initiator that has the export now took it over, or
+    /// was admitted after we were given up.
     fn ask_again(&self, volume: &Volume) -> Answer {
         let mode = OpenMode { take_over: false, ..volume.mode };
         self.queue_open(&volume.export, mode, volume.opened.reservation)
     }
 
-    /// Checks whether the volumes that were requested again are open. What must be requested once more is
-    /// sent with the tick.
+    /// Checks whether the volumes that were requested again are open. What must be requested once
+    /// more is sent with the tick.
     pub(super) fn look_at_reopened(&self) {
         let mut reopening = self.reopening.lock();
         if reopening.asked.is_empty() {
@@ -247,8 +256,10 @@ fn control(operation: Operation) -> Command {
     Command { operation, slot: 0, flags: 0, volume: NOT_OPEN, sequence: 0, address: 0, length: 0 }
 }
 
-/// The place in an open's answer that names the connection it arrived on: see [`Initiator::opened`].
-pub(super) const ANSWERED_BY: std::ops::Range<usize> = control::opened_at::SIZE..control::opened_at::SIZE + 8;
+/// The place in an open's answer that names the connection it arrived on: see
+/// [`Initiator::opened`].
+pub(super) const ANSWERED_BY: std::ops::Range<usize> =
+    control::opened_at::SIZE..control::opened_at::SIZE + 8;
 
 fn answered_by(answer: &[u8]) -> u64 {
     let local = answer.get(ANSWERED_BY).and_then(|bytes| bytes.try_into().ok());
@@ -296,7 +307,9 @@ impl BlockDevice for RemoteDevice {
         }
         let operation = operation_of(request.operation);
         match request.operation {
-            Asks::Allocation => self.send(operation, runs_of(request, self.initiator.options.slot_bytes)),
+            Asks::Allocation => {
+                self.send(operation, runs_of(request, self.initiator.options.slot_bytes))
+            }
             _ => self.send(operation, request),
         }
     }
@@ -350,7 +363,9 @@ impl Exchange for Runs {
             let mut left = self.length;
             let mut runs = Vec::new();
             let told = control::runs(&self.bytes);
-            for (length, data) in told.map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))? {
+            for (length, data) in
+                told.map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))?
+            {
                 let length = length.min(left);
                 left -= length;
                 if length > 0 {

@@ -1,15 +1,16 @@
 //! The initiator: a block device with its bytes at a target, over any of several links.
 //!
-//! Modules: `connect` (hand-shake, joins, a target that returns as another process), `pending` (requests),
+//! Modules: `connect` (hand-shake, joins, a target that returns as another process), `pending`
+//! (requests),
 //! `slots` (what is in flight), `device` (the device, and opening it).
 //!
-//! A connection lives as long as both processes: whatever happens to its links, requests wait and then
-//! resume. When the target reports that it does not know the connection (it was restarted), the initiator
-//! makes a new one, opens the volumes again, and repeats unanswered requests. The old process is gone, so
-//! nothing of the old connection can arrive later.
+//! A connection lives as long as both processes: whatever happens to its links, requests wait and
+//! then resume. When the target reports that it does not know the connection (it was restarted),
+//! the initiator makes a new one, opens the volumes again, and repeats unanswered requests. The old
+//! process is gone, so nothing of the old connection can arrive later.
 //!
-//! Invariants: a request is answered once. A flush does not succeed if a target that kept unflushed writes is
-//! gone (the `keeper` of the volume changed).
+//! Invariants: a request is answered once. A flush does not succeed if a target that kept unflushed
+//! writes is gone (the `keeper` of the volume changed).
 //!
 //! Not here: sockets and threads (`crate::threads`), the cache (`crate::cache`).
 
@@ -48,10 +49,11 @@ pub struct InitiatorOptions {
     pub slots: u16,
     /// Bytes of a slot; longer requests use several.
     pub slot_bytes: u32,
-    /// After this long without a packet from the target, everything fails with `Unreachable`; 0: never.
+    /// After this long without a packet from the target, everything fails with `Unreachable`; 0:
+    /// never.
     pub timeout_s: u32,
-    /// After a sealed connection has carried this many bytes in both directions, or is a day old, another one
-    /// with new keys follows; see `crate::session::seal` for the reason.
+    /// After a sealed connection has carried this many bytes in both directions, or is a day old,
+    /// another one with new keys follows; see `crate::session::seal` for the reason.
     pub rekey_bytes: u64,
 }
 
@@ -94,8 +96,8 @@ struct Loss {
     told_ns: Option<u64>,
 }
 
-/// The volumes that were requested again on connection `local`, in order, starting with the first that is not
-/// open.
+/// The volumes that were requested again on connection `local`, in order, starting with the first
+/// that is not open.
 #[derive(Default)]
 struct Reopening {
     local: u64,
@@ -110,8 +112,8 @@ pub struct Initiator {
     instance: [u8; 16],
     clock: Arc<dyn Clock>,
     random: Mutex<Box<dyn FnMut() -> u64 + Send>>,
-    /// The start of the time-out: when a connection with all volumes open was last heard, or when the first
-    /// connection was made that did not get that far.
+    /// The start of the time-out: when a connection with all volumes open was last heard, or when
+    /// the first connection was made that did not get that far.
     patience_ns: AtomicU64,
     /// Set if no connection got that far since.
     unserved: AtomicBool,
@@ -205,7 +207,8 @@ impl Initiator {
         self.failed.lock().clone()
     }
 
-    /// The last message of a target that refused to connect: perhaps the reason. It is unauthenticated.
+    /// The last message of a target that refused to connect: perhaps the reason. It is
+    /// unauthenticated.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
         self.attempt.lock().hint.clone()
@@ -249,8 +252,8 @@ impl Initiator {
         failed.into_iter().for_each(Ended::tell);
     }
 
-    /// A thread starts to take packets: what they make ready is sent at the end of its batch, in full
-    /// packets.
+    /// A thread starts to take packets: what they make ready is sent at the end of its batch, in
+    /// full packets.
     pub fn begin_batch(&self) {
         self.batches.fetch_add(1, Ordering::SeqCst);
     }
@@ -261,8 +264,8 @@ impl Initiator {
         self.tick();
     }
 
-    /// A request on connection `local` has completed. Corrects a flush that must not report success, and adds
-    /// the connection to the answer of an open.
+    /// A request on connection `local` has completed. Corrects a flush that must not report
+    /// success, and adds the connection to the answer of an open.
     fn ended(&self, local: u64, mut ended: Ended) {
         if ended.operation == Operation::Open
             && let Some(place) = ended.request.buffer().get_mut(device::ANSWERED_BY)
@@ -271,7 +274,8 @@ impl Initiator {
         }
         if ended.operation == Operation::Flush && ended.failure.is_none() {
             let volume = self.volumes.read().get(usize::from(ended.volume)).cloned();
-            ended.failure = volume.and_then(|volume| volume.flushed_well(ended.terms, self.clock.now_ns()));
+            ended.failure =
+                volume.and_then(|volume| volume.flushed_well(ended.terms, self.clock.now_ns()));
         }
         ended.tell();
     }
@@ -298,8 +302,8 @@ impl Initiator {
         }
     }
 
-    /// A target answered a hello. The first one since a target served gets the full time to serve; later ones
-    /// do not extend it.
+    /// A target answered a hello. The first one since a target served gets the full time to serve;
+    /// later ones do not extend it.
     fn was_greeted(&self, now: u64) -> u64 {
         if !self.unserved.swap(true, Ordering::SeqCst) {
             self.patience_ns.fetch_max(now, Ordering::SeqCst);
@@ -324,7 +328,9 @@ impl Initiator {
     /// Bytes of a slot as granted; before that, as requested.
     fn slot_bytes(&self) -> u32 {
         let connection = self.connection.read();
-        connection.as_ref().map_or(self.options.slot_bytes, |live| live.connection.role.slot_bytes())
+        connection
+            .as_ref()
+            .map_or(self.options.slot_bytes, |live| live.connection.role.slot_bytes())
     }
 
     fn breach(&self, local: u64, breach: Breach) {
@@ -339,11 +345,13 @@ impl Initiator {
             failed.get_or_insert_with(|| error.clone());
             first
         };
-        // No slot may be live when its request is dropped: it would send bytes of a request that does not
-        // exist.
-        let live = self.connection.write().take().inspect(|live| drop(live.connection.role.abandon()));
+        // No slot may be live when its request is dropped: it would send bytes of a request that
+        // does not exist.
+        let live =
+            self.connection.write().take().inspect(|live| drop(live.connection.role.abandon()));
         if let Some(live) = live.filter(|_| first) {
-            live.connection.send_close(crate::status::status_of(error.kind()), "the initiator has failed");
+            live.connection
+                .send_close(crate::status::status_of(error.kind()), "the initiator has failed");
         }
         for request in self.pendings.take_all(&error) {
             request.fail(error.clone());
@@ -369,7 +377,8 @@ impl Initiator {
         };
         if let Some(live) = self.live() {
             status.connected = true;
-            (status.slots, status.slots_free) = (live.connection.role.count(), live.connection.role.free());
+            (status.slots, status.slots_free) =
+                (live.connection.role.count(), live.connection.role.free());
             status.links = crate::links_of(&live.connection, now);
         }
         status
@@ -377,7 +386,8 @@ impl Initiator {
 }
 
 impl Volume {
-    /// Checks a flush that succeeded at the target: returns an error if changes before it may be lost.
+    /// Checks a flush that succeeded at the target: returns an error if changes before it may be
+    /// lost.
     fn flushed_well(&self, terms: pending::Terms, now: u64) -> Option<Error> {
         self.flushed.fetch_max(terms.mark, Ordering::SeqCst);
         let mut loss = self.loss.lock();
@@ -388,7 +398,8 @@ impl Volume {
         Some(Error::new(
             ErrorKind::Unavailable,
             format!(
-                "{}: the target lost its volatile write cache; writes before this flush may be lost",
+                "{}: the target lost its volatile write cache; writes before this flush may be \
+                lost",
                 self.export
             ),
         ))

@@ -1,9 +1,9 @@
-//! Requests that wait for their answers. A request longer than a slot is sent in several, and is answered
-//! when all of them are.
+//! Requests that wait for their answers. A request longer than a slot is sent in several, and is
+//! answered when all of them are.
 //!
-//! Invariants: a request is answered once, with the first failure if there was one. Requests without a slot
-//! wait in order. Places are allocated when the initiator is made; only more requests than places make a
-//! queue grow.
+//! Invariants: a request is answered once, with the first failure if there was one. Requests
+//! without a slot wait in order. Places are allocated when the initiator is made; only more
+//! requests than places make a queue grow.
 //!
 //! Not here: slots (`slots`), what a reconnection does (`connect`).
 
@@ -43,7 +43,8 @@ pub(crate) struct Pending {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Terms {
     pub(crate) submitted_ns: u64,
-    /// The number of changes that the target had answered before this was submitted: what a flush covers.
+    /// The number of changes that the target had answered before this was submitted: what a flush
+    /// covers.
     pub(crate) mark: u64,
     /// The longest read or write of the volume's device.
     pub(crate) bytes_max: u64,
@@ -135,7 +136,8 @@ impl Pendings {
             waiting: VecDeque::with_capacity(PLACES),
             crowd: VecDeque::with_capacity(PLACES),
         };
-        let tally = |number: u8| Tally { number: number.into(), changes: 0.into(), under_way: 0.into() };
+        let tally =
+            |number: u8| Tally { number: number.into(), changes: 0.into(), under_way: 0.into() };
         Pendings {
             places: (0..PLACES).map(pending).collect(),
             lists: Mutex::new(lists),
@@ -157,13 +159,14 @@ impl Pendings {
         self.tallies[usize::from(volume)].changes.load(Ordering::SeqCst)
     }
 
-    /// A chunk of a change succeeded. This is called before its slot counts as free, so that after a
-    /// connection is abandoned, everything it did is counted.
+    /// A chunk of a change succeeded. This is called before its slot counts as free, so that after
+    /// a connection is abandoned, everything it did is counted.
     pub(crate) fn changed(&self, volume: u8) {
         self.tallies[usize::from(volume)].changes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Accepts a request, which is sent when there is a slot. After [`Pendings::take_all`] it fails.
+    /// Accepts a request, which is sent when there is a slot. After [`Pendings::take_all`] it
+    /// fails.
     pub(crate) fn add(&self, template: Command, terms: Terms, request: Request) {
         let mut lists = self.lists.lock();
         if let Some(error) = lists.closed.clone() {
@@ -192,15 +195,15 @@ impl Pendings {
         };
     }
 
-    /// Whether other requests of its volume allow a request to be sent: a close must wait until all other
-    /// requests are answered.
+    /// Whether other requests of its volume allow a request to be sent: a close must wait until all
+    /// other requests are answered.
     fn is_due(&self, template: &Command) -> bool {
         let under_way = &self.tallies[usize::from(template.volume)].under_way;
         template.operation != Operation::Close || under_way.load(Ordering::SeqCst) == 1
     }
 
-    /// The next chunk with its command; of at most `bytes_max` if its bytes travel. `admit` says whether
-    /// requests of a volume may be sent now.
+    /// The next chunk with its command; of at most `bytes_max` if its bytes travel. `admit` says
+    /// whether requests of a volume may be sent now.
     pub(crate) fn next_chunk(
         &self,
         bytes_max: u64,
@@ -306,8 +309,8 @@ impl Pendings {
         Some(ended)
     }
 
-    /// Removes all requests, to be failed because no answer can arrive. Later requests fail with `why`. No
-    /// slot may be live any more: it would send bytes of a request that does not exist.
+    /// Removes all requests, to be failed because no answer can arrive. Later requests fail with
+    /// `why`. No slot may be live any more: it would send bytes of a request that does not exist.
     pub(crate) fn take_all(&self, why: &Error) -> Vec<Request> {
         let mut lists = self.lists.lock();
         lists.closed.get_or_insert_with(|| why.clone());

@@ -1,8 +1,8 @@
 //! The initiator's slots: each carries one chunk of a request to the target, until it is answered.
 //!
-//! Invariants: a slot is the credit for a buffer of the target, granted at the hand-shake; a chunk without a
-//! slot waits. A slot's sequence grows with each use, so that late packets of an earlier use are recognised
-//! and dropped. A slot is free again only when its whole answer has arrived.
+//! Invariants: a slot is the credit for a buffer of the target, granted at the hand-shake; a chunk
+//! without a slot waits. A slot's sequence grows with each use, so that late packets of an earlier
+//! use are recognised and dropped. A slot is free again only when its whole answer has arrived.
 //!
 //! Not here: which chunk is sent next (`pending`).
 
@@ -94,13 +94,18 @@ impl Slots {
         self.slot_bytes
     }
 
-    /// Fills free slots with waiting chunks, and calls `ready` for each. Returns requests that no slot can
-    /// carry, to be failed.
-    pub(crate) fn dispatch(&self, admit: impl Fn(Operation) -> bool, ready: impl Fn(u16)) -> Vec<Ended> {
+    /// Fills free slots with waiting chunks, and calls `ready` for each. Returns requests that no
+    /// slot can carry, to be failed.
+    pub(crate) fn dispatch(
+        &self,
+        admit: impl Fn(Operation) -> bool,
+        ready: impl Fn(u16),
+    ) -> Vec<Ended> {
         let mut failed = Vec::new();
         loop {
             let Some(index) = self.free.lock().pop() else { return failed };
-            let Some((chunk, command)) = self.pendings.next_chunk(self.slot_bytes.into(), &admit) else {
+            let Some((chunk, command)) = self.pendings.next_chunk(self.slot_bytes.into(), &admit)
+            else {
                 self.free.lock().push(index);
                 return failed;
             };
@@ -108,9 +113,12 @@ impl Slots {
                 // It cannot be split, and this target's slots are smaller than it.
                 self.free.lock().push(index);
                 let (length, most) = (command.length, self.slot_bytes);
-                let text = format!("a request of {length} bytes is longer than the target's slots of {most}");
+                let text = format!(
+                    "a request of {length} bytes is longer than the target's slots of {most}"
+                );
                 failed.extend(
-                    self.pendings.answered(chunk.place, Some(Error::new(ErrorKind::Unavailable, text))),
+                    self.pendings
+                        .answered(chunk.place, Some(Error::new(ErrorKind::Unavailable, text))),
                 );
                 continue;
             }
@@ -177,7 +185,8 @@ impl Slots {
     fn place(&self, slot: &mut Slot, offset: u32, bytes: &[u8]) -> Result<(), Breach> {
         let most = slot.answer_bytes_max(self.slot_bytes);
         if part::check_piece(offset.into(), bytes.len(), most).is_err()
-            && !(offset as u64 + bytes.len() as u64 <= most && slot.command.operation != Operation::Read)
+            && !(offset as u64 + bytes.len() as u64 <= most
+                && slot.command.operation != Operation::Read)
         {
             return Err(Breach("bytes outside the requested range"));
         }
@@ -190,9 +199,9 @@ impl Slots {
     }
 
     fn finish_if_whole(&self, mut slot: parking_lot::MutexGuard<'_, Slot>, index: u16) {
-        let whole = slot
-            .reply
-            .is_some_and(|reply| reply.status != 0 || slot.come.count() == grains_of(reply.length as usize));
+        let whole = slot.reply.is_some_and(|reply| {
+            reply.status != 0 || slot.come.count() == grains_of(reply.length as usize)
+        });
         if !whole {
             return;
         }

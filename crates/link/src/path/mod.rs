@@ -1,8 +1,8 @@
 //! One link of a connection as one end sees it: what it sends ([`sending`]) and what it receives
 //! ([`receiving`]).
 //!
-//! Invariants: packet numbers of a link are used once. A packet is acknowledged on the link it arrived on or
-//! on any other, but always by that link's own numbers.
+//! Invariants: packet numbers of a link are used once. A packet is acknowledged on the link it
+//! arrived on or on any other, but always by that link's own numbers.
 //!
 //! Not here: what packets carry (`connection`, `initiator`, `target`), sockets (`carrier`).
 

@@ -1,6 +1,7 @@
 //! What was received on a link: it refuses duplicates, and remembers what must be acknowledged.
 //!
-//! Invariant: a number is accepted once (replay window); an acknowledgement names only accepted numbers.
+//! Invariant: a number is accepted once (replay window); an acknowledgement names only accepted
+//! numbers.
 
 use crate::clock::MS;
 use crate::session::ReplayWindow;
@@ -20,8 +21,8 @@ pub struct ReceivingCounts {
 /// The receiving half of a link.
 pub(crate) struct Receiving {
     window: ReplayWindow,
-    /// Packets since the last acknowledgement that request one, and the arrival times of the first and the
-    /// newest of them.
+    /// Packets since the last acknowledgement that request one, and the arrival times of the first
+    /// and the newest of them.
     owed: u32,
     owed_since_ns: u64,
     newest_ns: u64,
@@ -34,7 +35,8 @@ impl Receiving {
         Receiving { window: ReplayWindow::new(), owed: 0, owed_since_ns: 0, newest_ns: 0, counts }
     }
 
-    /// Accepts the number of a packet. Returns false if it was accepted before, or is too old to tell.
+    /// Accepts the number of a packet. Returns false if it was accepted before, or is too old to
+    /// tell.
     pub(crate) fn take(&mut self, number: u64, bytes: u32) -> bool {
         let first = self.window.take(number);
         self.counts.packets += u64::from(first);
@@ -65,7 +67,8 @@ impl Receiving {
         }
     }
 
-    /// The runs to acknowledge, newest first, and the delay in microseconds. After this, nothing is owed.
+    /// The runs to acknowledge, newest first, and the delay in microseconds. After this, nothing is
+    /// owed.
     pub(crate) fn acknowledge(&mut self, now: u64, runs: &mut [(u64, u64)]) -> (usize, u32) {
         self.owed = 0;
         let delay_us = (now.saturating_sub(self.newest_ns) / 1000).min(u32::MAX.into()) as u32;

@@ -1,13 +1,14 @@
 //! What was sent on a link and is not acknowledged, how fast to send more, and what counts as lost.
 //!
-//! Loss is detected by later packets that arrived (by number or by time), or by silence (a probe time-out).
-//! What a lost packet carried goes back to its slot and is sent in a new packet, perhaps on another link. The
-//! window uses additive increase and gentle decrease, because links of a LAN are few and near. It stops
-//! growing when packets have queued for a while, and never exceeds the peer's buffers: data that waits there
-//! has left the caches when it is read, and everything else waits behind it.
+//! Loss is detected by later packets that arrived (by number or by time), or by silence (a probe
+//! time-out). What a lost packet carried goes back to its slot and is sent in a new packet, perhaps
+//! on another link. The window uses additive increase and gentle decrease, because links of a LAN
+//! are few and near. It stops growing when packets have queued for a while, and never exceeds the
+//! peer's buffers: data that waits there has left the caches when it is read, and everything else
+//! waits behind it.
 //!
-//! Invariants: no allocation after `new`; a number is settled once (acknowledged or lost), and then its bytes
-//! leave the window; an acknowledgement of a packet that was never sent is a breach.
+//! Invariants: no allocation after `new`; a number is settled once (acknowledged or lost), and then
+//! its bytes leave the window; an acknowledgement of a packet that was never sent is a breach.
 
 use crate::breach::Breach;
 use crate::clock::{MS, US};
@@ -15,7 +16,8 @@ use sawmill_format::link::part::Ack;
 
 /// The most packets in flight on one link.
 const FLIGHTS: usize = 2048;
-/// Of these, the number reserved for packets without pieces that must arrive: acknowledgements, pings, words.
+/// Of these, the number reserved for packets without pieces that must arrive: acknowledgements,
+/// pings, words.
 const FLIGHTS_SPARE: u64 = 256;
 /// The most pieces in one packet.
 const PIECES_MAX: usize = 12;
@@ -24,15 +26,16 @@ const REORDERED_MAX: u64 = 32;
 /// The smallest window, in packets, and the first window, in bytes.
 const WINDOW_PACKETS_MIN: usize = 4;
 const WINDOW_BYTES_FIRST: usize = 512 << 10;
-/// The largest window: the buffer size that carriers request, so that a single peer cannot overflow a buffer.
-/// A stream's buffers do not overflow.
+/// The largest window: the buffer size that carriers request, so that a single peer cannot overflow
+/// a buffer. A stream's buffers do not overflow.
 const WINDOW_BYTES_MAX: usize = 4 << 20;
-/// A queueing delay above this, and above the path's own delay, means that the window is large enough.
+/// A queueing delay above this, and above the path's own delay, means that the window is large
+/// enough.
 const QUEUED_NS_MAX: u64 = MS;
 /// The shortest round trip is at least this recent, and at most twice as old.
 const SHORTEST_EPOCH_NS: u64 = 10_000 * MS;
-/// The round trip time before the first measurement, and the smallest time-out: a neighbour may be off its
-/// core for a while.
+/// The round trip time before the first measurement, and the smallest time-out: a neighbour may be
+/// off its core for a while.
 const RTT_FIRST_NS: u64 = 20 * MS;
 const PROBE_NS_MIN: u64 = 20 * MS;
 /// The longest time-out, unless the round trip takes as long.
@@ -220,9 +223,9 @@ impl Sending {
         self.smoothed_ns / 1024 * share
     }
 
-    /// The number of the next packet, for use with [`Sending::sent`]. Here and below, `lost` returns whether
-    /// a piece must be sent again. If the place of the oldest packet is needed, that packet counts as lost:
-    /// nothing was received about it in thousands of packets.
+    /// The number of the next packet, for use with [`Sending::sent`]. Here and below, `lost`
+    /// returns whether a piece must be sent again. If the place of the oldest packet is needed,
+    /// that packet counts as lost: nothing was received about it in thousands of packets.
     pub(crate) fn number(&mut self, mut lost: impl FnMut(&Piece) -> bool) -> u64 {
         if self.next - self.oldest >= FLIGHTS as u64 {
             self.lose(self.oldest, &mut lost);
@@ -231,8 +234,8 @@ impl Sending {
         self.next
     }
 
-    /// Records a packet that is sent under the number of [`Sending::number`]. A packet without pieces that
-    /// requests nothing is settled immediately.
+    /// Records a packet that is sent under the number of [`Sending::number`]. A packet without
+    /// pieces that requests nothing is settled immediately.
     pub(crate) fn sent(&mut self, now: u64, bytes: usize, pieces: &Pieces, asks: bool) {
         let place = Self::place(self.next);
         self.counts.packets += 1;
@@ -247,12 +250,15 @@ impl Sending {
         if self.in_flight_bytes == 0 {
             self.waiting_since_ns = now;
         }
-        self.flights[place] = Flight { sent_ns: now, bytes: bytes as u32, fate: Fate::Out, pieces: *pieces };
+        self.flights[place] =
+            Flight { sent_ns: now, bytes: bytes as u32, fate: Fate::Out, pieces: *pieces };
         self.in_flight_bytes += bytes;
     }
 
     fn advance(&mut self) {
-        while self.oldest < self.next && self.flights[Self::place(self.oldest)].fate == Fate::Settled {
+        while self.oldest < self.next
+            && self.flights[Self::place(self.oldest)].fate == Fate::Settled
+        {
             self.oldest += 1;
         }
     }
@@ -330,7 +336,11 @@ impl Sending {
         if self.in_flight_bytes + newly < self.window_bytes / 2 {
             return;
         }
-        let more = if self.slow_start { newly } else { self.packet_bytes * newly / self.window_bytes.max(1) };
+        let more = if self.slow_start {
+            newly
+        } else {
+            self.packet_bytes * newly / self.window_bytes.max(1)
+        };
         self.window_bytes = (self.window_bytes + more).min(most);
     }
 
@@ -351,7 +361,8 @@ impl Sending {
         let too_long = self.lost_after_ns();
         for number in self.oldest..largest {
             let flight = self.flights[Self::place(number)];
-            let late = largest - number >= REORDERED_MAX || now.saturating_sub(flight.sent_ns) >= too_long;
+            let late =
+                largest - number >= REORDERED_MAX || now.saturating_sub(flight.sent_ns) >= too_long;
             if flight.fate == Fate::Out && late {
                 self.lose(number, lost);
                 if number >= self.cut_until {
@@ -371,8 +382,8 @@ impl Sending {
     }
 
     fn time_out_ns(&self) -> u64 {
-        let base =
-            (self.smoothed_ns + 4 * self.variation_ns + 2 * super::receiving::ACK_DELAY_NS).max(PROBE_NS_MIN);
+        let base = (self.smoothed_ns + 4 * self.variation_ns + 2 * super::receiving::ACK_DELAY_NS)
+            .max(PROBE_NS_MIN);
         (base << self.time_outs.min(6)).min(PROBE_NS_MAX.max(2 * base))
     }
 
@@ -383,12 +394,13 @@ impl Sending {
         }
         let time_out = self.waiting_since_ns + self.time_out_ns();
         let oldest = self.flights[Self::place(self.oldest)];
-        let overtaken = oldest.fate == Fate::Out && self.largest.is_some_and(|largest| self.oldest < largest);
+        let overtaken =
+            oldest.fate == Fate::Out && self.largest.is_some_and(|largest| self.oldest < largest);
         Some(if overtaken { time_out.min(oldest.sent_ns + self.lost_after_ns()) } else { time_out })
     }
 
-    /// Handles the timers: overdue packets count as lost. Returns true after a time-out, when the caller must
-    /// probe.
+    /// Handles the timers: overdue packets count as lost. Returns true after a time-out, when the
+    /// caller must probe.
     pub(crate) fn tick(&mut self, now: u64, mut lost: impl FnMut(&Piece) -> bool) -> bool {
         self.find_lost(now, &mut lost);
         let overdue = self.in_flight_bytes > 0 && now >= self.waiting_since_ns + self.time_out_ns();

@@ -1,19 +1,21 @@
-//! Two messages that make the keys of a connection: the initiator's greeting, and the target's answer.
+//! Two messages that make the keys of a connection: the initiator's greeting, and the target's
+//! answer.
 //!
-//! A message is {suite u8, step u8, reason u8, zero u8} and what the suite makes of its payload. Suite 2 is
-//! Noise NNpsk0 (`noise`): the pre-shared key authenticates both ends. The ephemeral keys are destroyed after
-//! the hand-shake, so a pre-shared key that is stolen later decrypts no past traffic. Suite 1 is
-//! `--insecure`, with the same shape: 32 random bytes that the answer must repeat, the payload in clear, a
-//! checksum. The [`Security`] of an end determines its suite. Nothing is negotiated, so nothing can be
-//! downgraded.
+//! A message is {suite u8, step u8, reason u8, zero u8} and what the suite makes of its payload.
+//! Suite 2 is Noise NNpsk0 (`noise`): the pre-shared key authenticates both ends. The ephemeral
+//! keys are destroyed after the hand-shake, so a pre-shared key that is stolen later decrypts no
+//! past traffic. Suite 1 is `--insecure`, with the same shape: 32 random bytes that the answer must
+//! repeat, the payload in clear, a checksum. The [`Security`] of an end determines its suite.
+//! Nothing is negotiated, so nothing can be downgraded.
 //!
-//! Invariants: a payload is returned only after its message proved the key. A refused message leaves a
-//! [`Greeting`] as it was, so an attacker cannot spoil a hand-shake by answering first. The payload of the
-//! first message may be a replay: it proves that a holder of the key sent it at some time, not now. So a
-//! target acts on it only when the first packet opened (see `crate::target`).
+//! Invariants: a payload is returned only after its message proved the key. A refused message
+//! leaves a [`Greeting`] as it was, so an attacker cannot spoil a hand-shake by answering first.
+//! The payload of the first message may be a replay: it proves that a holder of the key sent it at
+//! some time, not now. So a target acts on it only when the first packet opened (see
+//! `crate::target`).
 //!
-//! Snow's own state (a copy of the pre-shared key, the chaining key) is freed but not overwritten when a
-//! hand-shake ends; our keys are.
+//! Snow's own state (a copy of the pre-shared key, the chaining key) is freed but not overwritten
+//! when a hand-shake ends; our keys are.
 //!
 //! Not here: the content of payloads and prologue, retransmission, timers.
 
@@ -61,8 +63,9 @@ impl std::fmt::Debug for Greeting {
 }
 
 impl Greeting {
-    /// Writes the first message with `payload` into `out` and returns its length. Both ends must have the
-    /// same `prologue`, which is authenticated but not sent. It must contain the connection's number.
+    /// Writes the first message with `payload` into `out` and returns its length. Both ends must
+    /// have the same `prologue`, which is authenticated but not sent. It must contain the
+    /// connection's number.
     ///
     /// # Errors
     /// [`Refused::Room`], [`Refused::Broken`].
@@ -93,10 +96,11 @@ impl Greeting {
     /// Reads the second message. Returns the keys of this connection, and the target's payload.
     ///
     /// # Errors
-    /// All errors except [`Refused::Finished`] leave the hand-shake open. None is authenticated: a stranger
-    /// can cause it. So keep waiting, and report the last one if no answer arrives. A target's refusal
-    /// ([`refusal`]) becomes the reason that both ends see: [`Refused::PeerInsecure`],
-    /// [`Refused::PeerSecure`], [`Refused::Unproven`], [`Refused::Unknown`].
+    /// All errors except [`Refused::Finished`] leave the hand-shake open. None is authenticated: a
+    /// stranger can cause it. So keep waiting, and report the last one if no answer arrives. A
+    /// target's refusal ([`refusal`]) becomes the reason that both ends see:
+    /// [`Refused::PeerInsecure`], [`Refused::PeerSecure`], [`Refused::Unproven`],
+    /// [`Refused::Unknown`].
     pub fn finish(&mut self, message: &[u8]) -> Result<(Seals, Vec<u8>), Refused> {
         let made = match &mut self.0 {
             State::Finished => return Err(Refused::Finished),
@@ -118,14 +122,16 @@ impl Greeting {
     }
 }
 
-/// The target's side: reads the first message, passes its payload to `respond`, and writes the second message
-/// with the result into `out`. Returns the keys of this connection and the length of the second message.
+/// The target's side: reads the first message, passes its payload to `respond`, and writes the
+/// second message with the result into `out`. Returns the keys of this connection and the length of
+/// the second message.
 ///
-/// A target that refuses this initiator (no such device) says so in its payload, where it is authenticated.
+/// A target that refuses this initiator (no such device) says so in its payload, where it is
+/// authenticated.
 ///
 /// # Errors
-/// The message is not a greeting of this kind of security, key and prologue: `respond` is not called, and
-/// [`refusal`] notifies the initiator.
+/// The message is not a greeting of this kind of security, key and prologue: `respond` is not
+/// called, and [`refusal`] notifies the initiator.
 pub fn answer(
     security: &Security,
     prologue: &[u8],
@@ -164,8 +170,8 @@ pub(crate) fn may_be_greeting(security: &Security, message: &[u8]) -> bool {
     check_head(message, suite_of(security), GREETING).is_ok()
 }
 
-/// The reply of a target to a greeting that it refused, so that the user there sees more than "no answer".
-/// None for damage and noise; it is shorter than the greeting, so it amplifies no flood.
+/// The reply of a target to a greeting that it refused, so that the user there sees more than "no
+/// answer". None for damage and noise; it is shorter than the greeting, so it amplifies no flood.
 pub fn refusal(security: &Security, why: Refused) -> Option<[u8; HEAD_BYTES]> {
     let reason = match why {
         Refused::PeerInsecure => 1,
@@ -196,16 +202,22 @@ fn check_head(message: &[u8], suite: u8, step: u8) -> Result<&[u8], Refused> {
     let (head, rest) = message.split_first_chunk::<HEAD_BYTES>().ok_or(short)?;
     match *head {
         // The target reports what it sees of us; mirrored, that is what we would see of it.
-        [INSECURE | SECURE, REFUSAL, reason, 0] if step == ANSWER && rest.is_empty() => Err(match reason {
-            1 => Refused::PeerSecure,
-            2 => Refused::PeerInsecure,
-            3 => Refused::Unproven,
-            _ => Refused::Unknown,
-        }),
-        [INSECURE | SECURE, GREETING | ANSWER, 0, 0] if rest.len() < TOKEN_BYTES + TAIL_BYTES => Err(short),
+        [INSECURE | SECURE, REFUSAL, reason, 0] if step == ANSWER && rest.is_empty() => {
+            Err(match reason {
+                1 => Refused::PeerSecure,
+                2 => Refused::PeerInsecure,
+                3 => Refused::Unproven,
+                _ => Refused::Unknown,
+            })
+        }
+        [INSECURE | SECURE, GREETING | ANSWER, 0, 0] if rest.len() < TOKEN_BYTES + TAIL_BYTES => {
+            Err(short)
+        }
         [INSECURE, GREETING | ANSWER, 0, 0] if suite == SECURE => Err(Refused::PeerInsecure),
         [SECURE, GREETING | ANSWER, 0, 0] if suite == INSECURE => Err(Refused::PeerSecure),
-        [_, said @ (GREETING | ANSWER), 0, 0] if head[0] == suite && said != step => Err(Refused::OutOfTurn),
+        [_, said @ (GREETING | ANSWER), 0, 0] if head[0] == suite && said != step => {
+            Err(Refused::OutOfTurn)
+        }
         [_, GREETING | ANSWER, 0, 0] if head[0] == suite => Ok(rest),
         _ => Err(Refused::Unknown),
     }
@@ -235,8 +247,8 @@ fn read_noise(noise: &mut HandshakeState, message: &[u8]) -> Result<Vec<u8>, Ref
     Ok(payload)
 }
 
-/// Takes the raw keys. Snow's transport is not used: it has no associated data (our header), needs a second
-/// buffer, and counts nonces in its own way.
+/// Takes the raw keys. Snow's transport is not used: it has no associated data (our header), needs
+/// a second buffer, and counts nonces in its own way.
 fn seals_of(noise: &mut HandshakeState, role: Role) -> Result<Seals, Refused> {
     let (to_target, to_initiator) = noise.dangerously_get_raw_split();
     let (to_target, to_initiator) = (Zeroizing::new(to_target), Zeroizing::new(to_initiator));
@@ -246,7 +258,13 @@ fn seals_of(noise: &mut HandshakeState, role: Role) -> Result<Seals, Refused> {
     }
 }
 
-fn write_clear(prologue: &[u8], head: [u8; HEAD_BYTES], token: &[u8], payload: &[u8], out: &mut [u8]) {
+fn write_clear(
+    prologue: &[u8],
+    head: [u8; HEAD_BYTES],
+    token: &[u8],
+    payload: &[u8],
+    out: &mut [u8],
+) {
     let end = out.len() - TAIL_BYTES;
     out[..HEAD_BYTES].copy_from_slice(&head);
     out[HEAD_BYTES..HEAD_BYTES + TOKEN_BYTES].copy_from_slice(token);
@@ -256,7 +274,10 @@ fn write_clear(prologue: &[u8], head: [u8; HEAD_BYTES], token: &[u8], payload: &
 }
 
 /// Token and payload of a message with a checked head.
-fn read_clear<'a>(prologue: &[u8], message: &'a [u8]) -> Result<(&'a [u8; TOKEN_BYTES], &'a [u8]), Refused> {
+fn read_clear<'a>(
+    prologue: &[u8],
+    message: &'a [u8],
+) -> Result<(&'a [u8; TOKEN_BYTES], &'a [u8]), Refused> {
     let short = Refused::Short { bytes: message.len(), least: HANDSHAKE_BYTES };
     let (covered, tail) = message.split_last_chunk::<TAIL_BYTES>().ok_or(short)?;
     if *tail != clear_tail(prologue, covered) {

@@ -1,10 +1,11 @@
 //! The key that both ends of a link share in advance: 32 random bytes, in a file as 64 hex digits.
 //!
-//! Invariants: the bytes are overwritten when the key is dropped, and are never printed. A file is never
-//! overwritten, never written with access for others than its owner, and never read if others can access it.
+//! Invariants: the bytes are overwritten when the key is dropped, and are never printed. A file is
+//! never overwritten, never written with access for others than its owner, and never read if others
+//! can access it.
 //!
-//! Not here: where the file is, how it gets to the other machine, files with the keys of many machines
-//! (`crate::target`).
+//! Not here: where the file is, how it gets to the other machine, files with the keys of many
+//! machines (`crate::target`).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -47,7 +48,9 @@ pub enum KeyError {
         mode: u32,
     },
     /// The file does not contain a key.
-    #[error("the key file {path} is not a key: it must be {DIGITS} hex digits and at most a newline")]
+    #[error(
+        "the key file {path} is not a key: it must be {DIGITS} hex digits and at most a newline"
+    )]
     Malformed {
         /// The key file.
         path: PathBuf,
@@ -131,8 +134,12 @@ impl PreSharedKey {
             io::ErrorKind::AlreadyExists => KeyError::Exists { path: path.to_owned() },
             _ => KeyError::Write { path: path.to_owned(), source },
         };
-        let mut file =
-            OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(cannot)?;
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(cannot)?;
         let mut text = Zeroizing::new([b'\n'; DIGITS + 1]);
         for (digits, byte) in text.chunks_exact_mut(2).zip(self.0.iter()) {
             digits.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
@@ -164,8 +171,8 @@ pub(crate) fn read_private(path: &Path, bytes_max: usize) -> Result<Zeroizing<Ve
     if mode & 0o077 != 0 {
         return Err(KeyError::Open { path: path.to_owned(), mode });
     }
-    // One byte more than allowed: a file that fills it is too long. The buffer never grows, so no copy of a
-    // key is left in freed memory.
+    // One byte more than allowed: a file that fills it is too long. The buffer never grows, so no
+    // copy of a key is left in freed memory.
     let mut text = Zeroizing::new(vec![0; bytes_max + 1]);
     let mut filled = 0;
     while filled < text.len() {
@@ -227,7 +234,10 @@ mod tests {
 
     #[test]
     fn two_random_keys_differ() {
-        assert_ne!(PreSharedKey::random().unwrap().bytes(), PreSharedKey::random().unwrap().bytes());
+        assert_ne!(
+            PreSharedKey::random().unwrap().bytes(),
+            PreSharedKey::random().unwrap().bytes()
+        );
     }
 
     #[test]

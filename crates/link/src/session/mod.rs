@@ -1,11 +1,12 @@
 //! The identity of the other end, and packets that no third party can read, alter or replay.
 //!
-//! Modules: [`key`] (the shared secret), [`handshake`] (two messages make a connection's keys; `noise` does
-//! the cryptography), `proof` (proofs outside of connections), [`seal`] (one packet, in place), [`window`]
-//! (no packet counts twice).
+//! Modules: [`key`] (the shared secret), [`handshake`] (two messages make a connection's keys;
+//! `noise` does the cryptography), `proof` (proofs outside of connections), [`seal`] (one packet,
+//! in place), [`window`] (no packet counts twice).
 //!
-//! Invariants: a secure end never talks to an insecure one, nor the reverse. Input from a peer can make these
-//! functions return an error, but never panic, nor allocate more than the length of its message.
+//! Invariants: a secure end never talks to an insecure one, nor the reverse. Input from a peer can
+//! make these functions return an error, but never panic, nor allocate more than the length of its
+//! message.
 //!
 //! Not here: the fields of a packet's header, retransmission, timers, the device that is meant.
 
@@ -30,7 +31,8 @@ pub enum Security {
     Insecure,
 }
 
-/// Why a packet or a message of the hand-shake was refused. The link continues; the packet is dropped.
+/// Why a packet or a message of the hand-shake was refused. The link continues; the packet is
+/// dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// Fewer bytes than the fixed parts have.
@@ -42,7 +44,10 @@ pub enum Refused {
         least: usize,
     },
     /// A sealed packet that fails authentication.
-    #[error("the other end of this connection did not seal the packet, or the packet was altered in transit")]
+    #[error(
+        "the other end of this connection did not seal the packet, or the packet was altered in \
+        transit"
+    )]
     Forged,
     /// A packet or message in clear with a wrong checksum.
     #[error("wrong checksum: the packet was damaged in transit")]
@@ -51,15 +56,21 @@ pub enum Refused {
     #[error("this connection has used up its packet numbers: reconnect")]
     Spent,
     /// The peer talks in clear; this end does not.
-    #[error("the peer is insecure and this end has a key: give both the same key, or both --insecure")]
+    #[error(
+        "the peer is insecure and this end has a key: give both the same key, or both --insecure"
+    )]
     PeerInsecure,
     /// The peer has a key; this end has none.
-    #[error("the peer wants a key and this end is --insecure: give both the same key, or both --insecure")]
+    #[error(
+        "the peer wants a key and this end is --insecure: give both the same key, or both \
+        --insecure"
+    )]
     PeerSecure,
     /// Not a message of a hand-shake that this version knows.
     #[error("not a hand-shake of a known version")]
     Unknown,
-    /// A first message where the second is due, or the reverse, as when a message returns to its sender.
+    /// A first message where the second is due, or the reverse, as when a message returns to its
+    /// sender.
     #[error("a hand-shake message out of order (does the link lead back to this machine?)")]
     OutOfTurn,
     /// A message of the hand-shake that fails to prove the key.
@@ -84,8 +95,8 @@ pub enum Refused {
     Broken,
 }
 
-/// Unguessable numbers, for the ids of ends and connections. On a machine without randomness it returns the
-/// same number each time; the hand-shake refuses to start there anyway.
+/// Unguessable numbers, for the ids of ends and connections. On a machine without randomness it
+/// returns the same number each time; the hand-shake refuses to start there anyway.
 #[must_use]
 pub fn unguessable() -> Box<dyn FnMut() -> u64 + Send> {
     Box::new(|| {

@@ -1,7 +1,8 @@
-//! Noise_NNpsk0_25519_AESGCM_SHA256: the state machine is `snow`'s, the arithmetic is `aws-lc-rs`'s.
+//! Noise_NNpsk0_25519_AESGCM_SHA256: the state machine is `snow`'s, the arithmetic is
+//! `aws-lc-rs`'s.
 //!
-//! With this, the link adds only one crate to what TLS to the object stores needs anyway, and each primitive
-//! exists once. Only the hand-shake uses this; packets use [`super::seal`].
+//! With this, the link adds only one crate to what TLS to the object stores needs anyway, and each
+//! primitive exists once. Only the hand-shake uses this; packets use [`super::seal`].
 //!
 //! Not here: the content of the messages and their framing.
 
@@ -34,7 +35,11 @@ pub(super) enum Role {
 }
 
 /// A hand-shake that has sent nothing yet. `prologue` is what both ends must agree on in advance.
-pub(super) fn begin(key: &PreSharedKey, prologue: &[u8], role: Role) -> Result<HandshakeState, Refused> {
+pub(super) fn begin(
+    key: &PreSharedKey,
+    prologue: &[u8],
+    role: Role,
+) -> Result<HandshakeState, Refused> {
     start(key, prologue, role, None).map_err(|_| Refused::Broken)
 }
 
@@ -107,7 +112,9 @@ impl Dh for X25519 {
 
     fn set(&mut self, secret: &[u8]) {
         *self = Self::default();
-        let Ok(pair) = agreement::PrivateKey::from_private_key(&agreement::X25519, secret) else { return };
+        let Ok(pair) = agreement::PrivateKey::from_private_key(&agreement::X25519, secret) else {
+            return;
+        };
         let Ok(public) = pair.compute_public_key() else { return };
         self.secret.copy_from_slice(secret);
         self.public.copy_from_slice(public.as_ref());
@@ -129,7 +136,8 @@ impl Dh for X25519 {
         &self.secret[..]
     }
 
-    /// Fails if the result would be all zeroes: a peer with the key must not determine the result alone.
+    /// Fails if the result would be all zeroes: a peer with the key must not determine the result
+    /// alone.
     fn dh(&self, peer: &[u8], out: &mut [u8]) -> Result<(), Error> {
         let pair = self.pair.as_ref().ok_or(Error::Dh)?;
         // The buffer of a peer's key may be longer than the key.
@@ -198,10 +206,9 @@ impl Cipher for AesGcm {
         let bytes = plain.len() + TAG_BYTES;
         let (body, tag) = out[..bytes].split_at_mut(plain.len());
         body.copy_from_slice(plain);
-        let sealed = self
-            .0
-            .as_ref()
-            .and_then(|key| key.seal_in_place_separate_tag(nonce_of(count), Aad::from(beside), body).ok());
+        let sealed = self.0.as_ref().and_then(|key| {
+            key.seal_in_place_separate_tag(nonce_of(count), Aad::from(beside), body).ok()
+        });
         match sealed {
             Some(made) => tag.copy_from_slice(made.as_ref()),
             // `snow` allows no error here. Nothing is sent in clear; the peer will refuse it.
@@ -210,7 +217,13 @@ impl Cipher for AesGcm {
         bytes
     }
 
-    fn decrypt(&self, count: u64, beside: &[u8], sealed: &[u8], out: &mut [u8]) -> Result<usize, Error> {
+    fn decrypt(
+        &self,
+        count: u64,
+        beside: &[u8],
+        sealed: &[u8],
+        out: &mut [u8],
+    ) -> Result<usize, Error> {
         let key = self.0.as_ref().ok_or(Error::Decrypt)?;
         let (body, tag) = sealed.split_last_chunk::<TAG_BYTES>().ok_or(Error::Decrypt)?;
         let out = out.get_mut(..body.len()).ok_or(Error::Decrypt)?;
@@ -225,11 +238,14 @@ mod tests {
     use super::*;
 
     fn bytes_of(hex: &str) -> Vec<u8> {
-        (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+        (0..hex.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+            .collect()
     }
 
-    /// The published test vector of this protocol (the `cacophony` set, which other implementations of Noise
-    /// check themselves against too).
+    /// The published test vector of this protocol (the `cacophony` set, which other implementations
+    /// of Noise check themselves against too).
     #[test]
     fn the_messages_and_keys_are_those_of_the_published_vector() {
         let key = PreSharedKey::from_bytes(*b"This is my Austrian perspective!");
@@ -257,7 +273,8 @@ mod tests {
         assert_eq!(initiator.get_handshake_hash(), bytes_of(hash));
         let keys = initiator.dangerously_get_raw_split();
         assert_eq!(keys, target.dangerously_get_raw_split());
-        // The vector's first two packets: each key sealed one of them, the initiator's key the first.
+        // The vector's first two packets: each key sealed one of them, the initiator's key the
+        // first.
         for (key, plain, sealed) in [
             (keys.0, &b"F. A. Hayek"[..], "7c01e898a6201f36aecee532e29cd0b7f8ffa29d3366ad0dce39a6"),
             (keys.1, &b"Carl Menger"[..], "a9ff535aace3db6a1da1a7fb00fe2de2622bb373abad9fb42c00e0"),

@@ -1,12 +1,13 @@
-//! Short proofs outside of connections: which key a hello is for; that a cookie and an *unknown* come from a
-//! holder of the key; that the sender of a hello receives at its claimed address.
+//! Short proofs outside of connections: which key a hello is for; that a cookie and an *unknown*
+//! come from a holder of the key; that the sender of a hello receives at its claimed address.
 //!
-//! All are HMAC-SHA256, truncated to what is sent. The key of the first three is derived from the pre-shared
-//! key. An end without a key uses zeroes: there, a proof shows only that its maker has seen the packet in
-//! question. The last one uses a secret of the target, which changes every two minutes.
+//! All are HMAC-SHA256, truncated to what is sent. The key of the first three is derived from the
+//! pre-shared key. An end without a key uses zeroes: there, a proof shows only that its maker has
+//! seen the packet in question. The last one uses a secret of the target, which changes every two
+//! minutes.
 //!
-//! Invariants: a proof of one kind is never valid as another kind. Proofs are compared in constant time.
-//! Nothing here costs a key agreement.
+//! Invariants: a proof of one kind is never valid as another kind. Proofs are compared in constant
+//! time. Nothing here costs a key agreement.
 //!
 //! Not here: when a target is under load, and what follows from a proof (`crate::target`,
 //! `crate::initiator`).
@@ -70,29 +71,42 @@ impl Proofs {
         u32::from_le_bytes(cut(&self.sign(HINT, &[token_of(message)]))).max(1)
     }
 
-    /// Proves that `cookie` comes from a holder of the key, for the greeting `message` on link `link`.
+    /// Proves that `cookie` comes from a holder of the key, for the greeting `message` on link
+    /// `link`.
     pub(crate) fn of_cookie(&self, message: &[u8], link: u8, cookie: &Proof) -> Proof {
         cut(&self.sign(COOKIE, &[token_of(message), &[link], cookie]))
     }
 
     /// Whether `proof` is valid for that.
-    pub(crate) fn is_of_cookie(&self, message: &[u8], link: u8, cookie: &Proof, proof: &Proof) -> bool {
+    pub(crate) fn is_of_cookie(
+        &self,
+        message: &[u8],
+        link: u8,
+        cookie: &Proof,
+        proof: &Proof,
+    ) -> bool {
         is_same(&self.of_cookie(message, link, cookie), proof)
     }
 
-    /// Proves that a holder of the key does not know connection `connection`, which a packet with this number
-    /// claimed.
+    /// Proves that a holder of the key does not know connection `connection`, which a packet with
+    /// this number claimed.
     pub(crate) fn of_unknown(&self, connection: u64, link: u8, number: u64) -> Proof {
         cut(&self.sign(UNKNOWN, &[&connection.to_le_bytes(), &[link], &number.to_le_bytes()]))
     }
 
     /// Whether `proof` is valid for that.
-    pub(crate) fn is_of_unknown(&self, connection: u64, link: u8, number: u64, proof: &[u8]) -> bool {
+    pub(crate) fn is_of_unknown(
+        &self,
+        connection: u64,
+        link: u8,
+        number: u64,
+        proof: &[u8],
+    ) -> bool {
         is_same(&self.of_unknown(connection, link, number), proof)
     }
 
-    /// A number for a connection. A later target with the same keys recognises from it which of its keys made
-    /// the connection; others cannot.
+    /// A number for a connection. A later target with the same keys recognises from it which of its
+    /// keys made the connection; others cannot.
     pub(crate) fn connection(&self, random: u64) -> u64 {
         let random = random.max(1) << 16;
         random | u64::from(self.mark(random))
@@ -125,7 +139,8 @@ impl Jar {
             return;
         }
         let made = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
-        let before = self.secrets[0].take().filter(|secret| now.saturating_sub(secret.1) < 2 * SECRET_NS);
+        let before =
+            self.secrets[0].take().filter(|secret| now.saturating_sub(secret.1) < 2 * SECRET_NS);
         // A machine without randomness makes no cookies; it greets no peer either.
         self.secrets = [made.ok().map(|key| (key, now)), before];
     }
@@ -137,7 +152,13 @@ impl Jar {
     }
 
     /// Whether `cookie` was made here recently, for this greeting from this peer.
-    pub(crate) fn is_ours(&mut self, cookie: &Proof, peer: &Peer, message: &[u8], now: u64) -> bool {
+    pub(crate) fn is_ours(
+        &mut self,
+        cookie: &Proof,
+        peer: &Peer,
+        message: &[u8],
+        now: u64,
+    ) -> bool {
         self.renew(now);
         let mut secrets = self.secrets.iter().flatten();
         secrets.any(|(secret, _)| is_same(&made(secret, peer, message), cookie))
@@ -186,7 +207,10 @@ mod tests {
         assert!(!jar.is_ours(&cookie, &peer(1), &MESSAGE, 2 * SECRET_NS), "too old");
         let mut asleep = Jar::default();
         let cookie = asleep.cookie(&peer(1), &MESSAGE, 0).expect("randomness");
-        assert!(!asleep.is_ours(&cookie, &peer(1), &MESSAGE, 3 * SECRET_NS), "too old, though nothing came");
+        assert!(
+            !asleep.is_ours(&cookie, &peer(1), &MESSAGE, 3 * SECRET_NS),
+            "too old, though nothing came"
+        );
     }
 
     #[test]
@@ -204,6 +228,8 @@ mod tests {
         assert!(!one.is_of_cookie(&MESSAGE, 2, &[3; 16], &cookie));
         assert!(!other.is_of_cookie(&MESSAGE, 1, &[3; 16], &cookie));
         assert_ne!(one.hint(&MESSAGE), other.hint(&MESSAGE));
-        assert!(one.is_connection(one.connection(12345)) && !other.is_connection(one.connection(12345)));
+        assert!(
+            one.is_connection(one.connection(12345)) && !other.is_connection(one.connection(12345))
+        );
     }
 }

@@ -1,21 +1,22 @@
 //! One packet, sealed and opened in place: header (24 bytes, in clear) | body | tail (16 bytes).
 //!
-//! Secure: AES-256-GCM with one key per direction and connection. The nonce is four zero bytes and the packet
-//! number as in the header; the whole header is associated data. So a packet opens only where it was meant
-//! to: for this connection, direction, number and header. Insecure: the tail is the CRC-32C of header and
-//! body and twelve zero bytes. It detects damage but no attack, and binds direction and connection only
-//! through the header's own fields.
+//! Secure: AES-256-GCM with one key per direction and connection. The nonce is four zero bytes and
+//! the packet number as in the header; the whole header is associated data. So a packet opens only
+//! where it was meant to: for this connection, direction, number and header. Insecure: the tail is
+//! the CRC-32C of header and body and twelve zero bytes. It detects damage but no attack, and binds
+//! direction and connection only through the header's own fields.
 //!
-//! Invariants: a caller never seals two packets of one direction under one number, because a reused nonce
-//! reveals both bodies and allows forgeries. Retransmitted data gets a new number. Nothing is allocated;
+//! Invariants: a caller never seals two packets of one direction under one number, because a reused
+//! nonce reveals both bodies and allows forgeries. Retransmitted data gets a new number. Nothing is
+//! allocated;
 //! `&self` is enough, from any number of threads.
 //!
-//! Limits. A number has 56 bits below its link's index; [`PACKETS_MAX`] of them are usable, so numbers never
-//! wrap into another link's. This prevents nonce reuse; it does not limit the loss of secrecy, which grows
-//! with the bytes under one key on all links together. An eavesdropper's advantage over guessing is about
-//! (bytes / 16)^2 / 2^129: 2^-57 after 1 TiB, 2^-37 after 1 PiB (a day at 100 Gb/s). The chance of a forgery
-//! is below 2^-117 for each attempted packet of 9000 bytes. So an initiator makes a new connection after 1
-//! TiB (`crate::initiator`).
+//! Limits. A number has 56 bits below its link's index; [`PACKETS_MAX`] of them are usable, so
+//! numbers never wrap into another link's. This prevents nonce reuse; it does not limit the loss of
+//! secrecy, which grows with the bytes under one key on all links together. An eavesdropper's
+//! advantage over guessing is about (bytes / 16)^2 / 2^129: 2^-57 after 1 TiB, 2^-37 after 1 PiB (a
+//! day at 100 Gb/s). The chance of a forgery is below 2^-117 for each attempted packet of 9000
+//! bytes. So an initiator makes a new connection after 1 TiB (`crate::initiator`).
 //!
 //! Not here: counting numbers and bytes, duplicates ([`super::window`]), the meaning of a header.
 
@@ -28,11 +29,12 @@ use super::Refused;
 pub const HEADER_BYTES: usize = 24;
 /// Bytes of a packet's tail.
 pub const TAIL_BYTES: usize = 16;
-/// The number of packets that a link seals in each direction of a connection: numbers without the link's
-/// index are below this.
+/// The number of packets that a link seals in each direction of a connection: numbers without the
+/// link's index are below this.
 pub const PACKETS_MAX: u64 = 1 << 48;
 
-/// The place of the packet number: the link's index in the highest byte, its count of packets below.
+/// The place of the packet number: the link's index in the highest byte, its count of packets
+/// below.
 const NUMBER_AT: usize = 16;
 
 /// Seals the packets that an end sends, and opens those that it receives.
@@ -68,7 +70,8 @@ impl Seals {
     /// Seals `packet` (header | body | 16 bytes of room) in place.
     ///
     /// # Errors
-    /// [`Refused::Spent`] past the last packet number, [`Refused::Short`]; the packet is unchanged then.
+    /// [`Refused::Spent`] past the last packet number, [`Refused::Short`]; the packet is unchanged
+    /// then.
     pub fn seal(&self, packet: &mut [u8]) -> Result<(), Refused> {
         let Parts { header, body, tail } = Parts::of(packet)?;
         match self {
@@ -84,11 +87,12 @@ impl Seals {
         Ok(())
     }
 
-    /// Opens `packet` in place and returns its body. Do not look at a refused packet: its bytes may have been
-    /// overwritten.
+    /// Opens `packet` in place and returns its body. Do not look at a refused packet: its bytes may
+    /// have been overwritten.
     ///
     /// # Errors
-    /// [`Refused::Forged`] or, insecure, [`Refused::Damaged`]; [`Refused::Spent`]; [`Refused::Short`].
+    /// [`Refused::Forged`] or, insecure, [`Refused::Damaged`]; [`Refused::Spent`];
+    /// [`Refused::Short`].
     pub fn open<'a>(&self, packet: &'a mut [u8]) -> Result<&'a mut [u8], Refused> {
         let Parts { header, body, tail } = Parts::of(packet)?;
         match self {

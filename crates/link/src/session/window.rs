@@ -13,8 +13,8 @@ const WORDS: usize = (WINDOW_PACKETS / 64) as usize;
 
 /// The packet numbers received on one link, without the link's index.
 ///
-/// Number `n` has bit `n % 64` of word `n / 64 % 64`. The lowest numbers of the window may share a word with
-/// the highest: they are 4096 apart, so no bit has two meanings.
+/// Number `n` has bit `n % 64` of word `n / 64 % 64`. The lowest numbers of the window may share a
+/// word with the highest: they are 4096 apart, so no bit has two meanings.
 #[derive(Clone, Debug)]
 pub struct ReplayWindow {
     /// One more than the newest number; zero if there is none.
@@ -39,7 +39,8 @@ impl ReplayWindow {
         self.end.checked_sub(1)
     }
 
-    /// Whether a packet with this number can be accepted: it has not arrived, and is inside the window.
+    /// Whether a packet with this number can be accepted: it has not arrived, and is inside the
+    /// window.
     pub fn fresh(&self, number: u64) -> bool {
         let ahead = number >= self.end && number < NUMBER_END;
         ahead || (number < self.end && number >= self.floor() && !self.is_taken(number))
@@ -58,8 +59,8 @@ impl ReplayWindow {
         true
     }
 
-    /// Writes the accepted numbers as ranges (first, last), the newest first, until `out` is full or the
-    /// window ends. Returns their number.
+    /// Writes the accepted numbers as ranges (first, last), the newest first, until `out` is full
+    /// or the window ends. Returns their number.
     pub fn ranges(&self, out: &mut [(u64, u64)]) -> usize {
         let mut end = self.end;
         for (count, range) in out.iter_mut().enumerate() {
@@ -92,7 +93,8 @@ impl ReplayWindow {
         }
     }
 
-    /// How many numbers directly below `end` are all received, or all not, down to the window's end.
+    /// How many numbers directly below `end` are all received, or all not, down to the window's
+    /// end.
     fn run_below(&self, end: u64, taken: bool) -> u64 {
         let mut first = end;
         while first > self.floor() {
@@ -167,7 +169,10 @@ mod tests {
         let mut out = vec![(7, 7); WINDOW_PACKETS as usize];
         let count = window.ranges(&mut out);
         assert_eq!(out[..count], model.ranges());
-        assert!(out[count..].iter().all(|&range| range == (7, 7)), "nothing is written beyond the count");
+        assert!(
+            out[count..].iter().all(|&range| range == (7, 7)),
+            "nothing is written beyond the count"
+        );
         // Fewer places: the same ranges, the newest first.
         let mut few = [(7, 7); 3];
         let kept = window.ranges(&mut few);

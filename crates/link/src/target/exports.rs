@@ -1,9 +1,9 @@
 //! The exports of a target, and the connections that have them open.
 //!
-//! Invariants: an export that is open without *shared* has one writer. A fenced initiator gets `Fenced` from
-//! then on, and none of its requests is in flight when the next initiator learns that the export is open. An
-//! initiator that returns names its reservation: if that is over, none of its requests is accepted, in this
-//! process and in later ones.
+//! Invariants: an export that is open without *shared* has one writer. A fenced initiator gets
+//! `Fenced` from then on, and none of its requests is in flight when the next initiator learns that
+//! the export is open. An initiator that returns names its reservation: if that is over, none of
+//! its requests is accepted, in this process and in later ones.
 //!
 //! Not here: connections (`served`), what persists of an export (`standing`).
 
@@ -26,8 +26,8 @@ pub(super) struct Export {
     keeper: [u8; 16],
     /// None: nothing of it outlives this process.
     keep: Option<Box<dyn KeepStanding>>,
-    /// Held while the standing changes and is made durable. Requests never take it, and nothing takes it
-    /// under `state`.
+    /// Held while the standing changes and is made durable. Requests never take it, and nothing
+    /// takes it under `state`.
     changing: Mutex<()>,
     state: Mutex<State>,
 }
@@ -46,7 +46,8 @@ struct User {
     /// The run of the initiator.
     instance: [u8; 16],
     flags: u8,
-    /// The key of its machine allows reading only: it neither ends a reservation nor keeps its holder out.
+    /// The key of its machine allows reading only: it neither ends a reservation nor keeps its
+    /// holder out.
     guest: bool,
     cut: bool,
     /// We ended its connection, or it replaced the connection: its place is kept until then.
@@ -107,11 +108,15 @@ impl Exports {
         }
         let mut exports = self.0.lock();
         if exports.contains_key(name) {
-            return Err(Error::new(ErrorKind::Exists, format!("{name}: this export exists already")));
+            return Err(Error::new(
+                ErrorKind::Exists,
+                format!("{name}: this export exists already"),
+            ));
         }
         let (standing, keep) =
             lasting.map_or((Standing::default(), None), |(standing, keep)| (standing, Some(keep)));
-        let state = Mutex::new(State { standing, unclaimed: false, keeper_told: false, users: Vec::new() });
+        let state =
+            Mutex::new(State { standing, unclaimed: false, keeper_told: false, users: Vec::new() });
         exports.insert(
             name.to_owned(),
             Arc::new(Export { device, keeper, keep, changing: Mutex::default(), state }),
@@ -138,7 +143,8 @@ impl Exports {
     }
 
     /// A connection is gone. What it had open stays known until no device has requests of it: see
-    /// [`Export::claim`]. If the initiator is expected back until some time, its place is kept until then.
+    /// [`Export::claim`]. If the initiator is expected back until some time, its place is kept
+    /// until then.
     pub(super) fn forget(&self, connection: u64, back_until_ns: Option<u64>) {
         for export in self.0.lock().values() {
             let mut state = export.state.lock();
@@ -156,9 +162,14 @@ fn alone(flags: u8) -> bool {
 }
 
 impl Export {
-    /// Admits `connection`, or returns the error that says which initiator is in the way. `random` makes
-    /// reservations.
-    pub(super) fn claim(&self, connection: u64, claim: Claim, random: impl FnOnce() -> u64) -> Result<()> {
+    /// Admits `connection`, or returns the error that says which initiator is in the way. `random`
+    /// makes reservations.
+    pub(super) fn claim(
+        &self,
+        connection: u64,
+        claim: Claim,
+        random: impl FnOnce() -> u64,
+    ) -> Result<()> {
         let Claim { instance, flags, reservation, guest, now_ns } = claim;
         let _one_at_a_time = self.changing.lock();
         let mut locked = self.state.lock();
@@ -167,14 +178,15 @@ impl Export {
             self.lasts(state, reservation, flags, guest)?;
         }
         for user in &mut state.users {
-            // An initiator with the reservation was expected back. So was one that never learned the
-            // reservation, because the answer to its open was lost with its connection.
+            // An initiator with the reservation was expected back. So was one that never learned
+            // the reservation, because the answer to its open was lost with its connection.
             let is_back = reservation != 0 || user.instance == instance;
             user.cut |= user.away_until_ns.is_some_and(|until| is_back || now_ns >= until);
         }
         let makes_room = |user: &User| user.guest && !guest && alone(flags);
-        let others =
-            |user: &User| user.connection != connection && !user.cut && (alone(flags) || alone(user.flags));
+        let others = |user: &User| {
+            user.connection != connection && !user.cut && (alone(flags) || alone(user.flags))
+        };
         let in_the_way = |user: &User| others(user) && !makes_room(user);
         if state.users.iter().any(in_the_way) && (flags & OPEN_TAKE_OVER == 0 || reservation != 0) {
             let text = "export in use by another initiator";
@@ -182,7 +194,8 @@ impl Export {
         }
         let is_anothers = guest && state.standing.reservation != 0 && !state.standing.shared;
         if reservation == 0 && !is_anothers && !state.goes_on(connection, flags) {
-            let standing = Standing { reservation: random().max(1), shared: !alone(flags), ..state.standing };
+            let standing =
+                Standing { reservation: random().max(1), shared: !alone(flags), ..state.standing };
             // Requests need the state, and the disk may be slow.
             MutexGuard::unlocked(&mut locked, || self.make_durable(&standing))?;
             (locked.standing, locked.unclaimed) = (standing, true);
@@ -202,7 +215,15 @@ impl Export {
             Some(_) => {}
             None => {
                 let (cut, away_until_ns, at_work) = (false, None, Arc::default());
-                state.users.push(User { connection, instance, flags, guest, cut, away_until_ns, at_work });
+                state.users.push(User {
+                    connection,
+                    instance,
+                    flags,
+                    guest,
+                    cut,
+                    away_until_ns,
+                    at_work,
+                });
             }
         }
         Ok(())
@@ -214,32 +235,40 @@ impl Export {
             if guest {
                 return Ok(());
             }
-            // What was written before this process is gone with the previous one, so there is nothing to
-            // protect.
+            // What was written before this process is gone with the previous one, so there is
+            // nothing to protect.
             (state.standing.reservation, state.standing.shared) = (reservation, !alone(flags));
         }
         if state.standing.reservation == reservation {
             return Ok(());
         }
-        let text = "reservation conflict: another initiator took over the export, or the target cannot \
-                    verify the reservation; attach again";
+        let text = "reservation conflict: another initiator took over the export, or the target \
+                    cannot verify the reservation; attach again";
         Err(Error::new(ErrorKind::Fenced, text))
     }
 
-    /// When this returns, no write of an initiator that was admitted before is accepted any more, not even
-    /// after a restart.
+    /// When this returns, no write of an initiator that was admitted before is accepted any more,
+    /// not even after a restart.
     fn make_durable(&self, standing: &Standing) -> Result<()> {
         self.keep.as_ref().map_or(Ok(()), |keep| keep.keep(standing))
     }
 
-    /// A request of `connection` goes to the device, if the connection may still use and change the export.
-    pub(super) fn begin(self: &Arc<Self>, connection: u64, changes: bool, syncs: bool) -> Result<AtWork> {
+    /// A request of `connection` goes to the device, if the connection may still use and change the
+    /// export.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        connection: u64,
+        changes: bool,
+        syncs: bool,
+    ) -> Result<AtWork> {
         let state = self.state.lock();
-        let is_his =
-            |user: &&User| user.connection == connection && !user.cut && user.away_until_ns.is_none();
+        let is_his = |user: &&User| {
+            user.connection == connection && !user.cut && user.away_until_ns.is_none()
+        };
         let user = state.users.iter().find(is_his);
-        let user =
-            user.ok_or_else(|| Error::new(ErrorKind::Fenced, "another initiator has taken over the export"))?;
+        let user = user.ok_or_else(|| {
+            Error::new(ErrorKind::Fenced, "another initiator has taken over the export")
+        })?;
         if changes && user.flags & OPEN_READ_ONLY != 0 {
             return Err(Error::new(ErrorKind::ReadOnly, "the export was opened read-only"));
         }
@@ -258,7 +287,8 @@ impl Export {
         Ok(())
     }
 
-    /// Unflushed writes may be lost, and the next sync, perhaps of another process, would not report that.
+    /// Unflushed writes may be lost, and the next sync, perhaps of another process, would not
+    /// report that.
     fn sync_failed(&self) {
         let _one_at_a_time = self.changing.lock();
         let standing = {
@@ -272,7 +302,8 @@ impl Export {
         };
         if let Err(error) = self.make_durable(&standing) {
             tracing::error!(
-                "link: a sync failed and could not be recorded; the next target will not know of it: {error}"
+                "link: a sync failed and could not be recorded; the next target will not know of \
+                it: {error}"
             );
         }
     }
@@ -341,15 +372,24 @@ mod tests {
     fn export(kept: Option<&Kept>) -> (Exports, Arc<Export>) {
         let exports = Exports::default();
         let device = Arc::new(crate::Unpack::new(MemoryDevice::new(4096)));
-        let lasting = kept.map(|kept| (*kept.0.lock(), Box::new(kept.clone()) as Box<dyn KeepStanding>));
+        let lasting =
+            kept.map(|kept| (*kept.0.lock(), Box::new(kept.clone()) as Box<dyn KeepStanding>));
         exports.add("disk", device, [0; 16], lasting).expect("the first");
         let export = exports.find("disk", &Rights::all()).expect("just added");
         (exports, export)
     }
 
-    fn claim(export: &Export, connection: u64, flags: u8, reservation: u64, random: u64) -> Result<()> {
+    fn claim(
+        export: &Export,
+        connection: u64,
+        flags: u8,
+        reservation: u64,
+        random: u64,
+    ) -> Result<()> {
         let instance = [connection as u8; 16];
-        export.claim(connection, Claim { instance, flags, reservation, ..Claim::default() }, || random)
+        export.claim(connection, Claim { instance, flags, reservation, ..Claim::default() }, || {
+            random
+        })
     }
 
     fn reservation(export: &Export) -> u64 {
@@ -377,16 +417,23 @@ mod tests {
         let exports = Exports::default();
         let device = Arc::new(crate::Unpack::new(MemoryDevice::new(4096)));
         let lasting: Box<dyn KeepStanding> = Box::new(slow);
-        exports.add("disk", device, [0; 16], Some((Standing::default(), lasting))).expect("the first");
+        exports
+            .add("disk", device, [0; 16], Some((Standing::default(), lasting)))
+            .expect("the first");
         let export = exports.find("disk", &Rights::all()).expect("just added");
         end.send(()).expect("kept");
         export.claim(1, Claim::default(), || 7).expect("nobody has it");
         has_begun.recv().expect("the first reservation");
         std::thread::scope(|scope| {
-            let taking =
-                scope.spawn(|| export.claim(2, Claim { flags: OPEN_TAKE_OVER, ..Claim::default() }, || 8));
+            let taking = scope.spawn(|| {
+                export.claim(2, Claim { flags: OPEN_TAKE_OVER, ..Claim::default() }, || 8)
+            });
             has_begun.recv().expect("the takeover");
-            drop(export.begin(1, true, false).expect("it has the export until the takeover is durable"));
+            drop(
+                export
+                    .begin(1, true, false)
+                    .expect("it has the export until the takeover is durable"),
+            );
             end.send(()).expect("kept");
             taking.join().expect("no panic").expect("nothing is in flight");
         });
@@ -416,7 +463,8 @@ mod tests {
         let (_, export) = export(None);
         claim(&export, 1, 0, 0, 11).expect("free");
         let _work = export.begin(1, true, false).expect("it is his");
-        let early = claim(&export, 2, OPEN_TAKE_OVER, 0, 22).expect_err("1 has requests at the device");
+        let early =
+            claim(&export, 2, OPEN_TAKE_OVER, 0, 22).expect_err("1 has requests at the device");
         assert_eq!(early.kind(), ErrorKind::Unavailable);
         assert_eq!(export.begin(1, true, false).err().expect("cut off").kind(), ErrorKind::Fenced);
         claim(&export, 1, OPEN_TAKE_OVER, 0, 33).expect("his own request is under way");
@@ -435,7 +483,8 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_is_over_when_somebody_else_had_it_in_whatever_process_and_whoever_has_it_now() {
+    fn a_reservation_is_over_when_somebody_else_had_it_in_whatever_process_and_whoever_has_it_now()
+    {
         let kept = Kept::default();
         let (_, first) = export(Some(&kept));
         claim(&first, 1, 0, 0, 11).expect("free");
@@ -464,7 +513,10 @@ mod tests {
         claim(&export, 3, OPEN_READ_ONLY, 0, 33).expect("a reader");
         assert_eq!(reservation(&export), 11);
         claim(&export, 4, OPEN_TAKE_OVER, 0, 44).expect("alone");
-        assert_eq!(claim(&export, 2, OPEN_SHARED, 11, 23).expect_err("over").kind(), ErrorKind::Fenced);
+        assert_eq!(
+            claim(&export, 2, OPEN_SHARED, 11, 23).expect_err("over").kind(),
+            ErrorKind::Fenced
+        );
         claim(&export, 5, OPEN_SHARED | OPEN_TAKE_OVER, 0, 55).expect("shared again");
         assert_eq!(
             (reservation(&export), *kept.0.lock()),
@@ -478,7 +530,8 @@ mod tests {
         let (_, first) = export(Some(&kept));
         claim(&first, 1, 0, 0, 11).expect("free");
         let keeper = first.opened(0).keeper;
-        let end = |syncs, outcome: Outcome| first.begin(1, true, syncs).expect("his").ended(&outcome);
+        let end =
+            |syncs, outcome: Outcome| first.begin(1, true, syncs).expect("his").ended(&outcome);
         let failed = |kind| Err(Error::new(kind, "the disk"));
         end(true, Ok(Reply::Done));
         end(false, failed(ErrorKind::Unavailable));
@@ -500,7 +553,10 @@ mod tests {
         exports.forget(1, Some(100));
         assert!(export.begin(1, true, false).is_err(), "his connection has ended");
         for flags in [0, OPEN_SHARED, OPEN_READ_ONLY] {
-            assert_eq!(claim(&export, 2, flags, 0, 22).expect_err("his place").kind(), ErrorKind::InUse);
+            assert_eq!(
+                claim(&export, 2, flags, 0, 22).expect_err("his place").kind(),
+                ErrorKind::InUse
+            );
         }
         claim(&export, 3, 0, 11, 33).expect("it is he, on another connection");
         assert_eq!((reservation(&export), kept.0.lock().reservation), (11, 11));
@@ -531,6 +587,9 @@ mod tests {
         export.claim(2, guest, || 22).expect("nobody is there");
         assert_eq!(kept.0.lock().reservation, 11);
         claim(&export, 3, 0, 11, 33).expect("he goes on");
-        assert_eq!(export.begin(2, false, false).err().expect("he had to go").kind(), ErrorKind::Fenced);
+        assert_eq!(
+            export.begin(2, false, false).err().expect("he had to go").kind(),
+            ErrorKind::Fenced
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! Hellos, and the connections that they lead to.
 //!
-//! Invariants: while a target is under load, the answer to a hello without proof is never longer than the
-//! hello. A connection starts with a packet that opened, after all devices have answered the requests of the
-//! previous connection.
+//! Invariants: while a target is under load, the answer to a hello without proof is never longer
+//! than the hello. A connection starts with a packet that opened, after all devices have answered
+//! the requests of the previous connection.
 //!
 //! Not here: the places (`waiting`), the keys (`keys`).
 
@@ -59,13 +59,20 @@ impl Target {
         waiting.expire(now);
         // The same hello on another link, or repeated: the same answer.
         if let Some(half) = waiting.find(message) {
-            return self.say_to(sender, peer, PacketKind::Welcome, half.hello.connection, &half.welcome);
+            return self.say_to(
+                sender,
+                peer,
+                PacketKind::Welcome,
+                half.hello.connection,
+                &half.welcome,
+            );
         }
         if waiting.is_spent(message) {
             return;
         }
         let holders = keys.of_greeting(header.number, message);
-        let shown = *peer == Peer::Stream || cookie.is_some_and(|it| jar.is_ours(it, peer, message, now));
+        let shown =
+            *peer == Peer::Stream || cookie.is_some_and(|it| jar.is_ours(it, peer, message, now));
         let source = shown.then(|| Source::of_peer(peer, sender));
         let may_be = may_be_greeting(keys.any(), message);
         if may_be && !holders.is_empty() && !waiting.admits(source, now) {
@@ -121,7 +128,14 @@ impl Target {
         }
     }
 
-    fn say_to(&self, sender: &Arc<dyn Sender>, peer: &Peer, kind: PacketKind, connection: u64, body: &[u8]) {
+    fn say_to(
+        &self,
+        sender: &Arc<dyn Sender>,
+        peer: &Peer,
+        kind: PacketKind,
+        connection: u64,
+        body: &[u8],
+    ) {
         self.say(sender, peer, &Packet { kind, connection, ..NOTHING }, body);
     }
 
@@ -135,9 +149,9 @@ impl Target {
         // No key fits: the refusal that a message of this shape gets then.
         let mut refused = match may_be_greeting(any, message) {
             true => Refused::Unproven,
-            false => {
-                answer(any, PROLOGUE, message, |_| Vec::new(), &mut []).err().unwrap_or(Refused::Unproven)
-            }
+            false => answer(any, PROLOGUE, message, |_| Vec::new(), &mut [])
+                .err()
+                .unwrap_or(Refused::Unproven),
         };
         for holder in holders {
             let mut out = vec![0; GREETING_BYTES_MAX + HANDSHAKE_BYTES];
@@ -154,8 +168,14 @@ impl Target {
                 Ok((seals, bytes)) => {
                     out.truncate(bytes);
                     let holder = Arc::clone(holder);
-                    let answered =
-                        |(hello, welcome)| Answered { local, holder, hello, welcome, message: out, seals };
+                    let answered = |(hello, welcome)| Answered {
+                        local,
+                        holder,
+                        hello,
+                        welcome,
+                        message: out,
+                        seals,
+                    };
                     return Ok(heard.map(answered));
                 }
                 Err(Refused::Unproven) => {}
@@ -178,15 +198,15 @@ impl Target {
         }
     }
 
-    /// Finds the connection of a sealed packet. The first packet after a hand-shake makes the connection: it
-    /// shows that its sender has the key now, and that the hello was no replay.
+    /// Finds the connection of a sealed packet. The first packet after a hand-shake makes the
+    /// connection: it shows that its sender has the key now, and that the hello was no replay.
     pub(super) fn known(&self, from: Arrival<'_>, header: &Packet, packet: &mut [u8]) -> Known {
         if let Some(served) = self.served(header.connection) {
             return Known::Served(served);
         }
         let mut greeted = self.greeted.lock();
-        // Its first packets arrive on several links at the same time: one thread makes the connection, others
-        // find it.
+        // Its first packets arrive on several links at the same time: one thread makes the
+        // connection, others find it.
         if let Some(served) = self.served(header.connection) {
             return Known::Served(served);
         }
@@ -203,7 +223,8 @@ impl Target {
             // The sender repeats it; by then the device may be done, or a place may be free.
             return Known::Later;
         }
-        // The table stays locked until the connection is known, so that no packet is answered with *unknown*.
+        // The table stays locked until the connection is known, so that no packet is answered with
+        // *unknown*.
         let half = greeted.waiting.take(index);
         let who = Who {
             local: half.local,
@@ -222,9 +243,9 @@ impl Target {
         Known::Served(served)
     }
 
-    /// Whether there is room for one more connection from `source`. Connections that have never opened
-    /// anything are evicted: the oldest of the source that has most of them. A new connection has a while to
-    /// open something, unless its source has others.
+    /// Whether there is room for one more connection from `source`. Connections that have never
+    /// opened anything are evicted: the oldest of the source that has most of them. A new
+    /// connection has a while to open something, unless its source has others.
     fn has_room(&self, source: Source) -> bool {
         let goes = {
             let connections = self.connections.read();
@@ -240,7 +261,8 @@ impl Target {
                 let crowd = of(served.source);
                 crowd > own.max(1) || now.saturating_sub(served.since_ns) >= super::UNOPENED_NS
             };
-            let oldest_first = |served: &&&Arc<Served>| (of(served.source), u64::MAX - served.since_ns);
+            let oldest_first =
+                |served: &&&Arc<Served>| (of(served.source), u64::MAX - served.since_ns);
             idle.iter().filter(may_go).max_by_key(oldest_first).map(|served| Arc::clone(served))
         };
         let Some(goes) = goes else { return false };
@@ -248,7 +270,8 @@ impl Target {
             "link: dropping {}, which has no open export, to make room for another connection",
             goes.name
         );
-        goes.connection.send_close(7, "the target is out of connections, and this one has no open export");
+        goes.connection
+            .send_close(7, "the target is out of connections, and this one has no open export");
         self.drop_connection(&goes, false);
         true
     }

@@ -1,10 +1,11 @@
-//! The keys of a target: which of them a hello uses, which proves that a connection is unknown, and what its
-//! holder may open.
+//! The keys of a target: which of them a hello uses, which proves that a connection is unknown, and
+//! what its holder may open.
 //!
-//! Invariants: there is at least one. When the keys change, an unchanged holder stays the same object, so
-//! that a connection can tell whether it may continue.
+//! Invariants: there is at least one. When the keys change, an unchanged holder stays the same
+//! object, so that a connection can tell whether it may continue.
 //!
-//! Not here: the files of the keys (`crate::session::key`, `super::machines`), open exports (`exports`).
+//! Not here: the files of the keys (`crate::session::key`, `super::machines`), open exports
+//! (`exports`).
 
 use std::sync::Arc;
 
@@ -84,8 +85,8 @@ impl Ring {
         self.0.iter().any(|one| Arc::ptr_eq(one, holder))
     }
 
-    /// The holders that may have sent a greeting. A hint leads to at most one. Without a hint, as in an older
-    /// version, only a single holder is possible: a stranger must not make us try many.
+    /// The holders that may have sent a greeting. A hint leads to at most one. Without a hint, as
+    /// in an older version, only a single holder is possible: a stranger must not make us try many.
     pub(super) fn of_greeting(&self, hint: u64, message: &[u8]) -> &[Arc<Holder>] {
         if hint == 0 || !self.is_sealed() {
             return if self.0.len() == 1 { &self.0 } else { &[] };

@@ -1,4 +1,5 @@
-//! The machines that may attach: a file with a line for each, its name, its key and what it may open.
+//! The machines that may attach: a file with a line for each, its name, its key and what it may
+//! open.
 //!
 //! ```text
 //! # name   key (64 hex digits)   exports: with commas; NAME:ro to read only; * for all, *:ro
@@ -6,8 +7,8 @@
 //! backup   91aa…                 *:ro
 //! ```
 //!
-//! Invariants: a file with any invalid line gives no machines; no message contains a key. One machine has one
-//! line, and no key occurs twice, because a key identifies its machine.
+//! Invariants: a file with any invalid line gives no machines; no message contains a key. One
+//! machine has one line, and no key occurs twice, because a key identifies its machine.
 //!
 //! Not here: which key made a packet (`keys`), when the file is read again (the binary does that).
 
@@ -93,8 +94,8 @@ impl Rights {
         self.to(export) == Some(Access::Read)
     }
 
-    /// Fails unless `export` may be opened with these flags. The error does not reveal whether the export
-    /// exists.
+    /// Fails unless `export` may be opened with these flags. The error does not reveal whether the
+    /// export exists.
     pub(super) fn allow(&self, export: &str, flags: u8) -> Result<()> {
         let denied = |text: String| Err(Error::new(ErrorKind::Denied, text));
         match self.to(export) {
@@ -102,9 +103,9 @@ impl Rights {
             Some(Access::Read) if flags & OPEN_READ_ONLY == 0 => {
                 denied(format!("this machine's key may only read {export:?}: open it read-only"))
             }
-            Some(Access::Read) if flags & OPEN_TAKE_OVER != 0 => {
-                denied(format!("this machine's key may only read {export:?}: it may not take it over"))
-            }
+            Some(Access::Read) if flags & OPEN_TAKE_OVER != 0 => denied(format!(
+                "this machine's key may only read {export:?}: it may not take it over"
+            )),
             Some(Access::Read) => Ok(()),
             None => denied(format!("this machine's key may not open {export:?}")),
         }
@@ -130,7 +131,10 @@ pub fn read_machines(path: &Path) -> std::result::Result<Vec<Machine>, KeyError>
             return Err(wrong(index + 1, format!("machine {} is listed twice", machine.name)));
         }
         if let Some(other) = machines.iter().find(|other| other.key.is_same(&machine.key)) {
-            let text = format!("{} has the key of {}: make a key for each machine", machine.name, other.name);
+            let text = format!(
+                "{} has the key of {}: make a key for each machine",
+                machine.name, other.name
+            );
             return Err(wrong(index + 1, text));
         }
         machines.push(machine);
@@ -153,7 +157,8 @@ fn machine(line: &str) -> std::result::Result<Machine, String> {
         return Err("the first word is a key, but the name comes first, then its key".into());
     }
     // A word that is not a key may be a key with a typo, and so may the name: show neither.
-    let key = PreSharedKey::parse(key.as_bytes()).ok_or("the second word is not a key of 64 hex digits")?;
+    let key = PreSharedKey::parse(key.as_bytes())
+        .ok_or("the second word is not a key of 64 hex digits")?;
     let rights = Rights::parse(exports)?;
     Ok(Machine { name: name.to_owned(), key, rights })
 }
@@ -177,7 +182,10 @@ mod tests {
         let (one, two) = ("1".repeat(64), "A".repeat(64));
         let machines =
             read(&format!("# ours\n\n  db1 {one} disk1,logs:ro\nbackup\t{two}  *:ro\r\n")).unwrap();
-        assert_eq!(machines.iter().map(|machine| &machine.name[..]).collect::<Vec<_>>(), ["db1", "backup"]);
+        assert_eq!(
+            machines.iter().map(|machine| &machine.name[..]).collect::<Vec<_>>(),
+            ["db1", "backup"]
+        );
         assert!(machines[0].key.is_same(&PreSharedKey::from_bytes([0x11; 32])));
         let to = |index: usize, export| machines[index].rights.to(export);
         assert_eq!(
@@ -205,7 +213,10 @@ mod tests {
             (format!("a {one} :ro"), 1, "is not EXPORT"),
         ] {
             let error = read(&text).unwrap_err();
-            assert!(error.contains(&format!("line {line}")) && error.contains(word), "{text}: {error}");
+            assert!(
+                error.contains(&format!("line {line}")) && error.contains(word),
+                "{text}: {error}"
+            );
             assert!(!error.contains(&one[..9]) && !error.contains(&two[..9]), "{error}");
         }
     }
@@ -218,7 +229,11 @@ mod tests {
         for (export, flags) in
             [("logs", 0), ("logs", OPEN_READ_ONLY | OPEN_TAKE_OVER), ("disk2", OPEN_READ_ONLY)]
         {
-            assert_eq!(rights.allow(export, flags).unwrap_err().kind(), ErrorKind::Denied, "{export}");
+            assert_eq!(
+                rights.allow(export, flags).unwrap_err().kind(),
+                ErrorKind::Denied,
+                "{export}"
+            );
         }
         assert!(rights.shows("logs") && !rights.shows("disk2") && Rights::all().shows("disk2"));
     }

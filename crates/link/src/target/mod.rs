@@ -1,13 +1,13 @@
 //! The target: exports devices to initiators, over any links that lead to it.
 //!
-//! Modules: `greeted` (hellos, and the connections that they lead to), `waiting` (unfinished hand-shakes),
-//! `keys` (their holders), `machines` (the rights of machines), `exports` (the exports, and who has them
-//! open), `standing` (what persists of that), `served` (a connection), `slots` (a command from its first part
-//! to the receipt of its answer).
+//! Modules: `greeted` (hellos, and the connections that they lead to), `waiting` (unfinished
+//! hand-shakes), `keys` (their holders), `machines` (the rights of machines), `exports` (the
+//! exports, and who has them open), `standing` (what persists of that), `served` (a connection),
+//! `slots` (a command from its first part to the receipt of its answer).
 //!
-//! Invariants: until its first sealed packet opens, a hello costs only an entry of a bounded table. A new
-//! connection of an initiator replaces its old one, and starts only when no device has a request of the old
-//! one. A peer's violation ends its connection and no other.
+//! Invariants: until its first sealed packet opens, a hello costs only an entry of a bounded table.
+//! A new connection of an initiator replaces its old one, and starts only when no device has a
+//! request of the old one. A peer's violation ends its connection and no other.
 //!
 //! Not here: sockets and threads (`crate::threads`).
 
@@ -70,11 +70,13 @@ impl Default for TargetOptions {
     }
 }
 
-/// The shortest time that a connection without an open export keeps its place when there are too many.
+/// The shortest time that a connection without an open export keeps its place when there are too
+/// many.
 const UNOPENED_NS: u64 = SECOND;
 
 /// The header of a packet outside of connections.
-const NOTHING: Packet = Packet { kind: PacketKind::Found, length: 0, connection: 0, link: 0, number: 0 };
+const NOTHING: Packet =
+    Packet { kind: PacketKind::Found, length: 0, connection: 0, link: 0, number: 0 };
 
 /// The result of looking up a sealed packet's connection.
 enum Known {
@@ -160,13 +162,13 @@ impl Target {
         })
     }
 
-    /// These machines may attach from now on. Ends the connections of machines with another key, other rights
-    /// or no entry any more, and no others. Returns the number of ended connections. Without a machine,
-    /// nothing changes.
+    /// These machines may attach from now on. Ends the connections of machines with another key,
+    /// other rights or no entry any more, and no others. Returns the number of ended connections.
+    /// Without a machine, nothing changes.
     pub fn set_machines(&self, machines: Vec<Machine>) -> Option<usize> {
         let keys = {
-            // An initiator that is being admitted is checked with the old keys before this, or with the new
-            // ones after it.
+            // An initiator that is being admitted is checked with the old keys before this, or with
+            // the new ones after it.
             let mut greeted = self.greeted.lock();
             let mut keys = self.keys.write();
             *keys = Arc::new(keys.renewed(machines)?);
@@ -185,15 +187,20 @@ impl Target {
         Some(gone.len())
     }
 
-    /// Exports `device` as `name`. `keeper` identifies the keeper of written and unflushed data: if it
-    /// differs between two runs, such writes may be lost. `None`: this process keeps them. Only this process
-    /// knows who was fenced.
-    pub fn add(&self, name: &str, device: Arc<dyn PackedDevice>, keeper: Option<[u8; 16]>) -> Result<()> {
+    /// Exports `device` as `name`. `keeper` identifies the keeper of written and unflushed data: if
+    /// it differs between two runs, such writes may be lost. `None`: this process keeps them. Only
+    /// this process knows who was fenced.
+    pub fn add(
+        &self,
+        name: &str,
+        device: Arc<dyn PackedDevice>,
+        keeper: Option<[u8; 16]>,
+    ) -> Result<()> {
         self.exports.add(name, device, keeper.unwrap_or(self.instance), None)
     }
 
-    /// Exports `device`, which outlives this process, as `name`. `standing` is what `keep` last stored;
-    /// without a reservation, all initiators that had the export before are fenced.
+    /// Exports `device`, which outlives this process, as `name`. `standing` is what `keep` last
+    /// stored; without a reservation, all initiators that had the export before are fenced.
     pub fn add_lasting(
         &self,
         name: &str,
@@ -237,15 +244,16 @@ impl Target {
         }
     }
 
-    /// The connection that a packet claims, if it exists, so that its threads can collect what they have to
-    /// send.
+    /// The connection that a packet claims, if it exists, so that its threads can collect what they
+    /// have to send.
     #[must_use]
     pub fn connection_of(packet: &[u8]) -> Option<u64> {
         let header = Packet::decode(packet).ok()?;
         (header.kind == PacketKind::Sealed).then_some(header.connection)
     }
 
-    /// A thread starts to take packets of a connection. Returns false if the connection does not exist.
+    /// A thread starts to take packets of a connection. Returns false if the connection does not
+    /// exist.
     #[must_use]
     pub fn begin_batch(&self, connection: u64) -> bool {
         self.served(connection).inspect(|served| served.begin_batch()).is_some()
@@ -289,14 +297,19 @@ impl Target {
             Ok(Came::Dropped) => {}
             Ok(Came::Taken) => {
                 for word in words.iter().flatten() {
-                    let own =
-                        usize::from(word.link) < served.connection.links.len() && word.link == header.link;
+                    let own = usize::from(word.link) < served.connection.links.len()
+                        && word.link == header.link;
                     if word.kind == WordKind::Join
-                        && !(own && served.connection.is_newest_join(word.link.into(), header.number))
+                        && !(own
+                            && served.connection.is_newest_join(word.link.into(), header.number))
                     {
                         continue;
                     }
-                    self.word(&served.connection, word, Path::new(Arc::clone(sender), *peer, waker.cloned()));
+                    self.word(
+                        &served.connection,
+                        word,
+                        Path::new(Arc::clone(sender), *peer, waker.cloned()),
+                    );
                 }
                 served.end_again_if_ended();
                 if closed {
@@ -306,7 +319,12 @@ impl Target {
         }
     }
 
-    fn word<R: crate::connection::Role>(&self, connection: &Connection<R>, word: &Word, path: Path) {
+    fn word<R: crate::connection::Role>(
+        &self,
+        connection: &Connection<R>,
+        word: &Word,
+        path: Path,
+    ) {
         let index = usize::from(word.link);
         if index >= connection.links.len() {
             return;
@@ -316,7 +334,8 @@ impl Target {
                 let packet_bytes = (word.packet_bytes as usize)
                     .clamp(sawmill_format::link::PACKET_BYTES_MIN, path.packet_bytes_max);
                 connection.open_link(index, path.clone(), packet_bytes);
-                let joined = Word { kind: WordKind::Joined, packet_bytes: packet_bytes as u32, ..*word };
+                let joined =
+                    Word { kind: WordKind::Joined, packet_bytes: packet_bytes as u32, ..*word };
                 // As long as the join, because the way back must support that length too.
                 let padded = match path.peer {
                     Peer::Stream => sawmill_format::link::PACKET_BYTES_MIN,
@@ -340,11 +359,13 @@ impl Target {
         }
     }
 
-    /// Ends the earlier connections of an initiator. Returns whether no device has requests of them.
+    /// Ends the earlier connections of an initiator. Returns whether no device has requests of
+    /// them.
     fn supersede(&self, instance: [u8; 16], holder: &Holder) -> bool {
         // A peer that uses the id of another machine's initiator must not end its connections.
-        let is_own =
-            |served: &Arc<Served>| served.instance == instance && served.holder.is_same_machine(holder);
+        let is_own = |served: &Arc<Served>| {
+            served.instance == instance && served.holder.is_same_machine(holder)
+        };
         let old: Vec<Arc<Served>> = {
             let connections = self.connections.read();
             connections.values().filter(|served| is_own(served)).cloned().collect()
@@ -378,7 +399,8 @@ impl Target {
         }
         let keys = Arc::clone(&self.keys.read());
         let holder = keys.of_connection(of.connection);
-        let proof = holder.map(|holder| holder.proofs.of_unknown(of.connection, of.link, of.number));
+        let proof =
+            holder.map(|holder| holder.proofs.of_unknown(of.connection, of.link, of.number));
         let header = Packet { kind: PacketKind::Unknown, ..*of };
         self.say(sender, peer, &header, proof.as_ref().map_or(&[], |proof| &proof[..]));
     }
@@ -394,8 +416,8 @@ impl Target {
         let _ = sender.send(peer, &batch, 0);
     }
 
-    /// Handles the timers: sends overdue packets again, and gives up connections that are silent for too
-    /// long.
+    /// Handles the timers: sends overdue packets again, and gives up connections that are silent
+    /// for too long.
     pub fn tick(&self) {
         let now = self.clock.now_ns();
         let silence_ns = u64::from(self.options.silence_max_s) * SECOND;

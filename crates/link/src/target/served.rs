@@ -1,8 +1,9 @@
 //! One connection at the target: hands its commands to the devices that it has open.
 //!
-//! Invariants: a command is for a volume that this connection opened and has not lost to fencing; it opened
-//! only what its key may open, with the access of its key. A connection that has ended hands nothing more to
-//! a device, and is finished only when the devices have answered all of its requests.
+//! Invariants: a command is for a volume that this connection opened and has not lost to fencing;
+//! it opened only what its key may open, with the access of its key. A connection that has ended
+//! hands nothing more to a device, and is finished only when the devices have answered all of its
+//! requests.
 //!
 //! Not here: the state of a slot (`slots`), admission (`exports`).
 
@@ -72,8 +73,8 @@ pub(super) struct Who {
 }
 
 impl Answered for Served {
-    /// A device answered. A connection that has ended sends no answer: unanswered requests are repeated on
-    /// another connection, and must not fail because a device was closed.
+    /// A device answered. A connection that has ended sends no answer: unanswered requests are
+    /// repeated on another connection, and must not fail because a device was closed.
     fn answered(&self, mut carried: Box<Carried>, outcome: Outcome) {
         let slot = carried.slot;
         if let Some(work) = carried.work.take() {
@@ -101,9 +102,11 @@ impl Served {
         random: Arc<Random>,
         clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
-        let serving = Serving { slots: Slots::new(who.slots, who.slot_bytes), served: OnceLock::new() };
+        let serving =
+            Serving { slots: Slots::new(who.slots, who.slot_bytes), served: OnceLock::new() };
         let now = clock.now_ns();
-        let connection = Connection::new(who.remote, seals, who.links, usize::from(who.slots), serving, now);
+        let connection =
+            Connection::new(who.remote, seals, who.links, usize::from(who.slots), serving, now);
         let served = Arc::new(Served {
             connection,
             local: who.local,
@@ -127,8 +130,9 @@ impl Served {
     }
 
     /// Hands nothing more to any device. Devices still answer the requests that they have; see
-    /// [`Served::is_busy`]. Releases the carriers immediately, so that the next listener on the same
-    /// addresses does not wait for a device. If its initiator is expected back, its exports are kept until
+    /// [`Served::is_busy`]. Releases the carriers immediately, so that the next listener on the
+    /// same addresses does not wait for a device. If its initiator is expected back, its exports
+    /// are kept until
     /// `back_until_ns`.
     pub(super) fn end(&self, back_until_ns: Option<u64>) {
         self.ended.store(true, Ordering::SeqCst);
@@ -136,15 +140,16 @@ impl Served {
         self.exports.forget(self.local, back_until_ns);
     }
 
-    /// A thread has finished with a packet that may have opened a link of a connection that ended during that
-    /// time.
+    /// A thread has finished with a packet that may have opened a link of a connection that ended
+    /// during that time.
     pub(super) fn end_again_if_ended(&self) {
         if self.ended.load(Ordering::SeqCst) {
             self.connection.close_links();
         }
     }
 
-    /// The status. A credit is in use while a command arrives or is at a device; nothing waits for one here.
+    /// The status. A credit is in use while a command arrives or is at a device; nothing waits for
+    /// one here.
     pub(super) fn status(&self, now: u64) -> crate::LinkStatus {
         let (slots, busy) = self.connection.role.slots.counts();
         crate::LinkStatus {
@@ -170,7 +175,8 @@ impl Served {
         self.working.load(Ordering::SeqCst) > 0
     }
 
-    /// A thread starts to take packets: answers are sent when its batch is complete, in full packets.
+    /// A thread starts to take packets: answers are sent when its batch is complete, in full
+    /// packets.
     pub(super) fn begin_batch(&self) {
         self.batches.fetch_add(1, Ordering::SeqCst);
     }
@@ -182,8 +188,8 @@ impl Served {
 
     fn carry_out(self: &Arc<Self>, whole: Whole) {
         let Whole { command, mut carried } = whole;
-        // Counted before the end flag is checked: a thread that sets the flag and then sees no request at
-        // work is right.
+        // Counted before the end flag is checked: a thread that sets the flag and then sees no
+        // request at work is right.
         self.working.fetch_add(1, Ordering::SeqCst);
         carried.served = Some(self.clone());
         if self.ended.load(Ordering::SeqCst) {
@@ -234,8 +240,10 @@ impl Served {
             Operation::Allocation => Asks::Allocation,
             Operation::Open | Operation::Close | Operation::List => return,
         };
-        let flags =
-            Flags { fua: command.flags & part::FUA != 0, no_unmap: command.flags & part::NO_UNMAP != 0 };
+        let flags = Flags {
+            fua: command.flags & part::FUA != 0,
+            no_unmap: command.flags & part::NO_UNMAP != 0,
+        };
         let request = Request::new(asks, command.address, command.length, flags, carried);
         match command.operation {
             Operation::WritePacked => export.device.submit_packed(request),
@@ -246,7 +254,8 @@ impl Served {
     /// Opens the export in the payload; the answer is in the buffer.
     fn open(&self, command: &Command, carried: &mut Carried) -> Result<Reply> {
         let name = str::from_utf8(&carried.buffer[..carried.length]);
-        let name = name.map_err(|_| Error::new(ErrorKind::Invalid, "an export's name must be UTF-8"))?;
+        let name =
+            name.map_err(|_| Error::new(ErrorKind::Invalid, "an export's name must be UTF-8"))?;
         self.holder.rights.allow(name, command.flags)?;
         let export = self.exports.find(name, &self.holder.rights)?;
         let mut volumes = self.volumes.write();

@@ -1,10 +1,10 @@
-//! The target's slots: a command is gathered from its parts, executed by the device, and answered. The answer
-//! stays until the initiator reuses the slot, which is its receipt.
+//! The target's slots: a command is gathered from its parts, executed by the device, and answered.
+//! The answer stays until the initiator reuses the slot, which is its receipt.
 //!
-//! Invariants: a command is executed once, however often its parts arrive: a part of an earlier use of the
-//! slot, or a duplicate, changes nothing. Bytes are copied once, from the packet to the buffer that the
-//! device reads. Reuse of a slot in use is a breach. No allocation: the buffer and the exchange of a slot are
-//! reused.
+//! Invariants: a command is executed once, however often its parts arrive: a part of an earlier use
+//! of the slot, or a duplicate, changes nothing. Bytes are copied once, from the packet to the
+//! buffer that the device reads. Reuse of a slot in use is a breach. No allocation: the buffer and
+//! the exchange of a slot are reused.
 //!
 //! Not here: which device, and access to it (`served`).
 
@@ -84,7 +84,13 @@ impl Slots {
                 phase: Phase::Idle,
                 command: None,
                 come: Grains::new(slot_bytes as usize),
-                carried: Some(Box::new(Carried { slot, buffer, length: 0, served: None, work: None })),
+                carried: Some(Box::new(Carried {
+                    slot,
+                    buffer,
+                    length: 0,
+                    served: None,
+                    work: None,
+                })),
                 going: Going::new(slot_bytes as usize),
                 status: 0,
                 answer_bytes: 0,
@@ -95,7 +101,8 @@ impl Slots {
 
     /// The number of slots, and the number of those with an unanswered command.
     pub(super) fn counts(&self) -> (usize, usize) {
-        let busy = |slot: &&Mutex<Slot>| matches!(slot.lock().phase, Phase::Gathering | Phase::Working);
+        let busy =
+            |slot: &&Mutex<Slot>| matches!(slot.lock().phase, Phase::Gathering | Phase::Working);
         (self.slots.len(), self.slots.iter().filter(busy).count())
     }
 
@@ -110,9 +117,13 @@ impl Slots {
 
     /// The slot, ready for parts of use `sequence`; none if they are late or duplicates.
     fn gathering(&self, index: u16, sequence: u64) -> Result<Option<MutexGuard<'_, Slot>>, Breach> {
-        let slot = self.slots.get(usize::from(index)).ok_or(Breach("it names a slot that does not exist"))?;
+        let slot = self
+            .slots
+            .get(usize::from(index))
+            .ok_or(Breach("it names a slot that does not exist"))?;
         let mut slot = slot.lock();
-        if sequence < slot.sequence || (sequence == slot.sequence && slot.phase != Phase::Gathering) {
+        if sequence < slot.sequence || (sequence == slot.sequence && slot.phase != Phase::Gathering)
+        {
             return Ok(None);
         }
         if sequence > slot.sequence {
@@ -131,7 +142,9 @@ impl Slots {
         if !fits {
             return Err(Breach("a command is longer than a slot"));
         }
-        let Some(mut slot) = self.gathering(command.slot, command.sequence)? else { return Ok(None) };
+        let Some(mut slot) = self.gathering(command.slot, command.sequence)? else {
+            return Ok(None);
+        };
         if slot.command.is_none() {
             slot.command = Some(*command);
         }

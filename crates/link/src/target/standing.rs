@@ -1,5 +1,5 @@
-//! What persists of an export when its target is restarted: whose writes it accepts, and whether flushes were
-//! lost.
+//! What persists of an export when its target is restarted: whose writes it accepts, and whether
+//! flushes were lost.
 //!
 //! Not here: where it is kept, admission (`exports`).
 
@@ -8,7 +8,8 @@ use sawmill_device::Result;
 /// The persistent state of an export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// The reservation whose writes are accepted: another random number for each initiator; 0: none.
+    /// The reservation whose writes are accepted: another random number for each initiator; 0:
+    /// none.
     pub reservation: u64,
     /// Whether several initiators may have the reservation.
     pub shared: bool,
@@ -29,7 +30,7 @@ impl Standing {
 
 /// Persistent storage for a standing.
 pub trait KeepStanding: Send + Sync {
-    /// Stores what the next target starts with. When this returns, it survives everything that the device
-    /// survives.
+    /// Stores what the next target starts with. When this returns, it survives everything that the
+    /// device survives.
     fn keep(&self, standing: &Standing) -> Result<()>;
 }

@@ -1,11 +1,13 @@
-//! Hand-shakes that were answered and wait for their first sealed packet, with their places and time limits.
+//! Hand-shakes that were answered and wait for their first sealed packet, with their places and
+//! time limits.
 //!
-//! A hello may be a replay from a forged address. So only a few places, and a few hand-shakes per second, are
-//! for senders that have not proved that they receive at their address, by a cookie or by being at the end of
-//! a stream. Each proved source has a few places of its own, and loses its own first.
+//! A hello may be a replay from a forged address. So only a few places, and a few hand-shakes per
+//! second, are for senders that have not proved that they receive at their address, by a cookie or
+//! by being at the end of a stream. Each proved source has a few places of its own, and loses its
+//! own first.
 //!
-//! Invariants: the table is bounded; an unproved sender never takes a place from a proved one; a hello that
-//! led to a connection leads to no other one as long as it is remembered.
+//! Invariants: the table is bounded; an unproved sender never takes a place from a proved one; a
+//! hello that led to a connection leads to no other one as long as it is remembered.
 //!
 //! Not here: the content of a hello, how cookies are made (`crate::session::proof`).
 
@@ -119,7 +121,8 @@ impl Waiting {
             None => self.admits_stranger(now),
             Some(source) => {
                 let own = self.places.iter().filter(|half| half.source == Some(source));
-                own.filter(|half| now.saturating_sub(half.since_ns) < NEW_NS).count() < NEW_OF_SOURCE_MAX
+                own.filter(|half| now.saturating_sub(half.since_ns) < NEW_NS).count()
+                    < NEW_OF_SOURCE_MAX
             }
         }
     }
@@ -147,11 +150,15 @@ impl Waiting {
             Some(source) => self.make_room(OF_SOURCE_MAX, |other| other.source == Some(source)),
         }
         if self.places.len() >= PLACES_MAX {
-            let crowd =
-                |half: &HalfOpen| self.places.iter().filter(|other| other.source == half.source).count();
+            let crowd = |half: &HalfOpen| {
+                self.places.iter().filter(|other| other.source == half.source).count()
+            };
             // Of equals the first, which is the oldest.
             let most = self.places.iter().map(|half| (half.source.is_none(), crowd(half))).max();
-            let goes = self.places.iter().position(|half| Some((half.source.is_none(), crowd(half))) == most);
+            let goes = self
+                .places
+                .iter()
+                .position(|half| Some((half.source.is_none(), crowd(half))) == most);
             goes.map(|index| self.places.remove(index));
         }
         self.places.push(half);

@@ -1,5 +1,5 @@
-//! The device below the cache in tests: memory that notes what it is asked, and answers at once, when it is
-//! told to, or late and in any order on threads of its own, with failures by chance.
+//! The device below the cache in tests: memory that notes what it is asked, and answers at once,
+//! when it is told to, or late and in any order on threads of its own, with failures by chance.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, channel};
@@ -7,7 +7,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 
 use sawmill_device::{
-    BlockDevice, BlockDeviceExt, Error, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Outcome, Request,
+    BlockDevice, BlockDeviceExt, Error, ErrorKind, Flags, Geometry, MemoryDevice, Operation,
+    Outcome, Request,
 };
 use sawmill_link::{PackedDevice, Unpack};
 
@@ -63,7 +64,8 @@ impl Below {
     }
 
     pub(crate) fn over(memory: MemoryDevice, mode: Mode, seed: u64) -> Arc<Below> {
-        let queue = Queue { mode, waiting: Vec::new(), seen: Vec::new(), ended: false, random: seed };
+        let queue =
+            Queue { mode, waiting: Vec::new(), seen: Vec::new(), ended: false, random: seed };
         let inside = Arc::new(Inside {
             memory: Unpack::new(Arc::new(memory)),
             queue: Mutex::new(queue),
@@ -274,7 +276,12 @@ impl Pending {
 pub(crate) const FUA: Flags = Flags { fua: true, no_unmap: false };
 
 /// Submits and does not wait.
-pub(crate) fn submit(device: &dyn BlockDevice, operation: Operation, address: u64, bytes: &[u8]) -> Pending {
+pub(crate) fn submit(
+    device: &dyn BlockDevice,
+    operation: Operation,
+    address: u64,
+    bytes: &[u8],
+) -> Pending {
     submit_with(device, operation, Flags::default(), address, bytes.len() as u64, bytes)
 }
 

@@ -1,5 +1,5 @@
-//! What BASS promises, one claim a test: no fetch before a write, few bytes on the wire, fetches of holes
-//! only; and that the newer bytes win below, and that memory is bounded.
+//! What BASS promises, one claim a test: no fetch before a write, few bytes on the wire, fetches of
+//! holes only; and that the newer bytes win below, and that memory is bounded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -47,7 +47,10 @@ fn all_that_there_is_of_the_last_page_is_a_whole_page() {
     cache.write_at(PAGE, &[1; PAGE as usize + 512]).unwrap();
     cache.flush().unwrap();
     let stats = cache.stats();
-    assert_eq!((is(&stats.partial_writes), is(&stats.whole_pages_sent), is(&stats.bytes_saved)), (0, 2, 0));
+    assert_eq!(
+        (is(&stats.partial_writes), is(&stats.whole_pages_sent), is(&stats.bytes_saved)),
+        (0, 2, 0)
+    );
     cache.write_at(2 * PAGE + 1, &[1; 511]).unwrap();
     assert_eq!(is(&stats.partial_writes), 1);
 }
@@ -61,7 +64,10 @@ fn a_flush_sends_little_more_than_the_bytes_that_were_written() {
         }
         cache.flush().unwrap();
         let (sent, written) = (is(&cache.stats().bytes_sent), 256 * length as u64);
-        assert!(sent <= written + 256 * 8 + 64 * is(&cache.stats().packed_sent), "{length}: {sent} bytes");
+        assert!(
+            sent <= written + 256 * 8 + 64 * is(&cache.stats().packed_sent),
+            "{length}: {sent} bytes"
+        );
         assert_eq!(is(&cache.stats().bytes_saved), 256 * PAGE - sent);
         assert_eq!(below.count(Operation::Read), 0);
         let requests = (sent / (60 << 10) + 1).max(256 * PAGE / (1 << 20)) as usize;
@@ -77,17 +83,23 @@ fn a_row_of_whole_pages_goes_as_a_plain_write_and_a_mixture_packed() {
     let (below, cache) = cache();
     cache.write_at(64 * PAGE, &[1; 16 * PAGE as usize]).unwrap();
     cache.flush().unwrap();
-    let writes: Vec<_> = below.seen().into_iter().filter(|seen| seen.operation == Operation::Write).collect();
+    let writes: Vec<_> =
+        below.seen().into_iter().filter(|seen| seen.operation == Operation::Write).collect();
     assert_eq!(writes.len(), 1);
-    assert_eq!((writes[0].packed, writes[0].address, writes[0].length), (false, 64 * PAGE, 16 * PAGE));
+    assert_eq!(
+        (writes[0].packed, writes[0].address, writes[0].length),
+        (false, 64 * PAGE, 16 * PAGE)
+    );
 
     cache.write_at(200 * PAGE + 10, &[2; 10]).unwrap();
     cache.write_at(201 * PAGE, &[3; PAGE as usize]).unwrap();
     cache.write_at(203 * PAGE + 5, &[4; 5]).unwrap();
     cache.write_at(210 * PAGE, &[5; 8 * PAGE as usize]).unwrap();
     cache.flush().unwrap();
-    let writes: Vec<_> = below.seen().into_iter().filter(|seen| seen.operation == Operation::Write).collect();
-    let kinds: Vec<_> = writes.iter().map(|seen| (seen.packed, seen.address, seen.length)).collect();
+    let writes: Vec<_> =
+        below.seen().into_iter().filter(|seen| seen.operation == Operation::Write).collect();
+    let kinds: Vec<_> =
+        writes.iter().map(|seen| (seen.packed, seen.address, seen.length)).collect();
     let mixture = 16 + 3 * 8 + 10 + PAGE + 5;
     assert_eq!(kinds, [(true, 200 * PAGE + 10, mixture), (false, 210 * PAGE, 8 * PAGE)]);
     assert_eq!((is(&cache.stats().packed_sent), is(&cache.stats().plain_sent)), (1, 2));
@@ -191,7 +203,11 @@ fn a_flush_waits_for_what_was_written_before_it_and_not_for_more() {
     let held = below.take_held();
     held.into_iter().for_each(|waiting| below.carry_out(waiting));
     let asked: Vec<_> = below.seen().iter().map(|seen| seen.operation).collect();
-    assert_eq!((asked, flush.now()), (vec![Operation::Flush], None), "then the device below flushes");
+    assert_eq!(
+        (asked, flush.now()),
+        (vec![Operation::Flush], None),
+        "then the device below flushes"
+    );
     below.release();
     assert!(flush.now().unwrap().is_ok());
     assert_eq!(below.memory().read_at(100 * PAGE, 1).unwrap(), [0xEE]);
@@ -214,7 +230,8 @@ fn a_write_with_fua_goes_through_with_fua() {
 
 #[test]
 fn time_flushes_what_nobody_flushes() {
-    let (below, cache) = cache_with(Mode::Now, Options { flush_interval_s: 5, ..Options::default() });
+    let (below, cache) =
+        cache_with(Mode::Now, Options { flush_interval_s: 5, ..Options::default() });
     let start = Instant::now();
     cache.tick(start);
     cache.write_at(0, b"x").unwrap();
@@ -229,7 +246,8 @@ fn time_flushes_what_nobody_flushes() {
 
 #[test]
 fn at_the_bound_of_dirty_bytes_writers_wait_and_memory_is_bounded() {
-    let options = Options { cache_bytes_max: 1 << 20, dirty_bytes_max: 64 << 10, ..Options::default() };
+    let options =
+        Options { cache_bytes_max: 1 << 20, dirty_bytes_max: 64 << 10, ..Options::default() };
     let (below, cache) = cache_with(Mode::Hold, options);
     let writes: Vec<_> =
         (0..100).map(|page| submit(&cache, Operation::Write, page * PAGE, &[1; 4096])).collect();
@@ -244,9 +262,11 @@ fn at_the_bound_of_dirty_bytes_writers_wait_and_memory_is_bounded() {
 
 #[test]
 fn single_dirty_bytes_cannot_fill_the_memory_either() {
-    let options = Options { cache_bytes_max: 1 << 20, dirty_bytes_max: 1 << 20, ..Options::default() };
+    let options =
+        Options { cache_bytes_max: 1 << 20, dirty_bytes_max: 1 << 20, ..Options::default() };
     let (below, cache) = cache_with(Mode::Hold, options);
-    let writes: Vec<_> = (0..400).map(|page| submit(&cache, Operation::Write, page * PAGE, b"x")).collect();
+    let writes: Vec<_> =
+        (0..400).map(|page| submit(&cache, Operation::Write, page * PAGE, b"x")).collect();
     assert_eq!(writes.iter().filter_map(|write| write.now()).count(), 224, "7 of 8 pages");
     below.release();
     assert_eq!(writes.iter().filter_map(|write| write.now()).count(), 176);
@@ -264,7 +284,8 @@ fn single_dirty_bytes_cannot_fill_the_memory_either() {
 
 #[test]
 fn reads_under_way_are_all_that_may_exceed_the_memory_and_only_until_they_end() {
-    let options = Options { cache_bytes_max: 64 << 10, dirty_bytes_max: 16 << 10, ..Options::default() };
+    let options =
+        Options { cache_bytes_max: 64 << 10, dirty_bytes_max: 16 << 10, ..Options::default() };
     let (below, cache) = cache_with(Mode::Hold, options);
     let reads: Vec<_> =
         (0..50).map(|page| submit(&cache, Operation::Read, page * PAGE, &[0; 4096])).collect();

@@ -1,4 +1,5 @@
-//! The contract, for caches of every policy, on devices that answer at once or late and in any order.
+//! The contract, for caches of every policy, on devices that answer at once or late and in any
+//! order.
 
 use std::sync::Arc;
 
@@ -31,7 +32,8 @@ fn a_write_back_cache_keeps_the_contract() {
 #[test]
 fn a_cache_much_smaller_than_the_device_keeps_the_contract() {
     conformance::all(&|| late(Policy::WriteBack, small(Policy::WriteBack)));
-    let tiny = Options { cache_bytes_max: 64 << 10, dirty_bytes_max: 16 << 10, ..Options::default() };
+    let tiny =
+        Options { cache_bytes_max: 64 << 10, dirty_bytes_max: 16 << 10, ..Options::default() };
     conformance::all(&|| late(Policy::WriteBack, Options { write_backs_max: 1, ..tiny }));
 }
 

@@ -108,7 +108,11 @@ fn after_a_flush_that_failed_below_readers_see_what_is_there() {
     flushes.into_iter().for_each(|waiting| below.carry_out(waiting));
     assert_eq!(flush.now(), UNAVAILABLE);
     below.set(Mode::Now);
-    assert_eq!(cache.read_at(0, 14).unwrap(), b"\0\0\0\0\0\0not\0\0\0\0\0", "what is lost is not shown");
+    assert_eq!(
+        cache.read_at(0, 14).unwrap(),
+        b"\0\0\0\0\0\0not\0\0\0\0\0",
+        "what is lost is not shown"
+    );
     reads.into_iter().for_each(|waiting| below.carry_out(waiting));
     assert!(under_way.now().unwrap().is_ok());
     assert_eq!(cache.read_at(8192, 14).unwrap(), [0; 14], "nor where a fetch was under way");
@@ -146,7 +150,8 @@ fn bytes_saved_are_those_of_write_backs_that_succeeded_less_what_others_cost() {
 
 #[test]
 fn writers_without_room_hear_of_the_failure_and_nobody_hangs() {
-    let options = Options { cache_bytes_max: 64 << 10, dirty_bytes_max: 16 << 10, ..Options::default() };
+    let options =
+        Options { cache_bytes_max: 64 << 10, dirty_bytes_max: 16 << 10, ..Options::default() };
     let (below, cache) = cache_with(options);
     let writes: Vec<_> =
         (0..20).map(|page| submit(&cache, Operation::Write, page * 4096, &[1; 4096])).collect();
@@ -205,8 +210,11 @@ fn a_discard_fails_with_the_write_back_before_it_and_loses_nothing() {
 
 #[test]
 fn a_cache_that_goes_away_answers_what_waits_in_it() {
-    let (below, cache) =
-        cache_with(Options { cache_bytes_max: 64 << 10, dirty_bytes_max: 16 << 10, ..Options::default() });
+    let (below, cache) = cache_with(Options {
+        cache_bytes_max: 64 << 10,
+        dirty_bytes_max: 16 << 10,
+        ..Options::default()
+    });
     let writes: Vec<_> =
         (0..20).map(|page| submit(&cache, Operation::Write, page * 4096, &[1; 4096])).collect();
     let read = submit(&cache, Operation::Read, 1 << 20, &[0; 100]);
@@ -222,7 +230,9 @@ fn a_cache_that_goes_away_answers_what_waits_in_it() {
 fn options_out_of_range_are_refused() {
     let kind = |options: Options| {
         let below = Below::new(SIZE_BYTES, Mode::Now);
-        Cache::new(below, &options).map(|cache| cache.geometry().size_bytes).map_err(|error| error.kind())
+        Cache::new(below, &options)
+            .map(|cache| cache.geometry().size_bytes)
+            .map_err(|error| error.kind())
     };
     let good = Options::default();
     assert_eq!(kind(good), Ok(SIZE_BYTES));

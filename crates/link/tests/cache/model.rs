@@ -1,8 +1,9 @@
-//! A million random requests against a vector of bytes, alone and side by side, over a device below that
-//! answers late and in any order, and fails by chance.
+//! A million random requests against a vector of bytes, alone and side by side, over a device below
+//! that answers late and in any order, and fails by chance.
 //!
-//! A request that failed may have come to be or not, byte by byte; but once a reader has seen which, it stays
-//! so (D8). A flush that succeeded means that the device below has exactly what the model says (D4).
+//! A request that failed may have come to be or not, byte by byte; but once a reader has seen
+//! which, it stays so (D8). A flush that succeeded means that the device below has exactly what the
+//! model says (D4).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -52,7 +53,12 @@ impl Owner<'_> {
         for (offset, byte) in now.iter().enumerate() {
             let old = self.model[place + offset];
             let sound = *byte == old || *byte == new[offset];
-            assert!(sound, "step {step}: byte {} is {byte}, not {old} or {}", place + offset, new[offset]);
+            assert!(
+                sound,
+                "step {step}: byte {} is {byte}, not {old} or {}",
+                place + offset,
+                new[offset]
+            );
         }
         self.model[place..place + new.len()].copy_from_slice(&now);
     }
@@ -67,9 +73,11 @@ impl Owner<'_> {
         match self.random.below(100) {
             0..45 => {
                 let first = self.random.below(256) as u8;
-                let bytes: Vec<u8> = (0..length).map(|offset| first.wrapping_add(offset as u8)).collect();
+                let bytes: Vec<u8> =
+                    (0..length).map(|offset| first.wrapping_add(offset as u8)).collect();
                 let flags = if self.random.below(40) == 0 { FUA } else { NO_FLAGS };
-                let outcome = self.cache.call(Operation::Write, address, length as u64, flags, bytes.clone());
+                let outcome =
+                    self.cache.call(Operation::Write, address, length as u64, flags, bytes.clone());
                 match outcome {
                     Ok(_) => self.model[range].copy_from_slice(&bytes),
                     Err(_) => self.settle(place, &bytes, step),
@@ -77,7 +85,10 @@ impl Owner<'_> {
             }
             45..93 => {
                 if let Ok(bytes) = self.cache.read_at(address, length) {
-                    assert!(bytes == self.model[range], "step {step}: {length} bytes at {address} differ");
+                    assert!(
+                        bytes == self.model[range],
+                        "step {step}: {length} bytes at {address} differ"
+                    );
                 }
             }
             93..95 => {
@@ -94,7 +105,13 @@ impl Owner<'_> {
             }
             96..97 => match self.random.below(8) {
                 0 if self.alone => self.lose(),
-                1..4 => drop(self.cache.call(Operation::Prefetch, address, length as u64, NO_FLAGS, vec![])),
+                1..4 => drop(self.cache.call(
+                    Operation::Prefetch,
+                    address,
+                    length as u64,
+                    NO_FLAGS,
+                    vec![],
+                )),
                 _ => drop(self.cache.allocation(address, length as u64)),
             },
             97..98 => self.cache.tick(Instant::now() + Duration::from_secs(step)),
@@ -107,8 +124,8 @@ impl Owner<'_> {
         }
     }
 
-    /// The device below loses what was not flushed: then a flush fails, and from then on what is read is what
-    /// is there.
+    /// The device below loses what was not flushed: then a flush fails, and from then on what is
+    /// read is what is there.
     fn lose(&mut self) {
         self.below.lose();
         while self.below.has_lost() {
@@ -122,7 +139,8 @@ impl Owner<'_> {
         }
     }
 
-    /// After a flush that succeeded: the device below has it all. Nobody else writes the bytes of this owner.
+    /// After a flush that succeeded: the device below has it all. Nobody else writes the bytes of
+    /// this owner.
     fn check_below(&self, step: u64) {
         let stripe = self.stripe as usize;
         for (number, bytes) in self.model.chunks(stripe).enumerate() {
@@ -155,15 +173,22 @@ fn run_alone(seed: u64, mode: Mode, failures: u32, steps: u64) -> [u64; 5] {
     let cache = Cache::new(below.clone(), &options(&mut random, policy)).unwrap();
     let model = vec![0; SIZE_BYTES as usize];
     let (first, stripe, every, alone) = (0, SIZE_BYTES, SIZE_BYTES, true);
-    let mut owner = Owner { cache: &cache, below: &below, random, model, first, stripe, every, alone };
+    let mut owner =
+        Owner { cache: &cache, below: &below, random, model, first, stripe, every, alone };
     (0..steps).for_each(|step| owner.step(step));
     below.fail_per_mille(0);
     cache.flush().unwrap();
     owner.check_below(steps);
     let stats = cache.stats();
     assert_eq!(stats.dirty_bytes.load(SeqCst), 0);
-    [&stats.evictions, &stats.hole_fetches, &stats.packed_sent, &stats.plain_sent, &stats.write_back_errors]
-        .map(|counter| counter.load(SeqCst))
+    [
+        &stats.evictions,
+        &stats.hole_fetches,
+        &stats.packed_sent,
+        &stats.plain_sent,
+        &stats.write_back_errors,
+    ]
+    .map(|counter| counter.load(SeqCst))
 }
 
 #[test]
@@ -183,8 +208,8 @@ fn late_answers_in_any_order_and_failures_change_nothing_about_that() {
     }
 }
 
-/// Four threads own interleaved stripes that share pages; two more look at one shared range of which each
-/// write is newer than the one before.
+/// Four threads own interleaved stripes that share pages; two more look at one shared range of
+/// which each write is newer than the one before.
 fn run_together(seed: u64, policy: Policy, failures: u32, steps: u64) {
     const OWNERS: u64 = 4;
     const STRIPE: u64 = 1500;
@@ -209,7 +234,8 @@ fn run_together(seed: u64, policy: Policy, failures: u32, steps: u64) {
         scope.spawn(|| {
             for value in 1..=250_u64 {
                 submitted.store(value, SeqCst);
-                // A write that failed may come to be at any time; so it is written until it succeeded.
+                // A write that failed may come to be at any time; so it is written until it
+                // succeeded.
                 while cache.write_at(SHARED + 77, &[value as u8; SHARED_BYTES]).is_err() {}
                 completed.store(value, SeqCst);
             }
@@ -220,7 +246,9 @@ fn run_together(seed: u64, policy: Policy, failures: u32, steps: u64) {
                     let oldest = completed.load(SeqCst);
                     let Ok(bytes) = cache.read_at(SHARED + 77, SHARED_BYTES) else { continue };
                     let newest = submitted.load(SeqCst);
-                    let wrong = bytes.iter().position(|byte| !(oldest..=newest).contains(&u64::from(*byte)));
+                    let wrong = bytes
+                        .iter()
+                        .position(|byte| !(oldest..=newest).contains(&u64::from(*byte)));
                     assert_eq!(wrong, None, "this byte is not from writes {oldest} to {newest}");
                 }
             });

@@ -50,7 +50,13 @@ fn write(
     let (tell, hear) = channel();
     let payload = Box::new(Payload { bytes: bytes.to_vec(), fills: 0, tell });
     let flags = Flags { fua, ..Flags::default() };
-    device.submit_packed(Request::new(Operation::Write, address, bytes.len() as u64, flags, payload));
+    device.submit_packed(Request::new(
+        Operation::Write,
+        address,
+        bytes.len() as u64,
+        flags,
+        payload,
+    ));
     hear.recv().unwrap()
 }
 
@@ -60,14 +66,24 @@ const RANGES: [(u32, &[u8]); 3] = [(0, b"abc"), (1000, b"de"), (70_000, &[7; 900
 fn each_range_is_a_write_of_its_own_with_the_fua_of_all() {
     let seen = std::sync::Mutex::new(Vec::new());
     let geometry = Geometry { request_bytes_max: 8192, ..MemoryDevice::new(1 << 20).geometry() };
-    let device = Unpack::new(Fault::new(MemoryDevice::with_geometry(geometry), |request: &Request| {
-        seen.lock().unwrap().push((request.operation, request.address, request.length, request.flags.fua));
-        Decision::Pass
-    }));
+    let device =
+        Unpack::new(Fault::new(MemoryDevice::with_geometry(geometry), |request: &Request| {
+            seen.lock().unwrap().push((
+                request.operation,
+                request.address,
+                request.length,
+                request.flags.fua,
+            ));
+            Decision::Pass
+        }));
     assert_eq!(write(&device, 500, &packed(&RANGES), true), (1, Ok(())));
     let wanted = [(500, 3), (1500, 2), (70_500, 8192), (78_692, 808)];
     let wanted = wanted.map(|(address, length)| (Operation::Write, address, length, true));
-    assert_eq!(*seen.lock().unwrap(), wanted, "and nothing is read where bytes are taken as they are");
+    assert_eq!(
+        *seen.lock().unwrap(),
+        wanted,
+        "and nothing is read where bytes are taken as they are"
+    );
     assert_eq!(device.read_at(499, 5).unwrap(), b"\0abc\0");
     assert_eq!(device.read_at(1499, 4).unwrap(), b"\0de\0");
     assert_eq!(device.read_at(70_500, 8000).unwrap(), [7; 8000]);
@@ -100,8 +116,16 @@ fn a_bad_packed_write_is_invalid_and_changes_nothing() {
     }
     assert_eq!(write(&device, (1 << 20) - 79_000 + 1, &good, false).1, invalid, "past the end");
     assert_eq!(write(&device, u64::MAX - 10, &good, false).1, invalid);
-    assert_eq!(write(&device, 0, &vec![0; UNPACK_BYTES_MAX as usize + 1], false), (0, invalid), "too long");
-    assert_eq!(write(&device, 0, &packed(&[(0, b"x"), (65 << 20, b"y")]), false).1, invalid, "span");
+    assert_eq!(
+        write(&device, 0, &vec![0; UNPACK_BYTES_MAX as usize + 1], false),
+        (0, invalid),
+        "too long"
+    );
+    assert_eq!(
+        write(&device, 0, &packed(&[(0, b"x"), (65 << 20, b"y")]), false).1,
+        invalid,
+        "span"
+    );
     assert_eq!(device.inner().resident_bytes(), 0);
     assert_eq!(write(&device, (1 << 20) - 79_000, &good, false), (1, Ok(())), "just inside");
 }
@@ -114,7 +138,8 @@ fn a_read_only_device_refuses_packed_writes() {
 }
 
 #[test]
-fn ranges_in_different_blocks_of_a_disk_are_mended_side_by_side_and_those_in_one_block_all_arrive() {
+fn ranges_in_different_blocks_of_a_disk_are_mended_side_by_side_and_those_in_one_block_all_arrive()
+{
     let geometry = Geometry { block_bytes: 4096, ..MemoryDevice::new(1 << 20).geometry() };
     let memory = Arc::new(MemoryDevice::with_geometry(geometry));
     memory.write_at(0, &[0xEE; 1 << 20]).unwrap();
@@ -125,8 +150,13 @@ fn ranges_in_different_blocks_of_a_disk_are_mended_side_by_side_and_those_in_one
         if read && holding.load(SeqCst) { Decision::Hold } else { Decision::Pass }
     }));
     let device = Unpack::new(Align::new(disk.clone(), 4096).unwrap());
-    let ranges: [(u32, &[u8]); 5] =
-        [(10, b"one"), (4096 + 5, b"two"), (4096 + 50, b"too"), (4096 + 500, b"toe"), (40_000, b"six")];
+    let ranges: [(u32, &[u8]); 5] = [
+        (10, b"one"),
+        (4096 + 5, b"two"),
+        (4096 + 50, b"too"),
+        (4096 + 500, b"toe"),
+        (40_000, b"six"),
+    ];
     let (tell, hear) = channel();
     let bytes = packed(&ranges);
     let length = bytes.len() as u64;
@@ -139,8 +169,8 @@ fn ranges_in_different_blocks_of_a_disk_are_mended_side_by_side_and_those_in_one
     }
     assert_eq!(hear.try_recv().unwrap(), (1, Ok(())));
     let mut wanted = vec![0xEE; 1 << 20];
-    ranges
-        .iter()
-        .for_each(|(at, bytes)| wanted[*at as usize..*at as usize + bytes.len()].copy_from_slice(bytes));
+    ranges.iter().for_each(|(at, bytes)| {
+        wanted[*at as usize..*at as usize + bytes.len()].copy_from_slice(bytes)
+    });
     assert!(memory.read_at(0, 1 << 20).unwrap() == wanted);
 }

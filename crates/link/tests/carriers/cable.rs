@@ -18,7 +18,8 @@ pub(crate) enum End {
     B,
 }
 
-/// Two namespaces; in each an interface "cable", with the addresses 10.97.0.1 (A) and 10.97.0.2 (B).
+/// Two namespaces; in each an interface "cable", with the addresses 10.97.0.1 (A) and 10.97.0.2
+/// (B).
 pub(crate) struct Cable {
     name: String,
 }
@@ -33,11 +34,14 @@ impl Cable {
             return None;
         }
         let (a, b) = (cable.space(End::A), cable.space(End::B));
-        let made = [&a, &b].iter().try_for_each(|space| ip(&["netns", "add", space])).and_then(|()| {
-            let veth =
-                ["-n", &a, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", &b];
-            ip(&veth)
-        });
+        let made =
+            [&a, &b].iter().try_for_each(|space| ip(&["netns", "add", space])).and_then(|()| {
+                let veth = [
+                    "-n", &a, "link", "add", "cable", "type", "veth", "peer", "name", "cable",
+                    "netns", &b,
+                ];
+                ip(&veth)
+            });
         if let Err(reason) = made {
             println!("skipped: no cable between namespaces: {reason}");
             return None;
@@ -58,7 +62,9 @@ impl Cable {
     /// `ip link set cable ...` at this end.
     pub(crate) fn link(&self, end: End, words: &[&str]) {
         let mut all = vec!["-n".to_owned(), self.space(end)];
-        all.extend(["link", "set", "dev", "cable"].iter().chain(words).map(|&word| word.to_owned()));
+        all.extend(
+            ["link", "set", "dev", "cable"].iter().chain(words).map(|&word| word.to_owned()),
+        );
         ip(&all).expect("the link is set");
     }
 
@@ -72,7 +78,8 @@ impl Cable {
     /// Another interface at this end, with so many queues each way.
     pub(crate) fn add_pair_of_queues(&self, end: End, name: &str, queues: u32) {
         let (space, queues) = (self.space(end), queues.to_string());
-        let link = ["-n", &space, "link", "add", name, "numtxqueues", &queues, "numrxqueues", &queues];
+        let link =
+            ["-n", &space, "link", "add", name, "numtxqueues", &queues, "numrxqueues", &queues];
         ip(&[&link[..], &["type", "veth"]].concat()).expect("added");
         ip(&["-n", &space, "link", "set", "dev", name, "up"]).expect("up");
     }
@@ -91,7 +98,8 @@ impl Cable {
 
     /// Lets this end send as fast as it can again.
     pub(crate) fn hurry(&self, end: End) {
-        run("tc", ["-n", &self.space(end), "qdisc", "del", "dev", "cable", "root"]).expect("removed");
+        run("tc", ["-n", &self.space(end), "qdisc", "del", "dev", "cable", "root"])
+            .expect("removed");
     }
 
     /// Does this in a thread that lives in the end's namespace; sockets that it opens stay there.
@@ -99,7 +107,8 @@ impl Cable {
         let space = File::open(format!("/run/netns/{}", self.space(end))).expect("the namespace");
         std::thread::scope(|scope| {
             let inside = scope.spawn(|| {
-                move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network)).expect("moved");
+                move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network))
+                    .expect("moved");
                 what()
             });
             inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -121,7 +130,12 @@ fn ip(words: &[impl AsRef<str>]) -> Result<(), String> {
 
 fn run(program: &str, words: impl IntoIterator<Item = impl AsRef<str>>) -> Result<(), String> {
     let words: Vec<String> = words.into_iter().map(|word| word.as_ref().to_owned()).collect();
-    let output = Command::new(program).args(&words).output().map_err(|e| format!("{program}: {e}"))?;
+    let output =
+        Command::new(program).args(&words).output().map_err(|e| format!("{program}: {e}"))?;
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    if output.status.success() { Ok(()) } else { Err(format!("{program} {}: {said}", words.join(" "))) }
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(format!("{program} {}: {said}", words.join(" ")))
+    }
 }

@@ -23,9 +23,13 @@ fn errno(error: &std::io::Error) -> Option<Errno> {
 fn packets_of_all_sizes_arrive_over_every_mtu() {
     for mtu_bytes in [1500, 9000, 16110] {
         let Some(cable) = Cable::of_mtu(mtu_bytes) else { return };
-        let ((sender, mut own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+        let ((sender, mut own), (there, mut receiver)) =
+            (open(&cable, End::A), open(&cable, End::B));
         let to = there.own();
-        assert_eq!((sender.packet_bytes_max(&to), sender.interface().mtu_bytes), (mtu_bytes, mtu_bytes));
+        assert_eq!(
+            (sender.packet_bytes_max(&to), sender.interface().mtu_bytes),
+            (mtu_bytes, mtu_bytes)
+        );
         all_sizes_arrive(&sender, &to, &mut receiver, &mut own);
     }
     let Some(cable) = Cable::of_mtu(65535) else { return };
@@ -58,7 +62,8 @@ fn a_broadcast_arrives_with_its_sender_and_own_frames_and_those_of_others_do_not
 fn the_padding_of_tiny_frames_is_cut_and_lengths_that_cannot_be_are_counted() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let (there, mut receiver) = open(&cable, End::B);
-    let (raw, _ring) = cable.at(End::A, || FrameSocket::open("cable", ETHERTYPE, 1, 1 << 16).expect("raw"));
+    let (raw, _ring) =
+        cable.at(End::A, || FrameSocket::open("cable", ETHERTYPE, 1, 1 << 16).expect("raw"));
     let mut header = [0; 14];
     let Peer::Ethernet(to) = there.own() else { panic!("Ethernet") };
     header[..6].copy_from_slice(&to);
@@ -96,7 +101,10 @@ fn an_interface_that_is_gone_or_never_was_or_is_no_ethernet_is_an_error() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let (sender, mut own) = open(&cable, End::A);
     cable.link(End::A, &["name", "renamed"]);
-    assert_eq!(sender.send(&BROADCAST, &batch_of(0, &[24]), 0).expect("its name does not matter"), 1);
+    assert_eq!(
+        sender.send(&BROADCAST, &batch_of(0, &[24]), 0).expect("its name does not matter"),
+        1
+    );
     let open_error = |name| cable.at(End::A, || open_ethernet(name).err().expect("refused"));
     assert_eq!(errno(&open_error("cable")), Some(Errno::NODEV));
     assert_eq!(errno(&open_error("lo")), Some(Errno::INVAL));
@@ -144,7 +152,8 @@ fn a_full_socket_or_queue_takes_none_and_later_has_room() {
         if !cable.slow_down(End::A, "80mbit", limit_bytes) {
             return;
         }
-        let ((sender, mut own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
+        let ((sender, mut own), (there, mut receiver)) =
+            (open(&cable, End::A), open(&cable, End::B));
         let batch = batch_of(0, &[9000]);
         let taken = send_until_full(&sender, &there.own(), &batch);
         assert!(taken > 3, "{taken} with {limit_bytes}");
@@ -182,7 +191,9 @@ fn a_receiver_that_comes_late_finds_what_the_ring_holds_and_goes_on() {
     }
     let mut came = 0;
     loop {
-        let woken = receiver.receive(Some(std::time::Duration::ZERO), false, &mut |_, _| ()).expect("lives");
+        let woken = receiver
+            .receive(Some(std::time::Duration::ZERO), false, &mut |_, _| ())
+            .expect("lives");
         if woken.packets == 0 {
             break;
         }

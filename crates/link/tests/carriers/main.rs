@@ -1,4 +1,5 @@
-//! The carriers, black box: over the loopback, and over cables between namespaces where they can be made.
+//! The carriers, black box: over the loopback, and over cables between namespaces where they can be
+//! made.
 
 mod cable;
 mod ethernet;

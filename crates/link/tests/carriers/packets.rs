@@ -76,7 +76,15 @@ fn sizes_up_to(packet_bytes_max: usize) -> Vec<Vec<usize>> {
         vec![packet_bytes_max],
         vec![min; 200],
         vec![packet_bytes_max; 70],
-        vec![packet_bytes_max, packet_bytes_max, min, min, min + 1, packet_bytes_max / 2, packet_bytes_max],
+        vec![
+            packet_bytes_max,
+            packet_bytes_max,
+            min,
+            min,
+            min + 1,
+            packet_bytes_max / 2,
+            packet_bytes_max,
+        ],
     ];
     let small = (min..min + 100).collect::<Vec<_>>();
     let all = (min..=packet_bytes_max).step_by(97).collect::<Vec<_>>();
@@ -104,7 +112,8 @@ fn cut(rows: Vec<Vec<usize>>) -> Vec<Vec<usize>> {
     cut
 }
 
-/// Packets of all sizes that the carrier takes arrive, intact and in order, while nothing else is under way.
+/// Packets of all sizes that the carrier takes arrive, intact and in order, while nothing else is
+/// under way.
 pub(crate) fn all_sizes_arrive(
     sender: &dyn Sender,
     to: &Peer,
@@ -131,7 +140,8 @@ pub(crate) fn all_sizes_arrive(
     assert!(first > 400, "only {first} packets");
 }
 
-/// Sends this batch again and again until the carrier takes no more; answers how many packets it took.
+/// Sends this batch again and again until the carrier takes no more; answers how many packets it
+/// took.
 pub(crate) fn send_until_full(sender: &dyn Sender, to: &Peer, batch: &Batch) -> usize {
     let mut taken = 0;
     for _ in 0..100_000 {

@@ -35,7 +35,8 @@ fn travel(sender: &dyn Sender, to: &Peer, receiver: &mut dyn Receiver) {
 #[test]
 fn nothing_is_allocated_while_packets_travel_over_udp() {
     for segmentation in [true, false] {
-        let options = UdpOptions { segmentation, ..UdpOptions::on("127.0.0.1:0".parse().expect("one")) };
+        let options =
+            UdpOptions { segmentation, ..UdpOptions::on("127.0.0.1:0".parse().expect("one")) };
         let (sender, _own) = open_udp(&options).expect("UDP");
         let (there, mut receiver) = open_udp(&options).expect("UDP");
         travel(&sender, &Peer::Udp(there.local().expect("bound")), &mut receiver);
@@ -45,8 +46,10 @@ fn nothing_is_allocated_while_packets_travel_over_udp() {
 #[test]
 fn nothing_is_allocated_while_packets_travel_over_tcp() {
     let listener = Listener::open("127.0.0.1:0".parse().expect("one"), None).expect("a listener");
-    let (sender, _own) = connect(listener.local().expect("bound"), None, PATIENCE).expect("connected");
-    let (_there, mut receiver, _) = listener.accept(Some(PATIENCE)).expect("lives").expect("a stream");
+    let (sender, _own) =
+        connect(listener.local().expect("bound"), None, PATIENCE).expect("connected");
+    let (_there, mut receiver, _) =
+        listener.accept(Some(PATIENCE)).expect("lives").expect("a stream");
     travel(&sender, &Peer::Stream, &mut receiver);
 }
 
@@ -62,6 +65,7 @@ fn nothing_is_allocated_while_packets_travel_over_ethernet() {
 fn nothing_is_allocated_while_packets_travel_past_the_network_layer() {
     let Some(cable) = Cable::of_mtu(9000) else { return };
     let Ok((sender, _own)) = cable.at(End::A, || open_express("cable")) else { return };
-    let (there, mut receiver) = cable.at(End::B, || open_express("cable").expect("as the other end"));
+    let (there, mut receiver) =
+        cable.at(End::B, || open_express("cable").expect("as the other end"));
     travel(&sender, &there.own(), &mut receiver);
 }

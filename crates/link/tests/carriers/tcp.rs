@@ -53,7 +53,9 @@ fn a_stream_torn_in_the_middle_of_a_packet_is_put_together_and_a_torn_end_is_sai
     bytes.extend(packet(3, 24));
     let mut came = 0;
     // Cut in the header, the length, the body; read after each piece.
-    for piece in [0..3, 3..7, 7..24, 24..30, 30..4000, 4000..40_000, 40_000..bytes.len()].map(|r| &bytes[r]) {
+    for piece in
+        [0..3, 3..7, 7..24, 24..30, 30..4000, 4000..40_000, 40_000..bytes.len()].map(|r| &bytes[r])
+    {
         raw.write_all(piece).expect("written");
         let mut next = came;
         let wait = if came == 0 { Duration::ZERO } else { Duration::from_millis(1) };
@@ -90,7 +92,8 @@ fn a_full_stream_takes_none_and_what_was_taken_arrives_even_if_nobody_sends_agai
         // The sender's side only waits for packets: none come, but the rest leaves.
         let waker = own.waker();
         let waiting = scope.spawn(move || {
-            while !own.receive(None, false, &mut |_, _| panic!("no packet")).expect("lives").waker {}
+            while !own.receive(None, false, &mut |_, _| panic!("no packet")).expect("lives").waker {
+            }
             own
         });
         while came < taken {
@@ -119,13 +122,20 @@ fn a_length_that_cannot_be_is_counted_and_ends_the_stream() {
         raw.write_all(&bytes).expect("written");
         let (mut packets, mut malformed) = (0, 0);
         let error = loop {
-            match receiver.receive(Some(PATIENCE), false, &mut |_, bytes| assert_eq!(bytes.len(), 24)) {
-                Ok(woken) => (packets, malformed) = (packets + woken.packets, malformed + woken.malformed),
+            match receiver
+                .receive(Some(PATIENCE), false, &mut |_, bytes| assert_eq!(bytes.len(), 24))
+            {
+                Ok(woken) => {
+                    (packets, malformed) = (packets + woken.packets, malformed + woken.malformed)
+                }
                 Err(error) => break error,
             }
         };
         assert_eq!((packets, malformed, error.kind()), (1, 1, ErrorKind::InvalidData), "{length}");
-        assert!(sender.send(&Peer::Stream, &batch_of(0, &[24]), 0).is_err(), "the stream is at its end");
+        assert!(
+            sender.send(&Peer::Stream, &batch_of(0, &[24]), 0).is_err(),
+            "the stream is at its end"
+        );
     }
 }
 
@@ -136,7 +146,10 @@ fn a_peer_that_leaves_between_packets_closed_the_stream() {
     drop((sender, own));
     expect_in_order(&mut receiver, 3, 1);
     let error = receiver.receive(Some(PATIENCE), false, &mut |_, _| ()).expect_err("closed");
-    assert!(error.kind() == ErrorKind::UnexpectedEof && error.to_string().contains("closed"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::UnexpectedEof && error.to_string().contains("closed"),
+        "{error}"
+    );
     assert!(there.send(&Peer::Stream, &batch_of(0, &[24]), 0).is_err());
 }
 
@@ -147,7 +160,8 @@ fn a_listener_hands_out_streams_and_its_waker_ends_its_wait() {
     assert!(listener.accept(Some(Duration::ZERO)).expect("lives").is_none());
     listener.waker().wake();
     assert!(listener.accept(None).expect("lives").is_none());
-    let clients: Vec<_> = (0..3).map(|_| connect(local, None, PATIENCE).expect("connected")).collect();
+    let clients: Vec<_> =
+        (0..3).map(|_| connect(local, None, PATIENCE).expect("connected")).collect();
     for (number, (sender, _)) in (0..).zip(&clients) {
         assert_eq!(sender.send(&Peer::Stream, &batch_of(number, &[24]), 0).expect("sent"), 1);
         let (_, mut receiver) = accepted(&listener);

@@ -4,11 +4,14 @@ use std::collections::HashMap;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use sawmill_link::carrier::{Batch, Peer, Receiver, Sender, UdpOptions, UdpReceiver, UdpSender, open_udp};
+use sawmill_link::carrier::{
+    Batch, Peer, Receiver, Sender, UdpOptions, UdpReceiver, UdpSender, open_udp,
+};
 
 use crate::cable::{Cable, End};
 use crate::packets::{
-    PATIENCE, all_sizes_arrive, batch_of, expect_in_order, number_of, packet, send_until_full, wait_for_room,
+    PATIENCE, all_sizes_arrive, batch_of, expect_in_order, number_of, packet, send_until_full,
+    wait_for_room,
 };
 
 fn open(local: &str, segmentation: bool) -> (UdpSender, UdpReceiver) {
@@ -22,7 +25,8 @@ fn place(sender: &UdpSender) -> Peer {
 
 #[test]
 fn packets_of_all_sizes_arrive_over_the_loopback_with_and_without_segmentation() {
-    for (local, segmentation) in [("127.0.0.1:0", true), ("127.0.0.1:0", false), ("[::1]:0", true)] {
+    for (local, segmentation) in [("127.0.0.1:0", true), ("127.0.0.1:0", false), ("[::1]:0", true)]
+    {
         let (sender, mut own) = open(local, segmentation);
         let (there, mut receiver) = open(local, segmentation);
         all_sizes_arrive(&sender, &place(&there), &mut receiver, &mut own);
@@ -84,21 +88,29 @@ fn lengths_that_cannot_be_are_counted_and_what_follows_a_packet_is_cut() {
 #[test]
 fn receivers_that_share_a_port_have_their_peers_dealt_out() {
     let shared = |local| {
-        open_udp(&UdpOptions { shared_port: true, ..UdpOptions::on(local) }).expect("UDP on a shared port")
+        open_udp(&UdpOptions { shared_port: true, ..UdpOptions::on(local) })
+            .expect("UDP on a shared port")
     };
     let (first, mut receiver) = shared("127.0.0.1:0".parse().expect("an address"));
     let Peer::Udp(local) = place(&first) else { panic!("UDP") };
     let (_second, mut other) = shared(local);
     let senders: Vec<_> = (0..64).map(|_| open("127.0.0.1:0", true)).collect();
     for (number, (sender, _)) in (0..).zip(&senders) {
-        assert_eq!(sender.send(&Peer::Udp(local), &batch_of(number, &[24, 24]), 0).expect("sent"), 2);
+        assert_eq!(
+            sender.send(&Peer::Udp(local), &batch_of(number, &[24, 24]), 0).expect("sent"),
+            2
+        );
     }
     let mut seen = HashMap::new();
     let mut counts = [0; 2];
     while counts[0] + counts[1] < 128 {
         for (index, receiver) in [&mut receiver, &mut other].into_iter().enumerate() {
             let woken = receiver.receive(Some(Duration::ZERO), false, &mut |peer, _| {
-                assert_eq!(*seen.entry(*peer).or_insert(index), index, "a peer stays with one receiver");
+                assert_eq!(
+                    *seen.entry(*peer).or_insert(index),
+                    index,
+                    "a peer stays with one receiver"
+                );
             });
             counts[index] += woken.expect("lives").packets;
         }
@@ -161,7 +173,8 @@ fn an_interface_that_went_down_is_an_error_and_serves_again_once_it_is_back() {
 #[test]
 fn a_socket_tied_to_an_interface_uses_no_other_and_a_wrong_name_is_said() {
     let options = UdpOptions::on("0.0.0.0:0".parse().expect("an address"));
-    let error = open_udp(&UdpOptions { interface: Some("nosuch0".into()), ..options.clone() }).err();
+    let error =
+        open_udp(&UdpOptions { interface: Some("nosuch0".into()), ..options.clone() }).err();
     assert!(error.is_some(), "there is no such interface");
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let (there, mut receiver) = cable.at(End::B, || open("10.97.0.2:0", true));

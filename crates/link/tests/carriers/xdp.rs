@@ -13,7 +13,11 @@ use sawmill_link::carrier::{
 use crate::cable::{Cable, End};
 use crate::packets::{PATIENCE, all_sizes_arrive, batch_of, expect_in_order};
 
-fn try_open(cable: &Cable, end: End, name: &str) -> Result<(ExpressSender, ExpressReceiver), Option<Errno>> {
+fn try_open(
+    cable: &Cable,
+    end: End,
+    name: &str,
+) -> Result<(ExpressSender, ExpressReceiver), Option<Errno>> {
     cable.at(end, || open_express(name)).map_err(|error| Errno::from_io_error(&error))
 }
 
@@ -28,7 +32,8 @@ fn open(cable: &Cable, end: End) -> Option<(ExpressSender, ExpressReceiver)> {
     }
 }
 
-/// Does it until it succeeds: the kernel frees an interface a little after its last descriptor was closed.
+/// Does it until it succeeds: the kernel frees an interface a little after its last descriptor was
+/// closed.
 fn after_a_while<T>(mut what: impl FnMut() -> Result<T, String>) -> T {
     let begin = Instant::now();
     loop {
@@ -48,13 +53,17 @@ fn is_free_again(cable: &Cable) {
 
 #[test]
 fn packets_of_all_sizes_arrive_over_every_mtu() {
-    // Frames that never, just not and just may lie in several chunks; that just fit one and just do not.
+    // Frames that never, just not and just may lie in several chunks; that just fit one and just do
+    // not.
     for mtu_bytes in [1500, 3058, 3059, 3826, 3827, 9000, 16110] {
         let Some(cable) = Cable::of_mtu(mtu_bytes) else { return };
         let Some((sender, mut own)) = open(&cable, End::A) else { return };
         let Some((there, mut receiver)) = open(&cable, End::B) else { return };
         let to = there.own();
-        assert_eq!((sender.packet_bytes_max(&to), sender.interface().mtu_bytes), (mtu_bytes, mtu_bytes));
+        assert_eq!(
+            (sender.packet_bytes_max(&to), sender.interface().mtu_bytes),
+            (mtu_bytes, mtu_bytes)
+        );
         all_sizes_arrive(&sender, &to, &mut receiver, &mut own);
     }
 }
@@ -100,7 +109,10 @@ fn all_other_traffic_of_the_interface_goes_where_it_always_went() {
         a.send_to(&vec![7; bytes], "10.97.0.2:9").expect("sent");
         let mut room = [0; 9000];
         let (came, from) = b.recv_from(&mut room).expect("other traffic comes");
-        assert_eq!((&room[..came], from.to_string()), (&vec![7; bytes][..], "10.97.0.1:9".to_owned()));
+        assert_eq!(
+            (&room[..came], from.to_string()),
+            (&vec![7; bytes][..], "10.97.0.1:9".to_owned())
+        );
         expect_in_order(&mut receiver, 0, 1);
     }
 }
@@ -115,7 +127,8 @@ fn an_interface_has_one_user_and_is_free_again_after_him() {
     is_free_again(&cable);
 }
 
-/// What [`the_program_goes_with_a_process_that_was_killed`] starts as another process; alone it does nothing.
+/// What [`the_program_goes_with_a_process_that_was_killed`] starts as another process; alone it
+/// does nothing.
 #[test]
 #[ignore = "a part of another test"]
 fn hold_until_killed() {
@@ -152,7 +165,8 @@ fn what_cannot_be_opened_is_an_error_that_says_why() {
     if open(&cable, End::A).is_none() {
         return;
     }
-    let error = |name| try_open(&cable, End::A, name).err().expect("refused").expect("the system's");
+    let error =
+        |name| try_open(&cable, End::A, name).err().expect("refused").expect("the system's");
     assert_eq!((error("nosuch0"), error("lo")), (Errno::NODEV, Errno::INVAL));
     cable.link(End::A, &["down"]);
     assert_eq!(error("cable"), Errno::NETDOWN);
@@ -168,13 +182,15 @@ fn an_interface_that_goes_is_an_error_and_one_that_was_down_goes_on() {
     cable.link(End::A, &["down"]);
     let error = sender.send(&there.own(), &batch_of(0, &[100]), 0).expect_err("down");
     assert_eq!(Errno::from_io_error(&error), Some(Errno::NETDOWN));
-    let error = own.receive(Some(PATIENCE), false, &mut |_, _| ()).expect_err("what was taken does not go");
+    let error =
+        own.receive(Some(PATIENCE), false, &mut |_, _| ()).expect_err("what was taken does not go");
     assert_eq!(Errno::from_io_error(&error), Some(Errno::NETDOWN));
     cable.link(End::A, &["up"]);
     own.receive(Some(Duration::ZERO), false, &mut |_, _| ()).expect("it lives again");
     expect_in_order(&mut receiver, 0, 1);
     all_sizes_arrive(&sender, &there.own(), &mut receiver, &mut own);
-    // A namespace lives as long as somebody has a socket there; an end that goes takes the other along.
+    // A namespace lives as long as somebody has a socket there; an end that goes takes the other
+    // along.
     drop((cable, there, receiver));
     while own.receive(Some(Duration::from_millis(1)), false, &mut |_, _| ()).is_ok() {}
     assert!(sender.send(&BROADCAST, &batch_of(0, &[24]), 0).is_err());

@@ -52,7 +52,7 @@ fn small_writes_cross_the_link_packed_and_none_is_read_before() {
 }
 
 #[test]
-fn a_target_that_lost_what_it_had_in_memory_fails_a_flush_of_the_cache_and_then_its_bytes_are_shown() {
+fn a_target_that_lost_its_memory_fails_a_flush_of_the_cache_and_then_shows_its_bytes() {
     let addresses = free_addresses(&["udp"]);
     let with_kept = || {
         let memory = Arc::new(MemoryDevice::new(SIZE_BYTES));

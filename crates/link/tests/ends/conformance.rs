@@ -10,7 +10,9 @@ use crate::pair::{Pair, key};
 const SIZE_BYTES: u64 = 64 << 20;
 
 fn keeps_the_contract(kinds: &[&str], security: &dyn Fn() -> Security) {
-    conformance::all(&|| Arc::new(Pair::new(Arc::new(MemoryDevice::new(SIZE_BYTES)), kinds, security)));
+    conformance::all(&|| {
+        Arc::new(Pair::new(Arc::new(MemoryDevice::new(SIZE_BYTES)), kinds, security))
+    });
 }
 
 #[test]

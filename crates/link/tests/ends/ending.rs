@@ -72,7 +72,10 @@ fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_reque
     let carry = || {
         initiator.tick();
         while let Some(mut packet) = there.next() {
-            target.receive(Arrival { sender: &answers, waker: None, peer: &Peer::Stream }, &mut packet);
+            target.receive(
+                Arrival { sender: &answers, waker: None, peer: &Peer::Stream },
+                &mut packet,
+            );
         }
         target.tick();
         while let Some(mut packet) = back.next() {
@@ -102,7 +105,10 @@ fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_reque
     while let Some(mut packet) = back.next() {
         initiator.receive(&Peer::Stream, &mut packet);
     }
-    assert!(told.lock().expect("nobody panics with it").is_none(), "the next target is to be asked");
+    assert!(
+        told.lock().expect("nobody panics with it").is_none(),
+        "the next target is to be asked"
+    );
 }
 
 #[test]

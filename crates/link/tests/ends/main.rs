@@ -1,4 +1,5 @@
-//! Both ends with real carriers and threads: the contract of a block device, from one process to itself.
+//! Both ends with real carriers and threads: the contract of a block device, from one process to
+//! itself.
 
 mod bytes;
 mod conformance;

@@ -21,12 +21,14 @@ pub(crate) fn key() -> Security {
     Security::Key(PreSharedKey::from_bytes([9; 32]))
 }
 
-/// Addresses whose ports are free for TCP and UDP, each given out once. They lie below the ports that the
-/// kernel hands out by itself, so that no socket of another test takes one before it is bound here.
+/// Addresses whose ports are free for TCP and UDP, each given out once. They lie below the ports
+/// that the kernel hands out by itself, so that no socket of another test takes one before it is
+/// bound here.
 pub(crate) fn free_addresses(kinds: &[&str]) -> Vec<LinkAddress> {
     static NEXT: AtomicU16 = AtomicU16::new(12_000);
     let free = |port: &u16| {
-        TcpListener::bind(("127.0.0.1", *port)).is_ok() && UdpSocket::bind(("127.0.0.1", *port)).is_ok()
+        TcpListener::bind(("127.0.0.1", *port)).is_ok()
+            && UdpSocket::bind(("127.0.0.1", *port)).is_ok()
     };
     let mut ports = std::iter::repeat_with(|| NEXT.fetch_add(1, Ordering::Relaxed)).filter(free);
     kinds
@@ -49,7 +51,11 @@ pub(crate) fn listen(
     Listener::new(target, addresses, 1).expect("free addresses")
 }
 
-pub(crate) fn attach(addresses: &[LinkAddress], security: Security, options: InitiatorOptions) -> Attached {
+pub(crate) fn attach(
+    addresses: &[LinkAddress],
+    security: Security,
+    options: InitiatorOptions,
+) -> Attached {
     let clock = Arc::new(SteadyClock);
     let initiator = Initiator::new(options, security, addresses.len(), clock, unguessable());
     Attached::new(initiator, addresses).expect("threads")
@@ -70,7 +76,11 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    pub(crate) fn new(device: Arc<dyn BlockDevice>, kinds: &[&str], security: &dyn Fn() -> Security) -> Self {
+    pub(crate) fn new(
+        device: Arc<dyn BlockDevice>,
+        kinds: &[&str],
+        security: &dyn Fn() -> Security,
+    ) -> Self {
         let addresses = free_addresses(kinds);
         let listener = listen(device, &addresses, security());
         let attached = attach(&addresses, security(), InitiatorOptions::default());
@@ -80,7 +90,11 @@ impl Pair {
 
 impl Pair {
     /// One packed write, waited for.
-    pub(crate) fn write_packed(&self, address: u64, payload: Vec<u8>) -> sawmill_device::Result<()> {
+    pub(crate) fn write_packed(
+        &self,
+        address: u64,
+        payload: Vec<u8>,
+    ) -> sawmill_device::Result<()> {
         struct Packed<'a>(&'a RemoteDevice);
         impl BlockDevice for Packed<'_> {
             fn geometry(&self) -> Geometry {
@@ -91,7 +105,9 @@ impl Pair {
             }
         }
         let length = payload.len() as u64;
-        Packed(&self.device).call(Operation::Write, address, length, Flags::default(), payload).map(drop)
+        Packed(&self.device)
+            .call(Operation::Write, address, length, Flags::default(), payload)
+            .map(drop)
     }
 }
 

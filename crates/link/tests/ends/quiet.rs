@@ -1,7 +1,7 @@
 //! Nothing is allocated while requests go through both ends (WZBLK §2.2.7).
 //!
-//! The allocator counts for each thread, so the threads of the link are asked while they are in this file:
-//! the initiator's when a request completes, the target's when the device is handed one.
+//! The allocator counts for each thread, so the threads of the link are asked while they are in
+//! this file: the initiator's when a request completes, the target's when the device is handed one.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -10,7 +10,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
 use parking_lot::{Condvar, Mutex};
-use sawmill_device::{BlockDevice, Exchange, Flags, Geometry, NullDevice, Operation, Outcome, Request};
+use sawmill_device::{
+    BlockDevice, Exchange, Flags, Geometry, NullDevice, Operation, Outcome, Request,
+};
 use sawmill_sys::CountingAllocator;
 
 use crate::pair::{PATIENCE, Pair, key};
@@ -142,7 +144,8 @@ fn allocates_nothing(kinds: &[&str]) {
     let device = Watched { inner: NullDevice::new(1 << 30), watch: Arc::clone(&watch) };
     let pair = Arc::new(Pair::new(Arc::new(device), kinds, &key));
     let (ended, end) = channel();
-    let load = Arc::new(Load { pair, watch: Arc::clone(&watch), done: 0.into(), under_way: DEPTH.into() });
+    let load =
+        Arc::new(Load { pair, watch: Arc::clone(&watch), done: 0.into(), under_way: DEPTH.into() });
     for number in 0..DEPTH as u64 {
         let (load, ended) = (Arc::clone(&load), ended.clone());
         let buffer = vec![0; LENGTHS[2] as usize];

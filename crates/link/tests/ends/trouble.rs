@@ -26,7 +26,8 @@ fn a_target_is_attached_again_and_again() {
         let answer = answer.wait(PATIENCE / 10);
         let ends = (attached.initiator().status(), listener.target().status().len());
         assert!(answer.is_ok(), "round {round}: {answer:?} {ends:#?}");
-        let device = attached.initiator().opened("disk", OpenMode::default(), &answer.expect("an answer"));
+        let device =
+            attached.initiator().opened("disk", OpenMode::default(), &answer.expect("an answer"));
         let device = device.expect("a device");
         device.write_at(u64::from(round), &[round]).expect("written");
         assert_eq!(device.read_at(u64::from(round), 1).expect("read"), [round]);
@@ -109,7 +110,8 @@ fn a_flood_of_hellos_takes_a_few_entries_and_no_connection() {
         let payload = hello.encode().expect("a hello");
         let mut packet = vec![0; 1472];
         let room = &mut packet[HEADER_BYTES..];
-        let (_, bytes) = Greeting::new(&Security::Insecure, b"sawmill link 1", &payload, room).expect("made");
+        let (_, bytes) =
+            Greeting::new(&Security::Insecure, b"sawmill link 1", &payload, room).expect("made");
         packet.truncate(HEADER_BYTES + bytes);
         let length = packet.len() as u32;
         let header = Packet { kind: PacketKind::Hello, length, connection: 0, link: 0, number: 0 };
@@ -149,7 +151,9 @@ fn threads_write_and_read_while_the_target_is_started_anew_again_and_again() {
             let written = memory.read_at(0, 1).expect("memory reads")[0];
             let began = std::time::Instant::now();
             // Let something happen, whatever it is, before the next end.
-            while memory.read_at(0, 1).expect("memory reads")[0] == written && began.elapsed() < PATIENCE {
+            while memory.read_at(0, 1).expect("memory reads")[0] == written
+                && began.elapsed() < PATIENCE
+            {
                 std::thread::yield_now();
             }
             drop(listener.take());

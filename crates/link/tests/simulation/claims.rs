@@ -1,5 +1,5 @@
-//! Stories of one plot each: several initiators and volumes, targets that come back as others, packets from
-//! long ago.
+//! Stories of one plot each: several initiators and volumes, targets that come back as others,
+//! packets from long ago.
 //!
 //! Invariant: one thread and one clock. Not here: faults by the hundred (`story`).
 
@@ -8,8 +8,8 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use sawmill_device::{
-    BlockDevice, BlockDeviceExt, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Outcome, Request,
-    Result,
+    BlockDevice, BlockDeviceExt, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Outcome,
+    Request, Result,
 };
 use sawmill_link::carrier::{Batch, Peer, Sender};
 use sawmill_link::clock::Clock;
@@ -90,7 +90,9 @@ impl World {
     }
 
     pub(crate) fn show(&self, name: &str, device: impl BlockDevice + 'static, keeper: u8) {
-        self.target.add(name, Arc::new(Unpack::new(device)), Some([keeper; 16])).expect("shown once");
+        self.target
+            .add(name, Arc::new(Unpack::new(device)), Some([keeper; 16]))
+            .expect("shown once");
     }
 
     pub(crate) fn initiator(&mut self, me: u8, options: InitiatorOptions) -> Arc<Initiator> {
@@ -115,8 +117,12 @@ impl World {
 
     pub(crate) fn step(&mut self) {
         let now = self.clock.now_ns();
-        let due =
-            self.initiators.values().map(|each| each.deadline_ns()).chain([self.target.deadline_ns()]).min();
+        let due = self
+            .initiators
+            .values()
+            .map(|each| each.deadline_ns())
+            .chain([self.target.deadline_ns()])
+            .min();
         let waits = self.wire.lock().expect("one thread").is_empty();
         self.clock.set(if waits { due.unwrap_or(now).max(now + 10_000) } else { now + 10_000 });
         let come: Vec<_> = self.wire.lock().expect("one thread").drain(..).collect();
@@ -125,7 +131,10 @@ impl World {
             come.sort();
         }
         for (_, (from, to, mut bytes)) in come {
-            if self.cut.contains(&from) || self.cut.contains(&to) || self.dice.permille(self.lose_permille) {
+            if self.cut.contains(&from)
+                || self.cut.contains(&to)
+                || self.dice.permille(self.lose_permille)
+            {
                 continue;
             }
             if to == TARGET {
@@ -197,7 +206,12 @@ pub(crate) fn request(operation: Operation, address: u64, bytes: Vec<u8>) -> (Re
     (Request::with_bytes(operation, address, Flags::default(), bytes, hear), told)
 }
 
-pub(crate) fn ask(device: &RemoteDevice, operation: Operation, address: u64, bytes: Vec<u8>) -> Told {
+pub(crate) fn ask(
+    device: &RemoteDevice,
+    operation: Operation,
+    address: u64,
+    bytes: Vec<u8>,
+) -> Told {
     let (request, told) = request(operation, address, bytes);
     device.submit(request);
     told
@@ -239,7 +253,8 @@ fn volumes_keep_their_devices_in_whatever_order_they_are_opened_again() {
         };
         show(&world);
         let initiator = world.initiator(1, small_slots());
-        let names: Vec<_> = (0..6).map(|index| format!("disk{index}-{}", "x".repeat(900))).collect();
+        let names: Vec<_> =
+            (0..6).map(|index| format!("disk{index}-{}", "x".repeat(900))).collect();
         let devices: Vec<_> = names
             .iter()
             .map(|name| world.open(&initiator, name, OpenMode::default()).expect("opened"))
@@ -253,7 +268,11 @@ fn volumes_keep_their_devices_in_whatever_order_they_are_opened_again() {
             }
             world.lose_permille = 0;
             for (index, memory) in memories.iter().enumerate() {
-                assert_eq!(held(memory, 4999, 2), [round * 16 + index as u8, 0], "seed {seed}, disk {index}");
+                assert_eq!(
+                    held(memory, 4999, 2),
+                    [round * 16 + index as u8, 0],
+                    "seed {seed}, disk {index}"
+                );
             }
         }
     }
@@ -315,7 +334,8 @@ fn who_was_taken_over_does_not_take_it_back_by_a_new_connection() {
         let mut world = World::new(2);
         let memory = Arc::new(MemoryDevice::new(1 << 20));
         world.show("disk", Arc::clone(&memory), 1);
-        let (first, second) = (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
+        let (first, second) =
+            (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
         let old = world.open(&first, "disk", OpenMode::default()).expect("free");
         assert!(world.open(&second, "disk", OpenMode::default()).is_err(), "it is in use");
         world.cut.push(1);
@@ -411,7 +431,10 @@ fn who_has_given_up_waits_for_nothing() {
     world.run(40 * SECOND);
     assert_eq!(world.answer(&told).expect_err("given up").kind(), ErrorKind::Unreachable);
     // A thread that waits until then does not wait at all when it is past.
-    assert!(initiator.deadline_ns() > world.clock.now_ns() + SECOND, "it was asking when it gave up");
+    assert!(
+        initiator.deadline_ns() > world.clock.now_ns() + SECOND,
+        "it was asking when it gave up"
+    );
     initiator.lose_way(0);
     let sender = Arc::new(WireSender(Arc::clone(&world.wire), 1));
     initiator.add_way(0, sender, Peer::Ethernet([TARGET; 6]), None);

@@ -1,8 +1,9 @@
-//! A day of the world: a target's exports, its users and its disks through load, trouble and rest, again and
-//! again; and what both ends keep of it.
+//! A day of the world: a target's exports, its users and its disks through load, trouble and rest,
+//! again and again; and what both ends keep of it.
 //!
-//! Invariant: at each rest the ends have as many bytes as they had when the first one had been welcomed, but
-//! for tables of a bounded size. Not here: what goes wrong (`mischief`), what is right (`oracle`).
+//! Invariant: at each rest the ends have as many bytes as they had when the first one had been
+//! welcomed, but for tables of a bounded size. Not here: what goes wrong (`mischief`), what is
+//! right (`oracle`).
 
 use sawmill_sys::CountingAllocator;
 
@@ -15,8 +16,8 @@ const DAY_S: u64 = 24 * 3600;
 /// Load and trouble between two rests.
 const OPERATIONS: u64 = 400;
 
-/// Lives so long, and says what happened, how often it rested, and by how much what is kept differed most
-/// from what was kept at first.
+/// Lives so long, and says what happened, how often it rested, and by how much what is kept
+/// differed most from what was kept at first.
 fn live(seed: u64, cast: Cast, long_s: u64) -> (Outcome, u64, i64) {
     let mut story = Story::new(seed);
     story.cast = cast;
@@ -49,7 +50,8 @@ fn an_hour_of_load_and_trouble_leaves_no_bytes_and_no_credits_behind() {
 }
 
 #[test]
-#[ignore = "minutes: cargo test --release -p sawmill-link --test simulation -- --ignored --nocapture day"]
+#[ignore = "minutes: cargo test --release -p sawmill-link --test simulation -- --ignored \
+    --nocapture day"]
 fn a_day_of_load_and_trouble_leaves_no_bytes_and_no_credits_behind() {
     for (seed, cast) in CASTS.into_iter().enumerate() {
         let (outcome, rests, most) = live(seed as u64 + 11, cast, DAY_S / 4);

@@ -1,8 +1,8 @@
-//! The target's disk: answers late and in any order, keeps unflushed writes in a memory that a power cut
-//! empties, and goes on living when the target's process dies.
+//! The target's disk: answers late and in any order, keeps unflushed writes in a memory that a
+//! power cut empties, and goes on living when the target's process dies.
 //!
-//! Invariant: a request is applied at one instant between its submission and its answer. Not here: what is
-//! legal (`oracle`).
+//! Invariant: a request is applied at one instant between its submission and its answer. Not here:
+//! what is legal (`oracle`).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -40,7 +40,12 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    pub(crate) fn new(seed: u64, size_bytes: u64, delay_ns_max: u64, clock: Arc<WorldClock>) -> Self {
+    pub(crate) fn new(
+        seed: u64,
+        size_bytes: u64,
+        delay_ns_max: u64,
+        clock: Arc<WorldClock>,
+    ) -> Self {
         let geometry = Geometry {
             size_bytes,
             block_bytes: 512,

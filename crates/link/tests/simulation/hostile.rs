@@ -1,6 +1,8 @@
-//! Strangers at a way of 50 ms: recorded hellos by the thousand, forged UNKNOWNs, one address after another.
+//! Strangers at a way of 50 ms: recorded hellos by the thousand, forged UNKNOWNs, one address after
+//! another.
 //!
-//! Invariant: one thread and one clock; chance by seed. Not here: real floods (`bench/hostile_link.py`).
+//! Invariant: one thread and one clock; chance by seed. Not here: real floods
+//! (`bench/hostile_link.py`).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -120,7 +122,8 @@ impl Scene {
                         self.said.push(bytes.clone());
                     }
                     let sender: Arc<dyn Sender> = Arc::new(self.way(to));
-                    self.target.receive(Arrival { sender: &sender, waker: None, peer: &from }, &mut bytes);
+                    self.target
+                        .receive(Arrival { sender: &sender, waker: None, peer: &from }, &mut bytes);
                 }
                 USER => self.user.receive(&from, &mut bytes),
                 _ => self.heard.push((to, bytes)),
@@ -135,14 +138,18 @@ impl Scene {
         self.said.iter().filter(|bytes| kind_of(bytes).is_some_and(&is)).cloned().collect()
     }
 
-    /// Hellos of others that somebody recorded: of no hand-shake that this target has ever answered.
+    /// Hellos of others that somebody recorded: of no hand-shake that this target has ever
+    /// answered.
     fn recorded(&mut self, count: usize, security: &dyn Fn() -> Security) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         for _ in 0..count {
             let flying = Flying::default();
             let other = initiator_of(&self.clock, security(), self.dice.next());
-            let way =
-                Way { flying: Arc::clone(&flying), clock: Arc::clone(&self.clock), from: address(USER, 7) };
+            let way = Way {
+                flying: Arc::clone(&flying),
+                clock: Arc::clone(&self.clock),
+                from: address(USER, 7),
+            };
             other.add_way(0, Arc::new(way), address(TARGET, 0), None);
             let hello = flying.lock().expect("one thread").pop_first().expect("it greets").1.2;
             all.push(hello);
@@ -170,7 +177,8 @@ impl Scene {
 fn target_of(clock: &Arc<WorldClock>, security: Security, seed: u64) -> Arc<Target> {
     let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(clock);
     let mut ids = Dice::new(seed);
-    let target = Target::new(TargetOptions::default(), security, clock, Box::new(move || ids.next()));
+    let target =
+        Target::new(TargetOptions::default(), security, clock, Box::new(move || ids.next()));
     target.add("disk", Arc::new(Unpack::new(MemoryDevice::new(1 << 20))), None).expect("the first");
     target
 }
@@ -229,7 +237,10 @@ fn three_thousand_recorded_hellos_a_second_at_50_ms_keep_nobody_out_for_two_seco
             let of_kind = scene.heard.iter().filter(|(_, bytes)| kind_of(bytes) == Some(kind));
             of_kind.map(|(_, bytes)| bytes.len()).max()
         };
-        assert!(longest(PacketKind::Cookie).is_some_and(|most| most < shortest), "{told}: it amplifies");
+        assert!(
+            longest(PacketKind::Cookie).is_some_and(|most| most < shortest),
+            "{told}: it amplifies"
+        );
     });
 }
 
@@ -323,7 +334,11 @@ fn forged_unknowns_at_any_rate_make_no_connection_anew() {
             scene.pass();
         }
         assert!(answered >= 20, "{told}: {answered} lists of 20");
-        assert_eq!(scene.said(|kind| kind == PacketKind::Hello).len(), began, "{told}: it greeted anew");
+        assert_eq!(
+            scene.said(|kind| kind == PacketKind::Hello).len(),
+            began,
+            "{told}: it greeted anew"
+        );
     });
 }
 

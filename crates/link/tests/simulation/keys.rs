@@ -1,7 +1,8 @@
-//! A key for each machine, and new keys for a connection: what each may open, what ends when keys change, and
-//! that nothing is lost by it.
+//! A key for each machine, and new keys for a connection: what each may open, what ends when keys
+//! change, and that nothing is lost by it.
 //!
-//! Not here: the file of machines (`sawmill_link::target::machines`), attacks without a key (`hostile`).
+//! Not here: the file of machines (`sawmill_link::target::machines`), attacks without a key
+//! (`hostile`).
 
 use std::sync::Arc;
 
@@ -61,7 +62,8 @@ fn initiator(world: &mut World, me: u8) -> Arc<Initiator> {
 
 /// How many different hellos came from there.
 fn hellos(world: &World, from: u8) -> usize {
-    let is_hello = |bytes: &[u8]| Packet::decode(bytes).is_ok_and(|packet| packet.kind == PacketKind::Hello);
+    let is_hello =
+        |bytes: &[u8]| Packet::decode(bytes).is_ok_and(|packet| packet.kind == PacketKind::Hello);
     let came = world.recorded.iter().filter(|(by, bytes)| *by == from && is_hello(bytes));
     came.map(|(_, bytes)| bytes).collect::<std::collections::HashSet<_>>().len()
 }
@@ -77,7 +79,10 @@ fn each_machine_opens_what_its_key_may_and_is_shown_no_more() {
         assert_eq!(error.kind(), ErrorKind::Denied, "{export}: {error}");
     }
     let logs = world.open(&db1, "logs", READER).expect("it may read it");
-    assert_eq!(world.write(&logs, 0, vec![1; 512]).expect_err("read-only").kind(), ErrorKind::ReadOnly);
+    assert_eq!(
+        world.write(&logs, 0, vec![1; 512]).expect_err("read-only").kind(),
+        ErrorKind::ReadOnly
+    );
     let takes_over = OpenMode { take_over: true, ..READER };
     for mode in [WRITER, takes_over] {
         let error = world.open(&backup, "disk1", mode).err().expect("it only reads");
@@ -88,7 +93,9 @@ fn each_machine_opens_what_its_key_may_and_is_shown_no_more() {
     assert_eq!(held(&disk1, 0, 5000), vec![2; 5000]);
     let error = world.open(&backup, "no such export", READER).err().expect("there is none");
     assert!(error.kind() == ErrorKind::NotFound && error.to_string().contains("disk2"), "{error}");
-    for (initiator, shown) in [(&db1, vec!["disk1", "logs"]), (&backup, vec!["disk1", "disk2", "logs"])] {
+    for (initiator, shown) in
+        [(&db1, vec!["disk1", "logs"]), (&backup, vec!["disk1", "disk2", "logs"])]
+    {
         let answer = initiator.ask_list();
         let bytes = loop {
             world.step();

@@ -58,7 +58,9 @@ impl World {
         let world: Arc<dyn Clock> = Arc::<WorldClock>::clone(&clock);
         let key = || Security::Key(PreSharedKey::from_bytes([5; 32]));
         let target = Target::new(TargetOptions::default(), key(), Arc::clone(&world), ids(1));
-        target.add("disk", Arc::new(Unpack::new(MemoryDevice::new(1 << 20))), None).expect("shown once");
+        target
+            .add("disk", Arc::new(Unpack::new(MemoryDevice::new(1 << 20))), None)
+            .expect("shown once");
         let initiator = Initiator::new(InitiatorOptions::default(), key(), 1, world, ids(2));
         let sender = Arc::new(End(Arc::clone(&wire), Side::Target));
         initiator.add_way(0, sender, Peer::Ethernet([1; 6]), None);
@@ -81,7 +83,8 @@ impl World {
             for (to, mut bytes) in come {
                 match to {
                     Side::Target if bytes.len() <= self.carries_bytes[0] => {
-                        let from = Arrival { sender: &back, waker: None, peer: &Peer::Ethernet([2; 6]) };
+                        let from =
+                            Arrival { sender: &back, waker: None, peer: &Peer::Ethernet([2; 6]) };
                         self.target.receive(from, &mut bytes);
                     }
                     Side::Initiator if bytes.len() <= self.carries_bytes[1] => {
@@ -108,8 +111,16 @@ impl World {
         for operation in [Operation::Write, Operation::Read] {
             let done = Arc::new(Mutex::new(None));
             let told = Arc::clone(&done);
-            let hear = move |outcome: Outcome, _| *told.lock().expect("one thread") = Some(outcome.is_ok());
-            disk.submit(Request::with_bytes(operation, 0, Flags::default(), vec![7; 64 << 10], hear));
+            let hear = move |outcome: Outcome, _| {
+                *told.lock().expect("one thread") = Some(outcome.is_ok())
+            };
+            disk.submit(Request::with_bytes(
+                operation,
+                0,
+                Flags::default(),
+                vec![7; 64 << 10],
+                hear,
+            ));
             self.until("64 KiB move", |_| done.lock().expect("one thread").is_some());
             assert_eq!(done.lock().expect("one thread").take(), Some(true));
         }

@@ -1,7 +1,7 @@
 //! The load of a story: requests drawn by chance, and what became of each.
 //!
-//! Invariant: writes begin and end at cells, so that the judge can tell them apart. Not here: the judge
-//! (`oracle`), when they are asked (`story`).
+//! Invariant: writes begin and end at cells, so that the judge can tell them apart. Not here: the
+//! judge (`oracle`), when they are asked (`story`).
 
 use std::sync::mpsc::Sender as Tell;
 
@@ -136,7 +136,13 @@ pub(crate) fn draw(dice: &mut Dice, devices: usize, reader: bool) -> Drawn {
 }
 
 /// Asks `device` for it.
-pub(crate) fn submit(device: &RemoteDevice, id: u64, drawn: &Drawn, asked: Asked, tell: Tell<Ended>) {
+pub(crate) fn submit(
+    device: &RemoteDevice,
+    id: u64,
+    drawn: &Drawn,
+    asked: Asked,
+    tell: Tell<Ended>,
+) {
     let base = drawn.device as u64 * SIZE_BYTES;
     let (address, length) = drawn.ranges.first().copied().unwrap_or_default();
     let flags = Flags { fua: drawn.fua, no_unmap: false };

@@ -1,6 +1,6 @@
-//! The link in a false world: a network that loses, doubles, reorders, damages and cuts, links that die,
-//! targets that are started anew and machines that lose their power, all by seed, under a load that an oracle
-//! judges.
+//! The link in a false world: a network that loses, doubles, reorders, damages and cuts, links that
+//! die, targets that are started anew and machines that lose their power, all by seed, under a load
+//! that an oracle judges.
 //!
 //! `SAWMILL_SEEDS=N` runs N seeds, `SAWMILL_SEED=S` that one alone, with its story told.
 //!

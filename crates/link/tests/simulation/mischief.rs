@@ -1,6 +1,7 @@
 //! What goes wrong in a story.
 //!
-//! Invariant: whatever it is, it ends by itself or with the story's peace. Not here: who judges (`oracle`).
+//! Invariant: whatever it is, it ends by itself or with the story's peace. Not here: who judges
+//! (`oracle`).
 
 use sawmill_link::initiator::OpenMode;
 

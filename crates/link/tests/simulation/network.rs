@@ -1,6 +1,7 @@
 //! The network: links between two ends, each with its own delay and its own faults.
 //!
-//! Invariant: what is delivered was sent, or is a damaged copy of it. Not here: when time passes (`story`).
+//! Invariant: what is delivered was sent, or is a damaged copy of it. Not here: when time passes
+//! (`story`).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -122,7 +123,13 @@ impl Network {
     fn fly(&mut self, now: u64, to: Side, link: usize, bytes: Vec<u8>) {
         let delay = 20_000 + self.dice.below(self.faults[link].delay_ns_max + 1);
         self.order += 1;
-        self.flying.push(Reverse(Flying { at_ns: now + delay, order: self.order, to, link, bytes }));
+        self.flying.push(Reverse(Flying {
+            at_ns: now + delay,
+            order: self.order,
+            to,
+            link,
+            bytes,
+        }));
     }
 
     /// Whether nothing gets through any of these links.

@@ -1,12 +1,12 @@
 //! What a reader of one device may see: for each cell, the writes that may be the newest.
 //!
-//! A write may be seen from its submission on. When it is answered, writes that were answered before it was
-//! submitted can be seen no more, by anybody who asks later. Who is cut off writes no more: what he had under
-//! way is there by then, or never. A power cut makes what was durable possible again, and a flush must say
-//! so to whoever wrote.
+//! A write may be seen from its submission on. When it is answered, writes that were answered
+//! before it was submitted can be seen no more, by anybody who asks later. Who is cut off writes no
+//! more: what he had under way is there by then, or never. A power cut makes what was durable
+//! possible again, and a flush must say so to whoever wrote.
 //!
-//! Invariant: a value outside a cell's set is a lost write, or one that was done again. Not here: how reads
-//! come.
+//! Invariant: a value outside a cell's set is a lost write, or one that was done again. Not here:
+//! how reads come.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -29,7 +29,8 @@ struct Write {
 
 /// The judge of a device.
 pub(crate) struct Oracle {
-    /// First of its cells, counted over all devices: so that a cell of one is not taken for that of another.
+    /// First of its cells, counted over all devices: so that a cell of one is not taken for that of
+    /// another.
     first: u64,
     /// Values that each cell may have; absent: zero alone.
     may: Values,
@@ -89,8 +90,15 @@ impl Oracle {
     }
 
     /// A change of these ranges (address, length) was asked for.
-    pub(crate) fn write_submitted(&mut self, id: u64, user: u64, zeroes: bool, ranges: &[(u64, u64)]) {
-        let ranges: Vec<_> = ranges.iter().map(|(address, length)| cells(*address, *length)).collect();
+    pub(crate) fn write_submitted(
+        &mut self,
+        id: u64,
+        user: u64,
+        zeroes: bool,
+        ranges: &[(u64, u64)],
+    ) {
+        let ranges: Vec<_> =
+            ranges.iter().map(|(address, length)| cells(*address, *length)).collect();
         let mut before = BTreeSet::new();
         for cell in ranges.iter().cloned().flatten() {
             let mut may = self.of(cell);
@@ -138,7 +146,10 @@ impl Oracle {
 
     /// A user was cut off: his writes that are not there by now never will be.
     pub(crate) fn cut_off(&mut self, user: u64) {
-        self.writes.values_mut().filter(|write| write.user == user).for_each(|write| write.settled = true);
+        self.writes
+            .values_mut()
+            .filter(|write| write.user == user)
+            .for_each(|write| write.settled = true);
     }
 
     pub(crate) fn read_submitted(&mut self, id: u64, address: u64, length: u64) {
@@ -156,7 +167,8 @@ impl Oracle {
     /// The bytes of a read, or what is wrong with them.
     pub(crate) fn read_answered(&mut self, id: u64, bytes: &[u8]) -> Result<(), String> {
         let read = self.reads.remove(&id).ok_or("a read was answered twice")?;
-        let shown = |id: &u64| if self.writes.get(id).is_some_and(|write| write.zeroes) { 0 } else { *id };
+        let shown =
+            |id: &u64| if self.writes.get(id).is_some_and(|write| write.zeroes) { 0 } else { *id };
         for (cell, seen) in read.cells.clone().zip(bytes.chunks_exact(CELL as usize)) {
             let value = u64::from_le_bytes(seen[..8].try_into().expect("eight bytes"));
             let twin = u64::from_le_bytes(seen[8..16].try_into().expect("eight bytes"));
@@ -183,7 +195,8 @@ impl Oracle {
             return Err("a flush succeeded, and writes before it are lost".into());
         }
         match well {
-            // Of a flush that the power cut met: carried out before it, and its answer was on its way.
+            // Of a flush that the power cut met: carried out before it, and its answer was on its
+            // way.
             true => taken.retain(|write| !flush.covers.contains(write)),
             false => taken.clear(),
         }

@@ -1,5 +1,5 @@
-//! Who may write, over targets that are started anew: reservations, volumes that are given back, targets that
-//! answer and never serve.
+//! Who may write, over targets that are started anew: reservations, volumes that are given back,
+//! targets that answer and never serve.
 //!
 //! Not here: a target's own table of users (`target::exports`), faults by the hundred (`story`).
 
@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sawmill_device::{
-    BlockDevice, Error, ErrorKind, Exchange, Flags, Geometry, MemoryDevice, Operation, Outcome, Request,
-    Result,
+    BlockDevice, Error, ErrorKind, Exchange, Flags, Geometry, MemoryDevice, Operation, Outcome,
+    Request, Result,
 };
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
@@ -52,7 +52,8 @@ fn old_writes_do_not_land_over_newer_ones_whichever_of_the_two_comes_to_the_next
         let (mut world, kept) = (World::new(11), Kept::default());
         let memory = Arc::new(MemoryDevice::new(1 << 20));
         world.show_lasting("disk", Arc::clone(&memory), &kept);
-        let (first, second) = (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
+        let (first, second) =
+            (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
         let old = world.open(&first, "disk", ALONE).expect("free");
         world.cut.push(1);
         let late = ask(&old, Operation::Write, 0, vec![1; 5000]);
@@ -70,7 +71,11 @@ fn old_writes_do_not_land_over_newer_ones_whichever_of_the_two_comes_to_the_next
         world.cut.clear();
         let error = world.answer(&late).expect_err("somebody else had it since");
         assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
-        assert_eq!(held(&memory, 0, 5000), vec![2; 5000], "the old write is in place of the newer one");
+        assert_eq!(
+            held(&memory, 0, 5000),
+            vec![2; 5000],
+            "the old write is in place of the newer one"
+        );
         if let Some(new) = new {
             world.write(&new, 0, vec![3; 5000]).expect("it is still the second one's");
         }
@@ -121,14 +126,18 @@ fn a_device_that_is_dropped_is_free_when_its_requests_are_done() {
         let mut world = World::new(14);
         let stuck = Arc::new(Stuck(MemoryDevice::new(1 << 20), 4096, Mutex::default()));
         world.show("disk", Arc::clone(&stuck), 1);
-        let (first, second) = (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
+        let (first, second) =
+            (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
         let device = world.open(&first, "disk", ALONE).expect("free");
         world.lose_permille = lose_permille;
         let told = ask(&device, Operation::Write, 4096, vec![1; 10]);
         world.run(5 * SECOND);
         drop(device);
         world.run(5 * SECOND);
-        let busy = world.open(&second, "disk", ALONE).err().expect("a request of the first one is under way");
+        let busy = world
+            .open(&second, "disk", ALONE)
+            .err()
+            .expect("a request of the first one is under way");
         assert_eq!(busy.kind(), ErrorKind::InUse, "{busy}");
         let held = stuck.2.lock().expect("one thread").pop().expect("it is at the device");
         held.done();
@@ -160,7 +169,9 @@ fn a_volume_that_was_closed_on_a_lost_connection_takes_no_other_with_it() {
     show(&world);
     world.cut.clear();
     for (device, memory) in [(&b, &memories[1]), (&c, &memories[2])] {
-        world.write(device, 0, vec![7; 10]).expect("open on the new connection, under another number");
+        world
+            .write(device, 0, vec![7; 10])
+            .expect("open on the new connection, under another number");
         assert_eq!(held(memory, 0, 10), vec![7; 10]);
     }
     world.open(&second, "a", ALONE).expect("nobody has it");
@@ -182,7 +193,8 @@ fn a_target_that_answers_and_never_serves_is_not_waited_for_for_ever() {
     let stuck = ask(&device, Operation::Write, 4096, vec![1; 10]);
     world.run(1000 * SECOND);
     assert!(stuck.lock().expect("one thread").is_none(), "who is heard is waited for");
-    // Its hellos are answered; it is not let in as long as its old connection has a request at the device.
+    // Its hellos are answered; it is not let in as long as its old connection has a request at the
+    // device.
     initiator.reconnect();
     world.run(50 * SECOND);
     assert!(stuck.lock().expect("one thread").is_none(), "60 s are not over");
@@ -194,7 +206,10 @@ fn a_target_that_answers_and_never_serves_is_not_waited_for_for_ever() {
     assert!(initiator.failure().is_some(), "it waits on");
     let error = world.answer(&stuck).expect_err("60 s are over");
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-    assert!(initiator.deadline_ns() >= world.clock.now_ns() + SECOND, "its threads would never rest");
+    assert!(
+        initiator.deadline_ns() >= world.clock.now_ns() + SECOND,
+        "its threads would never rest"
+    );
 }
 
 #[test]
@@ -270,7 +285,8 @@ impl Exchange for Curious {
         let (tell, hear) = channel();
         let initiator = Arc::clone(&self.0);
         std::thread::spawn(move || {
-            let _ = (initiator.status(), initiator.hint(), initiator.failure(), initiator.ask_list());
+            let _ =
+                (initiator.status(), initiator.hint(), initiator.failure(), initiator.ask_list());
             initiator.tick();
             // Who waited for too long is gone.
             let _ = tell.send(());

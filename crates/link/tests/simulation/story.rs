@@ -1,8 +1,8 @@
 //! A story: a load on a link in a bad world, by seed, then peace, and a last look at everything.
 //!
-//! Invariants: a request waits no longer than a bound of the world's time, not counting when nothing got
-//! through any of its links; who was cut off is served no more; at rest all credits are back. Not here: the
-//! judge (`oracle`), the network, the disk, what goes wrong (`mischief`).
+//! Invariants: a request waits no longer than a bound of the world's time, not counting when
+//! nothing got through any of its links; who was cut off is served no more; at rest all credits are
+//! back. Not here: the judge (`oracle`), the network, the disk, what goes wrong (`mischief`).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -31,8 +31,8 @@ const CALM_NS: u64 = 20_000 * MS;
 const LEFT_NS_MAX: u64 = 150_000 * MS;
 /// Everything must be answered so long after the last fault.
 const PEACE_NS: u64 = 60_000 * MS;
-/// And at any time so long after it was asked for, not counting when its user's links were all cut. With one
-/// credit of 4 KiB, slow links and a slow disk, forty requests take a third of it.
+/// And at any time so long after it was asked for, not counting when its user's links were all cut.
+/// With one credit of 4 KiB, slow links and a slow disk, forty requests take a third of it.
 const WAIT_NS_MAX: u64 = 60_000 * MS;
 
 /// What happened in stories.
@@ -123,8 +123,9 @@ impl Story {
         };
         let disk_ns = [0, MS / 2, 20 * MS][dice.below(3) as usize];
         let devices = 1 + dice.below(2);
-        let disk =
-            |device| Arc::new(Disk::new(seed ^ (device << 32), SIZE_BYTES, disk_ns, Arc::clone(&clock)));
+        let disk = |device| {
+            Arc::new(Disk::new(seed ^ (device << 32), SIZE_BYTES, disk_ns, Arc::clone(&clock)))
+        };
         let disks: Vec<_> = (0..devices).map(disk).collect();
         let casts = [Cast::Alone, Cast::Reader, Cast::Writers, Cast::Heirs];
         let cast = casts[dice.below(4) as usize];
@@ -162,7 +163,8 @@ impl Story {
     }
 
     pub(crate) fn fail(&self, why: &str) -> ! {
-        let users: Vec<_> = self.users.iter().map(|user| (user.number, user.initiator.status())).collect();
+        let users: Vec<_> =
+            self.users.iter().map(|user| (user.number, user.initiator.status())).collect();
         let (now, target) = (self.now_ns() / 1000, self.target.status());
         panic!("seed {}: at {now} us: {why}\n{users:#?}\n{target:#?}", self.seed);
     }
@@ -217,7 +219,8 @@ impl Story {
         self.outcome
     }
 
-    /// Somebody sits down and opens all devices; with *take over* whoever has one is cut off from it then.
+    /// Somebody sits down and opens all devices; with *take over* whoever has one is cut off from
+    /// it then.
     pub(crate) fn enter(&mut self, seat: usize, mode: OpenMode) {
         let user = User::new(&self.place, self.next_user, seat, mode, &mut self.dice);
         let initiator = Arc::clone(&user.initiator);
@@ -288,7 +291,8 @@ impl Story {
         self.users.iter().for_each(|user| user.initiator.tick());
         self.target.tick();
         self.listen();
-        if let Some((id, asked)) = self.under_way.first_key_value().map(|(id, asked)| (*id, *asked)) {
+        if let Some((id, asked)) = self.under_way.first_key_value().map(|(id, asked)| (*id, *asked))
+        {
             self.judge_wait(id, &asked);
         }
     }
@@ -335,7 +339,8 @@ impl Story {
     pub(crate) fn listen(&mut self) {
         while let Ok(ended) = self.hear.try_recv() {
             self.under_way.remove(&ended.id);
-            let said = ended.error.as_ref().map_or("done".to_owned(), |error| format!("failed: {error}"));
+            let said =
+                ended.error.as_ref().map_or("done".to_owned(), |error| format!("failed: {error}"));
             self.say(&format!("{} of {}: {said}", ended.id, ended.asked.user));
             self.judge_wait(ended.id, &ended.asked);
             if let Err(why) = self.judge(ended) {
@@ -463,8 +468,8 @@ impl Story {
         }
     }
 
-    /// A rest: all that was written is looked at, then everything is zero and durable, nothing is on its way,
-    /// and nobody here remembers anything.
+    /// A rest: all that was written is looked at, then everything is zero and durable, nothing is
+    /// on its way, and nobody here remembers anything.
     pub(crate) fn rest(&mut self) {
         self.bury_leavers();
         self.peace();
@@ -473,7 +478,10 @@ impl Story {
         for device in 0..self.disks.len() {
             // The first says what was lost, if anything was.
             for _ in 0..2 {
-                self.submit(who, &Drawn { kind: Kind::Flush, device, ranges: Vec::new(), fua: false });
+                self.submit(
+                    who,
+                    &Drawn { kind: Kind::Flush, device, ranges: Vec::new(), fua: false },
+                );
                 self.peace();
             }
             let ranges = vec![(0, SIZE_BYTES)];
@@ -497,7 +505,8 @@ impl Story {
     pub(crate) fn new_target(&mut self) {
         let grants = if self.grants_vary { [4096, 8192, 256 << 10] } else { [256 << 10; 3] };
         let slot_bytes_max = grants[self.dice.below(3) as usize];
-        self.target = target_of(&self.place, &self.disks, self.boot, slot_bytes_max, self.dice.next());
+        self.target =
+            target_of(&self.place, &self.disks, self.boot, slot_bytes_max, self.dice.next());
     }
 
     /// The power fails for disks and judges.
@@ -525,7 +534,13 @@ impl KeepStanding for Kept {
     }
 }
 
-fn target_of(place: &Place, disks: &[Arc<Disk>], boot: u8, slot_bytes_max: u32, seed: u64) -> Arc<Target> {
+fn target_of(
+    place: &Place,
+    disks: &[Arc<Disk>],
+    boot: u8,
+    slot_bytes_max: u32,
+    seed: u64,
+) -> Arc<Target> {
     let mut dice = Dice::new(seed);
     let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(&place.clock);
     let random = Box::new(move || dice.next());

@@ -1,7 +1,8 @@
-//! Who uses the target's devices in a story: initiators that come and go, each with links of its own.
+//! Who uses the target's devices in a story: initiators that come and go, each with links of its
+//! own.
 //!
-//! Invariant: a seat has one user at a time; packets of who sat there before may still come. Not here: what
-//! they ask (`load`), what goes wrong (`story`).
+//! Invariant: a seat has one user at a time; packets of who sat there before may still come. Not
+//! here: what they ask (`load`), what goes wrong (`story`).
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -44,7 +45,11 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn security(&self) -> Security {
-        if self.secure { Security::Key(PreSharedKey::from_bytes([7; 32])) } else { Security::Insecure }
+        if self.secure {
+            Security::Key(PreSharedKey::from_bytes([7; 32]))
+        } else {
+            Security::Insecure
+        }
     }
 
     /// The end of a link that sends to this side.
@@ -77,7 +82,13 @@ pub(crate) struct User {
 
 impl User {
     /// Somebody in this seat, with all links and no device yet.
-    pub(crate) fn new(place: &Place, number: u64, seat: usize, mode: OpenMode, dice: &mut Dice) -> Self {
+    pub(crate) fn new(
+        place: &Place,
+        number: u64,
+        seat: usize,
+        mode: OpenMode,
+        dice: &mut Dice,
+    ) -> Self {
         let mut ids = Dice::new(dice.next());
         let options = InitiatorOptions {
             name: "story".into(),
@@ -90,7 +101,8 @@ impl User {
         let random = Box::new(move || ids.next());
         let initiator = Initiator::new(options, place.security(), place.links, world, random);
         let (devices, barred) = (Vec::new(), Vec::new());
-        let user = User { number, seat, mode, initiator, devices, leaves: false, barred, cut_ns: 0 };
+        let user =
+            User { number, seat, mode, initiator, devices, leaves: false, barred, cut_ns: 0 };
         (0..place.links).for_each(|link| user.add_way(place, link));
         user
     }

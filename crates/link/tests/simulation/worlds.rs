@@ -1,4 +1,5 @@
-//! Many stories, by seed: what must hold in each, and that enough went wrong in all of them together.
+//! Many stories, by seed: what must hold in each, and that enough went wrong in all of them
+//! together.
 
 use std::fmt::Write;
 
@@ -22,8 +23,14 @@ fn no_write_is_lost_or_done_again_and_nothing_hangs_whatever_the_network_does() 
     write!(shown, "{sum:?}").expect("a text takes everything");
     println!("{shown}");
     if std::env::var_os("SAWMILL_SEED").is_none() {
-        assert!(sum.lost > 0 && sum.doubled > 0 && sum.damaged > 0, "the network was good: {shown}");
-        assert!(sum.restarts > 0 && sum.power_cuts > 0 && sum.losses_told > 0, "no target died: {shown}");
+        assert!(
+            sum.lost > 0 && sum.doubled > 0 && sum.damaged > 0,
+            "the network was good: {shown}"
+        );
+        assert!(
+            sum.restarts > 0 && sum.power_cuts > 0 && sum.losses_told > 0,
+            "no target died: {shown}"
+        );
         assert!(sum.reconnections > 0, "nobody connected anew: {shown}");
         assert!(sum.taken_over > 0 && sum.refused > 0, "nobody was cut off: {shown}");
         assert!(sum.packed > 0 && sum.discards > 0, "nothing was packed or discarded: {shown}");

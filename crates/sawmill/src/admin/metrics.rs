@@ -1,13 +1,15 @@
-//! The metrics: tables of names, kinds and meanings, and their text in Prometheus' exposition format 0.0.4.
+//! The metrics: tables of names, kinds and meanings, and their text in Prometheus' exposition
+//! format 0.0.4.
 //!
-//! Invariants: every sample comes from a row of a table here; names carry their unit (`_bytes`, `_seconds`)
-//! and counters end in `_total`. `docs/guide/metrics.md` lists exactly these rows; a test compares them.
+//! Invariants: every sample comes from a row of a table here; names carry their unit (`_bytes`,
+//! `_seconds`) and counters end in `_total`. `docs/guide/metrics.md` lists exactly these rows; a
+//! test compares them.
 
 use std::fmt::Write;
 
 use super::status::{
-    CacheStatus, CallStatus, DoorStatus, HEALTH_STATES, Histogram, NbdMemoryStatus, OperationStatus,
-    ProcessStatus, StoreStatus, VolumeStatus,
+    CacheStatus, CallStatus, DoorStatus, HEALTH_STATES, Histogram, NbdMemoryStatus,
+    OperationStatus, ProcessStatus, StoreStatus, VolumeStatus,
 };
 use crate::link::told::{CacheTold, ConnectionTold, EndTold, LinkTold};
 
@@ -70,16 +72,22 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
         "Log position answered to writers: survives the death of the process.",
         |v| v.positions.accepted,
     ),
-    gauge("sawmill_position_logged_bytes", "Log position on the local disk: survives power loss.", |v| {
-        v.positions.logged
-    }),
-    gauge("sawmill_position_stored_bytes", "Log position in the store: survives loss of the machine.", |v| {
-        v.positions.stored
-    }),
+    gauge(
+        "sawmill_position_logged_bytes",
+        "Log position on the local disk: survives power loss.",
+        |v| v.positions.logged,
+    ),
+    gauge(
+        "sawmill_position_stored_bytes",
+        "Log position in the store: survives loss of the machine.",
+        |v| v.positions.stored,
+    ),
     gauge("sawmill_journal_bytes", "Capacity of the journal.", |v| v.journal_bytes),
-    gauge("sawmill_journal_unstored_bytes", "Bytes of the journal that hold writes not yet stored.", |v| {
-        v.journal_unstored_bytes
-    }),
+    gauge(
+        "sawmill_journal_unstored_bytes",
+        "Bytes of the journal that hold writes not yet stored.",
+        |v| v.journal_unstored_bytes,
+    ),
     gauge(
         "sawmill_journal_unstored_records",
         "Records of the journal that hold writes not yet stored.",
@@ -92,15 +100,21 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
         u64::from(v.uploads_in_flight)
     }),
     gauge("sawmill_live_bytes", "Bytes of the address space that hold data.", |v| v.live_bytes),
-    gauge("sawmill_segment_data_bytes", "Data bytes in the segments of the store, live or not.", |v| {
-        v.segment_data_bytes
-    }),
-    gauge("sawmill_segment_object_bytes", "Bytes of segment objects in the store, headers included.", |v| {
-        v.segment_object_bytes
-    }),
-    gauge("sawmill_dead_object_bytes", "Bytes of segments without live data that wait to be deleted.", |v| {
-        v.dead_object_bytes
-    }),
+    gauge(
+        "sawmill_segment_data_bytes",
+        "Data bytes in the segments of the store, live or not.",
+        |v| v.segment_data_bytes,
+    ),
+    gauge(
+        "sawmill_segment_object_bytes",
+        "Bytes of segment objects in the store, headers included.",
+        |v| v.segment_object_bytes,
+    ),
+    gauge(
+        "sawmill_dead_object_bytes",
+        "Bytes of segments without live data that wait to be deleted.",
+        |v| v.dead_object_bytes,
+    ),
     gauge("sawmill_gc_left_bytes", "Live bytes that garbage collection plans to move now.", |v| {
         v.gc_left_bytes
     }),
@@ -108,16 +122,24 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     gauge("sawmill_extents", "Extents of the map.", |v| v.extents),
     gauge("sawmill_map_bytes", "Memory of the map.", |v| v.map_bytes),
     gauge("sawmill_clients", "Clients connected to the volume.", |v| v.clients.len() as u64),
-    counter("sawmill_written_bytes_total", "Payload bytes of writes accepted.", |v| v.counters.written_bytes),
+    counter("sawmill_written_bytes_total", "Payload bytes of writes accepted.", |v| {
+        v.counters.written_bytes
+    }),
     counter("sawmill_writes_total", "Writes accepted.", |v| v.counters.writes),
     counter("sawmill_read_bytes_total", "Bytes read.", |v| v.counters.read_bytes),
     counter("sawmill_reads_total", "Reads.", |v| v.counters.reads),
     counter("sawmill_flushes_total", "Flushes answered.", |v| v.counters.flushes),
-    counter("sawmill_discards_total", "Discards and write-zeroes accepted.", |v| v.counters.discards),
-    counter("sawmill_writes_stalled_total", "Writes that had to wait for space in the journal.", |v| {
-        v.counters.writes_stalled
+    counter("sawmill_discards_total", "Discards and write-zeroes accepted.", |v| {
+        v.counters.discards
     }),
-    counter("sawmill_journal_syncs_total", "Syncs of the journal's disk.", |v| v.counters.journal_syncs),
+    counter(
+        "sawmill_writes_stalled_total",
+        "Writes that had to wait for space in the journal.",
+        |v| v.counters.writes_stalled,
+    ),
+    counter("sawmill_journal_syncs_total", "Syncs of the journal's disk.", |v| {
+        v.counters.journal_syncs
+    }),
     counter("sawmill_journal_written_bytes_total", "Bytes written to the journal's disk.", |v| {
         v.counters.journal_written_bytes
     }),
@@ -133,7 +155,9 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
         |v| v.counters.coalesced_bytes,
     ),
     counter("sawmill_checkpoints_total", "Checkpoints written.", |v| v.counters.checkpoints),
-    counter("sawmill_segments_deleted_total", "Dead segments deleted.", |v| v.counters.segments_deleted),
+    counter("sawmill_segments_deleted_total", "Dead segments deleted.", |v| {
+        v.counters.segments_deleted
+    }),
     counter("sawmill_segments_moved_total", "Segments written by garbage collection.", |v| {
         v.counters.segments_moved
     }),
@@ -145,17 +169,26 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
         "Bytes of segment objects that garbage collection wrote, headers included.",
         |v| v.counters.moved_segment_bytes,
     ),
-    counter("sawmill_collections_total", "Plans of garbage collection.", |v| v.counters.collections),
-    counter("sawmill_reads_journal_total", "Reads served from the journal.", |v| v.counters.reads_journal),
-    counter("sawmill_reads_cache_total", "Reads served from the read cache.", |v| v.counters.reads_cache),
-    counter("sawmill_reads_store_total", "Reads served from the store.", |v| v.counters.reads_store),
+    counter("sawmill_collections_total", "Plans of garbage collection.", |v| {
+        v.counters.collections
+    }),
+    counter("sawmill_reads_journal_total", "Reads served from the journal.", |v| {
+        v.counters.reads_journal
+    }),
+    counter("sawmill_reads_cache_total", "Reads served from the read cache.", |v| {
+        v.counters.reads_cache
+    }),
+    counter("sawmill_reads_store_total", "Reads served from the store.", |v| {
+        v.counters.reads_store
+    }),
     counter("sawmill_prefetched_frames_total", "Frames fetched ahead of a reader.", |v| {
         v.counters.prefetched_frames
     }),
 ];
 
 /// Per volume and state, labels `volume` and `state`: 1 for the state the volume is in.
-const HEALTH: (&str, &str) = ("sawmill_health", "1 for the state the volume is in, 0 for the others.");
+const HEALTH: (&str, &str) =
+    ("sawmill_health", "1 for the state the volume is in, 0 for the others.");
 
 /// Per volume and operation, labels `volume` and `operation`.
 const OPERATION: &[Metric<OperationStatus>] = &[
@@ -166,14 +199,17 @@ const OPERATION: &[Metric<OperationStatus>] = &[
 ];
 
 /// Per volume and operation.
-const OPERATION_LATENCY: (&str, &str) = ("sawmill_request_seconds", "Time from a request to its answer.");
+const OPERATION_LATENCY: (&str, &str) =
+    ("sawmill_request_seconds", "Time from a request to its answer.");
 
 /// Per front door, labels `door` and `address`.
 const DOOR: &[Metric<DoorStatus>] = &[
     gauge("sawmill_door_connections", "Connections open now.", |d| d.connections),
-    gauge("sawmill_door_requests_in_flight", "Requests given to a volume and not answered yet.", |d| {
-        d.in_flight
-    }),
+    gauge(
+        "sawmill_door_requests_in_flight",
+        "Requests given to a volume and not answered yet.",
+        |d| d.in_flight,
+    ),
     counter("sawmill_door_connections_total", "Connections accepted.", |d| d.connections_total),
     counter(
         "sawmill_door_connections_refused_total",
@@ -182,13 +218,15 @@ const DOOR: &[Metric<DoorStatus>] = &[
     ),
     counter(
         "sawmill_door_connections_cut_total",
-        "Connections closed to serve others: during the handshake, or because the client did not read its \
-         replies.",
+        "Connections closed to serve others: during the handshake, or because the client did not \
+         read its replies.",
         |d| d.connections_cut,
     ),
     counter("sawmill_door_requests_total", "Requests received.", |d| d.requests),
     counter("sawmill_door_errors_total", "Requests answered with an error.", |d| d.errors),
-    counter("sawmill_door_received_bytes_total", "Bytes received after the handshake.", |d| d.bytes_in),
+    counter("sawmill_door_received_bytes_total", "Bytes received after the handshake.", |d| {
+        d.bytes_in
+    }),
     counter("sawmill_door_sent_bytes_total", "Bytes sent after the handshake.", |d| d.bytes_out),
     counter(
         "sawmill_door_protocol_violations_total",
@@ -211,30 +249,46 @@ const CACHE: &[Metric<CacheStatus>] = &[
     counter("sawmill_cache_hits_total", "Frames found in the read cache.", |k| k.hits),
     counter("sawmill_cache_misses_total", "Frames not found in the read cache.", |k| k.misses),
     counter("sawmill_cache_inserted_total", "Frames put into the read cache.", |k| k.inserted),
-    counter("sawmill_cache_evicted_total", "Frames dropped from the read cache for others.", |k| k.evicted),
-    counter("sawmill_cache_damaged_total", "Frames dropped because their bytes were wrong.", |k| k.damaged),
+    counter("sawmill_cache_evicted_total", "Frames dropped from the read cache for others.", |k| {
+        k.evicted
+    }),
+    counter("sawmill_cache_damaged_total", "Frames dropped because their bytes were wrong.", |k| {
+        k.damaged
+    }),
 ];
 
 /// Per store, label `store`.
-const STORE: &[Metric<StoreStatus>] =
-    &[gauge("sawmill_store_up", "1 while the store answers, 0 after its newest request failed.", |s| {
-        u64::from(s.unavailable_since_unix_ms.is_none())
-    })];
+const STORE: &[Metric<StoreStatus>] = &[gauge(
+    "sawmill_store_up",
+    "1 while the store answers, 0 after its newest request failed.",
+    |s| u64::from(s.unavailable_since_unix_ms.is_none()),
+)];
 
 /// Per store and kind of call, labels `store` and `call`.
 const CALL: &[Metric<CallStatus>] = &[
-    counter("sawmill_store_requests_total", "Requests sent to the store, repeated ones too.", |c| c.requests),
-    counter("sawmill_store_errors_total", "Requests that failed; 'not found' is an answer.", |c| c.errors),
-    counter("sawmill_store_retries_total", "Requests that repeated an earlier one.", |c| c.retries),
-    counter("sawmill_store_stalls_total", "Requests cancelled because none of their bytes moved.", |c| {
-        c.stalls
+    counter(
+        "sawmill_store_requests_total",
+        "Requests sent to the store, repeated ones too.",
+        |c| c.requests,
+    ),
+    counter("sawmill_store_errors_total", "Requests that failed; 'not found' is an answer.", |c| {
+        c.errors
     }),
+    counter("sawmill_store_retries_total", "Requests that repeated an earlier one.", |c| c.retries),
+    counter(
+        "sawmill_store_stalls_total",
+        "Requests cancelled because none of their bytes moved.",
+        |c| c.stalls,
+    ),
     counter("sawmill_store_received_bytes_total", "Bytes received in bodies.", |c| c.bytes_in),
-    counter("sawmill_store_sent_bytes_total", "Bytes sent in bodies, repeated ones too.", |c| c.bytes_out),
+    counter("sawmill_store_sent_bytes_total", "Bytes sent in bodies, repeated ones too.", |c| {
+        c.bytes_out
+    }),
 ];
 
 /// Per store and kind of call.
-const CALL_LATENCY: (&str, &str) = ("sawmill_store_request_seconds", "Duration of requests to the store.");
+const CALL_LATENCY: (&str, &str) =
+    ("sawmill_store_request_seconds", "Duration of requests to the store.");
 
 /// Per end of links, without labels.
 const END: &[Metric<EndTold>] = &[gauge(
@@ -251,33 +305,45 @@ const CONNECTION: &[Metric<ConnectionTold>] = &[
     gauge("sawmill_link_unheard_seconds", "Seconds since the last packet of the other end.", |c| {
         c.heard_ms / 1000
     }),
-    gauge("sawmill_link_credits", "Requests that the target accepts at a time.", |c| c.slots as u64),
+    gauge("sawmill_link_credits", "Requests that the target accepts at a time.", |c| {
+        c.slots as u64
+    }),
     gauge("sawmill_link_credits_in_use", "Credits in use: their requests are not done.", |c| {
         c.slots.saturating_sub(c.slots_free) as u64
     }),
-    gauge("sawmill_link_requests_in_flight", "Requests that wait for their answer.", |c| c.pending as u64),
-    gauge("sawmill_link_requests_waiting", "Requests that wait for a credit, or for the target.", |c| {
-        c.waiting as u64
+    gauge("sawmill_link_requests_in_flight", "Requests that wait for their answer.", |c| {
+        c.pending as u64
     }),
+    gauge(
+        "sawmill_link_requests_waiting",
+        "Requests that wait for a credit, or for the target.",
+        |c| c.waiting as u64,
+    ),
 ];
 
 /// Per link, labels `connection`, `peer`, `link` (the same at both ends) and `address`.
 const LINK: &[Metric<LinkTold>] = &[
-    gauge("sawmill_link_up", "1 while the link carries requests, 0 while it is down or silent.", |l| {
-        u64::from(l.state == "open")
-    }),
-    gauge("sawmill_link_state_seconds", "Seconds since the link came up, fell silent or went down.", |l| {
-        l.state_ms / 1000
-    }),
+    gauge(
+        "sawmill_link_up",
+        "1 while the link carries requests, 0 while it is down or silent.",
+        |l| u64::from(l.state == "open"),
+    ),
+    gauge(
+        "sawmill_link_state_seconds",
+        "Seconds since the link came up, fell silent or went down.",
+        |l| l.state_ms / 1000,
+    ),
     gauge("sawmill_link_packet_bytes", "Bytes of the longest packet that the link carries.", |l| {
         l.packet_bytes as u64
     }),
     gauge("sawmill_link_window_bytes", "Bytes that may be in flight.", |l| l.window_bytes as u64),
     counter("sawmill_link_sent_packets_total", "Packets sent.", |l| l.sent_packets),
     counter("sawmill_link_sent_bytes_total", "Bytes of packets sent.", |l| l.sent_bytes),
-    counter("sawmill_link_received_packets_total", "Packets received that were good and new.", |l| {
-        l.received_packets
-    }),
+    counter(
+        "sawmill_link_received_packets_total",
+        "Packets received that were good and new.",
+        |l| l.received_packets,
+    ),
     counter("sawmill_link_received_bytes_total", "Bytes of those packets.", |l| l.received_bytes),
     counter("sawmill_link_lost_packets_total", "Packets that counted as lost.", |l| l.lost_packets),
     counter(
@@ -291,7 +357,9 @@ const LINK: &[Metric<LinkTold>] = &[
         "Packets dropped because they failed authentication or their checksum.",
         |l| l.refused_packets,
     ),
-    counter("sawmill_link_doubled_packets_total", "Packets dropped as duplicates.", |l| l.doubled_packets),
+    counter("sawmill_link_doubled_packets_total", "Packets dropped as duplicates.", |l| {
+        l.doubled_packets
+    }),
 ];
 
 /// Per link as well.
@@ -300,26 +368,36 @@ const LINK_RTT: (&str, &str) =
 
 /// The byte-granular cache of an `attach`, without labels.
 const LINK_CACHE: &[Metric<CacheTold>] = &[
-    gauge("sawmill_link_cache_dirty_bytes", "Dirty bytes: the target does not have them yet.", |k| {
-        k.dirty_bytes
-    }),
+    gauge(
+        "sawmill_link_cache_dirty_bytes",
+        "Dirty bytes: the target does not have them yet.",
+        |k| k.dirty_bytes,
+    ),
     gauge("sawmill_link_cache_pages", "Pages in the cache.", |k| k.pages),
     counter("sawmill_link_cache_written_bytes_total", "Payload bytes of writes.", |k| {
         k.written_by_user_bytes
     }),
-    counter("sawmill_link_cache_partial_writes_total", "Writes of part of a page.", |k| k.partial_writes),
+    counter("sawmill_link_cache_partial_writes_total", "Writes of part of a page.", |k| {
+        k.partial_writes
+    }),
     counter(
         "sawmill_link_cache_sent_bytes_total",
         "Bytes written to the target, with their positions.",
         |k| k.sent_bytes,
     ),
-    counter("sawmill_link_cache_saved_bytes_total", "Bytes saved by not writing whole pages.", |k| {
-        k.saved_bytes
+    counter(
+        "sawmill_link_cache_saved_bytes_total",
+        "Bytes saved by not writing whole pages.",
+        |k| k.saved_bytes,
+    ),
+    counter("sawmill_link_cache_fetched_bytes_total", "Bytes read from the target.", |k| {
+        k.fetched_bytes
     }),
-    counter("sawmill_link_cache_fetched_bytes_total", "Bytes read from the target.", |k| k.fetched_bytes),
-    counter("sawmill_link_cache_errors_total", "Writes that the target answered with an error.", |k| {
-        k.write_back_errors
-    }),
+    counter(
+        "sawmill_link_cache_errors_total",
+        "Writes that the target answered with an error.",
+        |k| k.write_back_errors,
+    ),
 ];
 
 /// Every metric as rows of name, kind, labels and help.
@@ -355,13 +433,16 @@ pub(crate) fn exposition(process: &ProcessStatus) -> String {
     let mut text = Exposition::default();
     text.table(PROCESS, &[(String::new(), process)]);
     text.health(&process.volumes);
-    let volumes: Vec<_> = process.volumes.iter().map(|v| (labels(&[("volume", &v.name)]), v)).collect();
+    let volumes: Vec<_> =
+        process.volumes.iter().map(|v| (labels(&[("volume", &v.name)]), v)).collect();
     text.table(VOLUME, &volumes);
     let operations: Vec<_> = process
         .volumes
         .iter()
         .flat_map(|v| {
-            v.operations.iter().map(|o| (labels(&[("volume", &v.name), ("operation", &o.operation)]), o))
+            v.operations
+                .iter()
+                .map(|o| (labels(&[("volume", &v.name), ("operation", &o.operation)]), o))
         })
         .collect();
     text.table(OPERATION, &operations);
@@ -369,8 +450,11 @@ pub(crate) fn exposition(process: &ProcessStatus) -> String {
     for (labels, seen) in &operations {
         text.histogram(OPERATION_LATENCY.0, labels, &seen.latency);
     }
-    let doors: Vec<_> =
-        process.doors.iter().map(|d| (labels(&[("door", &d.door), ("address", &d.address)]), d)).collect();
+    let doors: Vec<_> = process
+        .doors
+        .iter()
+        .map(|d| (labels(&[("door", &d.door), ("address", &d.address)]), d))
+        .collect();
     text.table(DOOR, &doors);
     let memory: Vec<_> = process.nbd_memory.iter().map(|memory| (String::new(), memory)).collect();
     text.table(NBD_MEMORY, &memory);
@@ -381,7 +465,9 @@ pub(crate) fn exposition(process: &ProcessStatus) -> String {
     let calls: Vec<_> = process
         .stores
         .iter()
-        .flat_map(|s| s.calls().map(|(call, stats)| (labels(&[("store", &s.url), ("call", call)]), stats)))
+        .flat_map(|s| {
+            s.calls().map(|(call, stats)| (labels(&[("store", &s.url), ("call", call)]), stats))
+        })
         .collect();
     text.table(CALL, &calls);
     text.head(CALL_LATENCY.0, Kind::Histogram, CALL_LATENCY.1);
@@ -454,20 +540,26 @@ impl Exposition {
             let address = l.address.as_deref().unwrap_or_default();
             format!("{},{}", of(c), labels(&[("link", &l.link.to_string()), ("address", address)]))
         };
-        let links: Vec<_> =
-            connections.iter().flat_map(|c| c.links.iter().map(move |l| (of_link(c, l), l))).collect();
+        let links: Vec<_> = connections
+            .iter()
+            .flat_map(|c| c.links.iter().map(move |l| (of_link(c, l), l)))
+            .collect();
         self.table(LINK, &links);
         self.head(LINK_RTT.0, Kind::Gauge, LINK_RTT.1);
         for (labels, link) in &links {
             self.sample(LINK_RTT.0, labels, link.rtt_us as f64 / 1e6);
         }
-        let caches: Vec<_> =
-            end.and_then(|end| end.cache.as_ref()).iter().map(|cache| (String::new(), *cache)).collect();
+        let caches: Vec<_> = end
+            .and_then(|end| end.cache.as_ref())
+            .iter()
+            .map(|cache| (String::new(), *cache))
+            .collect();
         self.table(LINK_CACHE, &caches);
     }
 
     fn histogram(&mut self, name: &str, labels: &str, histogram: &Histogram) {
-        // The bounds are fixed whatever was counted, so that series from different times can be added up.
+        // The bounds are fixed whatever was counted, so that series from different times can be
+        // added up.
         const FIRST_US_LOG2: usize = 6;
         const LAST_US_LOG2: usize = 26;
         let counts = &histogram.buckets_us_log2;
@@ -548,10 +640,15 @@ mod tests {
     fn every_metric_has_a_head_and_a_sample() {
         let text = exposition(&sample_process());
         for (name, kind, _, _) in rows() {
-            assert_eq!(text.matches(&format!("# TYPE {name} {}\n", kind.name())).count(), 1, "{name}");
+            assert_eq!(
+                text.matches(&format!("# TYPE {name} {}\n", kind.name())).count(),
+                1,
+                "{name}"
+            );
             let sampled = text.lines().any(|l| {
-                l.strip_prefix(name)
-                    .is_some_and(|rest| rest.starts_with([' ', '{']) || rest.starts_with("_bucket{"))
+                l.strip_prefix(name).is_some_and(|rest| {
+                    rest.starts_with([' ', '{']) || rest.starts_with("_bucket{")
+                })
             });
             assert!(sampled, "{name} has no sample");
         }
@@ -570,10 +667,16 @@ mod tests {
     fn a_link_is_told_by_both_ends_under_the_same_labels() {
         let text = exposition(&sample_process());
         let connection = "connection=\"ab12\",peer=\"client\"";
-        assert!(text.contains(&format!("sawmill_link_credits_in_use{{{connection}}} 4\n")), "{text}");
+        assert!(
+            text.contains(&format!("sawmill_link_credits_in_use{{{connection}}} 4\n")),
+            "{text}"
+        );
         let link = |number| format!("{{{connection},link=\"{number}\",address=\"\"}}");
         assert!(text.contains(&format!("sawmill_link_up{} 1\n", link(1))));
-        assert!(text.contains(&format!("sawmill_link_up{} 0\n", link(2))), "a silent link carries nothing");
+        assert!(
+            text.contains(&format!("sawmill_link_up{} 0\n", link(2))),
+            "a silent link carries nothing"
+        );
         assert!(text.contains(&format!("sawmill_link_rtt_seconds{} 0.00025\n", link(1))));
         assert!(text.contains("sawmill_link_cache_saved_bytes_total 4000\n"));
         let without = exposition(&ProcessStatus::default());

@@ -5,12 +5,13 @@
 //! | `GET /` | the dashboard |
 //! | `GET /status` | [`status::ProcessStatus`] as JSON |
 //! | `GET /metrics` | Prometheus text |
-//! | `GET /wait?safety=stored&timeout_ms=500[&volume=NAME]` | `{"reached": true}` once all accepted is |
+//! | `GET /wait?safety=stored&timeout_ms=500[&volume=NAME]` | `{"reached": true}` once all accepted
+//! is |
 //! | `POST /request` on a control socket | see [`control::protocol`](crate::control::protocol) |
 //!
-//! Invariants: over TCP it reads and never changes anything. It runs on one thread of its own, so its
-//! requests cannot delay the disk. Over TCP it answers only to names of this machine, so that no web page
-//! elsewhere can read it through a browser.
+//! Invariants: over TCP it reads and never changes anything. It runs on one thread of its own, so
+//! its requests cannot delay the disk. Over TCP it answers only to names of this machine, so that
+//! no web page elsewhere can read it through a browser.
 //!
 //! Not here: what the numbers mean (`status`), where they come from (`wiring`).
 
@@ -55,8 +56,8 @@ const LOOPBACK_CONNECTIONS_MAX: u32 = 64;
 const LOOPBACK_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Concurrent connections to control sockets: doors need descriptors too.
 const CONTROL_CONNECTIONS_MAX: u32 = 128;
-/// The longest life of a connection to the loopback address; requests that arrived by then are still
-/// answered.
+/// The longest life of a connection to the loopback address; requests that arrived by then are
+/// still answered.
 const LOOPBACK_TIME_MAX: Duration = Duration::from_secs(60);
 /// Time to send answers before the process exits.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
@@ -119,8 +120,8 @@ struct Shared {
     strangers: AtomicU32,
 }
 
-/// The kinds of blocking requests. Each lane has threads of its own, so that a request that only reads cannot
-/// delay a change.
+/// The kinds of blocking requests. Each lane has threads of its own, so that a request that only
+/// reads cannot delay a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lane {
     /// A change, which only our own user can request.
@@ -199,7 +200,14 @@ impl Admin {
     /// A server without addresses.
     pub(crate) fn none() -> Admin {
         let (stop, _) = watch::channel(true);
-        Admin { stop, shared: None, thread: None, sockets: Mutex::default(), loopback: None, address: None }
+        Admin {
+            stop,
+            shared: None,
+            thread: None,
+            sockets: Mutex::default(),
+            loopback: None,
+            address: None,
+        }
     }
 
     /// The URL for browsers, if it has a loopback address.
@@ -222,8 +230,8 @@ impl Admin {
         }
     }
 
-    /// The control sockets belong to another process from now on: they stay when this one exits. Readers'
-    /// sockets do not, because they are named after their process.
+    /// The control sockets belong to another process from now on: they stay when this one exits.
+    /// Readers' sockets do not, because they are named after their process.
     pub(crate) fn leave(&self) {
         let own = control::reader_socket(process::id());
         self.sockets.lock().retain(|socket| socket.ends_with(&own));
@@ -255,11 +263,12 @@ fn bind_control(path: &Path) -> Result<UnixListener> {
             path.display()
         )));
     }
-    // The socket gets its name when a process listens on it, and the name always has a socket: in a hand-off
-    // the previous process still has it, and no client may find the volume unserved. Otherwise the process
-    // that made the old one is gone, because we hold the journal's lock.
+    // The socket gets its name when a process listens on it, and the name always has a socket: in a
+    // hand-off the previous process still has it, and no client may find the volume unserved.
+    // Otherwise the process that made the old one is gone, because we hold the journal's lock.
     let unnamed = path.with_extension("new");
-    let cannot = |error: io::Error| Failure::io(format!("cannot listen on {}", path.display()), &error);
+    let cannot =
+        |error: io::Error| Failure::io(format!("cannot listen on {}", path.display()), &error);
     match fs::remove_file(&unnamed) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(cannot(error)),
         _ => {}
@@ -272,13 +281,18 @@ fn bind_control(path: &Path) -> Result<UnixListener> {
 }
 
 fn bind_loopback(wanted: SocketAddr) -> Result<TcpListener> {
-    let cannot = |error: io::Error| Failure::io(format!("cannot listen on {wanted} for --admin"), &error);
+    let cannot =
+        |error: io::Error| Failure::io(format!("cannot listen on {wanted} for --admin"), &error);
     let listener = TcpListener::bind(wanted).map_err(cannot)?;
     listener.set_nonblocking(true).map_err(cannot)?;
     Ok(listener)
 }
 
-async fn serve_all(listeners: Vec<Listener>, shared: Arc<Shared>, mut stopped: watch::Receiver<bool>) {
+async fn serve_all(
+    listeners: Vec<Listener>,
+    shared: Arc<Shared>,
+    mut stopped: watch::Receiver<bool>,
+) {
     for listener in listeners {
         let shared = Arc::clone(&shared);
         match listener {
@@ -288,11 +302,14 @@ async fn serve_all(listeners: Vec<Listener>, shared: Arc<Shared>, mut stopped: w
                 tokio::spawn(async move {
                     loop {
                         match listener.accept().await {
-                            Ok((stream, _)) if is_ours(&stream) => match Place::take(&shared, true) {
+                            Ok((stream, _)) if is_ours(&stream) => match Place::take(&shared, true)
+                            {
                                 Some(place) => start_connection(stream, &shared, &volume, place),
                                 None => tracing::debug!("all control connections are in use"),
                             },
-                            Ok(_) => tracing::warn!("a control connection of another user was closed"),
+                            Ok(_) => {
+                                tracing::warn!("a control connection of another user was closed")
+                            }
                             Err(error) => accept_failed(&error).await,
                         }
                     }
@@ -407,7 +424,10 @@ async fn answer(
     only: Option<&str>,
 ) -> Response<Full<Bytes>> {
     if only.is_none() && !names_this_machine(&request) {
-        return refuse(StatusCode::FORBIDDEN, &Failure::usage("the Host header does not name this machine"));
+        return refuse(
+            StatusCode::FORBIDDEN,
+            &Failure::usage("the Host header does not name this machine"),
+        );
     }
     if only.is_none() && is_of_another_site(&request) {
         return refuse(
@@ -435,7 +455,9 @@ async fn answer(
                 &Failure::new(Exit::Internal, format!("cannot write the status: {error}")),
             ),
         },
-        "/metrics" => reply("text/plain; version=0.0.4", metrics::exposition(&(shared.subject.status)(only))),
+        "/metrics" => {
+            reply("text/plain; version=0.0.4", metrics::exposition(&(shared.subject.status)(only)))
+        }
         "/wait" => wait(request.uri().query().unwrap_or_default(), shared, only).await,
         path => refuse(
             StatusCode::NOT_FOUND,
@@ -444,23 +466,27 @@ async fn answer(
     }
 }
 
-/// A browser sends the name it was given. A name that merely resolves to this machine is DNS rebinding.
+/// A browser sends the name it was given. A name that merely resolves to this machine is DNS
+/// rebinding.
 fn names_this_machine(request: &Request<Incoming>) -> bool {
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let host = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => host.split(':').next().unwrap_or_default(),
     };
-    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    host == "localhost"
+        || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// A browser names the site that made the request: a page from elsewhere must not occupy anything here.
+/// A browser names the site that made the request: a page from elsewhere must not occupy anything
+/// here.
 fn is_of_another_site(request: &Request<Incoming>) -> bool {
     let site = request.headers().get("sec-fetch-site").map(|site| site.as_bytes());
     site.is_some_and(|site| site != b"same-origin" && site != b"none")
 }
 
-/// The status. Through the loopback address, which any user of this machine can read, it omits our paths.
+/// The status. Through the loopback address, which any user of this machine can read, it omits our
+/// paths.
 fn told(shared: &Shared, only: Option<&str>) -> ProcessStatus {
     let mut status = (shared.subject.status)(only);
     if only.is_none() {
@@ -497,7 +523,8 @@ async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response
 async fn read_request(request: Request<Incoming>) -> Result<ControlRequest, Response<Full<Bytes>>> {
     let path = request.uri().path();
     if path != REQUEST_TARGET {
-        let failure = Failure::usage(format!("unknown path {path}; requests go to {REQUEST_TARGET}"));
+        let failure =
+            Failure::usage(format!("unknown path {path}; requests go to {REQUEST_TARGET}"));
         return Err(refuse(StatusCode::NOT_FOUND, &failure));
     }
     let body = Limited::new(request.into_body(), REQUEST_BYTES_MAX).collect();
@@ -505,11 +532,17 @@ async fn read_request(request: Request<Incoming>) -> Result<ControlRequest, Resp
     let unread = |why: String| refuse(StatusCode::BAD_REQUEST, &Failure::usage(why));
     let body = body.map_err(|late| unread(format!("the request did not arrive: {late}")))?;
     let body = body.map_err(|error| unread(format!("the request cannot be read: {error}")))?;
-    serde_json::from_slice(&body.to_bytes()).map_err(|error| unread(format!("unknown request: {error}")))
+    serde_json::from_slice(&body.to_bytes())
+        .map_err(|error| unread(format!("unknown request: {error}")))
 }
 
-async fn carry_out(request: ControlRequest, shared: &Arc<Shared>, volume: String) -> Response<Full<Bytes>> {
-    let carried = blocking(shared, Lane::Change, move |subject| (subject.carry_out)(&volume, request)).await;
+async fn carry_out(
+    request: ControlRequest,
+    shared: &Arc<Shared>,
+    volume: String,
+) -> Response<Full<Bytes>> {
+    let carried =
+        blocking(shared, Lane::Change, move |subject| (subject.carry_out)(&volume, request)).await;
     carried.map_or_else(|refused| refused, |answer| reply("application/json", answer.to_string()))
 }
 
@@ -522,8 +555,10 @@ async fn blocking<T: Send + 'static>(
     let places = lane.places();
     if shared.blocked[lane as usize].fetch_add(1, Ordering::Relaxed) >= places {
         shared.blocked[lane as usize].fetch_sub(1, Ordering::Relaxed);
-        let failure =
-            Failure::new(Exit::Unavailable, format!("{places} other requests wait already; try again later"));
+        let failure = Failure::new(
+            Exit::Unavailable,
+            format!("{places} other requests wait already; try again later"),
+        );
         return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, &failure));
     }
     let waiting = Arc::clone(shared);
@@ -551,15 +586,17 @@ fn parse_wait(query: &str, only: Option<&str>) -> Result<(String, Safety, Option
             ("safety", "logged") => safety = Some(Safety::Logged),
             ("timeout_ms", text) => {
                 let milliseconds = text.parse().map_err(|_| {
-                    Failure::usage(format!("timeout_ms={text} is not a whole number of milliseconds"))
+                    Failure::usage(format!(
+                        "timeout_ms={text} is not a whole number of milliseconds"
+                    ))
                 })?;
                 timeout = Some(Duration::from_millis(milliseconds));
             }
             ("volume", name) if only.is_none() => volume = Some(name.to_owned()),
             (name, value) => {
                 return Err(Failure::usage(format!(
-                    "cannot read {name}={value}; give safety=stored or safety=logged, timeout_ms=N, \
-                     volume=NAME"
+                    "cannot read {name}={value}; give safety=stored or safety=logged, \
+                     timeout_ms=N, volume=NAME"
                 )));
             }
         }

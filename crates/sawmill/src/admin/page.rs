@@ -45,9 +45,14 @@ mod tests {
                     continue;
                 }
                 let rest = &script[at + prefix.len()..];
-                let end = rest.find(|c: char| !(c.is_ascii_lowercase() || c == '_')).unwrap_or(rest.len());
+                let end = rest
+                    .find(|c: char| !(c.is_ascii_lowercase() || c == '_'))
+                    .unwrap_or(rest.len());
                 let field = &rest[..end];
-                assert!(document.contains(&format!("\"{field}\":")), "the page reads {prefix}{field}");
+                assert!(
+                    document.contains(&format!("\"{field}\":")),
+                    "the page reads {prefix}{field}"
+                );
                 read += 1;
             }
         }

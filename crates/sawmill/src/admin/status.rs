@@ -1,9 +1,10 @@
-//! The status document: what a process with doors or links reports about itself, as JSON over HTTP and as
-//! metrics.
+//! The status document: what a process with doors or links reports about itself, as JSON over HTTP
+//! and as metrics.
 //!
-//! Invariants: every field has its unit in its name (`_bytes`, `_ms`) or is a count. The document has
-//! everything that the metrics have, because the metrics are made from it. Fields are only ever added.
-//! everything that the metrics say, because the metrics are made from it. Fields are only ever added.
+//! Invariants: every field has its unit in its name (`_bytes`, `_ms`) or is a count. The document
+//! has everything that the metrics have, because the metrics are made from it. Fields are only ever
+//! added. everything that the metrics say, because the metrics are made from it. Fields are only
+//! ever added.
 
 use std::time::Duration;
 
@@ -26,8 +27,8 @@ pub(crate) struct ProcessStatus {
     pub(crate) pid: u32,
     /// Time since start.
     pub(crate) uptime_ms: u64,
-    /// Something that the request asked about is on its way to another process, and not in `volumes`: ask
-    /// again.
+    /// Something that the request asked about is on its way to another process, and not in
+    /// `volumes`: ask again.
     #[serde(default)]
     pub(crate) handing_over: bool,
     /// The volumes it serves.
@@ -84,8 +85,8 @@ pub(crate) struct VolumeStatus {
     pub(crate) journal_unstored_bytes: u64,
     pub(crate) journal_unstored_records: u64,
     pub(crate) stalled_requests: u64,
-    /// `staging`, `journal_bytes`, `journal_records` or `unstored_age`: what the first waiting request waits
-    /// for.
+    /// `staging`, `journal_bytes`, `journal_records` or `unstored_age`: what the first waiting
+    /// request waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stall: Option<String>,
     pub(crate) uploads_in_flight: u32,
@@ -158,7 +159,8 @@ pub(crate) struct HealthStatus {
 }
 
 /// Every word of [`HealthStatus::state`].
-pub(crate) const HEALTH_STATES: [&str; 5] = ["serving", "store_unavailable", "fenced", "failed", "closed"];
+pub(crate) const HEALTH_STATES: [&str; 5] =
+    ["serving", "store_unavailable", "fenced", "failed", "closed"];
 
 impl HealthStatus {
     /// The engine's health in words.
@@ -193,7 +195,11 @@ pub(crate) struct PositionsStatus {
 impl PositionsStatus {
     /// The engine's positions.
     pub(crate) fn new(positions: Positions) -> Self {
-        PositionsStatus { accepted: positions.accepted, logged: positions.logged, stored: positions.stored }
+        PositionsStatus {
+            accepted: positions.accepted,
+            logged: positions.logged,
+            stored: positions.stored,
+        }
     }
 }
 
@@ -218,7 +224,8 @@ macro_rules! mirror {
 mirror! {
     /// Counters of a volume since it was opened.
     CountersStatus of Counters {
-        written_bytes, writes, read_bytes, reads, flushes, discards, journal_syncs, journal_written_bytes,
+        written_bytes, writes, read_bytes, reads, flushes, discards, journal_syncs,
+        journal_written_bytes,
         segments_stored, segment_bytes_stored, coalesced_bytes, checkpoints, segments_deleted,
         segments_moved, moved_bytes, moved_segment_bytes, collections, reads_journal, reads_cache,
         reads_store, prefetched_frames, writes_stalled,

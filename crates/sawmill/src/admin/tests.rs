@@ -9,7 +9,8 @@ use super::status::VolumeStatus;
 use super::*;
 use crate::control::protocol::{ControlRequest as Asked, Past};
 
-/// Two volumes; waiting for `stored` runs into the time-out, and without one tells that the writer is fenced.
+/// Two volumes; waiting for `stored` runs into the time-out, and without one tells that the writer
+/// is fenced.
 fn subject() -> Subject {
     let named = |name: &str| VolumeStatus { name: name.to_owned(), ..VolumeStatus::default() };
     Subject {
@@ -25,14 +26,18 @@ fn subject() -> Subject {
         wait: Box::new(|name, safety, timeout, _| match (safety, timeout) {
             (Safety::Logged, _) => Ok(true),
             (Safety::Stored, Some(_)) => Ok(false),
-            (Safety::Stored, None) => Err(Failure::new(Exit::Fenced, format!("{name}: fenced by epoch 7"))),
+            (Safety::Stored, None) => {
+                Err(Failure::new(Exit::Fenced, format!("{name}: fenced by epoch 7")))
+            }
         }),
         carry_out: Box::new(|name, request| match request {
             Asked::CollectGarbage { threshold: 1.0 } => {
                 Ok(serde_json::json!({ "moved_bytes": 7, "moved_segments": 1 }))
             }
             Asked::Past(past) => Ok(serde_json::json!({ "undo": format!("{past:?}") })),
-            Asked::Resize { size_bytes: 0 } => Err(Failure::usage(format!("{name}: no disk has 0 bytes"))),
+            Asked::Resize { size_bytes: 0 } => {
+                Err(Failure::usage(format!("{name}: no disk has 0 bytes")))
+            }
             Asked::Resize { size_bytes } => Ok(serde_json::json!({ "size_bytes": size_bytes })),
             Asked::AddDoor(_) | Asked::RemoveDoor { .. } | Asked::HandOff(_) => {
                 Err(Failure::usage(format!("{name}: there is nothing but this")))
@@ -62,8 +67,9 @@ fn request(admin: &Admin, head: &str) -> (u16, String) {
 fn post_to_control(folder: &Path, target: &str, body: &str) -> u16 {
     let mut stream = UnixStream::connect(folder.join(control::WRITER_SOCKET)).unwrap();
     let length = body.len();
-    let head =
-        format!("POST {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}");
+    let head = format!(
+        "POST {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}"
+    );
     write!(stream, "{head}\r\n\r\n{body}").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
@@ -112,13 +118,17 @@ fn orders_are_taken_on_the_control_socket_alone() {
     assert!(ask(Asked::Resize { size_bytes: 0 }).unwrap_err().to_string().contains("oak"));
     let past = Asked::Past(Past::SetRetention(7));
     assert_eq!(ask(past.clone()).unwrap().unwrap()["undo"], "SetRetention(7)");
-    let nobody = control::ask_writer::<serde_json::Value>(Path::new("/nonexistent"), &past).unwrap();
+    let nobody =
+        control::ask_writer::<serde_json::Value>(Path::new("/nonexistent"), &past).unwrap();
     assert_eq!(nobody, None);
-    for (body, code) in [("{\"shrink\":1}", 400), ("", 400), (&*" ".repeat(REQUEST_BYTES_MAX + 1), 400)] {
+    for (body, code) in
+        [("{\"shrink\":1}", 400), ("", 400), (&*" ".repeat(REQUEST_BYTES_MAX + 1), 400)]
+    {
         assert_eq!(post_to_control(folder.path(), "/request", body), code);
     }
     assert_eq!(post_to_control(folder.path(), "/gc", "{}"), 404);
-    let (code, _) = request(&admin, "POST /request HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0");
+    let (code, _) =
+        request(&admin, "POST /request HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0");
     assert_eq!(code, 405, "not over TCP");
 }
 
@@ -128,14 +138,18 @@ fn every_target_answers_and_others_say_what_there_is() {
     let admin = start(folder.path());
     assert!(get(&admin, "/").1.starts_with("<!doctype html>"));
     assert!(get(&admin, "/metrics").1.contains("sawmill_volumes 2\n"));
-    assert_eq!(get(&admin, "/wait?safety=logged&volume=ash"), (200, "{\"reached\":true}".to_owned()));
+    assert_eq!(
+        get(&admin, "/wait?safety=logged&volume=ash"),
+        (200, "{\"reached\":true}".to_owned())
+    );
     let (code, body) = get(&admin, "/metrix");
     assert!(code == 404 && body.contains("/metrics"), "{code} {body}");
     for query in ["", "?safety=soon", "?safety=logged", "?safety=logged&volume=ash&timeout_ms=x"] {
         let (code, body) = get(&admin, &format!("/wait{query}"));
         assert!(code == 400 && body.contains("\"exit\":2"), "{query}: {code} {body}");
     }
-    let (code, _) = request(&admin, "POST /status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0");
+    let (code, _) =
+        request(&admin, "POST /status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0");
     assert_eq!(code, 405);
 }
 
@@ -143,11 +157,20 @@ fn every_target_answers_and_others_say_what_there_is() {
 fn a_name_that_is_not_of_this_machine_is_refused_over_tcp() {
     let folder = tempfile::tempdir().unwrap();
     let admin = start(folder.path());
-    for host in ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "192.0.2.1"] {
-        assert_eq!(request(&admin, &format!("GET /status HTTP/1.1\r\nHost: {host}")).0, 403, "{host}");
+    for host in ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "192.0.2.1"]
+    {
+        assert_eq!(
+            request(&admin, &format!("GET /status HTTP/1.1\r\nHost: {host}")).0,
+            403,
+            "{host}"
+        );
     }
     for host in ["127.0.0.1:9100", "localhost", "[::1]:80"] {
-        assert_eq!(request(&admin, &format!("GET /status HTTP/1.1\r\nHost: {host}")).0, 200, "{host}");
+        assert_eq!(
+            request(&admin, &format!("GET /status HTTP/1.1\r\nHost: {host}")).0,
+            200,
+            "{host}"
+        );
     }
 }
 
@@ -169,7 +192,10 @@ fn a_path_too_long_for_a_socket_is_refused_with_what_to_set() {
     let path = Path::new("/tmp").join("x".repeat(120));
     let door = Door::Control { path, volume: "oak".into() };
     let failure = Admin::start(subject(), vec![door]).err().unwrap();
-    assert!(failure.exit() == Exit::Usage && failure.to_string().contains("XDG_STATE_HOME"), "{failure}");
+    assert!(
+        failure.exit() == Exit::Usage && failure.to_string().contains("XDG_STATE_HOME"),
+        "{failure}"
+    );
 }
 
 #[test]
@@ -187,7 +213,8 @@ fn waits_of_others_hold_up_neither_orders_nor_our_own_waits() {
         }
         Ok(true)
     });
-    let control = Door::Control { path: folder.path().join(control::WRITER_SOCKET), volume: "oak".into() };
+    let control =
+        Door::Control { path: folder.path().join(control::WRITER_SOCKET), volume: "oak".into() };
     let loopback = Door::Loopback("127.0.0.1:0".parse().unwrap());
     let admin = Admin::start(Subject { wait, ..subject() }, vec![control, loopback]).unwrap();
     let strangers: Vec<_> = (0..Lane::LoopbackWait.places())
@@ -206,7 +233,10 @@ fn waits_of_others_hold_up_neither_orders_nor_our_own_waits() {
         let resize = Asked::Resize { size_bytes: 0 };
         control::ask_writer::<serde_json::Value>(folder.path(), &resize).unwrap_err()
     };
-    assert!(refused.to_string().contains("no disk has 0 bytes"), "the order was carried out: {refused}");
+    assert!(
+        refused.to_string().contains("no disk has 0 bytes"),
+        "the order was carried out: {refused}"
+    );
     drop((held, strangers));
 }
 
@@ -235,7 +265,8 @@ fn connections_of_others_have_a_limit_and_places_come_free() {
     // Its place comes free when its end is noticed.
     loop {
         let mut stream = connect();
-        let asked = stream.write_all(b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        let asked = stream
+            .write_all(b"GET /status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         if asked.is_ok() && stream.read(&mut byte).is_ok_and(|read| read == 1) {
             break;
         }
@@ -271,8 +302,9 @@ fn a_wait_whose_caller_hung_up_ends() {
         own.write_all(own_head).unwrap();
         entered.recv_timeout(Duration::from_secs(20)).expect("a thread is free");
         drop((stranger, own));
-        let blocked =
-            |lane: Lane| admin.shared.as_ref().unwrap().blocked[lane as usize].load(Ordering::Relaxed);
+        let blocked = |lane: Lane| {
+            admin.shared.as_ref().unwrap().blocked[lane as usize].load(Ordering::Relaxed)
+        };
         while blocked(Lane::OwnWait) + blocked(Lane::LoopbackWait) > 0 {
             std::thread::yield_now();
         }

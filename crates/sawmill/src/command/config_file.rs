@@ -1,4 +1,5 @@
-//! The configuration file: options of commands, so that a command line or a unit need not repeat them.
+//! The configuration file: options of commands, so that a command line or a unit need not repeat
+//! them.
 //!
 //! TOML, with a table for each command and its long options as keys:
 //!
@@ -8,8 +9,9 @@
 //! nbd = ["unix:/run/sawmill/nbd.sock"]
 //! ```
 //!
-//! Invariants: an option on the command line or in the environment overrides the file. A table or a key that
-//! no command has is refused, also in tables of other commands. Not here: what an option means.
+//! Invariants: an option on the command line or in the environment overrides the file. A table or a
+//! key that no command has is refused, also in tables of other commands. Not here: what an option
+//! means.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -41,20 +43,27 @@ fn path_of(named: Option<&Path>) -> Option<PathBuf> {
     if let Some(path) = named {
         return Some(path.to_owned());
     }
-    let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let home = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
+    let absolute =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let home =
+        absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
     let user = home.map(|home| home.join("sawmill/config.toml"));
     user.into_iter().chain([PathBuf::from(SYSTEM_FILE)]).find(|path| path.is_file())
 }
 
 impl ConfigFile {
     /// Reads what the file has for `command`, whose name is `name`; none if there is no file.
-    pub(super) fn read(named: Option<&Path>, cli: &Command, name: &str) -> Result<Option<ConfigFile>> {
+    pub(super) fn read(
+        named: Option<&Path>,
+        cli: &Command,
+        name: &str,
+    ) -> Result<Option<ConfigFile>> {
         let Some(path) = path_of(named) else { return Ok(None) };
         let text = std::fs::read_to_string(&path)
             .map_err(|error| Failure::io(format!("cannot read {}", path.display()), &error))?;
-        let given = parse(&text, cli, name)
-            .map_err(|reason| Failure::usage(format!("configuration file {}: {reason}", path.display())))?;
+        let given = parse(&text, cli, name).map_err(|reason| {
+            Failure::usage(format!("configuration file {}: {reason}", path.display()))
+        })?;
         Ok(Some(ConfigFile { path, given }))
     }
 
@@ -62,7 +71,8 @@ impl ConfigFile {
     pub(super) fn arguments(&self, matches: &ArgMatches, command: &Command) -> Vec<OsString> {
         let mut arguments = Vec::new();
         for Given { option, values } in &self.given {
-            let Some(argument) = command.get_arguments().find(|one| one.get_long() == Some(option)) else {
+            let Some(argument) = command.get_arguments().find(|one| one.get_long() == Some(option))
+            else {
                 continue;
             };
             let source = matches.value_source(argument.get_id().as_str());
@@ -95,17 +105,22 @@ fn parse(text: &str, cli: &Command, name: &str) -> Result<Vec<Given>, String> {
             return Err(format!("[{table}] is not a command of sawmill"));
         };
         let Value::Table(options) = options else {
-            return Err(format!("{table:?} is outside a table; write it below [serve], for example"));
+            return Err(format!(
+                "{table:?} is outside a table; write it below [serve], for example"
+            ));
         };
         for (option, value) in options {
             let known = || command.get_arguments().filter_map(clap::Arg::get_long);
             if !known().any(|long| long == option) {
-                let near = known().find(|long| long.replace('-', "") == option.replace(['-', '_'], ""));
+                let near =
+                    known().find(|long| long.replace('-', "") == option.replace(['-', '_'], ""));
                 let hint = near.map_or_else(String::new, |near| format!("; do you mean {near:?}?"));
                 return Err(format!("[{table}] has no option {option:?}{hint}"));
             }
             let values = values_of(value).ok_or_else(|| {
-                format!("[{table}] {option}: write a string, a number, true, false, or a list of those")
+                format!(
+                    "[{table}] {option}: write a string, a number, true, false, or a list of those"
+                )
             })?;
             if table == name {
                 given.push(Given { option: option.clone(), values });
@@ -145,9 +160,13 @@ mod tests {
     fn unknown_tables_and_options_are_refused_with_what_may_be_meant() {
         assert!(refusal("[serv]\n").contains("[serv] is not a command"));
         assert!(refusal("[serve]\njournal_bytes = 1\n").contains("do you mean \"journal-bytes\"?"));
-        assert!(refusal("[target]\nwhatever = 1\n").contains("[target] has no option \"whatever\""));
+        assert!(
+            refusal("[target]\nwhatever = 1\n").contains("[target] has no option \"whatever\"")
+        );
         assert!(refusal("journal-bytes = 1\n").contains("not a command"));
-        assert!(refusal("[serve]\njournal-bytes = 1979-05-27\n").contains("write a string, a number"));
+        assert!(
+            refusal("[serve]\njournal-bytes = 1979-05-27\n").contains("write a string, a number")
+        );
         assert!(refusal("[serve\n").contains("TOML parse error"));
     }
 
@@ -163,7 +182,8 @@ mod tests {
         arguments.sort();
         assert_eq!(
             arguments,
-            ["--journal-bytes=4G", "--nbd=unix:/run/a.sock", "--nbd=unix:/run/b.sock"].map(OsString::from)
+            ["--journal-bytes=4G", "--nbd=unix:/run/a.sock", "--nbd=unix:/run/b.sock"]
+                .map(OsString::from)
         );
     }
 

@@ -1,6 +1,8 @@
-//! Every `sawmill` command line that a document shows must be one that this program understands. Tests only.
+//! Every `sawmill` command line that a document shows must be one that this program understands.
+//! Tests only.
 //!
-//! Not here: whether it does what the document says; the tour of `demo/` and the tests of `tests/` run those.
+//! Not here: whether it does what the document says; the tour of `demo/` and the tests of `tests/`
+//! run those.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +33,8 @@ fn commands(text: &str) -> Vec<(usize, Vec<String>)> {
     found
 }
 
-/// Command lines in running text, between backticks. Forms with `[`, `|` or `...` describe and are no lines.
+/// Command lines in running text, between backticks. Forms with `[`, `|` or `...` describe and are
+/// no lines.
 fn mentions(text: &str) -> Vec<(usize, Vec<String>)> {
     let (mut found, mut is_block) = (Vec::new(), false);
     for (number, line) in text.lines().enumerate() {
@@ -57,7 +60,8 @@ fn simple_commands(line: &str) -> Vec<Vec<String>> {
             || word == "!"
             || word == "$"
             || word.split_once('=').is_some_and(|(name, _)| {
-                !name.is_empty() && name.chars().all(|letter| letter.is_ascii_uppercase() || letter == '_')
+                !name.is_empty()
+                    && name.chars().all(|letter| letter.is_ascii_uppercase() || letter == '_')
             })
     };
     let calls = calls.into_iter().map(|call| {
@@ -90,7 +94,9 @@ fn shell_words(line: &str) -> Vec<String> {
 fn documents() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut found: Vec<PathBuf> = Vec::new();
-    for folder in ["", "docs", "docs/guide", "bench", "packaging/systemd", "sdk/go/sawmill", "sdk/python"] {
+    for folder in
+        ["", "docs", "docs/guide", "bench", "packaging/systemd", "sdk/go/sawmill", "sdk/python"]
+    {
         let Ok(entries) = fs::read_dir(root.join(folder)) else { continue };
         let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
         found.extend(paths.filter(|path| path.extension().is_some_and(|ending| ending == "md")));
@@ -101,7 +107,9 @@ fn documents() -> Vec<PathBuf> {
 
 #[test]
 fn every_command_line_that_a_document_shows_is_understood() {
-    use ErrorKind::{DisplayHelp, DisplayVersion, InvalidValue, MissingRequiredArgument, ValueValidation};
+    use ErrorKind::{
+        DisplayHelp, DisplayVersion, InvalidValue, MissingRequiredArgument, ValueValidation,
+    };
     let (mut faults, mut seen) = (Vec::new(), 0);
     for path in documents() {
         let text = fs::read_to_string(&path).expect("a document");
@@ -113,7 +121,9 @@ fn every_command_line_that_a_document_shows_is_understood() {
             let is_fine = match error.kind() {
                 DisplayHelp | DisplayVersion => true,
                 // Text names a command without all that it needs, or with a word for a value.
-                MissingRequiredArgument | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => !is_whole,
+                MissingRequiredArgument | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                    !is_whole
+                }
                 InvalidValue | ValueValidation => !is_whole,
                 _ => false,
             };
@@ -129,6 +139,10 @@ fn every_command_line_that_a_document_shows_is_understood() {
 
 #[test]
 fn a_command_line_is_found_behind_a_prefix_and_before_a_pipe() {
-    let text = "```\nsudo A_B=1 sawmill list \\\n  --store 'a b' | jq . # all\n```\nsawmill not-in-a-block\n";
-    assert_eq!(commands(text), [(3, ["sawmill", "list", "--store", "a b"].map(String::from).to_vec())]);
+    let text = "```\nsudo A_B=1 sawmill list \\\n  --store 'a b' | jq . # all\n```\nsawmill \
+        not-in-a-block\n";
+    assert_eq!(
+        commands(text),
+        [(3, ["sawmill", "list", "--store", "a b"].map(String::from).to_vec())]
+    );
 }

@@ -1,7 +1,7 @@
 //! The command line: the commands, their options, and how the process ends.
 //!
-//! Invariants: every exit code comes from [`sawmill_console::exit::TABLE`]. An error is one line on stderr
-//! that begins with `sawmill: error:`, also if clap found it.
+//! Invariants: every exit code comes from [`sawmill_console::exit::TABLE`]. An error is one line on
+//! stderr that begins with `sawmill: error:`, also if clap found it.
 
 mod config_file;
 mod disks;
@@ -28,7 +28,9 @@ use disks::{create, delete, gc, info, list, rename, resize, serve, wait};
 use doors::{device, door, handoff};
 use drivers::{conform, driver, run};
 use links::{attach, link, target};
-use past::{clone, copy, export, flatten, import, log, promote, replicate, rollback, set, snapshot};
+use past::{
+    clone, copy, export, flatten, import, log, promote, replicate, rollback, set, snapshot,
+};
 use sawmill_console::Console;
 use sawmill_console::exit::{self, Exit, Failure, Result};
 use sawmill_console::output;
@@ -37,9 +39,10 @@ use tools::{check, completions, doctor, explain, help, inspect, man};
 
 /// Virtual disks on object stores, at the speed of a local SSD.
 ///
-/// VOL is the name of a volume in the default store (SAWMILL_STORE, else a folder under the XDG data home),
-/// or a URL that ends in the volume's name: s3://bucket/prefix/disk1, gs://..., az://...,
-/// file:///srv/sawmill/disk1. Credentials come from the usual variables of each store (AWS_* and so on).
+/// VOL is the name of a volume in the default store (SAWMILL_STORE, else a folder under the XDG
+/// data home), or a URL that ends in the volume's name: s3://bucket/prefix/disk1, gs://...,
+/// az://..., file:///srv/sawmill/disk1. Credentials come from the usual variables of each store
+/// (AWS_* and so on).
 #[derive(Parser)]
 #[command(
     name = "sawmill",
@@ -53,7 +56,8 @@ struct Cli {
     #[arg(long, global = true)]
     json: bool,
 
-    /// What to log on stderr: error, warn, info, debug, trace, or a filter such as sawmill_volume=debug.
+    /// What to log on stderr: error, warn, info, debug, trace, or a filter such as
+    /// sawmill_volume=debug.
     #[arg(long, global = true, value_name = "FILTER", env = "SAWMILL_LOG", hide_env_values = true)]
     log: Option<String>,
 
@@ -132,7 +136,8 @@ fn command_line() -> clap::Command {
 #[cfg(test)]
 fn told_commands() -> Vec<(String, String)> {
     let told = |command: &&clap::Command| !command.is_hide_set();
-    let about = |command: &clap::Command| command.get_about().map(ToString::to_string).unwrap_or_default();
+    let about =
+        |command: &clap::Command| command.get_about().map(ToString::to_string).unwrap_or_default();
     let commands = Cli::command();
     let commands = commands.get_subcommands().filter(told);
     commands.map(|command| (command.get_name().to_owned(), about(command))).collect()
@@ -241,7 +246,8 @@ fn parse(mut line: Vec<OsString>) -> std::result::Result<Parsed, Refusal> {
             let file = ConfigFile::read(cli.config.as_deref(), &command_line(), name);
             file.map_err(Refusal::Other)?.map(|file| {
                 let command = command_line();
-                let added = command.find_subcommand(name).map(|command| file.arguments(inner, command));
+                let added =
+                    command.find_subcommand(name).map(|command| file.arguments(inner, command));
                 (file.path().to_owned(), added.unwrap_or_default())
             })
         }
@@ -252,8 +258,8 @@ fn parse(mut line: Vec<OsString>) -> std::result::Result<Parsed, Refusal> {
         (cli, _) = parse_cli(&line).map_err(Refusal::Clap)?;
     }
     if cli.print_config {
-        let path =
-            file.map_or_else(|| "no configuration file".into(), |(path, _)| path.display().to_string());
+        let path = file
+            .map_or_else(|| "no configuration file".into(), |(path, _)| path.display().to_string());
         let words = line.iter().map(|word| word.to_string_lossy());
         let words: Vec<_> = words.filter(|word| word != "--print-config").collect();
         output::line(&format!("# {path}\n{}", words.join(" "))).map_err(Refusal::Other)?;
@@ -265,7 +271,9 @@ fn parse(mut line: Vec<OsString>) -> std::result::Result<Parsed, Refusal> {
 /// The index of the command's name in a command line that was parsed.
 fn place_of_command(line: &[OsString]) -> usize {
     let mut at = 1;
-    while let Some(word) = line.get(at).and_then(|word| word.to_str()).filter(|word| word.starts_with('-')) {
+    while let Some(word) =
+        line.get(at).and_then(|word| word.to_str()).filter(|word| word.starts_with('-'))
+    {
         at += if ["--log", "--store", "--config"].contains(&word) { 2 } else { 1 };
     }
     at
@@ -278,7 +286,8 @@ fn carry_out(cli: Cli) -> Result<Exit> {
         _ => "warn",
     };
     start_log(cli.log.as_deref().unwrap_or(usual))?;
-    let context = Context { json: cli.json, places: Places::from_environment().with_store(cli.store) };
+    let context =
+        Context { json: cli.json, places: Places::from_environment().with_store(cli.store) };
     warn_of_another_home(&context.places);
     match cli.command {
         Command::Create(arguments) => create::run(&context, &arguments),
@@ -333,7 +342,8 @@ fn warn_of_another_home(places: &Places) {
         && let (Some(user), Ok(store)) = (std::env::var_os("SUDO_USER"), places.default_store())
     {
         tracing::warn!(
-            "plain names mean volumes in {store}, not in the home of {}: give --store or SAWMILL_STORE",
+            "plain names mean volumes in {store}, not in the home of {}: give --store or \
+            SAWMILL_STORE",
             user.to_string_lossy()
         );
     }
@@ -377,7 +387,9 @@ fn one_line(error: &clap::Error) -> String {
     let paragraphs: Vec<&str> = text
         .split("\n\n")
         .map(str::trim)
-        .filter(|p| !p.is_empty() && !p.starts_with("Usage:") && !p.starts_with("For more information"))
+        .filter(|p| {
+            !p.is_empty() && !p.starts_with("Usage:") && !p.starts_with("For more information")
+        })
         .collect();
     let joined = paragraphs.join("; ");
     let message = joined.trim_start_matches("error: ").replace("tip: ", "").trim_end().to_owned();
@@ -424,10 +436,14 @@ mod tests {
         {
             form.push_str("...");
         }
-        let help =
-            argument.get_long_help().or(argument.get_help()).map(ToString::to_string).unwrap_or_default();
+        let help = argument
+            .get_long_help()
+            .or(argument.get_help())
+            .map(ToString::to_string)
+            .unwrap_or_default();
         let mut notes = Vec::new();
-        let defaults: Vec<_> = argument.get_default_values().iter().map(|v| v.to_string_lossy()).collect();
+        let defaults: Vec<_> =
+            argument.get_default_values().iter().map(|v| v.to_string_lossy()).collect();
         if !defaults.is_empty() && takes_value {
             notes.push(format!("default {}", defaults.join(" ")));
         }
@@ -464,9 +480,16 @@ mod tests {
     }
 
     fn describe(command: &ClapCommand, path: &str, level: usize, into: &mut String) {
-        let about =
-            command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
-        into.push_str(&format!("{} `{path}`\n\n{about}\n\n{}", "#".repeat(level), arguments_table(command)));
+        let about = command
+            .get_long_about()
+            .or(command.get_about())
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        into.push_str(&format!(
+            "{} `{path}`\n\n{about}\n\n{}",
+            "#".repeat(level),
+            arguments_table(command)
+        ));
         let told = |c: &&ClapCommand| c.get_name() != "help" && !c.is_hide_set();
         for inner in command.get_subcommands().filter(told) {
             describe(inner, &format!("{path} {}", inner.get_name()), level + 1, into);
@@ -490,8 +513,9 @@ mod tests {
                 tables.split_once(&format!("### {group}\n")).unwrap_or_else(|| panic!("{group}"));
             let (table, _) = table.split_once("\n#").unwrap_or((table, ""));
             for name in names {
-                let is_told =
-                    [format!("`sawmill {name}"), format!("`{name} ")].iter().any(|form| table.contains(form));
+                let is_told = [format!("`sawmill {name}"), format!("`{name} ")]
+                    .iter()
+                    .any(|form| table.contains(form));
                 assert!(is_told, "README's table {group:?} lacks {name}");
                 assert!(help.contains(&format!("\n  {name} ")), "--help lacks {name}");
             }
@@ -524,7 +548,12 @@ mod tests {
         fn visit(command: &ClapCommand) {
             assert!(command.get_about().is_some(), "command {} has no text", command.get_name());
             for argument in command.get_arguments() {
-                assert!(argument.get_help().is_some(), "{} of {}", argument.get_id(), command.get_name());
+                assert!(
+                    argument.get_help().is_some(),
+                    "{} of {}",
+                    argument.get_id(),
+                    command.get_name()
+                );
             }
             command.get_subcommands().for_each(visit);
         }
@@ -546,7 +575,10 @@ mod tests {
             let failure = refuse(&error).unwrap_err();
             let text = failure.to_string();
             assert_eq!(failure.exit(), Exit::Usage, "{text}");
-            assert!(text.contains(word) && text.contains("--help'") && !text.contains('\n'), "{text}");
+            assert!(
+                text.contains(word) && text.contains("--help'") && !text.contains('\n'),
+                "{text}"
+            );
             assert!(!text.contains("Usage:"), "{text}");
         }
     }

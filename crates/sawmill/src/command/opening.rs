@@ -1,7 +1,7 @@
 //! How a process opens the volumes that it serves: options of `serve` and `target`.
 //!
-//! Invariant: contradictory options (a journal for a reader, one name twice) are refused before anything is
-//! opened.
+//! Invariant: contradictory options (a journal for a reader, one name twice) are refused before
+//! anything is opened.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -39,17 +39,18 @@ pub(super) struct Opening {
     #[arg(long)]
     pub(super) read_only: bool,
 
-    /// Accept a missing or unusable journal: its newest writes are lost, and the volume rolls back to an
-    /// earlier cut.
+    /// Accept a missing or unusable journal: its newest writes are lost, and the volume rolls back
+    /// to an earlier cut.
     #[arg(long, conflicts_with = "read_only")]
     accept_journal_loss: bool,
 
-    /// Accept that memory with accepted writes is lost (the journal says that it must exist). Flushed writes
-    /// are kept.
+    /// Accept that memory with accepted writes is lost (the journal says that it must exist).
+    /// Flushed writes are kept.
     #[arg(long, conflicts_with = "read_only")]
     accept_memory_loss: bool,
 
-    /// Accept a store that is older than this machine has seen it: one that was restored from a backup.
+    /// Accept a store that is older than this machine has seen it: one that was restored from a
+    /// backup.
     #[arg(long, conflicts_with = "read_only")]
     accept_older_store: bool,
 
@@ -70,7 +71,8 @@ pub(super) struct Tuning {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
     log_age: Duration,
 
-    /// Make writes and flushes wait while an accepted write of this age is not stored, at least 1s; 0: never.
+    /// Make writes and flushes wait while an accepted write of this age is not stored, at least 1s;
+    /// 0: never.
     #[arg(long, value_name = "DURATION", value_parser = parse_age, default_value = "0s")]
     unstored_age_max: Duration,
 
@@ -83,9 +85,9 @@ pub(super) struct Tuning {
           value_parser = clap::value_parser!(u32).range(1..=limits::UPLOADS_MAX as i64))]
     uploads: u32,
 
-    /// Folder for memory that outlives the process: accepted writes that are not in the journal yet. Default:
-    /// /dev/shm/sawmill-UID if it lasts until the machine reboots; otherwise (in a container, or for a user
-    /// who logs in) the folder of the journal.
+    /// Folder for memory that outlives the process: accepted writes that are not in the journal
+    /// yet. Default: /dev/shm/sawmill-UID if it lasts until the machine reboots; otherwise (in a
+    /// container, or for a user who logs in) the folder of the journal.
     #[arg(long, value_name = "FOLDER")]
     staging: Option<PathBuf>,
 
@@ -106,7 +108,10 @@ pub(super) struct Tuning {
     gc_stop: Option<f64>,
 
     /// What to collect first: greedy (the emptiest) or cost-benefit (also by age).
-    #[arg(long, value_name = "CHOICE", default_value = "greedy", value_parser = ["greedy", "cost-benefit"])]
+    #[arg(
+        long, value_name = "CHOICE", default_value = "greedy", value_parser = ["greedy",
+        "cost-benefit"],
+    )]
     gc_choice: String,
 
     /// Live data to move per second at most; 0: no limit.
@@ -119,28 +124,39 @@ impl Tuning {
         let policy = GcPolicy {
             start: self.gc_start,
             stop: self.gc_stop.unwrap_or(self.gc_start + 0.02),
-            choice: if self.gc_choice == "greedy" { GcChoice::Greedy } else { GcChoice::CostBenefit },
+            choice: if self.gc_choice == "greedy" {
+                GcChoice::Greedy
+            } else {
+                GcChoice::CostBenefit
+            },
             bytes_per_second_max: self.gc_rate,
         };
-        policy
-            .fault()
-            .map_or(Ok(policy), |fault| Err(Failure::usage(format!("--gc-start, --gc-stop: {fault}"))))
+        policy.fault().map_or(Ok(policy), |fault| {
+            Err(Failure::usage(format!("--gc-start, --gc-stop: {fault}")))
+        })
     }
 }
 
 impl Opening {
     /// What to open and how, without doors.
-    pub(super) fn plan(&self, places: &Places, tuning: &Tuning, volumes: Vec<VolumeAddress>) -> Result<Plan> {
+    pub(super) fn plan(
+        &self,
+        places: &Places,
+        tuning: &Tuning,
+        volumes: Vec<VolumeAddress>,
+    ) -> Result<Plan> {
         for (index, address) in volumes.iter().enumerate() {
             if volumes[..index].iter().any(|other| other.shown() == address.shown()) {
                 return Err(Failure::usage(format!(
-                    "two volumes have the name {}; exports need different names: serve one of them from \
-                     another process",
+                    "two volumes have the name {}; exports need different names: serve one of them \
+                     from another process",
                     address.name
                 )));
             }
         }
-        if let Some(address) = volumes.iter().find(|address| address.cut.is_some() && !self.read_only) {
+        if let Some(address) =
+            volumes.iter().find(|address| address.cut.is_some() && !self.read_only)
+        {
             return Err(Failure::usage(format!(
                 "{} is a past state: add --read-only, or write to a clone: sawmill clone {} NEW",
                 address.shown(),
@@ -148,7 +164,9 @@ impl Opening {
             )));
         }
         if self.read_only && self.journal.is_some() {
-            return Err(Failure::usage("--journal has no effect with --read-only; drop one of them"));
+            return Err(Failure::usage(
+                "--journal has no effect with --read-only; drop one of them",
+            ));
         }
         let cache = match &self.cache {
             _ if self.cache_bytes == 0 => CachePlan::None,
@@ -201,7 +219,8 @@ fn plan_journal(given: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> 
         Some(path) if path.is_dir() => Ok(JournalPlan::Folder(path.clone())),
         Some(path) if volumes == 1 => Ok(JournalPlan::At(path.clone())),
         Some(path) if path.exists() => Err(Failure::usage(format!(
-            "--journal {} is one file for {volumes} volumes; give a folder, or serve them one by one",
+            "--journal {} is one file for {volumes} volumes; give a folder, or serve them one by \
+            one",
             path.display()
         ))),
         Some(path) => {

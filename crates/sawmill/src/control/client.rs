@@ -1,8 +1,8 @@
 //! The client of control sockets: finds the process that serves a volume and asks it.
 //!
-//! Invariants: if nothing listens, no process of *this machine* has the volume attached. A process that
-//! listens but does not answer is an error; it never counts as "not attached". A volume in the middle of a
-//! hand-off is waited for.
+//! Invariants: if nothing listens, no process of *this machine* has the volume attached. A process
+//! that listens but does not answer is an error; it never counts as "not attached". A volume in the
+//! middle of a hand-off is waited for.
 //!
 //! Not here: how a request travels over the socket (`http`).
 
@@ -42,11 +42,12 @@ pub(crate) fn reader_socket(pid: u32) -> String {
     format!("reader-{pid}.sock")
 }
 
-/// Removes the sockets of readers that have died. A socket gets its name only when a process listens on it,
-/// so a socket without a listener has no owner.
+/// Removes the sockets of readers that have died. A socket gets its name only when a process
+/// listens on it, so a socket without a listener has no owner.
 pub(crate) fn sweep_dead_readers(volume_folder: &Path) {
     for socket in sockets(volume_folder) {
-        let is_reader = socket.file_name().is_some_and(|name| name.as_bytes().starts_with(b"reader-"));
+        let is_reader =
+            socket.file_name().is_some_and(|name| name.as_bytes().starts_with(b"reader-"));
         let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         if is_reader && UnixStream::connect(&socket).is_err_and(refused) {
             // Another server may remove it too.
@@ -55,8 +56,8 @@ pub(crate) fn sweep_dead_readers(volume_folder: &Path) {
     }
 }
 
-/// The process that serves the volume for writing, or one that serves it read-only, or `None`. During a
-/// hand-off: the process that has it afterwards.
+/// The process that serves the volume for writing, or one that serves it read-only, or `None`.
+/// During a hand-off: the process that has it afterwards.
 pub(crate) fn attached(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
     attached_within(volume_folder, HANDED_OVER_WITHIN)
 }
@@ -85,7 +86,10 @@ fn attached_now(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
     for socket in sockets(volume_folder) {
         if let Some(body) = ask(&socket, "/status", Some(ANSWER_WITHIN))? {
             let status = serde_json::from_slice(&body).map_err(|error| {
-                Failure::new(Exit::Internal, format!("{} sent an invalid status: {error}", socket.display()))
+                Failure::new(
+                    Exit::Internal,
+                    format!("{} sent an invalid status: {error}", socket.display()),
+                )
             })?;
             return Ok(Some(status));
         }
@@ -93,8 +97,8 @@ fn attached_now(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
     Ok(None)
 }
 
-/// Finds a volume by name if this machine serves it: its folder and the process's answer. It needs no store,
-/// so it works while the store is unreachable.
+/// Finds a volume by name if this machine serves it: its folder and the process's answer. It needs
+/// no store, so it works while the store is unreachable.
 pub(crate) fn served(
     state_folder: &Path,
     address: &VolumeAddress,
@@ -111,7 +115,9 @@ pub(crate) fn served(
                 continue;
             }
         };
-        let is_it = |volume: &VolumeStatus| volume.name == address.name && volume.store == address.store_url;
+        let is_it = |volume: &VolumeStatus| {
+            volume.name == address.name && volume.store == address.store_url
+        };
         if process.volumes.iter().any(is_it) {
             return Ok(Some((folder, process)));
         }
@@ -119,8 +125,8 @@ pub(crate) fn served(
     silent.map_or(Ok(None), Err)
 }
 
-/// Waits until everything accepted so far is as safe as `safety` says (`logged` or `stored`). Returns `false`
-/// if the timeout expires first.
+/// Waits until everything accepted so far is as safe as `safety` says (`logged` or `stored`).
+/// Returns `false` if the timeout expires first.
 pub(crate) fn wait(
     volume_folder: &Path,
     name: &str,
@@ -140,14 +146,17 @@ pub(crate) fn wait(
         return Err(Failure::new(
             Exit::NotFound,
             format!(
-                "volume {name} is not served for writing on this machine, so there is nothing to wait for; \
-                 start it with: sawmill serve {name}"
+                "volume {name} is not served for writing on this machine, so there is nothing to \
+                 wait for; start it with: sawmill serve {name}"
             ),
         ));
     };
     let answer: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
     answer["reached"].as_bool().ok_or_else(|| {
-        Failure::new(Exit::Internal, format!("the process that serves {name} sent an invalid answer"))
+        Failure::new(
+            Exit::Internal,
+            format!("the process that serves {name} sent an invalid answer"),
+        )
     })
 }
 
@@ -156,8 +165,8 @@ pub(crate) fn volume_status(volume_folder: &Path) -> Result<Option<VolumeStatus>
     Ok(attached(volume_folder)?.and_then(|process| process.volumes.into_iter().next()))
 }
 
-/// Sends a request to the process that serves a volume for writing, and waits for the result without a time
-/// limit. `None`: no process serves it here.
+/// Sends a request to the process that serves a volume for writing, and waits for the result
+/// without a time limit. `None`: no process serves it here.
 pub(crate) fn ask_writer<T: DeserializeOwned>(
     volume_folder: &Path,
     request: &ControlRequest,
@@ -165,7 +174,8 @@ pub(crate) fn ask_writer<T: DeserializeOwned>(
     carry_out(&volume_folder.join(WRITER_SOCKET), request)
 }
 
-/// As [`ask_writer`], but if no process serves the volume for writing, asks one that serves it read-only.
+/// As [`ask_writer`], but if no process serves the volume for writing, asks one that serves it
+/// read-only.
 pub(crate) fn ask_any<T: DeserializeOwned>(
     volume_folder: &Path,
     name: &str,
@@ -179,15 +189,18 @@ pub(crate) fn ask_any<T: DeserializeOwned>(
     Err(not_served(name))
 }
 
-/// A request that ends without an answer is an error. It may have been carried out, so it is not sent again.
+/// A request that ends without an answer is an error. It may have been carried out, so it is not
+/// sent again.
 fn carry_out<T: DeserializeOwned>(socket: &Path, request: &ControlRequest) -> Result<Option<T>> {
-    let body = serde_json::to_vec(request)
-        .map_err(|error| Failure::new(Exit::Internal, format!("cannot write the request: {error}")))?;
+    let body = serde_json::to_vec(request).map_err(|error| {
+        Failure::new(Exit::Internal, format!("cannot write the request: {error}"))
+    })?;
     match http::request(socket, Method::POST, REQUEST_TARGET, body, None)? {
         http::Answer::Nobody => Ok(None),
         http::Answer::Ended => Err(http::silent(socket, "it closed the connection")),
         http::Answer::Whole(body) => serde_json::from_slice(&body).map(Some).map_err(|error| {
-            let text = format!("the process behind {} sent an invalid answer: {error}", socket.display());
+            let text =
+                format!("the process behind {} sent an invalid answer: {error}", socket.display());
             Failure::new(Exit::Internal, text)
         }),
     }
@@ -195,7 +208,8 @@ fn carry_out<T: DeserializeOwned>(socket: &Path, request: &ControlRequest) -> Re
 
 /// The failure of a command that is for served volumes.
 pub(crate) fn not_served(name: &str) -> Failure {
-    let text = format!("volume {name} is not served on this machine; start it with: sawmill serve {name}");
+    let text =
+        format!("volume {name} is not served on this machine; start it with: sawmill serve {name}");
     Failure::new(Exit::NotFound, text)
 }
 
@@ -210,8 +224,8 @@ fn sockets(volume_folder: &Path) -> Vec<PathBuf> {
     sockets
 }
 
-/// Sends a question, which is safe to repeat. `None`: nothing listens. A process that ends without an answer
-/// may have handed over just then, so its successor is asked.
+/// Sends a question, which is safe to repeat. `None`: nothing listens. A process that ends without
+/// an answer may have handed over just then, so its successor is asked.
 fn ask(socket: &Path, target: &str, patience: Option<Duration>) -> Result<Option<Vec<u8>>> {
     for _ in 0..ASKED_MAX {
         match http::request(socket, Method::GET, target, Vec::new(), patience)? {
@@ -270,7 +284,10 @@ mod tests {
                 (0..3).for_each(|_| hand_over_once(&listener));
                 drop(listener);
             });
-            assert!(attached(folder.path()).unwrap().is_none(), "it has ended, and nobody came after it");
+            assert!(
+                attached(folder.path()).unwrap().is_none(),
+                "it has ended, and nobody came after it"
+            );
             ends.join().unwrap();
         });
     }

@@ -1,8 +1,8 @@
 //! One HTTP request over a Unix socket.
 //!
-//! Invariant: the result tells apart a socket without a listener, a connection that ends before its answer,
-//! and an answer. A truncated answer is an error. Not here: what is requested, and whether it may be repeated
-//! (`client`).
+//! Invariant: the result tells apart a socket without a listener, a connection that ends before its
+//! answer, and an answer. A truncated answer is an error. Not here: what is requested, and whether
+//! it may be repeated (`client`).
 
 use std::io;
 use std::path::Path;
@@ -36,7 +36,8 @@ pub(super) fn silent(socket: &Path, why: impl std::fmt::Display) -> Failure {
     Failure::new(
         Exit::Unavailable,
         format!(
-            "a process listens on {} but does not answer ({why}); check that process before you continue",
+            "a process listens on {} but does not answer ({why}); check that process before you \
+            continue",
             socket.display()
         ),
     )
@@ -50,18 +51,19 @@ pub(super) fn request(
     body: Vec<u8>,
     patience: Option<Duration>,
 ) -> Result<Answer> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .enable_time()
-        .build()
-        .map_err(|error| Failure::io("cannot start a client of control sockets", &error))?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(|error| Failure::io("cannot start a client of control sockets", &error))?;
     let exchange = exchange(socket, method, target, body);
     runtime.block_on(async {
         match patience {
             None => exchange.await,
-            Some(patience) => tokio::time::timeout(patience, exchange)
-                .await
-                .unwrap_or_else(|_| Err(silent(socket, format_args!("within {} s", patience.as_secs())))),
+            Some(patience) => tokio::time::timeout(patience, exchange).await.unwrap_or_else(|_| {
+                Err(silent(socket, format_args!("within {} s", patience.as_secs())))
+            }),
         }
     })
 }
@@ -69,7 +71,12 @@ pub(super) fn request(
 async fn exchange(socket: &Path, method: Method, target: &str, body: Vec<u8>) -> Result<Answer> {
     let stream = match UnixStream::connect(socket).await {
         Ok(stream) => stream,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+            ) =>
+        {
             return Ok(Answer::Nobody);
         }
         Err(error) => {
@@ -105,7 +112,8 @@ async fn exchange(socket: &Path, method: Method, target: &str, body: Vec<u8>) ->
 /// Whether a connection ended before the answer began.
 fn is_ended(error: &hyper::Error) -> bool {
     use std::error::Error as _;
-    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
+    let cause =
+        error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
     error.is_incomplete_message()
         || error.is_canceled()
         || matches!(cause, Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe))
@@ -114,7 +122,8 @@ fn is_ended(error: &hyper::Error) -> bool {
 /// The failure that a refused request carries: `{"error": text, "exit": code}`.
 fn refusal(status: StatusCode, body: &[u8]) -> Failure {
     let answer: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
-    let text = answer["error"].as_str().map_or_else(|| format!("HTTP status {status}"), str::to_owned);
+    let text =
+        answer["error"].as_str().map_or_else(|| format!("HTTP status {status}"), str::to_owned);
     let code = answer["exit"].as_u64();
     let known = sawmill_console::exit::TABLE
         .iter()
@@ -140,7 +149,8 @@ mod tests {
             let _ = stream.read(&mut [0; 4096]).unwrap();
             stream.write_all(answer).unwrap();
         });
-        let heard = request(&path, Method::GET, "/status", Vec::new(), Some(Duration::from_secs(60)));
+        let heard =
+            request(&path, Method::GET, "/status", Vec::new(), Some(Duration::from_secs(60)));
         server.join().unwrap();
         heard
     }
@@ -151,13 +161,17 @@ mod tests {
         assert_eq!(heard(whole).unwrap(), Answer::Whole(b"body".to_vec()));
         for cut in 0..whole.len() {
             let heard = heard(&whole[..cut]);
-            assert!(!matches!(heard, Ok(Answer::Whole(_) | Answer::Nobody)), "cut at {cut}: {heard:?}");
+            assert!(
+                !matches!(heard, Ok(Answer::Whole(_) | Answer::Nobody)),
+                "cut at {cut}: {heard:?}"
+            );
         }
     }
 
     #[test]
     fn a_refusal_keeps_its_exit_code() {
-        let failure = refusal(StatusCode::CONFLICT, br#"{"error": "fenced by epoch 7", "exit": 6}"#);
+        let failure =
+            refusal(StatusCode::CONFLICT, br#"{"error": "fenced by epoch 7", "exit": 6}"#);
         assert_eq!(failure.exit(), Exit::Fenced);
         assert!(failure.to_string().contains("epoch 7"), "{failure}");
     }

@@ -1,7 +1,7 @@
 //! Control sockets: how commands query and control the process that serves a volume.
 //!
-//! A serving process listens on `control.sock` (its writer) or `reader-<pid>.sock` (read-only attachments) in
-//! the volume's state folder, and answers HTTP there (`admin`).
+//! A serving process listens on `control.sock` (its writer) or `reader-<pid>.sock` (read-only
+//! attachments) in the volume's state folder, and answers HTTP there (`admin`).
 //!
 //! | file | role |
 //! |---|---|
@@ -14,7 +14,8 @@ mod http;
 pub(crate) mod protocol;
 
 pub(crate) use client::{
-    ask_any, ask_writer, attached, not_served, reader_socket, served, sweep_dead_readers, volume_status, wait,
+    ask_any, ask_writer, attached, not_served, reader_socket, served, sweep_dead_readers,
+    volume_status, wait,
 };
 
 /// Name of the writer's socket in a volume's folder.

@@ -1,9 +1,10 @@
-//! The requests to the process that serves a volume: `POST /request` on one of the volume's control sockets,
-//! with a [`ControlRequest`] as JSON. They are not available over TCP.
+//! The requests to the process that serves a volume: `POST /request` on one of the volume's control
+//! sockets, with a [`ControlRequest`] as JSON. They are not available over TCP.
 //!
 //! Invariant: a request is answered when it is done, or refused with a reason.
 //!
-//! Not here: questions that change nothing, which are GETs (`admin`); carrying a request out (`serving`).
+//! Not here: questions that change nothing, which are GETs (`admin`); carrying a request out
+//! (`serving`).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -101,8 +102,11 @@ mod tests {
     fn every_request_survives_the_way_over_a_socket() {
         let cuts = [Cut::Snapshot("a.b-c_9".into()), Cut::Time(5), Cut::Time(1_709_251_199_999)];
         let cuts = cuts.into_iter().chain([Cut::Position(u64::MAX)]).map(Past::RollBack);
-        let past =
-            [Past::CreateSnapshot("x".into()), Past::DeleteSnapshot("x".into()), Past::SetRetention(9)];
+        let past = [
+            Past::CreateSnapshot("x".into()),
+            Past::DeleteSnapshot("x".into()),
+            Past::SetRetention(9),
+        ];
         let plans = ["nbd=unix:/run/a b&c=d.sock", "ublk=3", "fuse=/mnt/ü"];
         let (timeout, stall_max) = (Duration::from_millis(5), Duration::from_millis(7));
         let requests = (cuts.chain(past).map(ControlRequest::Past))
@@ -111,7 +115,11 @@ mod tests {
                 ControlRequest::CollectGarbage { threshold: 0.25 },
                 ControlRequest::Resize { size_bytes: u64::MAX },
                 ControlRequest::RemoveDoor { address: "/dev/ublkb0".into() },
-                ControlRequest::HandOff(HandOff { binary: Some("/a b".into()), timeout, stall_max }),
+                ControlRequest::HandOff(HandOff {
+                    binary: Some("/a b".into()),
+                    timeout,
+                    stall_max,
+                }),
             ]);
         for request in requests {
             let text = serde_json::to_string(&request).unwrap();

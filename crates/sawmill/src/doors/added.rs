@@ -1,9 +1,9 @@
-//! Doors that were added to a volume while it was served. They are noted so that they return after a crash,
-//! because users of a device or mount that a dead server left wait for them.
+//! Doors that were added to a volume while it was served. They are noted so that they return after
+//! a crash, because users of a device or mount that a dead server left wait for them.
 //!
-//! The file `doors` in the volume's state folder has one [`DoorPlan`] per line. Invariants: a door is noted
-//! from the time it is open until it is removed or the server stops cleanly. A line that cannot be parsed
-//! stops nothing. Not here: doors from options of `serve`, which return anyway.
+//! The file `doors` in the volume's state folder has one [`DoorPlan`] per line. Invariants: a door
+//! is noted from the time it is open until it is removed or the server stops cleanly. A line that
+//! cannot be parsed stops nothing. Not here: doors from options of `serve`, which return anyway.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 use super::plan::DoorPlan;
 use sawmill_console::exit::{Failure, Result};
 
-/// A plan in the form that is noted: a device with an arbitrary number keeps the one that its users know.
+/// A plan in the form that is noted: a device with an arbitrary number keeps the one that its users
+/// know.
 pub(crate) fn as_noted(plan: DoorPlan, address: &str) -> DoorPlan {
     match plan {
         DoorPlan::Ublk { id: None, unprivileged } => {
@@ -64,7 +65,10 @@ impl Added {
         let _one_at_a_time = self.changing.lock();
         match fs::remove_file(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!("cannot remove {}; its doors will be reopened: {error}", self.path.display());
+                tracing::warn!(
+                    "cannot remove {}; its doors will be reopened: {error}",
+                    self.path.display()
+                );
             }
             _ => {}
         }
@@ -110,7 +114,8 @@ impl Added {
         let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
         let anew = self.path.with_extension("new");
         let written = fs::write(&anew, text).and_then(|()| fs::rename(&anew, &self.path));
-        written.map_err(|error| Failure::io(format!("cannot write {}", self.path.display()), &error))
+        written
+            .map_err(|error| Failure::io(format!("cannot write {}", self.path.display()), &error))
     }
 }
 
@@ -150,7 +155,10 @@ mod tests {
     fn a_line_without_meaning_costs_its_own_door_alone() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("doors"), "iscsi=1\nublk=3\n\0\n").unwrap();
-        assert_eq!(Added::of(folder.path()).left(&[]), [DoorPlan::Ublk { id: Some(3), unprivileged: false }]);
+        assert_eq!(
+            Added::of(folder.path()).left(&[]),
+            [DoorPlan::Ublk { id: Some(3), unprivileged: false }]
+        );
     }
 
     #[test]

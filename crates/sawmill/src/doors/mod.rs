@@ -1,10 +1,12 @@
-//! The doors of a serving process: opened, added and removed while it runs, and handed over together.
+//! The doors of a serving process: opened, added and removed while it runs, and handed over
+//! together.
 //!
-//! Invariants: a door is opened only for open volumes. The pieces of a door that is handed over follow a
-//! piece named `door`, which has the door's plan, the volumes it serves and the number of pieces.
+//! Invariants: a door is opened only for open volumes. The pieces of a door that is handed over
+//! follow a piece named `door`, which has the door's plan, the volumes it serves and the number of
+//! pieces.
 //!
-//! Modules: [`plan`] (the requested doors), `open` (each kind of door), [`added`] (doors that return after a
-//! crash although no option names them). Not here: the protocol of a door.
+//! Modules: [`plan`] (the requested doors), `open` (each kind of door), [`added`] (doors that
+//! return after a crash although no option names them). Not here: the protocol of a door.
 
 pub(crate) mod added;
 mod open;
@@ -42,10 +44,11 @@ pub(crate) struct Shown {
     pub(crate) device: Arc<dyn BlockDevice>,
     /// The volume's state folder.
     pub(crate) folder: PathBuf,
-    /// Distinguishes its bytes from all others on this machine: the volume in its store, and the cut.
+    /// Distinguishes its bytes from all others on this machine: the volume in its store, and the
+    /// cut.
     pub(crate) identity: String,
-    /// Whether all answered requests survive the death of this server, so that users may wait for the next
-    /// one.
+    /// Whether all answered requests survive the death of this server, so that users may wait for
+    /// the next one.
     pub(crate) outlives_server: bool,
 }
 
@@ -106,7 +109,8 @@ impl Doors {
                 continue;
             }
             for volume in volumes {
-                let plan = if volumes.len() > 1 { plan.of_volume(&volume.name) } else { plan.clone() };
+                let plan =
+                    if volumes.len() > 1 { plan.of_volume(&volume.name) } else { plan.clone() };
                 self.open_with(plan, std::slice::from_ref(volume), &orphans)?;
             }
         }
@@ -118,7 +122,12 @@ impl Doors {
         self.open_with(plan, volumes, &Orphans::default())
     }
 
-    fn open_with(&self, plan: DoorPlan, volumes: &[Shown], orphans: &Orphans) -> Result<Arc<OpenDoor>> {
+    fn open_with(
+        &self,
+        plan: DoorPlan,
+        volumes: &[Shown],
+        orphans: &Orphans,
+    ) -> Result<Arc<OpenDoor>> {
         let _one_at_a_time = self.changing.lock();
         self.demand_ours()?;
         let opened = Arc::new(open::open(plan, volumes, &self.shared(), orphans)?);
@@ -126,8 +135,8 @@ impl Doors {
         Ok(opened)
     }
 
-    /// Closes the door with this address that serves this volume. Requests in flight finish; then its users
-    /// see it end. Returns the door's plan.
+    /// Closes the door with this address that serves this volume. Requests in flight finish; then
+    /// its users see it end. Returns the door's plan.
     pub(crate) fn remove(&self, volume: &str, address: &str) -> Result<DoorPlan> {
         let _one_at_a_time = self.changing.lock();
         self.demand_ours()?;
@@ -136,7 +145,8 @@ impl Doors {
                 .contains(&address.to_owned())
         });
         let Some(found) = found else {
-            let there: Vec<_> = self.of(volume).iter().map(|open| open.door.address_of(volume)).collect();
+            let there: Vec<_> =
+                self.of(volume).iter().map(|open| open.door.address_of(volume)).collect();
             return Err(Failure::new(
                 Exit::NotFound,
                 format!("volume {volume} has no door {address}; it has: {}", there.join(", ")),
@@ -158,13 +168,19 @@ impl Doors {
         if !self.gone.load(Ordering::Acquire) {
             return Ok(());
         }
-        Err(Failure::new(Exit::Unavailable, "the doors were handed off to another process; try again"))
+        Err(Failure::new(
+            Exit::Unavailable,
+            "the doors were handed off to another process; try again",
+        ))
     }
 
     /// While the returned guard lives, no door is opened or closed.
     pub(crate) fn hold(&self, patience: Duration) -> Result<MutexGuard<'_, ()>> {
         self.changing.try_lock_for(patience).ok_or_else(|| {
-            Failure::new(Exit::InUse, "a door is being opened or closed; try again when that is done")
+            Failure::new(
+                Exit::InUse,
+                "a door is being opened or closed; try again when that is done",
+            )
         })
     }
 
@@ -196,14 +212,18 @@ impl Doors {
     pub(crate) fn resized(&self, volume: &str) {
         for open in self.of(volume) {
             if let Err(error) = open.door.resized() {
-                tracing::warn!(volume, "{}: users do not see the new size: {error}", open.door.address());
+                tracing::warn!(
+                    volume,
+                    "{}: users do not see the new size: {error}",
+                    open.door.address()
+                );
             }
         }
     }
 
-    /// Quiesces all doors: none accepts a request, and none has a request in flight. All doors quiesce in
-    /// parallel, so a slow one delays no other. A door that has ended is dropped. After an error, some doors
-    /// are quiet and some are not: resume them.
+    /// Quiesces all doors: none accepts a request, and none has a request in flight. All doors
+    /// quiesce in parallel, so a slow one delays no other. A door that has ended is dropped. After
+    /// an error, some doors are quiet and some are not: resume them.
     pub(crate) fn quiesce(&self, patience: Duration) -> sawmill_device::Result<()> {
         let deadline = Instant::now() + patience;
         let all = self.all();
@@ -237,12 +257,13 @@ impl Doors {
 
     /// Resumes all doors, except those that serve only volumes in `away`.
     pub(crate) fn resume_but(&self, away: &[&str]) {
-        let stays = |open: &Arc<OpenDoor>| open.shows.iter().all(|name| away.contains(&name.as_str()));
+        let stays =
+            |open: &Arc<OpenDoor>| open.shows.iter().all(|name| away.contains(&name.as_str()));
         self.all().iter().filter(|open| !stays(open)).for_each(|open| open.door.resume());
     }
 
-    /// Leaves the doors of these volumes as a killed process does. Devices and mounts wait for the next
-    /// server; connections end.
+    /// Leaves the doors of these volumes as a killed process does. Devices and mounts wait for the
+    /// next server; connections end.
     pub(crate) fn leave(&self, away: &[&str]) {
         let _one_at_a_time = self.changing.lock();
         let is_away = |name: &String| away.contains(&name.as_str());
@@ -280,10 +301,11 @@ impl Doors {
         Ok(all)
     }
 
-    /// Takes over the doors of another process, in parallel, so that a slow one delays no other. Returns an
-    /// error for each door that cannot be taken over; the others are open.
+    /// Takes over the doors of another process, in parallel, so that a slow one delays no other.
+    /// Returns an error for each door that cannot be taken over; the others are open.
     pub(crate) fn take_over(&self, handed: Vec<Handed>, volumes: &[Shown]) -> Vec<Error> {
-        let mut failed: Vec<Error> = self.workers.share_from(volumes.len()).err().into_iter().collect();
+        let mut failed: Vec<Error> =
+            self.workers.share_from(volumes.len()).err().into_iter().collect();
         let mut handed = handed.into_iter();
         let mut doors = Vec::new();
         while let Some(head) = handed.next() {
@@ -292,8 +314,9 @@ impl Doors {
                 Err(error) => failed.push(error),
             }
         }
-        failed
-            .extend(self.take_over_with(doors, |(head, pieces)| self.take_over_one(&head, pieces, volumes)));
+        failed.extend(
+            self.take_over_with(doors, |(head, pieces)| self.take_over_one(&head, pieces, volumes)),
+        );
         failed
     }
 
@@ -315,7 +338,8 @@ impl Doors {
         std::thread::scope(|scope| {
             for _ in 1..threads {
                 // Without another thread it takes longer.
-                let _ = std::thread::Builder::new().name("take-over".into()).spawn_scoped(scope, work);
+                let _ =
+                    std::thread::Builder::new().name("take-over".into()).spawn_scoped(scope, work);
             }
             work();
         });
@@ -360,14 +384,20 @@ impl Doors {
         let plan = DoorPlan::parse(head.fact("plan")?);
         let plan = plan.map_err(|failure| Error::new(ErrorKind::Invalid, failure.to_string()))?;
         let shows: Vec<&str> = head.fact("shows")?.split('\n').collect();
-        let shown: Vec<Shown> =
-            volumes.iter().filter(|volume| shows.contains(&volume.name.as_str())).cloned().collect();
+        let shown: Vec<Shown> = volumes
+            .iter()
+            .filter(|volume| shows.contains(&volume.name.as_str()))
+            .cloned()
+            .collect();
         open::take_over(plan, &shown, pieces, &self.shared())
     }
 }
 
 /// The pieces of one door of another process.
-fn pieces_of(head: &Handed, handed: &mut std::vec::IntoIter<Handed>) -> sawmill_device::Result<Vec<Handed>> {
+fn pieces_of(
+    head: &Handed,
+    handed: &mut std::vec::IntoIter<Handed>,
+) -> sawmill_device::Result<Vec<Handed>> {
     if head.what != "door" {
         let text = format!("hand-off: found a {} instead of a door", head.what);
         return Err(Error::new(ErrorKind::Invalid, text));

@@ -1,5 +1,5 @@
-//! Opens each kind of door, new or from what another process handed over. This is the only place that knows
-//! all kinds.
+//! Opens each kind of door, new or from what another process handed over. This is the only place
+//! that knows all kinds.
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
@@ -86,9 +86,9 @@ pub(super) fn take_over(
         }
         DoorPlan::Ublk { id, unprivileged } => {
             let volume = only(volumes)?;
-            let piece = pieces
-                .first()
-                .ok_or_else(|| Error::new(ErrorKind::Invalid, "hand-off: a ublk device has no id"))?;
+            let piece = pieces.first().ok_or_else(|| {
+                Error::new(ErrorKind::Invalid, "hand-off: a ublk device has no id")
+            })?;
             let options = ublk_options(*id, *unprivileged, volume, shared.workers);
             let door = UblkDoor::recover(piece.parsed("id")?, options, Arc::clone(&volume.device))?;
             Ok(OpenDoor::new(plan, volumes, Arc::new(door)))
@@ -115,9 +115,9 @@ impl OpenDoor {
 
 /// The volume of a door that serves exactly one.
 fn only(volumes: &[Shown]) -> sawmill_device::Result<&Shown> {
-    volumes
-        .first()
-        .ok_or_else(|| Error::new(ErrorKind::NotFound, "this process does not serve the volume of this door"))
+    volumes.first().ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, "this process does not serve the volume of this door")
+    })
 }
 
 /// Threads that serve the queues of many ublk devices. A few devices have threads of their own.
@@ -142,8 +142,8 @@ impl Workers {
     }
 }
 
-/// ublk devices without a server at the first request, looked up once for all volumes of a command, which may
-/// be hundreds.
+/// ublk devices without a server at the first request, looked up once for all volumes of a command,
+/// which may be hundreds.
 #[derive(Default)]
 pub(super) struct Orphans(OnceLock<Vec<ublk::DeviceInfo>>);
 
@@ -158,7 +158,12 @@ impl Orphans {
     }
 }
 
-fn ublk_options(id: Option<u32>, unprivileged: bool, volume: &Shown, workers: &Workers) -> UblkOptions {
+fn ublk_options(
+    id: Option<u32>,
+    unprivileged: bool,
+    volume: &Shown,
+    workers: &Workers,
+) -> UblkOptions {
     let options = UblkOptions {
         id,
         link: Some(file_name(&volume.name)),
@@ -181,9 +186,13 @@ fn ublk_options(id: Option<u32>, unprivileged: bool, volume: &Shown, workers: &W
     }
 }
 
-/// Opens a device for a volume: the one that a dead server of it left, whose users wait, or a new one.
-/// Removes the remains of devices that are unusable.
-fn open_ublk(options: UblkOptions, volume: &Shown, orphans: &Orphans) -> sawmill_device::Result<UblkDoor> {
+/// Opens a device for a volume: the one that a dead server of it left, whose users wait, or a new
+/// one. Removes the remains of devices that are unusable.
+fn open_ublk(
+    options: UblkOptions,
+    volume: &Shown,
+    orphans: &Orphans,
+) -> sawmill_device::Result<UblkDoor> {
     hold_memory();
     for found in orphans.listed(&options)? {
         if found.state == DeviceState::Dead {
@@ -201,11 +210,13 @@ fn open_ublk(options: UblkOptions, volume: &Shown, orphans: &Orphans) -> sawmill
     UblkDoor::start(options, Arc::clone(&volume.device))
 }
 
-/// A kernel that writes memory to a device of ours must not wait until our own memory is read back in.
+/// A kernel that writes memory to a device of ours must not wait until our own memory is read back
+/// in.
 fn hold_memory() {
     if let Err(error) = sawmill_sys::reclaim::lock_memory() {
         tracing::warn!(
-            "cannot lock memory, so the kernel may swap this process out to a disk that it serves: {error}"
+            "cannot lock memory, so the kernel may swap this process out to a disk that it serves: \
+            {error}"
         );
     }
 }
@@ -214,8 +225,8 @@ fn vhost_options(path: &Path, volume: &Shown) -> VhostOptions {
     VhostOptions { serial: volume.name.clone(), ..VhostOptions::new(path.to_path_buf()) }
 }
 
-/// Creates the folder of a mount if it does not exist. An existing folder is not touched: it may be a mount
-/// that waits for this very process.
+/// Creates the folder of a mount if it does not exist. An existing folder is not touched: it may be
+/// a mount that waits for this very process.
 fn make_mountpoint(path: &Path) -> Result<()> {
     make_parent(path)?;
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
@@ -251,7 +262,8 @@ fn fuse_options(
         };
         Error::new(kind, format!("fuse: {} of volume {} {what}", mountpoint.display(), volume.name))
     })?;
-    let mount_holder = MountHolderOptions { socket, command: vec![own.into(), crate::command::KEEP.into()] };
+    let mount_holder =
+        MountHolderOptions { socket, command: vec![own.into(), crate::command::KEEP.into()] };
     let options = FuseOptions::new(mountpoint, file_name(&volume.name));
     let mount_holder = volume.outlives_server.then_some(mount_holder);
     Ok((FuseOptions { attach_loop, mount_holder, ..options }, claim))
@@ -263,7 +275,11 @@ fn file_name(name: &str) -> String {
 }
 
 fn nbd_options(listen: &Listen, insecure_listen: bool, shared: &Shared<'_>) -> NbdOptions {
-    NbdOptions { insecure_listen, budget: shared.nbd_budget.clone(), ..NbdOptions::new(listen.clone()) }
+    NbdOptions {
+        insecure_listen,
+        budget: shared.nbd_budget.clone(),
+        ..NbdOptions::new(listen.clone())
+    }
 }
 
 fn export(volume: &Shown) -> Export {

@@ -1,7 +1,7 @@
 //! The doors that a user requests, as options of a command and as one line of text.
 //!
-//! The line travels to a running server (`sawmill door add`) and to the process that takes over its doors.
-//! Invariant: parsing what a plan writes gives the same plan. Not here: opening.
+//! The line travels to a running server (`sawmill door add`) and to the process that takes over its
+//! doors. Invariant: parsing what a plan writes gives the same plan. Not here: opening.
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -18,10 +18,11 @@ use sawmill_console::units::parse_size;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) enum DoorPlan {
-    /// `nbd=unix:/path`, `nbd=tcp:127.0.0.1:10809`; `nbd-insecure=...` also where other machines can connect.
+    /// `nbd=unix:/path`, `nbd=tcp:127.0.0.1:10809`; `nbd-insecure=...` also where other machines
+    /// can connect.
     Nbd { listen: Listen, insecure: bool },
-    /// `ublk`, `ublk=3`: a device node, with this number or any; `ublk-unprivileged...`: one that ends with
-    /// its server.
+    /// `ublk`, `ublk=3`: a device node, with this number or any; `ublk-unprivileged...`: one that
+    /// ends with its server.
     Ublk { id: Option<u32>, unprivileged: bool },
     /// `vhost-user=/path`: a socket for QEMU and similar programs.
     VhostUser { path: PathBuf },
@@ -51,17 +52,19 @@ impl DoorPlan {
             "fuse" => Ok(DoorPlan::Fuse { mountpoint: path()?, with_loop: false }),
             "loop" => Ok(DoorPlan::Fuse { mountpoint: path()?, with_loop: true }),
             _ => Err(Failure::usage(format!(
-                "unknown door '{text}'; write nbd=ADDRESS, ublk, ublk=ID, vhost-user=PATH, fuse=FOLDER or \
-                 loop=FOLDER"
+                "unknown door '{text}'; write nbd=ADDRESS, ublk, ublk=ID, vhost-user=PATH, \
+                 fuse=FOLDER or loop=FOLDER"
             ))),
         }
     }
 
-    /// The same door for one volume of several: sockets and mount points are in a folder, under the volume's
-    /// name.
+    /// The same door for one volume of several: sockets and mount points are in a folder, under the
+    /// volume's name.
     pub(crate) fn of_volume(&self, name: &str) -> DoorPlan {
         match self {
-            DoorPlan::VhostUser { path } => DoorPlan::VhostUser { path: path.join(format!("{name}.sock")) },
+            DoorPlan::VhostUser { path } => {
+                DoorPlan::VhostUser { path: path.join(format!("{name}.sock")) }
+            }
             DoorPlan::Fuse { mountpoint, with_loop } => {
                 DoorPlan::Fuse { mountpoint: mountpoint.join(name), with_loop: *with_loop }
             }
@@ -132,21 +135,27 @@ pub(crate) struct DoorOptions {
     #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
     nbd: Option<Listen>,
 
-    /// Allow --nbd on an address that other machines can reach. There is no encryption and no password.
+    /// Allow --nbd on an address that other machines can reach. There is no encryption and no
+    /// password.
     #[arg(long)]
     insecure_listen: bool,
 
-    /// A device node /dev/ublkbID (Linux 6.5 and later, module ublk_drv); --ublk=ID selects the number.
-    #[arg(long, value_name = "ID", num_args = 0..=1, require_equals = true, default_missing_value = "any",
-          value_parser = parse_ublk)]
+    /// A device node /dev/ublkbID (Linux 6.5 and later, module ublk_drv); --ublk=ID selects the
+    /// number.
+    #[arg(
+        long, value_name = "ID", num_args = 0..=1, require_equals = true,
+        default_missing_value = "any",
+        value_parser = parse_ublk
+    )]
     ublk: Option<UblkId>,
 
-    /// With --ublk: a device that an unprivileged user may serve. It ends with its server, and its users then
-    /// get errors: no restart, no hand-off.
+    /// With --ublk: a device that an unprivileged user may serve. It ends with its server, and its
+    /// users then get errors: no restart, no hand-off.
     #[arg(long, requires = "ublk")]
     ublk_unprivileged: bool,
 
-    /// A vhost-user-blk socket for QEMU and Cloud Hypervisor; with several volumes, a folder of sockets.
+    /// A vhost-user-blk socket for QEMU and Cloud Hypervisor; with several volumes, a folder of
+    /// sockets.
     #[arg(long, value_name = "PATH")]
     vhost_user: Option<PathBuf>,
 
@@ -163,8 +172,9 @@ pub(crate) struct DoorOptions {
 #[derive(Args)]
 #[command(next_help_heading = "Doors")]
 pub(crate) struct NbdMemory {
-    /// Memory for the requests and replies of all NBD connections of this process, at least 160M. When it is
-    /// full, clients wait; a client that does not read its replies is disconnected when others wait.
+    /// Memory for the requests and replies of all NBD connections of this process, at least 160M.
+    /// When it is full, clients wait; a client that does not read its replies is disconnected when
+    /// others wait.
     #[arg(long, value_name = "SIZE", value_parser = parse_budget, default_value = "1G")]
     nbd_memory_max: Budget,
 }
@@ -189,7 +199,9 @@ fn parse_ublk(text: &str) -> Result<UblkId, String> {
         "any" => Ok(UblkId(None)),
         number => match number.parse() {
             Ok(id) => Ok(UblkId(Some(id))),
-            Err(_) => Err(format!("'{text}' is not a ublk device number; write --ublk or --ublk=3")),
+            Err(_) => {
+                Err(format!("'{text}' is not a ublk device number; write --ublk or --ublk=3"))
+            }
         },
     }
 }
@@ -197,7 +209,8 @@ fn parse_ublk(text: &str) -> Result<UblkId, String> {
 impl DoorOptions {
     /// The requested doors, in the order of the options.
     pub(crate) fn plans(&self) -> Vec<DoorPlan> {
-        let nbd = self.nbd.clone().map(|listen| DoorPlan::Nbd { listen, insecure: self.insecure_listen });
+        let nbd =
+            self.nbd.clone().map(|listen| DoorPlan::Nbd { listen, insecure: self.insecure_listen });
         let unprivileged = self.ublk_unprivileged;
         let ublk = self.ublk.map(|UblkId(id)| DoorPlan::Ublk { id, unprivileged });
         let vhost = self.vhost_user.clone().map(|path| DoorPlan::VhostUser { path });
@@ -215,7 +228,9 @@ impl DoorOptions {
                 insecure: self.insecure_listen,
             });
         }
-        if volumes > 1 && plans.iter().any(|plan| matches!(plan, DoorPlan::Ublk { id: Some(_), .. })) {
+        if volumes > 1
+            && plans.iter().any(|plan| matches!(plan, DoorPlan::Ublk { id: Some(_), .. }))
+        {
             return Err(Failure::usage(format!(
                 "--ublk=ID names one device, but there are {volumes} volumes; write --ublk"
             )));
@@ -228,14 +243,17 @@ fn parse_listen(text: &str) -> Result<Listen, String> {
     match text.split_once(':') {
         Some(("unix", path)) if !path.is_empty() => Ok(Listen::Unix(PathBuf::from(path))),
         Some(("tcp", address)) => resolve(address).map(Listen::Tcp),
-        _ => Err(format!("'{text}' is not an address; write unix:/path/of/socket or tcp:127.0.0.1:10809")),
+        _ => Err(format!(
+            "'{text}' is not an address; write unix:/path/of/socket or tcp:127.0.0.1:10809"
+        )),
     }
 }
 
 /// The socket address behind `host:port`.
 pub(crate) fn resolve(text: &str) -> Result<SocketAddr, String> {
-    let wrong =
-        |why: String| format!("'{text}' is not an address ({why}); write host:port, as in 127.0.0.1:10809");
+    let wrong = |why: String| {
+        format!("'{text}' is not an address ({why}); write host:port, as in 127.0.0.1:10809")
+    };
     let mut found = text.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
     found.next().ok_or_else(|| wrong("the host has no IP address".to_owned()))
 }
@@ -247,11 +265,23 @@ mod tests {
     #[test]
     fn addresses_of_the_door_are_read_or_refused_with_an_example() {
         assert_eq!(parse_listen("unix:/run/x.sock"), Ok(Listen::Unix("/run/x.sock".into())));
-        assert_eq!(parse_listen("tcp:127.0.0.1:0"), Ok(Listen::Tcp("127.0.0.1:0".parse().unwrap())));
-        assert_eq!(parse_listen("tcp:[::1]:10809"), Ok(Listen::Tcp("[::1]:10809".parse().unwrap())));
-        for text in
-            ["", "unix:", "tcp:", "tcp:127.0.0.1", "127.0.0.1:10809", "/run/x.sock", "tcp:1.2.3.4:99999"]
-        {
+        assert_eq!(
+            parse_listen("tcp:127.0.0.1:0"),
+            Ok(Listen::Tcp("127.0.0.1:0".parse().unwrap()))
+        );
+        assert_eq!(
+            parse_listen("tcp:[::1]:10809"),
+            Ok(Listen::Tcp("[::1]:10809".parse().unwrap()))
+        );
+        for text in [
+            "",
+            "unix:",
+            "tcp:",
+            "tcp:127.0.0.1",
+            "127.0.0.1:10809",
+            "/run/x.sock",
+            "tcp:1.2.3.4:99999",
+        ] {
             let error = parse_listen(text).unwrap_err();
             assert!(error.contains("10809"), "{text}: {error}");
         }
@@ -286,9 +316,18 @@ mod tests {
 
     #[test]
     fn what_is_no_door_is_refused_with_what_there_is() {
-        for text in
-            ["", "nbd", "nbd=", "ublk=x", "vhost-user", "fuse=", "loop", "iscsi=3", "ublk=-1", "ublk-x"]
-        {
+        for text in [
+            "",
+            "nbd",
+            "nbd=",
+            "ublk=x",
+            "vhost-user",
+            "fuse=",
+            "loop",
+            "iscsi=3",
+            "ublk=-1",
+            "ublk-x",
+        ] {
             assert!(DoorPlan::parse(text).is_err(), "{text}");
         }
         assert!(DoorPlan::parse("iscsi").unwrap_err().to_string().contains("vhost-user=PATH"));

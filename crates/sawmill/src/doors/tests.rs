@@ -107,7 +107,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 #[test]
 fn doors_are_quieted_side_by_side() {
-    let (doors, hear) = doors(&[("a", &["oak"], None), ("b", &["oak"], None), ("c", &["ash"], None)]);
+    let (doors, hear) =
+        doors(&[("a", &["oak"], None), ("b", &["oak"], None), ("c", &["ash"], None)]);
     doors.quiesce(PATIENCE).unwrap();
     assert_eq!(sorted(&hear), ["a quiet", "b quiet", "c quiet"]);
 }
@@ -117,7 +118,11 @@ fn a_door_that_cannot_be_quiet_is_named() {
     let failing = Some(ErrorKind::Unavailable);
     let (doors, hear) = doors(&[("a", &["oak"], None), ("b", &["oak"], failing)]);
     let error = doors.quiesce(PATIENCE).unwrap_err();
-    assert_eq!((error.kind(), error.to_string().contains("b: ")), (ErrorKind::Unavailable, true), "{error}");
+    assert_eq!(
+        (error.kind(), error.to_string().contains("b: ")),
+        (ErrorKind::Unavailable, true),
+        "{error}"
+    );
     assert_eq!(doors.all().len(), 2);
     drop(sorted(&hear));
     doors.resume_but(&[]);
@@ -130,13 +135,17 @@ fn a_door_that_has_ended_is_left_behind_and_stops_no_hand_off() {
     let (doors, _hear) = doors(&[("a", &["oak"], ended), ("b", &["oak"], None)]);
     doors.quiesce(PATIENCE).unwrap();
     let handed = doors.hand_over().unwrap();
-    assert_eq!(handed.iter().map(|piece| piece.what.as_str()).collect::<Vec<_>>(), ["door", "piece"]);
+    assert_eq!(
+        handed.iter().map(|piece| piece.what.as_str()).collect::<Vec<_>>(),
+        ["door", "piece"]
+    );
     assert_eq!(handed[1].fact("of").unwrap(), "b");
 }
 
 #[test]
 fn doors_of_what_is_away_stay_quiet_and_are_left_as_by_a_killed_process() {
-    let (doors, hear) = doors(&[("a", &["oak"], None), ("b", &["ash"], None), ("c", &["oak", "ash"], None)]);
+    let (doors, hear) =
+        doors(&[("a", &["oak"], None), ("b", &["ash"], None), ("c", &["oak", "ash"], None)]);
     doors.resume_but(&["ash"]);
     assert_eq!(sorted(&hear), ["a resumes", "c resumes"]);
     doors.leave(&["ash"]);

@@ -1,7 +1,8 @@
-//! Drivers that this process starts: one at a time, or a new one beside the old one that it replaces.
+//! Drivers that this process starts: one at a time, or a new one beside the old one that it
+//! replaces.
 //!
-//! Invariants: every started process is waited for. None gets this process's keys to stores, unless they are
-//! named. Not here: what the end of a driver means (`driving`).
+//! Invariants: every started process is waited for. None gets this process's keys to stores, unless
+//! they are named. Not here: what the end of a driver means (`driving`).
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -38,7 +39,8 @@ pub(crate) struct Drivers {
 }
 
 impl Drivers {
-    /// `passed` names variables of this process's environment that drivers get even if they are secrets.
+    /// `passed` names variables of this process's environment that drivers get even if they are
+    /// secrets.
     pub(crate) fn new(command: Vec<OsString>, passed: Vec<OsString>) -> Self {
         Drivers { command, passed, alive: Arc::default(), back_off: Mutex::new(BACK_OFF_MIN) }
     }
@@ -141,7 +143,8 @@ mod tests {
     #[test]
     fn restarts_wait_longer_each_time_until_one_lives() {
         let drivers = Drivers::new(vec!["true".into()], Vec::new());
-        let waits: Vec<u128> = (0..12).map(|_| drivers.next_wait(Duration::ZERO).as_millis()).collect();
+        let waits: Vec<u128> =
+            (0..12).map(|_| drivers.next_wait(Duration::ZERO).as_millis()).collect();
         assert_eq!(waits[..4], [50, 100, 200, 400]);
         assert_eq!(waits.last(), Some(&5_000));
         assert_eq!(drivers.next_wait(Duration::from_secs(11)).as_millis(), 50);

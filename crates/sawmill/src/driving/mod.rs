@@ -1,8 +1,9 @@
 //! A device whose driver is another process, with its doors: the work of `sawmill run`.
 //!
-//! Invariants: doors open when the first driver has declared the device, and close before the driver learns
-//! that nothing more comes. A driver that this process started and that died is restarted, with growing
-//! waits, as long as the device exists. Not here: the protocol of hosts and drivers (`sawmill-driver`).
+//! Invariants: doors open when the first driver has declared the device, and close before the
+//! driver learns that nothing more comes. A driver that this process started and that died is
+//! restarted, with growing waits, as long as the device exists. Not here: the protocol of hosts and
+//! drivers (`sawmill-driver`).
 
 pub(crate) mod child;
 
@@ -188,7 +189,10 @@ impl Driving<'_> {
                 Heard::Host(event) => self.host_says(event)?,
                 Heard::Signal(SIGHUP) => self.replace(),
                 Heard::Signal(_) if self.is_ending => {
-                    self.host.fail(&Error::new(ErrorKind::Closed, "stopped immediately by a second signal"));
+                    self.host.fail(&Error::new(
+                        ErrorKind::Closed,
+                        "stopped immediately by a second signal",
+                    ));
                 }
                 Heard::Signal(_) => self.end(None),
                 Heard::Child(pid, status, lived) => self.child_ended(pid, status, lived)?,
@@ -251,8 +255,9 @@ impl Driving<'_> {
         };
         self.doors.open_all(&self.plan.doors, &[shown])?;
         let addresses = self.doors.addresses(&self.plan.name);
-        let told =
-            |facts: Facts, (kind, address): &(&str, String)| facts.with("door", format!("{kind} {address}"));
+        let told = |facts: Facts, (kind, address): &(&str, String)| {
+            facts.with("door", format!("{kind} {address}"))
+        };
         self.host.show_doors(addresses.iter().fold(Facts::default(), told));
         let doors = addresses.into_iter().map(DoorOf::from).collect();
         (self.tell)(&Told::Ready { name: &self.plan.name, size_bytes, doors })
@@ -266,7 +271,8 @@ impl Driving<'_> {
         if std::mem::replace(&mut self.is_ending, true) {
             return;
         }
-        let (host, doors, ring) = (Arc::clone(&self.host), Arc::clone(&self.doors), self.ring.clone());
+        let (host, doors, ring) =
+            (Arc::clone(&self.host), Arc::clone(&self.doors), self.ring.clone());
         let finish = move || {
             // Requests in flight are answered: by the driver, or with an error when it is gone.
             doors.stop();
@@ -277,14 +283,19 @@ impl Driving<'_> {
             let _ = ring.send(Heard::Ended(host.wait_for_end()));
         };
         if std::thread::Builder::new().name("ending".into()).spawn(finish).is_err() {
-            self.host.fail(&Error::new(ErrorKind::Unavailable, "cannot start a thread for a clean shutdown"));
+            self.host.fail(&Error::new(
+                ErrorKind::Unavailable,
+                "cannot start a thread for a clean shutdown",
+            ));
             let _ = self.ring.send(Heard::Ended(self.host.wait_for_end()));
         }
     }
 
     fn replace(&mut self) {
         if self.plan.command.is_empty() {
-            tracing::warn!("this command started no driver: start a new driver with replace=1 yourself");
+            tracing::warn!(
+                "this command started no driver: start a new driver with replace=1 yourself"
+            );
             return;
         }
         self.host.expect_replacement(true);
@@ -305,8 +316,8 @@ impl Driving<'_> {
         if self.seen_off.remove(&pid) {
             return Ok(());
         }
-        // A driver that served and left before the work was done is needed again, whatever its exit status
-        // is.
+        // A driver that served and left before the work was done is needed again, whatever its exit
+        // status is.
         if self.host.has_ended() || (self.is_ending && status.success() && !has_served) {
             return Ok(());
         }
@@ -333,7 +344,11 @@ impl Driving<'_> {
             return Ok(());
         }
         let wait = self.drivers.next_wait(lived);
-        tracing::info!(pid, "the driver exited ({status}); restarting it in {} ms", wait.as_millis());
+        tracing::info!(
+            pid,
+            "the driver exited ({status}); restarting it in {} ms",
+            wait.as_millis()
+        );
         self.ring_in(wait, Heard::StartAgain)
     }
 
@@ -368,7 +383,9 @@ impl Driving<'_> {
         match self.failure.take() {
             Some(failure) => Err(failure),
             None if outcome == "ended" => Ok(Exit::Ok),
-            None => Err(Failure::new(Exit::Unavailable, format!("the device has failed: {message}"))),
+            None => {
+                Err(Failure::new(Exit::Unavailable, format!("the device has failed: {message}")))
+            }
         }
     }
 

@@ -1,10 +1,10 @@
-//! Reopens volumes after a hand-off was rolled back, each on a thread of its own, so that a store that does
-//! not answer delays neither other volumes nor signals.
+//! Reopens volumes after a hand-off was rolled back, each on a thread of its own, so that a store
+//! that does not answer delays neither other volumes nor signals.
 //!
-//! Invariants: only these threads wait for stores; callers wait for the threads, and never beyond a deadline.
-//! Doors resume as soon as one of their volumes is open. No volume returns after [`Again::end`], and none is
-//! being opened while another process may open it ([`Again::none_on_the_way`]). Not here: when to retry
-//! (`command::serve`).
+//! Invariants: only these threads wait for stores; callers wait for the threads, and never beyond a
+//! deadline. Doors resume as soon as one of their volumes is open. No volume returns after
+//! [`Again::end`], and none is being opened while another process may open it
+//! ([`Again::none_on_the_way`]). Not here: when to retry (`command::serve`).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -49,8 +49,8 @@ impl Again {
         })
     }
 
-    /// Starts to open every volume that is away and not already being opened, and resumes the doors of open
-    /// volumes. Does not wait.
+    /// Starts to open every volume that is away and not already being opened, and resumes the doors
+    /// of open volumes. Does not wait.
     pub(crate) fn try_all(self: &Arc<Self>) {
         self.resume_doors();
         let cache = self.cache();
@@ -70,7 +70,8 @@ impl Again {
         }
     }
 
-    /// Waits until no volume is being opened. Returns `InUse`, with the names, if that takes too long.
+    /// Waits until no volume is being opened. Returns `InUse`, with the names, if that takes too
+    /// long.
     pub(crate) fn none_on_the_way(&self, deadline: Instant) -> Result<()> {
         let mut state = self.state.lock();
         while !state.on_the_way.is_empty() {
@@ -83,8 +84,8 @@ impl Again {
                 break;
             }
             let text = format!(
-                "{} is still being reopened after the last hand-off: its store does not answer; try again \
-                 when it does",
+                "{} is still being reopened after the last hand-off: its store does not answer; \
+                 try again when it does",
                 names.join(", ")
             );
             return Err(Failure::new(Exit::InUse, text));
@@ -92,7 +93,8 @@ impl Again {
         Ok(())
     }
 
-    /// As [`none_on_the_way`](Self::none_on_the_way). Volumes that are still not open then report that.
+    /// As [`none_on_the_way`](Self::none_on_the_way). Volumes that are still not open then report
+    /// that.
     pub(crate) fn settle(&self, deadline: Instant) {
         if self.none_on_the_way(deadline).is_ok() {
             return;
@@ -132,21 +134,31 @@ impl Again {
     fn cache(&self) -> Option<Cache> {
         let mut held = self.serving.cache.lock();
         if held.is_none() {
-            *held = wiring::open_cache(&self.plan.cache, self.plan.cache_bytes).unwrap_or_else(|failure| {
-                tracing::warn!("a hand-off was rolled back; serving without the read cache: {failure}");
-                None
-            });
+            *held = wiring::open_cache(&self.plan.cache, self.plan.cache_bytes).unwrap_or_else(
+                |failure| {
+                    tracing::warn!(
+                        "a hand-off was rolled back; serving without the read cache: {failure}"
+                    );
+                    None
+                },
+            );
         }
         held.clone()
     }
 
-    /// Tries to open a volume. If it may succeed later, the users of the volume wait; if it never can, the
-    /// volume is given up and its users get errors.
+    /// Tries to open a volume. If it may succeed later, the users of the volume wait; if it never
+    /// can, the volume is given up and its users get errors.
     fn try_one(&self, index: usize, cache: Option<&Cache>) {
         let served = &self.serving.volumes[index];
-        let local = Local { folder: &served.folder, journal_path: served.journal_path.as_deref(), cache };
-        let opened =
-            wiring::open_volume(&self.plan, &served.address, &served.store, served.volume_id, &local);
+        let local =
+            Local { folder: &served.folder, journal_path: served.journal_path.as_deref(), cache };
+        let opened = wiring::open_volume(
+            &self.plan,
+            &served.address,
+            &served.store,
+            served.volume_id,
+            &local,
+        );
         if !self.may_land() {
             // Close the volume as it is: what was accepted is in its journal.
             opened.iter().for_each(|volume| volume.close_now());

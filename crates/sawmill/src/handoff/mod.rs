@@ -1,7 +1,7 @@
 //! Replaces a serving process by another, without disconnecting its users: `sawmill handoff`.
 //!
-//! The process that serves (the *predecessor*) starts the new one (the *successor*) with the same arguments
-//! and a Unix socket as its standard input. They exchange [`Word`]s:
+//! The process that serves (the *predecessor*) starts the new one (the *successor*) with the same
+//! arguments and a Unix socket as its standard input. They exchange [`Word`]s:
 //!
 //! | predecessor | successor |
 //! |---|---|
@@ -13,10 +13,11 @@
 //! | | resumes the doors; notifies the service manager; `Serving` |
 //! | exits | |
 //!
-//! Invariants: a volume is never open in both. Until `Yours` the predecessor alone decides: whatever the
-//! successor does, it can kill it, reopen its volumes and resume the doors that it still has. After `Yours`
-//! it touches neither. A successor that dies then is like a killed server: no accepted write is lost.
-//! Modules: [`predecessor`], [`successor`], [`again`] (after a rollback). Reasons: decision 0020.
+//! Invariants: a volume is never open in both. Until `Yours` the predecessor alone decides:
+//! whatever the successor does, it can kill it, reopen its volumes and resume the doors that it
+//! still has. After `Yours` it touches neither. A successor that dies then is like a killed server:
+//! no accepted write is lost. Modules: [`predecessor`], [`successor`], [`again`] (after a
+//! rollback). Reasons: decision 0020.
 
 pub(crate) mod again;
 pub(crate) mod predecessor;
@@ -40,8 +41,8 @@ pub(crate) const CONVERSATION: u32 = 1;
 /// The longest message.
 const WORD_BYTES_MAX: usize = 64 << 10;
 
-/// The options of a server for the process that opens its volumes next: the losses that the user accepted
-/// when the server started do not apply again.
+/// The options of a server for the process that opens its volumes next: the losses that the user
+/// accepted when the server started do not apply again.
 pub(crate) fn accepting_nothing(options: &OpenOptions) -> OpenOptions {
     OpenOptions {
         accept_journal_loss: false,
@@ -70,7 +71,8 @@ pub(crate) struct Done {
     pub(crate) stall_ms: u64,
     /// Doors that could not be handed over, each with the reason.
     pub(crate) lost_doors: Vec<String>,
-    /// The new process did not report after it had everything. It may be dead, which is like a killed server.
+    /// The new process did not report after it had everything. It may be dead, which is like a
+    /// killed server.
     #[serde(default)]
     pub(crate) unheard: bool,
 }
@@ -122,11 +124,15 @@ fn hear(stream: &UnixStream, deadline: Option<Instant>) -> Result<Word> {
     let unheard = |error: sawmill_device::Error| Failure::new(Exit::Unavailable, error.to_string());
     let (bytes, _) = passing::receive(stream, WORD_BYTES_MAX, 0).map_err(unheard)?;
     let word = serde_json::from_slice(&bytes).map_err(|error| {
-        Failure::new(Exit::Unavailable, format!("the other process sent an invalid message: {error}"))
+        Failure::new(
+            Exit::Unavailable,
+            format!("the other process sent an invalid message: {error}"),
+        )
     })?;
     match word {
         Word::Failed { text, exit } => {
-            let known = exit::TABLE.iter().map(|(known, _, _)| *known).find(|known| known.code() == exit);
+            let known =
+                exit::TABLE.iter().map(|(known, _, _)| *known).find(|known| known.code() == exit);
             Err(Failure::new(known.unwrap_or(Exit::Unavailable), text))
         }
         word => Ok(word),
@@ -147,6 +153,8 @@ mod tests {
         (options.accept_journal_loss, options.accept_memory_loss) = (true, true);
         options.accept_older_store = true;
         let after = accepting_nothing(&options);
-        assert!(!after.accept_journal_loss && !after.accept_memory_loss && !after.accept_older_store);
+        assert!(
+            !after.accept_journal_loss && !after.accept_memory_loss && !after.accept_older_store
+        );
     }
 }

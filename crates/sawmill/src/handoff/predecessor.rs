@@ -23,7 +23,8 @@ const STORE_FIRST: Duration = Duration::from_secs(5);
 /// Time for threads that still use a closed volume to finish.
 const LET_GO_WITHIN: Duration = Duration::from_secs(1);
 
-/// After a rollback: time for all volumes to be open or report why not, before the requester gets its answer.
+/// After a rollback: time for all volumes to be open or report why not, before the requester gets
+/// its answer.
 const SETTLE_WITHIN: Duration = Duration::from_secs(5);
 
 /// The process that is to take over. Killed when this is dropped.
@@ -36,8 +37,8 @@ struct Successor {
 impl Successor {
     /// Starts the program with this process's own arguments.
     fn start(wanted: &HandOff) -> Result<Successor> {
-        let own =
-            crate::program::own().map_err(|error| Failure::io("cannot find the sawmill program", &error))?;
+        let own = crate::program::own()
+            .map_err(|error| Failure::io("cannot find the sawmill program", &error))?;
         let program = wanted.binary.as_ref().unwrap_or(&own);
         let (stream, theirs) = UnixStream::pair()
             .map_err(|error| Failure::io("cannot create a socket for a hand-off", &error))?;
@@ -84,11 +85,15 @@ impl Predecessor<'_> {
     fn try_hand_off(&self, wanted: &HandOff) -> Result<Done> {
         let begun = Instant::now();
         let refuse = |failure: Failure| {
-            Failure::new(failure.exit(), format!("hand-off failed, this process still serves: {failure}"))
+            Failure::new(
+                failure.exit(),
+                format!("hand-off failed, this process still serves: {failure}"),
+            )
         };
         let successor = Successor::start(wanted).map_err(refuse)?;
         let version = self.see_prepared(&successor, begun + wanted.timeout).map_err(refuse)?;
-        // Two processes must never open the same volume. No reopening is retried while this thread is here.
+        // Two processes must never open the same volume. No reopening is retried while this thread
+        // is here.
         self.again.none_on_the_way(begun + wanted.timeout).map_err(refuse)?;
         let prepared_ms = milliseconds(begun.elapsed());
         self.lighten();
@@ -114,8 +119,8 @@ impl Predecessor<'_> {
             Word::Hello { conversation: CONVERSATION, version } => version,
             Word::Hello { conversation, version } => {
                 let text = format!(
-                    "sawmill {version} speaks version {conversation} of the hand-off protocol, this process \
-                     version {CONVERSATION}: stop this process and start that one"
+                    "sawmill {version} speaks version {conversation} of the hand-off protocol, \
+                     this process version {CONVERSATION}: stop this process and start that one"
                 );
                 return Err(Failure::new(Exit::Refused, text));
             }
@@ -127,8 +132,8 @@ impl Predecessor<'_> {
         }
     }
 
-    /// Stores everything with a checkpoint and saves the cache's index while users continue, so that little
-    /// is left to do during the switch.
+    /// Stores everything with a checkpoint and saves the cache's index while users continue, so
+    /// that little is left to do during the switch.
     fn lighten(&self) {
         std::thread::scope(|scope| {
             for volume in self.serving.volumes.iter().filter_map(|served| served.volume().ok()) {
@@ -137,7 +142,8 @@ impl Predecessor<'_> {
                         volume.checkpoint(STORE_FIRST);
                     }
                 };
-                // Best effort, also if no thread can be started: what is not stored by then is replayed.
+                // Best effort, also if no thread can be started: what is not stored by then is
+                // replayed.
                 drop(std::thread::Builder::new().name("lighten".into()).spawn_scoped(scope, store));
             }
             self.serving.save_cache();
@@ -162,20 +168,23 @@ impl Predecessor<'_> {
         match hear(&successor.stream, Some(deadline)).map_err(silent)? {
             // A successor that cannot be notified is dead, and has served no request.
             Word::Opened => {
-                tracing::debug!(took = ?begun.elapsed(), "hand-off: the new process has opened the volumes");
+                tracing::debug!(took = ?begun.elapsed(), "hand-off: the new process has opened the \
+                    volumes");
                 say(&successor.stream, &Word::Yours)
             }
             word => Err(unexpected(&word)),
         }
     }
 
-    /// Closes volumes and cache so that another process can open them. Accepted writes are in the journals.
+    /// Closes volumes and cache so that another process can open them. Accepted writes are in the
+    /// journals.
     fn let_go_of_volumes(&self) -> Result<()> {
         let mut closed: Vec<Arc<Volume>> = Vec::new();
         for served in &self.serving.volumes {
             closed.extend(served.close_as_it_is(LET_GO_WITHIN)?);
         }
-        // Dropping it is not enough: a request to the store in flight would hold it until the answer.
+        // Dropping it is not enough: a request to the store in flight would hold it until the
+        // answer.
         if let Some(held) = self.serving.cache.lock().take() {
             held.cache.let_go();
         }
@@ -190,15 +199,22 @@ impl Predecessor<'_> {
     }
 
     /// The successor serves: forgets the doors and waits for its report.
-    fn leave(&self, mut successor: Successor, version: String, prepared_ms: u64, quiet: Instant) -> Done {
+    fn leave(
+        &self,
+        mut successor: Successor,
+        version: String,
+        prepared_ms: u64,
+        quiet: Instant,
+    ) -> Done {
         successor.is_free = true;
         self.serving.doors.let_go();
         self.admin.leave();
-        // A successor that cannot receive this is dead; then the next process finds what a killed server
-        // leaves.
+        // A successor that cannot receive this is dead; then the next process finds what a killed
+        // server leaves.
         let _ = say(&successor.stream, &Word::Gone);
         tracing::debug!(took = ?quiet.elapsed(), "hand-off: this process has released the doors");
-        // No time limit while it lives: the service manager must learn of it before this process exits.
+        // No time limit while it lives: the service manager must learn of it before this process
+        // exits.
         let heard = hear(&successor.stream, None);
         let stall_ms = milliseconds(quiet.elapsed());
         let (unheard, lost_doors) = match heard {

@@ -22,7 +22,8 @@ use crate::serving::{HandOffBell, Served, Serving};
 use crate::wiring::{self, Stores};
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// The hidden option that makes a process a successor: its standard input is the socket to its predecessor.
+/// The hidden option that makes a process a successor: its standard input is the socket to its
+/// predecessor.
 pub(crate) const OPTION: &str = "--take-over";
 
 /// The largest parcel of doors: for each connection, at most what is in flight on it.
@@ -33,12 +34,17 @@ const DESCRIPTORS_MAX: usize = 1 << 16;
 const PREALLOCATED_BYTES_MAX: u64 = 256 << 20;
 
 /// Replaces the process behind standard input.
-pub(crate) fn take_over(places: &Places, plan: Plan, bell: HandOffBell) -> Result<(Arc<Serving>, Admin)> {
+pub(crate) fn take_over(
+    places: &Places,
+    plan: Plan,
+    bell: HandOffBell,
+) -> Result<(Arc<Serving>, Admin)> {
     let stream = socket()?;
     let outcome = talk(places, plan, bell, &stream);
     if let Err(failure) = &outcome {
         // The receiver is about to kill this process anyway.
-        let _ = say(&stream, &Word::Failed { text: failure.to_string(), exit: failure.exit().code() });
+        let _ =
+            say(&stream, &Word::Failed { text: failure.to_string(), exit: failure.exit().code() });
     }
     outcome
 }
@@ -61,7 +67,10 @@ fn talk(
     stream: &UnixStream,
 ) -> Result<(Arc<Serving>, Admin)> {
     let started = Instant::now();
-    say(stream, &Word::Hello { conversation: CONVERSATION, version: env!("CARGO_PKG_VERSION").to_owned() })?;
+    say(
+        stream,
+        &Word::Hello { conversation: CONVERSATION, version: env!("CARGO_PKG_VERSION").to_owned() },
+    )?;
     wiring::claim_descriptors(plan.volumes.len())?;
     let mut stores = prepare(places, &plan)?;
     plan.options.store_is_probed = true;
@@ -81,7 +90,8 @@ fn talk(
         Word::Yours => {}
         word => return Err(unexpected(&word)),
     }
-    // Until this message, the other process may hold a door. If it died instead, it holds none either.
+    // Until this message, the other process may hold a door. If it died instead, it holds none
+    // either.
     if let Err(failure) = hear(stream, None) {
         tracing::warn!("the old process ended early: {failure}");
     }
@@ -97,7 +107,8 @@ fn talk(
     };
     lost.iter().for_each(|error| tracing::error!("a door was lost in a hand-off: {error}"));
     let lost_doors = lost.iter().map(ToString::to_string).collect();
-    // Serve users before anything else. The service manager learns of this process before the old one exits.
+    // Serve users before anything else. The service manager learns of this process before the old
+    // one exits.
     daemon::notify(sd_notify::NotifyState::MainPid(std::process::id()));
     if let Err(failure) = say(stream, &Word::Serving { lost_doors }) {
         tracing::warn!("cannot tell the old process that this one serves: {failure}");
@@ -105,8 +116,8 @@ fn talk(
     Ok((serving, admin))
 }
 
-/// Opens the stores, checks that they can fence writers, reads every volume so that it is cached later, and
-/// preallocates memory for it. Changes nothing.
+/// Opens the stores, checks that they can fence writers, reads every volume so that it is cached
+/// later, and preallocates memory for it. Changes nothing.
 fn prepare(places: &Places, plan: &Plan) -> Result<Stores> {
     let mut stores = Stores::default();
     let mut preallocated_bytes = 0;
@@ -125,7 +136,8 @@ fn prepare(places: &Places, plan: &Plan) -> Result<Stores> {
             let id = volume.record().volume_id.to_string();
             let journal = plan.journal.path(places, &id, &address.store_url)?;
             let staging_folder = wiring::staging_folder(plan, Some(&journal));
-            let preallocated = volume.preallocate(&OpenOptions { staging_folder, ..plan.options.clone() });
+            let preallocated =
+                volume.preallocate(&OpenOptions { staging_folder, ..plan.options.clone() });
             preallocated.unwrap_or_else(|error| tracing::debug!("hand-off: {error}"));
         }
     }

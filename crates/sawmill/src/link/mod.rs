@@ -1,8 +1,8 @@
 //! Both ends of a link as commands use them: keys, places, a connection, and its status.
 //!
-//! Modules: [`place`] (addresses as users type them), [`remote`] (a connected initiator), [`told`] (the
-//! status of a running end), [`standing`] (what a target keeps for the next one). Not here: packets and
-//! threads (`sawmill-link`), doors, volumes.
+//! Modules: [`place`] (addresses as users type them), [`remote`] (a connected initiator), [`told`]
+//! (the status of a running end), [`standing`] (what a target keeps for the next one). Not here:
+//! packets and threads (`sawmill-link`), doors, volumes.
 
 pub(crate) mod place;
 pub(crate) mod remote;
@@ -23,7 +23,8 @@ pub(crate) struct KeyOptions {
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
 
-    /// Use no key: anyone who can reach the network reads and writes. The other end must be --insecure too.
+    /// Use no key: anyone who can reach the network reads and writes. The other end must be
+    /// --insecure too.
     #[arg(long, conflicts_with = "key_file")]
     insecure: bool,
 }
@@ -35,9 +36,9 @@ impl KeyOptions {
             Some(path) => Ok(Security::Key(PreSharedKey::read(path).map_err(key_failed)?)),
             None if self.insecure => Ok(Security::Insecure),
             None => Err(Failure::usage(
-                "a link needs the same key at both ends: make one with `sawmill link key FILE`, copy FILE to \
-                 the other machine, and give --key-file FILE at both ends; or give --insecure at both ends \
-                 to use no key",
+                "a link needs the same key at both ends: make one with `sawmill link key FILE`, \
+                 copy FILE to the other machine, and give --key-file FILE at both ends; or give \
+                 --insecure at both ends to use no key",
             )),
         }
     }
@@ -46,7 +47,9 @@ impl KeyOptions {
 /// The failure for a key that cannot be read or made.
 pub(crate) fn key_failed(error: KeyError) -> Failure {
     let exit = match &error {
-        KeyError::Read { source, .. } | KeyError::Write { source, .. } => Failure::io("", source).exit(),
+        KeyError::Read { source, .. } | KeyError::Write { source, .. } => {
+            Failure::io("", source).exit()
+        }
         KeyError::Open { .. } => Exit::Refused,
         KeyError::Malformed { .. } | KeyError::Line { .. } | KeyError::Long { .. } => Exit::Usage,
         KeyError::Exists { .. } => Exit::Exists,

@@ -36,7 +36,8 @@ impl LinkPlace {
     pub(crate) fn export(&self) -> Result<&str> {
         self.export.as_deref().ok_or_else(|| {
             Failure::usage(format!(
-                "'{self}' names no export; write {self}/EXPORT; `sawmill link list {self}` lists the exports"
+                "'{self}' names no export; write {self}/EXPORT; `sawmill link list {self}` lists \
+                the exports"
             ))
         })
     }
@@ -57,7 +58,9 @@ pub(crate) fn list_of(text: &str) -> Result<Vec<LinkAddress>> {
     let addresses = LinkAddress::list(text).map_err(|error| Failure::usage(error.to_string()))?;
     match addresses.len() {
         0..=LINKS_MAX => Ok(addresses),
-        count => Err(Failure::usage(format!("{count} links are too many; give at most {LINKS_MAX}"))),
+        count => {
+            Err(Failure::usage(format!("{count} links are too many; give at most {LINKS_MAX}")))
+        }
     }
 }
 
@@ -93,6 +96,8 @@ mod tests {
             assert!(told.contains(word), "{text}: {told}");
         }
         let whole = LinkPlace::parse("link:eth:eth0/").unwrap();
-        assert!(whole.export().unwrap_err().to_string().contains("sawmill link list link:eth:eth0"));
+        assert!(
+            whole.export().unwrap_err().to_string().contains("sawmill link list link:eth:eth0")
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! An initiator that is connected to a target, and the target's first answers.
 //!
-//! Invariants: while a target does not answer, the caller learns of unauthenticated refusals, too. A link
-//! that cannot be opened is an error only if no other link is left.
+//! Invariants: while a target does not answer, the caller learns of unauthenticated refusals, too.
+//! A link that cannot be opened is an error only if no other link is left.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,7 +41,8 @@ impl Remote {
     ) -> Result<Remote> {
         check(&place.addresses)?;
         let clock = Arc::new(SteadyClock);
-        let initiator = Initiator::new(options, security, place.addresses.len(), clock, unguessable());
+        let initiator =
+            Initiator::new(options, security, place.addresses.len(), clock, unguessable());
         let attached = Attached::new(initiator, &place.addresses)
             .map_err(|error| Failure::io("cannot start the threads of a link", &error))?;
         Ok(Remote { attached, place: place.clone() })
@@ -54,19 +55,18 @@ impl Remote {
 
     /// Opens an export.
     pub(crate) fn open(&self, export: &str, mode: OpenMode) -> Result<RemoteDevice> {
-        let bytes =
-            self.answer(|| self.initiator().ask_open(export, mode)).map_err(|failure| {
-                match failure.exit() {
-                    Exit::InUse => Failure::new(
-                        Exit::InUse,
-                        format!(
-                            "{export}: {failure}: pass --take-over to fence it, or --shared at every \
+        let bytes = self.answer(|| self.initiator().ask_open(export, mode)).map_err(|failure| {
+            match failure.exit() {
+                Exit::InUse => Failure::new(
+                    Exit::InUse,
+                    format!(
+                        "{export}: {failure}: pass --take-over to fence it, or --shared at every \
                              initiator"
-                        ),
                     ),
-                    _ => failure.of_volume(export),
-                }
-            })?;
+                ),
+                _ => failure.of_volume(export),
+            }
+        })?;
         Ok(self.initiator().opened(export, mode, &bytes)?)
     }
 
@@ -82,7 +82,9 @@ impl Remote {
         let mut answer = ask();
         loop {
             match answer.poll() {
-                Some(Err(error)) if error.kind() == ErrorKind::Unavailable && Instant::now() < deadline => {
+                Some(Err(error))
+                    if error.kind() == ErrorKind::Unavailable && Instant::now() < deadline =>
+                {
                     std::thread::sleep(ASK_AGAIN_EVERY);
                     answer = ask();
                 }
@@ -104,8 +106,8 @@ impl Remote {
 
     fn nobody(&self) -> Failure {
         let text = format!(
-            "no target answered at {} in {} s; check that `sawmill target` runs there and that no firewall \
-             blocks it; `sawmill link find` shows the targets of this network",
+            "no target answered at {} in {} s; check that `sawmill target` runs there and that no \
+             firewall blocks it; `sawmill link find` shows the targets of this network",
             self.place,
             ANSWER_WITHIN.as_secs()
         );
@@ -113,7 +115,8 @@ impl Remote {
     }
 }
 
-/// Fails immediately on what no waiting fixes: no such host or interface, no permission for raw frames.
+/// Fails immediately on what no waiting fixes: no such host or interface, no permission for raw
+/// frames.
 fn check(addresses: &[LinkAddress]) -> Result<()> {
     let mut first = None;
     let mut usable = 0;
@@ -128,8 +131,12 @@ fn check(addresses: &[LinkAddress]) -> Result<()> {
             Err(error) => {
                 tracing::warn!("link {address}: open failed, retrying: {error}");
                 first.get_or_insert_with(|| match error.kind() {
-                    std::io::ErrorKind::PermissionDenied => Failure::io("cannot open a link", &error),
-                    _ => Failure::new(Exit::NotFound, format!("cannot open link {address}: {error}")),
+                    std::io::ErrorKind::PermissionDenied => {
+                        Failure::io("cannot open a link", &error)
+                    }
+                    _ => {
+                        Failure::new(Exit::NotFound, format!("cannot open link {address}: {error}"))
+                    }
                 });
             }
         }

@@ -1,9 +1,9 @@
 //! What a target keeps of an export for the next target: a file in the state folder.
 //!
-//! Invariants: a file that is unreadable, belongs to another device, or belongs to a volume that another
-//! process has attached since, counts as one without reservations: initiators that return are fenced, and
-//! none of their writes is executed. Not here: its bytes (`sawmill_format::export_state`), what a reservation
-//! is (`sawmill_link::target`).
+//! Invariants: a file that is unreadable, belongs to another device, or belongs to a volume that
+//! another process has attached since, counts as one without reservations: initiators that return
+//! are fenced, and none of their writes is executed. Not here: its bytes
+//! (`sawmill_format::export_state`), what a reservation is (`sawmill_link::target`).
 
 use std::fs;
 use std::io;
@@ -30,7 +30,12 @@ pub(crate) struct StateFile {
 
 impl StateFile {
     /// The file of a volume with the state folder `folder`.
-    pub(crate) fn of_volume(folder: &Path, volume_id: String, epoch: u64, epoch_before: u64) -> Self {
+    pub(crate) fn of_volume(
+        folder: &Path,
+        volume_id: String,
+        epoch: u64,
+        epoch_before: u64,
+    ) -> Self {
         StateFile { path: folder.join("export.state"), identity: volume_id, epoch, epoch_before }
     }
 
@@ -54,7 +59,8 @@ impl StateFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             read => read.map_err(|error| error.to_string()),
         };
-        let state = bytes.and_then(|bytes| ExportState::decode(&bytes).map_err(|error| error.to_string()));
+        let state =
+            bytes.and_then(|bytes| ExportState::decode(&bytes).map_err(|error| error.to_string()));
         let state = state.inspect_err(|error| {
             let path = self.path.display();
             tracing::warn!("{path}: {error}; ignoring it, so all attached initiators are fenced");
@@ -135,7 +141,11 @@ mod tests {
         assert_eq!(of(&other).take_up().unwrap(), Standing::default());
         let same_number = StateFile { path: of(&one).path, ..of(&other) };
         assert_eq!(same_number.take_up().unwrap(), Standing::default());
-        assert_eq!(of(&one).take_up().unwrap(), Standing::default(), "whoever was attached is cut off");
+        assert_eq!(
+            of(&one).take_up().unwrap(),
+            Standing::default(),
+            "whoever was attached is cut off"
+        );
     }
 
     #[test]
@@ -158,7 +168,10 @@ mod tests {
         let mut bytes = fs::read(&file.path).unwrap();
         bytes[17] ^= 1;
         fs::write(&file.path, bytes).unwrap();
-        assert_eq!(StateFile { epoch: 4, epoch_before: 3, ..file }.take_up().unwrap(), Standing::default());
+        assert_eq!(
+            StateFile { epoch: 4, epoch_before: 3, ..file }.take_up().unwrap(),
+            Standing::default()
+        );
     }
 
     #[test]

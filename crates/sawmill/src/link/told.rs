@@ -1,8 +1,9 @@
-//! The status of the links of a running `target` or `attach`: one JSON document for each connection to its
-//! socket, and part of the status document of its admin server.
+//! The status of the links of a running `target` or `attach`: one JSON document for each connection
+//! to its socket, and part of the status document of its admin server.
 //!
-//! Invariants: a socket is accessible to its owner only, and is named after its process. A socket without a
-//! listener is removed by the next process that asks. Not here: where the numbers come from (`sawmill-link`).
+//! Invariants: a socket is accessible to its owner only, and is named after its process. A socket
+//! without a listener is removed by the next process that asks. Not here: where the numbers come
+//! from (`sawmill-link`).
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -48,8 +49,8 @@ pub(crate) struct ConnectionTold {
     pub(crate) connected: bool,
     /// Time since the last packet of the other end.
     pub(crate) heard_ms: u64,
-    /// Credits granted, and how many are free. An initiator frees a credit when it has the whole answer; a
-    /// target frees it as soon as it has answered.
+    /// Credits granted, and how many are free. An initiator frees a credit when it has the whole
+    /// answer; a target frees it as soon as it has answered.
     pub(crate) slots: usize,
     pub(crate) slots_free: usize,
     /// Requests in flight, and how many of them wait for a credit.
@@ -76,7 +77,8 @@ pub(crate) struct LinkTold {
     pub(crate) sent_bytes: u64,
     pub(crate) received_packets: u64,
     pub(crate) received_bytes: u64,
-    /// Packets that counted as lost, and pieces of commands, data and replies in them that were sent again.
+    /// Packets that counted as lost, and pieces of commands, data and replies in them that were
+    /// sent again.
     pub(crate) lost_packets: u64,
     pub(crate) sent_again: u64,
     pub(crate) time_outs: u64,
@@ -113,7 +115,8 @@ pub(crate) struct CacheTold {
 impl ConnectionTold {
     /// `addresses`: the addresses of its links, if known. Links that are not joined are down.
     pub(crate) fn new(status: &LinkStatus, addresses: &[LinkAddress]) -> Self {
-        let joined = status.links.iter().enumerate().map(|(index, link)| LinkTold::new(index, link));
+        let joined =
+            status.links.iter().enumerate().map(|(index, link)| LinkTold::new(index, link));
         let away = (status.links.len()..addresses.len()).map(|link| LinkTold {
             link,
             state: "down".into(),
@@ -210,7 +213,8 @@ impl Telling {
     pub(crate) fn start(folder: &Path, tell: Teller) -> Result<Telling> {
         make_folder(folder)?;
         let path = folder.join(format!("{}.{EXTENSION}", std::process::id()));
-        let cannot = |error: io::Error| Failure::io(format!("cannot listen on {}", path.display()), &error);
+        let cannot =
+            |error: io::Error| Failure::io(format!("cannot listen on {}", path.display()), &error);
         // The process that had this number before is gone.
         let _ = std::fs::remove_file(&path);
         let listener = UnixListener::bind(&path).map_err(cannot)?;
@@ -226,7 +230,8 @@ impl Telling {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("told".into()).spawn(answer).map_err(cannot)?;
+        let thread =
+            std::thread::Builder::new().name("told".into()).spawn(answer).map_err(cannot)?;
         Ok(Telling { path, over, thread: Some(thread) })
     }
 }

@@ -1,5 +1,5 @@
-//! Runs QEMU's programs, which read untrusted images: with an environment of two variables, without network
-//! where the kernel allows that, and with limits on memory, files and time.
+//! Runs QEMU's programs, which read untrusted images: with an environment of two variables, without
+//! network where the kernel allows that, and with limits on memory, files and time.
 //!
 //! Not here: what they must do (`image`), and which images they never see (`inspect_image`).
 
@@ -36,15 +36,20 @@ pub(super) fn spawn(name: &str, access: Access, fill: &dyn Fn(&mut Command)) -> 
             command.env("PATH", path);
         }
         fill(&mut command);
-        let bounds =
-            Bounds { memory_bytes: MEMORY_BYTES, files: FILES, cpu_s: CPU_S, file_bytes, has_network };
+        let bounds = Bounds {
+            memory_bytes: MEMORY_BYTES,
+            files: FILES,
+            cpu_s: CPU_S,
+            file_bytes,
+            has_network,
+        };
         sawmill_sys::caged(&mut command, bounds).spawn()
     };
     match start(false) {
         Err(error) if sawmill_sys::is_no_network(&error) => {
             tracing::warn!(
-                "{name} runs with the network of this machine: the kernel does not give it a network \
-                 namespace of its own"
+                "{name} runs with the network of this machine: the kernel does not give it a \
+                 network namespace of its own"
             );
             start(true)
         }
@@ -109,7 +114,8 @@ mod tests {
         let minute = Duration::from_secs(60);
         let output = run("env", Access::Read, minute, &|_| ()).unwrap().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
-        let names: Vec<&str> = text.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
+        let names: Vec<&str> =
+            text.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
         assert!(names.iter().all(|name| ["PATH", "LANG"].contains(name)), "{text}");
         let late = run("sleep", Access::Read, Duration::ZERO, &|command| {
             command.arg("1000");

@@ -36,7 +36,8 @@ impl FileEnd {
 
     /// Takes an open file.
     pub(crate) fn new(mut file: File, path: &Path) -> Result<Self> {
-        let failed = |error: io::Error| Failure::io(format!("cannot use {}", path.display()), &error);
+        let failed =
+            |error: io::Error| Failure::io(format!("cannot use {}", path.display()), &error);
         let found = file.metadata().map_err(failed)?;
         if !found.is_file() && !found.file_type().is_block_device() {
             let text = format!("{} is neither a file nor a block device", path.display());
@@ -44,7 +45,13 @@ impl FileEnd {
         }
         let size_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
         let state = state_of(&file, size_bytes).map_err(failed)?;
-        Ok(FileEnd { file, path: path.to_owned(), size_bytes, state, stubborn: AtomicBool::new(false) })
+        Ok(FileEnd {
+            file,
+            path: path.to_owned(),
+            size_bytes,
+            state,
+            stubborn: AtomicBool::new(false),
+        })
     }
 
     /// Identifies the state of the file, to detect changes; empty if nothing does.
@@ -79,7 +86,9 @@ impl Source for FileEnd {
 
     fn read(&self, address: u64, length: usize) -> Result<Vec<u8>> {
         let mut bytes = vec![0; length];
-        self.file.read_exact_at(&mut bytes, address).map_err(|error| self.failed("read", &error))?;
+        self.file
+            .read_exact_at(&mut bytes, address)
+            .map_err(|error| self.failed("read", &error))?;
         Ok(bytes)
     }
 
@@ -97,18 +106,22 @@ impl Source for FileEnd {
             return Ok(vec![Allocation { length: data - address, data: false }]);
         }
         let Ok(hole) = seek(Seeking::Hole(address)) else { return Ok(whole) };
-        Ok(vec![Allocation { length: hole.clamp(address + 1, address + length) - address, data: true }])
+        Ok(vec![Allocation {
+            length: hole.clamp(address + 1, address + length) - address,
+            data: true,
+        }])
     }
 
     fn check_unchanged(&self) -> Result<()> {
         let failed = |error: io::Error| self.failed("look at", &error);
         let size_bytes = self.file.metadata().map(|found| found.len()).map_err(failed)?;
-        if self.state.is_empty() || state_of(&self.file, size_bytes).map_err(failed)? == self.state {
+        if self.state.is_empty() || state_of(&self.file, size_bytes).map_err(failed)? == self.state
+        {
             return Ok(());
         }
         let text = format!(
-            "{} changed while it was read, so the copy is inconsistent; stop its writer, then start over \
-             with --restart",
+            "{} changed while it was read, so the copy is inconsistent; stop its writer, then \
+             start over with --restart",
             self.path.display()
         );
         Err(Failure::new(Exit::Refused, text))
@@ -225,7 +238,8 @@ impl NbdEnd {
                     None => "the connection ended".to_owned(),
                 },
             };
-            let exit = if failure == Unanswered::Errno(28) { Exit::Full } else { Exit::Unavailable };
+            let exit =
+                if failure == Unanswered::Errno(28) { Exit::Full } else { Exit::Unavailable };
             Failure::new(exit, format!("cannot {what} {}: {why}", self.what))
         })
     }
@@ -255,7 +269,8 @@ impl Source for NbdEnd {
             return Ok(whole);
         }
         let length = length.min(1 << 30);
-        let reply = self.call("ask for holes of", &Command::BlockStatus { offset: address, length })?;
+        let reply =
+            self.call("ask for holes of", &Command::BlockStatus { offset: address, length })?;
         let mut runs: Vec<Allocation> = Vec::new();
         let mut left = length;
         for extent in reply.extents {
@@ -342,7 +357,8 @@ impl Source for VolumeEnd {
     }
 
     fn allocation(&self, address: u64, length: u64) -> Result<Vec<Allocation>> {
-        BlockDeviceExt::allocation(&*self.volume, address, length).map_err(|error| self.failed(error))
+        BlockDeviceExt::allocation(&*self.volume, address, length)
+            .map_err(|error| self.failed(error))
     }
 
     fn check_unchanged(&self) -> Result<()> {
@@ -350,8 +366,8 @@ impl Source for VolumeEnd {
             return Ok(());
         }
         let text = format!(
-            "volume {} is being written, and its store no longer has the state that was read; export it \
-             through its door (import takes the same URI), or while it has no writer",
+            "volume {} is being written, and its store no longer has the state that was read; \
+             export it through its door (import takes the same URI), or while it has no writer",
             self.name
         );
         Err(Failure::new(Exit::Unavailable, text))

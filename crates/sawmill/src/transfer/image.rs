@@ -1,10 +1,11 @@
-//! Disk images of other systems. QEMU's own programs read and write them, and serve them to us as an NBD
-//! export on a private socket.
+//! Disk images of other systems. QEMU's own programs read and write them, and serve them to us as
+//! an NBD export on a private socket.
 //!
-//! Invariants: an image is opened in the given format, never in the one that its content claims: the content
-//! of a raw image is up to its writer, and could claim to be an image that refers to files of this machine.
-//! QEMU sees no image before its headers were checked here (`inspect_image`), and runs in a `cage`. An image
-//! is checked before it is read, because QEMU reads truncated parts as zeroes.
+//! Invariants: an image is opened in the given format, never in the one that its content claims:
+//! the content of a raw image is up to its writer, and could claim to be an image that refers to
+//! files of this machine. QEMU sees no image before its headers were checked here
+//! (`inspect_image`), and runs in a `cage`. An image is checked before it is read, because QEMU
+//! reads truncated parts as zeroes.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,11 +23,13 @@ const START_TIME_MAX: Duration = Duration::from_secs(60);
 /// Time for QEMU to check an image: it reads all metadata.
 const CHECK_TIME_MAX: Duration = Duration::from_secs(3600);
 
-/// Refuses an image that is damaged or truncated, and one that reads other files unless that is allowed.
+/// Refuses an image that is damaged or truncated, and one that reads other files unless that is
+/// allowed.
 pub(crate) fn check(path: &Path, format: Format, follow_backing: bool) -> Result<()> {
     let path = &whole(path)?;
     inspect_image::inspect(path, format, follow_backing)?;
-    let output = run_qemu_img(path, Access::Read, &["check", "--output=json", "-f", format.name()], &[])?;
+    let output =
+        run_qemu_img(path, Access::Read, &["check", "--output=json", "-f", format.name()], &[])?;
     match output.status.code() {
         // The image is fine, or has unused clusters, or is in a format without checks.
         Some(0 | 3 | 63) => Ok(()),
@@ -45,7 +48,8 @@ pub(crate) fn check(path: &Path, format: Format, follow_backing: bool) -> Result
 pub(crate) fn create(path: &Path, format: Format, size_bytes: u64) -> Result<()> {
     let path = &whole(path)?;
     let size = size_bytes.to_string();
-    let output = run_qemu_img(path, Access::Write, &["create", "-q", "-f", format.name()], &[&size])?;
+    let output =
+        run_qemu_img(path, Access::Write, &["create", "-q", "-f", format.name()], &[&size])?;
     if output.status.success() { Ok(()) } else { Err(told(path, &output)) }
 }
 
@@ -63,7 +67,11 @@ fn run_qemu_img(path: &Path, access: Access, before: &[&str], after: &[&str]) ->
     });
     let ended = ran.map_err(|error| missing("qemu-img", &error))?;
     ended.ok_or_else(|| {
-        let text = format!("qemu-img took more than {} s for {}", CHECK_TIME_MAX.as_secs(), path.display());
+        let text = format!(
+            "qemu-img took more than {} s for {}",
+            CHECK_TIME_MAX.as_secs(),
+            path.display()
+        );
         Failure::new(Exit::Unavailable, text)
     })
 }
@@ -86,7 +94,8 @@ fn told(path: &Path, output: &Output) -> Failure {
     Failure::new(Exit::Unavailable, text)
 }
 
-/// An image that `qemu-nbd` serves to us. It exits when our only connection ends, also if we are killed.
+/// An image that `qemu-nbd` serves to us. It exits when our only connection ends, also if we are
+/// killed.
 pub(crate) struct ImageServer {
     child: Child,
     path: PathBuf,
@@ -95,10 +104,15 @@ pub(crate) struct ImageServer {
 
 impl ImageServer {
     /// Opens an image; the export is its disk.
-    pub(crate) fn start(path: &Path, format: Format, read_only: bool) -> Result<(ImageServer, NbdEnd)> {
+    pub(crate) fn start(
+        path: &Path,
+        format: Format,
+        read_only: bool,
+    ) -> Result<(ImageServer, NbdEnd)> {
         let path = whole(path)?;
         let folder = tempfile::Builder::new().prefix("sawmill-").tempdir();
-        let folder = folder.map_err(|error| Failure::io("cannot make a temporary folder", &error))?;
+        let folder =
+            folder.map_err(|error| Failure::io("cannot make a temporary folder", &error))?;
         let socket = folder.path().join("image.sock");
         let access = if read_only { Access::Read } else { Access::Write };
         let started = cage::spawn("qemu-nbd", access, &|program| {
@@ -116,15 +130,18 @@ impl ImageServer {
         Ok((server, end.named(shown)))
     }
 
-    /// Connects once: the server exits after its first connection. It listens as soon as the image is open.
+    /// Connects once: the server exits after its first connection. It listens as soon as the image
+    /// is open.
     fn connect(&mut self, uri: &str) -> Result<NbdEnd> {
         let deadline = Instant::now() + START_TIME_MAX;
         loop {
             match NbdEnd::try_connect(uri) {
                 Ok(end) => return Ok(end),
                 Err(error)
-                    if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-                }
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                    ) => {}
                 Err(error) => return Err(Failure::io("cannot connect to qemu-nbd", &error)),
             }
             let ended = self.child.try_wait().map_err(|error| missing("qemu-nbd", &error))?;
@@ -176,7 +193,10 @@ mod tests {
             path
         };
         assert_eq!(Format::of_source(None, &write("a.raw", b"x")).unwrap(), Format::Raw);
-        assert_eq!(Format::of_source(None, &write("a.qcow2", b"QFI\xfb...")).unwrap(), Format::Qcow2);
+        assert_eq!(
+            Format::of_source(None, &write("a.qcow2", b"QFI\xfb...")).unwrap(),
+            Format::Qcow2
+        );
         for (name, bytes) in [("b.img", b"QFI\xfb..."), ("b.qcow2", b"zeroes.")] {
             let path = write(name, bytes);
             let failure = Format::of_source(None, &path).unwrap_err();

@@ -41,7 +41,8 @@ impl Format {
 
     /// The format with this QEMU name, if it is supported.
     pub(super) fn of_qemu(name: &str) -> Option<Format> {
-        let known = [Format::Raw, Format::Qcow2, Format::Vmdk, Format::Vhdx, Format::Vpc, Format::Vdi];
+        let known =
+            [Format::Raw, Format::Qcow2, Format::Vmdk, Format::Vhdx, Format::Vpc, Format::Vdi];
         known.into_iter().find(|format| format.name() == name)
     }
 
@@ -62,7 +63,9 @@ impl Format {
         let has = |at: usize, magic: &[u8]| head.get(at..at + magic.len()) == Some(magic);
         match () {
             () if has(0, b"QFI\xfb") => Format::Qcow2,
-            () if has(0, b"KDMV") || has(0, b"COWD") || has(0, b"# Disk DescriptorFile") => Format::Vmdk,
+            () if has(0, b"KDMV") || has(0, b"COWD") || has(0, b"# Disk DescriptorFile") => {
+                Format::Vmdk
+            }
             () if has(0, b"vhdxfile") => Format::Vhdx,
             () if has(0, b"conectix") => Format::Vpc,
             () if has(0x40, &[0x7f, 0x10, 0xda, 0xbe]) => Format::Vdi,
@@ -70,8 +73,8 @@ impl Format {
         }
     }
 
-    /// The format of a source: the given one, otherwise the one of its name, which its content must not
-    /// contradict.
+    /// The format of a source: the given one, otherwise the one of its name, which its content must
+    /// not contradict.
     pub(crate) fn of_source(said: Option<Format>, path: &Path) -> Result<Format> {
         if let Some(said) = said {
             return Ok(said);
@@ -95,17 +98,20 @@ impl Format {
     }
 }
 
-/// Opens a file that may be an image. A pipe or a socket is refused, because opening one could wait for
-/// another process.
+/// Opens a file that may be an image. A pipe or a socket is refused, because opening one could wait
+/// for another process.
 pub(crate) fn open(path: &Path) -> Result<File> {
     let failed = |error| Failure::io(format!("cannot read {}", path.display()), &error);
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(failed)?;
+    let file =
+        OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(failed)?;
     let kind = file.metadata().map_err(failed)?.file_type();
     if kind.is_file() || kind.is_block_device() {
         return Ok(file);
     }
-    let text =
-        format!("{} is neither a file nor a block device: no image can be read from it", path.display());
+    let text = format!(
+        "{} is neither a file nor a block device: no image can be read from it",
+        path.display()
+    );
     Err(Failure::new(Exit::Refused, text))
 }

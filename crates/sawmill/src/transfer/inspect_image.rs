@@ -1,11 +1,11 @@
-//! Checks an image's own headers before any other program sees the file: an image is one file, or it is
-//! refused. A layer over another file is followed only if the user allows it, and that file is checked in the
-//! same way.
+//! Checks an image's own headers before any other program sees the file: an image is one file, or
+//! it is refused. A layer over another file is followed only if the user allows it, and that file
+//! is checked in the same way.
 //!
-//! Invariants: this opens only regular files and block devices, and never waits for another process. No
-//! length from a header is used without a bound. What is not understood is refused, because the program that
-//! reads the image later may understand it. Not here: whether the image is complete (`image::check`), and the
-//! other limits on that program (`cage`).
+//! Invariants: this opens only regular files and block devices, and never waits for another
+//! process. No length from a header is used without a bound. What is not understood is refused,
+//! because the program that reads the image later may understand it. Not here: whether the image is
+//! complete (`image::check`), and the other limits on that program (`cage`).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -43,17 +43,19 @@ struct Below {
     format: Option<String>,
 }
 
-/// Refuses an image that is not one file, or whose headers are unreliable. Opens nothing else, unless layers
-/// may be followed.
+/// Refuses an image that is not one file, or whose headers are unreliable. Opens nothing else,
+/// unless layers may be followed.
 pub(crate) fn inspect(path: &Path, format: Format, follow_backing: bool) -> Result<()> {
     let (mut path, mut format) = (path.to_path_buf(), format);
     for _ in 0..LAYERS_MAX {
-        let below = Image { file: open(&path)? }.look(format).map_err(|refusal| told(&path, refusal))?;
+        let below =
+            Image { file: open(&path)? }.look(format).map_err(|refusal| told(&path, refusal))?;
         let Some(below) = below else { return Ok(()) };
         let below = follow(&path, &below, follow_backing)?;
         (path, format) = below;
     }
-    let text = format!("{} is one of more than {LAYERS_MAX} layers: merge them elsewhere", path.display());
+    let text =
+        format!("{} is one of more than {LAYERS_MAX} layers: merge them elsewhere", path.display());
     Err(Failure::new(Exit::Refused, text))
 }
 
@@ -64,18 +66,20 @@ fn follow(path: &Path, below: &Below, follow_backing: bool) -> Result<(PathBuf, 
     let text = below.path.to_string_lossy();
     // `nbd:...`, `json:...` and the like are addresses to QEMU.
     if text.split('/').next().is_some_and(|first| first.contains(':')) {
-        return refuse(format!("{shown} is a layer over {name}, which is not a file: it cannot be imported"));
+        return refuse(format!(
+            "{shown} is a layer over {name}, which is not a file: it cannot be imported"
+        ));
     }
     if !follow_backing {
         return refuse(format!(
-            "{shown} is a layer over {name}: importing it also reads that file; to allow that, pass \
-             --follow-backing"
+            "{shown} is a layer over {name}: importing it also reads that file; to allow that, \
+             pass --follow-backing"
         ));
     }
     let Some(format) = below.format.as_deref().and_then(Format::of_qemu) else {
         return refuse(format!(
-            "{shown} is a layer over {name} but does not give its format; set it in the image with `qemu-img \
-             rebase -u -F FORMAT -b {name} {shown}`"
+            "{shown} is a layer over {name} but does not give its format; set it in the image with \
+             `qemu-img rebase -u -F FORMAT -b {name} {shown}`"
         ));
     };
     let folder = path.parent().unwrap_or(Path::new("/"));
@@ -88,13 +92,15 @@ fn told(path: &Path, refusal: Refusal) -> Failure {
         Refusal::Other(what) => Failure::new(
             Exit::Refused,
             format!(
-                "{shown} {what}: images of several files cannot be imported; convert it first, where those \
-                 files may be read (`qemu-img convert -O raw`)"
+                "{shown} {what}: images of several files cannot be imported; convert it first, \
+                 where those files may be read (`qemu-img convert -O raw`)"
             ),
         ),
         Refusal::Unusable(what) => Failure::new(
             Exit::Corrupt,
-            format!("{shown} is damaged, truncated, or of an unknown kind: {what}; nothing was imported"),
+            format!(
+                "{shown} is damaged, truncated, or of an unknown kind: {what}; nothing was imported"
+            ),
         ),
     }
 }
@@ -161,7 +167,9 @@ impl Image {
         const HARMLESS: u64 = 1 | 1 << 3 | 1 << 4;
         let (magic, version) = (self.bytes::<4>(0)?, self.big_u32(4)?);
         if magic != *b"QFI\xfb" || !matches!(version, 2 | 3) {
-            return unusable(format!("it is not a qcow2 image of version 2 or 3 (version {version})"));
+            return unusable(format!(
+                "it is not a qcow2 image of version 2 or 3 (version {version})"
+            ));
         }
         if self.big_u32(32)? != 0 {
             return unusable("it is encrypted, and import takes no key");
@@ -173,7 +181,9 @@ impl Image {
         match features {
             bits if bits & DATA_FILE != 0 => return other("keeps its data in another file"),
             bits if bits & CORRUPT != 0 => return unusable("it is marked as damaged"),
-            bits if bits & !HARMLESS != 0 => return unusable(format!("unknown features {bits:#x}")),
+            bits if bits & !HARMLESS != 0 => {
+                return unusable(format!("unknown features {bits:#x}"));
+            }
             _ => {}
         }
         let format = self.qcow2_extensions(u64::from(header_bytes))?;
@@ -203,7 +213,8 @@ impl Image {
 
     fn vmdk(&self) -> Look<()> {
         const SECTOR_BYTES: u64 = 512;
-        /// The place where QEMU looks for the description, whatever the header says, and its longest length.
+        /// The place where QEMU looks for the description, whatever the header says, and its
+        /// longest length.
         const DESCRIPTION_AT: u64 = 0x200;
         const DESCRIPTION_BYTES: usize = 20 * 512;
         let magic = self.bytes::<4>(0)?;
@@ -213,7 +224,8 @@ impl Image {
                 _ => unusable("it is not a VMDK image"),
             };
         }
-        let (capacity, at, sectors) = (self.little_u64(12)?, self.little_u64(28)?, self.little_u64(36)?);
+        let (capacity, at, sectors) =
+            (self.little_u64(12)?, self.little_u64(28)?, self.little_u64(36)?);
         // Without a capacity, QEMU opens what the description names.
         if capacity == 0 {
             return other("is a description of other files");
@@ -227,17 +239,24 @@ impl Image {
         if text.contains("parentFileNameHint") {
             return other("is a layer over another file");
         }
-        let value = |key: &str| text.lines().find_map(|line| line.trim().strip_prefix(key)).map(str::trim);
+        let value =
+            |key: &str| text.lines().find_map(|line| line.trim().strip_prefix(key)).map(str::trim);
         match value("createType=").map(|kind| kind.trim_matches('"')) {
             Some("monolithicSparse" | "streamOptimized") => {}
             kind => return other(format!("is of the kind {}", kind.unwrap_or("without a name"))),
         }
         let is_extent = |line: &&str| {
-            ["RW ", "RDONLY ", "NOACCESS "].iter().any(|access| line.trim_start().starts_with(access))
+            ["RW ", "RDONLY ", "NOACCESS "]
+                .iter()
+                .any(|access| line.trim_start().starts_with(access))
         };
         let extents: Vec<&str> = text.lines().filter(is_extent).collect();
         match extents[..] {
-            [extent] if extent.contains(" SPARSE ") && !extent.contains('/') && !extent.contains(':') => {
+            [extent]
+                if extent.contains(" SPARSE ")
+                    && !extent.contains('/')
+                    && !extent.contains(':') =>
+            {
                 Ok(())
             }
             _ => other("names other files than itself"),
@@ -245,7 +264,8 @@ impl Image {
     }
 
     fn vhdx(&self) -> Look<()> {
-        const METADATA: [u8; 16] = *b"\x06\xa2\x7c\x8b\x90\x47\x9a\x4b\xb8\xfe\x57\x5f\x05\x0f\x88\x6e";
+        const METADATA: [u8; 16] =
+            *b"\x06\xa2\x7c\x8b\x90\x47\x9a\x4b\xb8\xfe\x57\x5f\x05\x0f\x88\x6e";
         if self.bytes::<8>(0)? != *b"vhdxfile" {
             return unusable("it is not a VHDX image");
         }
@@ -267,8 +287,10 @@ impl Image {
     }
 
     fn vhdx_metadata(&self, region: u64) -> Look<()> {
-        const PARENT: [u8; 16] = *b"\x2d\x5f\xd3\xa8\x0b\xb3\x4d\x45\xab\xf7\xd3\xd8\x48\x34\xab\x0c";
-        const PARAMETERS: [u8; 16] = *b"\x37\x67\xa1\xca\x36\xfa\x43\x4d\xb3\xb6\x33\xf0\xaa\x44\xe7\x6b";
+        const PARENT: [u8; 16] =
+            *b"\x2d\x5f\xd3\xa8\x0b\xb3\x4d\x45\xab\xf7\xd3\xd8\x48\x34\xab\x0c";
+        const PARAMETERS: [u8; 16] =
+            *b"\x37\x67\xa1\xca\x36\xfa\x43\x4d\xb3\xb6\x33\xf0\xaa\x44\xe7\x6b";
         const HAS_PARENT: u32 = 1 << 1;
         if region > 1 << 62 || self.bytes::<8>(region)? != *b"metadata" {
             return unusable("its metadata table cannot be read");
@@ -288,11 +310,13 @@ impl Image {
     fn vpc(&self) -> Look<()> {
         const FOOTER_BYTES: u64 = 512;
         let failed = |error: std::io::Error| Refusal::Unusable(error.to_string());
-        let length = std::io::Seek::seek(&mut &self.file, std::io::SeekFrom::End(0)).map_err(failed)?;
+        let length =
+            std::io::Seek::seek(&mut &self.file, std::io::SeekFrom::End(0)).map_err(failed)?;
         // An image of fixed size has it only at its end.
         let end = length.saturating_sub(FOOTER_BYTES);
-        let places =
-            [0, end].into_iter().filter(|at| self.bytes(*at).is_ok_and(|magic| magic == *b"conectix"));
+        let places = [0, end]
+            .into_iter()
+            .filter(|at| self.bytes(*at).is_ok_and(|magic| magic == *b"conectix"));
         let mut seen = false;
         for footer in places {
             seen = true;
@@ -311,7 +335,11 @@ impl Image {
                 kind => return unusable(format!("a disk of type {kind}")),
             }
         }
-        if seen { Ok(()) } else { unusable("it has neither the header nor the footer of a VHD image") }
+        if seen {
+            Ok(())
+        } else {
+            unusable("it has neither the header nor the footer of a VHD image")
+        }
     }
 
     fn vdi(&self) -> Look<()> {

@@ -1,14 +1,14 @@
-//! Copies a whole disk from one end to another: import, export and copy are this with different ends.
+//! Copies a whole disk from one end to another: import, export and copy are this with different
+//! ends.
 //!
-//! Modules: `ends` (files, NBD exports, volumes), `image` (disk images, through QEMU), `progress` (how far it
-//! got, kept beside the journal), this file (the plan, the workers, the marks).
+//! Modules: `ends` (files, NBD exports, volumes), `image` (disk images, through QEMU), `progress`
+//! (how far it got, kept beside the journal), this file (the plan, the workers, the marks).
 //!
-//! Invariants:
-//! 1. Progress is noted only for a prefix of the disk whose every byte is durable at the target.
-//! 2. The result of an earlier attempt is trusted only if both ends can tell that they have not changed.
-//!    Otherwise it is compared, and rewritten where it differs.
-//! 3. Holes and zeroes are not read, sent or stored where the target is known to read as zeroes.
-//! 4. A source that changes during the transfer ends it with an error, never with success.
+//! Invariants: 1. Progress is noted only for a prefix of the disk whose every byte is durable at
+//! the target. 2. The result of an earlier attempt is trusted only if both ends can tell that they
+//! have not changed. Otherwise it is compared, and rewritten where it differs. 3. Holes and zeroes
+//! are not read, sent or stored where the target is known to read as zeroes. 4. A source that
+//! changes during the transfer ends it with an error, never with success.
 
 mod cage;
 pub(crate) mod ends;
@@ -159,8 +159,9 @@ struct Transfer<'a> {
     written_bytes: AtomicU64,
 }
 
-/// Copies everything from `source` to `target`. `keep` notes that everything before an address is in place
-/// and durable. When this returns, everything is written, and the next [`Target::mark`] covers it.
+/// Copies everything from `source` to `target`. `keep` notes that everything before an address is
+/// in place and durable. When this returns, everything is written, and the next [`Target::mark`]
+/// covers it.
 pub(crate) fn transfer(
     source: &dyn Source,
     target: &dyn Target,
@@ -279,7 +280,9 @@ impl<'a> Transfer<'a> {
         }
         let bytes = self.source.read(address, length as usize)?;
         self.read_bytes.fetch_add(length, Ordering::Relaxed);
-        if address < self.start.compare_below && self.target.read(address, length as usize)? == bytes {
+        if address < self.start.compare_below
+            && self.target.read(address, length as usize)? == bytes
+        {
             return Ok(());
         }
         for (start, end, is_zero) in runs_of(&bytes) {

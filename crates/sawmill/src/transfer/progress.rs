@@ -1,8 +1,8 @@
-//! How far a transfer got, kept in the volume's state folder beside its journal, and which transfer may
-//! resume there.
+//! How far a transfer got, kept in the volume's state folder beside its journal, and which transfer
+//! may resume there.
 //!
-//! Invariants: the file is replaced as a whole and synced, so a crash leaves the old one or the new one. An
-//! unreadable file counts as none. Not here: its bytes (`sawmill_format::transfer`).
+//! Invariants: the file is replaced as a whole and synced, so a crash leaves the old one or the new
+//! one. An unreadable file counts as none. Not here: its bytes (`sawmill_format::transfer`).
 
 use std::fs;
 use std::io;

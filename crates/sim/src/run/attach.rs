@@ -25,7 +25,10 @@ impl Run {
         for attempt in 0.. {
             let troubled = attempt < 4;
             self.say("attach", || {
-                format!("machine {machine} attaches{}", if accept_loss { ", loss accepted" } else { "" })
+                format!(
+                    "machine {machine} attaches{}",
+                    if accept_loss { ", loss accepted" } else { "" }
+                )
             });
             match self.try_attach(machine, accept_loss, troubled) {
                 None => self.story.deaths += 1,
@@ -47,8 +50,10 @@ impl Run {
                             self.loss = Loss::Journal;
                         }
                         ErrorKind::Unavailable if troubled => {}
-                        // A list that hides every checkpoint, again and again, or garbage instead of one.
-                        ErrorKind::Corrupt | ErrorKind::Invalid if troubled && self.store_misleads() => {}
+                        // A list that hides every checkpoint, again and again, or garbage instead
+                        // of one.
+                        ErrorKind::Corrupt | ErrorKind::Invalid
+                            if troubled && self.store_misleads() => {}
                         // A disk that fails while it is made or written.
                         _ if troubled && self.has_disk_faults() => {}
                         _ => return Err(format!("the attach was refused: {text}")),
@@ -70,8 +75,8 @@ impl Run {
         Ok(())
     }
 
-    /// Somebody attaches on a machine that the volume was not on last, and accepts no loss: refused, or
-    /// nothing is lost. Says whether the volume is there now.
+    /// Somebody attaches on a machine that the volume was not on last, and accepts no loss:
+    /// refused, or nothing is lost. Says whether the volume is there now.
     pub(super) fn try_elsewhere(&mut self, machine: &mut usize) -> Result<bool, String> {
         let elsewhere = (*machine + 1) % MACHINES;
         self.free_lock(elsewhere)?;
@@ -136,8 +141,8 @@ impl Run {
             store.bury(|_| CallFate::roll(&mut self.dice));
             return None;
         };
-        // Another machine's journal may be outdated by what this attempt has done, and by what of it lands
-        // later.
+        // Another machine's journal may be outdated by what this attempt has done, and by what of
+        // it lands later.
         for (number, other) in self.machines.iter_mut().enumerate() {
             other.outdated |= number != machine;
         }
@@ -207,7 +212,8 @@ impl Run {
         }
         let disk = world.disks().open(&cache_path()).ok()?;
         let options = CacheOptions { cache_bytes, frame_bytes: FRAME_BYTES };
-        let index = self.settings.edges.warm_cache.then(|| self.machines[machine].index_path.clone());
+        let index =
+            self.settings.edges.warm_cache.then(|| self.machines[machine].index_path.clone());
         Some(Arc::new(ReadCache::open(disk, index, options)))
     }
 
@@ -258,7 +264,8 @@ impl Run {
         Ok(())
     }
 
-    /// A disk that takes back what it showed costs what memory no longer holds, as a power cut does.
+    /// A disk that takes back what it showed costs what memory no longer holds, as a power cut
+    /// does.
     pub(super) fn note_what_was_dropped(&mut self, machine: usize) {
         let medium = self.machines[machine].shelf.get(&journal_path());
         if medium.is_some_and(|medium| medium.has_dropped()) && self.loss == Loss::Process {

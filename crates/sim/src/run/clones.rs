@@ -1,8 +1,8 @@
 //! Clones, and clones of clones: written, made larger, renamed, flattened and deleted in any order.
 //!
-//! Invariants: a clone holds for ever what it held first and what was written to it since, whatever becomes
-//! of its base, its ancestors and the volume they come from. Whoever works with clones has a store that is
-//! well; the volume's writers have not.
+//! Invariants: a clone holds for ever what it held first and what was written to it since, whatever
+//! becomes of its base, its ancestors and the volume they come from. Whoever works with clones has
+//! a store that is well; the volume's writers have not.
 
 use std::sync::Arc;
 
@@ -149,7 +149,11 @@ impl Run {
             if let Ok(outcome) = answer.try_recv() {
                 outcome.map_err(refused)?;
                 let found = stepped.volume().geometry().size_bytes;
-                return if found == wanted { Ok(()) } else { Err(format!("{name} has {found} bytes")) };
+                return if found == wanted {
+                    Ok(())
+                } else {
+                    Err(format!("{name} has {found} bytes"))
+                };
             }
         }
         Err(format!("{name} does not grow"))
@@ -167,7 +171,11 @@ impl Run {
             let mut client = Client::default();
             for (number, bytes) in image[..size_bytes].chunks(WRITE_BYTES).enumerate() {
                 if round == 0 {
-                    client.write_blindly(stepped.volume(), (number * WRITE_BYTES) as u64, bytes.to_vec());
+                    client.write_blindly(
+                        stepped.volume(),
+                        (number * WRITE_BYTES) as u64,
+                        bytes.to_vec(),
+                    );
                     self.run_aside(&mut stepped);
                 }
             }

@@ -1,5 +1,6 @@
-//! Commands at rest: between two lives somebody attaches, orders one thing (a snapshot, a retention, a larger
-//! disk, a collection), waits for the answer, closes, and may die at any I/O of all that.
+//! Commands at rest: between two lives somebody attaches, orders one thing (a snapshot, a
+//! retention, a larger disk, a collection), waits for the answer, closes, and may die at any I/O of
+//! all that.
 
 use super::{Process, ROUNDS_MAX, Run, Verdict};
 use crate::death::live;

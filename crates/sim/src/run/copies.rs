@@ -1,9 +1,10 @@
-//! A second store: a copier that works beside the process that writes, dies anywhere and is started again;
-//! whoever looks at the replica meanwhile; its promotion while the primary lives; and the way back.
+//! A second store: a copier that works beside the process that writes, dies anywhere and is started
+//! again; whoever looks at the replica meanwhile; its promotion while the primary lives; and the
+//! way back.
 //!
-//! Invariants judged: the replica can always be opened and is a prefix, never a shorter one than before; a
-//! promoted one is what the replica was, whatever lands late; a copier leaves it alone; after a fail-back the
-//! first store has what the second had, and nothing of what only it had.
+//! Invariants judged: the replica can always be opened and is a prefix, never a shorter one than
+//! before; a promoted one is what the replica was, whatever lands late; a copier leaves it alone;
+//! after a fail-back the first store has what the second had, and nothing of what only it had.
 
 use std::sync::Arc;
 
@@ -50,11 +51,19 @@ impl Run {
         };
         let (first, second) = (store(&self.bucket, 10), store(&self.second, 11));
         let (clock, trace, dice) = (self.clock.clone(), self.trace.clone(), self.dice.split(12));
-        let world = SimWorld::new(clock, Shelf::default(), life.clone(), trace, DiskFaults::default(), dice);
+        let world = SimWorld::new(
+            clock,
+            Shelf::default(),
+            life.clone(),
+            trace,
+            DiskFaults::default(),
+            dice,
+        );
         Aide { life, world, first, second }
     }
 
-    /// A copier does a round beside the process that writes, and may die in it. Then somebody looks.
+    /// A copier does a round beside the process that writes, and may die in it. Then somebody
+    /// looks.
     pub(super) fn copy(&mut self) -> Verdict {
         let aide = self.aide(true);
         if self.dice.one_in(2) {
@@ -76,7 +85,8 @@ impl Run {
     fn copy_with(&mut self, aide: &Aide, verdict: &mut Verdict) -> Result<(), (ErrorKind, String)> {
         let told = |error: sawmill_volume::Error| (error.kind(), error.to_string());
         let options = CopyOptions::default();
-        let ends = ((&aide.first as &dyn ObjectStore, NAME), (&aide.second as &dyn ObjectStore, NAME));
+        let ends =
+            ((&aide.first as &dyn ObjectStore, NAME), (&aide.second as &dyn ObjectStore, NAME));
         let mut copier = Copier::begin(&aide.world, ends.0, ends.1, &options).map_err(told)?;
         for _ in 0..2 {
             let round = copier.round(&mut |_| {
@@ -122,8 +132,10 @@ impl Run {
             return Ok(());
         }
         let found = self.read_second()?;
-        self.copied =
-            self.oracle.check_replica(self.copied, &found).map_err(|text| format!("replica: {text}"))?;
+        self.copied = self
+            .oracle
+            .check_replica(self.copied, &found)
+            .map_err(|text| format!("replica: {text}"))?;
         let copied = self.copied;
         self.say("replica", || format!("  the replica has {copied} operations"));
         if self.dice.one_in(4) { self.refuse_writer() } else { Ok(()) }
@@ -165,8 +177,8 @@ impl Run {
         Err("who reads the replica gets no answer".into())
     }
 
-    /// The replica is promoted while the primary lives, by promoters that may die; late calls land; a copier
-    /// finds it so. What it is stays what the replica was.
+    /// The replica is promoted while the primary lives, by promoters that may die; late calls land;
+    /// a copier finds it so. What it is stays what the replica was.
     pub(super) fn promote_second(&mut self) -> Verdict {
         self.look_at_second()?;
         if !self.second.objects().keys().any(|key| key.starts_with("names/")) {
@@ -183,14 +195,17 @@ impl Run {
             let outcome = live(|| promote(&aide.world, &aide.second, NAME).map(drop));
             aide.life.die();
             self.say("promoted", || format!("somebody promotes the replica: {outcome:?}"));
-            let is_done = matches!(&outcome, Some(Err(error)) if error.kind() == ErrorKind::Refused);
+            let is_done =
+                matches!(&outcome, Some(Err(error)) if error.kind() == ErrorKind::Refused);
             if is_last && !is_done && !matches!(outcome, Some(Ok(()))) {
                 return Err(format!("the replica cannot be promoted: {outcome:?}"));
             }
         }
         self.story.promotions += 1;
         let before = self.read_second()?;
-        self.oracle.check_replica(self.copied, &before).map_err(|text| format!("promoted: {text}"))?;
+        self.oracle
+            .check_replica(self.copied, &before)
+            .map_err(|text| format!("promoted: {text}"))?;
         while self.second.late() > 0 {
             self.land_late_at_second();
         }
@@ -238,19 +253,22 @@ impl Run {
             self.clock.pass(20_000);
             if stepped.is_settled() {
                 self.promoted = Some(image);
-                return stepped.finish_close().map_err(|error| format!("the promoted volume: {error}"));
+                return stepped
+                    .finish_close()
+                    .map_err(|error| format!("the promoted volume: {error}"));
             }
         }
         Err("closing the promoted volume does not end".into())
     }
 
-    /// The first store becomes a replica of the promoted volume, by copiers that may die, and is promoted in
-    /// its turn.
+    /// The first store becomes a replica of the promoted volume, by copiers that may die, and is
+    /// promoted in its turn.
     pub(super) fn fail_back(&mut self) -> Verdict {
         let Some(image) = self.promoted.take() else { return Ok(()) };
-        // A fail-back puts back what the old primary had deleted, under the same names. So its writers have
-        // to be known dead, with nothing they sent still under way, before the last copier ends (the guide
-        // says so): their late puts may come at any time, their late deletes only until then.
+        // A fail-back puts back what the old primary had deleted, under the same names. So its
+        // writers have to be known dead, with nothing they sent still under way, before the last
+        // copier ends (the guide says so): their late puts may come at any time, their late deletes
+        // only until then.
         let deletes = self.bucket.late_deletes();
         for attempt in 0..4 {
             let is_last = attempt == 3;
@@ -271,7 +289,8 @@ impl Run {
         }
         self.is_at_first(&image)?;
         let aide = self.aide(false);
-        promote(&aide.world, &aide.first, NAME).map_err(|error| format!("promoted back: {error}"))?;
+        promote(&aide.world, &aide.first, NAME)
+            .map_err(|error| format!("promoted back: {error}"))?;
         while self.bucket.late() > 0 {
             self.land_late();
         }

@@ -1,6 +1,7 @@
 //! When edges are met: beside a process that lives, and between two lives.
 //!
-//! Not here: which ones ([`crate::edges`]), and what happens there (their own files beside this one).
+//! Not here: which ones ([`crate::edges`]), and what happens there (their own files beside this
+//! one).
 
 use std::path::{Path, PathBuf};
 

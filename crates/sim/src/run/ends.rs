@@ -89,17 +89,20 @@ impl Run {
             self.loss = Loss::Power;
         }
         if has_lied {
-            // What the journal was told to be flushed may be gone: found out or not, no more is promised.
+            // What the journal was told to be flushed may be gone: found out or not, no more is
+            // promised.
             self.machines[machine].outdated = true;
             self.loss = Loss::Journal;
         }
     }
 
-    /// Memory goes or is damaged, and the machine goes on: nobody may attach without saying that this is
-    /// known.
+    /// Memory goes or is damaged, and the machine goes on: nobody may attach without saying that
+    /// this is known.
     pub(super) fn lose_memory_alone(&mut self, machine: usize) {
         let manner = self.dice.below(3);
-        self.trace.note("memory lost", [manner, 0], || format!("machine {machine} loses its memory alone"));
+        self.trace.note("memory lost", [manner, 0], || {
+            format!("machine {machine} loses its memory alone")
+        });
         let place = &mut self.machines[machine];
         place.has_lost_memory = true;
         match manner {
@@ -108,8 +111,9 @@ impl Run {
         }
     }
 
-    /// A byte or sector of a local disk of the attached machine changes by itself. That may cost what only
-    /// the journal held, as its loss would; never what is stored, and never may it show wrong bytes.
+    /// A byte or sector of a local disk of the attached machine changes by itself. That may cost
+    /// what only the journal held, as its loss would; never what is stored, and never may it show
+    /// wrong bytes.
     pub(super) fn rot(&mut self) {
         let Some(process) = &self.process else { return };
         let machine = &mut self.machines[process.machine];
@@ -141,7 +145,8 @@ impl Run {
         self.loss = Loss::Journal;
     }
 
-    /// An attach on the first machine that dies at I/O `again`; false when it did not come that far.
+    /// An attach on the first machine that dies at I/O `again`; false when it did not come that
+    /// far.
     pub(crate) fn attach_dying(&mut self, again: u64) -> Result<bool, String> {
         self.dies_next = again;
         let accept_loss = self.loss == Loss::Journal;
@@ -196,7 +201,8 @@ impl Run {
         self.close_in_peace().map(drop)
     }
 
-    /// Trouble ends, everything is stored, the volume is closed; false when its disks do not let it.
+    /// Trouble ends, everything is stored, the volume is closed; false when its disks do not let
+    /// it.
     pub(super) fn close_in_peace(&mut self) -> Result<bool, String> {
         let Some(mut process) = self.process.take() else { return Ok(true) };
         self.say("close", || "the volume is closed".into());
@@ -223,7 +229,9 @@ impl Run {
         let closed = stepped.finish_close();
         if closed.is_ok() && client.waiting() > 0 {
             // What waited for room or for the store was answered by the close.
-            self.say("unanswered", || format!("  {} requests were answered by the close", client.waiting()));
+            self.say("unanswered", || {
+                format!("  {} requests were answered by the close", client.waiting())
+            });
         }
         life.die();
         store.bury(|_| CallFate::roll(&mut self.dice));
@@ -237,7 +245,9 @@ impl Run {
                 }
                 Ok(true)
             }
-            Err(_) if self.has_disk_faults() && matches!(health, Health::Failed { .. }) => Ok(false),
+            Err(_) if self.has_disk_faults() && matches!(health, Health::Failed { .. }) => {
+                Ok(false)
+            }
             Err(error) => Err(format!("the close failed: {error}")),
         }
     }

@@ -1,5 +1,6 @@
-//! Memory that is there and is another's: an older image of it from another attachment, another volume's, or
-//! that of a copy of the store. As good as gone: nobody may attach without saying that this is known.
+//! Memory that is there and is another's: an older image of it from another attachment, another
+//! volume's, or that of a copy of the store. As good as gone: nobody may attach without saying that
+//! this is known.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -45,7 +46,8 @@ impl Run {
         }
         let machine = process.machine;
         let files = files_in(&self.machines[machine].staging).into_iter();
-        let files = files.filter_map(|path| std::fs::read(&path).ok().map(|bytes| (path, bytes))).collect();
+        let files =
+            files.filter_map(|path| std::fs::read(&path).ok().map(|bytes| (path, bytes))).collect();
         self.edges.memory = Some(Image { machine, life: self.story.lives, files });
     }
 
@@ -53,26 +55,34 @@ impl Run {
     pub(super) fn exchange_memory(&mut self, machine: usize) -> Verdict {
         let files = files_in(&self.machines[machine].staging);
         let manner = self.edges.dice.below(3);
-        let has_life_passed = |image: &Image| image.machine == machine && image.life < self.story.lives;
+        let has_life_passed =
+            |image: &Image| image.machine == machine && image.life < self.story.lives;
         let exchanged = match manner {
             0 if self.edges.memory.as_ref().is_some_and(has_life_passed) => {
                 let Some(image) = self.edges.memory.take() else { return Ok(()) };
                 // A file of a journal that is no more is nobody's.
                 let kept = image.files.iter().filter(|(path, _)| files.contains(path));
-                kept.map(|(path, bytes)| put_file(path, bytes).map(|()| 1)).sum::<Result<usize, _>>()?
+                kept.map(|(path, bytes)| put_file(path, bytes).map(|()| 1))
+                    .sum::<Result<usize, _>>()?
             }
             1 => self.put_memory_of_another_volume(machine, &files)?,
             _ => self.put_memory_of_a_copy(&files)?,
         };
         if exchanged > 0 {
             self.story.foreign_memories += 1;
-            self.say("foreign memory", || format!("machine {machine} has other memory, manner {manner}"));
+            self.say("foreign memory", || {
+                format!("machine {machine} has other memory, manner {manner}")
+            });
             self.machines[machine].has_lost_memory = true;
         }
         Ok(())
     }
 
-    fn put_memory_of_another_volume(&mut self, machine: usize, files: &[PathBuf]) -> Result<usize, String> {
+    fn put_memory_of_another_volume(
+        &mut self,
+        machine: usize,
+        files: &[PathBuf],
+    ) -> Result<usize, String> {
         let folder = self.edges.place.join("other");
         std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
         let life = Arc::new(Life::default());
@@ -80,7 +90,8 @@ impl Run {
         let (clock, trace) = (self.clock.clone(), self.trace.clone());
         // In the same boot: nothing but the volume tells the two apart.
         let shelf = Shelf::default().booted(self.machines[machine].shelf.boots());
-        let world = SimWorld::new(clock, shelf, life.clone(), trace, DiskFaults::default(), dice.split(3));
+        let world =
+            SimWorld::new(clock, shelf, life.clone(), trace, DiskFaults::default(), dice.split(3));
         let (bucket, faults) = (Arc::<SimBucket>::default(), StoreFaults::default());
         let store = SimStore::new(bucket, life.clone(), self.trace.clone(), faults, dice.split(4));
         let created = CreateOptions {

@@ -1,9 +1,9 @@
 //! A process hands over to the next one, as `sawmill handoff` does: its doors are quiet, everything
-//! accepted is logged, and it lets go as if it had died. The successor attaches on the same machine; when
-//! that one dies, the predecessor takes back.
+//! accepted is logged, and it lets go as if it had died. The successor attaches on the same
+//! machine; when that one dies, the predecessor takes back.
 //!
-//! Invariant judged: what was answered before is there, also when memory or power goes while nobody has the
-//! volume.
+//! Invariant judged: what was answered before is there, also when memory or power goes while nobody
+//! has the volume.
 
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ use crate::store::CallFate;
 impl Run {
     pub(super) fn hand_off(&mut self) -> Verdict {
         let Some(mut process) = self.process.take() else { return Ok(()) };
-        let is_whole = !process.life.is_dead() && process.replaced_at.is_none() && process.ordered.is_none();
+        let is_whole =
+            !process.life.is_dead() && process.replaced_at.is_none() && process.ordered.is_none();
         if is_whole {
             // Deaths beside a hand-off are those of every life.
             process.life.lives_on();
@@ -36,7 +37,9 @@ impl Run {
         let accepted = self.oracle.flush_covers();
         self.oracle.is_logged(accepted);
         let machine = process.machine;
-        self.say("hand-off", || format!("machine {machine} hands over, {accepted} operations are accepted"));
+        self.say("hand-off", || {
+            format!("machine {machine} hands over, {accepted} operations are accepted")
+        });
         self.story.hand_offs += 1;
         if let Some(cache) = &process.cache {
             let _ = cache.save_index();

@@ -1,11 +1,11 @@
-//! Histories that part: the store is copied, with or without the machine's journal and memory, and the copy
-//! is attached on the same machine, beside the same read cache; or the store is put back from a backup
-//! while journal, memory and cache are of a later state.
+//! Histories that part: the store is copied, with or without the machine's journal and memory, and
+//! the copy is attached on the same machine, beside the same read cache; or the store is put back
+//! from a backup while journal, memory and cache are of a later state.
 //!
-//! Invariants judged: original and copy each show their own history. A store that was put back is attached
-//! without a word only when nothing is lost by it; with the loss accepted the volume is what the backup held,
-//! or that and what the journal still led on to; nothing else of what was lost comes back. Not here:
-//! snapshots and clones of such worlds (there are none).
+//! Invariants judged: original and copy each show their own history. A store that was put back is
+//! attached without a word only when nothing is lost by it; with the loss accepted the volume is
+//! what the backup held, or that and what the journal still led on to; nothing else of what was
+//! lost comes back. Not here: snapshots and clones of such worlds (there are none).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -69,7 +69,8 @@ impl Histories {
     pub(super) fn new(place: &Path) -> Result<Self, String> {
         let folder = place.join("copy");
         let _ = std::fs::remove_dir_all(&folder);
-        std::fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        std::fs::create_dir_all(&folder)
+            .map_err(|error| format!("{}: {error}", folder.display()))?;
         Ok(Histories { folder, backup: None, copy: None })
     }
 }
@@ -93,7 +94,8 @@ impl Run {
     /// The store is put back to the backup; everything else is as it was left.
     pub(super) fn restore(&mut self, machine: usize) -> Verdict {
         self.note_what_was_dropped(machine);
-        // What a flush meant was in the store alone, or the disk lied of it: the journal knows no better.
+        // What a flush meant was in the store alone, or the disk lied of it: the journal knows no
+        // better.
         let knows_less = self.loss == Loss::Power && self.settings.mode != FlushMode::Logged;
         if !self.is_whole(machine) || knows_less || self.settings.disk.lie_odds > 0 {
             return Ok(());
@@ -117,7 +119,9 @@ impl Run {
                 self.say("refused", || format!("  refused: {text}"));
                 self.accept_the_backup(machine, backup.oracle)
             }
-            Some(Err((_, text))) => Err(format!("a store that was put back is not attached: {text}")),
+            Some(Err((_, text))) => {
+                Err(format!("a store that was put back is not attached: {text}"))
+            }
             None => Ok(()),
         }
     }
@@ -134,11 +138,14 @@ impl Run {
                     Err(_) => self.oracle.is_put_back(least),
                 }
                 self.loss = Loss::Journal;
-                self.attached(process).map_err(|text| format!("a store put back, loss accepted: {text}"))?;
+                self.attached(process)
+                    .map_err(|text| format!("a store put back, loss accepted: {text}"))?;
                 self.die();
                 Ok(())
             }
-            Some(Err((_, text))) => Err(format!("a loss is accepted, and the attach refused: {text}")),
+            Some(Err((_, text))) => {
+                Err(format!("a loss is accepted, and the attach refused: {text}"))
+            }
             None => Ok(()),
         }
     }
@@ -149,7 +156,8 @@ impl Run {
             let copy = self.make_copy(machine);
             self.edges.histories.copy = Some(copy);
         }
-        // Most bytes of a history are read from the store by the life after the one that wrote them.
+        // Most bytes of a history are read from the store by the life after the one that wrote
+        // them.
         for _ in 0..1 + self.edges.dice.below(2) {
             self.live_on_in_a_copy(false)?;
         }
@@ -159,7 +167,8 @@ impl Run {
     /// One more life of the copy; it is closed in peace if that is asked for.
     pub(super) fn live_on_in_a_copy(&mut self, is_closed: bool) -> Verdict {
         let Some(mut copy) = self.edges.histories.copy.take() else { return Ok(()) };
-        let lived = self.live_once(&mut copy, is_closed).map_err(|text| format!("the copy: {text}"));
+        let lived =
+            self.live_once(&mut copy, is_closed).map_err(|text| format!("the copy: {text}"));
         self.edges.histories.copy = Some(copy);
         lived
     }
@@ -203,7 +212,8 @@ impl Run {
         Copy { bucket, machine, oracle: None, least, has_journal, loss: Loss::Process, boots }
     }
 
-    /// One attachment of the copy: what it finds is judged, it is written and read, it dies or is closed.
+    /// One attachment of the copy: what it finds is judged, it is written and read, it dies or is
+    /// closed.
     fn live_once(&mut self, copy: &mut Copy, is_last: bool) -> Verdict {
         self.story.lives_of_copies += 1;
         for _ in 0..self.edges.dice.below(3) {
@@ -242,11 +252,22 @@ impl Run {
             let shelf = self.machines[copy.machine].shelf.clone();
             let (clock, trace) = (self.clock.clone(), self.trace.clone());
             let dice = &mut self.edges.dice;
-            let world =
-                SimWorld::new(clock, shelf, life.clone(), trace, DiskFaults::default(), dice.split(5));
+            let world = SimWorld::new(
+                clock,
+                shelf,
+                life.clone(),
+                trace,
+                DiskFaults::default(),
+                dice.split(5),
+            );
             let faults = StoreFaults::default();
-            let store =
-                SimStore::new(copy.bucket.clone(), life.clone(), self.trace.clone(), faults, dice.split(6));
+            let store = SimStore::new(
+                copy.bucket.clone(),
+                life.clone(),
+                self.trace.clone(),
+                faults,
+                dice.split(6),
+            );
             let (world, store): (Arc<dyn World>, _) = (Arc::new(world), Arc::new(store));
             let cache = self.cache(copy.machine, &*world);
             let options = OpenOptions {
@@ -295,7 +316,12 @@ impl Run {
         Err("reading it does not end".into())
     }
 
-    fn work_in_copy(&mut self, mut attached: Attached, oracle: &mut Oracle, is_last: bool) -> Verdict {
+    fn work_in_copy(
+        &mut self,
+        mut attached: Attached,
+        oracle: &mut Oracle,
+        is_last: bool,
+    ) -> Verdict {
         let mut client = Client::default();
         let size_bytes = attached.stepped.volume().geometry().size_bytes;
         if !is_last && self.edges.dice.one_in(2) {
@@ -313,8 +339,10 @@ impl Run {
                     0 => client.flush(&volume, oracle),
                     1..3 => client.read(&volume, oracle, (address, length)),
                     kind => {
-                        let operation = if kind == 3 { Operation::Discard } else { Operation::Write };
-                        let change = Change { operation, range: (address, length), stamp, fua: false };
+                        let operation =
+                            if kind == 3 { Operation::Discard } else { Operation::Write };
+                        let change =
+                            Change { operation, range: (address, length), stamp, fua: false };
                         client.change(&volume, oracle, change);
                     }
                 }
@@ -342,7 +370,12 @@ impl Run {
         Ok(())
     }
 
-    fn close_copy(&mut self, mut attached: Attached, mut client: Client, oracle: &mut Oracle) -> Verdict {
+    fn close_copy(
+        &mut self,
+        mut attached: Attached,
+        mut client: Client,
+        oracle: &mut Oracle,
+    ) -> Verdict {
         attached.life.lives_on();
         attached.stepped.begin_close();
         for _ in 0..ROUNDS_MAX {

@@ -1,5 +1,5 @@
-//! Two processes on one machine: whoever comes second is refused, by whatever path, and changes nothing; when
-//! the first has died, the machine is free.
+//! Two processes on one machine: whoever comes second is refused, by whatever path, and changes
+//! nothing; when the first has died, the machine is free.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,10 +14,11 @@ use crate::store::{SimStore, StoreFaults};
 use crate::world::SimWorld;
 
 impl Run {
-    /// A process that was replaced, and lives on, has the lock of its machine: it is stopped before another
-    /// one starts there.
+    /// A process that was replaced, and lives on, has the lock of its machine: it is stopped before
+    /// another one starts there.
     pub(super) fn free_lock(&mut self, machine: usize) -> Verdict {
-        let is_there = |zombie: &super::Process| zombie.machine == machine && !zombie.life.is_dead();
+        let is_there =
+            |zombie: &super::Process| zombie.machine == machine && !zombie.life.is_dead();
         if self.settings.edges.locks && self.zombie.as_ref().is_some_and(is_there) {
             self.demand_in_use(machine, &journal_path())?;
             self.bury_zombie();
@@ -45,7 +46,9 @@ impl Run {
     }
 
     fn demand_in_use(&mut self, machine: usize, path: &Path) -> Verdict {
-        self.say("attach beside", || format!("  somebody attaches beside, with {}", path.display()));
+        self.say("attach beside", || {
+            format!("  somebody attaches beside, with {}", path.display())
+        });
         let life = Arc::new(Life::default());
         let dice = &mut self.edges.dice;
         let world = SimWorld::new(
@@ -59,7 +62,8 @@ impl Run {
         let (faults, bucket) = (StoreFaults::default(), self.bucket.clone());
         let store = SimStore::new(bucket, life.clone(), self.trace.clone(), faults, dice.split(2));
         let accepts_loss = dice.one_in(2);
-        let options = OpenOptions { journal_path: path.to_owned(), ..self.options(machine, accepts_loss) };
+        let options =
+            OpenOptions { journal_path: path.to_owned(), ..self.options(machine, accepts_loss) };
         let opened = Stepped::open(Arc::new(world), Arc::new(store), NAME, &options);
         life.die();
         match opened {

@@ -1,5 +1,5 @@
-//! Somebody else opens the volume to read only, and some time later reads it: a prefix with all that was
-//! stored when it was opened. And the check of all that is kept.
+//! Somebody else opens the volume to read only, and some time later reads it: a prefix with all
+//! that was stored when it was opened. And the check of all that is kept.
 
 use std::sync::Arc;
 
@@ -28,7 +28,8 @@ impl Run {
         let (_, store) = self.somebody();
         let clones = self.past.clones.iter().map(|kept| kept.name.as_str());
         for name in std::iter::once(NAME).chain(clones) {
-            let record = find(&*store, name).map_err(|error| format!("{name} is not found: {error}"))?;
+            let record =
+                find(&*store, name).map_err(|error| format!("{name} is not found: {error}"))?;
             let report = check(&*store, &record, &mut |_, _| ())
                 .map_err(|error| format!("{name} cannot be checked: {error}"))?;
             if let Some(damage) = report.damage.first() {
@@ -58,7 +59,13 @@ impl Run {
         );
         // A list that hides every checkpoint would be a reason to fail.
         let faults = StoreFaults::default();
-        let store = SimStore::new(self.bucket.clone(), life, self.trace.clone(), faults, self.dice.split(9));
+        let store = SimStore::new(
+            self.bucket.clone(),
+            life,
+            self.trace.clone(),
+            faults,
+            self.dice.split(9),
+        );
         let store = Arc::new(store);
         let mut options = OpenOptions::new(journal_path());
         options.read_only = true;

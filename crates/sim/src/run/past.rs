@@ -1,13 +1,13 @@
-//! What people order about the past of a volume: snapshots, retention and rollbacks; and what each cut must
-//! hold, byte for byte. Larger disks too, as those are ordered alike.
+//! What people order about the past of a volume: snapshots, retention and rollbacks; and what each
+//! cut must hold, byte for byte. Larger disks too, as those are ordered alike.
 //!
-//! Invariants: a snapshot that was told done holds for ever what it held first; every moment since retention
-//! was told done can be read, and is a prefix with all that was stored by then and nothing asked for later;
-//! whatever becomes of the volume, its journal and its writers. Whoever reads a cut has a store that is well;
-//! the volume's writers have not.
+//! Invariants: a snapshot that was told done holds for ever what it held first; every moment since
+//! retention was told done can be read, and is a prefix with all that was stored by then and
+//! nothing asked for later; whatever becomes of the volume, its journal and its writers. Whoever
+//! reads a cut has a store that is well; the volume's writers have not.
 //!
-//! Not here: clones (`clones`); what a rollback does to the volume's own history (an operation of the
-//! oracle).
+//! Not here: clones (`clones`); what a rollback does to the volume's own history (an operation of
+//! the oracle).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -148,13 +148,17 @@ impl Run {
         self.past.retention_s = 0;
         self.past.moments.clear();
         if let Ok(answer) = process.stepped.volume().begin_set_retention(retention_s) {
-            process.ordered = Some(Ordered { what: What::Retain(retention_s), answer, stray: false });
+            process.ordered =
+                Some(Ordered { what: What::Retain(retention_s), answer, stray: false });
         }
     }
 
     fn order_growth(&mut self, process: &mut Process) {
-        let size_bytes = (self.size_bytes + 512 * (1 + self.dice.below(32))).min(self.settings.size_bytes);
-        if size_bytes < process.stepped.volume().geometry().size_bytes || self.asked_bytes > size_bytes {
+        let size_bytes =
+            (self.size_bytes + 512 * (1 + self.dice.below(32))).min(self.settings.size_bytes);
+        if size_bytes < process.stepped.volume().geometry().size_bytes
+            || self.asked_bytes > size_bytes
+        {
             return;
         }
         self.say("grow", || format!("  a disk of {size_bytes} bytes is ordered"));
@@ -177,7 +181,10 @@ impl Run {
 
     /// Somebody looks at the clock, to go back to this moment some day.
     fn note_moment(&mut self) {
-        if self.past.retention_s == 0 || self.past.clocks_lied || self.past.moments.len() >= KEPT_MAX {
+        if self.past.retention_s == 0
+            || self.past.clocks_lied
+            || self.past.moments.len() >= KEPT_MAX
+        {
             return;
         }
         // Whatever comes next comes in another millisecond.
@@ -201,7 +208,8 @@ impl Run {
         let Moment { unix_ms, least, most } = self.past.moments[index];
         let cut = Cut::Time(unix_ms);
         let found = self.read_volume(NAME, Some(cut.clone()))?;
-        let count = self.oracle.check_replica(least, &found).map_err(|text| format!("at {cut}: {text}"))?;
+        let count =
+            self.oracle.check_replica(least, &found).map_err(|text| format!("at {cut}: {text}"))?;
         if count > most {
             return Err(format!("{cut} shows operation {count}, which was asked for later"));
         }
@@ -232,14 +240,16 @@ impl Run {
         process.store.set_at_once(false);
         match begun {
             Ok(answer) => {
-                let operation = self.oracle.submit(0, self.settings.size_bytes, Effect::Image(image));
+                let operation =
+                    self.oracle.submit(0, self.settings.size_bytes, Effect::Image(image));
                 let what = What::RollBack(operation);
                 process.ordered = Some(Ordered { what, answer, stray: false });
                 Ok(())
             }
             // Others have replaced it, and it does not know; or its store is ill.
             Err(error)
-                if error.kind() != ErrorKind::NotFound || self.settings.store != StoreFaults::default() =>
+                if error.kind() != ErrorKind::NotFound
+                    || self.settings.store != StoreFaults::default() =>
             {
                 self.say("not rolled back", || format!("  {error}"));
                 Ok(())
@@ -268,12 +278,15 @@ impl Run {
             Ok(Ok(())) => self.ordered_is_done(process, ordered.what),
             Ok(Err(error)) => {
                 self.say("order refused", || format!("  the order was refused: {error}"));
-                if let (What::RollBack(operation), ErrorKind::NotFound) = (&ordered.what, error.kind()) {
+                if let (What::RollBack(operation), ErrorKind::NotFound) =
+                    (&ordered.what, error.kind())
+                {
                     // Nothing was changed, and nothing else was asked for meanwhile.
                     self.oracle.take_back(*operation);
                 }
-                let excused =
-                    process.replaced_at.is_some() || process.life.is_dead() || self.has_disk_faults();
+                let excused = process.replaced_at.is_some()
+                    || process.life.is_dead()
+                    || self.has_disk_faults();
                 let ended = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Fenced);
                 if excused || ended || matches!(ordered.what, What::Delete) {
                     return Ok(());
@@ -318,14 +331,24 @@ impl Run {
         let life = Arc::new(Life::default());
         let (disk, store) = (DiskFaults::default(), StoreFaults::default());
         let dice = self.dice.split(10);
-        let world =
-            SimWorld::new(self.clock.clone(), Shelf::default(), life.clone(), self.trace.clone(), disk, dice);
+        let world = SimWorld::new(
+            self.clock.clone(),
+            Shelf::default(),
+            life.clone(),
+            self.trace.clone(),
+            disk,
+            dice,
+        );
         let dice = self.dice.split(11);
         let store = SimStore::new(self.bucket.clone(), life, self.trace.clone(), store, dice);
         (Arc::new(world), Arc::new(store))
     }
 
-    fn read_volume(&mut self, name: &str, cut: Option<Cut>) -> std::result::Result<Vec<u8>, String> {
+    fn read_volume(
+        &mut self,
+        name: &str,
+        cut: Option<Cut>,
+    ) -> std::result::Result<Vec<u8>, String> {
         let (world, store) = self.somebody();
         let shown = format!("{name} at {cut:?}");
         let options = OpenOptions { read_only: true, cut, ..OpenOptions::new(journal_path()) };
@@ -344,12 +367,18 @@ impl Run {
         let found = self.read_volume(name, cut)?;
         match found.iter().zip(image).position(|(one, other)| one != other) {
             None => Ok(()),
-            Some(at) => Err(format!("byte {at} of {shown} is {:#04x} and was {:#04x}", found[at], image[at])),
+            Some(at) => Err(format!(
+                "byte {at} of {shown} is {:#04x} and was {:#04x}",
+                found[at], image[at]
+            )),
         }
     }
 
     /// One of all, chosen by chance: a snapshot or a clone, with its name and cut.
-    pub(super) fn any_kept(&mut self, clones_alone: bool) -> Option<(String, Option<Cut>, Arc<[u8]>)> {
+    pub(super) fn any_kept(
+        &mut self,
+        clones_alone: bool,
+    ) -> Option<(String, Option<Cut>, Arc<[u8]>)> {
         let snapshots = if clones_alone { 0 } else { self.past.snapshots.len() };
         let count = snapshots + self.past.clones.len();
         if count == 0 {

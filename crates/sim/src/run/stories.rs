@@ -1,8 +1,8 @@
-//! Bugs that were found, and what seeds meet too seldom, each told as a story of its own: a seed's meaning
-//! changes with the world, a story's does not.
+//! Bugs that were found, and what seeds meet too seldom, each told as a story of its own: a seed's
+//! meaning changes with the world, a story's does not.
 //!
-//! Invariant: each fails on the engine with the bug in it; for most, a deliberate bug of `make mutants`
-//! shows that. Not here: chance. What dice decide in a story, a loop goes through.
+//! Invariant: each fails on the engine with the bug in it; for most, a deliberate bug of `make
+//! mutants` shows that. Not here: chance. What dice decide in a story, a loop goes through.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -85,8 +85,9 @@ fn demand(holds: bool, what: &str) -> Verdict {
     if holds { Ok(()) } else { Err(what.to_owned()) }
 }
 
-/// Seed 3910, when reads of the journal began to fail: the batch was dropped, nothing seemed pending, and the
-/// close put a checkpoint that said "clean"; the next attach passed over the journal.
+/// Seed 3910, when reads of the journal began to fail: the batch was dropped, nothing seemed
+/// pending, and the close put a checkpoint that said "clean"; the next attach passed over the
+/// journal.
 fn a_batch_that_cannot_be_read_back_is_not_passed_over_by_a_close(place: &Path) -> Verdict {
     let mut run = calm(place, |settings| settings.disk.read_odds = 1)?;
     run.attach(0)?;
@@ -94,15 +95,18 @@ fn a_batch_that_cannot_be_read_back_is_not_passed_over_by_a_close(place: &Path) 
         write(&mut run, number * 40_000, 40_000)?;
     }
     let written = run.oracle.bound(Loss::Process);
-    demand(!run.close_in_peace()?, "the close succeeds, and the batches lie on a disk that cannot be read")?;
+    demand(
+        !run.close_in_peace()?,
+        "the close succeeds, and the batches lie on a disk that cannot be read",
+    )?;
     run.settings.disk = DiskFaults::default();
     run.attach(0)?;
     demand(run.oracle.len() == written, "something accepted is gone")
 }
 
-/// Seed 2104, when failed syncs began to take back what they should have saved: an attach found the intent of
-/// one that had died before its sync, put that one's fence, and lost power: then the fence was a stranger's,
-/// and the volume was refused although nothing was lost.
+/// Seed 2104, when failed syncs began to take back what they should have saved: an attach found the
+/// intent of one that had died before its sync, put that one's fence, and lost power: then the
+/// fence was a stranger's, and the volume was refused although nothing was lost.
 fn two_deaths_in_attaches_and_a_power_cut_leave_a_volume_that_opens(place: &Path) -> Verdict {
     for first in 1.. {
         let mut first_died = false;
@@ -127,8 +131,8 @@ fn two_deaths_in_attaches_and_a_power_cut_leave_a_volume_that_opens(place: &Path
     Ok(())
 }
 
-/// Seed 19218: what one machine had flushed and not stored was overtaken, without a word, by another whose
-/// old journal had been closed cleanly.
+/// Seed 19218: what one machine had flushed and not stored was overtaken, without a word, by
+/// another whose old journal had been closed cleanly.
 fn an_old_clean_journal_is_no_leave_to_overtake_a_newer_one(place: &Path) -> Verdict {
     let mut run = calm(place, |_| ())?;
     run.attach(0)?;
@@ -138,15 +142,18 @@ fn an_old_clean_journal_is_no_leave_to_overtake_a_newer_one(place: &Path) -> Ver
     write(&mut run, 100, 5000)?;
     run.end_process(|_| CallFate::Never);
     match run.try_attach(0, false, false) {
-        Some(Err((ErrorKind::Refused, text))) => demand(text.contains("--accept-journal-loss"), &text)?,
+        Some(Err((ErrorKind::Refused, text))) => {
+            demand(text.contains("--accept-journal-loss"), &text)?
+        }
         _ => return Err("the old journal's machine is let in, and nobody accepted a loss".into()),
     }
     run.attach(1)?;
     demand(run.oracle.len() == 2, "the machine that has the journal does not go on")
 }
 
-/// Seed 42573: an attach whose sync failed took what the dead process had written, and nobody had synced, for
-/// synced the next time: after a power cut it was gone, although it had been found and gone on from.
+/// Seed 42573: an attach whose sync failed took what the dead process had written, and nobody had
+/// synced, for synced the next time: after a power cut it was gone, although it had been found and
+/// gone on from.
 fn a_sync_that_fails_in_an_attach_is_remembered_by_the_next(place: &Path) -> Verdict {
     // Either kind of failed sync, by the dice.
     for dice in 1..=8 {
@@ -155,7 +162,10 @@ fn a_sync_that_fails_in_an_attach_is_remembered_by_the_next(place: &Path) -> Ver
         write(&mut run, 0, 9000)?;
         run.end_process(|_| CallFate::Never);
         run.settings.disk.sync_odds = 1;
-        demand(matches!(run.try_attach(0, false, true), Some(Err(_))), "an attach succeeds without a sync")?;
+        demand(
+            matches!(run.try_attach(0, false, true), Some(Err(_))),
+            "an attach succeeds without a sync",
+        )?;
         run.settings.disk = DiskFaults::default();
         run.attach(0)?;
         let found = run.oracle.len();
@@ -167,9 +177,9 @@ fn a_sync_that_fails_in_an_attach_is_remembered_by_the_next(place: &Path) -> Ver
     Ok(())
 }
 
-/// Seed 6439468: an attach that had died left a doubt about what it had synced, and the next wrote everything
-/// anew from the superblock's mark on, over records that a client had been told were flushed. The power went
-/// in that write.
+/// Seed 6439468: an attach that had died left a doubt about what it had synced, and the next wrote
+/// everything anew from the superblock's mark on, over records that a client had been told were
+/// flushed. The power went in that write.
 fn what_was_flushed_is_not_written_anew_by_dying_attaches(place: &Path) -> Verdict {
     for first in 1.. {
         let mut first_died = false;
@@ -209,8 +219,8 @@ fn what_was_flushed_is_not_written_anew_by_dying_attaches(place: &Path) -> Verdi
     Ok(())
 }
 
-/// Seeds 6319735 and 7001695: memory alone was lost, and with it the word that a sync had failed: what could
-/// still be read was taken for flushed, and the next power cut took it away.
+/// Seeds 6319735 and 7001695: memory alone was lost, and with it the word that a sync had failed:
+/// what could still be read was taken for flushed, and the next power cut took it away.
 fn a_failed_sync_is_doubted_when_memory_is_lost(place: &Path) -> Verdict {
     let mut kept = 0;
     for dice in 1..=16 {
@@ -235,22 +245,27 @@ fn a_failed_sync_is_doubted_when_memory_is_lost(place: &Path) -> Verdict {
         run.end_process(|_| CallFate::Never);
         run.cut_power_with(|_| Fate::Lost);
         run.attach(0).map_err(|text| format!("dice {dice}, after the power cut: {text}"))?;
-        demand(run.oracle.len() == found, &format!("dice {dice}: what an attach found is not durable"))?;
+        demand(
+            run.oracle.len() == found,
+            &format!("dice {dice}: what an attach found is not durable"),
+        )?;
     }
     demand(kept > 5, "hardly anything outlived the memory")
 }
 
-/// Seeds 1868, 18031 and 19337: a sync left its mark in the middle of a record that a power cut then tore;
-/// the attach that went on before it had its own pad torn by the next cut, and the one after that took the
-/// pad for damage below the mark, of which the record behind the torn one still told.
+/// Seeds 1868, 18031 and 19337: a sync left its mark in the middle of a record that a power cut
+/// then tore; the attach that went on before it had its own pad torn by the next cut, and the one
+/// after that took the pad for damage below the mark, of which the record behind the torn one still
+/// told.
 fn what_a_dying_attach_wrote_over_a_torn_record_is_no_damage(place: &Path) -> Verdict {
     for dice in 1..=16 {
         for dies_at in 1.. {
             let mut run = calm_by(dice, place, |_| ())?;
             run.attach(0)?;
             let mut process = run.process.take().ok_or("nobody has attached")?;
-            // What is asked behind a flush is written and synced with it, as far as one write goes: 16384
-            // bytes. There the mark is, in a record whose header, at 2498, straddles two sectors.
+            // What is asked behind a flush is written and synced with it, as far as one write goes:
+            // 16384 bytes. There the mark is, in a record whose header, at 2498, straddles two
+            // sectors.
             for (operation, range) in [
                 (Operation::Write, (0, 100)),
                 (Operation::Flush, (0, 0)),
@@ -279,17 +294,23 @@ fn what_a_dying_attach_wrote_over_a_torn_record_is_no_damage(place: &Path) -> Ve
     Ok(())
 }
 
-/// Seed 17343: the last chunk of a completely full staging ring was read as zeroes, so what was accepted came
-/// back as damage.
+/// Seed 17343: the last chunk of a completely full staging ring was read as zeroes, so what was
+/// accepted came back as damage.
 fn a_full_staging_ring_is_read_to_its_last_byte(place: &Path) -> Verdict {
     let mut run = calm(place, |_| ())?;
     run.attach(0)?;
     let mut process = run.process.take().ok_or("nobody has attached")?;
-    // Records until there is no room, at places where blocks do not begin; nothing goes to the disk.
+    // Records until there is no room, at places where blocks do not begin; nothing goes to the
+    // disk.
     let (staging_bytes, slot_bytes) = (run.settings.staging_bytes, 5000);
     for start in (0..staging_bytes).step_by(slot_bytes as usize) {
         let slot_bytes = slot_bytes.min(staging_bytes - start);
-        run.ask_for(&mut process, Operation::Write, (start, slot_bytes - RECORD_HEADER_BYTES), false);
+        run.ask_for(
+            &mut process,
+            Operation::Write,
+            (start, slot_bytes - RECORD_HEADER_BYTES),
+            false,
+        );
     }
     run.hear(&mut process)?;
     run.process = Some(process);
@@ -299,8 +320,8 @@ fn a_full_staging_ring_is_read_to_its_last_byte(place: &Path) -> Verdict {
     run.attach(0)
 }
 
-/// The failing disk of the black-box tests: it dropped its cache after a failed sync, and what was accepted
-/// had been given up in memory once it was written.
+/// The failing disk of the black-box tests: it dropped its cache after a failed sync, and what was
+/// accepted had been given up in memory once it was written.
 fn what_a_disk_drops_after_a_failed_sync_is_still_in_memory(place: &Path) -> Verdict {
     let mut failed = 0;
     for dice in 1..=64 {
@@ -315,7 +336,8 @@ fn what_a_disk_drops_after_a_failed_sync_is_still_in_memory(place: &Path) -> Ver
             }
         }
         run.hear(&mut process)?;
-        failed += u32::from(matches!(process.stepped.volume().status().health, Health::Failed { .. }));
+        failed +=
+            u32::from(matches!(process.stepped.volume().status().health, Health::Failed { .. }));
         run.process = Some(process);
         let accepted = run.oracle.bound(Loss::Process);
         run.end_process(|_| CallFate::Never);
@@ -326,8 +348,8 @@ fn what_a_disk_drops_after_a_failed_sync_is_still_in_memory(place: &Path) -> Ver
     demand(failed > 5, "hardly a sync failed")
 }
 
-/// Told for the deletes (decision 0006): whatever the newest checkpoint alone found dead is still needed by
-/// the one before it, from which all of it is rolled forward.
+/// Told for the deletes (decision 0006): whatever the newest checkpoint alone found dead is still
+/// needed by the one before it, from which all of it is rolled forward.
 fn a_checkpoint_that_rots_is_passed_over_for_the_one_before(place: &Path) -> Verdict {
     for writes in 20..32 {
         let mut run = calm(place, |settings| settings.checkpoint_bytes = 40 << 10)?;
@@ -346,8 +368,9 @@ fn a_checkpoint_that_rots_is_passed_over_for_the_one_before(place: &Path) -> Ver
     Ok(())
 }
 
-/// Seed 1131571: a journal whose superblock could not be read was set aside, because the volume was clean;
-/// but the fence of the attach that had died on it was still on its way, and when it came it was nobody's.
+/// Seed 1131571: a journal whose superblock could not be read was set aside, because the volume was
+/// clean; but the fence of the attach that had died on it was still on its way, and when it came it
+/// was nobody's.
 fn a_journal_that_cannot_be_read_now_is_not_set_aside(place: &Path) -> Verdict {
     let mut unread = 0;
     for dies_at in 1.. {
@@ -359,7 +382,10 @@ fn a_journal_that_cannot_be_read_now_is_not_set_aside(place: &Path) -> Verdict {
             unread += 1;
             run.settings.disk.read_odds = 1;
             let refused = matches!(run.try_attach(0, false, true), Some(Err(_)));
-            demand(refused, &format!("death at I/O {dies_at}: a journal that cannot be read is set aside"))?;
+            demand(
+                refused,
+                &format!("death at I/O {dies_at}: a journal that cannot be read is set aside"),
+            )?;
             run.settings.disk = DiskFaults::default();
         }
         run.land_all();
@@ -368,8 +394,8 @@ fn a_journal_that_cannot_be_read_now_is_not_set_aside(place: &Path) -> Verdict {
     Ok(())
 }
 
-/// Seed 220687: the root of a dead process came late and was in the way of its successor's; the answer to
-/// what it was came garbled, and the volume failed.
+/// Seed 220687: the root of a dead process came late and was in the way of its successor's; the
+/// answer to what it was came garbled, and the volume failed.
 fn a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense(place: &Path) -> Verdict {
     for dice in 1..=12 {
         for calls in 1..=14 {
@@ -398,16 +424,21 @@ fn a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense(place: &Path) -> 
                 run.hear(&mut process)?;
                 let health = process.stepped.volume().status().health;
                 run.process = Some(process);
-                demand(health == Health::Serving, &format!("dice {dice}, {calls} calls: {health:?}"))?;
+                demand(
+                    health == Health::Serving,
+                    &format!("dice {dice}, {calls} calls: {health:?}"),
+                )?;
             }
         }
     }
     Ok(())
 }
 
-/// Seed 30000085: the store was put back to a state of the same attachment; the journal marked more as
-/// stored, and nobody could attach, also who accepted the loss.
-fn a_store_put_back_under_one_attachment_is_attached_with_the_loss_accepted(place: &Path) -> Verdict {
+/// Seed 30000085: the store was put back to a state of the same attachment; the journal marked more
+/// as stored, and nobody could attach, also who accepted the loss.
+fn a_store_put_back_under_one_attachment_is_attached_with_the_loss_accepted(
+    place: &Path,
+) -> Verdict {
     let mut run = calm(place, |_| ())?;
     run.attach(0)?;
     for number in 0..30 {
@@ -426,8 +457,8 @@ fn a_store_put_back_under_one_attachment_is_attached_with_the_loss_accepted(plac
     demand(run.story.restores == 1 && run.oracle.len() < before, "the store was not put back")
 }
 
-/// The review's first finding: a store was copied, and both were served beside one read cache. Each wrote the
-/// same sequence in the same epoch, and read the other's frames.
+/// The review's first finding: a store was copied, and both were served beside one read cache. Each
+/// wrote the same sequence in the same epoch, and read the other's frames.
 fn a_store_and_its_copy_share_a_read_cache_and_no_frame_of_it(place: &Path) -> Verdict {
     for dice in 1..=8 {
         let mut run = calm_by(dice, place, |settings| {

@@ -1,6 +1,6 @@
-//! The contract, S2 to S8, by seed: a client against a backend that fails before and after the work,
-//! answers that a key is taken where nothing is, hangs, cuts answers short, refuses, does deletes in part,
-//! and does what it gave no answer to later. A model says what may be there.
+//! The contract, S2 to S8, by seed: a client against a backend that fails before and after the
+//! work, answers that a key is taken where nothing is, hangs, cuts answers short, refuses, does
+//! deletes in part, and does what it gave no answer to later. A model says what may be there.
 //!
 //! Not here: S1, which needs the client's own threads (`tests`).
 
@@ -95,9 +95,19 @@ impl Backend for Arc<Erratic> {
 
     fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
         let mut state = self.state.lock();
-        let kinds =
-            ["away", "hangs", "refused", "conflict", "lost", "done, and hangs", "taken by itself", "late"];
-        let Some(trouble) = state.trouble(&kinds) else { return ready(Ok(state.create(key, body))).boxed() };
+        let kinds = [
+            "away",
+            "hangs",
+            "refused",
+            "conflict",
+            "lost",
+            "done, and hangs",
+            "taken by itself",
+            "late",
+        ];
+        let Some(trouble) = state.trouble(&kinds) else {
+            return ready(Ok(state.create(key, body))).boxed();
+        };
         match trouble {
             "conflict" => return ready(Ok(Creation::Exists)).boxed(),
             "taken by itself" => {
@@ -117,13 +127,15 @@ impl Backend for Arc<Erratic> {
             return unheard(trouble);
         }
         let shown = state.objects.iter().filter(|(key, _)| key.starts_with(prefix));
-        let shown = shown.map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 });
+        let shown =
+            shown.map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 });
         ready(Ok(shown.collect())).boxed()
     }
 
     fn delete<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<()>> {
         let mut state = self.state.lock();
-        let trouble = state.trouble(&["away", "hangs", "refused", "lost", "done, and hangs", "half", "late"]);
+        let trouble =
+            state.trouble(&["away", "hangs", "refused", "lost", "done, and hangs", "half", "late"]);
         for (number, key) in keys.iter().enumerate() {
             match trouble {
                 None | Some("lost" | "done, and hangs") => drop(state.objects.remove(key)),
@@ -168,7 +180,8 @@ impl Play {
     /// A body as ours are: unique in its first bytes; longer than what is read back, at times.
     fn body(&mut self) -> Bytes {
         self.number += 1;
-        let length = [9, 200, HEAD_BYTES as usize, HEAD_BYTES as usize + 77][self.below(4) as usize];
+        let length =
+            [9, 200, HEAD_BYTES as usize, HEAD_BYTES as usize + 77][self.below(4) as usize];
         let mut body = self.number.to_le_bytes().to_vec();
         body.resize(length, self.number as u8);
         body.into()
@@ -201,32 +214,44 @@ impl Play {
                         "S2, seed {seed}: {key} was taken by nobody"
                     );
                 }
-                Err(error) => assert!(error.kind() != StoreErrorKind::NotFound, "S4, seed {seed}: {error}"),
+                Err(error) => {
+                    assert!(error.kind() != StoreErrorKind::NotFound, "S4, seed {seed}: {error}")
+                }
             }
         }
         let is_told = outcomes.iter().all(std::result::Result::is_ok);
         let is_made = self.told.created.contains_key(&key);
         // Or by somebody who heard nothing, before.
         let is_there = self.backend.state.lock().objects.contains_key(&key);
-        assert!(!is_told || is_made || is_there, "S2, seed {seed}: of all racers nobody made {key}");
+        assert!(
+            !is_told || is_made || is_there,
+            "S2, seed {seed}: of all racers nobody made {key}"
+        );
     }
 
     async fn get(&mut self) {
         let (key, seed) = (self.key(), self.seed);
         let start = self.below(12);
         let range = (self.below(2) == 0).then_some(start..start + 1 + self.below(6000));
-        let get = Get { key: key.clone(), range: range.clone(), bytes_max: 1 << 20, class: Class::Read };
+        let get =
+            Get { key: key.clone(), range: range.clone(), bytes_max: 1 << 20, class: Class::Read };
         let outcome = self.client.inner.get(get).await;
         let created = self.told.created.get(&key).filter(|_| !self.told.doomed.contains(&key));
         match outcome {
             Ok(found) => {
                 let cut = |body: &Bytes| {
-                    let end = range.as_ref().map_or(body.len(), |range| body.len().min(range.end as usize));
-                    body.get(range.as_ref().map_or(0, |range| range.start as usize)..end).map(<[u8]>::to_vec)
+                    let end = range
+                        .as_ref()
+                        .map_or(body.len(), |range| body.len().min(range.end as usize));
+                    body.get(range.as_ref().map_or(0, |range| range.start as usize)..end)
+                        .map(<[u8]>::to_vec)
                 };
                 let is_it = |body: &Bytes| cut(body).is_some_and(|cut| cut == found);
                 let sent = self.told.sent.get(&key).is_some_and(|sent| sent.iter().any(is_it));
-                assert!(sent && created.is_none_or(is_it), "S5, seed {seed}: {key} has other bytes");
+                assert!(
+                    sent && created.is_none_or(is_it),
+                    "S5, seed {seed}: {key} has other bytes"
+                );
             }
             Err(error) if error.kind() == StoreErrorKind::NotFound => {
                 assert!(created.is_none(), "S3, seed {seed}: {key} was created and is not found");
@@ -250,7 +275,9 @@ impl Play {
     }
 
     async fn list(&mut self) {
-        let Ok(shown) = self.client.inner.list(List { prefix: "k/".into(), class: Class::Read }).await else {
+        let Ok(shown) =
+            self.client.inner.list(List { prefix: "k/".into(), class: Class::Read }).await
+        else {
             return;
         };
         let shown: BTreeSet<String> = shown.into_iter().map(|info| info.key).collect();
@@ -258,11 +285,14 @@ impl Play {
         assert_eq!(shown, there, "S6, seed {}", self.seed);
     }
 
-    /// What was told created is there, and what was told deleted is not, unless a put of before comes late.
+    /// What was told created is there, and what was told deleted is not, unless a put of before
+    /// comes late.
     fn judge(&self) {
         let state = self.backend.state.lock();
         let seed = self.seed;
-        for (key, body) in self.told.created.iter().filter(|(key, _)| !self.told.doomed.contains(*key)) {
+        for (key, body) in
+            self.told.created.iter().filter(|(key, _)| !self.told.doomed.contains(*key))
+        {
             assert_eq!(state.objects.get(key), Some(body), "S3, seed {seed}: {key}");
         }
         for (key, there) in &state.objects {
@@ -313,5 +343,8 @@ async fn the_contract_is_kept_over_a_backend_that_does_everything_wrong() {
             *met.entry(kind).or_default() += count;
         }
     }
-    assert!(met.len() == 10 && met.values().all(|count| *count > SEEDS / 4), "what happened: {met:?}");
+    assert!(
+        met.len() == 10 && met.values().all(|count| *count > SEEDS / 4),
+        "what happened: {met:?}"
+    );
 }

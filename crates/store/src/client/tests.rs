@@ -100,7 +100,9 @@ use StoreErrorKind::{Broken, Denied, Invalid, NotFound, Unavailable};
 
 #[tokio::test(start_paused = true)]
 async fn passing_failures_are_tried_again_and_lasting_ones_are_not() {
-    for (kind, attempts) in [(Unavailable, 3), (Broken, 3), (NotFound, 1), (Denied, 1), (Invalid, 1)] {
+    for (kind, attempts) in
+        [(Unavailable, 3), (Broken, 3), (NotFound, 1), (Denied, 1), (Invalid, 1)]
+    {
         let client = scripted("", &[Fail(kind), Fail(kind)], Pass);
         let outcome = client.inner.delete(vec!["k".to_owned()], Class::Upload).await;
         assert_eq!(outcome.is_ok(), attempts == 3, "{kind:?}");
@@ -203,7 +205,10 @@ fn pauses_double_up_to_five_seconds_and_are_jittered_within() {
     assert_eq!(pauses, [50, 100, 200, 400, 800, 1600, 3200, 5000, 5000]);
     assert_eq!(pause_limit(u32::MAX), PAUSE_MAX);
     let drawn: Vec<Duration> = (0..64).map(|_| jittered(PAUSE_MAX)).collect();
-    assert!(drawn.iter().all(|pause| *pause <= PAUSE_MAX) && drawn.iter().any(|pause| *pause != drawn[0]));
+    assert!(
+        drawn.iter().all(|pause| *pause <= PAUSE_MAX)
+            && drawn.iter().any(|pause| *pause != drawn[0])
+    );
 }
 
 #[test]

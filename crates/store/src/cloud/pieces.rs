@@ -1,10 +1,11 @@
-//! Bodies in pieces. What is sent and received is counted piece by piece for the client's patience; answers
-//! that are no objects have a bound. And puts may travel in two halves with a pause between: how the probe
-//! makes racing puts overlap inside the store, whatever the network does.
+//! Bodies in pieces. What is sent and received is counted piece by piece for the client's patience;
+//! answers that are no objects have a bound. And puts may travel in two halves with a pause
+//! between: how the probe makes racing puts overlap inside the store, whatever the network does.
 //!
 //! Invariant: a request without a body goes the way that the protocol crate made for it.
 //!
-//! Not here: who races, and what it means (that is `probe`); when an attempt is cut (that is `progress`).
+//! Not here: who races, and what it means (that is `probe`); when an attempt is cut (that is
+//! `progress`).
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,23 +16,24 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use http_body_util::{BodyExt, Limited};
 use object_store::client::{
-    ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
-    HttpResponseBody, HttpService, ReqwestConnector,
+    ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest,
+    HttpResponse, HttpResponseBody, HttpService, ReqwestConnector,
 };
 use object_store::{ClientOptions, HeaderValue};
 use tokio::time::sleep;
 
 use crate::progress::Progress;
 
-/// Between the halves. Far more than racers need to send their first halves one after the other, also over
-/// connections that are still to be made; and what an attachment can spare.
+/// Between the halves. Far more than racers need to send their first halves one after the other,
+/// also over connections that are still to be made; and what an attachment can spare.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A body is handed to the connection in pieces of this size.
 const PIECE_BYTES: usize = 64 << 10;
 /// The longest answer that is not an object: a page of a list, a refusal.
 const TEXT_BYTES_MAX: usize = 64 << 20;
-/// Bytes that were sent and that nobody acknowledges: the kernel gives the connection up after this.
+/// Bytes that were sent and that nobody acknowledges: the kernel gives the connection up after
+/// this.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
 
 /// Marks a request (in its extensions) whose body is to be sent in pieces.
@@ -97,7 +99,8 @@ impl Service {
         let (head, body) = request.into_parts();
         let body = body.collect().await?.to_bytes();
         let url = head.uri.to_string().parse();
-        let url = url.map_err(|error| HttpError::new::<url::ParseError>(HttpErrorKind::Request, error))?;
+        let url =
+            url.map_err(|error| HttpError::new::<url::ParseError>(HttpErrorKind::Request, error))?;
         let mut request = reqwest::Request::new(head.method, url);
         *request.headers_mut() = head.headers;
         // A stream says no length by itself, and stores want one.
@@ -138,7 +141,11 @@ fn pieces_of(body: Bytes) -> impl Stream<Item = Bytes> + Send + 'static {
 }
 
 /// The body of an answer, counted; one that is no object ends with an error beyond its bound.
-fn counted(body: HttpResponseBody, progress: Option<Arc<Progress>>, is_bounded: bool) -> HttpResponseBody {
+fn counted(
+    body: HttpResponseBody,
+    progress: Option<Arc<Progress>>,
+    is_bounded: bool,
+) -> HttpResponseBody {
     let counted = body.map_frame(move |frame| {
         if let Some(progress) = &progress {
             progress.received();
@@ -149,7 +156,9 @@ fn counted(body: HttpResponseBody, progress: Option<Arc<Progress>>, is_bounded: 
         return HttpResponseBody::new(counted);
     }
     let bounded = Limited::new(counted, TEXT_BYTES_MAX);
-    HttpResponseBody::new(bounded.map_err(|error| HttpError::new(HttpErrorKind::Decode, Unbounded(error))))
+    HttpResponseBody::new(
+        bounded.map_err(|error| HttpError::new(HttpErrorKind::Decode, Unbounded(error))),
+    )
 }
 
 /// Why an answer was not read to its end.
@@ -190,5 +199,9 @@ fn client(options: &ClientOptions) -> reqwest::Result<reqwest::Client> {
         builder = builder.tls_danger_accept_invalid_certs(true);
     }
     // One connection per racer: streams inside one could queue behind each other.
-    builder.http1_only().connect_timeout(super::CONNECT_MAX).tcp_user_timeout(UNACKNOWLEDGED_MAX).build()
+    builder
+        .http1_only()
+        .connect_timeout(super::CONNECT_MAX)
+        .tcp_user_timeout(UNACKNOWLEDGED_MAX)
+        .build()
 }

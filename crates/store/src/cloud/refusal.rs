@@ -1,7 +1,8 @@
 //! What the errors of network stores mean, in one table.
 //!
-//! The protocol crate keeps status and body of an answer only in its error's text, so that is what is read
-//! here: from "Server returned" on, which leaves out the request's URL and thus our own keys.
+//! The protocol crate keeps status and body of an answer only in its error's text, so that is what
+//! is read here: from "Server returned" on, which leaves out the request's URL and thus our own
+//! keys.
 
 use object_store::Error;
 
@@ -12,7 +13,8 @@ use crate::StoreErrorKind::{self, Broken, Denied, Invalid, NotFound, Unavailable
 const TEXT_MAX: usize = 400;
 
 /// The answer says that the object is missing, and means it.
-const OBJECT_MISSING: [&str; 3] = ["<Code>NoSuchKey</Code>", "<Code>BlobNotFound</Code>", "No such object"];
+const OBJECT_MISSING: [&str; 3] =
+    ["<Code>NoSuchKey</Code>", "<Code>BlobNotFound</Code>", "No such object"];
 
 /// Words in an answer, what they mean, and what to do. The first that occurs counts.
 const WORDS: [(&str, StoreErrorKind, &str); 23] = [
@@ -69,17 +71,23 @@ fn judge(error: &Error, answer: &str) -> (StoreErrorKind, &'static str) {
         return (*kind, advice);
     }
     match error {
-        Error::NotFound { .. } if OBJECT_MISSING.iter().any(|words| answer.contains(words)) => (NotFound, ""),
+        Error::NotFound { .. } if OBJECT_MISSING.iter().any(|words| answer.contains(words)) => {
+            (NotFound, "")
+        }
         Error::NotFound { .. } => {
             (Unavailable, "the answer does not come from the store; check the endpoint")
         }
-        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => (Denied, "check the credentials"),
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+            (Denied, "check the credentials")
+        }
         Error::NotSupported { .. } | Error::NotImplemented { .. } => (Invalid, ""),
         Error::InvalidPath { .. } | Error::UnknownConfigurationKey { .. } => (Invalid, ""),
         _ => match status(answer) {
             Some(401 | 403) => (Denied, "check the credentials"),
             Some(416 | 413) => (Invalid, ""),
-            Some(405 | 501) => (Invalid, "this store lacks a call that is needed; see the doctor command"),
+            Some(405 | 501) => {
+                (Invalid, "this store lacks a call that is needed; see the doctor command")
+            }
             _ if answer.contains("Wanted range starting at") => (Invalid, ""),
             _ => (Unavailable, ""),
         },
@@ -142,8 +150,8 @@ mod tests {
 
     fn answer(status: &str, code: &str) -> String {
         format!(
-            "Error performing GET http://h/b/NoSuchKey in 1ms - Server returned non-2xx status code: \
-            {status}: \
+            "Error performing GET http://h/b/NoSuchKey in 1ms - Server returned non-2xx status \
+            code: {status}: \
             <Error>\n<Code>{code}</Code>\n<Message>so it is</Message></Error>"
         )
     }
@@ -153,9 +161,12 @@ mod tests {
         assert_eq!(explain(not_found(&answer("404 Not Found", "NoSuchKey"))).kind(), NotFound);
         assert_eq!(explain(not_found(&answer("404 Not Found", "BlobNotFound"))).kind(), NotFound);
         assert_eq!(explain(not_found(&answer("404 Not Found", "NoSuchBucket"))).kind(), Denied);
-        assert_eq!(explain(not_found(&answer("404 Not Found", "ContainerNotFound"))).kind(), Denied);
-        let proxy = "Error performing GET http://h/<Code>NoSuchKey</Code> - Server returned non-2xx status \
-            code: 404 Not Found: <html>nginx</html>";
+        assert_eq!(
+            explain(not_found(&answer("404 Not Found", "ContainerNotFound"))).kind(),
+            Denied
+        );
+        let proxy = "Error performing GET http://h/<Code>NoSuchKey</Code> - Server returned \
+            non-2xx status code: 404 Not Found: <html>nginx</html>";
         assert_eq!(explain(not_found(proxy)).kind(), Unavailable);
         assert_eq!(explain(not_found("")).kind(), Unavailable);
     }
@@ -184,7 +195,8 @@ mod tests {
     #[test]
     fn the_text_is_one_short_line_with_the_stores_own_words() {
         let text = explain(generic(&answer("403 Forbidden", "SignatureDoesNotMatch"))).to_string();
-        let start = "the store said SignatureDoesNotMatch (HTTP 403): so it is; check the secret key";
+        let start =
+            "the store said SignatureDoesNotMatch (HTTP 403): so it is; check the secret key";
         assert!(text.starts_with(start), "{text}");
         let long = explain(generic(&"ä\n".repeat(10_000))).to_string();
         assert!(long.len() < TEXT_MAX + 10 && !long.contains('\n'));

@@ -37,8 +37,8 @@ struct World {
     troubles: VecDeque<Trouble>,
     /// Method and target of each request.
     requests: Vec<String>,
-    /// Looks whether a key is free when the head of a put is there, and makes the object when the body is,
-    /// as some stores do.
+    /// Looks whether a key is free when the head of a put is there, and makes the object when the
+    /// body is, as some stores do.
     looks_first: bool,
 }
 
@@ -122,7 +122,8 @@ fn perform(world: &mut World, request: &Request) -> Answer {
 /// The keys that a multi-object delete names.
 fn named(request: &Request) -> Vec<String> {
     let text = String::from_utf8(request.body.clone()).unwrap();
-    let keys = text.split("<Key>").skip(1).map(|part| part.split_once("</Key>").unwrap().0.to_owned());
+    let keys =
+        text.split("<Key>").skip(1).map(|part| part.split_once("</Key>").unwrap().0.to_owned());
     keys.collect()
 }
 
@@ -133,7 +134,9 @@ fn half_deleted(world: &mut World, request: &Request) -> Answer {
             world.objects.remove(key);
             return format!("<Deleted><Key>{key}</Key></Deleted>");
         }
-        format!("<Error><Key>{key}</Key><Code>InternalError</Code><Message>as told</Message></Error>")
+        format!(
+            "<Error><Key>{key}</Key><Code>InternalError</Code><Message>as told</Message></Error>"
+        )
     });
     answer(200, format!("<DeleteResult>{}</DeleteResult>", said.collect::<String>()))
 }
@@ -154,7 +157,8 @@ fn list(world: &World, query: &str) -> Answer {
             let when = "2024-01-01T00:00:00.000Z";
             let size = body.len();
             format!(
-                "<Contents><Key>{key}</Key><LastModified>{when}</LastModified><Size>{size}</Size></Contents>"
+                "<Contents><Key>{key}</Key><LastModified>{when}</LastModified>\
+                 <Size>{size}</Size></Contents>"
             )
         })
         .collect();
@@ -163,7 +167,9 @@ fn list(world: &World, query: &str) -> Answer {
 
 fn part_of(body: &[u8], range: Option<&String>) -> Answer {
     let common = "ETag: \"e\"\r\nLast-Modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n";
-    let Some(range) = range else { return Answer { headers: common.to_owned(), ..answer(200, body) } };
+    let Some(range) = range else {
+        return Answer { headers: common.to_owned(), ..answer(200, body) };
+    };
     let (start, end) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
     let (start, end): (usize, usize) = (start.parse().unwrap(), end.parse().unwrap());
     if start >= body.len() {
@@ -267,10 +273,14 @@ fn a_delete_of_many_that_is_half_done_is_done_by_repeating_it() {
     let client = server.client("bucket", 60);
     let calls = Blocking(&*client);
     let keys: Vec<String> = (0..10).map(|number| format!("k{number}")).collect();
-    for trouble in [HalfDone, Mute, Cut, SLOW_DOWN, Refuse(500, "<Error><Code>InternalError</Code></Error>")]
+    for trouble in
+        [HalfDone, Mute, Cut, SLOW_DOWN, Refuse(500, "<Error><Code>InternalError</Code></Error>")]
     {
         for key in &keys {
-            assert_eq!(calls.put(key, key.clone().into(), Class::Upload).unwrap(), PutOutcome::Created);
+            assert_eq!(
+                calls.put(key, key.clone().into(), Class::Upload).unwrap(),
+                PutOutcome::Created
+            );
         }
         server.expect(&[trouble, trouble]);
         calls.delete(keys.clone(), Class::Background).unwrap();
@@ -291,10 +301,13 @@ const DENIED: &str = "<DeleteResult><Error><Key>some/prefix/k0</Key><Code>Access
 fn an_endpoint_without_encryption_is_known_as_such_unless_it_is_on_this_machine() {
     let exposed = |query: &str, more: &[(&str, &str)]| {
         let variables = [keys(), environment(more)].concat();
-        let client = open_in(&format!("s3://bucket{query}"), &StoreOptions::default(), &variables).unwrap();
+        let client =
+            open_in(&format!("s3://bucket{query}"), &StoreOptions::default(), &variables).unwrap();
         client.exposed_endpoint().map(str::to_owned)
     };
-    for url in ["http://127.0.0.1:9000", "http://localhost", "http://[::1]:1", "https://store.example"] {
+    for url in
+        ["http://127.0.0.1:9000", "http://localhost", "http://[::1]:1", "https://store.example"]
+    {
         assert_eq!(exposed(&format!("?endpoint={url}"), &[]), None, "{url}");
     }
     for url in ["http://10.0.0.1:9000", "http://store.example", "http://127.0.0.1.example"] {
@@ -310,7 +323,9 @@ fn the_s3_backend_keeps_the_contract() {
     let server = server();
     assert_eq!(conformance::run(&*server.client("bucket", 60)), Vec::<String>::new());
     let requests = &server.world.lock().requests;
-    assert!(requests.iter().any(|request| request.starts_with("PUT /bucket/some/prefix/conformance/")));
+    assert!(
+        requests.iter().any(|request| request.starts_with("PUT /bucket/some/prefix/conformance/"))
+    );
 }
 
 #[test]

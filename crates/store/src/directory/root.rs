@@ -1,10 +1,11 @@
 //! The root folder of a directory store, and whether it is still the one it was.
 //!
-//! Invariants: a root that was once seen, or made, is known by its device and inode, and is never made again.
-//! If it is missing later, or another folder is in its place (an unmounted file system, a folder moved away),
-//! the store is `Unavailable` until it is back.
+//! Invariants: a root that was once seen, or made, is known by its device and inode, and is never
+//! made again. If it is missing later, or another folder is in its place (an unmounted file system,
+//! a folder moved away), the store is `Unavailable` until it is back.
 //!
-//! Not here: a root that was exchanged before it was first seen. Nothing in a folder tells whose it is.
+//! Not here: a root that was exchanged before it was first seen. Nothing in a folder tells whose it
+//! is.
 
 use std::fs;
 use std::io;
@@ -41,8 +42,8 @@ impl Root {
         &self.path
     }
 
-    /// Makes sure that the root is remembered, if it is there, before anything is looked up in it. Costs
-    /// nothing once it is.
+    /// Makes sure that the root is remembered, if it is there, before anything is looked up in it.
+    /// Costs nothing once it is.
     pub(super) fn remember(&self) -> Result<()> {
         if self.first_seen.lock().is_some() {
             return Ok(());
@@ -66,7 +67,8 @@ impl Root {
             (Some(_), None) => "has vanished",
         };
         let text = format!(
-            "the store's root {} {what}; mount it or put it back, or restart to use what is there now",
+            "the store's root {} {what}; mount it or put it back, or restart to use what is there \
+            now",
             self.path.display()
         );
         Err(StoreError::new(StoreErrorKind::Unavailable, text))
@@ -92,8 +94,8 @@ fn look(path: &Path) -> io::Result<Option<Identity>> {
     }
 }
 
-/// Makes `folder`, and those above it where they are missing, durably. What was there before us is not ours
-/// to make durable, and its parent not ours to open.
+/// Makes `folder`, and those above it where they are missing, durably. What was there before us is
+/// not ours to make durable, and its parent not ours to open.
 fn make_with_parents(folder: &Path) -> io::Result<()> {
     match folder.parent() {
         Some(parent) if !folder.is_dir() => {

@@ -231,7 +231,10 @@ fn large_bodies_in_aligned_memory_come_back_whole_at_any_length() {
         let key = format!("large/{length}");
         let outcome = folder.calls().put(&key, body.clone(), Class::Upload).unwrap();
         assert_eq!(outcome, PutOutcome::Created);
-        assert!(folder.calls().get(&key, None, Class::Read).unwrap() == body, "{length} bytes differ");
+        assert!(
+            folder.calls().get(&key, None, Class::Read).unwrap() == body,
+            "{length} bytes differ"
+        );
     }
 }
 
@@ -273,7 +276,8 @@ fn a_folder_that_may_not_be_written_or_entered_is_denied() {
     use std::os::unix::fs::PermissionsExt;
     let folder = folder();
     folder.calls().put("a/b", Bytes::from_static(b"x"), Class::Upload).unwrap();
-    let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    let set_mode =
+        |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     set_mode(folder.temporary.path(), 0o555);
     set_mode(&folder.temporary.path().join("a"), 0o000);
     let shared = folder.shared();

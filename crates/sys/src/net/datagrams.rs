@@ -1,8 +1,9 @@
 //! UDP, many datagrams a system call: equal ones leave as one that the kernel (or the card) cuts
 //! (UDP_SEGMENT), and arrive glued together again (UDP_GRO).
 //!
-//! Invariants: a datagram is never fragmented (the path's MTU is an error, not a cost); no call waits; the
-//! arrays of a call live on its stack. Not here: what to do where segmentation is refused.
+//! Invariants: a datagram is never fragmented (the path's MTU is an error, not a cost); no call
+//! waits; the arrays of a call live on its stack. Not here: what to do where segmentation is
+//! refused.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -12,7 +13,9 @@ use std::ptr::null_mut;
 
 use libc::{cmsghdr, iovec, mmsghdr, msghdr};
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, socket_with};
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, socket_with,
+};
 
 use super::name::Name;
 use super::{bind_to_interface, counted, grow_buffers, set_number};
@@ -107,7 +110,8 @@ impl DatagramSocket {
         Ok(SocketAddr::try_from(getsockname(&self.descriptor)?)?)
     }
 
-    /// Leaves out UDP's checksum from now on, which makes the kernel refuse segmentation: for tests of that.
+    /// Leaves out UDP's checksum from now on, which makes the kernel refuse segmentation: for tests
+    /// of that.
     pub fn omit_checksum(&self) -> io::Result<()> {
         set_number(&self.descriptor, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)
     }
@@ -130,12 +134,16 @@ impl DatagramSocket {
         Ok((mtu as usize).min(65535).saturating_sub(headers))
     }
 
-    /// Sends up to [`RUNS_MAX`] of the runs; answers how many went. A run of more than one datagram needs
-    /// segmentation.
+    /// Sends up to [`RUNS_MAX`] of the runs; answers how many went. A run of more than one datagram
+    /// needs segmentation.
     ///
-    /// Errors: of the first run (a later one's shows when it is first): EAGAIN where there is no room;
-    /// EIO, EINVAL, EOPNOTSUPP where segmentation is refused; EMSGSIZE; no route.
-    pub fn send<'a>(&self, to: &SocketAddr, runs: impl Iterator<Item = Run<'a>>) -> io::Result<usize> {
+    /// Errors: of the first run (a later one's shows when it is first): EAGAIN where there is no
+    /// room; EIO, EINVAL, EOPNOTSUPP where segmentation is refused; EMSGSIZE; no route.
+    pub fn send<'a>(
+        &self,
+        to: &SocketAddr,
+        runs: impl Iterator<Item = Run<'a>>,
+    ) -> io::Result<usize> {
         let (mut name, name_bytes) = Name::of(to, self.is_v6)?;
         let mut vectors = [const { MaybeUninit::<iovec>::uninit() }; RUNS_MAX];
         let mut controls = [const { MaybeUninit::<Control>::uninit() }; RUNS_MAX];
@@ -146,7 +154,8 @@ impl DatagramSocket {
             let vector = vectors[count].write(iovec { iov_base: base, iov_len: len });
             let mut message = message_of(&raw mut name, name_bytes, vector);
             if run.bytes.len() > run.datagram_bytes {
-                let size = u16::try_from(run.datagram_bytes).map_err(|_| io::Error::from(TOO_LONG))?;
+                let size =
+                    u16::try_from(run.datagram_bytes).map_err(|_| io::Error::from(TOO_LONG))?;
                 let control = controls[count].write(segment(size));
                 message.msg_control = (control as *mut Control).cast();
                 message.msg_controllen = size_of::<Control>();
@@ -154,14 +163,18 @@ impl DatagramSocket {
             messages[count].write(mmsghdr { msg_hdr: message, msg_len: 0 });
             count += 1;
         }
-        let (descriptor, flags) = (self.descriptor.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-        // SAFETY: the first `count` messages are initialised; what they point to (the name, the vectors and
-        // controls above, the bytes of the runs) lives through the call and is only read.
-        counted(unsafe { libc::sendmmsg(descriptor, messages.as_mut_ptr().cast(), count as u32, flags) })
+        let (descriptor, flags) =
+            (self.descriptor.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        // SAFETY: the first `count` messages are initialised; what they point to (the name, the
+        // vectors and controls above, the bytes of the runs) lives through the call and is only
+        // read.
+        counted(unsafe {
+            libc::sendmmsg(descriptor, messages.as_mut_ptr().cast(), count as u32, flags)
+        })
     }
 
-    /// Takes what has arrived, one call's worth; hands each message to `each` with its sender and the size
-    /// of the datagrams in it. Answers how many there were, 0 where nothing is there.
+    /// Takes what has arrived, one call's worth; hands each message to `each` with its sender and
+    /// the size of the datagrams in it. Answers how many there were, 0 where nothing is there.
     ///
     /// Errors: the socket's.
     pub fn receive(
@@ -182,8 +195,9 @@ impl DatagramSocket {
             messages[i].write(mmsghdr { msg_hdr: message, msg_len: 0 });
         }
         let (descriptor, flags) = (self.descriptor.as_raw_fd(), libc::MSG_DONTWAIT);
-        // SAFETY: all the messages are initialised; what they point to (names, controls, vectors, the
-        // inbox's rooms) lives through the call, is of the lengths they say, and nobody else uses it.
+        // SAFETY: all the messages are initialised; what they point to (names, controls, vectors,
+        // the inbox's rooms) lives through the call, is of the lengths they say, and nobody else
+        // uses it.
         let result = counted(unsafe {
             let first = messages.as_mut_ptr().cast();
             libc::recvmmsg(descriptor, first, MESSAGES_MAX as u32, flags, null_mut())

@@ -1,12 +1,13 @@
-//! Raw Ethernet: frames of one EtherType on one interface (AF_PACKET), received in a ring that the kernel
-//! writes and we read in place.
+//! Raw Ethernet: frames of one EtherType on one interface (AF_PACKET), received in a ring that the
+//! kernel writes and we read in place.
 //!
-//! The ring is TPACKET_V2, a slot per frame. V3 hands over blocks of frames, but only once a block is full or
-//! a timer of a millisecond or more has run out: too late for a request that waits alone.
+//! The ring is TPACKET_V2, a slot per frame. V3 hands over blocks of frames, but only once a block
+//! is full or a timer of a millisecond or more has run out: too late for a request that waits
+//! alone.
 //!
-//! Invariants: a slot is ours from the moment the kernel says USER until we say KERNEL; slots go round in
-//! order; never promiscuous; frames that we sent, or that are for others, are not handed on.
-//! Not here: what the payload is.
+//! Invariants: a slot is ours from the moment the kernel says USER until we say KERNEL; slots go
+//! round in order; never promiscuous; frames that we sent, or that are for others, are not handed
+//! on. Not here: what the payload is.
 
 use std::ffi::c_int;
 use std::io;
@@ -31,7 +32,8 @@ const SOL_PACKET: c_int = 263;
 const TPACKET_V2: c_int = 1;
 /// Where the sender's `sockaddr_ll` lies in a slot, by the kernel's TPACKET_ALIGN.
 const SENDER_AT: usize = size_of::<tpacket2_hdr>().next_multiple_of(16);
-/// The most that may lie before a frame in its slot: headers, the sender, the kernel's own alignment.
+/// The most that may lie before a frame in its slot: headers, the sender, the kernel's own
+/// alignment.
 const BEFORE_FRAME_BYTES: usize = 128;
 /// Slots lie in blocks, which the kernel allocates as one piece each.
 const BLOCK_BYTES: usize = 256 * 1024;
@@ -68,7 +70,8 @@ pub struct FrameRing {
 impl FrameSocket {
     /// Opens one, with a ring of at least `ring_bytes`.
     ///
-    /// Errors: ENODEV; EPERM without CAP_NET_RAW; EINVAL where the interface is no Ethernet; ENETDOWN.
+    /// Errors: ENODEV; EPERM without CAP_NET_RAW; EINVAL where the interface is no Ethernet;
+    /// ENETDOWN.
     pub fn open(
         interface: &str,
         ethertype: u16,
@@ -83,7 +86,8 @@ impl FrameSocket {
             return Err(rustix::io::Errno::NETDOWN.into());
         }
         // With no protocol nothing arrives before the ring is there.
-        let descriptor = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+        let descriptor =
+            socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
         set_number(&descriptor, SOL_PACKET, libc::PACKET_VERSION, TPACKET_V2)?;
         set_number(&descriptor, SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
         grow_buffers(&descriptor, send_buffer_bytes)?;
@@ -98,7 +102,14 @@ impl FrameSocket {
         let mapping = Mapping::plain(&descriptor, 0, blocks * BLOCK_BYTES)?;
         bind_to_type(&descriptor, interface.index, ethertype)?;
         let socket = Arc::new(FrameSocket { descriptor, interface });
-        let ring = FrameRing { socket: socket.clone(), mapping, slot_bytes, slots_per_block, slots, next: 0 };
+        let ring = FrameRing {
+            socket: socket.clone(),
+            mapping,
+            slot_bytes,
+            slots_per_block,
+            slots,
+            next: 0,
+        };
         Ok((socket, ring))
     }
 
@@ -110,8 +121,8 @@ impl FrameSocket {
 
     /// Sends up to [`FRAMES_MAX`] payloads behind this header; answers how many went.
     ///
-    /// Errors: of the first (a later one's shows when it is first): EAGAIN, ENOBUFS where there is no room;
-    /// EMSGSIZE; ENETDOWN, ENXIO, ENODEV where the interface is down or gone.
+    /// Errors: of the first (a later one's shows when it is first): EAGAIN, ENOBUFS where there is
+    /// no room; EMSGSIZE; ENETDOWN, ENXIO, ENODEV where the interface is down or gone.
     pub fn send<'a>(
         &self,
         header: &[u8; ETHERNET_HEADER_BYTES],
@@ -122,7 +133,8 @@ impl FrameSocket {
         let mut messages = [const { MaybeUninit::<mmsghdr>::uninit() }; FRAMES_MAX];
         let mut count = 0;
         for payload in payloads.take(FRAMES_MAX) {
-            let body = iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
+            let body =
+                iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
             let message = msghdr {
                 msg_name: null_mut(),
                 msg_namelen: 0,
@@ -136,9 +148,11 @@ impl FrameSocket {
             count += 1;
         }
         let (descriptor, flags) = (self.descriptor.as_raw_fd(), libc::MSG_DONTWAIT);
-        // SAFETY: the first `count` messages are initialised; what they point to (the vectors above, the
-        // header, the payloads) lives through the call and is only read.
-        counted(unsafe { libc::sendmmsg(descriptor, messages.as_mut_ptr().cast(), count as u32, flags) })
+        // SAFETY: the first `count` messages are initialised; what they point to (the vectors
+        // above, the header, the payloads) lives through the call and is only read.
+        counted(unsafe {
+            libc::sendmmsg(descriptor, messages.as_mut_ptr().cast(), count as u32, flags)
+        })
     }
 }
 
@@ -155,8 +169,8 @@ impl FrameRing {
         self.status(self.next).load(Ordering::Acquire) & libc::TP_STATUS_USER != 0
     }
 
-    /// Hands up to `frames_max` of the frames that are there to `each`, and their slots back to the kernel.
-    /// Answers how many were for us.
+    /// Hands up to `frames_max` of the frames that are there to `each`, and their slots back to the
+    /// kernel. Answers how many were for us.
     pub fn receive(&mut self, frames_max: usize, each: &mut dyn FnMut(Frame<'_>)) -> usize {
         let mut handed = 0;
         for _ in 0..frames_max {
@@ -181,16 +195,17 @@ impl FrameRing {
     }
 
     fn status(&self, slot: usize) -> &AtomicU32 {
-        // SAFETY: every slot begins with its status, a 32-bit number on 16 bytes' alignment, inside of the
-        // mapping, which lives as long as `self`; kernel and process change it only atomically.
+        // SAFETY: every slot begins with its status, a 32-bit number on 16 bytes' alignment, inside
+        // of the mapping, which lives as long as `self`; kernel and process change it only
+        // atomically.
         unsafe { AtomicU32::from_ptr(self.at(slot).cast()) }
     }
 
     /// The frame in a slot that is ours; none where it is for somebody else.
     fn frame(&self, slot: usize) -> Option<Frame<'_>> {
         let start = self.at(slot);
-        // SAFETY: the slot is ours, so the kernel has filled in its header and the sender's address behind
-        // that, both inside the slot and aligned, and does not touch them now.
+        // SAFETY: the slot is ours, so the kernel has filled in its header and the sender's address
+        // behind that, both inside the slot and aligned, and does not touch them now.
         let (header, sender) = unsafe {
             (start.cast::<tpacket2_hdr>().read(), start.add(SENDER_AT).cast::<sockaddr_ll>().read())
         };
@@ -199,8 +214,8 @@ impl FrameRing {
         if !is_ours || length < ETHERNET_HEADER_BYTES || at + length > self.slot_bytes {
             return None;
         }
-        // SAFETY: `[at, at + length)` lies inside the slot, which is ours until its status is given back;
-        // the caller lets go of the frame before that, and takes no slot twice.
+        // SAFETY: `[at, at + length)` lies inside the slot, which is ours until its status is given
+        // back; the caller lets go of the frame before that, and takes no slot twice.
         let bytes = unsafe { std::slice::from_raw_parts_mut(start.add(at), length) };
         let (head, payload) = bytes.split_at_mut(ETHERNET_HEADER_BYTES);
         let from = [head[6], head[7], head[8], head[9], head[10], head[11]];
@@ -234,6 +249,7 @@ fn bind_to_type(descriptor: &OwnedFd, index: u32, ethertype: u16) -> io::Result<
         sll_addr: [0; 8],
     };
     let (pointer, length) = ((&raw const address).cast(), size_of::<sockaddr_ll>() as u32);
-    // SAFETY: the kernel reads one `struct sockaddr_ll`, which `address` is, and keeps nothing of it.
+    // SAFETY: the kernel reads one `struct sockaddr_ll`, which `address` is, and keeps nothing of
+    // it.
     counted(unsafe { libc::bind(descriptor.as_raw_fd(), pointer, length) }).map(|_| ())
 }

@@ -49,7 +49,8 @@ impl Interface {
     ///
     /// Errors: ENODEV where there is none of that name.
     pub fn named(name: &str) -> io::Result<Self> {
-        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        let socket =
+            socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
         let mut request = Request { name: [0; 16], value: [0; 24] };
         if name.len() >= request.name.len() || name.is_empty() || name.contains('\0') {
             return Err(rustix::io::Errno::NODEV.into());
@@ -67,22 +68,31 @@ impl Interface {
         if is_ethernet {
             mac.copy_from_slice(&hardware[2..8]);
         }
-        Ok(Interface { name: name.to_owned(), index, mtu_bytes, mac, is_ethernet, is_up: flags & UP != 0 })
+        Ok(Interface {
+            name: name.to_owned(),
+            index,
+            mtu_bytes,
+            mac,
+            is_ethernet,
+            is_up: flags & UP != 0,
+        })
     }
 
     /// By how many queues frames arrive now; a driver that does not say has one.
     ///
     /// Errors: ENODEV where it is gone.
     pub(super) fn receive_queues(&self) -> io::Result<u32> {
-        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-        // `struct ethtool_channels`: the command, four maxima, and what there is: to receive, to send, other,
-        // and to do both.
+        let socket =
+            socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+        // `struct ethtool_channels`: the command, four maxima, and what there is: to receive, to
+        // send, other, and to do both.
         let mut channels = [0u32; 9];
         channels[0] = ETHTOOL_GET_CHANNELS;
         let mut request = Request { name: [0; 16], value: [0; 24] };
         request.name[..self.name.len()].copy_from_slice(self.name.as_bytes());
         request.value[..8].copy_from_slice(&((&raw mut channels) as u64).to_ne_bytes());
-        // SAFETY: the kernel reads the name and the pointer of one `struct ifreq`, and writes the one
+        // SAFETY: the kernel reads the name and the pointer of one `struct ifreq`, and writes the
+        // one
         // `struct ethtool_channels` that the pointer leads to, which lives through the call.
         match unsafe { ioctl(&socket, Updater::<SIOCETHTOOL, Request>::new(&mut request)) } {
             Ok(()) => Ok((channels[5] + channels[8]).max(1)),
@@ -97,8 +107,8 @@ fn ask<'a, const OPCODE: Opcode>(
     request: &'a mut Request,
 ) -> io::Result<&'a [u8; 24]> {
     request.value = [0; 24];
-    // SAFETY: each of these ioctls reads the name of one `struct ifreq` and fills in its value; any bytes
-    // are valid in it.
+    // SAFETY: each of these ioctls reads the name of one `struct ifreq` and fills in its value; any
+    // bytes are valid in it.
     unsafe { ioctl(socket, Updater::<OPCODE, Request>::new(request)) }?;
     Ok(&request.value)
 }

@@ -1,8 +1,9 @@
-//! Sockets that move many packets with one system call, which the standard library has no words for.
+//! Sockets that move many packets with one system call, which the standard library has no words
+//! for.
 //!
-//! Modules: [`DatagramSocket`] (UDP, with the kernel's segmentation and its reverse), [`FrameSocket`] and
-//! [`FrameRing`] (raw Ethernet), [`open_xdp`] (the same past the kernel's network layer), [`Interface`] (what
-//! the kernel knows of one).
+//! Modules: [`DatagramSocket`] (UDP, with the kernel's segmentation and its reverse),
+//! [`FrameSocket`] and [`FrameRing`] (raw Ethernet), [`open_xdp`] (the same past the kernel's
+//! network layer), [`Interface`] (what the kernel knows of one).
 //!
 //! Invariant: nothing here allocates after construction, and no call waits.
 //! Not here: what the bytes mean, which lengths are right, who waits for what.
@@ -24,14 +25,16 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::net::sockopt;
 
-/// Ties a socket to one interface: what it sends leaves there, and it hears only what arrives there.
+/// Ties a socket to one interface: what it sends leaves there, and it hears only what arrives
+/// there.
 ///
 /// Errors: ENODEV where there is no such interface; EPERM where another one is tied already.
 pub fn bind_to_interface(socket: impl AsFd, name: &str) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, name.as_bytes())
 }
 
-/// Asks for buffers of this size in the kernel, past the machine's limit where we may. Less is no failure.
+/// Asks for buffers of this size in the kernel, past the machine's limit where we may. Less is no
+/// failure.
 pub fn grow_buffers(socket: impl AsFd, buffer_bytes: usize) -> io::Result<()> {
     let socket = socket.as_fd();
     if sockopt::set_socket_recv_buffer_size_force(socket, buffer_bytes).is_err() {
@@ -50,9 +53,11 @@ fn set_number(socket: impl AsFd, level: c_int, name: c_int, value: c_int) -> io:
 fn set_option(socket: impl AsFd, level: c_int, name: c_int, value: &[u8]) -> io::Result<()> {
     let descriptor = socket.as_fd().as_raw_fd();
     let length = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
-    // SAFETY: the kernel reads `length` bytes at the pointer, which are those of `value`, and keeps nothing.
-    let result =
-        unsafe { libc::setsockopt(descriptor, level, name, value.as_ptr().cast::<c_void>(), length) };
+    // SAFETY: the kernel reads `length` bytes at the pointer, which are those of `value`, and keeps
+    // nothing.
+    let result = unsafe {
+        libc::setsockopt(descriptor, level, name, value.as_ptr().cast::<c_void>(), length)
+    };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

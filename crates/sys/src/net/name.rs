@@ -1,6 +1,7 @@
 //! Socket addresses as the kernel lays them out.
 //!
-//! Invariant: what goes in comes out; IPv4 inside of IPv6 comes out as IPv4. Not here: names of hosts.
+//! Invariant: what goes in comes out; IPv4 inside of IPv6 comes out as IPv4. Not here: names of
+//! hosts.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -28,7 +29,8 @@ impl Name {
     };
     pub(super) const BYTES: u32 = size_of::<Name>() as u32;
 
-    /// This address for a socket of IPv4 or IPv6, and its length; a socket of IPv6 takes both kinds.
+    /// This address for a socket of IPv4 or IPv6, and its length; a socket of IPv6 takes both
+    /// kinds.
     pub(super) fn of(address: &SocketAddr, is_v6: bool) -> io::Result<(Self, u32)> {
         match (address, is_v6) {
             (SocketAddr::V4(v4), false) => Ok((Self::v4(v4), size_of::<sockaddr_in>() as u32)),
@@ -38,7 +40,8 @@ impl Name {
             }
             (SocketAddr::V6(v6), true) => Ok((Self::v6(v6), size_of::<sockaddr_in6>() as u32)),
             (SocketAddr::V6(_), false) => {
-                let what = format!("{address} cannot be reached from a socket of IPv4; open one of IPv6");
+                let what =
+                    format!("{address} cannot be reached from a socket of IPv4; open one of IPv6");
                 Err(io::Error::new(io::ErrorKind::InvalidInput, what))
             }
         }
@@ -69,7 +72,8 @@ impl Name {
 
     /// What the kernel filled in; none where it is of another family.
     pub(super) fn address(&self) -> Option<SocketAddr> {
-        // SAFETY: both members are plain numbers, valid for any bytes, and all of the bytes are initialised.
+        // SAFETY: both members are plain numbers, valid for any bytes, and all of the bytes are
+        // initialised.
         let (v4, v6) = unsafe { (self.v4, self.v6) };
         match i32::from(v4.sin_family) {
             AF_INET => {
@@ -94,7 +98,9 @@ mod tests {
 
     #[test]
     fn an_address_comes_out_as_it_went_in_and_mapped_ones_as_ipv4() {
-        for (text, is_v6) in [("10.1.2.3:9700", false), ("10.1.2.3:9700", true), ("[fe80::1%3]:7", true)] {
+        for (text, is_v6) in
+            [("10.1.2.3:9700", false), ("10.1.2.3:9700", true), ("[fe80::1%3]:7", true)]
+        {
             let address: SocketAddr = text.parse().expect("an address");
             let (name, _) = Name::of(&address, is_v6).expect("it fits");
             assert_eq!(name.address(), Some(address));
@@ -104,7 +110,8 @@ mod tests {
 
     #[test]
     fn a_socket_of_ipv4_refuses_an_address_of_ipv6() {
-        let refused = Name::of(&"[::1]:1".parse().expect("an address"), false).err().expect("refused");
+        let refused =
+            Name::of(&"[::1]:1".parse().expect("an address"), false).err().expect("refused");
         assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
     }
 }

@@ -59,7 +59,11 @@ fn padding_ends_at_a_whole_block_and_is_not_repeated() {
     assert!(ring.reserve_to_block(80, |_, _| ()).unwrap().is_none());
     put(&ring, 1, 4090).unwrap();
     let (slot, at) = ring.reserve_to_block(80, |position, _| position).unwrap().unwrap();
-    assert_eq!((at, slot.len()), (4090, 4102), "six bytes do not hold a header, so one more block is padded");
+    assert_eq!(
+        (at, slot.len()),
+        (4090, 4102),
+        "six bytes do not hold a header, so one more block is padded"
+    );
     assert!(ring.reserve_to_block(80, |_, _| ()).unwrap().is_none());
 }
 
@@ -103,7 +107,8 @@ fn memory_that_somebody_else_may_have_made_is_refused() {
     std::os::unix::fs::symlink(&other, &path).unwrap();
     refused("a link leads elsewhere");
     std::fs::remove_file(&path).unwrap();
-    rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)
+        .unwrap();
     refused("no regular file, and it is not waited for");
     if rustix::process::geteuid().is_root() {
         std::fs::rename(&other, &path).unwrap();
@@ -140,7 +145,8 @@ fn parallel_writers_get_disjoint_slots_and_every_byte_arrives() {
                 let mut sent = 0u64;
                 while sent < 2000 {
                     let bytes = 100 + sent % 300;
-                    let head = |position, _: &mut [u8]| order.lock().push((position, writer, bytes));
+                    let head =
+                        |position, _: &mut [u8]| order.lock().push((position, writer, bytes));
                     match ring.reserve(bytes, head) {
                         Ok((mut slot, ())) => {
                             slot.fill(writer);
@@ -186,7 +192,8 @@ fn preallocated_memory_is_taken_once_and_only_as_it_was_allocated() {
     assert!(take(8192).is_none(), "nothing was preallocated");
     StagingFile::preallocate(&spare, 8192).unwrap();
     let inode = std::fs::metadata(&spare).unwrap().ino();
-    let (ring, _consumer) = take(8192).expect("as large as it was preallocated").into_ring(4096, b"header");
+    let (ring, _consumer) =
+        take(8192).expect("as large as it was preallocated").into_ring(4096, b"header");
     assert_eq!(std::fs::metadata(&path).unwrap().ino(), inode);
     put(&ring, 1, 5000).unwrap();
     assert!(take(8192).is_none(), "it was taken");

@@ -1,13 +1,14 @@
 //! The structures and numbers of the kernel's ublk driver, as `linux/ublk_cmd.h` fixes them.
 //!
-//! Invariant: sizes and offsets are those of the kernel, asserted when this is compiled. All numbers are in
-//! the machine's byte order. Not here: sending them.
+//! Invariant: sizes and offsets are those of the kernel, asserted when this is compiled. All
+//! numbers are in the machine's byte order. Not here: sending them.
 
 use std::mem::{offset_of, size_of};
 
 /// Tags of one queue at most.
 pub const QUEUE_DEPTH_MAX: u16 = 4096;
-/// Bytes of one read or write at most: what fits between two tags in the offsets of the character device.
+/// Bytes of one read or write at most: what fits between two tags in the offsets of the character
+/// device.
 pub const REQUEST_BYTES_MAX: u32 = 1 << 25;
 
 /// The driver's features, which are also the flags of a device.
@@ -73,7 +74,8 @@ pub struct IoDescriptor {
     /// Address of the buffer, where the kernel copies the bytes itself.
     pub addr: u64,
 }
-const _: () = assert!(size_of::<IoDescriptor>() == 24 && offset_of!(IoDescriptor, start_sector) == 8);
+const _: () =
+    assert!(size_of::<IoDescriptor>() == 24 && offset_of!(IoDescriptor, start_sector) == 8);
 
 /// What the driver knows of a device.
 #[repr(C)]
@@ -107,7 +109,8 @@ pub struct DeviceInfo {
     pub reserved: [u64; 2],
 }
 const _: () = assert!(size_of::<DeviceInfo>() == 64 && offset_of!(DeviceInfo, id) == 12);
-const _: () = assert!(offset_of!(DeviceInfo, flags) == 24 && offset_of!(DeviceInfo, server_mark) == 32);
+const _: () =
+    assert!(offset_of!(DeviceInfo, flags) == 24 && offset_of!(DeviceInfo, server_mark) == 32);
 
 /// How a device stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +138,8 @@ impl DeviceInfo {
     }
 }
 
-/// The facts of a device that its users see. Sectors are 512 bytes; `..._shift` is the logarithm of bytes.
+/// The facts of a device that its users see. Sectors are 512 bytes; `..._shift` is the logarithm of
+/// bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
@@ -176,7 +180,8 @@ pub struct Parameters {
     /// Zero.
     pub tail: u32,
 }
-const _: () = assert!(size_of::<Parameters>() == 64 && offset_of!(Parameters, device_sectors) == 24);
+const _: () =
+    assert!(size_of::<Parameters>() == 64 && offset_of!(Parameters, device_sectors) == 24);
 const _: () = assert!(offset_of!(Parameters, discard_alignment) == 40);
 
 /// Bytes of [`Parameters`] that the driver knows: the basic part and the one on discards.

@@ -1,7 +1,8 @@
-//! The character device behind a ublk device: the bytes of requests, and the list that describes them.
+//! The character device behind a ublk device: the bytes of requests, and the list that describes
+//! them.
 //!
-//! Invariant: while a [`CharDevice`] or [`Descriptors`] of it exists, no other process can open the node, so
-//! nobody else serves the device. Not here: when a request may be touched.
+//! Invariant: while a [`CharDevice`] or [`Descriptors`] of it exists, no other process can open the
+//! node, so nobody else serves the device. Not here: when a request may be touched.
 
 use std::fs::File;
 use std::io;
@@ -24,8 +25,8 @@ pub struct CharDevice {
 }
 
 impl CharDevice {
-    /// Opens the node of device `id`. `ResourceBusy` when another server has it; `NotFound` where the node is
-    /// not there (yet).
+    /// Opens the node of device `id`. `ResourceBusy` when another server has it; `NotFound` where
+    /// the node is not there (yet).
     pub fn open(id: u32) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(char_path(id), flags, Mode::empty())?);
@@ -45,7 +46,13 @@ impl CharDevice {
     ///
     /// Errors: `InvalidInput` or `PermissionDenied` when no write with this tag is being served;
     /// `UnexpectedEof` when the payload is shorter.
-    pub fn read_payload(&self, queue: u16, tag: u16, offset: u64, into: &mut [u8]) -> io::Result<()> {
+    pub fn read_payload(
+        &self,
+        queue: u16,
+        tag: u16,
+        offset: u64,
+        into: &mut [u8],
+    ) -> io::Result<()> {
         let start = abi::payload_offset(queue, tag) + offset;
         let mut done = 0;
         while done < into.len() {
@@ -59,7 +66,8 @@ impl CharDevice {
         Ok(())
     }
 
-    /// Gives the data of a read, from its first byte on. Errors: as for [`CharDevice::read_payload`].
+    /// Gives the data of a read, from its first byte on. Errors: as for
+    /// [`CharDevice::read_payload`].
     pub fn write_data(&self, queue: u16, tag: u16, data: &[u8]) -> io::Result<()> {
         let start = abi::payload_offset(queue, tag);
         let mut done = 0;
@@ -81,7 +89,8 @@ impl CharDevice {
         let offset = abi::descriptors_offset(queue, page_bytes);
         let null = std::ptr::null_mut();
         // SAFETY: a null hint lets the kernel choose an unused range; nothing existing is replaced.
-        let start = unsafe { mmap(null, length, ProtFlags::READ, MapFlags::SHARED, &self.file, offset)? };
+        let start =
+            unsafe { mmap(null, length, ProtFlags::READ, MapFlags::SHARED, &self.file, offset)? };
         let start = NonNull::new(start.cast())
             .ok_or_else(|| io::Error::other("the kernel mapped descriptors at address zero"))?;
         Ok(Descriptors { start, mapped_bytes: length, queue_depth })
@@ -102,8 +111,8 @@ pub struct Descriptors {
 }
 
 impl Descriptors {
-    /// What the request with this tag asks for; `None` for a tag that the queue does not have. It stays as it
-    /// is from the moment the request is delivered until it is answered.
+    /// What the request with this tag asks for; `None` for a tag that the queue does not have. It
+    /// stays as it is from the moment the request is delivered until it is answered.
     #[must_use]
     pub fn get(&self, tag: u16) -> Option<IoDescriptor> {
         if tag >= self.queue_depth {
@@ -118,8 +127,8 @@ impl Descriptors {
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by us and no reference into it is ever given out. A failure would only
-        // leak address space.
+        // SAFETY: the range was mapped by us and no reference into it is ever given out. A failure
+        // would only leak address space.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.mapped_bytes) };
     }
 }

@@ -1,7 +1,7 @@
 //! Commands about devices, given to the driver over `/dev/ublk-control`.
 //!
-//! Invariant: a command's buffer lives until the driver has answered. Every call waits for its answer.
-//! Not here: the order of commands; requests.
+//! Invariant: a command's buffer lives until the driver has answered. Every call waits for its
+//! answer. Not here: the order of commands; requests.
 
 use std::fs::File;
 use std::io;
@@ -81,8 +81,8 @@ impl Control {
         Ok(parameters_from(&bytes))
     }
 
-    /// Starts a device whose queues all wait for requests; `pid` is the process that serves it. While this
-    /// runs the kernel already reads the partition table.
+    /// Starts a device whose queues all wait for requests; `pid` is the process that serves it.
+    /// While this runs the kernel already reads the partition table.
     pub fn start(&mut self, id: u32, pid: u32) -> io::Result<()> {
         self.command_on(abi::START_DEV, id, pid.into(), &mut [])
     }
@@ -111,19 +111,23 @@ impl Control {
     pub fn queue_cores(&mut self, id: u32, queue: u16) -> io::Result<Vec<usize>> {
         let mut mask = [0; CORES_MAX / 8];
         self.command_on(abi::GET_QUEUE_AFFINITY, id, queue.into(), &mut mask)?;
-        let words = mask.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()));
+        let words = mask
+            .chunks_exact(8)
+            .map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()));
         let cores = words.enumerate().flat_map(|(n, word)| {
             (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| 64 * n + bit)
         });
         Ok(cores.collect())
     }
 
-    /// Begins to take over a device whose server is gone. `ResourceBusy` until the kernel has seen that.
+    /// Begins to take over a device whose server is gone. `ResourceBusy` until the kernel has seen
+    /// that.
     pub fn start_recovery(&mut self, id: u32) -> io::Result<()> {
         self.command_on(abi::START_USER_RECOVERY, id, 0, &mut [])
     }
 
-    /// Ends the taking over: all queues wait for requests; `pid` is the process that serves the device now.
+    /// Ends the taking over: all queues wait for requests; `pid` is the process that serves the
+    /// device now.
     pub fn end_recovery(&mut self, id: u32, pid: u32) -> io::Result<()> {
         self.command_on(abi::END_USER_RECOVERY, id, pid.into(), &mut [])
     }
@@ -135,8 +139,8 @@ impl Control {
 
     /// Gives one command on an existing device.
     fn command_on(&mut self, number: u32, id: u32, data: u64, bytes: &mut [u8]) -> io::Result<()> {
-        // The driver wants the path in front for a device without privileges, and only for such a one: it
-        // judges by the node's owner whether the device may be commanded.
+        // The driver wants the path in front for a device without privileges, and only for such a
+        // one: it judges by the node's owner whether the device may be commanded.
         let path = char_bytes(id);
         let unprivileged = match self.last {
             Some((last, unprivileged)) if last == id => unprivileged,
@@ -146,9 +150,17 @@ impl Control {
         self.command(number, id, data, if unprivileged { &path } else { &[] }, bytes)
     }
 
-    /// Gives one command and waits for its answer. The driver sees `path` and then `bytes`, and writes to
+    /// Gives one command and waits for its answer. The driver sees `path` and then `bytes`, and
+    /// writes to
     /// `bytes`.
-    fn command(&mut self, number: u32, id: u32, data: u64, path: &[u8], bytes: &mut [u8]) -> io::Result<()> {
+    fn command(
+        &mut self,
+        number: u32,
+        id: u32,
+        data: u64,
+        path: &[u8],
+        bytes: &mut [u8],
+    ) -> io::Result<()> {
         let length = path.len() + bytes.len();
         let mut buffer = Box::new(Buffer([0; BUFFER_BYTES]));
         buffer.0[..path.len()].copy_from_slice(path);
@@ -165,10 +177,11 @@ impl Control {
         let buffer = Box::into_raw(buffer);
         let fd = types::Fd(self.file.as_raw_fd());
         let entry = opcode::UringCmd80::new(fd, number).cmd(command.bytes()).build();
-        // SAFETY: the only memory the driver may touch is `buffer`, which is freed below only when the answer
-        // has come, and is left alone for ever when it has not.
+        // SAFETY: the only memory the driver may touch is `buffer`, which is freed below only when
+        // the answer has come, and is left alone for ever when it has not.
         let pushed = unsafe { self.ring.submission().push(&entry) };
-        let result = if pushed.is_ok() { self.answer()? } else { -rustix::io::Errno::BUSY.raw_os_error() };
+        let result =
+            if pushed.is_ok() { self.answer()? } else { -rustix::io::Errno::BUSY.raw_os_error() };
         // SAFETY: the pointer came from `into_raw` above, and the driver has answered.
         let buffer = unsafe { Box::from_raw(buffer) };
         if result < 0 {
@@ -205,8 +218,8 @@ const INFO_BYTES: usize = size_of::<DeviceInfo>();
 const PARAMETERS_BYTES: usize = abi::PARAMETERS_BYTES as usize;
 
 fn info_bytes(info: &DeviceInfo) -> [u8; INFO_BYTES] {
-    // SAFETY: the structure has no padding (its fields add up to its size, asserted beside it), so all its
-    // bytes are initialised, and any bytes are an array of bytes.
+    // SAFETY: the structure has no padding (its fields add up to its size, asserted beside it), so
+    // all its bytes are initialised, and any bytes are an array of bytes.
     unsafe { std::mem::transmute::<DeviceInfo, [u8; INFO_BYTES]>(*info) }
 }
 
@@ -217,7 +230,8 @@ fn info_from(bytes: &[u8; INFO_BYTES]) -> DeviceInfo {
 
 fn parameters_bytes(parameters: &Parameters) -> [u8; PARAMETERS_BYTES] {
     // SAFETY: as in `info_bytes`.
-    let all = unsafe { std::mem::transmute::<Parameters, [u8; size_of::<Parameters>()]>(*parameters) };
+    let all =
+        unsafe { std::mem::transmute::<Parameters, [u8; size_of::<Parameters>()]>(*parameters) };
     let mut known = [0; PARAMETERS_BYTES];
     known.copy_from_slice(&all[..PARAMETERS_BYTES]);
     known

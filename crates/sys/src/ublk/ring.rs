@@ -1,19 +1,20 @@
 //! The io_uring over which the requests of queues come and their answers go.
 //!
-//! A command on a queue is an order "give me the next request with this tag", at first alone, later joined to
-//! the answer of the last one. It completes when the request is there. One ring serves any number of queues
-//! of any number of devices, and one descriptor that wakes its thread.
+//! A command on a queue is an order "give me the next request with this tag", at first alone, later
+//! joined to the answer of the last one. It completes when the request is there. One ring serves
+//! any number of queues of any number of devices, and one descriptor that wakes its thread.
 //!
 //! Without user copy the kernel copies payloads itself: each command then lends it a buffer.
 //!
-//! A ring of one queue has its file registered, so that the queues of a device do not count references to it
-//! in one place. A ring of many has not: before Linux 6.13 a file that is given back stays open until every
-//! older command of the ring, of whatever queue, has completed, and the kernel deletes no device whose file
-//! is open.
+//! A ring of one queue has its file registered, so that the queues of a device do not count
+//! references to it in one place. A ring of many has not: before Linux 6.13 a file that is given
+//! back stays open until every older command of the ring, of whatever queue, has completed, and the
+//! kernel deletes no device whose file is open.
 //!
-//! Invariants: the kernel knows no memory of ours but buffers that the ring owns until their command
-//! completes, each as long as the longest request. The thread that made the ring is the only one to use it:
-//! the driver ties a queue to the thread that fetched first. Not here: what a request asks for.
+//! Invariants: the kernel knows no memory of ours but buffers that the ring owns until their
+//! command completes, each as long as the longest request. The thread that made the ring is the
+//! only one to use it: the driver ties a queue to the thread that fetched first. Not here: what a
+//! request asks for.
 
 use std::collections::HashMap;
 use std::io;
@@ -71,8 +72,8 @@ fn named(slot: u32, tag: u16) -> u64 {
 }
 
 impl QueueRing {
-    /// A ring for up to `slots` queues; `entries` commands go to the kernel in one system call at most. To be
-    /// called on the thread that uses it.
+    /// A ring for up to `slots` queues; `entries` commands go to the kernel in one system call at
+    /// most. To be called on the thread that uses it.
     pub fn new(entries: u32, slots: u32) -> io::Result<Self> {
         let mut builder = IoUring::builder();
         builder.setup_cqsize(entries * 2).setup_clamp().dontfork();
@@ -87,8 +88,8 @@ impl QueueRing {
         Ok(QueueRing { ring, registered, slots, watched: None, lent, returned })
     }
 
-    /// Takes up a queue of this device: the name of the queue on this ring. `OutOfMemory` when all slots are
-    /// taken.
+    /// Takes up a queue of this device: the name of the queue on this ring. `OutOfMemory` when all
+    /// slots are taken.
     pub fn attach(&mut self, device: &Arc<CharDevice>) -> io::Result<u32> {
         let free = self.slots.iter().position(Option::is_none);
         let slot = free.ok_or(io::ErrorKind::OutOfMemory)? as u32;
@@ -119,19 +120,27 @@ impl QueueRing {
     fn watch_again(&mut self) -> io::Result<()> {
         let Some(watched) = self.watched.clone() else { return Ok(()) };
         let fd = types::Fd(watched.as_fd().as_raw_fd());
-        let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build().user_data(WOKEN);
+        let entry =
+            opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true).build().user_data(WOKEN);
         self.push(&entry)
     }
 
-    /// Asks for the first request with this tag. It goes to the kernel with the next [`QueueRing::submit`]. A
-    /// device without user copy wants a buffer, as long as its longest request.
-    pub fn fetch(&mut self, slot: u32, queue: u16, tag: u16, buffer: Option<Vec<u8>>) -> io::Result<()> {
+    /// Asks for the first request with this tag. It goes to the kernel with the next
+    /// [`QueueRing::submit`]. A device without user copy wants a buffer, as long as its longest
+    /// request.
+    pub fn fetch(
+        &mut self,
+        slot: u32,
+        queue: u16,
+        tag: u16,
+        buffer: Option<Vec<u8>>,
+    ) -> io::Result<()> {
         self.command(abi::FETCH_REQ, slot, IoCommand { queue, tag, result: -1, addr: 0 }, buffer)
     }
 
-    /// Answers the request with this tag and asks for the next: `result` is the bytes that were read or
-    /// written, 0 for other operations, or a negative errno. The data of a read lies in the buffer, where
-    /// there is one.
+    /// Answers the request with this tag and asks for the next: `result` is the bytes that were
+    /// read or written, 0 for other operations, or a negative errno. The data of a read lies in the
+    /// buffer, where there is one.
     pub fn commit_and_fetch(
         &mut self,
         slot: u32,
@@ -140,11 +149,16 @@ impl QueueRing {
         result: i32,
         buffer: Option<Vec<u8>>,
     ) -> io::Result<()> {
-        self.command(abi::COMMIT_AND_FETCH_REQ, slot, IoCommand { queue, tag, result, addr: 0 }, buffer)
+        self.command(
+            abi::COMMIT_AND_FETCH_REQ,
+            slot,
+            IoCommand { queue, tag, result, addr: 0 },
+            buffer,
+        )
     }
 
-    /// The buffer that was lent with this tag, after its request came or its command is gone: with the
-    /// payload of a write.
+    /// The buffer that was lent with this tag, after its request came or its command is gone: with
+    /// the payload of a write.
     pub fn take_buffer(&mut self, slot: u32, tag: u16) -> Option<Vec<u8>> {
         self.returned.remove(&named(slot, tag))
     }
@@ -177,9 +191,9 @@ impl QueueRing {
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
-            // SAFETY: a poll names no memory, and a command only a buffer in `lent`, which stays there until
-            // the command has completed. The descriptors they name are kept open by `slots`, until every
-            // command of the slot is gone, and by `watched`.
+            // SAFETY: a poll names no memory, and a command only a buffer in `lent`, which stays
+            // there until the command has completed. The descriptors they name are kept open by
+            // `slots`, until every command of the slot is gone, and by `watched`.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return Ok(());
             }
@@ -192,8 +206,8 @@ impl QueueRing {
         self.again_if_interrupted(Self::submit_and_look)
     }
 
-    /// Gives what was asked to the kernel, and sleeps until there is something to tell, or `time_max` is
-    /// over.
+    /// Gives what was asked to the kernel, and sleeps until there is something to tell, or
+    /// `time_max` is over.
     pub fn submit_and_wait(&mut self, time_max: Option<Duration>) -> io::Result<()> {
         self.again_if_interrupted(|ring| match time_max {
             None => ring.ring.submit_and_wait(1),
@@ -211,7 +225,8 @@ impl QueueRing {
     ) -> io::Result<()> {
         loop {
             let submitted = submit(self);
-            match submitted.map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
+            match submitted
+                .map_err(|error| error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error))
             {
                 Ok(_) | Err(Errno::TIME | Errno::BUSY | Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => (),
@@ -220,8 +235,8 @@ impl QueueRing {
         }
     }
 
-    /// One call that does not sleep, but lets the kernel deliver requests that have come: a busy thread would
-    /// otherwise see none before it has nothing else to do.
+    /// One call that does not sleep, but lets the kernel deliver requests that have come: a busy
+    /// thread would otherwise see none before it has nothing else to do.
     fn submit_and_look(&mut self) -> io::Result<usize> {
         const GET_EVENTS: u32 = 1;
         let waiting = self.ring.submission().len() as u32;

@@ -61,7 +61,13 @@ impl Stamp {
     pub fn write_bytes(run: u64, write: u64, first_sector: u64, count: u32) -> Vec<u8> {
         let mut bytes = vec![0; count as usize * SECTOR_BYTES];
         for (index, sector) in bytes.chunks_mut(SECTOR_BYTES).enumerate() {
-            let stamp = Stamp { run, sector: first_sector + index as u64, write, index: index as u32, count };
+            let stamp = Stamp {
+                run,
+                sector: first_sector + index as u64,
+                write,
+                index: index as u32,
+                count,
+            };
             stamp.put(sector);
         }
         bytes

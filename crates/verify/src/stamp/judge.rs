@@ -1,16 +1,15 @@
 //! The judge of crash images.
 //!
-//! Definition. `a → b` when write a completed before write b was submitted. Let O be the writes of which a
-//! sector is seen, D those that must have survived. The cut P is O ∪ D with everything that is → one of them.
-//! The image is legal when
-//! 1. each sector is whole, at its place, of this run, and of a write this log or its base knows;
-//! 2. no sector shows a write w while P has a w' that covers the sector with w → w' (so nothing in P is
-//!    missing, and a write is whole or absent);
-//! 3. there is one order of P that respects → and gives every sector the write seen there: what two
-//!    concurrent writes leave where they overlap is of one of them, not a mixture.
+//! Definition. `a → b` when write a completed before write b was submitted. Let O be the writes of
+//! which a sector is seen, D those that must have survived. The cut P is O ∪ D with everything that
+//! is → one of them. The image is legal when 1. each sector is whole, at its place, of this run,
+//! and of a write this log or its base knows; 2. no sector shows a write w while P has a w' that
+//! covers the sector with w → w' (so nothing in P is missing, and a write is whole or absent); 3.
+//! there is one order of P that respects → and gives every sector the write seen there: what two
+//! concurrent writes leave where they overlap is of one of them, not a mixture.
 //!
-//! A sector of zeroes may be the base or any write of zeroes; it counts against the image only when none of
-//! these can explain it.
+//! A sector of zeroes may be the base or any write of zeroes; it counts against the image only when
+//! none of these can explain it.
 
 use std::fmt;
 
@@ -42,8 +41,8 @@ pub fn check_nothing_accepted_lost(log: &Log, image: &[u8]) -> Result<Verdict, V
     Judge::new(log, image, |write| write.completed.is_some())?.judge()
 }
 
-/// Demands that every write completed before the last completed flush was submitted is there, and every
-/// completed one with FUA, and that the image is a cut.
+/// Demands that every write completed before the last completed flush was submitted is there, and
+/// every completed one with FUA, and that the image is a cut.
 pub fn check_flushed_kept(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
     let flushed = last_flush(log);
     let demanded = |write: &Write| write.completed.is_some_and(|done| write.fua || done < flushed);
@@ -60,14 +59,18 @@ pub fn check_kept_before(log: &Log, moment: u64, image: &[u8]) -> Result<Verdict
     Judge::new(log, image, |write| write.completed.is_some_and(|done| done < moment))?.judge()
 }
 
-/// The promise of a plain disk with a cache: each sector by itself holds a write that no later write that
-/// had to survive covers, whole. Writes may be in part and in any order between two flushes.
+/// The promise of a plain disk with a cache: each sector by itself holds a write that no later
+/// write that had to survive covers, whole. Writes may be in part and in any order between two
+/// flushes.
 pub fn check_sectors(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
     let flushed = last_flush(log);
-    sectors_by_themselves(log, image, |write| write.completed.is_some_and(|done| write.fua || done < flushed))
+    sectors_by_themselves(log, image, |write| {
+        write.completed.is_some_and(|done| write.fua || done < flushed)
+    })
 }
 
-/// The promise of a plain disk whose cache survived: as [`check_sectors`], of every completed write.
+/// The promise of a plain disk whose cache survived: as [`check_sectors`], of every completed
+/// write.
 pub fn check_sectors_accepted(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
     sectors_by_themselves(log, image, |write| write.completed.is_some())
 }
@@ -115,7 +118,8 @@ struct Judge<'a> {
     seen: Vec<Seen>,
     demanded: Vec<bool>,
     observed: Vec<bool>,
-    /// For each sector of zeroes, the one write of zeroes that must have made it, once that is certain.
+    /// For each sector of zeroes, the one write of zeroes that must have made it, once that is
+    /// certain.
     maker: Vec<Option<usize>>,
     zero_writes: Vec<Vec<usize>>,
 }
@@ -128,7 +132,9 @@ impl<'a> Judge<'a> {
         }
         let demanded: Vec<bool> = log.writes.iter().map(must).collect();
         let mut zero_writes = vec![Vec::new(); log.base.len()];
-        for (place, write) in log.writes.iter().enumerate().filter(|(_, write)| write.kind == Kind::Zero) {
+        for (place, write) in
+            log.writes.iter().enumerate().filter(|(_, write)| write.kind == Kind::Zero)
+        {
             for sector in sectors(write) {
                 zero_writes[sector].push(place);
             }
@@ -165,11 +171,15 @@ impl<'a> Judge<'a> {
         })
     }
 
-    /// P: what is observed or demanded, and all that completed before the last of these was submitted.
+    /// P: what is observed or demanded, and all that completed before the last of these was
+    /// submitted.
     fn cut(&self) -> Vec<bool> {
         let writes = &self.log.writes;
         let given = |place: usize| self.observed[place] || self.demanded[place];
-        let last = (0..writes.len()).filter(|&place| given(place)).map(|place| writes[place].submitted).max();
+        let last = (0..writes.len())
+            .filter(|&place| given(place))
+            .map(|place| writes[place].submitted)
+            .max();
         let last = last.unwrap_or(0);
         (0..writes.len())
             .map(|place| given(place) || writes[place].completed.is_some_and(|done| done < last))
@@ -178,7 +188,8 @@ impl<'a> Judge<'a> {
 
     fn covers(&self, in_cut: &[bool]) -> Vec<Cover> {
         let mut covers = vec![Cover::default(); self.seen.len()];
-        for (place, write) in self.log.writes.iter().enumerate().filter(|&(place, _)| in_cut[place]) {
+        for (place, write) in self.log.writes.iter().enumerate().filter(|&(place, _)| in_cut[place])
+        {
             for sector in sectors(write) {
                 if write.submitted > covers[sector].submitted {
                     covers[sector] = Cover { submitted: write.submitted, by: place };
@@ -250,7 +261,8 @@ impl<'a> Judge<'a> {
         ))
     }
 
-    /// Clause 3, by sorting the cut: edges are → (through the line of moments) and "under what is seen".
+    /// Clause 3, by sorting the cut: edges are → (through the line of moments) and "under what is
+    /// seen".
     fn check_one_order(&self, in_cut: &[bool]) -> Result<(), Violation> {
         let writes = &self.log.writes;
         let mut over = vec![usize::MAX; self.seen.len()];
@@ -261,10 +273,13 @@ impl<'a> Judge<'a> {
             }
         }
         let members: Vec<usize> = (0..writes.len()).filter(|&place| in_cut[place]).collect();
-        // Nodes: the writes, then one per completion in order of time. A completion follows its write and
-        // the completion before it; a write follows the last completion before its submission.
-        let mut completions: Vec<(u64, usize)> =
-            members.iter().filter_map(|&place| writes[place].completed.map(|done| (done, place))).collect();
+        // Nodes: the writes, then one per completion in order of time. A completion follows its
+        // write and the completion before it; a write follows the last completion before its
+        // submission.
+        let mut completions: Vec<(u64, usize)> = members
+            .iter()
+            .filter_map(|&place| writes[place].completed.map(|done| (done, place)))
+            .collect();
         completions.sort_unstable();
         let first_moment = writes.len();
         let mut after: Vec<Vec<usize>> = vec![Vec::new(); first_moment + completions.len()];
@@ -292,7 +307,8 @@ impl<'a> Judge<'a> {
             }
         }
         let nodes = members.len() + completions.len();
-        let mut free: Vec<usize> = members.iter().copied().filter(|&place| before[place] == 0).collect();
+        let mut free: Vec<usize> =
+            members.iter().copied().filter(|&place| before[place] == 0).collect();
         let mut sorted = 0;
         while let Some(node) = free.pop() {
             sorted += 1;
@@ -306,8 +322,10 @@ impl<'a> Judge<'a> {
         if sorted == nodes {
             return Ok(());
         }
-        let stuck =
-            members.iter().filter(|&&place| before[place] > 0).map(|&place| writes[place].id.to_string());
+        let stuck = members
+            .iter()
+            .filter(|&&place| before[place] > 0)
+            .map(|&place| writes[place].id.to_string());
         let stuck: Vec<String> = stuck.take(8).collect();
         Err(Violation(format!(
             "no one order of the writes gives this image; among them {}",
@@ -336,7 +354,10 @@ fn identify(log: &Log, sector: usize, bytes: &[u8], zeroed: bool) -> Result<Seen
         return Err(Violation(format!("sector {sector} is of run {}, not {}", stamp.run, log.run)));
     }
     if stamp.sector != sector as u64 {
-        return Err(Violation(format!("sector {sector} holds what belongs at sector {}", stamp.sector)));
+        return Err(Violation(format!(
+            "sector {sector} holds what belongs at sector {}",
+            stamp.sector
+        )));
     }
     let Some(place) = log.find(stamp.write) else {
         if log.base[sector] == Some(stamp.write) {
@@ -353,7 +374,10 @@ fn identify(log: &Log, sector: usize, bytes: &[u8], zeroed: bool) -> Result<Seen
         && write.sector + u64::from(stamp.index) == stamp.sector
         && write.count == stamp.count;
     if !ours {
-        return Err(Violation(format!("sector {sector}: its stamp is not what write {} wrote", write.id)));
+        return Err(Violation(format!(
+            "sector {sector}: its stamp is not what write {} wrote",
+            write.id
+        )));
     }
     Ok(Seen::Write(place))
 }

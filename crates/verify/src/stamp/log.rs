@@ -1,7 +1,7 @@
 //! The client's log: every write and flush with the moments of its submission and its completion.
 //!
-//! Invariant: moments come from one clock that only goes up, taken before a request is sent and after its
-//! answer is read, so "completed before submitted" in the log was so in the world.
+//! Invariant: moments come from one clock that only goes up, taken before a request is sent and
+//! after its answer is read, so "completed before submitted" in the log was so in the world.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{SECTOR_BYTES, Sector, Stamp};
 
-/// When a cut strikes, on the clock of the workload. Looking at what there is takes a while, so there are two
-/// sides to it.
+/// When a cut strikes, on the clock of the workload. Looking at what there is takes a while, so
+/// there are two sides to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
     /// What was answered before this had been promised.
@@ -84,7 +84,8 @@ pub struct Log {
     pub writes: Vec<Write>,
     /// The flushes, in order of submission.
     pub flushes: Vec<Flush>,
-    /// What each sector held before the writes of this log: the number of an older write, or none for zeroes.
+    /// What each sector held before the writes of this log: the number of an older write, or none
+    /// for zeroes.
     pub base: Vec<Option<u64>>,
     by_id: HashMap<u64, usize>,
     next_id: u64,
@@ -162,8 +163,8 @@ impl Log {
         }
     }
 
-    /// The log of another history that goes on from here. Numbers of writes begin anew in a range of their
-    /// own, by `number`: so no write of one history passes for one of another.
+    /// The log of another history that goes on from here. Numbers of writes begin anew in a range
+    /// of their own, by `number`: so no write of one history passes for one of another.
     #[must_use]
     pub fn branch(&self, number: u64) -> Self {
         Log { next_id: (number << 40) + 1, ..self.clone() }
@@ -174,7 +175,8 @@ impl Log {
         self.base.resize(sectors as usize, None);
     }
 
-    /// What could be known of this log at `moment`: what was submitted before, completed where it was then.
+    /// What could be known of this log at `moment`: what was submitted before, completed where it
+    /// was then.
     #[must_use]
     pub fn as_of(&self, moment: Moment) -> Self {
         let done = |completed: Option<u64>| completed.filter(|&done| done < moment.promised);
@@ -193,7 +195,8 @@ impl Log {
     /// The log as lines of text, for [`Log::from_text`]. The base must be empty: it is not written.
     #[must_use]
     pub fn to_text(&self) -> String {
-        let moment = |completed: Option<u64>| completed.map_or("-".to_owned(), |done| done.to_string());
+        let moment =
+            |completed: Option<u64>| completed.map_or("-".to_owned(), |done| done.to_string());
         let mut text = format!("stamps {} {}\n", self.run, self.base.len());
         for write in &self.writes {
             let kind = if write.kind == Kind::Zero { "zero" } else { "data" };
@@ -217,7 +220,8 @@ impl Log {
         let mut log = Log::new(run.parse().ok()?, sectors.parse().ok()?);
         for line in lines {
             let words: Vec<&str> = line.split(' ').collect();
-            let moment = |word: &str| if word == "-" { Some(None) } else { word.parse().ok().map(Some) };
+            let moment =
+                |word: &str| if word == "-" { Some(None) } else { word.parse().ok().map(Some) };
             match words[..] {
                 ["flush", submitted, completed] => {
                     let (submitted, completed) = (submitted.parse().ok()?, moment(completed)?);

@@ -1,9 +1,10 @@
 //! Blocks that say who wrote them, the log of who wrote what when, and the judge of what is left.
 //!
-//! Every 512-byte sector of a write carries magic, run, address, write, its index in the write, the write's
-//! length, and a checksum over all of it. After a crash the judge looks at each sector and decides whether
-//! the image is a *cut*: all writes up to some moment, none after it, each whole or absent, in one order.
-//! Modules: `block` (the stamp), `log` (who wrote what when), `judge` (the definition and its proof).
+//! Every 512-byte sector of a write carries magic, run, address, write, its index in the write, the
+//! write's length, and a checksum over all of it. After a crash the judge looks at each sector and
+//! decides whether the image is a *cut*: all writes up to some moment, none after it, each whole or
+//! absent, in one order. Modules: `block` (the stamp), `log` (who wrote what when), `judge` (the
+//! definition and its proof).
 
 mod block;
 mod judge;
@@ -14,7 +15,7 @@ mod tests;
 
 pub use block::{SECTOR_BYTES, Sector, Stamp};
 pub use judge::{
-    Verdict, Violation, check_cut, check_flushed_kept, check_kept_before, check_nothing_accepted_lost,
-    check_sectors, check_sectors_accepted,
+    Verdict, Violation, check_cut, check_flushed_kept, check_kept_before,
+    check_nothing_accepted_lost, check_sectors, check_sectors_accepted,
 };
 pub use log::{Clock, Flush, Kind, Log, Moment, Write};

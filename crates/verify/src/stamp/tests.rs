@@ -1,13 +1,15 @@
-//! The judge judged: hand-made images of an eight-sector volume, each legal or illegal by the definition.
+//! The judge judged: hand-made images of an eight-sector volume, each legal or illegal by the
+//! definition.
 //!
 //! A log is written as `A 0+4 1-2; B 2+4 3-`: write A covers sectors 0 to 3, was submitted at 1 and
-//! completed at 2; B was submitted at 3 and never completed. `zero` and `fua` may follow; `flush 5-6` is a
-//! flush. An image has one letter per sector: a write's letter is its stamp there, `.` zeroes, `q` and `r`
-//! older writes, `!` garbage, `a` the stamp of write A one sector off, `$` a stamp of another run.
+//! completed at 2; B was submitted at 3 and never completed. `zero` and `fua` may follow; `flush
+//! 5-6` is a flush. An image has one letter per sector: a write's letter is its stamp there, `.`
+//! zeroes, `q` and `r` older writes, `!` garbage, `a` the stamp of write A one sector off, `$` a
+//! stamp of another run.
 
 use super::{
-    Flush, Kind, Log, SECTOR_BYTES, Sector, Stamp, Verdict, Violation, Write, check_cut, check_flushed_kept,
-    check_nothing_accepted_lost,
+    Flush, Kind, Log, SECTOR_BYTES, Sector, Stamp, Verdict, Violation, Write, check_cut,
+    check_flushed_kept, check_nothing_accepted_lost,
 };
 
 const RUN: u64 = 77;
@@ -52,7 +54,8 @@ fn log(text: &str, base: &str) -> Log {
 
 fn image(log: &Log, letters: &str) -> Vec<u8> {
     let mut image = vec![0; SECTORS as usize * SECTOR_BYTES];
-    for (sector, (letter, into)) in letters.chars().zip(image.chunks_mut(SECTOR_BYTES)).enumerate() {
+    for (sector, (letter, into)) in letters.chars().zip(image.chunks_mut(SECTOR_BYTES)).enumerate()
+    {
         let sector = sector as u64;
         let plain = |run, write| Stamp { run, sector, write, index: 0, count: 1 };
         match letter {
@@ -61,11 +64,18 @@ fn image(log: &Log, letters: &str) -> Vec<u8> {
             '$' => plain(RUN + 1, 1).put(into),
             'q' | 'r' => plain(RUN, id_of(letter)).put(into),
             _ => {
-                let write = log.writes[log.find(id_of(letter.to_ascii_uppercase())).expect("a write")];
+                let write =
+                    log.writes[log.find(id_of(letter.to_ascii_uppercase())).expect("a write")];
                 let off = u64::from(letter.is_ascii_lowercase());
                 let index = (sector + off).wrapping_sub(write.sector) as u32;
-                Stamp { run: RUN, sector: sector + off, write: write.id, index, count: write.count }
-                    .put(into);
+                Stamp {
+                    run: RUN,
+                    sector: sector + off,
+                    write: write.id,
+                    index,
+                    count: write.count,
+                }
+                .put(into);
             }
         }
     }
@@ -105,7 +115,13 @@ const LEGAL: &[(&str, &str, &str, &str, &str)] = &[
     ("cut", "A 0+2 1-2; B 2+2 3-4", NOTHING, NOTHING, "the cut before everything"),
     ("cut", "A 0+2 1-2; B 2+2 3-4", NOTHING, "AA......", "the cut between"),
     ("cut", "A 0+2 1-2; B 2+2 3-4", NOTHING, "AABB....", "the cut after everything"),
-    ("cut", "A 0+2 1-4; B 2+2 2-3", NOTHING, "..BB....", "concurrent, so either may be before the cut"),
+    (
+        "cut",
+        "A 0+2 1-4; B 2+2 2-3",
+        NOTHING,
+        "..BB....",
+        "concurrent, so either may be before the cut",
+    ),
     ("cut", "A 0+2 1-2; B 0+2 3-4; C 4+1 5-6", NOTHING, "AA......", "an overwrite after the cut"),
     ("cut", "A 0+2 1-2; B 0+2 3-4; C 4+1 5-6", NOTHING, "BB..C...", "A is under B"),
     (
@@ -116,11 +132,23 @@ const LEGAL: &[(&str, &str, &str, &str, &str)] = &[
         "B demands the zeroing, which is there",
     ),
     ("cut", "A 0+1 1-2", "qr......", "qr......", "the older image alone"),
-    ("flushed", "A 0+2 1-2; flush 3-4; B 2+2 5-6", NOTHING, "AA......", "flushed kept, unflushed lost"),
+    (
+        "flushed",
+        "A 0+2 1-2; flush 3-4; B 2+2 5-6",
+        NOTHING,
+        "AA......",
+        "flushed kept, unflushed lost",
+    ),
     ("flushed", "A 0+2 1-2; flush 3-4; B 2+2 5-6", NOTHING, "AABB....", "more than demanded"),
     ("flushed", "A 0+2 1-2; flush 3-", NOTHING, NOTHING, "an unanswered flush demands nothing"),
     ("flushed", "A 0+2 1-5; flush 3-4", NOTHING, NOTHING, "not completed before the flush"),
-    ("flushed", "A 0+2 1-2; flush 3-4; B 0+2 5-", NOTHING, "BB......", "overwritten by an unanswered write"),
+    (
+        "flushed",
+        "A 0+2 1-2; flush 3-4; B 0+2 5-",
+        NOTHING,
+        "BB......",
+        "overwritten by an unanswered write",
+    ),
     ("flushed", "A 0+1 1-2 fua; B 1+1 3-4", NOTHING, "A.......", "FUA kept, the rest lost"),
     ("flushed", "A 0+2 1-2; Z 0+2 3-4 zero; flush 5-6", NOTHING, NOTHING, "the flushed zeroing"),
 ];
@@ -146,9 +174,21 @@ const ILLEGAL: &[(&str, &str, &str, &str, &str)] = &[
     ("accepted", "A 0+2 1-2", NOTHING, "AAA.....", "a write longer than it was"),
     ("cut", "A 0+2 1-2; B 2+2 3-4", NOTHING, "..BB....", "the later without the earlier"),
     ("cut", "A 0+2 1-2; B 2+2 3-", NOTHING, "..BB....", "the unanswered later without the earlier"),
-    ("cut", "A 0+2 1-2; B 0+2 3-4; C 4+1 5-6", NOTHING, "AA..C...", "a write in the middle is gone"),
+    (
+        "cut",
+        "A 0+2 1-2; B 0+2 3-4; C 4+1 5-6",
+        NOTHING,
+        "AA..C...",
+        "a write in the middle is gone",
+    ),
     ("cut", "A 0+4 1-2", NOTHING, "AA......", "a torn write at the cut"),
-    ("cut", "A 0+1 1-2; Z 0+1 3-4 zero; B 1+1 5-6", NOTHING, "AB......", "a zeroing before the cut is gone"),
+    (
+        "cut",
+        "A 0+1 1-2; Z 0+1 3-4 zero; B 1+1 5-6",
+        NOTHING,
+        "AB......",
+        "a zeroing before the cut is gone",
+    ),
     ("cut", "Z 0+1 1-2 zero; B 1+1 3-4", "q.......", "qB......", "the same over older data"),
     ("cut", "A 0+1 1-2; B 1+1 3-4; C 2+1 5-6", NOTHING, "A.C.....", "a hole in the order"),
     ("cut", "A 0+2 1-3; B 1+2 2-4; C 2+2 5-6", NOTHING, "..CC....", "everything before C is gone"),
@@ -157,8 +197,20 @@ const ILLEGAL: &[(&str, &str, &str, &str, &str)] = &[
     ("flushed", "A 0+2 1-2; flush 3-4", NOTHING, NOTHING, "a flushed write is gone"),
     ("flushed", "A 0+2 1-2; flush 3-4; B 0+2 5-", NOTHING, "BA......", "torn over flushed data"),
     ("flushed", "A 0+1 1-2 fua", NOTHING, NOTHING, "a FUA write is gone"),
-    ("flushed", "A 0+1 1-2; B 1+1 3-4 fua", NOTHING, ".B......", "FUA kept without what was before it"),
-    ("flushed", "A 0+2 1-2; Z 0+2 3-4 zero; flush 5-6", NOTHING, "AA......", "a flushed zeroing is gone"),
+    (
+        "flushed",
+        "A 0+1 1-2; B 1+1 3-4 fua",
+        NOTHING,
+        ".B......",
+        "FUA kept without what was before it",
+    ),
+    (
+        "flushed",
+        "A 0+2 1-2; Z 0+2 3-4 zero; flush 5-6",
+        NOTHING,
+        "AA......",
+        "a flushed zeroing is gone",
+    ),
     ("accepted", "A 0+3 1-4; B 1+3 2-5; C 2+2 3-6", NOTHING, "ABAC....", "a circle of three"),
 ];
 
@@ -167,7 +219,9 @@ fn every_legal_image_is_accepted() {
     assert!(LEGAL.len() >= 20);
     for (demand, text, base, letters, why) in LEGAL {
         if let Err(violation) = judge(demand, text, base, letters) {
-            panic!("{demand} [{text}] base {base} image {letters} is legal ({why}), but: {violation}");
+            panic!(
+                "{demand} [{text}] base {base} image {letters} is legal ({why}), but: {violation}"
+            );
         }
     }
 }
@@ -210,7 +264,10 @@ fn what_a_rebase_left_out_may_not_come_back() {
     assert!(check_cut(&log, &cut).is_ok());
     log.rebase(&cut);
     assert!(check_nothing_accepted_lost(&log, &cut).is_ok());
-    assert!(check_nothing_accepted_lost(&log, &full).is_err(), "B was rolled back and is here again");
+    assert!(
+        check_nothing_accepted_lost(&log, &full).is_err(),
+        "B was rolled back and is here again"
+    );
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! Anybody's NBD server, by a command line with two holes: `{backing}`, the disk it shall work on, and
+//! Anybody's NBD server, by a command line with two holes: `{backing}`, the disk it shall work on,
+//! and
 //! `{socket}`, the Unix socket it shall serve on.
 //!
-//! While it is recorded its disk is a file that `nbdfuse` shows; after a crash it is a plain file. It must
-//! stay in the foreground, and serve a second time on what it left: that is the test.
+//! While it is recorded its disk is a file that `nbdfuse` shows; after a crash it is a plain file.
+//! It must stay in the foreground, and serve a second time on what it left: that is the test.
 
 use std::path::{Path, PathBuf};
 
@@ -25,8 +26,8 @@ impl CommandLine {
         for hole in ["{backing}", "{socket}"] {
             if !template.contains(hole) {
                 let text = format!(
-                    "the command line of the device lacks {hole}: write it where the server is told its {}, \
-                     as in 'nbdkit -f -U {{socket}} file {{backing}}'",
+                    "the command line of the device lacks {hole}: write it where the server is \
+                     told its {}, as in 'nbdkit -f -U {{socket}} file {{backing}}'",
                     if hole == "{backing}" { "disk" } else { "socket" }
                 );
                 return Err(Error::Usage(text));
@@ -39,7 +40,10 @@ impl CommandLine {
         let socket = folder.join("device.sock");
         // A socket that a dead server left.
         let _ = std::fs::remove_file(&socket);
-        let line = self.template.replace("{backing}", &quoted(backing)).replace("{socket}", &quoted(&socket));
+        let line = self
+            .template
+            .replace("{backing}", &quoted(backing))
+            .replace("{socket}", &quoted(&socket));
         let mut command = program::command("sh")?;
         command.args(["-c", &format!("exec {line}")]).current_dir(folder);
         let process = Process::start(&mut command, &folder.join("device.said"))?;
@@ -68,11 +72,14 @@ impl Server {
         Ok(Server { process, uri, first: Some(first) })
     }
 
-    /// The same for a server that comes back after a crash; it may also end with the code `refused`.
+    /// The same for a server that comes back after a crash; it may also end with the code
+    /// `refused`.
     pub(super) fn revived(mut process: Process, uri: String, refused: i32) -> Result<Revived> {
         let ask = || Client::connect(&uri, Style::Structured).ok();
         match process.wait_for("the device is to serve again", ask) {
-            Ok(first) => Ok(Revived::Serving(Box::new(Server { process, uri, first: Some(first) }))),
+            Ok(first) => {
+                Ok(Revived::Serving(Box::new(Server { process, uri, first: Some(first) })))
+            }
             Err(_) if process.ended().is_some_and(|status| status.code() == Some(refused)) => {
                 Ok(Revived::Refused(process.said()))
             }
@@ -111,7 +118,11 @@ impl ShownDisk {
     /// Shows `disk` as `folder/backing`.
     pub(super) fn new(disk: RecordedDisk, folder: &Path) -> Result<Self> {
         let server = NbdServer::start(NbdOptions::new(Listen::Unix(folder.join("disk.sock"))))?;
-        server.add_export(Export { name: String::new(), description: String::new(), device: disk })?;
+        server.add_export(Export {
+            name: String::new(),
+            description: String::new(),
+            device: disk,
+        })?;
         let file = FusedFile::new(&server.uri(""), &folder.join("backing"))?;
         Ok(ShownDisk { file, _server: server })
     }
@@ -154,7 +165,10 @@ impl Subject for CommandLine {
 
     fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived> {
         let backing = folder.join("backing");
-        remains.disk.write_file(&backing).map_err(|error| Error::io("cannot make", &backing, &error))?;
+        remains
+            .disk
+            .write_file(&backing)
+            .map_err(|error| Error::io("cannot make", &backing, &error))?;
         Ok(Revived::Serving(Box::new(self.spawn(&backing, folder)?)))
     }
 }

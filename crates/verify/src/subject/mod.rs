@@ -1,7 +1,7 @@
 //! Devices under test: what is started on a recording disk, and again on what a crash left of it.
 //!
-//! Modules: `in_process` (our own devices, served from here), `command_line` (anybody's server, by its
-//! command line), `sawmill` (this product's own binary, with a store beside its disk).
+//! Modules: `in_process` (our own devices, served from here), `command_line` (anybody's server, by
+//! its command line), `sawmill` (this product's own binary, with a store beside its disk).
 
 mod command_line;
 mod in_process;
@@ -57,7 +57,8 @@ impl std::str::FromStr for Way {
     fn from_str(text: &str) -> Result<Self, String> {
         let ways = [Way::DiskKept, Way::DiskLost, Way::DiskStale, Way::Elsewhere];
         let found = ways.into_iter().find(|way| way.name() == text);
-        found.ok_or_else(|| format!("'{text}' is no way; there are kept, lost, stale and elsewhere"))
+        found
+            .ok_or_else(|| format!("'{text}' is no way; there are kept, lost, stale and elsewhere"))
     }
 }
 
@@ -80,7 +81,8 @@ pub trait Running {
     fn client(&mut self) -> Result<Client>;
     /// Ends it in order.
     fn stop(self: Box<Self>) -> Result<()>;
-    /// Waits until what it has accepted survives the loss of its disk; false: it has no such promise.
+    /// Waits until what it has accepted survives the loss of its disk; false: it has no such
+    /// promise.
     fn settle(&mut self) -> Result<bool> {
         Ok(false)
     }

@@ -1,8 +1,10 @@
-//! Sawmill's own binary as a device under test: its journal lies on the recorded disk, its store is a folder.
+//! Sawmill's own binary as a device under test: its journal lies on the recorded disk, its store is
+//! a folder.
 //!
-//! A crash leaves the journal as the cut says and the store as it was at that moment. Objects are immutable
-//! and only their names come and go, so each is kept by a hard link, and which were there is noted before
-//! every entry of the recording. Memory that outlives the process is gone: power failed.
+//! A crash leaves the journal as the cut says and the store as it was at that moment. Objects are
+//! immutable and only their names come and go, so each is kept by a hard link, and which were there
+//! is noted before every entry of the recording. Memory that outlives the process is gone: power
+//! failed.
 //!
 //! Invariant: this file knows the binary by its command line alone.
 
@@ -44,7 +46,8 @@ impl Sawmill {
     fn command(&self, folder: &Path) -> Command {
         let mut command = Command::new(&self.binary);
         command.env("SAWMILL_STORE", format!("file://{}", folder.join("store").display()));
-        for name in ["XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "HOME"] {
+        for name in ["XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "HOME"]
+        {
             command.env(name, folder.join("home"));
         }
         command.env_remove("NOTIFY_SOCKET").stdin(std::process::Stdio::null());
@@ -60,7 +63,11 @@ impl Sawmill {
         let mut command = self.command(folder);
         command.args(["serve", VOLUME, "--cache-bytes", "0", "--segment-age", "200ms"]);
         command.args(["--checkpoint-bytes", "2M", "--staging-bytes", "8M"]).args(options);
-        command.arg("--staging").arg(&staging).arg("--nbd").arg(format!("unix:{}", socket.display()));
+        command
+            .arg("--staging")
+            .arg(&staging)
+            .arg("--nbd")
+            .arg(format!("unix:{}", socket.display()));
         Process::start(&mut command, &folder.join("device.said"))
     }
 }
@@ -125,8 +132,8 @@ impl Census {
     }
 }
 
-/// The keys of the objects in a folder store. Two equal looks in a row: then there was a moment at which it
-/// held exactly these.
+/// The keys of the objects in a folder store. Two equal looks in a row: then there was a moment at
+/// which it held exactly these.
 fn steady(store: &Path) -> io::Result<BTreeSet<String>> {
     let mut found = objects(store)?;
     loop {
@@ -167,12 +174,16 @@ fn objects(store: &Path) -> io::Result<BTreeSet<String>> {
 /// Makes the store as it was before entry `entry` from the vault.
 fn restore(folder: &Path, entry: usize, store: &Path) -> Result<()> {
     let path = folder.join("objects");
-    let text = fs::read_to_string(&path).map_err(|error| Error::io("cannot read", &path, &error))?;
+    let text =
+        fs::read_to_string(&path).map_err(|error| Error::io("cannot read", &path, &error))?;
     let mut there = BTreeSet::new();
     for line in text.lines() {
         let mut words = line.splitn(3, ' ');
         let (number, sign, key) = (words.next(), words.next(), words.next().unwrap_or_default());
-        if number.and_then(|number| number.parse::<usize>().ok()).is_none_or(|number| number > entry) {
+        if number
+            .and_then(|number| number.parse::<usize>().ok())
+            .is_none_or(|number| number > entry)
+        {
             break;
         }
         if sign == Some("+") {
@@ -227,9 +238,17 @@ impl Running for Recorded {
     fn stop(mut self: Box<Self>) -> Result<()> {
         stop(&mut self.server.process)?;
         let mut census = self.census.lock();
-        census.take(self.disk.entry_count(), &self.folder.join("store"), &self.folder.join("vault"));
+        census.take(
+            self.disk.entry_count(),
+            &self.folder.join("store"),
+            &self.folder.join("vault"),
+        );
         if let Some(error) = census.failed.take() {
-            return Err(Error::io("cannot keep the objects of", &self.folder.join("store"), &error));
+            return Err(Error::io(
+                "cannot keep the objects of",
+                &self.folder.join("store"),
+                &error,
+            ));
         }
         let path = self.folder.join("objects");
         fs::write(&path, &census.changes).map_err(|error| Error::io("cannot write", &path, &error))
@@ -241,25 +260,37 @@ impl Subject for Sawmill {
         format!("sawmill, flush {}", self.flush)
     }
 
-    /// A volume, and a journal that was bound to it: a file that holds something else would be set aside.
+    /// A volume, and a journal that was bound to it: a file that holds something else would be set
+    /// aside.
     fn prepare(&self, disk_bytes: u64, folder: &Path) -> Result<Image> {
         make_folder(&folder.join("store"))?;
         let size = self.volume_bytes.to_string();
         let mut create = self.command(folder);
-        create.args(["create", VOLUME, "--size", &size, "--segment-bytes", "256K", "--flush", &self.flush]);
+        create.args([
+            "create",
+            VOLUME,
+            "--size",
+            &size,
+            "--segment-bytes",
+            "256K",
+            "--flush",
+            &self.flush,
+        ]);
         program::run(&mut create)?;
         let journal = folder.join("journal");
         let (at, size) = (journal.display().to_string(), disk_bytes.to_string());
         let process = self.serve(folder, &["--journal", &at, "--journal-bytes", &size])?;
         stop(&mut Server::connect(process, uri_in(folder))?.process)?;
-        let image = Image::read_file(&journal).map_err(|error| Error::io("cannot read", &journal, &error))?;
+        let image = Image::read_file(&journal)
+            .map_err(|error| Error::io("cannot read", &journal, &error))?;
         fs::remove_file(&journal).map_err(|error| Error::io("cannot remove", &journal, &error))?;
         Ok(image)
     }
 
     fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn Running>> {
         let census = Arc::new(Mutex::new(Census::default()));
-        let (observed, store, vault) = (Arc::clone(&census), folder.join("store"), folder.join("vault"));
+        let (observed, store, vault) =
+            (Arc::clone(&census), folder.join("store"), folder.join("vault"));
         disk.observe(Box::new(move |number| observed.lock().take(number, &store, &vault)));
         let shown = ShownDisk::new(Arc::clone(&disk), folder)?;
         let journal = shown.path().display().to_string();
@@ -267,7 +298,14 @@ impl Subject for Sawmill {
         let server = Box::new(Server::connect(process, uri_in(folder))?);
         let mut wait = self.command(folder);
         wait.args(["wait", VOLUME, "--stored", "--timeout", "60s"]);
-        Ok(Box::new(Recorded { server, _shown: shown, disk, census, folder: folder.to_owned(), wait }))
+        Ok(Box::new(Recorded {
+            server,
+            _shown: shown,
+            disk,
+            census,
+            folder: folder.to_owned(),
+            wait,
+        }))
     }
 
     fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived> {
@@ -288,7 +326,9 @@ impl Subject for Sawmill {
                 // The power was lost; this machine was not started anew.
                 vec!["--journal", &at, "--accept-memory-loss"]
             }
-            Way::DiskLost => vec!["--journal", &at, "--journal-bytes", "16M", "--accept-journal-loss"],
+            Way::DiskLost => {
+                vec!["--journal", &at, "--journal-bytes", "16M", "--accept-journal-loss"]
+            }
             Way::Elsewhere => vec!["--read-only"],
         };
         let process = self.serve(&place, &options)?;
@@ -297,7 +337,14 @@ impl Subject for Sawmill {
 
     fn ways(&self) -> &[Way] {
         // Most cuts are of the disk as it is left; the others are judged by fewer facts.
-        &[Way::DiskKept, Way::DiskLost, Way::DiskKept, Way::DiskStale, Way::DiskKept, Way::Elsewhere]
+        &[
+            Way::DiskKept,
+            Way::DiskLost,
+            Way::DiskKept,
+            Way::DiskStale,
+            Way::DiskKept,
+            Way::Elsewhere,
+        ]
     }
 
     fn flushes_survive_its_disk(&self) -> bool {

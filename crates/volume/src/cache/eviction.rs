@@ -1,12 +1,12 @@
 //! Which slot is given up next: two queues, so that a scan passes through and the hot set stays.
 //!
-//! A frame enters *probation*, a tenth of the slots. If it is hit on a later visit before it reaches the end,
-//! it moves to *main*; if not, it goes, and only a fingerprint of it stays behind. A frame whose fingerprint
-//! is met again was given up too early and enters main at once. At the end of main a frame that was hit
-//! since gets another round. (The policy is known as S3-FIFO.)
+//! A frame enters *probation*, a tenth of the slots. If it is hit on a later visit before it
+//! reaches the end, it moves to *main*; if not, it goes, and only a fingerprint of it stays behind.
+//! A frame whose fingerprint is met again was given up too early and enters main at once. At the
+//! end of main a frame that was hit since gets another round. (The policy is known as S3-FIFO.)
 //!
-//! Invariant: a slot is in exactly one of the three lists, or in the hands of one thread that fills it.
-//! Not here: what the slots hold.
+//! Invariant: a slot is in exactly one of the three lists, or in the hands of one thread that fills
+//! it. Not here: what the slots hold.
 
 use super::index::{Index, place};
 
@@ -43,7 +43,8 @@ pub(super) struct Eviction {
     tiers: Box<[Tier]>,
     lists: [List; 3],
     probation_slots: u32,
-    /// Fingerprints of frames given up from probation, by hash; a newer one takes an older one's place.
+    /// Fingerprints of frames given up from probation, by hash; a newer one takes an older one's
+    /// place.
     ghosts: Box<[u32]>,
 }
 
@@ -66,9 +67,14 @@ impl Eviction {
         size_of_val(&*self.links) + size_of_val(&*self.tiers) + size_of_val(&*self.ghosts)
     }
 
-    /// Takes a slot out of the lists: a free one, or the next to be given up. The flag says that it holds a
-    /// frame. `None` when every slot is being filled. `hash_of` gives the hash of the frame in a slot.
-    pub(super) fn take(&mut self, index: &Index, hash_of: impl Fn(u32) -> u64) -> Option<(u32, bool)> {
+    /// Takes a slot out of the lists: a free one, or the next to be given up. The flag says that it
+    /// holds a frame. `None` when every slot is being filled. `hash_of` gives the hash of the frame
+    /// in a slot.
+    pub(super) fn take(
+        &mut self,
+        index: &Index,
+        hash_of: impl Fn(u32) -> u64,
+    ) -> Option<(u32, bool)> {
         if let Some(slot) = self.pop(Tier::Free) {
             return Some((slot, false));
         }

@@ -1,10 +1,11 @@
-//! Which frame lies in which slot, with the checksums of its bytes: flat arrays, read without a lock.
+//! Which frame lies in which slot, with the checksums of its bytes: flat arrays, read without a
+//! lock.
 //!
 //! Invariants:
 //! - Only the holder of [`WriteTurn`] changes anything; there is one, behind the cache's mutex.
-//! - A slot's generation is even while its facts are valid and odd while it is free or being filled. It
-//!   grows with every change and never returns. Whoever read facts or bytes of a slot believes them only
-//!   when the generation afterwards is the one from before ([`Index::is_still`]).
+//! - A slot's generation is even while its facts are valid and odd while it is free or being
+//! filled. It grows with every change and never returns. Whoever read facts or bytes of a slot
+//! believes them only when the generation afterwards is the one from before ([`Index::is_still`]).
 //! - A look-up beside a change may miss what is there; it never finds what is not.
 //!
 //! Not here: the bytes of the frames, and which slot is given up next.
@@ -17,7 +18,8 @@ use super::FrameKey;
 /// Checksums per frame.
 pub(super) const CRCS: usize = 16;
 
-/// The generation of a slot restored from a saved index: such an entry may be stale, any other is not.
+/// The generation of a slot restored from a saved index: such an entry may be stale, any other is
+/// not.
 const RESTORED: u32 = 2;
 
 /// Permission to change the index.
@@ -92,7 +94,8 @@ pub(super) struct Index {
     slots: Box<[Slot]>,
     /// Hit since it came in, or since eviction last looked.
     visited: Box<[AtomicBool]>,
-    /// Open addressing, linear probing: the upper half of the key's hash, then slot + 1; 0 is empty.
+    /// Open addressing, linear probing: the upper half of the key's hash, then slot + 1; 0 is
+    /// empty.
     table: Box<[AtomicU64]>,
     /// Counts frames that came in.
     clock: AtomicU32,
@@ -115,8 +118,9 @@ pub(super) fn place(hash: u64, len: usize) -> usize {
 }
 
 impl Index {
-    /// An index of `slots` free slots. Hits within `visit_ticks` insertions after a frame came in do not
-    /// make it visited: a scan in small steps touches each frame several times, but in one visit.
+    /// An index of `slots` free slots. Hits within `visit_ticks` insertions after a frame came in
+    /// do not make it visited: a scan in small steps touches each frame several times, but in one
+    /// visit.
     pub(super) fn new(slots: u32, visit_ticks: u32) -> (Self, WriteTurn) {
         let slots = slots as usize;
         let index = Index {
@@ -161,8 +165,8 @@ impl Index {
         self.slots[slot as usize].crcs[block].load(Relaxed)
     }
 
-    /// Whether nothing has happened to the slot since it was found. What was read of it in between is valid
-    /// then, and only then.
+    /// Whether nothing has happened to the slot since it was found. What was read of it in between
+    /// is valid then, and only then.
     pub(super) fn is_still(&self, found: &Found) -> bool {
         fence(Acquire);
         self.slots[found.slot as usize].generation.load(Relaxed) == found.generation
@@ -224,7 +228,8 @@ impl Index {
         self.table[at].store(hash >> 32 << 32 | u64::from(slot + 1), Release);
     }
 
-    /// Frees a filled slot and returns the data bytes it held. From here on nobody believes what it holds.
+    /// Frees a filled slot and returns the data bytes it held. From here on nobody believes what it
+    /// holds.
     pub(super) fn clear(&self, _: &mut WriteTurn, slot: u32) -> u32 {
         let entry = &self.slots[slot as usize];
         let generation = entry.generation.load(Relaxed).wrapping_add(1);
@@ -269,7 +274,9 @@ impl Index {
     /// The filled slots whose key is `key` in any epoch.
     pub(super) fn any_epoch(&self, _: &WriteTurn, key: &FrameKey) -> Vec<u32> {
         let mut slots: Vec<u32> = self.candidates(hash(key)).collect();
-        slots.retain(|slot| FrameKey { epoch: key.epoch, ..self.slots[*slot as usize].key() } == *key);
+        slots.retain(|slot| {
+            FrameKey { epoch: key.epoch, ..self.slots[*slot as usize].key() } == *key
+        });
         slots
     }
 

@@ -1,21 +1,19 @@
 //! The read cache: frames of stored segments on a local disk, shared by all volumes of a process.
 //!
-//! A frame is known by the segment it is part of (owner, sequence, epoch) and its number there. Segments
-//! never change, so nothing in the cache ever becomes outdated, only unneeded.
+//! A frame is known by the segment it is part of (owner, sequence, epoch) and its number there.
+//! Segments never change, so nothing in the cache ever becomes outdated, only unneeded.
 //!
-//! Invariants:
-//! - A hit is verified: the checksum of every block (4 KiB of a usual frame) that was touched, and after the
-//!   read, that its slot still holds the same frame. Whatever happens to the disk, to the saved index or in a
-//!   race, the worst answer is a miss.
+//! Invariants: - A hit is verified: the checksum of every block (4 KiB of a usual frame) that was
+//! touched, and after the read, that its slot still holds the same frame. Whatever happens to the
+//! disk, to the saved index or in a race, the worst answer is a miss.
 //! - No lock is held during I/O, and a look-up takes none at all.
-//! - The cache never fails its user: a disk that cannot be written turns insertion off for a while, a saved
-//!   index that cannot be used leaves an empty cache, and [`CacheStats`] says so.
-//! - Disk and index are touched only by who has entered the disk (`Place`): when [`ReadCache::let_go`] has
-//!   returned, both are another process's to open, whoever still holds this cache.
+//! - The cache never fails its user: a disk that cannot be written turns insertion off for a while,
+//! a saved index that cannot be used leaves an empty cache, and [`CacheStats`] says so. - Disk and
+//! index are touched only by who has entered the disk (`Place`): when [`ReadCache::let_go`] has
+//! returned, both are another process's to open, whoever still holds this cache.
 //!
-//! Modules: `index` (what lies where), `eviction` (what goes next), `persist` (the saved index), `place` (the
-//! disk, until it is let go of).
-//! Not here: opening files, and fetching what misses.
+//! Modules: `index` (what lies where), `eviction` (what goes next), `persist` (the saved index),
+//! `place` (the disk, until it is let go of). Not here: opening files, and fetching what misses.
 
 mod eviction;
 mod index;
@@ -46,7 +44,8 @@ pub use open::open_cache;
 
 /// The smallest unit of verification.
 const BLOCK_BYTES_MIN: u32 = 4096;
-/// After a failed write the first so many insertions are skipped, and twice as many after each further one.
+/// After a failed write the first so many insertions are skipped, and twice as many after each
+/// further one.
 const PAUSE_INSERTS: u32 = 64;
 const PAUSE_INSERTS_MAX: u32 = 64 << 10;
 
@@ -87,8 +86,8 @@ pub struct FrameKey {
 pub enum CacheRead {
     /// The bytes are in place and verified.
     Hit,
-    /// The frame is cached, but its bytes have to come from the device: call [`ReadCache::read`] where one
-    /// may wait. The buffer's content is undefined.
+    /// The frame is cached, but its bytes have to come from the device: call [`ReadCache::read`]
+    /// where one may wait. The buffer's content is undefined.
     Slow,
     /// Not cached. The buffer's content is undefined.
     Miss,
@@ -151,8 +150,8 @@ struct Layout {
 
 impl Layout {
     fn new(options: CacheOptions, disk_bytes: u64) -> Self {
-        // A multiple of 4 KiB, so that slots are aligned for the device; at least one page and at most what
-        // the arithmetic below can bear.
+        // A multiple of 4 KiB, so that slots are aligned for the device; at least one page and at
+        // most what the arithmetic below can bear.
         let frame_bytes =
             options.frame_bytes.clamp(BLOCK_BYTES_MIN, 1 << 30).next_multiple_of(BLOCK_BYTES_MIN);
         let block_bytes = frame_bytes.div_ceil(CRCS as u32).next_multiple_of(BLOCK_BYTES_MIN);
@@ -165,7 +164,8 @@ impl Layout {
         HEADER_BYTES + u64::from(slot) * u64::from(self.frame_bytes)
     }
 
-    /// The blocks that hold `[offset, offset + length)` of a frame of `data_bytes`, as a range of bytes.
+    /// The blocks that hold `[offset, offset + length)` of a frame of `data_bytes`, as a range of
+    /// bytes.
     fn blocks(&self, offset: u32, length: usize, data_bytes: u32) -> Option<Range<usize>> {
         let (block, data_bytes) = (self.block_bytes as usize, data_bytes as usize);
         let end = (offset as usize).checked_add(length).filter(|end| *end <= data_bytes)?;
@@ -234,7 +234,11 @@ impl ReadCache {
     /// A cache on `disk`, warm if the index saved at `index_path` belongs to it, otherwise empty.
     ///
     /// The disk has its full size already (a sparse file will do). Without a path nothing is saved.
-    pub fn open(disk: Arc<dyn Disk>, index_path: Option<PathBuf>, options: CacheOptions) -> ReadCache {
+    pub fn open(
+        disk: Arc<dyn Disk>,
+        index_path: Option<PathBuf>,
+        options: CacheOptions,
+    ) -> ReadCache {
         let layout = Layout::new(options, disk.len_bytes());
         let (index, turn) = Index::new(layout.slots, eviction::probation_slots(layout.slots) / 2);
         let eviction = Eviction::new(layout.slots);
@@ -242,7 +246,13 @@ impl ReadCache {
             place: Place::of(disk),
             layout,
             index,
-            state: Mutex::new(State { eviction, turn, bytes: 0, frame_max: 0, pause: Pause::default() }),
+            state: Mutex::new(State {
+                eviction,
+                turn,
+                bytes: 0,
+                frame_max: 0,
+                pause: Pause::default(),
+            }),
             owners: Mutex::default(),
             counters: Counters::default(),
             index_path,
@@ -254,9 +264,9 @@ impl ReadCache {
         cache
     }
 
-    /// Lets go of disk and index for good: when this returns, nobody reads or writes them any more and
-    /// another process may open them, also while others hold this cache. To them everything is a miss from
-    /// now on.
+    /// Lets go of disk and index for good: when this returns, nobody reads or writes them any more
+    /// and another process may open them, also while others hold this cache. To them everything is
+    /// a miss from now on.
     pub fn let_go(&self) {
         self.place.let_go();
     }
@@ -282,8 +292,8 @@ impl ReadCache {
         self.look_up(key, offset, into, |disk, at, bytes| disk.read_now(at, bytes))
     }
 
-    /// Reads `[offset, offset + into.len())` of a frame; may wait for the device. `false` is a miss, with
-    /// undefined bytes in `into`.
+    /// Reads `[offset, offset + into.len())` of a frame; may wait for the device. `false` is a
+    /// miss, with undefined bytes in `into`.
     pub fn read(&self, key: FrameKey, offset: u32, into: &mut [u8]) -> bool {
         self.look_up(key, offset, into, |disk, at, bytes| disk.read_at(at, bytes)) == CacheRead::Hit
     }
@@ -316,7 +326,8 @@ impl ReadCache {
         CacheRead::Miss
     }
 
-    /// Reads and verifies the blocks around a range. `None` when the frame is shorter than the range.
+    /// Reads and verifies the blocks around a range. `None` when the frame is shorter than the
+    /// range.
     fn verified(
         &self,
         found: &Found,
@@ -334,7 +345,8 @@ impl ReadCache {
             let block_bytes = self.layout.block_bytes as usize;
             let first = range.start / block_bytes;
             let mut blocks = bytes.chunks(block_bytes).zip(first..);
-            let valid = blocks.all(|(block, number)| crc32c(block) == self.index.crc(found.slot, number));
+            let valid =
+                blocks.all(|(block, number)| crc32c(block) == self.index.crc(found.slot, number));
             if valid { Ok(()) } else { Err(NoBytes::Wrong) }
         };
         if range.len() == into.len() {
@@ -374,7 +386,8 @@ impl ReadCache {
         state.bytes -= u64::from(self.index.clear(&mut state.turn, slot));
     }
 
-    /// Inserts a frame's data, unless it is there, empty, or longer than a slot. May wait for the disk.
+    /// Inserts a frame's data, unless it is there, empty, or longer than a slot. May wait for the
+    /// disk.
     pub fn insert(&self, key: FrameKey, data: &[u8]) {
         if data.is_empty() || data.len() > self.layout.frame_bytes as usize {
             return;
@@ -382,7 +395,8 @@ impl ReadCache {
         let Some(disk) = self.place.enter() else { return };
         let Some(slot) = self.take_slot(&key) else { return };
         let mut facts = Facts { data_bytes: data.len() as u32, crcs: [0; CRCS] };
-        for (crc, block) in facts.crcs.iter_mut().zip(data.chunks(self.layout.block_bytes as usize)) {
+        for (crc, block) in facts.crcs.iter_mut().zip(data.chunks(self.layout.block_bytes as usize))
+        {
             *crc = crc32c(block);
         }
         let written = disk.write_at(self.layout.slot_offset(slot), data);
@@ -427,10 +441,13 @@ impl ReadCache {
         let state = &mut *self.state.lock();
         let slots: Vec<u32> = if state.frame_max < self.layout.slots {
             let key = |frame| FrameKey { owner, sequence, epoch: 0, frame };
-            (0..=state.frame_max).flat_map(|frame| self.index.any_epoch(&state.turn, &key(frame))).collect()
+            (0..=state.frame_max)
+                .flat_map(|frame| self.index.any_epoch(&state.turn, &key(frame)))
+                .collect()
         } else {
             let of_segment = |key: FrameKey| key.owner == owner && key.sequence == sequence;
-            let filled = persist::QUEUES.into_iter().flat_map(|tier| state.eviction.oldest_first(tier));
+            let filled =
+                persist::QUEUES.into_iter().flat_map(|tier| state.eviction.oldest_first(tier));
             filled.filter(|slot| of_segment(self.index.entry(&state.turn, *slot).0)).collect()
         };
         for slot in slots {

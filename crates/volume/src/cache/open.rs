@@ -10,7 +10,8 @@ use super::{CacheOptions, ReadCache};
 use crate::disk::LockedDisk;
 use crate::{Error, ErrorKind, Result, limits};
 
-/// Opens (or makes) the read cache at `path`, a sparse file of `cache_bytes`; its index lies beside it.
+/// Opens (or makes) the read cache at `path`, a sparse file of `cache_bytes`; its index lies beside
+/// it.
 pub fn open_cache(path: &Path, cache_bytes: u64) -> Result<Arc<ReadCache>> {
     let failed = |error: io::Error| {
         let kind = match error.kind() {
@@ -19,7 +20,8 @@ pub fn open_cache(path: &Path, cache_bytes: u64) -> Result<Arc<ReadCache>> {
             _ => ErrorKind::Unavailable,
         };
         let text = format!(
-            "the read cache {} cannot be opened: {error}; give another with --cache, or --cache-bytes 0",
+            "the read cache {} cannot be opened: {error}; give another with --cache, or \
+            --cache-bytes 0",
             path.display()
         );
         Error::new(kind, text)
@@ -27,7 +29,8 @@ pub fn open_cache(path: &Path, cache_bytes: u64) -> Result<Arc<ReadCache>> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(failed)?;
     }
-    let (lock, disk) = DirectFile::create_sparse(path, cache_bytes, OpenMode::Cached).map_err(failed)?;
+    let (lock, disk) =
+        DirectFile::create_sparse(path, cache_bytes, OpenMode::Cached).map_err(failed)?;
     let disk = LockedDisk { lock, disk };
     let mut index: PathBuf = path.to_owned();
     index.as_mut_os_string().push(".index");

@@ -1,8 +1,8 @@
 //! The saved index: what makes the cache warm after a restart.
 //!
-//! Invariants: nothing in a saved index is believed. It belongs to a disk by a random tag that the disk
-//! repeats; which bytes a slot really holds, the checksums decide at each read. So it may be old, and neither
-//! the disk nor the order of writes matters to it.
+//! Invariants: nothing in a saved index is believed. It belongs to a disk by a random tag that the
+//! disk repeats; which bytes a slot really holds, the checksums decide at each read. So it may be
+//! old, and neither the disk nor the order of writes matters to it.
 //!
 //! Not here: the encoding of the index (`sawmill_format::cache_index`).
 
@@ -57,7 +57,8 @@ impl ReadCache {
         match self.place.enter()?.write_at(0, &header) {
             Ok(()) => Some(tag),
             Err(error) => {
-                tracing::warn!(%error, "read cache: cannot mark the disk; the index will not be saved");
+                tracing::warn!(%error, "read cache: cannot mark the disk; the index will not be \
+                    saved");
                 None
             }
         }
@@ -76,7 +77,10 @@ impl ReadCache {
         };
         if index.frame_bytes != self.layout.frame_bytes {
             let (was, is) = (index.frame_bytes, self.layout.frame_bytes);
-            return discarded(format!("{}: made for frames of {was} bytes, now {is}", path.display()));
+            return discarded(format!(
+                "{}: made for frames of {was} bytes, now {is}",
+                path.display()
+            ));
         }
         *self.owners.get_mut() = index.owners;
         for entry in &index.entries {
@@ -104,7 +108,8 @@ impl ReadCache {
         state.frame_max = state.frame_max.max(entry.frame);
     }
 
-    /// Saves the index, so that the next open is warm. Insertions wait while it is copied, reads do not.
+    /// Saves the index, so that the next open is warm. Insertions wait while it is copied, reads do
+    /// not.
     ///
     /// Does nothing when the cache was opened without a path, or was let go of.
     pub fn save_index(&self) -> io::Result<()> {

@@ -1,11 +1,11 @@
 //! The disk that a cache is on, until the cache lets go of it.
 //!
-//! Whoever shares a cache may hold it for a while after its volumes are closed: a request to the store that
-//! is under way does. So the disk, and with it the lock on its file, does not go with the last of them but
-//! when it is told to.
+//! Whoever shares a cache may hold it for a while after its volumes are closed: a request to the
+//! store that is under way does. So the disk, and with it the lock on its file, does not go with
+//! the last of them but when it is told to.
 //!
-//! Invariants: entering never waits; whoever has entered may use the disk until the entry is dropped; letting
-//! go waits for them, and nobody enters any more.
+//! Invariants: entering never waits; whoever has entered may use the disk until the entry is
+//! dropped; letting go waits for them, and nobody enters any more.
 
 use std::sync::Arc;
 

@@ -124,7 +124,8 @@ fn data(key: &FrameKey, length: u32) -> Vec<u8> {
     let mut state = index::hash(key) ^ key.epoch.wrapping_mul(0x0123_4567_89AB_CDEF) | 1;
     let mut bytes = Vec::with_capacity(length as usize + 8);
     while bytes.len() < length as usize {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         bytes.extend_from_slice(&state.to_le_bytes());
     }
     bytes.truncate(length as usize);
@@ -169,7 +170,11 @@ fn what_was_inserted_is_read_whole_and_in_any_part() {
         cache.insert(key, &data);
         for (start, end) in [(0, length), (0, 1), (length - 1, length), (length / 3, length / 2)] {
             let mut bytes = vec![0xEE; (end - start) as usize];
-            assert_eq!(cache.read_now(key, start, &mut bytes), CacheRead::Hit, "{start}..{end} of {length}");
+            assert_eq!(
+                cache.read_now(key, start, &mut bytes),
+                CacheRead::Hit,
+                "{start}..{end} of {length}"
+            );
             assert_eq!(bytes, data[start as usize..end as usize], "{start}..{end} of {length}");
             assert!(cache.read(key, start, &mut bytes));
         }
@@ -279,7 +284,8 @@ fn hits_are_right_under_random_use() {
     let mut lengths: HashMap<FrameKey, u32> = HashMap::new();
     let mut random = 42_u64;
     let mut below = |limit: u64| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) % limit
     };
     for _ in 0..20_000 {
@@ -310,7 +316,8 @@ fn hits_are_right_under_random_use() {
     assert!(stats.hits > 1000 && stats.evicted > 1000, "the cache was used: {stats:?}");
     assert_eq!(stats.damaged + stats.stale, 0);
     let state = cache.state.lock();
-    let filled: Vec<u32> = persist::QUEUES.into_iter().flat_map(|t| state.eviction.oldest_first(t)).collect();
+    let filled: Vec<u32> =
+        persist::QUEUES.into_iter().flat_map(|t| state.eviction.oldest_first(t)).collect();
     for slot in filled {
         let (key, _) = cache.index.entry(&state.turn, slot);
         assert_eq!(
@@ -342,9 +349,14 @@ fn a_restart_keeps_the_frames_and_their_owners() {
         assert_eq!(after.contains(is), before.contains(was), "frame {number}");
         assert_eq!(get_written_as(&after, is, was), get(&before, was), "frame {number}");
     }
-    assert_eq!(after.owner(VolumeId([1; 16])), OwnerId(0), "an owner without frames is not carried along");
+    assert_eq!(
+        after.owner(VolumeId([1; 16])),
+        OwnerId(0),
+        "an owner without frames is not carried along"
+    );
     for tier in persist::QUEUES {
-        let slots = |cache: &ReadCache| cache.state.lock().eviction.oldest_first(tier).collect::<Vec<_>>();
+        let slots =
+            |cache: &ReadCache| cache.state.lock().eviction.oldest_first(tier).collect::<Vec<_>>();
         assert_eq!(slots(&after), slots(&before), "the order of {tier:?}");
     }
     scan(&after, 100..140);
@@ -419,7 +431,11 @@ fn a_cache_made_smaller_or_larger_keeps_what_still_fits() {
     let disk = MemoryDisk::with_slots(20);
     let sized = |slots: u64| {
         let cache_bytes = HEADER_BYTES + slots * u64::from(FRAME);
-        ReadCache::open(disk.clone(), Some(path.clone()), CacheOptions { cache_bytes, frame_bytes: FRAME })
+        ReadCache::open(
+            disk.clone(),
+            Some(path.clone()),
+            CacheOptions { cache_bytes, frame_bytes: FRAME },
+        )
     };
     let cache = sized(10);
     scan(&cache, 0..10);
@@ -428,7 +444,10 @@ fn a_cache_made_smaller_or_larger_keeps_what_still_fits() {
     assert_eq!((larger.stats().frames, larger.stats().slots), (10, 20));
     let smaller = sized(6);
     assert_eq!((smaller.stats().frames, smaller.stats().slots), (6, 6));
-    assert_eq!((0..10).filter(|number| get(&smaller, frame(&smaller, *number)).is_some()).count(), 6);
+    assert_eq!(
+        (0..10).filter(|number| get(&smaller, frame(&smaller, *number)).is_some()).count(),
+        6
+    );
 }
 
 #[test]
@@ -438,7 +457,11 @@ fn a_damaged_slot_is_a_miss_once_and_then_free() {
     insert(&cache, key);
     disk.corrupt(HEADER_BYTES as usize + 5 * 4096 + 17);
     let mut bytes = [0; 4096];
-    assert_eq!(cache.read_now(key, 4 * 4096, &mut bytes), CacheRead::Hit, "another block is not touched");
+    assert_eq!(
+        cache.read_now(key, 4 * 4096, &mut bytes),
+        CacheRead::Hit,
+        "another block is not touched"
+    );
     assert_eq!(cache.read_now(key, 5 * 4096 + 100, &mut bytes[..10]), CacheRead::Miss);
     assert!(!cache.contains(key));
     assert_eq!((cache.stats().damaged, cache.stats().frames, cache.stats().bytes), (1, 0, 0));
@@ -456,7 +479,11 @@ fn a_full_disk_turns_insertion_off_for_a_while_and_reads_go_on() {
     disk.fail_writes.store(true, Relaxed);
     let writes = disk.writes.load(Relaxed);
     (1..=PAUSE_INSERTS + 1).for_each(|number| insert(&cache, frame(&cache, number)));
-    assert_eq!(disk.writes.load(Relaxed), writes + 1, "after a failure writes are not tried each time");
+    assert_eq!(
+        disk.writes.load(Relaxed),
+        writes + 1,
+        "after a failure writes are not tried each time"
+    );
     assert!(cache.stats().insertion_off.is_some());
     assert_eq!(get(&cache, frame(&cache, 0)), Some(()));
     assert_eq!((cache.stats().frames, cache.stats().inserted), (1, 1));
@@ -523,7 +550,8 @@ fn readers_beside_insertions_and_deletions_never_see_wrong_bytes() {
                 let mut random = thread + 1;
                 for step in 0..3000 {
                     random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                    let key = FrameKey { sequence: random >> 28, ..frame(cache, (random >> 20) % 6) };
+                    let key =
+                        FrameKey { sequence: random >> 28, ..frame(cache, (random >> 20) % 6) };
                     if get(cache, key).is_none() {
                         insert(cache, key);
                     }
@@ -554,7 +582,8 @@ fn an_index_saved_beside_insertions_is_sound() {
     });
     let after = open(&disk, Some(path));
     assert!(matches!(after.stats().index, IndexState::Restored { .. }));
-    let hits = (0..400).filter(|number| get(&after, frame(&after, *number)).is_some()).count() as u64;
+    let hits =
+        (0..400).filter(|number| get(&after, frame(&after, *number)).is_some()).count() as u64;
     assert_eq!(hits, after.stats().hits);
 }
 

@@ -16,8 +16,8 @@ pub struct Damage {
     pub object: String,
     /// What is wrong with it.
     pub what: String,
-    /// What cannot be served because of it, in words: the volume, snapshots, moments, clones. Empty when only
-    /// redundancy is lost. Of many, the first.
+    /// What cannot be served because of it, in words: the volume, snapshots, moments, clones. Empty
+    /// when only redundancy is lost. Of many, the first.
     pub costs: Vec<String>,
     /// How many more there are.
     pub costs_more: u64,
@@ -26,7 +26,12 @@ pub struct Damage {
 impl Damage {
     /// Something wrong that costs nothing yet.
     pub(crate) fn of(object: &str, what: &str) -> Self {
-        Damage { object: object.to_owned(), what: what.to_owned(), costs: Vec::new(), costs_more: 0 }
+        Damage {
+            object: object.to_owned(),
+            what: what.to_owned(),
+            costs: Vec::new(),
+            costs_more: 0,
+        }
     }
 }
 
@@ -58,7 +63,8 @@ pub(super) struct DamageList {
 impl DamageList {
     /// What is wrong with an object, and what that costs. Of one object the first thing counts.
     pub(super) fn add(&mut self, object: &str, what: &str, costs: &[&str]) {
-        let damage = self.by_object.entry(object.to_owned()).or_insert_with(|| Damage::of(object, what));
+        let damage =
+            self.by_object.entry(object.to_owned()).or_insert_with(|| Damage::of(object, what));
         for cost in costs {
             if damage.costs.iter().any(|known| known == cost) {
                 continue;
@@ -74,7 +80,8 @@ impl DamageList {
     /// The same of what an error says, which names the object or is about `otherwise`.
     pub(super) fn add_error(&mut self, otherwise: &str, error: &Error, costs: &[&str]) {
         let text = error.to_string();
-        let object = text.split([' ', ':', ';', ',']).find(|word| is_key(word)).unwrap_or(otherwise);
+        let object =
+            text.split([' ', ':', ';', ',']).find(|word| is_key(word)).unwrap_or(otherwise);
         self.add(object, &text, costs);
     }
 

@@ -1,20 +1,22 @@
 //! What is kept and why: the list a check works through.
 //!
-//! Each thing that must be servable is a *state*: a checkpoint, and how far to roll forward from it. A state
-//! needs its checkpoint's map parts, the segments that its table says are live, and every segment of the log
-//! up to its end. The states are the present, the fall back to the checkpoint before, each snapshot, the
-//! moments behind each retained checkpoint, and each clone of the volume (of which only what it has here).
+//! Each thing that must be servable is a *state*: a checkpoint, and how far to roll forward from
+//! it. A state needs its checkpoint's map parts, the segments that its table says are live, and
+//! every segment of the log up to its end. The states are the present, the fall back to the
+//! checkpoint before, each snapshot, the moments behind each retained checkpoint, and each clone of
+//! the volume (of which only what it has here).
 //!
-//! Invariants: each object is in the list once, with all states that need it; one checkpoint is held at a
-//! time, so memory is that of the newest state, and of one row for each segment and part that is needed.
+//! Invariants: each object is in the list once, with all states that need it; one checkpoint is
+//! held at a time, so memory is that of the newest state, and of one row for each segment and part
+//! that is needed.
 //!
 //! Not here: reading segments and parts (`verify`), what is said about it (`mod`).
 
 use std::collections::{BTreeMap, HashSet};
 
 use sawmill_format::checkpoint::{
-    Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry, checkpoint_key, checkpoint_prefix, kept_key,
-    parse_checkpoint_key,
+    Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry, checkpoint_key, checkpoint_prefix,
+    kept_key, parse_checkpoint_key,
 };
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::{CutEntry, CutKind};
@@ -103,7 +105,8 @@ impl KeptList {
         Ok(list)
     }
 
-    /// The volume as it is now. Returns its checkpoint and its cuts, or none when nothing can be had.
+    /// The volume as it is now. Returns its checkpoint and its cuts, or none when nothing can be
+    /// had.
     fn add_present(
         &mut self,
         store: &dyn ObjectStore,
@@ -166,8 +169,8 @@ impl KeptList {
         Ok(!damaged.is_empty())
     }
 
-    /// Whether a writer has put a checkpoint since the list was begun: what was missing may be needed no
-    /// more. It may have put many, and deleted all but the last.
+    /// Whether a writer has put a checkpoint since the list was begun: what was missing may be
+    /// needed no more. It may have put many, and deleted all but the last.
     pub(super) fn has_moved_on(&self, store: &dyn ObjectStore) -> Result<bool> {
         match checkpoint::newest(store, self.volume_id) {
             Err(error) if error.kind() == ErrorKind::Corrupt => Ok(false),
@@ -176,7 +179,11 @@ impl KeptList {
     }
 
     /// The newest two checkpoints that can be read: one alone is no safety. Returns their numbers.
-    fn add_checkpoints(&mut self, store: &dyn ObjectStore, newest: &Checkpoint) -> Result<Vec<u64>> {
+    fn add_checkpoints(
+        &mut self,
+        store: &dyn ObjectStore,
+        newest: &Checkpoint,
+    ) -> Result<Vec<u64>> {
         let id = newest.volume_id;
         let mut numbers = numbers(store, id)?;
         // The list may lag.
@@ -206,7 +213,11 @@ impl KeptList {
         for (number, what) in &passed_over {
             let key = checkpoint_key(id, *number);
             if is_alone {
-                self.damage.add(&key, &format!("{what}; if the newest one is lost too, all is lost"), &[]);
+                self.damage.add(
+                    &key,
+                    &format!("{what}; if the newest one is lost too, all is lost"),
+                    &[],
+                );
             } else {
                 self.notes.push(format!("{key}: {what}; two other checkpoints are intact"));
             }
@@ -224,13 +235,21 @@ impl KeptList {
     }
 
     /// Snapshots and moments.
-    fn add_cuts(&mut self, store: &dyn ObjectStore, cuts: &[CutEntry], readable: &[u64]) -> Result<()> {
+    fn add_cuts(
+        &mut self,
+        store: &dyn ObjectStore,
+        cuts: &[CutEntry],
+        readable: &[u64],
+    ) -> Result<()> {
         let mut cuts: Vec<&CutEntry> = cuts.iter().filter(|cut| cut.kind != CutKind::Pin).collect();
         cuts.sort_by_key(|cut| (cut.number, cut.put_id, cut.through_sequence));
         let mut root: Option<Checkpoint> = None;
         for (index, cut) in cuts.iter().enumerate() {
             let why = name_of(cut);
-            if root.as_ref().is_none_or(|root| (root.number, root.put_id) != (cut.number, cut.put_id)) {
+            if root
+                .as_ref()
+                .is_none_or(|root| (root.number, root.put_id) != (cut.number, cut.put_id))
+            {
                 root = self.kept_root(store, cut, &why, readable)?;
             }
             let Some(root) = &root else {
@@ -243,8 +262,8 @@ impl KeptList {
                     let through = cut.through_sequence;
                     (Until { sequence: through, ..Until::END }, Some(through))
                 }
-                // Moments from then on are had from the next retained checkpoint. It may stand behind a
-                // rollback, whose own cut may be gone: no way leads through that.
+                // Moments from then on are had from the next retained checkpoint. It may stand
+                // behind a rollback, whose own cut may be gone: no way leads through that.
                 _ => {
                     let next = cuts[index + 1..].iter().find(|next| next.kind == CutKind::Retained);
                     let until = match next {
@@ -305,7 +324,8 @@ impl KeptList {
         }
         let mut end = start_of(root);
         let rolled = checkpoint::without_map(root).and_then(|mut view| {
-            let rolled = roll_forward_until(store, root.volume_id, Some(&mut view), &mut end, until);
+            let rolled =
+                roll_forward_until(store, root.volume_id, Some(&mut view), &mut end, until);
             for (sequence, info) in view.segments.snapshot() {
                 if u64::from(sequence) > root.through_sequence {
                     self.need_info(state, root.volume_id, u64::from(sequence), &info);
@@ -315,7 +335,11 @@ impl KeptList {
         });
         match rolled {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
-                self.damage.add_error(&segment_key(root.volume_id, end.next_sequence), &error, &[&why]);
+                self.damage.add_error(
+                    &segment_key(root.volume_id, end.next_sequence),
+                    &error,
+                    &[&why],
+                );
             }
             Ok(()) if last.is_some_and(|last| last != end.stored_sequence) => {
                 let what = format!("it is gone: the log ends at segment {}", end.stored_sequence);
@@ -332,8 +356,8 @@ impl KeptList {
         self.states.len() - 1
     }
 
-    /// A state needs the map of its checkpoint, and each segment that this map names: also those whose bytes
-    /// were all overwritten since.
+    /// A state needs the map of its checkpoint, and each segment that this map names: also those
+    /// whose bytes were all overwritten since.
     fn need_root(&mut self, state: usize, root: &Checkpoint) {
         let lineage = Lineage::new(&root.kept.lineage);
         for entry in root.segments.iter().filter(|entry| entry.live_bytes > 0) {
@@ -353,13 +377,30 @@ impl KeptList {
     }
 
     fn need_info(&mut self, state: usize, owner: VolumeId, sequence: u64, info: &SegmentInfo) {
-        self.need(state, (owner, sequence), info.epoch, u64::from(info.header_bytes), info.data_bytes);
+        self.need(
+            state,
+            (owner, sequence),
+            info.epoch,
+            u64::from(info.header_bytes),
+            info.data_bytes,
+        );
     }
 
-    fn need(&mut self, state: usize, name: (VolumeId, u64), epoch: u64, header_bytes: u64, data_bytes: u64) {
+    fn need(
+        &mut self,
+        state: usize,
+        name: (VolumeId, u64),
+        epoch: u64,
+        header_bytes: u64,
+        data_bytes: u64,
+    ) {
         let segment = self.segments.entry(name);
-        let segment =
-            segment.or_insert_with(|| Segment { epoch, header_bytes, data_bytes, needers: Needers::new() });
+        let segment = segment.or_insert_with(|| Segment {
+            epoch,
+            header_bytes,
+            data_bytes,
+            needers: Needers::new(),
+        });
         add_needer(&mut segment.needers, state);
     }
 
@@ -375,7 +416,9 @@ impl KeptList {
 
     /// What people call the states that need something.
     pub(super) fn names<'a>(&'a self, needers: &'a Needers) -> impl Iterator<Item = &'a str> {
-        needers.iter().flat_map(|(first, last)| self.states[*first..=*last].iter().map(String::as_str))
+        needers
+            .iter()
+            .flat_map(|(first, last)| self.states[*first..=*last].iter().map(String::as_str))
     }
 }
 

@@ -1,6 +1,8 @@
-//! Clones: what they need of the volume that is checked, and whether its own ancestors know of its needs.
+//! Clones: what they need of the volume that is checked, and whether its own ancestors know of its
+//! needs.
 //!
-//! A clone is found by the id in its pin, not by its name: it may have been renamed, or its name be damaged.
+//! A clone is found by the id in its pin, not by its name: it may have been renamed, or its name be
+//! damaged.
 
 use sawmill_format::checkpoint::{
     Checkpoint, checkpoint_prefix, kept_prefix, parse_checkpoint_key, parse_kept_key,
@@ -14,8 +16,8 @@ use crate::ask::{self, store_error};
 use crate::cuts::Lineage;
 use crate::{ErrorKind, Result, names};
 
-/// Adds what clones need here. Pins keep data from being deleted; one whose clone nobody can find does so for
-/// ever.
+/// Adds what clones need here. Pins keep data from being deleted; one whose clone nobody can find
+/// does so for ever.
 pub(super) fn add_clones(store: &dyn ObjectStore, list: &mut KeptList) -> Result<()> {
     for slot in 1.. {
         let key = pin_key(list.volume_id, slot);
@@ -28,7 +30,8 @@ pub(super) fn add_clones(store: &dyn ObjectStore, list: &mut KeptList) -> Result
             }
             Err(error) => return Err(error),
         };
-        if ask::get(store, &released_key(list.volume_id, slot), None, Class::Background)?.is_some() {
+        if ask::get(store, &released_key(list.volume_id, slot), None, Class::Background)?.is_some()
+        {
             continue;
         }
         match Pin::decode(&bytes, list.volume_id, slot) {
@@ -64,8 +67,8 @@ fn add_clone(store: &dyn ObjectStore, list: &mut KeptList, pin: &Pin) -> Result<
     };
     if !is_named {
         list.notes.push(format!(
-            "it is pinned for a clone {name:?}, but no volume has that name: its creation was interrupted, \
-             or it was renamed; the data that it needs stays"
+            "it is pinned for a clone {name:?}, but no volume has that name: its creation was \
+             interrupted, or it was renamed; the data that it needs stays"
         ));
     } else if !is_there {
         list.notes.push(format!("clone {name:?} has no checkpoint that can be read: check it too"));
@@ -80,14 +83,16 @@ fn roots_of(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Vec<(String,
         let listed = Blocking(store).list(&prefix, Class::Background);
         for object in listed.map_err(|error| store_error(&error))? {
             let number = parse_checkpoint_key(&object.key).map(|(_, number)| number);
-            let number = number.or_else(|| parse_kept_key(&object.key).map(|(_, number, _)| number));
+            let number =
+                number.or_else(|| parse_kept_key(&object.key).map(|(_, number, _)| number));
             roots.extend(number.map(|number| (object.key, number)));
         }
     }
     Ok(roots)
 }
 
-/// Whether the ancestors keep what the volume has of them: its pins have to be there, and to be its own.
+/// Whether the ancestors keep what the volume has of them: its pins have to be there, and to be its
+/// own.
 pub(super) fn look_at_own_pins(
     store: &dyn ObjectStore,
     list: &mut KeptList,
@@ -96,7 +101,9 @@ pub(super) fn look_at_own_pins(
     let lineage = Lineage::new(&newest.kept.lineage);
     for (index, entry) in lineage.entries().iter().enumerate().filter(|(_, entry)| entry.pin > 0) {
         let mut live = newest.segments.iter().filter(|segment| segment.live_bytes > 0);
-        if !live.any(|segment| lineage.ancestor(segment.sequence).is_some_and(|(at, _)| at == index)) {
+        if !live
+            .any(|segment| lineage.ancestor(segment.sequence).is_some_and(|(at, _)| at == index))
+        {
             continue;
         }
         let key = pin_key(entry.volume_id, entry.pin);
@@ -106,13 +113,16 @@ pub(super) fn look_at_own_pins(
         let what = match pin {
             None => "it is gone".to_owned(),
             Some(Err(error)) => error.to_string(),
-            Some(Ok(pin)) if pin.clone_id != list.volume_id => "it belongs to another clone".to_owned(),
+            Some(Ok(pin)) if pin.clone_id != list.volume_id => {
+                "it belongs to another clone".to_owned()
+            }
             Some(Ok(_)) if ask::get(store, &released, None, Class::Background)?.is_some() => {
                 "it was released".to_owned()
             }
             Some(Ok(_)) => continue,
         };
-        let what = format!("{what}, and the volume still needs data of that ancestor: it may be deleted");
+        let what =
+            format!("{what}, and the volume still needs data of that ancestor: it may be deleted");
         list.damage.add(&key, &what, &[]);
     }
     Ok(())

@@ -1,11 +1,12 @@
-//! Checking a volume: everything that is kept is read and verified, the present as well as the past. Changes
-//! nothing; damage is listed, not mended.
+//! Checking a volume: everything that is kept is read and verified, the present as well as the
+//! past. Changes nothing; damage is listed, not mended.
 //!
-//! First a list of what is kept and why (`kept`, with `kin` for clones), then each segment and map part of it
-//! is read once (`verify`); last, what nothing needs is counted (`stray`). Damage names what it costs
-//! (`damage`).
+//! First a list of what is kept and why (`kept`, with `kin` for clones), then each segment and map
+//! part of it is read once (`verify`); last, what nothing needs is counted (`stray`). Damage names
+//! what it costs (`damage`).
 //!
-//! Invariant: of a served volume nothing counts as gone that the volume, asked again, no longer needs.
+//! Invariant: of a served volume nothing counts as gone that the volume, asked again, no longer
+//! needs.
 
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
@@ -39,7 +40,8 @@ pub struct CheckReport {
     pub extents: u64,
     /// Map parts read.
     pub parts: u64,
-    /// What is kept: the present, the checkpoints it can be had from, snapshots, moments and clones.
+    /// What is kept: the present, the checkpoints it can be had from, snapshots, moments and
+    /// clones.
     pub kept: u64,
     /// Segments that nothing kept needs: most wait to be deleted. They were not read.
     pub unneeded: u64,
@@ -95,8 +97,8 @@ pub fn check(
 
 fn overtaken(record: &VolumeRecord) -> Error {
     let text = format!(
-        "volume {} changed faster than what it keeps could be listed: what was read is intact; check it \
-         again when fewer checkpoints are written",
+        "volume {} changed faster than what it keeps could be listed: what was read is intact; \
+         check it again when fewer checkpoints are written",
         record.name
     );
     Error::new(ErrorKind::Unavailable, text)

@@ -1,7 +1,10 @@
-//! Segments that nothing kept needs: dead ones that wait to be deleted, and those stranded in the window of a
-//! fence, where the writer that was shut out had left them. The latter stay for ever: nobody reads them.
+//! Segments that nothing kept needs: dead ones that wait to be deleted, and those stranded in the
+//! window of a fence, where the writer that was shut out had left them. The latter stay for ever:
+//! nobody reads them.
 
-use sawmill_format::segment::{SegmentRole, encoded_len, parse_segment_key, segment_key, segment_prefix};
+use sawmill_format::segment::{
+    SegmentRole, encoded_len, parse_segment_key, segment_key, segment_prefix,
+};
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::CheckReport;
@@ -11,18 +14,24 @@ use crate::recovery::roll_forward::headers;
 use crate::{ErrorKind, Result, limits};
 
 /// Lists what is stranded, and counts what is unneeded.
-pub(super) fn look(store: &dyn ObjectStore, list: &KeptList, report: &mut CheckReport) -> Result<()> {
+pub(super) fn look(
+    store: &dyn ObjectStore,
+    list: &KeptList,
+    report: &mut CheckReport,
+) -> Result<()> {
     let id = list.volume_id;
     let listed = Blocking(store).list(&segment_prefix(id), Class::Background);
     // Behind the end the log may have gone on since.
     let listed = listed.map_err(|error| store_error(&error))?.into_iter().filter_map(|object| {
         let (_, sequence) = parse_segment_key(&object.key)?;
-        let is_unneeded = sequence < list.next_sequence && !list.segments.contains_key(&(id, sequence));
+        let is_unneeded =
+            sequence < list.next_sequence && !list.segments.contains_key(&(id, sequence));
         is_unneeded.then_some((sequence, object.size_bytes))
     });
     // Nothing else in the log is so small as a fence.
     let fence_bytes = encoded_len(0, 0, 0) as u64;
-    let (small, mut unneeded): (Vec<_>, Vec<_>) = listed.partition(|(_, bytes)| *bytes == fence_bytes);
+    let (small, mut unneeded): (Vec<_>, Vec<_>) =
+        listed.partition(|(_, bytes)| *bytes == fence_bytes);
     let mut windows = Vec::new();
     for chunk in small.chunks(limits::ROLL_FORWARD_PARALLEL) {
         let sequences: Vec<u64> = chunk.iter().map(|(sequence, _)| *sequence).collect();

@@ -1,11 +1,14 @@
-//! Reads each segment and each map part that is needed, once, a few at a time, and verifies every byte.
+//! Reads each segment and each map part that is needed, once, a few at a time, and verifies every
+//! byte.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use sawmill_format::ids::VolumeId;
 use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
-use sawmill_format::segment::{FrameIdentity, SegmentHeader, SegmentIdentity, frame_open, segment_key};
+use sawmill_format::segment::{
+    FrameIdentity, SegmentHeader, SegmentIdentity, frame_open, segment_key,
+};
 use sawmill_store::{Class, ObjectStore};
 
 use super::CheckReport;
@@ -43,7 +46,11 @@ fn verified<T>(
 }
 
 /// Reads all map parts that are needed.
-pub(super) fn parts(store: &dyn ObjectStore, list: &KeptList, damage: &mut DamageList) -> Result<()> {
+pub(super) fn parts(
+    store: &dyn ObjectStore,
+    list: &KeptList,
+    damage: &mut DamageList,
+) -> Result<()> {
     let parts: Vec<_> = list.parts.iter().collect();
     for chunk in parts.chunks(PARALLEL) {
         let identity = |(group, number, put_id): &(u64, u64, _)| PartIdentity {
@@ -53,7 +60,9 @@ pub(super) fn parts(store: &dyn ObjectStore, list: &KeptList, damage: &mut Damag
             put_id: *put_id,
         };
         let wanted = chunk.iter().map(|(name, _)| (part_key(&identity(name)), None)).collect();
-        for ((name, part), answer) in chunk.iter().zip(ask::get_all(store, wanted, Class::Background)) {
+        for ((name, part), answer) in
+            chunk.iter().zip(ask::get_all(store, wanted, Class::Background))
+        {
             let (identity, key) = (identity(name), part_key(&identity(name)));
             let check = |bytes: &Bytes| check_part(list, &identity, part, bytes);
             if let Err(what) = verified(store, &key, answer, check)? {
@@ -77,8 +86,8 @@ fn check_part(
         let owner = list.lineage.owner(list.volume_id, extent.sequence);
         let segment = list.segments.get(&(owner, extent.sequence));
         let sequence = extent.sequence;
-        let segment =
-            segment.ok_or_else(|| format!("it names segment {sequence}, and no table of segments does"))?;
+        let segment = segment
+            .ok_or_else(|| format!("it names segment {sequence}, and no table of segments does"))?;
         if u64::from(extent.data_offset) + extent.length > segment.data_bytes {
             return Err(format!("it names bytes past the end of segment {sequence}"));
         }
@@ -97,16 +106,21 @@ pub(super) fn segments(
     let segments: Vec<_> = list.segments.iter().collect();
     let total = segments.len() as u64;
     for chunk in segments.chunks(PARALLEL) {
-        let wanted = chunk.iter().map(|((owner, sequence), _)| (segment_key(*owner, *sequence), None));
+        let wanted =
+            chunk.iter().map(|((owner, sequence), _)| (segment_key(*owner, *sequence), None));
         let answers = ask::get_all(store, wanted.collect(), Class::Background);
         for (((owner, sequence), segment), answer) in chunk.iter().zip(answers) {
             let key = segment_key(*owner, *sequence);
-            match verified(store, &key, answer, |bytes| check_segment(*owner, *sequence, segment, bytes))? {
+            match verified(store, &key, answer, |bytes| {
+                check_segment(*owner, *sequence, segment, bytes)
+            })? {
                 Ok((frames, bytes)) => {
                     report.frames += frames;
                     report.bytes += bytes;
                 }
-                Err(what) => damage.add(&key, &what, &list.names(&segment.needers).collect::<Vec<_>>()),
+                Err(what) => {
+                    damage.add(&key, &what, &list.names(&segment.needers).collect::<Vec<_>>())
+                }
             }
         }
         report.segments += chunk.len() as u64;
@@ -131,14 +145,24 @@ fn check_segment(
         return Err("its header does not agree with the table of segments".into());
     }
     if bytes.len() as u64 != header.object_bytes() {
-        return Err(format!("it has {} bytes, and its header says {}", bytes.len(), header.object_bytes()));
+        return Err(format!(
+            "it has {} bytes, and its header says {}",
+            bytes.len(),
+            header.object_bytes()
+        ));
     }
     let body = &bytes[header.header_bytes() as usize..];
     for (frame, entry) in header.frames.iter().enumerate() {
-        let identity =
-            FrameIdentity { volume_id, sequence: header.sequence, epoch: header.epoch, frame: frame as u32 };
+        let identity = FrameIdentity {
+            volume_id,
+            sequence: header.sequence,
+            epoch: header.epoch,
+            frame: frame as u32,
+        };
         let start = entry.body_offset as usize;
-        let part = body.get(start..start + entry.stored_bytes as usize).ok_or("a frame lies past its end")?;
+        let part = body
+            .get(start..start + entry.stored_bytes as usize)
+            .ok_or("a frame lies past its end")?;
         frame_open(&identity, part).map_err(|error| format!("frame {frame}: {error}"))?;
     }
     Ok((header.frames.len() as u64, bytes.len() as u64))
@@ -165,12 +189,17 @@ pub(super) fn counts(stored: &Stored, report: &mut CheckReport, damage: &mut Dam
         let (bytes, end) = mapped.remove(&sequence).unwrap_or_default();
         if bytes != info.live_bytes || end > info.data_bytes {
             let live = info.live_bytes;
-            let what =
-                format!("the map holds {bytes} of its bytes, and its live bytes are counted as {live}");
+            let what = format!(
+                "the map holds {bytes} of its bytes, and its live bytes are counted as {live}"
+            );
             damage.add(&key(sequence), &what, &present);
         }
     }
     for sequence in mapped.keys() {
-        damage.add(&key(*sequence), "the map names it, and the table of segments does not", &present);
+        damage.add(
+            &key(*sequence),
+            "the map names it, and the table of segments does not",
+            &present,
+        );
     }
 }

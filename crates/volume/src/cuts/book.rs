@@ -1,12 +1,13 @@
 //! What of the past is kept, and which segments that needs.
 //!
-//! Invariants: names are unique; a cut's checkpoint was durable when the cut was entered; `needs` never says
-//! no to a segment that some cut can reach.
+//! Invariants: names are unique; a cut's checkpoint was durable when the cut was entered; `needs`
+//! never says no to a segment that some cut can reach.
 //!
-//! Why `needs` is right: let `K` be the number of a cut's checkpoint. A segment that checkpoint `K` still
-//! maps was live at `K`, so the first checkpoint that finds it dead has a higher number. A segment behind
-//! `K`'s last one was not in `K`, so the same holds. Nothing behind the cut's own last segment matters,
-//! except to a retained checkpoint, from which any later moment is rolled forward to.
+//! Why `needs` is right: let `K` be the number of a cut's checkpoint. A segment that checkpoint `K`
+//! still maps was live at `K`, so the first checkpoint that finds it dead has a higher number. A
+//! segment behind `K`'s last one was not in `K`, so the same holds. Nothing behind the cut's own
+//! last segment matters, except to a retained checkpoint, from which any later moment is rolled
+//! forward to.
 
 use std::sync::Arc;
 
@@ -42,7 +43,12 @@ pub(crate) struct Place {
 
 impl Place {
     /// A place in the log behind `root`.
-    pub(crate) fn behind(root: &Checkpoint, sequence: u64, position: u64, wall_unix_ms: u64) -> Self {
+    pub(crate) fn behind(
+        root: &Checkpoint,
+        sequence: u64,
+        position: u64,
+        wall_unix_ms: u64,
+    ) -> Self {
         Place {
             number: root.number,
             put_id: root.put_id,
@@ -118,10 +124,10 @@ impl CutBook {
         book
     }
 
-    /// A durable checkpoint begins a retained moment, when any are kept: unless the newest that does is so
-    /// near that its own way forward leads to every moment behind this one. So a window has no more of them
-    /// than [`limits::RETAINED_PER_WINDOW`], and one for each attachment, rollback, new size, flattening and
-    /// jump of the wall clock.
+    /// A durable checkpoint begins a retained moment, when any are kept: unless the newest that
+    /// does is so near that its own way forward leads to every moment behind this one. So a window
+    /// has no more of them than [`limits::RETAINED_PER_WINDOW`], and one for each attachment,
+    /// rollback, new size, flattening and jump of the wall clock.
     pub(crate) fn retain_root(&mut self, root: &Checkpoint) {
         if self.retention_s == 0 {
             return;
@@ -131,14 +137,20 @@ impl CutBook {
         if self.last.as_ref().is_some_and(stands_for) {
             return;
         }
-        self.add_retained(&Place::behind(root, root.through_sequence, root.position, root.wall_unix_ms));
+        self.add_retained(&Place::behind(
+            root,
+            root.through_sequence,
+            root.position,
+            root.wall_unix_ms,
+        ));
         self.last = Some(Retained::of(root));
     }
 
     /// What began from checkpoint `original` begins from `repeated`, which is of the same state.
     pub(crate) fn begin_from(&mut self, original: &Checkpoint, repeated: &Checkpoint) {
         let begun = |cut: &&mut CutEntry| {
-            cut.kind != CutKind::Pin && (cut.number, cut.put_id) == (original.number, original.put_id)
+            cut.kind != CutKind::Pin
+                && (cut.number, cut.put_id) == (original.number, original.put_id)
         };
         for cut in self.cuts.iter_mut().filter(begun) {
             (cut.number, cut.put_id) = (repeated.number, repeated.put_id);
@@ -197,7 +209,8 @@ impl CutBook {
         self.cuts.iter().filter(|cut| cut.kind == CutKind::Retained)
     }
 
-    /// Whether a cut of its own, not just a clone's hold, begins from that checkpoint and reaches so far.
+    /// Whether a cut of its own, not just a clone's hold, begins from that checkpoint and reaches
+    /// so far.
     pub(crate) fn begins(&self, number: u64, put_id: PutId, through_sequence: u64) -> bool {
         self.cuts.iter().any(|cut| {
             let reaches = match cut.kind {
@@ -209,7 +222,8 @@ impl CutBook {
         })
     }
 
-    /// Carries out an order; a rollback changes only the map, and ends what an older checkpoint stands for.
+    /// Carries out an order; a rollback changes only the map, and ends what an older checkpoint
+    /// stands for.
     pub(crate) fn apply(&mut self, order: &Order, place: &Place) {
         match order {
             Order::CreateSnapshot(name) => {
@@ -241,12 +255,13 @@ impl CutBook {
         }
     }
 
-    /// Gives up what has left the retention window: every retained checkpoint but the newest one at or before
-    /// the start of the window, and those after it. Age is the time that the volume was attached since: no
-    /// wall clock can make a moment old.
+    /// Gives up what has left the retention window: every retained checkpoint but the newest one at
+    /// or before the start of the window, and those after it. Age is the time that the volume was
+    /// attached since: no wall clock can make a moment old.
     pub(crate) fn prune(&mut self, attached_ms: u64) {
         let retention_ms = self.retention_s.saturating_mul(1000);
-        let has_left = |cut: &&CutEntry| cut_attached_ms(cut).saturating_add(retention_ms) <= attached_ms;
+        let has_left =
+            |cut: &&CutEntry| cut_attached_ms(cut).saturating_add(retention_ms) <= attached_ms;
         let base = self.retained().filter(has_left).map(|cut| cut.number).max();
         let bound = match (self.retention_s, base) {
             (0, _) => u64::MAX,
@@ -256,7 +271,8 @@ impl CutBook {
         self.cuts.retain(|cut| cut.kind != CutKind::Retained || cut.number >= bound);
     }
 
-    /// When, by the time attached, the next retained checkpoint can be given up; `None` when none ever can.
+    /// When, by the time attached, the next retained checkpoint can be given up; `None` when none
+    /// ever can.
     pub(crate) fn prunes_at_attached_ms(&self) -> Option<u64> {
         // The oldest is needed for as long as the next one is inside the window.
         let next = self.retained().map(cut_attached_ms).nth(1)?;
@@ -298,8 +314,8 @@ impl Lineage {
         self.0.get(index).map(|entry| (index, entry.volume_id))
     }
 
-    /// Whether the volume has to keep a segment for one of its cuts. A clone of it has holds of its own on
-    /// its ancestors: what it needs of them is not ours to keep.
+    /// Whether the volume has to keep a segment for one of its cuts. A clone of it has holds of its
+    /// own on its ancestors: what it needs of them is not ours to keep.
     pub(crate) fn needs(&self, cuts: &[CutEntry], sequence: u64, dead_since: u64) -> bool {
         let inherited = self.ancestor(sequence).is_some();
         let counts = |cut: &&CutEntry| !(inherited && cut.kind == CutKind::Pin);
@@ -349,8 +365,10 @@ mod tests {
     #[test]
     fn the_window_keeps_one_checkpoint_before_its_start() {
         let cuts = [(1, 1), (2, 2), (3, 3), (4, 4)];
-        let cuts: Vec<_> =
-            cuts.iter().map(|(number, attached_s)| cut(CutKind::Retained, *number, 0, *attached_s)).collect();
+        let cuts: Vec<_> = cuts
+            .iter()
+            .map(|(number, attached_s)| cut(CutKind::Retained, *number, 0, *attached_s))
+            .collect();
         let mut book = CutBook { retention_s: 2, cuts, ..CutBook::default() };
         book.prune(4500);
         assert_eq!(book.retained().map(|cut| cut.number).collect::<Vec<_>>(), [2, 3, 4]);
@@ -410,7 +428,10 @@ mod tests {
             book.retained().any(|cut| cut.number == root.number)
         };
         assert!(is_retained(&root(1, 0), 0) && !is_retained(&root(2, 1), 0));
-        assert!(is_retained(&root(3, 2), 25) && !is_retained(&root(4, 3), 25), "a rollback at segment 25");
+        assert!(
+            is_retained(&root(3, 2), 25) && !is_retained(&root(4, 3), 25),
+            "a rollback at segment 25"
+        );
         let larger = Checkpoint { size_bytes: 2 << 30, ..root(5, 4) };
         assert!(is_retained(&larger, 25));
         let later = Checkpoint { wall_unix_ms: 2_000_000, size_bytes: 2 << 30, ..root(6, 5) };

@@ -1,19 +1,22 @@
 //! Clones: a volume that begins from a cut of another, and shares its segments.
 //!
-//! A clone has an id, a map and a log of its own. Its sequences go on behind those of its base, so a sequence
-//! tells whose segment it is; its first checkpoint says which range is whose (the lineage). Nothing is copied
-//! but the map.
+//! A clone has an id, a map and a log of its own. Its sequences go on behind those of its base, so
+//! a sequence tells whose segment it is; its first checkpoint says which range is whose (the
+//! lineage). Nothing is copied but the map.
 //!
-//! Order, and why: pins first (in the base and in all its ancestors), then a look whether the cut is still
-//! kept and the base still there, then the clone's map and checkpoint, its name last. Whoever gives up a cut
-//! or a volume makes that durable first and asks for pins after it (`engine::pins`, `removal`): so one of the
-//! two sees the other. A creation that dies on the way leaves pins and objects that nobody finds by name;
+//! Order, and why: pins first (in the base and in all its ancestors), then a look whether the cut
+//! is still kept and the base still there, then the clone's map and checkpoint, its name last.
+//! Whoever gives up a cut or a volume makes that durable first and asks for pins after it
+//! (`engine::pins`, `removal`): so one of the two sees the other. A creation that dies on the way
+//! leaves pins and objects that nobody finds by name;
 //! `check` of the base says so.
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{Kept, LineageEntry, Pin, parse_slot, pin_key, pin_prefix, released_key};
+use sawmill_format::kept::{
+    Kept, LineageEntry, Pin, parse_slot, pin_key, pin_prefix, released_key,
+};
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
@@ -33,7 +36,8 @@ use crate::{Error, ErrorKind, Result, names};
 /// How often a clone of the present is tried anew because the base went on meanwhile.
 const TRIES_MAX: u32 = 8;
 
-/// Makes volume `name` of the state of volume `base` at `cut`, or of everything of it that is stored.
+/// Makes volume `name` of the state of volume `base` at `cut`, or of everything of it that is
+/// stored.
 pub fn clone(
     store: &dyn ObjectStore,
     base: &str,
@@ -75,7 +79,8 @@ pub fn clone_in(
         }
     }
     let text = format!(
-        "volume {base} changes faster than it can be cloned: make a snapshot of it, and clone that instead"
+        "volume {base} changes faster than it can be cloned: make a snapshot of it, and clone that \
+        instead"
     );
     Err(Error::new(ErrorKind::Unavailable, text))
 }
@@ -119,14 +124,16 @@ fn needed(stored: &Stored) -> Vec<LineageEntry> {
     let lineage = &stored.view.lineage;
     let is_needed = |index: usize| {
         let mut live = live.iter().filter(|(_, info)| info.live_bytes > 0);
-        live.any(|(sequence, _)| lineage.ancestor(u64::from(*sequence)).is_some_and(|(at, _)| at == index))
+        live.any(|(sequence, _)| {
+            lineage.ancestor(u64::from(*sequence)).is_some_and(|(at, _)| at == index)
+        })
     };
     let entries = lineage.entries().iter().enumerate();
     entries.filter(|(index, _)| is_needed(*index)).map(|(_, entry)| *entry).collect()
 }
 
-/// Puts a pin into the first free slot. Slots are taken without gaps: one is tried only after the one before
-/// it was seen.
+/// Puts a pin into the first free slot. Slots are taken without gaps: one is tried only after the
+/// one before it was seen.
 fn put_pin(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -136,9 +143,12 @@ fn put_pin(
 ) -> Result<u64> {
     let prefix = pin_prefix(entry.volume_id);
     let listed = Blocking(store).list(&prefix, Class::Read).map_err(|error| store_error(&error))?;
-    let mut slot = listed.iter().filter_map(|object| parse_slot(&object.key)).max().unwrap_or(0) + 1;
+    let mut slot =
+        listed.iter().filter_map(|object| parse_slot(&object.key)).max().unwrap_or(0) + 1;
     // A list may show what is not there any more, of a volume that was deleted.
-    while slot > 1 && ask::get(store, &pin_key(entry.volume_id, slot - 1), None, Class::Read)?.is_none() {
+    while slot > 1
+        && ask::get(store, &pin_key(entry.volume_id, slot - 1), None, Class::Read)?.is_none()
+    {
         slot -= 1;
     }
     loop {
@@ -151,8 +161,11 @@ fn put_pin(
             through_sequence: entry.cut_through,
             name: name.to_owned(),
         };
-        let put =
-            Blocking(store).put(&pin_key(entry.volume_id, slot), Bytes::from(pin.encode()), Class::Upload);
+        let put = Blocking(store).put(
+            &pin_key(entry.volume_id, slot),
+            Bytes::from(pin.encode()),
+            Class::Upload,
+        );
         match put.map_err(|error| store_error(&error))? {
             PutOutcome::Created => return Ok(slot),
             PutOutcome::Taken => slot += 1,
@@ -160,14 +173,20 @@ fn put_pin(
     }
 }
 
-/// After the pins are there: whether the base is still there under its name, with the cut, and its own hold
-/// on its ancestors.
-fn look_again(world: &dyn World, store: &dyn ObjectStore, base: &str, stored: &Stored) -> Result<bool> {
+/// After the pins are there: whether the base is still there under its name, with the cut, and its
+/// own hold on its ancestors.
+fn look_again(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    base: &str,
+    stored: &Stored,
+) -> Result<bool> {
     let record = names::find(store, base)?;
     let root = &stored.newest.checkpoint;
     if record.volume_id != root.volume_id {
         let text = format!(
-            "volume {base} was deleted and created again while it was being cloned: nothing was cloned"
+            "volume {base} was deleted and created again while it was being cloned: nothing was \
+            cloned"
         );
         return Err(Error::new(ErrorKind::NotFound, text));
     }
@@ -175,7 +194,8 @@ fn look_again(world: &dyn World, store: &dyn ObjectStore, base: &str, stored: &S
         let released = released_key(entry.volume_id, entry.pin);
         if ask::get(store, &released, None, Class::Read)?.is_some() {
             let text = format!(
-                "volume {base} has released its ancestors while it was being cloned: nothing was cloned"
+                "volume {base} has released its ancestors while it was being cloned: nothing was \
+                cloned"
             );
             return Err(Error::new(ErrorKind::NotFound, text));
         }
@@ -208,8 +228,9 @@ fn put_map(
     let made = groups.filter(|(_, extents)| !extents.is_empty()).map(|(group, extents)| {
         let extents: Vec<_> = extents.into_iter().map(MapExtent::from).collect();
         let identity = PartIdentity { volume_id: clone_id, group, number: 1, put_id };
-        let bytes = encode_part(&identity, group * GROUP_BYTES, &extents)
-            .map_err(|error| Error::caused(ErrorKind::Internal, "the map cannot be written", error))?;
+        let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
+            Error::caused(ErrorKind::Internal, "the map cannot be written", error)
+        })?;
         parts.push(PartEntry {
             group,
             number: 1,
@@ -235,8 +256,12 @@ fn write(
 ) -> Result<VolumeRecord> {
     let put_id = PutId(world.random()?);
     let parts = put_map(store, stored, clone_id, put_id)?;
-    let identity =
-        |part: &PartEntry| PartIdentity { volume_id: clone_id, group: part.group, number: 1, put_id };
+    let identity = |part: &PartEntry| PartIdentity {
+        volume_id: clone_id,
+        group: part.group,
+        number: 1,
+        put_id,
+    };
     let mut keys: Vec<_> = parts.iter().map(|part| part_key(&identity(part))).collect();
     let (mut segments, _) = stored.view.segments.freeze(1, &|_, _| true);
     segments.retain(|segment| segment.live_bytes > 0);
@@ -268,8 +293,8 @@ fn write(
         ..stored.record.clone()
     };
     let root_put = vec![(checkpoint_key(clone_id, 1), root.encode())];
-    let named =
-        ask::put_all(store, root_put).and_then(|()| names::ledger::claim(world, store, name, &record));
+    let named = ask::put_all(store, root_put)
+        .and_then(|()| names::ledger::claim(world, store, name, &record));
     match named {
         Ok(Some(record)) => Ok(record),
         Ok(None) => {
@@ -284,7 +309,12 @@ fn write(
 }
 
 /// Gives pins back, as far as the store lets us; what stays only keeps data alive.
-fn release(world: &dyn World, store: &dyn ObjectStore, clone_id: VolumeId, lineage: &[LineageEntry]) {
+fn release(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    clone_id: VolumeId,
+    lineage: &[LineageEntry],
+) {
     if let Err(error) = let_go(world, store, &PinHolder { clone_id, lineage }) {
         tracing::warn!("cannot release the pins of a clone that was not made: {error}");
     }

@@ -7,7 +7,8 @@ use std::fmt;
 pub enum Cut {
     /// The snapshot of this name.
     Snapshot(String),
-    /// The newest state at or before this moment, in milliseconds since 1970, UTC, by the writer's clock.
+    /// The newest state at or before this moment, in milliseconds since 1970, UTC, by the writer's
+    /// clock.
     Time(u64),
     /// The newest state that has no write at or past this position of the log.
     Position(u64),

@@ -1,7 +1,7 @@
 //! A cut by name, time or position: which checkpoint it begins from, and how far to roll forward.
 //!
-//! Invariants: what is returned is exactly the state at a boundary of segments; a cut that is not kept any
-//! more is an error, never another cut.
+//! Invariants: what is returned is exactly the state at a boundary of segments; a cut that is not
+//! kept any more is an error, never another cut.
 
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;
@@ -43,7 +43,12 @@ pub(crate) fn entry_of(book: &CutBook, cut: &Cut) -> Result<Entry> {
         })?;
         let through = entry.through_sequence;
         let until = Until { sequence: through, ..Until::END };
-        return Ok(Entry { number: entry.number, put_id: entry.put_id, until, last: Some(through) });
+        return Ok(Entry {
+            number: entry.number,
+            put_id: entry.put_id,
+            until,
+            last: Some(through),
+        });
     }
     let (wall, position) = match cut {
         Cut::Time(unix_ms) => (*unix_ms, u64::MAX),
@@ -60,24 +65,25 @@ pub(crate) fn entry_of(book: &CutBook, cut: &Cut) -> Result<Entry> {
         let oldest = book.retained().map(|entry| (entry.wall_unix_ms, entry.position)).min();
         let text = match oldest {
             None => format!(
-                "{cut} is not kept: the volume has no retention; `sawmill set --retention 24h` keeps every \
-                 moment from then on, and `sawmill snapshot list` shows what else there is"
+                "{cut} is not kept: the volume has no retention; `sawmill set --retention 24h` \
+                 keeps every moment from then on, and `sawmill snapshot list` shows what else \
+                 there is"
             ),
             Some((wall, position)) => format!(
-                "{cut} is before what is kept: the oldest is position {position}, {wall} ms after 1970; see \
-                 `sawmill log`"
+                "{cut} is before what is kept: the oldest is position {position}, {wall} ms after \
+                 1970; see `sawmill log`"
             ),
         };
         return Err(Error::new(ErrorKind::NotFound, text));
     };
-    // Not only up to the next checkpoint: what was under way when that was frozen is older than it, and not
-    // in it.
+    // Not only up to the next checkpoint: what was under way when that was frozen is older than it,
+    // and not in it.
     let until = Until { sequence: u64::MAX, wall_unix_ms: wall, position };
     Ok(Entry { number: found.number, put_id: found.put_id, until, last: None })
 }
 
-/// Reads a volume's state at a cut. An attach may repeat the checkpoint that the cut begins from, and delete
-/// it: then it is looked for again.
+/// Reads a volume's state at a cut. An attach may repeat the checkpoint that the cut begins from,
+/// and delete it: then it is looked for again.
 pub(crate) fn stored_cut(
     store: &dyn ObjectStore,
     name: &str,
@@ -99,7 +105,12 @@ pub(crate) fn stored_cut(
     cut_of(store, names::stored(store, name, reporter)?, cut, reporter)
 }
 
-fn cut_of(store: &dyn ObjectStore, now: Stored, cut: &Cut, reporter: &mut Reporter<'_>) -> Result<Stored> {
+fn cut_of(
+    store: &dyn ObjectStore,
+    now: Stored,
+    cut: &Cut,
+    reporter: &mut Reporter<'_>,
+) -> Result<Stored> {
     let mut entry = entry_of(&now.view.cuts.lock(), cut)?;
     if is_copied(store, now.record.volume_id, now.newest.checkpoint.number)? {
         // Beyond that a copier may be at work. Before it a gap is damage, as in a primary.
@@ -107,8 +118,10 @@ fn cut_of(store: &dyn ObjectStore, now: Stored, cut: &Cut, reporter: &mut Report
     }
     let root = checkpoint::kept_root(store, now.record.volume_id, entry.number, entry.put_id)?;
     let (view, end) = state_at(store, &root, &entry).map_err(|error| gone(cut, error))?;
-    reporter
-        .step("cut", format!("{cut}: through segment {}, position {}", end.stored_sequence, end.position));
+    reporter.step(
+        "cut",
+        format!("{cut}: through segment {}, position {}", end.stored_sequence, end.position),
+    );
     let number_max = now.newest.number_max;
     // Its size is that of then.
     let record = VolumeRecord { size_bytes: end.size_bytes, ..now.record };
@@ -137,7 +150,9 @@ fn gone(cut: &Cut, error: Error) -> Error {
     if error.kind() != ErrorKind::Corrupt {
         return error;
     }
-    let text = format!("{cut} is not available: it is no longer kept, or its objects are damaged ({error})");
+    let text = format!(
+        "{cut} is not available: it is no longer kept, or its objects are damaged ({error})"
+    );
     Error::new(ErrorKind::NotFound, text)
 }
 
@@ -193,7 +208,8 @@ pub fn past(store: &dyn ObjectStore, name: &str) -> Result<PastReport> {
             if !super::book::needs(alone, u64::from(*sequence), since) {
                 continue;
             }
-            let lives = info.live_bytes > 0 || super::book::needs(&others, u64::from(*sequence), since);
+            let lives =
+                info.live_bytes > 0 || super::book::needs(&others, u64::from(*sequence), since);
             *(if lives { &mut shared_bytes } else { &mut unique_bytes }) += info.object_bytes;
         }
         CutInfo {

@@ -1,14 +1,15 @@
-//! The removal of a volume that others may need: its name goes immediately, its data with the last pin.
+//! The removal of a volume that others may need: its name goes immediately, its data with the last
+//! pin.
 //!
-//! Order, and why: first the word that the volume is deleted, which removes its name (`names`), then pins are
-//! read. A clone puts its pin first and checks the name afterwards: so either it finds no name, or its pin is
-//! found. The clone that releases the last pin checks for that word and removes what is left; if two release
-//! at the same time, the later one sees both. Before the first object is removed, the word changes to
-//! *removed*, unless another process has already revived the volume: so nothing is deleted only because of a
-//! list.
+//! Order, and why: first the word that the volume is deleted, which removes its name (`names`),
+//! then pins are read. A clone puts its pin first and checks the name afterwards: so either it
+//! finds no name, or its pin is found. The clone that releases the last pin checks for that word
+//! and removes what is left; if two release at the same time, the later one sees both. Before the
+//! first object is removed, the word changes to *removed*, unless another process has already
+//! revived the volume: so nothing is deleted only because of a list.
 //!
-//! Invariant: the last fence stays forever, so that a writer that wakes up learns that it is fenced. So do
-//! the words, so that no old name ever means the volume again.
+//! Invariant: the last fence stays forever, so that a writer that wakes up learns that it is
+//! fenced. So do the words, so that no old name ever means the volume again.
 
 use std::collections::HashSet;
 
@@ -40,8 +41,13 @@ pub(crate) struct PinHolder<'a> {
     pub(crate) lineage: &'a [LineageEntry],
 }
 
-/// Lets go of all pins of a clone, and buries ancestors that were deleted and that nobody needs any more.
-pub(crate) fn let_go(world: &dyn World, store: &dyn ObjectStore, kin: &PinHolder<'_>) -> Result<Deleted> {
+/// Lets go of all pins of a clone, and buries ancestors that were deleted and that nobody needs any
+/// more.
+pub(crate) fn let_go(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    kin: &PinHolder<'_>,
+) -> Result<Deleted> {
     let mut deleted = Deleted { objects: 0, bytes: 0, pinned_by: Vec::new() };
     for entry in kin.lineage.iter().filter(|entry| entry.pin > 0) {
         if ask::get(store, &pin_key(entry.volume_id, entry.pin), None, Class::Read)?.is_none() {
@@ -65,8 +71,8 @@ pub(crate) fn let_go(world: &dyn World, store: &dyn ObjectStore, kin: &PinHolder
     Ok(deleted)
 }
 
-/// If nothing pins a deleted volume, removes its objects except its words and last fence (with `all_fences`:
-/// every fence).
+/// If nothing pins a deleted volume, removes its objects except its words and last fence (with
+/// `all_fences`: every fence).
 pub(crate) fn remove_objects(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -92,11 +98,16 @@ pub(crate) fn remove_objects(
         }
     }
     let ask = Blocking(store);
-    let mut kept: HashSet<String> = (fence > 0).then(|| segment_key(volume_id, fence)).into_iter().collect();
+    let mut kept: HashSet<String> =
+        (fence > 0).then(|| segment_key(volume_id, fence)).into_iter().collect();
     let convert = |error: sawmill_store::StoreError| store_error(&error);
     let objects = ask.list(&format!("{volume_id}/"), Class::Upload).map_err(convert)?;
     // A delete that was tried before may have put its fence further on.
-    let last = objects.iter().filter_map(|object| parse_segment_key(&object.key)).map(|(_, last)| last).max();
+    let last = objects
+        .iter()
+        .filter_map(|object| parse_segment_key(&object.key))
+        .map(|(_, last)| last)
+        .max();
     kept.extend(last.filter(|_| fence > 0).map(|last| segment_key(volume_id, last)));
     // Nothing else in the log is so small.
     let is_fence = |object: &ObjectInfo| {
@@ -104,7 +115,9 @@ pub(crate) fn remove_objects(
     };
     let words = word_prefix(volume_id);
     let stays = |object: &ObjectInfo| {
-        kept.contains(&object.key) || object.key.starts_with(&words) || all_fences && is_fence(object)
+        kept.contains(&object.key)
+            || object.key.starts_with(&words)
+            || all_fences && is_fence(object)
     };
     let doomed: Vec<_> = objects.into_iter().filter(|object| !stays(object)).collect();
     for objects in doomed.chunks(1000) {

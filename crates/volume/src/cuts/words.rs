@@ -1,8 +1,9 @@
 //! Words about a volume: that it is deleted, that its data is going, that it lives.
 //!
-//! Invariants: a word is created if absent under the number after the newest that was read, and stays for
-//! ever; the newest counts. So of two that want to say the next thing one does, and the other learns of it:
-//! nobody buries what somebody else has called back to life, nor the other way round.
+//! Invariants: a word is created if absent under the number after the newest that was read, and
+//! stays for ever; the newest counts. So of two that want to say the next thing one does, and the
+//! other learns of it: nobody buries what somebody else has called back to life, nor the other way
+//! round.
 
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};
@@ -63,13 +64,16 @@ pub(crate) fn put(
         through_sequence: fence,
         name: name.to_owned(),
     };
-    let put = Blocking(store).put(&word_key(volume_id, number), Bytes::from(pin.encode()), Class::Upload);
+    let put =
+        Blocking(store).put(&word_key(volume_id, number), Bytes::from(pin.encode()), Class::Upload);
     Ok(put.map_err(|error| store_error(&error))? == PutOutcome::Created)
 }
 
 pub(crate) fn decode(volume_id: VolumeId, number: u64, bytes: &[u8]) -> Result<(Word, Pin)> {
-    let damaged = |what| Error::new(ErrorKind::Corrupt, format!("{}: {what}", word_key(volume_id, number)));
+    let damaged =
+        |what| Error::new(ErrorKind::Corrupt, format!("{}: {what}", word_key(volume_id, number)));
     let pin = Pin::decode(bytes, volume_id, number).map_err(|error| damaged(error.to_string()))?;
-    let said = Word::of(&pin).ok_or_else(|| damaged("this version does not know its content".to_owned()))?;
+    let said = Word::of(&pin)
+        .ok_or_else(|| damaged("this version does not know its content".to_owned()))?;
     Ok((said, pin))
 }

@@ -1,9 +1,9 @@
-//! Data that was cached before it moved stays cached: its frames go into the read cache under their new name
-//! before the map names that.
+//! Data that was cached before it moved stays cached: its frames go into the read cache under their
+//! new name before the map names that.
 //!
-//! The cache is checked twice: when the data was gathered, so that most of the work runs in parallel to the
-//! put, and again before the map changes, for frames that readers fetched in between. Best effort: frames
-//! that were fetched and are not in the cache yet are missed.
+//! The cache is checked twice: when the data was gathered, so that most of the work runs in
+//! parallel to the put, and again before the map changes, for frames that readers fetched in
+//! between. Best effort: frames that were fetched and are not in the cache yet are missed.
 
 use std::sync::Arc;
 
@@ -79,7 +79,8 @@ fn late_frames(context: &Context, upload: &Upload) -> Vec<bool> {
     let (view, frame_bytes) = (context.stored.view(), u64::from(header.frame_bytes));
     let mut last_asked = None;
     for (extent, origin) in header.extents.iter().zip(&header.origins) {
-        let (start, end) = (u64::from(extent.data_offset), u64::from(extent.data_offset) + extent.length);
+        let (start, end) =
+            (u64::from(extent.data_offset), u64::from(extent.data_offset) + extent.length);
         let (first, last) = (start / frame_bytes, (end - 1) / frame_bytes);
         if upload.cached.has_all(first, last) {
             continue;
@@ -95,8 +96,8 @@ fn late_frames(context: &Context, upload: &Upload) -> Vec<bool> {
             last_asked = Some((asked, is_cached));
             if is_cached {
                 // The part of that frame in this extent, at its new place.
-                let part =
-                    from.max(frame * frame_bytes)..(from + extent.length).min((frame + 1) * frame_bytes);
+                let part = from.max(frame * frame_bytes)
+                    ..(from + extent.length).min((frame + 1) * frame_bytes);
                 let (first, last) = (start + part.start - from, start + part.end - 1 - from);
                 for frame in first / frame_bytes..=last / frame_bytes {
                     late[frame as usize] = !upload.cached.frames[frame as usize];

@@ -1,9 +1,9 @@
 //! Checkpoints: the map as objects, frozen at a stored segment. `cleanup` deletes what a checkpoint
 //! supersedes.
 //!
-//! Only the engine changes the map, so encoding it between two applied segments freezes a cut without
-//! stopping any user. Only groups of addresses that changed are written again; the root names the parts of
-//! all groups.
+//! Only the engine changes the map, so encoding it between two applied segments freezes a cut
+//! without stopping any user. Only groups of addresses that changed are written again; the root
+//! names the parts of all groups.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,9 +30,11 @@ use crate::tally::add;
 use crate::{Error, ErrorKind, Result};
 
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
-/// The shortest interval at which a quiet volume checks for data that has left the retention window.
+/// The shortest interval at which a quiet volume checks for data that has left the retention
+/// window.
 const WINDOW_LOOK_EVERY_MS: u64 = 10_000;
-/// How often a conflicting root is read before it counts as damaged: an answer may be garbled in transit.
+/// How often a conflicting root is read before it counts as damaged: an answer may be garbled in
+/// transit.
 const RIVAL_LOOKS_MAX: u32 = 4;
 
 /// A checkpoint being written: all parts, then the root as the last object.
@@ -73,7 +75,8 @@ pub(super) struct Checkpoints {
     pub(super) uncopied: Vec<Checkpoint>,
     /// How many of the next checkpoints look for copies of older ones.
     copies_left: u32,
-    /// The parts of checkpoints that cuts start from, by number; unknown for those of older attachments.
+    /// The parts of checkpoints that cuts start from, by number; unknown for those of older
+    /// attachments.
     pub(super) cut_parts: BTreeMap<u64, Vec<PartEntry>>,
     /// The last rollback that is stored.
     pub(super) rolled_back: Option<RolledBack>,
@@ -172,10 +175,12 @@ impl Checkpoints {
         now: Duration,
     ) -> bool {
         let totals = context.stored.view().segments.totals();
-        let checkpoint_bytes = self.newest_root.parts.iter().map(|part| u64::from(part.bytes)).sum();
+        let checkpoint_bytes =
+            self.newest_root.parts.iter().map(|part| u64::from(part.bytes)).sum();
         self.log_bytes >= options.checkpoint_bytes
             || self.wanted > 0
-            || totals.is_worth_a_checkpoint(context.attachment.record.segment_bytes, checkpoint_bytes)
+            || totals
+                .is_worth_a_checkpoint(context.attachment.record.segment_bytes, checkpoint_bytes)
             || now >= busy_at + QUIET_AFTER && totals.is_worth_a_checkpoint_in_peace()
     }
 
@@ -210,30 +215,46 @@ impl Checkpoints {
     }
 
     /// Time until a volume that becomes quiet deletes what is dead.
-    pub(super) fn settle_in(&self, context: &Context, busy_at: Duration, now: Duration) -> Option<Duration> {
+    pub(super) fn settle_in(
+        &self,
+        context: &Context,
+        busy_at: Duration,
+        now: Duration,
+    ) -> Option<Duration> {
         let totals = context.stored.view().segments.totals();
         let waits = totals.is_worth_a_checkpoint_in_peace() && self.writing.is_none();
         waits.then(|| (busy_at + QUIET_AFTER).saturating_sub(now).max(Duration::from_millis(1)))
     }
 
     /// Freezes the current map and starts to write it.
-    pub(super) fn begin(&mut self, context: &Arc<Context>, log: &LogTail, freeze: &Freeze) -> Result<()> {
+    pub(super) fn begin(
+        &mut self,
+        context: &Arc<Context>,
+        log: &LogTail,
+        freeze: &Freeze,
+    ) -> Result<()> {
         let view = context.stored.view();
         let number = self.number + 1;
         let put_id = PutId(context.attachment.world.random()?);
         let mut objects = Vec::new();
         let mut parts = self.newest_root.parts.clone();
         for group in view.map.dirty_groups() {
-            let extents: Vec<_> = view.map.export_group(group).into_iter().map(MapExtent::from).collect();
+            let extents: Vec<_> =
+                view.map.export_group(group).into_iter().map(MapExtent::from).collect();
             view.map.mark_clean(group);
             parts.retain(|part| part.group != group);
             if extents.is_empty() {
                 continue;
             }
-            let identity =
-                PartIdentity { volume_id: context.attachment.record.volume_id, group, number, put_id };
-            let bytes = encode_part(&identity, group * GROUP_BYTES, &extents)
-                .map_err(|error| Error::caused(ErrorKind::Internal, "the map cannot be written", error))?;
+            let identity = PartIdentity {
+                volume_id: context.attachment.record.volume_id,
+                group,
+                number,
+                put_id,
+            };
+            let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
+                Error::caused(ErrorKind::Internal, "the map cannot be written", error)
+            })?;
             parts.push(PartEntry {
                 group,
                 number,
@@ -276,8 +297,17 @@ impl Checkpoints {
         let parts_left = objects.len();
         let (root_sent, odd_looks) = (false, 0);
         let tell = Vec::new();
-        let writing =
-            Writing { root, objects, parts_left, root_sent, odd_looks, deletable, copies, generation, tell };
+        let writing = Writing {
+            root,
+            objects,
+            parts_left,
+            root_sent,
+            odd_looks,
+            deletable,
+            copies,
+            generation,
+            tell,
+        };
         self.writing = Some(writing);
         for object in 0..parts_left {
             self.put_object(context, object);
@@ -287,12 +317,15 @@ impl Checkpoints {
     }
 
     fn put_object(&self, context: &Arc<Context>, object: usize) {
-        let Some(outgoing) = self.writing.as_ref().and_then(|writing| writing.objects.get(object)) else {
+        let Some(outgoing) = self.writing.as_ref().and_then(|writing| writing.objects.get(object))
+        else {
             return;
         };
-        let put = Put { key: outgoing.key.clone(), body: outgoing.body.clone(), class: Class::Upload };
+        let put =
+            Put { key: outgoing.key.clone(), body: outgoing.body.clone(), class: Class::Upload };
         let answered = context.clone();
-        let tell = move |outcome| answered.mailbox.push_event(Event::CheckpointPut { object, outcome });
+        let tell =
+            move |outcome| answered.mailbox.push_event(Event::CheckpointPut { object, outcome });
         context.attachment.store.put(put, Box::new(tell));
     }
 
@@ -326,7 +359,10 @@ impl Checkpoints {
         let outgoing = writing.objects.get_mut(object)?;
         match outcome {
             // A copy of a checkpoint always has the same bytes.
-            Ok(outcome) if !outgoing.stored && (outcome == PutOutcome::Created || is_copy(&outgoing.key)) => {
+            Ok(outcome)
+                if !outgoing.stored
+                    && (outcome == PutOutcome::Created || is_copy(&outgoing.key)) =>
+            {
                 outgoing.stored = true;
                 outgoing.body = Bytes::new();
                 context.attachment.state.store_answered();
@@ -365,8 +401,9 @@ impl Checkpoints {
         }
     }
 
-    /// The root's number is taken, but not by an earlier attachment: it had taken its last number before this
-    /// one started (`open::repeat`). So this attachment is fenced, or the conflicting object is damaged.
+    /// The root's number is taken, but not by an earlier attachment: it had taken its last number
+    /// before this one started (`open::repeat`). So this attachment is fenced, or the conflicting
+    /// object is damaged.
     fn ask_for_rival(&self, context: &Arc<Context>) {
         let Some(writing) = &self.writing else { return };
         let key = checkpoint_key(writing.root.volume_id, writing.root.number);
@@ -383,9 +420,12 @@ impl Checkpoints {
         now: Duration,
     ) {
         let Some(writing) = &mut self.writing else { return };
-        let identity = CheckpointIdentity { volume_id: writing.root.volume_id, number: writing.root.number };
+        let identity =
+            CheckpointIdentity { volume_id: writing.root.volume_id, number: writing.root.number };
         let rival = match outcome {
-            Ok(bytes) => Ok(Checkpoint::decode(&bytes, &identity).map_err(|error| error.to_string())),
+            Ok(bytes) => {
+                Ok(Checkpoint::decode(&bytes, &identity).map_err(|error| error.to_string()))
+            }
             Err(error) if error.kind() == StoreErrorKind::Damaged => Ok(Err(error.to_string())),
             Err(error) => Err(error),
         };
@@ -393,7 +433,8 @@ impl Checkpoints {
         let rival = match rival {
             Ok(rival) if rival.is_ok() || writing.odd_looks >= RIVAL_LOOKS_MAX => rival,
             odd => {
-                // The root is put again later; if there still is a conflict, the object is read again.
+                // The root is put again later; if there still is a conflict, the object is read
+                // again.
                 if let Some(root) = writing.objects.last_mut() {
                     root.repeat_at = Some(now + REPEAT_AFTER);
                 }
@@ -423,7 +464,8 @@ impl Checkpoints {
         let writing = self.writing.take()?;
         let number = writing.root.number;
         let previous = std::mem::replace(&mut self.readable_number, number);
-        let spared_from = self.crossed().map_or(previous, |rollback| previous.min(rollback.cut_number));
+        let spared_from =
+            self.crossed().map_or(previous, |rollback| previous.min(rollback.cut_number));
         self.number = number;
         context.mailbox.set_checkpoint_number(number);
         add(&context.attachment.tally.checkpoints, 1);
@@ -433,7 +475,8 @@ impl Checkpoints {
         let named = Arc::new(self.named_parts(&view, &writing.root));
         let roots = Arc::new(Roots::of(&writing.root, &self.newest_root, &mut self.copies_left));
         let (doomed, generation) = (writing.deletable, writing.generation);
-        let all_named = || named.puts().chain(roots.kept.iter().map(|(_, put_id)| *put_id)).collect();
+        let all_named =
+            || named.puts().chain(roots.kept.iter().map(|(_, put_id)| *put_id)).collect();
         self.own_puts.add(writing.root.put_id, number, all_named);
         let own_puts = self.own_puts.known();
         self.take_over(&view, writing.root, &writing.copies);

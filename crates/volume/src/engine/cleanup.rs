@@ -1,14 +1,12 @@
 //! Deletes what a durable checkpoint has superseded: old roots, parts and dead segments.
 //!
-//! Invariants:
-//! 1. A dead segment is deleted when the *second* checkpoint that found it dead is durable, so the newest two
-//!    checkpoints are always fully readable. Old roots, and parts that neither of the two names, are deleted
-//!    then too.
-//! 2. Roots are deleted one by one, the oldest first, and segments only after all such roots are gone: a list
-//!    that lags must never lead back to a root that misses a segment.
-//! 3. Segments are deleted only after every read that may have looked them up has ended, and after a check
-//!    for clones that pin them (`pins`).
-//! 4. Failed deletes are repeated, even if nothing else happens any more.
+//! Invariants: 1. A dead segment is deleted when the *second* checkpoint that found it dead is
+//! durable, so the newest two checkpoints are always fully readable. Old roots, and parts that
+//! neither of the two names, are deleted then too. 2. Roots are deleted one by one, the oldest
+//! first, and segments only after all such roots are gone: a list that lags must never lead back to
+//! a root that misses a segment. 3. Segments are deleted only after every read that may have looked
+//! them up has ended, and after a check for clones that pin them (`pins`). 4. Failed deletes are
+//! repeated, even if nothing else happens any more.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -61,7 +59,8 @@ pub(super) struct Cleanup {
     what: Superseded,
     /// Lists and deletes in flight.
     in_flight: u32,
-    /// Older checkpoints were deleted by this attachment, or by the one whose state this one started from.
+    /// Older checkpoints were deleted by this attachment, or by the one whose state this one
+    /// started from.
     roots_gone_below: u64,
 }
 
@@ -71,11 +70,17 @@ impl Cleanup {
         Cleanup { roots_gone_below, ..Cleanup::default() }
     }
 
-    /// A checkpoint is durable: what it has superseded is to be deleted, together with what the last one
-    /// left.
+    /// A checkpoint is durable: what it has superseded is to be deleted, together with what the
+    /// last one left.
     pub(super) fn begin(&mut self, what: Superseded) {
         let (in_flight, roots_gone_below) = (self.in_flight, self.roots_gone_below);
-        *self = Cleanup { stage: Stage::Begin, what, in_flight, roots_gone_below, ..Cleanup::default() };
+        *self = Cleanup {
+            stage: Stage::Begin,
+            what,
+            in_flight,
+            roots_gone_below,
+            ..Cleanup::default()
+        };
     }
 
     /// Whether no list and no delete is in flight.
@@ -121,7 +126,8 @@ impl Cleanup {
             return;
         }
         if !context.stored.readers.passed(self.what.generation) {
-            // Reads of an older generation may have prevented the checkpoint from starting a new one.
+            // Reads of an older generation may have prevented the checkpoint from starting a new
+            // one.
             context.stored.readers.advance();
             self.not_before = now + READS_LOOK_EVERY;
             return;
@@ -132,14 +138,20 @@ impl Cleanup {
     }
 
     /// All pins are known now: deletes the segments that none of them needs.
-    pub(super) fn delete_unpinned(&mut self, context: &Arc<Context>, number: u64, mut sequences: Vec<u32>) {
+    pub(super) fn delete_unpinned(
+        &mut self,
+        context: &Arc<Context>,
+        number: u64,
+        mut sequences: Vec<u32>,
+    ) {
         {
             let view = context.stored.view();
             let book = view.cuts.lock();
             sequences.retain(|sequence| {
                 let Some(info) = view.segments.get(*sequence) else { return false };
                 // A rollback may have revived it.
-                let is_needed = view.lineage.needs(&book.cuts, u64::from(*sequence), info.dead_since);
+                let is_needed =
+                    view.lineage.needs(&book.cuts, u64::from(*sequence), info.dead_since);
                 info.live_bytes == 0 && !is_needed
             });
         }
@@ -148,11 +160,18 @@ impl Cleanup {
         }
         let volume_id = context.attachment.record.volume_id;
         // What belongs to an ancestor is only dropped from the table.
-        let own = sequences.iter().filter(|one| context.stored.lineage.ancestor(u64::from(**one)).is_none());
-        let keys = own.map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect::<Vec<_>>();
+        let own = sequences
+            .iter()
+            .filter(|one| context.stored.lineage.ancestor(u64::from(**one)).is_none());
+        let keys =
+            own.map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect::<Vec<_>>();
         let answered = context.clone();
         let tell = move |outcome| {
-            answered.mailbox.push_event(Event::SegmentsDeleted(Deleted { number, sequences, outcome }))
+            answered.mailbox.push_event(Event::SegmentsDeleted(Deleted {
+                number,
+                sequences,
+                outcome,
+            }))
         };
         if keys.is_empty() {
             return tell(Ok(()));
@@ -161,7 +180,12 @@ impl Cleanup {
     }
 
     /// Segments whose delete failed stay in the table as dead. Returns those that are gone.
-    pub(super) fn hear_deleted(&mut self, context: &Context, deleted: Deleted, now: Duration) -> Vec<u32> {
+    pub(super) fn hear_deleted(
+        &mut self,
+        context: &Context,
+        deleted: Deleted,
+        now: Duration,
+    ) -> Vec<u32> {
         let Deleted { number, sequences, outcome } = deleted;
         if let Err(error) = outcome {
             let what = format!("{} dead segments: {error}", sequences.len());
@@ -211,15 +235,15 @@ impl Cleanup {
         }
     }
 
-    /// There was no fence after checkpoint `number`: it counts, and what it supersedes may be deleted.
-    /// Returns whether it is the newest.
+    /// There was no fence after checkpoint `number`: it counts, and what it supersedes may be
+    /// deleted. Returns whether it is the newest.
     pub(super) fn hear_no_fence(&mut self, number: u64) -> bool {
         self.in_flight -= 1;
         self.is_current(number)
     }
 
-    /// There is an object at the place of a fence: if it is a fence, this attachment deletes nothing any
-    /// more.
+    /// There is an object at the place of a fence: if it is a fence, this attachment deletes
+    /// nothing any more.
     pub(super) fn hear_odd_look(&mut self, number: u64, now: Duration) {
         self.in_flight -= 1;
         if self.is_current(number) {
@@ -237,18 +261,21 @@ impl Cleanup {
         let named = self.what.named.clone();
         let own_puts = self.what.own_puts.clone();
         let is_old_root = move |key: &str| {
-            parse_checkpoint_key(key).is_some_and(|(id, number)| id == volume_id && number < spared_from)
+            parse_checkpoint_key(key)
+                .is_some_and(|(id, number)| id == volume_id && number < spared_from)
         };
         let is_old_part = move |key: &str| {
             parse_part_key(key).is_some_and(|part| {
-                // Only parts that this attachment knows: it may be stale, and the parts those of its
-                // successor.
+                // Only parts that this attachment knows: it may be stale, and the parts those of
+                // its successor.
                 let known = part.number <= loaded || own_puts.contains(&part.put_id);
-                known && part.volume_id == volume_id && !named.holds(part.group, part.number, part.put_id)
+                known
+                    && part.volume_id == volume_id
+                    && !named.holds(part.group, part.number, part.put_id)
             })
         };
-        // The list may not show the youngest of the old roots yet: those since the last cleanup, and those
-        // that earlier attaches have left.
+        // The list may not show the youngest of the old roots yet: those since the last cleanup,
+        // and those that earlier attaches have left.
         let youngest = self.roots_gone_below.max(1)..spared_from;
         let youngest = youngest.map(|number| checkpoint_key(volume_id, number)).collect();
         let heard = move |keys: Vec<String>| Event::RootsListed { keys, number, gone_below: 0 };
@@ -298,7 +325,9 @@ impl Cleanup {
                     keys.extend(known);
                     event(keys)
                 }
-                Err(error) => Event::CleanUpFailed { number, what: format!("old checkpoints: {error}") },
+                Err(error) => {
+                    Event::CleanUpFailed { number, what: format!("old checkpoints: {error}") }
+                }
             });
         };
         context.attachment.store.list(List { prefix, class: Class::Background }, Box::new(tell));
@@ -309,8 +338,8 @@ impl Cleanup {
         delete_old(context, keys, number, Event::CleanedUp);
     }
 
-    /// One by one, the oldest first: if a younger root were gone and an older one not, a list with only the
-    /// older one would make it the newest, because the next number is free.
+    /// One by one, the oldest first: if a younger root were gone and an older one not, a list with
+    /// only the older one would make it the newest, because the next number is free.
     pub(super) fn hear_roots_listed(
         &mut self,
         context: &Arc<Context>,
@@ -340,8 +369,8 @@ impl Cleanup {
         }
     }
 
-    /// Otherwise the next cleanup would name all of them again, even if a later checkpoint has replaced this
-    /// one.
+    /// Otherwise the next cleanup would name all of them again, even if a later checkpoint has
+    /// replaced this one.
     fn roots_are_gone(&mut self, below: u64) {
         self.roots_gone_below = self.roots_gone_below.max(below);
     }
@@ -352,7 +381,9 @@ fn delete_old(context: &Arc<Context>, keys: Vec<String>, number: u64, done: Even
     let tell = move |outcome: sawmill_store::Result<()>| {
         answered.mailbox.push_event(match outcome {
             Ok(()) => done,
-            Err(error) => Event::CleanUpFailed { number, what: format!("old checkpoints: {error}") },
+            Err(error) => {
+                Event::CleanUpFailed { number, what: format!("old checkpoints: {error}") }
+            }
         });
     };
     if keys.is_empty() {

@@ -1,10 +1,11 @@
 //! How long the volume has been attached, and what the wall clock does in the meantime.
 //!
-//! Retention counts attached time: it advances with the monotonic clock, continues in the next attachment
-//! from the value in the newest checkpoint, and stands still while the volume is not attached. So a moment
-//! may be kept for longer than configured, but never for less.
+//! Retention counts attached time: it advances with the monotonic clock, continues in the next
+//! attachment from the value in the newest checkpoint, and stands still while the volume is not
+//! attached. So a moment may be kept for longer than configured, but never for less.
 //!
-//! Invariant: the wall clock decides nothing here. A jump of it is logged once, and has no other effect.
+//! Invariant: the wall clock decides nothing here. A jump of it is logged once, and has no other
+//! effect.
 
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use super::context::Context;
 
 /// A difference between wall clock and monotonic clock above this counts as a jump.
 const JUMP_MS: u64 = 60_000;
-/// A volume without writes for this long is mentioned at the next attach: perhaps the clock is wrong.
+/// A volume without writes for this long is mentioned at the next attach: perhaps the clock is
+/// wrong.
 const GAP_MS: u64 = 30 * 24 * 3600 * 1000;
 
 /// See the head of this file.
@@ -46,9 +48,9 @@ impl AttachedClock {
         let newest = newest.max(newest_root.wall_unix_ms);
         if let Some(odd) = odd_at_attach(newest, context.attachment.world.unix_ms()) {
             tracing::warn!(
-                "volume {}: {odd}; no retained state is dropped for that: retention counts the time \
-                 attached. If the clock is wrong, set it, and find moments of this attachment by position \
-                 (`sawmill log`)",
+                "volume {}: {odd}; no retained state is dropped for that: retention counts the \
+                 time attached. If the clock is wrong, set it, and find moments of this attachment \
+                 by position (`sawmill log`)",
                 context.attachment.name
             );
         }
@@ -58,8 +60,8 @@ impl AttachedClock {
     pub(super) fn step(&mut self, context: &Context, now: Duration) {
         if let Some(ms) = self.jumped_ms(now, context.attachment.world.unix_ms()) {
             tracing::warn!(
-                "volume {}: this machine's wall clock jumped by {} s; no retained state is dropped for that: \
-                 retention counts the time attached",
+                "volume {}: this machine's wall clock jumped by {} s; no retained state is dropped \
+                 for that: retention counts the time attached",
                 context.attachment.name,
                 ms / 1000
             );
@@ -71,8 +73,9 @@ impl AttachedClock {
         let passed = millis(now.saturating_sub(std::mem::replace(&mut self.looked, now)));
         let expected = self.wall_unix_ms.saturating_add(passed);
         self.wall_unix_ms = wall_unix_ms;
-        (wall_unix_ms.abs_diff(expected) > JUMP_MS)
-            .then(|| i64::try_from(i128::from(wall_unix_ms) - i128::from(expected)).unwrap_or(i64::MAX))
+        (wall_unix_ms.abs_diff(expected) > JUMP_MS).then(|| {
+            i64::try_from(i128::from(wall_unix_ms) - i128::from(expected)).unwrap_or(i64::MAX)
+        })
     }
 }
 
@@ -101,8 +104,12 @@ mod tests {
     #[test]
     fn a_jump_is_told_once_and_changes_no_age() {
         let second = Duration::from_secs(1);
-        let mut clock =
-            AttachedClock { since: second, before_ms: 500, looked: second, wall_unix_ms: 1_000_000 };
+        let mut clock = AttachedClock {
+            since: second,
+            before_ms: 500,
+            looked: second,
+            wall_unix_ms: 1_000_000,
+        };
         assert_eq!(clock.jumped_ms(3 * second, 1_002_100), None);
         assert_eq!(clock.jumped_ms(4 * second, 5_002_100), Some(3_999_000));
         assert_eq!(clock.jumped_ms(5 * second, 5_003_100), None, "it was told");

@@ -1,15 +1,13 @@
-//! Garbage collection at work: chooses victims, plans, gathers and sends, one step at a time, beside
-//! everything else the engine does.
+//! Garbage collection at work: chooses victims, plans, gathers and sends, one step at a time,
+//! beside everything else the engine does.
 //!
-//! Invariants:
-//! 1. A new plan is made only when nothing of the last one is in flight; otherwise the same bytes would be
-//!    moved twice.
-//! 2. Collection waits for writers that wait for room, unless garbage is pressing; nothing ever waits for
-//!    collection. So it cannot be part of a deadlock.
-//! 3. A segment that cannot be read is skipped after [`DOUBTS_MAX`] attempts.
+//! Invariants: 1. A new plan is made only when nothing of the last one is in flight; otherwise the
+//! same bytes would be moved twice. 2. Collection waits for writers that wait for room, unless
+//! garbage is pressing; nothing ever waits for collection. So it cannot be part of a deadlock. 3. A
+//! segment that cannot be read is skipped after [`DOUBTS_MAX`] attempts.
 //!
-//! Not here: what is chosen (`gc::policy`), found (`gc::sweep`) and read (`gc::gather`), what stays cached
-//! (`cached`), and deleting (`cleanup`).
+//! Not here: what is chosen (`gc::policy`), found (`gc::sweep`) and read (`gc::gather`), what stays
+//! cached (`cached`), and deleting (`cleanup`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -102,7 +100,8 @@ impl Collector {
         now: Duration,
     ) -> Option<Duration> {
         if context.mailbox.is_closing() {
-            let text = "the volume was closed before its garbage was collected; run the command again";
+            let text =
+                "the volume was closed before its garbage was collected; run the command again";
             self.stop(context, &Error::new(ErrorKind::Closed, text));
             return None;
         }
@@ -188,7 +187,10 @@ impl Collector {
     fn ordered_victims(&self, context: &Context) -> Vec<u32> {
         let Some(order) = &self.order else { return Vec::new() };
         let candidates = self.candidates(context).into_iter();
-        candidates.filter(|candidate| order.takes(candidate)).map(|candidate| candidate.sequence).collect()
+        candidates
+            .filter(|candidate| order.takes(candidate))
+            .map(|candidate| candidate.sequence)
+            .collect()
     }
 
     fn chosen_victims(&self, context: &Context, options: &EngineOptions) -> Vec<u32> {
@@ -199,8 +201,11 @@ impl Collector {
 
     fn start_plan(&mut self, context: &Arc<Context>, options: &EngineOptions) {
         let ordered = self.order.is_some();
-        let victims =
-            if ordered { self.ordered_victims(context) } else { self.chosen_victims(context, options) };
+        let victims = if ordered {
+            self.ordered_victims(context)
+        } else {
+            self.chosen_victims(context, options)
+        };
         if victims.is_empty() {
             return;
         }
@@ -211,8 +216,10 @@ impl Collector {
         context.collector.run(move || {
             let view = planned.stored.view();
             let chosen: HashSet<u32> = victims.iter().copied().collect();
-            let may_plug = |sequence| !left_alone.contains(&sequence) && view.segments.is_own(sequence);
-            let plan = Plan::make(&view.map, &|sequence| chosen.contains(&sequence), &may_plug, bytes_max);
+            let may_plug =
+                |sequence| !left_alone.contains(&sequence) && view.segments.is_own(sequence);
+            let plan =
+                Plan::make(&view.map, &|sequence| chosen.contains(&sequence), &may_plug, bytes_max);
             planned.mailbox.push_event(Event::Planned { plan, victims });
         });
     }
@@ -246,7 +253,8 @@ impl Collector {
         let (gathered, buffers) = (context.clone(), log.buffers.clone());
         context.collector.run(move || {
             let told = gathered.clone();
-            let tell = Box::new(move |outcome| told.mailbox.push_event(Event::Gathered { outcome }));
+            let tell =
+                Box::new(move |outcome| told.mailbox.push_event(Event::Gathered { outcome }));
             gather::gather(&gathered, &buffers, plan, tell);
         });
     }
@@ -281,7 +289,8 @@ impl Collector {
                 self.not_before = now + REPEAT_AFTER;
                 if self.is_hopeless(sequence) {
                     tracing::error!(
-                        "segment {sequence} cannot be collected, so it stays: {what}; run `sawmill check`"
+                        "segment {sequence} cannot be collected, so it stays: {what}; run `sawmill \
+                        check`"
                     );
                 }
             }

@@ -1,14 +1,14 @@
-//! Checks for fences: after a checkpoint is durable and before it deletes anything, and periodically while
-//! the volume is in use.
+//! Checks for fences: after a checkpoint is durable and before it deletes anything, and
+//! periodically while the volume is in use.
 //!
-//! Why before a delete: an attach reads the newest checkpoint, fences, and then checks the newest checkpoint
-//! again. If our checkpoint was durable before that fence, the attach has seen it. If not, its fence is there
-//! when we check, at one of the names that were free for us when our checkpoint became durable; then we
-//! delete nothing.
+//! Why before a delete: an attach reads the newest checkpoint, fences, and then checks the newest
+//! checkpoint again. If our checkpoint was durable before that fence, the attach has seen it. If
+//! not, its fence is there when we check, at one of the names that were free for us when our
+//! checkpoint became durable; then we delete nothing.
 //!
-//! Why while in use: a volume with only reads and flushes puts nothing, and would never meet the fence
-//! (`crate::watch`). A single odd result fences nothing, because an answer may be garbled. Several that find
-//! the same object do, because our next segment could not be put there.
+//! Why while in use: a volume with only reads and flushes puts nothing, and would never meet the
+//! fence (`crate::watch`). A single odd result fences nothing, because an answer may be garbled.
+//! Several that find the same object do, because our next segment could not be put there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,7 +71,8 @@ fn ask(context: &Arc<Context>, look: Box<Look>) {
     let Some((sequence, _)) = look.left.last() else { return };
     let key = segment_key(context.attachment.record.volume_id, *sequence);
     // A user may wait for a periodic check.
-    let class = if matches!(look.purpose, Purpose::Watch(_)) { Class::Read } else { Class::Background };
+    let class =
+        if matches!(look.purpose, Purpose::Watch(_)) { Class::Read } else { Class::Background };
     let get = want(key, Some(0..HEAD_BYTES), class);
     let answered = context.clone();
     let tell = move |outcome| answered.mailbox.push_event(Event::FenceLooked { look, outcome });
@@ -79,7 +80,8 @@ fn ask(context: &Arc<Context>, look: Box<Look>) {
 }
 
 impl FenceCheck {
-    /// Returns the result of a check before a delete that has completed, with the number of its checkpoint.
+    /// Returns the result of a check before a delete that has completed, with the number of its
+    /// checkpoint.
     pub(super) fn hear(
         &mut self,
         context: &Arc<Context>,
@@ -103,9 +105,11 @@ impl FenceCheck {
             }
             Ok(bytes) => {
                 // It may have become ours since the request.
-                let own = own.or_else(|| log.puts().find(|(sent, _)| *sent == sequence).map(|(_, put)| put));
+                let own = own
+                    .or_else(|| log.puts().find(|(sent, _)| *sent == sequence).map(|(_, put)| put));
                 let found = bytes.get(PUT_ID_AT..HEAD_BYTES as usize);
-                own.is_some_and(|own| found == Some(own.0.as_slice())) || sequence <= log.stored_sequence()
+                own.is_some_and(|own| found == Some(own.0.as_slice()))
+                    || sequence <= log.stored_sequence()
             }
         };
         match (is_free, look.purpose, outcome) {
@@ -114,7 +118,9 @@ impl FenceCheck {
             (true, Purpose::Watch(began), _) => self.hear_still_ours(context, began),
             // If it is a fence, our next put meets it.
             (false, Purpose::Delete(number), _) => return Some((number, Found::Odd)),
-            (false, Purpose::Watch(_), Ok(found)) => self.hear_odd(context, log, (sequence, found), now),
+            (false, Purpose::Watch(_), Ok(found)) => {
+                self.hear_odd(context, log, (sequence, found), now)
+            }
             (false, Purpose::Watch(_), Err(_)) => {}
         }
         None
@@ -126,7 +132,10 @@ impl FenceCheck {
         // After an odd result, the next check must not wait.
         let impatient = self.patience_ends(context, now).is_some_and(|at| at <= now);
         if impatient && !watch.set_deaf(true) {
-            let what = format!("the check for other writers had no answer within {} s", PATIENCE.as_secs());
+            let what = format!(
+                "the check for other writers had no answer within {} s",
+                PATIENCE.as_secs()
+            );
             context.attachment.state.store_failed(now, what);
         }
         if watch.lets_flush(now) {
@@ -182,16 +191,19 @@ impl FenceCheck {
     ) {
         self.is_looking = false;
         self.not_before = now + AGAIN_AFTER;
-        let is_segment = Preamble::decode(found).is_ok_and(|head| head.kind == Kind::Segment as u16)
-            && found.get(VOLUME_ID_AT..PUT_ID_AT) == Some(context.attachment.record.volume_id.0.as_slice());
+        let is_segment = Preamble::decode(found)
+            .is_ok_and(|head| head.kind == Kind::Segment as u16)
+            && found.get(VOLUME_ID_AT..PUT_ID_AT)
+                == Some(context.attachment.record.volume_id.0.as_slice());
         let odd = Some((sequence, found.clone())).filter(|_| is_segment);
         self.agreeing = if odd.is_some() && odd == self.odd { self.agreeing + 1 } else { 1 };
         self.odd = odd;
         if is_segment && self.agreeing >= AGREEING_LOOKS {
             let key = segment_key(context.attachment.record.volume_id, sequence);
             context.write.fence(format!(
-                "volume {}: another writer has taken it over (it wrote {key}); writes after position {} are \
-                 not in the store, only in the journal: see `sawmill inspect journal`",
+                "volume {}: another writer has taken it over (it wrote {key}); writes after \
+                 position {} are not in the store, only in the journal: see `sawmill inspect \
+                 journal`",
                 context.attachment.name,
                 log.stored_position()
             ));

@@ -1,8 +1,9 @@
-//! Records that the journal has written and the engine has not taken yet, and the position to seal without
-//! waiting for a full batch.
+//! Records that the journal has written and the engine has not taken yet, and the position to seal
+//! without waiting for a full batch.
 //!
-//! Invariant: a record or a position that the engine must handle wakes it. [`limits::RECORDS_UNSTORED_MAX`]
-//! bounds the number of records. Not here: orders and events ([`super::mailbox`]).
+//! Invariant: a record or a position that the engine must handle wakes it.
+//! [`limits::RECORDS_UNSTORED_MAX`] bounds the number of records. Not here: orders and events
+//! ([`super::mailbox`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,8 +36,8 @@ impl RecordIntake {
         }
     }
 
-    /// Adds complete records, in order. Wakes the engine if they are a good part of a batch, or if it has no
-    /// other records.
+    /// Adds complete records, in order. Wakes the engine if they are a good part of a batch, or if
+    /// it has no other records.
     pub(crate) fn push_records(&self, records: Vec<Arc<Record>>, segment_bytes: u64) {
         let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
         let wanted = self.sealed_through_wanted();

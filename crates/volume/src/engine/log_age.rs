@@ -1,5 +1,5 @@
-//! Has the journal synced when accepted writes get old without a flush, as an operating system writes its
-//! cache back: a power cut costs a writer that never flushes no more than that age.
+//! Has the journal synced when accepted writes get old without a flush, as an operating system
+//! writes its cache back: a power cut costs a writer that never flushes no more than that age.
 //!
 //! Not here: the sync itself ([`crate::journal`]), and flushes ([`crate::write`]).
 
@@ -24,7 +24,9 @@ impl LogAge {
 
     /// Orders a sync if it is time.
     pub(super) fn step(&mut self, context: &Context, now: Duration) {
-        let Some(journal) = context.journal.as_ref().filter(|_| !self.age_max.is_zero()) else { return };
+        let Some(journal) = context.journal.as_ref().filter(|_| !self.age_max.is_zero()) else {
+            return;
+        };
         let (logged, next) = (journal.logged(), journal.ring.next());
         match self.unlogged {
             _ if logged >= next => (self.unlogged, self.is_ordered) = (None, false),
@@ -46,7 +48,8 @@ impl LogAge {
 
     /// How long until there may be something to sync.
     pub(super) fn wait(&self, now: Duration) -> Option<Duration> {
-        self.unlogged
-            .map(|(_, since)| (since + self.age_max).saturating_sub(now).max(Duration::from_millis(1)))
+        self.unlogged.map(|(_, since)| {
+            (since + self.age_max).saturating_sub(now).max(Duration::from_millis(1))
+        })
     }
 }

@@ -1,8 +1,9 @@
 //! The tail of the log that is not in the map yet: records to be sealed, and segments in flight.
 //!
-//! Invariants: batches are cut from the records in order of position, and segment sequences follow. A segment
-//! enters the map only when all before it have. Not here: garbage collection ([`super::collect`]) and orders
-//! ([`super::orders`]), which send segments of their own through here.
+//! Invariants: batches are cut from the records in order of position, and segment sequences follow.
+//! A segment enters the map only when all before it have. Not here: garbage collection
+//! ([`super::collect`]) and orders ([`super::orders`]), which send segments of their own through
+//! here.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -166,8 +167,11 @@ impl LogTail {
     fn batch_is_due(&self, context: &Context, options: &EngineOptions, now: Duration) -> bool {
         let Some(front) = self.pending.front() else { return false };
         let age = options.segment_age_max;
-        batch::is_full(self.pending_bytes, self.pending.len(), context.attachment.record.segment_bytes)
-            || front.position < context.mailbox.intake.sealed_through_wanted()
+        batch::is_full(
+            self.pending_bytes,
+            self.pending.len(),
+            context.attachment.record.segment_bytes,
+        ) || front.position < context.mailbox.intake.sealed_through_wanted()
             || context.mailbox.is_closing()
             || (!age.is_zero() && now >= self.pending_since + age)
     }
@@ -198,8 +202,8 @@ impl LogTail {
         records
     }
 
-    /// Padding alone needs no segment: it waits for records to travel with, or is skipped when nothing is in
-    /// flight.
+    /// Padding alone needs no segment: it waits for records to travel with, or is skipped when
+    /// nothing is in flight.
     fn put_back(&mut self, records: Vec<Arc<Record>>) {
         for record in records.into_iter().rev() {
             self.pending_bytes += record.payload_bytes();
@@ -249,13 +253,28 @@ impl LogTail {
         })
     }
 
-    pub(super) fn send_batch(&mut self, context: &Arc<Context>, built: Built, records: Vec<Arc<Record>>) {
+    pub(super) fn send_batch(
+        &mut self,
+        context: &Arc<Context>,
+        built: Built,
+        records: Vec<Arc<Record>>,
+    ) {
         let Built { header, object, header_bytes, resident, coalesced_bytes } = built;
         add(&context.attachment.tally.coalesced_bytes, coalesced_bytes);
-        let (object_bytes, stage, cached) = (object.len() as u64, Stage::UnderWay, CachedFrames::default());
+        let (object_bytes, stage, cached) =
+            (object.len() as u64, Stage::UnderWay, CachedFrames::default());
         let put_at = Duration::ZERO;
-        let upload =
-            Upload { header, header_bytes, object_bytes, object, resident, records, stage, put_at, cached };
+        let upload = Upload {
+            header,
+            header_bytes,
+            object_bytes,
+            object,
+            resident,
+            records,
+            stage,
+            put_at,
+            cached,
+        };
         self.send(context, upload);
     }
 
@@ -275,7 +294,9 @@ impl LogTail {
         outcome: sawmill_store::Result<PutOutcome>,
         now: Duration,
     ) {
-        let Some(upload) = self.uploads.iter_mut().find(|upload| upload.header.sequence == sequence) else {
+        let Some(upload) =
+            self.uploads.iter_mut().find(|upload| upload.header.sequence == sequence)
+        else {
             return;
         };
         match outcome {
@@ -289,8 +310,9 @@ impl LogTail {
             Ok(PutOutcome::Taken) => {
                 let key = segment_key(context.attachment.record.volume_id, sequence);
                 context.write.fence(format!(
-                    "volume {}: another writer has taken it over (it wrote {key}); writes after position {} \
-                     are not in the store, only in the journal: see `sawmill inspect journal`",
+                    "volume {}: another writer has taken it over (it wrote {key}); writes after \
+                     position {} are not in the store, only in the journal: see `sawmill inspect \
+                     journal`",
                     context.attachment.name, self.stored_position
                 ));
             }
@@ -330,8 +352,9 @@ impl LogTail {
         Some(self.apply(context, upload))
     }
 
-    /// The order matters to readers, which look in the journal map first and in the object map second: a byte
-    /// is in the object map (and readable from the journal as a resident) before it leaves the journal map.
+    /// The order matters to readers, which look in the journal map first and in the object map
+    /// second: a byte is in the object map (and readable from the journal as a resident) before it
+    /// leaves the journal map.
     fn apply(&mut self, context: &Context, upload: Upload) -> Applied {
         let view = context.stored.view();
         let header = &upload.header;
@@ -369,7 +392,8 @@ impl LogTail {
         Applied { object_bytes: upload.object_bytes, header: upload.header }
     }
 
-    /// Padding needs no storing: positions of padding are stored as soon as everything before them is.
+    /// Padding needs no storing: positions of padding are stored as soon as everything before them
+    /// is.
     pub(super) fn advance_over_padding(&mut self, context: &Context) {
         if !self.uploads.is_empty() {
             return;
@@ -380,7 +404,8 @@ impl LogTail {
             }
         }
         if self.pending.is_empty() {
-            // Includes the padding between the end of the log and the start of this attachment's ring.
+            // Includes the padding between the end of the log and the start of this attachment's
+            // ring.
             context.mailbox.advance_stored(self.received_end);
         }
     }

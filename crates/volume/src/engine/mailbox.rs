@@ -1,8 +1,9 @@
-//! How others reach the engine, and what they can read of it: its events, its marks and its waiters.
+//! How others reach the engine, and what they can read of it: its events, its marks and its
+//! waiters.
 //!
-//! Everything in it is bounded: orders and resizes by [`limits::ORDERS_WAITING_MAX`], events by the engine's
-//! calls in flight, each of which sends one, and waiters for stored data by the requests that the doors
-//! admit.
+//! Everything in it is bounded: orders and resizes by [`limits::ORDERS_WAITING_MAX`], events by the
+//! engine's calls in flight, each of which sends one, and waiters for stored data by the requests
+//! that the doors admit.
 //!
 //! Not here: the records of the journal ([`super::intake`]).
 
@@ -200,7 +201,8 @@ impl Mailbox {
         self.uploads.store(count as u64, Ordering::Relaxed);
     }
 
-    /// Requests a checkpoint; `tell` is notified when it is durable, and dropped if it never will be.
+    /// Requests a checkpoint; `tell` is notified when it is durable, and dropped if it never will
+    /// be.
     pub(crate) fn order_checkpoint(&self, tell: SyncSender<()>) {
         self.checkpoint_orders.lock().push(tell);
         self.wake.ring();

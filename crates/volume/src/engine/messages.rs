@@ -1,5 +1,5 @@
-//! The messages to the engine: answers of the store, and requests of users. Each message owns everything it
-//! needs, so any thread can send it.
+//! The messages to the engine: answers of the store, and requests of users. Each message owns
+//! everything it needs, so any thread can send it.
 
 use std::time::Duration;
 
@@ -90,8 +90,8 @@ pub(crate) struct PinAsked {
 
 /// A manual collection.
 pub(crate) struct GcOrder {
-    /// Segments with a smaller share of live data than this are emptied; 1: all, so that everything lies in
-    /// address order.
+    /// Segments with a smaller share of live data than this are emptied; 1: all, so that everything
+    /// lies in address order.
     pub(crate) threshold: f64,
     /// The newest segment that it includes; set when it is accepted.
     pub(crate) through: u32,

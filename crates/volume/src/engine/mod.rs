@@ -1,6 +1,6 @@
-//! The engine: the only owner of what is in the store. It seals batches, puts them, enters stored ones into
-//! the map in order, writes checkpoints and deletes what they supersede. It is a loop of [`Engine::step`]s
-//! with the time as parameter.
+//! The engine: the only owner of what is in the store. It seals batches, puts them, enters stored
+//! ones into the map in order, writes checkpoints and deletes what they supersede. It is a loop of
+//! [`Engine::step`]s with the time as parameter.
 //!
 //! Invariants:
 //! 1. Batches are cut from the records in order of position; segment sequences follow.
@@ -14,16 +14,18 @@
 //! | part | owns |
 //! |---|---|
 //! | [`log_tail`] | records to be sealed, segments in flight ([`upload`]) |
-//! | [`checkpoint`] | the checkpoint being written and when one is due; `past`: what it carries of the past |
-//! | [`cleanup`] | what checkpoints have superseded; `pins`: what clones need, read before a delete |
+//! | [`checkpoint`] | the checkpoint being written and when one is due; `past`: what it carries of
+//! the past |
+//! | [`cleanup`] | what checkpoints have superseded; `pins`: what clones need, read before a delete
+//! |
 //! | [`collect`] | garbage collection; `cache_moves`: moved data stays in the read cache |
 //! | [`orders`] | snapshots, retention, rollback |
 //! | [`resize`] | another size, in a checkpoint |
 //! | [`fence_check`] | checks for fences |
 //! | [`clock`] | the clock by which moments age |
 //!
-//! [`mailbox`] is how others reach the engine, [`messages`] what they send, [`context`] what the engine
-//! uses.
+//! [`mailbox`] is how others reach the engine, [`messages`] what they send, [`context`] what the
+//! engine uses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -131,9 +133,17 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(context: Arc<Context>, options: EngineOptions, mut start: EngineStart) -> Self {
+    pub(crate) fn new(
+        context: Arc<Context>,
+        options: EngineOptions,
+        mut start: EngineStart,
+    ) -> Self {
         let now = context.attachment.world.now();
-        context.mailbox.set_stored(start.stored_position, start.stored_sequence, start.checkpoint_number);
+        context.mailbox.set_stored(
+            start.stored_position,
+            start.stored_sequence,
+            start.checkpoint_number,
+        );
         context.write.watch.has_news(start.looked_at);
         AttachedClock::compare_with_log(&context, &start.loaded);
         Engine {
@@ -154,12 +164,14 @@ impl Engine {
         }
     }
 
-    /// One step at time `now`. Returns how long the engine may sleep unless it is woken; `None`: until woken.
+    /// One step at time `now`. Returns how long the engine may sleep unless it is woken; `None`:
+    /// until woken.
     pub(crate) fn step(&mut self, now: Duration) -> Option<Duration> {
         self.clock.step(&self.context, now);
         self.log.take_records(&self.context, now);
         for event in self.context.mailbox.take_events() {
-            // A fenced writer must not act on the answers it gets: it would delete data of its successor.
+            // A fenced writer must not act on the answers it gets: it would delete data of its
+            // successor.
             if !self.context.attachment.state.is_dead() {
                 self.hear(event, now);
             }
@@ -216,20 +228,28 @@ impl Engine {
                     self.cleanup.begin(superseded);
                 }
             }
-            Event::RivalCheckpoint { outcome } => self.checkpoints.hear_rival(context, outcome, now),
+            Event::RivalCheckpoint { outcome } => {
+                self.checkpoints.hear_rival(context, outcome, now)
+            }
             Event::FenceLooked { look, outcome } => {
                 match self.fence_check.hear(context, &self.log, look, &outcome, now) {
                     Some((number, Found::NoFence)) => self.hear_no_fence(number),
                     Some((number, Found::Odd)) => self.cleanup.hear_odd_look(number, now),
-                    Some((number, Found::Failed(what))) => self.cleanup.hear_failed(number, &what, now),
+                    Some((number, Found::Failed(what))) => {
+                        self.cleanup.hear_failed(number, &what, now)
+                    }
                     None => {}
                 }
             }
             Event::RootsListed { keys, number, gone_below } => {
                 self.cleanup.hear_roots_listed(context, keys, number, gone_below);
             }
-            Event::RootsDeleted { number, gone_below } => self.cleanup.hear_roots_deleted(number, gone_below),
-            Event::PartsListed { keys, number } => self.cleanup.hear_parts_listed(context, keys, number),
+            Event::RootsDeleted { number, gone_below } => {
+                self.cleanup.hear_roots_deleted(number, gone_below)
+            }
+            Event::PartsListed { keys, number } => {
+                self.cleanup.hear_parts_listed(context, keys, number)
+            }
             Event::ReleasesListed { slots } => self.cleanup.hear_releases(context, &slots),
             Event::PinAsked(asked) => self.cleanup.hear_pin(context, asked, now),
             Event::SegmentsDeleted(deleted) => {
@@ -290,7 +310,8 @@ impl Engine {
         if self.window_in(now).is_some_and(|wait| wait.is_zero()) {
             self.checkpoints.want_deletes();
         }
-        // Nothing follows the one that says that the volume was closed cleanly: it would say something else.
+        // Nothing follows the one that says that the volume was closed cleanly: it would say
+        // something else.
         if self.closed {
             return;
         }
@@ -321,9 +342,9 @@ impl Engine {
         }
     }
 
-    /// Whether everything that was ever accepted is stored and nothing more can come. Only then may a
-    /// checkpoint say that the volume was closed cleanly, because that makes the next attach ignore the
-    /// journal.
+    /// Whether everything that was ever accepted is stored and nothing more can come. Only then may
+    /// a checkpoint say that the volume was closed cleanly, because that makes the next attach
+    /// ignore the journal.
     fn is_drained(&self) -> bool {
         let context = &self.context;
         let Some(journal) = &context.journal else { return true };
@@ -331,11 +352,14 @@ impl Engine {
             return false;
         }
         journal.ring.close();
-        self.log.is_empty() && self.orders.is_empty() && self.log.received_end() == journal.ring.next()
+        self.log.is_empty()
+            && self.orders.is_empty()
+            && self.log.received_end() == journal.ring.next()
     }
 
     fn finish_closing(&mut self) {
-        let is_settled = self.is_drained() && self.checkpoints.is_closed() && self.cleanup.is_quiet();
+        let is_settled =
+            self.is_drained() && self.checkpoints.is_closed() && self.cleanup.is_quiet();
         if is_settled && !self.closed {
             self.closed = true;
             self.context.mailbox.set_closed();
@@ -343,7 +367,8 @@ impl Engine {
     }
 
     fn sleep_max(&self, now: Duration) -> Option<Duration> {
-        let repeat_at = [self.log.repeat_at(), self.checkpoints.repeat_at()].into_iter().flatten().min();
+        let repeat_at =
+            [self.log.repeat_at(), self.checkpoints.repeat_at()].into_iter().flatten().min();
         let waits = [
             self.log.seal_in(&self.options, now),
             repeat_at.map(|at| at.saturating_sub(now).max(Duration::from_millis(1))),

@@ -1,11 +1,11 @@
-//! Orders: snapshots, retention, rollback. Each becomes a segment of its own after everything that was
-//! accepted before it, and is done when that segment is stored: then no fence precedes it, and every recovery
-//! meets it.
+//! Orders: snapshots, retention, rollback. Each becomes a segment of its own after everything that
+//! was accepted before it, and is done when that segment is stored: then no fence precedes it, and
+//! every recovery meets it.
 //!
-//! Invariants: one order at a time is in flight; a rollback together with the snapshot right before it that
-//! undoes it. What an order needs of the past is not dropped in the meantime. No user data is sealed between
-//! a rollback and the checkpoint that includes it. So no moment of the past depends on the cut that was
-//! rolled back to, which may be dropped some day.
+//! Invariants: one order at a time is in flight; a rollback together with the snapshot right before
+//! it that undoes it. What an order needs of the past is not dropped in the meantime. No user data
+//! is sealed between a rollback and the checkpoint that includes it. So no moment of the past
+//! depends on the cut that was rolled back to, which may be dropped some day.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -52,7 +52,8 @@ impl Orders {
     /// The volume has ended: the requesters of orders get the reason.
     pub(super) fn refuse(&mut self, context: &Context) {
         self.take(context);
-        let ended = || Error::new(ErrorKind::Closed, "the volume was stopped before the order was stored");
+        let ended =
+            || Error::new(ErrorKind::Closed, "the volume was stopped before the order was stored");
         let error = context.attachment.state.refusal().unwrap_or_else(ended);
         for ordered in self.under_way.take().into_iter().chain(self.waiting.drain(..)) {
             (ordered.tell)(Err(error.clone()));
@@ -70,10 +71,15 @@ impl Orders {
         while self.under_way.is_none() && log.has_room(options) {
             let Some(front) = self.waiting.front() else { return };
             if checkpoints.crossed().is_some() {
-                // A cut must never start before a rollback: its recovery would need the cut of that rollback.
+                // A cut must never start before a rollback: its recovery would need the cut of that
+                // rollback.
                 return;
             }
-            if front.then.as_ref().is_some_and(|then| then.segments.newest() > log.stored_sequence()) {
+            if front
+                .then
+                .as_ref()
+                .is_some_and(|then| then.segments.newest() > log.stored_sequence())
+            {
                 // When the cut was read, the store had more than this engine knew.
                 return;
             }
@@ -109,8 +115,8 @@ impl Orders {
             || checkpoints.crossed().is_some()
     }
 
-    /// The segment of the current order, or of the snapshot before it, is stored, and so is everything before
-    /// it.
+    /// The segment of the current order, or of the snapshot before it, is stored, and so is
+    /// everything before it.
     pub(super) fn finish(
         &mut self,
         context: &Context,
@@ -132,7 +138,8 @@ impl Orders {
             return;
         }
         view.cuts.lock().apply(&ordered.order, &place);
-        if let (Some(then), Order::RollBack { number, through_sequence, .. }) = (ordered.then, &ordered.order)
+        if let (Some(then), Order::RollBack { number, through_sequence, .. }) =
+            (ordered.then, &ordered.order)
         {
             context.stored.replace_view(view.rolled_back_to(then));
             let (sequence, wall_unix_ms) = (header.sequence, header.wall_unix_ms);
@@ -164,7 +171,8 @@ fn check_order(view: &View, log: &LogTail, order: &Order) -> Result<()> {
     let book = view.cuts.lock();
     match order {
         Order::CreateSnapshot(name) if book.snapshot(name).is_some() => {
-            let text = format!("there is a snapshot {name:?} already: choose another name, or delete it");
+            let text =
+                format!("there is a snapshot {name:?} already: choose another name, or delete it");
             Err(Error::new(ErrorKind::Exists, text))
         }
         Order::DeleteSnapshot(name) if book.snapshot(name).is_none() => {
@@ -188,10 +196,13 @@ fn check_order(view: &View, log: &LogTail, order: &Order) -> Result<()> {
 fn build_order(context: &Context, log: &LogTail, order: &Order) -> Result<Built> {
     let data = order.encode();
     let data_bytes = data.len() as u64;
-    let mut header =
-        SegmentHeader { data_bytes, ..log.header(context, SegmentRole::Order, log.sealed_position())? };
-    header.frames = raw_frames(data_bytes, header.frame_bytes)
-        .map_err(|error| Error::caused(ErrorKind::Internal, "an order does not fit a segment", error))?;
+    let mut header = SegmentHeader {
+        data_bytes,
+        ..log.header(context, SegmentRole::Order, log.sealed_position())?
+    };
+    header.frames = raw_frames(data_bytes, header.frame_bytes).map_err(|error| {
+        Error::caused(ErrorKind::Internal, "an order does not fit a segment", error)
+    })?;
     let mut object = header.encode();
     let header_bytes = object.len() as u32;
     let SegmentHeader { volume_id, sequence, epoch, .. } = header;
@@ -204,5 +215,8 @@ fn build_order(context: &Context, log: &LogTail, order: &Order) -> Result<Built>
 }
 
 fn given_up() -> Error {
-    Error::new(ErrorKind::NotFound, "the cut to roll back to is no longer kept: nothing was changed")
+    Error::new(
+        ErrorKind::NotFound,
+        "the cut to roll back to is no longer kept: nothing was changed",
+    )
 }

@@ -1,17 +1,17 @@
-//! The checkpoints that an attachment has put, as far as something may still have their names: a stale writer
-//! must not mistake its successor's parts for garbage of its own.
+//! The checkpoints that an attachment has put, as far as something may still have their names: a
+//! stale writer must not mistake its successor's parts for garbage of its own.
 //!
-//! Invariant: bounded by what checkpoints and cuts name, and by the newest [`LATEST`]. What nothing names was
-//! deleted long before it is forgotten here, unless lists have hidden it from [`LATEST`] consecutive
-//! checkpoints: then the next attachment deletes it.
+//! Invariant: bounded by what checkpoints and cuts name, and by the newest [`LATEST`]. What nothing
+//! names was deleted long before it is forgotten here, unless lists have hidden it from [`LATEST`]
+//! consecutive checkpoints: then the next attachment deletes it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use sawmill_format::ids::PutId;
 
-/// This many of the newest are kept although nothing names them, because they may be garbage that still
-/// exists.
+/// This many of the newest are kept although nothing names them, because they may be garbage that
+/// still exists.
 const LATEST: u64 = 64;
 
 /// See the head of this file.
@@ -22,8 +22,14 @@ pub(super) struct OwnPuts {
 }
 
 impl OwnPuts {
-    /// Checkpoint `number` is durable. Forgets puts that are neither in `named` nor among the newest.
-    pub(super) fn add(&mut self, put_id: PutId, number: u64, named: impl FnOnce() -> HashSet<PutId>) {
+    /// Checkpoint `number` is durable. Forgets puts that are neither in `named` nor among the
+    /// newest.
+    pub(super) fn add(
+        &mut self,
+        put_id: PutId,
+        number: u64,
+        named: impl FnOnce() -> HashSet<PutId>,
+    ) {
         self.numbers.insert(put_id, number);
         // Not each time, because it iterates over everything that is named.
         if self.numbers.len() as u64 > 2 * LATEST && number.is_multiple_of(LATEST) {

@@ -1,9 +1,9 @@
-//! The past in a checkpoint, and what its deletes spare: copies of the checkpoints that cuts start from,
-//! their parts, and the segments that cuts can reach.
+//! The past in a checkpoint, and what its deletes spare: copies of the checkpoints that cuts start
+//! from, their parts, and the segments that cuts can reach.
 //!
-//! Invariants: a checkpoint names only cuts whose checkpoints have a durable copy, or are among the newest
-//! two and get one with the next. What one of the newest two checkpoints keeps is not deleted, so that either
-//! of them is readable with all its cuts.
+//! Invariants: a checkpoint names only cuts whose checkpoints have a durable copy, or are among the
+//! newest two and get one with the next. What one of the newest two checkpoints keeps is not
+//! deleted, so that either of them is readable with all its cuts.
 
 use std::collections::HashSet;
 
@@ -35,7 +35,8 @@ fn cut_of(rollback: RolledBack) -> CutEntry {
 }
 
 impl Checkpoints {
-    /// Adds copies of the checkpoints that cuts start from, where there are none yet. Returns their numbers.
+    /// Adds copies of the checkpoints that cuts start from, where there are none yet. Returns their
+    /// numbers.
     pub(super) fn copy_roots(
         &mut self,
         view: &View,
@@ -47,28 +48,33 @@ impl Checkpoints {
         }
         let book = view.cuts.lock();
         let begins = |root: &Checkpoint| {
-            book.cuts
-                .iter()
-                .any(|cut| cut.kind != CutKind::Pin && (cut.number, cut.put_id) == (root.number, root.put_id))
+            book.cuts.iter().any(|cut| {
+                cut.kind != CutKind::Pin && (cut.number, cut.put_id) == (root.number, root.put_id)
+            })
         };
         self.uncopied.retain(begins);
         let mut copies = Vec::new();
         for root in self.uncopied.iter().chain([&self.newest_root]).filter(|root| begins(root)) {
-            objects.push(Outgoing::new(kept_key(root.volume_id, root.number, root.put_id), root.encode()));
+            objects.push(Outgoing::new(
+                kept_key(root.volume_id, root.number, root.put_id),
+                root.encode(),
+            ));
             copies.push(root.number);
         }
         copies
     }
 
-    /// The rollback in the log between the newest durable checkpoint and the next one. If the next one is
-    /// lost, recovery from this one needs the cut of the rollback, whichever cuts are kept by then.
+    /// The rollback in the log between the newest durable checkpoint and the next one. If the next
+    /// one is lost, recovery from this one needs the cut of the rollback, whichever cuts are kept
+    /// by then.
     pub(super) fn crossed(&self) -> Option<RolledBack> {
         self.rolled_back.filter(|rollback| rollback.sequence > self.newest_root.through_sequence)
     }
 
-    /// The moment of a checkpoint that is frozen now. No segment outside of it is older, so recovery to a
-    /// later moment can start from it. Nothing comes between a rollback and its checkpoint: the state after
-    /// the rollback has not changed since, and recovery to a later moment never passes the rollback itself.
+    /// The moment of a checkpoint that is frozen now. No segment outside of it is older, so
+    /// recovery to a later moment can start from it. Nothing comes between a rollback and its
+    /// checkpoint: the state after the rollback has not changed since, and recovery to a later
+    /// moment never passes the rollback itself.
     pub(super) fn frozen_unix_ms(&self, context: &Context, log: &LogTail) -> u64 {
         let rollback = self.crossed().filter(|rollback| rollback.sequence <= log.stored_sequence());
         if let Some(rollback) = rollback {
@@ -78,9 +84,13 @@ impl Checkpoints {
         under_way.fold(context.attachment.world.unix_ms(), u64::min)
     }
 
-    /// What checkpoint `number` says about the past and the segments, and which segments may be deleted after
-    /// it.
-    pub(super) fn freeze_past(&self, view: &View, number: u64) -> (Kept, Vec<SegmentEntry>, Vec<u32>) {
+    /// What checkpoint `number` says about the past and the segments, and which segments may be
+    /// deleted after it.
+    pub(super) fn freeze_past(
+        &self,
+        view: &View,
+        number: u64,
+    ) -> (Kept, Vec<SegmentEntry>, Vec<u32>) {
         let book = view.cuts.lock().clone();
         let mut before = self.newest_root.kept.cuts.clone();
         before.extend(self.crossed().map(cut_of));
@@ -121,10 +131,15 @@ impl Checkpoints {
         if begun.contains(&self.newest_root.number) {
             self.cut_parts.insert(self.newest_root.number, self.newest_root.parts.clone());
         }
-        let unknown =
-            begun.iter().filter(|number| **number != root.number && !self.cut_parts.contains_key(number));
+        let unknown = begun
+            .iter()
+            .filter(|number| **number != root.number && !self.cut_parts.contains_key(number));
         let unknown_through = unknown.copied().max().unwrap_or(0);
-        let parts = root.parts.iter().chain(&self.newest_root.parts).chain(self.cut_parts.values().flatten());
+        let parts = root
+            .parts
+            .iter()
+            .chain(&self.newest_root.parts)
+            .chain(self.cut_parts.values().flatten());
         let named = parts.map(|part| (part.group, part.number, part.put_id)).collect();
         NamedParts { named, unknown_through }
     }

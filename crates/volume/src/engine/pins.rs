@@ -1,9 +1,10 @@
-//! The needs of clones: pins are read after the checkpoint that allows a delete is durable, and before the
-//! delete.
+//! The needs of clones: pins are read after the checkpoint that allows a delete is durable, and
+//! before the delete.
 //!
-//! Why that is safe: a clone puts its pin and *then* checks whether its cut is still kept. If it found the
-//! cut kept, that was before the checkpoint without the cut was durable, so its pin exists when we read.
-//! Slots are taken one after the other and read by name, so a list that lags cannot hide one.
+//! Why that is safe: a clone puts its pin and *then* checks whether its cut is still kept. If it
+//! found the cut kept, that was before the checkpoint without the cut was durable, so its pin
+//! exists when we read. Slots are taken one after the other and read by name, so a list that lags
+//! cannot hide one.
 
 use std::sync::Arc;
 
@@ -42,7 +43,9 @@ pub(super) fn hear(context: &Arc<Context>, asked: PinAsked) -> Pins {
     let PinAsked { number, doomed, slot, outcome } = asked;
     let volume_id = context.attachment.record.volume_id;
     let pin = match outcome {
-        Err(error) if error.kind() == StoreErrorKind::NotFound => return Pins::AllKnown { number, doomed },
+        Err(error) if error.kind() == StoreErrorKind::NotFound => {
+            return Pins::AllKnown { number, doomed };
+        }
         Err(error) => Err(error.to_string()),
         Ok(bytes) => Pin::decode(&bytes, volume_id, slot).map_err(|error| error.to_string()),
     };

@@ -1,9 +1,9 @@
-//! Resizing the disk: checkpoints with the new size. The first one removes what lies beyond a smaller end
-//! from the map.
+//! Resizing the disk: checkpoints with the new size. The first one removes what lies beyond a
+//! smaller end from the map.
 //!
-//! Invariants: the map reaches as far as the doors show before they show it. Doors show a new size only when
-//! two checkpoints with it are durable: if the newest one is ever damaged, the one before has the same size.
-//! So nothing is ever written past the end that recovery would find.
+//! Invariants: the map reaches as far as the doors show before they show it. Doors show a new size
+//! only when two checkpoints with it are durable: if the newest one is ever damaged, the one before
+//! has the same size. So nothing is ever written past the end that recovery would find.
 
 use super::checkpoint::Checkpoints;
 use super::context::Context;
@@ -24,9 +24,14 @@ struct Resizing {
 }
 
 impl Resizes {
-    /// Starts a requested resize between two checkpoints. Returns whether it did: then a checkpoint must
-    /// start.
-    pub(super) fn begin(&mut self, context: &Context, log: &LogTail, checkpoints: &mut Checkpoints) -> bool {
+    /// Starts a requested resize between two checkpoints. Returns whether it did: then a checkpoint
+    /// must start.
+    pub(super) fn begin(
+        &mut self,
+        context: &Context,
+        log: &LogTail,
+        checkpoints: &mut Checkpoints,
+    ) -> bool {
         if checkpoints.is_writing() || self.under_way.is_some() {
             return false;
         }
@@ -38,9 +43,11 @@ impl Resizes {
         }
         let Some(resize) = context.mailbox.take_resize() else { return false };
         if size_bytes < current && size_bytes >= resize.from_bytes {
-            // It was meant to grow, but another resize came first, and users may have written up to its end.
+            // It was meant to grow, but another resize came first, and users may have written up to
+            // its end.
             let text = format!(
-                "the disk already has {current} bytes: {size_bytes} would shrink it; nothing was changed"
+                "the disk already has {current} bytes: {size_bytes} would shrink it; nothing was \
+                changed"
             );
             (resize.tell)(Err(Error::new(ErrorKind::Refused, text)));
             return false;

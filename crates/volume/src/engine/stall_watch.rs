@@ -1,7 +1,8 @@
 //! Tells the log when writes wait and nothing becomes stored, and when they continue.
 //!
-//! Invariant: a load that the store only cannot keep up with is not reported: then something becomes stored.
-//! Not here: what makes writes wait ([`crate::write`]), and how often the engine comes by.
+//! Invariant: a load that the store only cannot keep up with is not reported: then something
+//! becomes stored. Not here: what makes writes wait ([`crate::write`]), and how often the engine
+//! comes by.
 
 use std::time::Duration;
 
@@ -36,9 +37,14 @@ impl StallWatch {
         let since = *self.since.get_or_insert(now);
         if !self.is_reported && now.saturating_sub(since) >= REPORT_AFTER {
             self.is_reported = true;
-            let unstored_bytes =
-                context.journal.as_ref().map_or(0, |journal| journal.ring.next().saturating_sub(stored));
-            tracing::warn!("writes wait: {}; {unstored_bytes} bytes are not stored yet", in_words(stall));
+            let unstored_bytes = context
+                .journal
+                .as_ref()
+                .map_or(0, |journal| journal.ring.next().saturating_sub(stored));
+            tracing::warn!(
+                "writes wait: {}; {unstored_bytes} bytes are not stored yet",
+                in_words(stall)
+            );
         }
     }
 }
@@ -49,11 +55,12 @@ const fn in_words(stall: Stall) -> &'static str {
         Stall::Staging => "the journal's disk does not keep up; they continue when it does",
         Stall::JournalBytes => "the journal is full; they continue when the store takes data again",
         Stall::JournalRecords => {
-            "the journal holds as many writes as it may; they continue when the store takes data again"
+            "the journal holds as many writes as it may; they continue when the store takes data \
+            again"
         }
         Stall::UnstoredAge => {
-            "the oldest write that is not stored is as old as it may be (--unstored-age-max); they continue \
-             when the store takes data again"
+            "the oldest write that is not stored is as old as it may be (--unstored-age-max); they \
+             continue when the store takes data again"
         }
     }
 }

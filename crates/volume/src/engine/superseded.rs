@@ -42,7 +42,12 @@ impl Roots {
     pub(super) fn of(newest: &Checkpoint, before: &Checkpoint, copies_left: &mut u32) -> Self {
         let name = |cut: &CutEntry| (cut.number, cut.put_id);
         let begun = |root: &Checkpoint| {
-            root.kept.cuts.iter().filter(|cut| cut.kind != CutKind::Pin).map(name).collect::<HashSet<_>>()
+            root.kept
+                .cuts
+                .iter()
+                .filter(|cut| cut.kind != CutKind::Pin)
+                .map(name)
+                .collect::<HashSet<_>>()
         };
         let mut kept = begun(newest);
         kept.extend(begun(before));
@@ -62,7 +67,8 @@ pub(super) fn is_copy(key: &str) -> bool {
 /// What a durable checkpoint has superseded, and what it still needs.
 #[derive(Default)]
 pub(super) struct Superseded {
-    /// The readable checkpoint before it, which stays too, or an older one that recovery passes through.
+    /// The readable checkpoint before it, which stays too, or an older one that recovery passes
+    /// through.
     pub(super) spared_from: u64,
     pub(super) number: u64,
     /// The parts that the newest two checkpoints and all cuts name.

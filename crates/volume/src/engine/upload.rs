@@ -28,7 +28,9 @@ pub(super) struct CachedFrames {
 
 impl CachedFrames {
     pub(super) fn has_all(&self, first: u64, last: u64) -> bool {
-        self.frames.get(first as usize..=last as usize).is_some_and(|frames| !frames.contains(&false))
+        self.frames
+            .get(first as usize..=last as usize)
+            .is_some_and(|frames| !frames.contains(&false))
     }
 }
 
@@ -52,7 +54,17 @@ impl Upload {
         let (object_bytes, stage) = (object.len() as u64, Stage::UnderWay);
         let (resident, records, cached) = (Vec::new(), Vec::new(), CachedFrames::default());
         let put_at = Duration::ZERO;
-        Upload { header, header_bytes, object_bytes, object, resident, records, stage, put_at, cached }
+        Upload {
+            header,
+            header_bytes,
+            object_bytes,
+            object,
+            resident,
+            records,
+            stage,
+            put_at,
+            cached,
+        }
     }
 
     pub(super) fn is_moved(&self) -> bool {

@@ -1,12 +1,13 @@
-//! What a disk would do under given writes, without any data: how much goes to the store, how much garbage
-//! collection copies, how large the map grows, how many requests it takes.
+//! What a disk would do under given writes, without any data: how much goes to the store, how much
+//! garbage collection copies, how large the map grows, how many requests it takes.
 //!
-//! Nothing is modelled twice: records are cut, batches are filled, coalesced and laid out, extents enter the
-//! map, segments are counted, chosen, gathered and packed, and checkpoints are encoded by the functions with
-//! which a served volume does it. What differs: time is that of the caller's requests, the store answers at
-//! once, and collecting begins and ends between two segments.
+//! Nothing is modelled twice: records are cut, batches are filled, coalesced and laid out, extents
+//! enter the map, segments are counted, chosen, gathered and packed, and checkpoints are encoded by
+//! the functions with which a served volume does it. What differs: time is that of the caller's
+//! requests, the store answers at once, and collecting begins and ends between two segments.
 //!
-//! Modules: `report` (what comes out). Not here: reading traces, prices, charts (the binary's matter).
+//! Modules: `report` (what comes out). Not here: reading traces, prices, charts (the binary's
+//! matter).
 
 mod report;
 #[cfg(test)]
@@ -55,7 +56,8 @@ pub struct ForecastOptions {
     pub checkpoint_bytes: u64,
     /// None: nothing is collected, and segments go only when they are dead by themselves.
     pub gc: Option<GcPolicy>,
-    /// Whether holes of up to [`limits::GC_HOLE_BYTES_MAX`] are plugged when segments are collected.
+    /// Whether holes of up to [`limits::GC_HOLE_BYTES_MAX`] are plugged when segments are
+    /// collected.
     pub plugs: bool,
 }
 
@@ -106,7 +108,8 @@ impl Forecast {
         names::check_segment_bytes(options.segment_bytes)?;
         let size_bytes = options.size_bytes;
         if size_bytes == 0 || size_bytes > limits::SIZE_BYTES_MAX {
-            let text = format!("a size of {size_bytes} bytes is not in 1..={}", limits::SIZE_BYTES_MAX);
+            let text =
+                format!("a size of {size_bytes} bytes is not in 1..={}", limits::SIZE_BYTES_MAX);
             return Err(Error::new(ErrorKind::Invalid, text));
         }
         Ok(Forecast {
@@ -133,8 +136,8 @@ impl Forecast {
         })
     }
 
-    /// `length` bytes are written at `address`, at time `at` since some start. Time never goes back: an
-    /// earlier one counts as that of the request before.
+    /// `length` bytes are written at `address`, at time `at` since some start. Time never goes
+    /// back: an earlier one counts as that of the request before.
     pub fn write(&mut self, address: u64, length: u64, at: Duration) -> Result<()> {
         self.report.written_bytes += length;
         self.report.writes += 1;
@@ -153,8 +156,9 @@ impl Forecast {
         self.append(RecordOperation::Zero, address, length, at)
     }
 
-    /// A read; arguments as of [`write`](Self::write). Counts the fetches it would take with no cache at all:
-    /// one for each piece, also where nothing was written, as a trace begins with a disk that is not empty.
+    /// A read; arguments as of [`write`](Self::write). Counts the fetches it would take with no
+    /// cache at all: one for each piece, also where nothing was written, as a trace begins with a
+    /// disk that is not empty.
     pub fn read(&mut self, address: u64, length: u64, at: Duration) -> Result<()> {
         self.check_range(address, length)?;
         self.pass_time(at)?;
@@ -186,7 +190,13 @@ impl Forecast {
         Err(Error::new(ErrorKind::Invalid, text))
     }
 
-    fn append(&mut self, operation: RecordOperation, address: u64, length: u64, at: Duration) -> Result<()> {
+    fn append(
+        &mut self,
+        operation: RecordOperation,
+        address: u64,
+        length: u64,
+        at: Duration,
+    ) -> Result<()> {
         self.check_range(address, length)?;
         self.pass_time(at)?;
         let mut done = 0;
@@ -313,7 +323,8 @@ impl Forecast {
             if !policy.is_due(totals.own_live_bytes, totals.own_used_bytes) {
                 return Ok(());
             }
-            let plan_bytes_max = plan_bytes_max(self.options.segment_bytes, self.view.map.extents());
+            let plan_bytes_max =
+                plan_bytes_max(self.options.segment_bytes, self.view.map.extents());
             let candidates = self.view.segments.candidates();
             let victims = policy.victims(&candidates, &totals, self.unix_ms(), plan_bytes_max);
             if victims.is_empty() {
@@ -369,7 +380,8 @@ impl Forecast {
                 continue;
             }
             let identity = PartIdentity { volume_id: VOLUME, group, number, put_id: PUT };
-            let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(internal)?.len();
+            let bytes =
+                encode_part(&identity, group * GROUP_BYTES, &extents).map_err(internal)?.len();
             let (bytes, count) = (bytes as u32, extents.len() as u32);
             let part = PartEntry { group, number, put_id: PUT, bytes, extents: count, crc: 0 };
             self.parts.insert(group, part);

@@ -12,7 +12,8 @@ pub struct Requests {
     pub put_segments: u64,
     /// Parts and roots of checkpoints put.
     pub put_checkpoints: u64,
-    /// Fetches for garbage collection if nothing it copies were cached: one for each segment it copies from.
+    /// Fetches for garbage collection if nothing it copies were cached: one for each segment it
+    /// copies from.
     pub get_moves_max: u64,
     /// Fetches for reads if nothing were cached.
     pub get_reads_max: u64,
@@ -113,7 +114,8 @@ fn ratio(part: u64, whole: u64) -> f64 {
 }
 
 impl Report {
-    /// Data put, of batches and by garbage collection, to bytes written. Below 1 when much is coalesced.
+    /// Data put, of batches and by garbage collection, to bytes written. Below 1 when much is
+    /// coalesced.
     #[must_use]
     pub fn write_amplification(&self) -> f64 {
         ratio(self.batch_bytes + self.moved_bytes, self.written_bytes)

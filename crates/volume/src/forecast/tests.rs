@@ -1,5 +1,5 @@
-//! The forecast against a brute-force disk of 512-byte units, which knows nothing of the engine; and the
-//! rules that the brute force leaves out: age, checkpoints, refusals.
+//! The forecast against a brute-force disk of 512-byte units, which knows nothing of the engine;
+//! and the rules that the brute force leaves out: age, checkpoints, refusals.
 
 use std::collections::BTreeMap;
 
@@ -104,12 +104,15 @@ impl BruteForce {
     }
 
     fn move_out(&mut self, victims: &[u32]) {
-        let is_victim = |place: &Place| place.is_some_and(|(segment, _)| victims.contains(&segment));
-        let mut moving: Vec<usize> = (0..self.units.len()).filter(|at| is_victim(&self.units[*at])).collect();
+        let is_victim =
+            |place: &Place| place.is_some_and(|(segment, _)| victims.contains(&segment));
+        let mut moving: Vec<usize> =
+            (0..self.units.len()).filter(|at| is_victim(&self.units[*at])).collect();
         if self.plugs {
             let gaps: Vec<_> = moving.windows(2).map(|pair| pair[0] + 1..pair[1]).collect();
             let small = gaps.into_iter().filter(|gap| gap.len() as u64 * UNIT <= HOLE);
-            let plugs: Vec<usize> = small.flatten().filter(|at| self.units[*at].is_some()).collect();
+            let plugs: Vec<usize> =
+                small.flatten().filter(|at| self.units[*at].is_some()).collect();
             moving.extend(plugs);
             moving.sort_unstable();
         }
@@ -124,8 +127,7 @@ impl BruteForce {
     }
 
     fn extents(&self) -> u64 {
-        let follows =
-            |pair: &[Place]| matches!(pair, [Some((a, at)), Some((b, next))] if a == b && at + 1 == *next);
+        let follows = |pair: &[Place]| matches!(pair, [Some((a, at)), Some((b, next))] if a == b && at + 1 == *next);
         let joined = self.units.windows(2).filter(|pair| follows(pair)).count();
         (self.units.iter().flatten().count() - joined) as u64
     }
@@ -139,7 +141,8 @@ fn options(size_bytes: u64) -> ForecastOptions {
     }
 }
 
-/// A write or a discard: first unit, units, whether it writes. Most are in a hot eighth of the disk.
+/// A write or a discard: first unit, units, whether it writes. Most are in a hot eighth of the
+/// disk.
 fn request() -> impl Strategy<Value = (u64, u64, bool)> {
     let hot = (0u64..512, 1u64..64, Just(true));
     let cold = (0u64..4000, 1u64..90, prop::bool::weighted(0.9));
@@ -179,7 +182,9 @@ proptest! {
         prop_assert_eq!(report.coalesced_bytes, written_bytes - brute.batch_bytes);
         prop_assert_eq!(report.moved_bytes, brute.moved_bytes);
         prop_assert_eq!(report.extents, brute.extents());
-        prop_assert_eq!(report.live_bytes, UNIT * usage.values().map(|(live, _)| live).sum::<u64>());
+        prop_assert_eq!(
+            report.live_bytes, UNIT * usage.values().map(|(live, _)| live).sum::<u64>()
+        );
         let used_bytes = report.data_bytes - report.dead_bytes;
         prop_assert_eq!(used_bytes, UNIT * usage.values().map(|(_, data)| data).sum::<u64>());
     }
@@ -210,7 +215,9 @@ fn samples_are_in_order_bounded_and_end_with_the_last_state() {
     let report = forecast.finish().unwrap();
     let samples = &report.samples;
     assert!(samples.len() > 200 && samples.len() < 600, "{}", samples.len());
-    assert!(samples.windows(2).all(|pair| pair[0].at <= pair[1].at && pair[0].puts <= pair[1].puts));
+    assert!(
+        samples.windows(2).all(|pair| pair[0].at <= pair[1].at && pair[0].puts <= pair[1].puts)
+    );
     let last = samples.last().unwrap();
     assert_eq!((last.at, last.written_bytes), (SECOND * 2999, 3000 * SEGMENT));
 }
@@ -227,7 +234,10 @@ fn what_is_dead_goes_behind_the_second_checkpoint_that_found_it_dead() {
     // Two times what makes a checkpoint worth its price, and a little.
     assert!(report.dead_bytes <= 12 * SEGMENT, "{}", report.dead_bytes);
     assert!(report.checkpoints >= 100 && report.requests.put_checkpoints >= 2 * report.checkpoints);
-    assert!(report.requests.list == 2 * report.checkpoints && report.requests.delete > report.requests.list);
+    assert!(
+        report.requests.list == 2 * report.checkpoints
+            && report.requests.delete > report.requests.list
+    );
 }
 
 #[test]
@@ -257,8 +267,11 @@ fn reads_are_counted_as_if_nothing_were_cached() {
 
 #[test]
 fn what_no_volume_can_be_or_hold_is_refused() {
-    for (size_bytes, segment_bytes) in [(0, 8 << 20), (u64::MAX, 8 << 20), (1 << 30, 3 << 20), (1 << 30, 1)] {
-        let refused = Forecast::new(ForecastOptions { segment_bytes, ..ForecastOptions::new(size_bytes) });
+    for (size_bytes, segment_bytes) in
+        [(0, 8 << 20), (u64::MAX, 8 << 20), (1 << 30, 3 << 20), (1 << 30, 1)]
+    {
+        let refused =
+            Forecast::new(ForecastOptions { segment_bytes, ..ForecastOptions::new(size_bytes) });
         assert_eq!(refused.err().map(|error| error.kind()), Some(ErrorKind::Invalid));
     }
     let mut forecast = Forecast::new(options(1 << 20)).unwrap();
@@ -268,6 +281,10 @@ fn what_no_volume_can_be_or_hold_is_refused() {
             forecast.read(address, length, SECOND),
             forecast.discard(address, length, SECOND),
         ];
-        assert!(refused.into_iter().all(|r| r.err().map(|error| error.kind()) == Some(ErrorKind::Invalid)));
+        assert!(
+            refused
+                .into_iter()
+                .all(|r| r.err().map(|error| error.kind()) == Some(ErrorKind::Invalid))
+        );
     }
 }

@@ -1,9 +1,10 @@
-//! The bytes of a moved segment: from the journal, the read cache, or the store; verified; laid out in the
-//! object's body, ready to be sealed.
+//! The bytes of a moved segment: from the journal, the read cache, or the store; verified; laid out
+//! in the object's body, ready to be sealed.
 //!
-//! Runs on the collector's thread, of the lowest priority, and never waits for the store there: answers come
-//! back to it as jobs. Invariants: a gathering counts as a read, so that nothing it looked up is deleted
-//! under it; every byte is verified by its record's or its frame's checksum; it fails as a whole.
+//! Runs on the collector's thread, of the lowest priority, and never waits for the store there:
+//! answers come back to it as jobs. Invariants: a gathering counts as a read, so that nothing it
+//! looked up is deleted under it; every byte is verified by its record's or its frame's checksum;
+//! it fails as a whole.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +31,8 @@ use crate::stored_data::FrameName;
 
 type Tell = Box<dyn FnOnce(Outcome) + Send>;
 
-/// Where a run of data goes: `length` bytes from byte `offset` of a frame to `data_offset` of the new one.
+/// Where a run of data goes: `length` bytes from byte `offset` of a frame to `data_offset` of the
+/// new one.
 struct Wanted {
     offset: u32,
     length: u32,
@@ -101,10 +103,11 @@ pub(crate) fn gather(context: &Arc<Context>, buffers: &Buffers, mut plan: Plan, 
     }
 }
 
-/// What the header of a moved segment says of `pieces`, laid back to back: extents, their origins, bytes of
-/// data.
+/// What the header of a moved segment says of `pieces`, laid back to back: extents, their origins,
+/// bytes of data.
 pub(crate) fn contents_of(pieces: &[MapExtent]) -> (Vec<SegmentExtent>, Vec<Origin>, u64) {
-    let (mut extents, mut origins) = (Vec::with_capacity(pieces.len()), Vec::with_capacity(pieces.len()));
+    let (mut extents, mut origins) =
+        (Vec::with_capacity(pieces.len()), Vec::with_capacity(pieces.len()));
     let mut data_bytes = 0;
     for piece in pieces {
         extents.push(SegmentExtent {
@@ -113,7 +116,8 @@ pub(crate) fn contents_of(pieces: &[MapExtent]) -> (Vec<SegmentExtent>, Vec<Orig
             data_offset: data_bytes as u32,
             kind: ExtentKind::Data,
         });
-        origins.push(Origin { sequence: u64::from(piece.sequence), data_offset: piece.data_offset });
+        origins
+            .push(Origin { sequence: u64::from(piece.sequence), data_offset: piece.data_offset });
         data_bytes += piece.length;
     }
     (extents, origins, data_bytes)
@@ -148,11 +152,15 @@ fn copy_local(
         let mut bytes = vec![0; length as usize];
         let is_read = match (&resident, &context.journal) {
             (Some((record, offset, _)), Some(journal)) => {
-                matches!(journal.read(record, *offset, &mut bytes, Reach::Device), Ok(JournalRead::Done))
+                matches!(
+                    journal.read(record, *offset, &mut bytes, Reach::Device),
+                    Ok(JournalRead::Done)
+                )
             }
             _ => false,
         };
-        if is_read || (resident.is_none() && read_cache(context, piece.sequence, from, &mut bytes)) {
+        if is_read || (resident.is_none() && read_cache(context, piece.sequence, from, &mut bytes))
+        {
             gathered.place(frame_bytes, data_offset + done, &bytes);
             gathered.note_cached(frame_bytes, data_offset + done, length);
         } else {
@@ -182,15 +190,18 @@ fn want_frames(
     while done < length {
         let at = from + done as u32;
         let part = u64::from(frame_bytes - at % frame_bytes).min(length - done);
-        let wanted =
-            Wanted { offset: at % frame_bytes, length: part as u32, data_offset: data_offset + done };
+        let wanted = Wanted {
+            offset: at % frame_bytes,
+            length: part as u32,
+            data_offset: data_offset + done,
+        };
         absent.push((sequence, at / frame_bytes, wanted));
         done += part;
     }
 }
 
-/// Groups what is absent into requests; frames close to each other share one. Names a segment that the table
-/// does not know.
+/// Groups what is absent into requests; frames close to each other share one. Names a segment that
+/// the table does not know.
 fn runs_of(context: &Context, mut absent: Vec<(u32, u32, Wanted)>) -> Result<Vec<Run>, u32> {
     absent.sort_by_key(|(sequence, frame, wanted)| (*sequence, *frame, wanted.data_offset));
     let view = context.stored.view();
@@ -206,7 +217,13 @@ fn runs_of(context: &Context, mut absent: Vec<(u32, u32, Wanted)>) -> Result<Vec
             }
             _ => {
                 let info = view.segments.get(sequence).ok_or(sequence)?;
-                runs.push(Run { sequence, first: frame, count: 1, info, wanted: vec![(frame, wanted)] });
+                runs.push(Run {
+                    sequence,
+                    first: frame,
+                    count: 1,
+                    info,
+                    wanted: vec![(frame, wanted)],
+                });
             }
         }
     }
@@ -229,7 +246,10 @@ impl Waiting {
                 waiting.end_one();
             });
         };
-        context.attachment.store.get(want(key, Some(start..end), Class::Background), Box::new(tell));
+        context
+            .attachment
+            .store
+            .get(want(key, Some(start..end), Class::Background), Box::new(tell));
     }
 
     fn frame_range(&self, run: &Run, frame: u32) -> std::ops::Range<u64> {
@@ -254,7 +274,8 @@ impl Waiting {
                 Some((number, data)) if number == *frame => data,
                 _ => {
                     let range = self.frame_range(run, *frame);
-                    let part = bytes.get((range.start - start) as usize..(range.end - start) as usize);
+                    let part =
+                        bytes.get((range.start - start) as usize..(range.end - start) as usize);
                     let part = part.ok_or_else(|| damaged("the object is too short".into()))?;
                     let identity = FrameIdentity {
                         volume_id: self.context.attachment.record.volume_id,
@@ -267,7 +288,8 @@ impl Waiting {
             };
             opened = Some((*frame, data));
             let part = data.get(wanted.offset as usize..(wanted.offset + wanted.length) as usize);
-            let part = part.ok_or_else(|| damaged(format!("frame {frame} is shorter than the map says")))?;
+            let part =
+                part.ok_or_else(|| damaged(format!("frame {frame} is shorter than the map says")))?;
             if let Some(gathered) = &mut *self.gathered.lock() {
                 gathered.place(frame_bytes, wanted.data_offset, part);
             }
@@ -283,7 +305,9 @@ impl Waiting {
         let gathered = self.gathered.lock().take();
         tell(match (self.failure.lock().take(), gathered) {
             (None, Some(gathered)) => Ok((gathered, plan)),
-            (Some(Failure::Damaged(sequence, what)), _) => Err(NotGathered::Damaged { sequence, what }),
+            (Some(Failure::Damaged(sequence, what)), _) => {
+                Err(NotGathered::Damaged { sequence, what })
+            }
             (Some(Failure::Unavailable(why)), _) => {
                 plan.put_back(pieces);
                 Err(NotGathered::Unavailable { plan, why })

@@ -1,13 +1,13 @@
 //! Garbage collection: live data of emptied segments is written anew, so that they can be deleted
-//! (LSVD §3.5, BS3 §8.2.4). Modules: [`policy`] (which segments, when), `sweep` (where their live data is),
+//! (LSVD §3.5, BS3 §8.2.4). Modules: [`policy`] (which segments, when), `sweep` (where their live
+//! data is),
 //! `gather` (its bytes). The engine carries it out (`engine::collect`) and deletes what is dead.
 //!
-//! Invariants:
-//! 1. What is live is decided by the object map alone, never by what is still in the journal: a write that
-//!    is not stored kills nothing.
-//! 2. A moved extent takes effect only where the map still points at its origin, live and at replay. So it
-//!    never hides anything newer, however late it comes.
-//! 3. Moving never fails the volume: what cannot be read or stored now stays where it is.
+//! Invariants: 1. What is live is decided by the object map alone, never by what is still in the
+//! journal: a write that is not stored kills nothing. 2. A moved extent takes effect only where the
+//! map still points at its origin, live and at replay. So it never hides anything newer, however
+//! late it comes. 3. Moving never fails the volume: what cannot be read or stored now stays where
+//! it is.
 
 pub(crate) mod gather;
 pub(crate) mod gathered;
@@ -36,7 +36,8 @@ pub struct Garbage {
     pub data_bytes: u64,
 }
 
-/// What collecting a volume of `store` by hand with this threshold would move, by its state in the store.
+/// What collecting a volume of `store` by hand with this threshold would move, by its state in the
+/// store.
 pub fn garbage(store: &dyn ObjectStore, name: &str, threshold: f64) -> Result<Garbage> {
     let world = RealWorld::default();
     let stored = names::stored(store, name, &mut Reporter::new(&world))?;
@@ -62,7 +63,8 @@ pub(crate) fn plan_bytes_max(segment_bytes: u32, extents: u64) -> u64 {
 }
 
 impl GcPolicy {
-    /// The segments that a volume of these totals is to collect now; none while there is too little garbage.
+    /// The segments that a volume of these totals is to collect now; none while there is too little
+    /// garbage.
     pub(crate) fn victims(
         &self,
         candidates: &[Candidate],

@@ -1,11 +1,12 @@
-//! Which segments garbage collection takes, and when. Pure: no I/O, no clock; the engine and the forecast ask
-//! the same questions here.
+//! Which segments garbage collection takes, and when. Pure: no I/O, no clock; the engine and the
+//! forecast ask the same questions here.
 //!
-//! Utilisation is the share of a segment's data that the map still points at. Greedy takes the emptiest
-//! first (LSVD §3.5); cost-benefit also asks how long what is left has been left alone (Rosenblum and
-//! Ousterhout 1992, §3.5).
+//! Utilisation is the share of a segment's data that the map still points at. Greedy takes the
+//! emptiest first (LSVD §3.5); cost-benefit also asks how long what is left has been left alone
+//! (Rosenblum and Ousterhout 1992, §3.5).
 //!
-//! Not here: finding and moving the live data (`sweep`, `gather`), deleting what is dead (the engine).
+//! Not here: finding and moving the live data (`sweep`, `gather`), deleting what is dead (the
+//! engine).
 
 use std::cmp::Ordering;
 
@@ -63,7 +64,8 @@ impl Candidate {
         share(self.live_bytes, self.data_bytes)
     }
 
-    /// What is gained for what is paid: space freed times age, over reading all and writing what is live.
+    /// What is gained for what is paid: space freed times age, over reading all and writing what is
+    /// live.
     fn benefit(&self, now_unix_ms: u64) -> f64 {
         let used = self.utilisation();
         let age_ms = now_unix_ms.saturating_sub(self.wall_unix_ms).max(1);
@@ -89,7 +91,8 @@ impl GcPolicy {
         None
     }
 
-    /// Whether so much garbage is there that collection shall start. Bytes of dead segments count in neither.
+    /// Whether so much garbage is there that collection shall start. Bytes of dead segments count
+    /// in neither.
     #[must_use]
     pub fn is_due(&self, live_bytes: u64, data_bytes: u64) -> bool {
         data_bytes > live_bytes && share(live_bytes, data_bytes) < self.start
@@ -101,15 +104,15 @@ impl GcPolicy {
         data_bytes <= live_bytes || share(live_bytes, data_bytes) >= self.stop
     }
 
-    /// Whether garbage grows faster than it is collected: then collection also goes on beside writers that
-    /// wait for room.
+    /// Whether garbage grows faster than it is collected: then collection also goes on beside
+    /// writers that wait for room.
     #[must_use]
     pub fn is_pressing(&self, live_bytes: u64, data_bytes: u64) -> bool {
         share(live_bytes, data_bytes) < self.start * 0.8
     }
 
-    /// The segments to take next, best first: enough to reach `stop`, but no more than `moved_bytes_max` of
-    /// live data, and at least one if any holds garbage.
+    /// The segments to take next, best first: enough to reach `stop`, but no more than
+    /// `moved_bytes_max` of live data, and at least one if any holds garbage.
     #[must_use]
     pub fn choose(
         &self,
@@ -129,7 +132,9 @@ impl GcPolicy {
             .collect();
         // The older first among equals: the same every time.
         ranked.sort_by(|(one, left), (other, right)| {
-            one.partial_cmp(other).unwrap_or(Ordering::Equal).then(left.sequence.cmp(&right.sequence))
+            one.partial_cmp(other)
+                .unwrap_or(Ordering::Equal)
+                .then(left.sequence.cmp(&right.sequence))
         });
         let (mut chosen, mut moved_bytes, mut data_bytes) = (Vec::new(), 0, data_bytes);
         for (_, candidate) in ranked {
@@ -159,7 +164,8 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_emptiest_until_enough_is_live() {
-        let candidates = [candidate(1, 90, 0), candidate(2, 20, 0), candidate(3, 50, 0), candidate(4, 20, 0)];
+        let candidates =
+            [candidate(1, 90, 0), candidate(2, 20, 0), candidate(3, 50, 0), candidate(4, 20, 0)];
         let policy = GcPolicy::default();
         assert!(policy.is_due(180, 400));
         // 180 of 320, 180 of 240: enough.
@@ -191,7 +197,8 @@ mod tests {
         let policy = |start, stop| GcPolicy { start, stop, ..GcPolicy::default() };
         assert_eq!(policy(0.7, 0.72).fault(), None);
         assert_eq!(policy(0.0, 0.0).fault(), None);
-        for (start, stop) in [(0.7, 0.6), (-0.1, 0.5), (0.7, 1.0), (f64::NAN, 0.5), (0.5, f64::NAN)] {
+        for (start, stop) in [(0.7, 0.6), (-0.1, 0.5), (0.7, 1.0), (f64::NAN, 0.5), (0.5, f64::NAN)]
+        {
             assert!(policy(start, stop).fault().is_some(), "{start} to {stop}");
         }
     }

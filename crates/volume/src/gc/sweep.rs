@@ -1,11 +1,13 @@
-//! Finds the live data of victims: one pass over the object map, in address order, so that what is written
-//! anew lies in address order too.
+//! Finds the live data of victims: one pass over the object map, in address order, so that what is
+//! written anew lies in address order too.
 //!
-//! Holes of up to [`HOLE_BYTES_MAX`] between two live pieces of victims are plugged: if other segments hold
-//! them, their data is moved along, so that a stretch of the disk lies in one piece again (LSVD §3.5).
+//! Holes of up to [`HOLE_BYTES_MAX`] between two live pieces of victims are plugged: if other
+//! segments hold them, their data is moved along, so that a stretch of the disk lies in one piece
+//! again (LSVD §3.5).
 //!
-//! Invariant: a plan only says what was live when it was made. Nothing depends on it being complete or fresh:
-//! what moved meanwhile is left out when the plan is carried out, and again when the map is changed.
+//! Invariant: a plan only says what was live when it was made. Nothing depends on it being complete
+//! or fresh: what moved meanwhile is left out when the plan is carried out, and again when the map
+//! is changed.
 
 use crate::limits::GC_HOLE_BYTES_MAX as HOLE_BYTES_MAX;
 use crate::map::{GROUP_BYTES, Location, MapExtent, ObjectMap};
@@ -17,8 +19,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The live pieces of the segments that `is_victim` names, and of those that `may_plug` names in small
-    /// holes between them; at most about `bytes_max` of them, from the lowest address on.
+    /// The live pieces of the segments that `is_victim` names, and of those that `may_plug` names
+    /// in small holes between them; at most about `bytes_max` of them, from the lowest address on.
     pub(crate) fn make(
         map: &ObjectMap,
         is_victim: &dyn Fn(u32) -> bool,
@@ -143,8 +145,13 @@ mod tests {
     fn small_holes_are_plugged_and_large_ones_are_not() {
         let hole = HOLE_BYTES_MAX;
         let far = 100 + hole + 10 + hole + 1;
-        let map =
-            map(&[(0, 100, 1), (100, hole, 2), (100 + hole, 10, 1), (110 + hole, hole + 1, 2), (far, 10, 1)]);
+        let map = map(&[
+            (0, 100, 1),
+            (100, hole, 2),
+            (100 + hole, 10, 1),
+            (110 + hole, hole + 1, 2),
+            (far, 10, 1),
+        ]);
         let expected = [(0, 100, 1), (100, hole, 2), (100 + hole, 10, 1), (far, 10, 1)];
         assert_eq!(taken(&map, &mut plan(&map)), expected);
     }

@@ -1,26 +1,28 @@
 //! The journal: the write-back log on the local disk, one order for all writes of a volume.
 //!
-//! A write appends by reserving a slot in the staging ring (memory that outlives the process), filling it,
-//! entering the journal map and being declared complete. From then on it is *accepted*. The journal's
-//! thread ([`writer`]) moves complete records in order to the disk and syncs: then they are *logged*.
+//! A write appends by reserving a slot in the staging ring (memory that outlives the process),
+//! filling it, entering the journal map and being declared complete. From then on it is *accepted*.
+//! The journal's thread ([`writer`]) moves complete records in order to the disk and syncs: then
+//! they are *logged*.
 //!
-//! Modules: [`writer`] (the thread's steps), [`superblock`] (the marks), `read` (a record's payload),
-//! [`scan`] (what a journal holds, after a crash).
+//! Modules: [`writer`] (the thread's steps), [`superblock`] (the marks), `read` (a record's
+//! payload), [`scan`] (what a journal holds, after a crash).
 //!
-//! Invariants:
-//! 1. Positions are reserved, queued for the writer and, if it comes to it, recovered in the same order.
-//! 2. Only a contiguous prefix of complete records reaches the disk: it never holds a hole.
-//! 3. A flush is answered after a sync that began when everything before it was on the disk.
-//! 4. Ring space is used again only after a superblock with the new trim is durable.
-//! 5. A failed write or sync of the journal disk is final ([`Journal::fail`]): nothing is retried as if
-//!    the bytes were still dirty.
+//! Invariants: 1. Positions are reserved, queued for the writer and, if it comes to it, recovered
+//! in the same order. 2. Only a contiguous prefix of complete records reaches the disk: it never
+//! holds a hole. 3. A flush is answered after a sync that began when everything before it was on
+//! the disk. 4. Ring space is used again only after a superblock with the new trim is durable. 5. A
+//! failed write or sync of the journal disk is final ([`Journal::fail`]): nothing is retried as if
+//! the bytes were still dirty.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence};
 
-use sawmill_format::journal::{RECORD_HEADER_BYTES, RING_START_BYTES, RecordHeader, RecordOperation};
+use sawmill_format::journal::{
+    RECORD_HEADER_BYTES, RING_START_BYTES, RecordHeader, RecordOperation,
+};
 use sawmill_sys::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex};
 use sawmill_sys::{Full, Ring};
 
@@ -40,7 +42,8 @@ pub(crate) mod writer;
 
 pub(crate) use read::{JournalRead, Reach};
 
-/// Bytes at the ring's end that only padding may use, so that a flush can always end in a whole block.
+/// Bytes at the ring's end that only padding may use, so that a flush can always end in a whole
+/// block.
 pub(crate) const PAD_RESERVE_BYTES: u64 = 2 * sawmill_sys::BLOCK_BYTES;
 
 /// Somebody who waits for everything before `target` to be logged.
@@ -119,8 +122,8 @@ impl Journal {
         }
     }
 
-    /// Appends one record. `fill` puts the payload in place; `enter` puts the record into the journal map.
-    /// When this returns the record is accepted.
+    /// Appends one record. `fill` puts the payload in place; `enter` puts the record into the
+    /// journal map. When this returns the record is accepted.
     pub(crate) fn append(
         &self,
         operation: RecordOperation,
@@ -136,7 +139,8 @@ impl Journal {
         let slot_bytes = RECORD_HEADER_BYTES as u64 + payload_bytes;
         let (mut slot, record) = self.ring.reserve(slot_bytes, |position, bytes| {
             self.header(operation, position, slot_bytes, address, length).encode_slot(bytes);
-            let record = Arc::new(Record::new(position, operation, address, length, slot_bytes as u32));
+            let record =
+                Arc::new(Record::new(position, operation, address, length, slot_bytes as u32));
             self.order.lock().push_back(record.clone());
             record
         })?;
@@ -161,7 +165,8 @@ impl Journal {
             let header = self.header(RecordOperation::Pad, position, slot_bytes, 0, 0);
             bytes.fill(0);
             encode_header(&header, bytes);
-            let record = Arc::new(Record::new(position, RecordOperation::Pad, 0, 0, slot_bytes as u32));
+            let record =
+                Arc::new(Record::new(position, RecordOperation::Pad, 0, 0, slot_bytes as u32));
             self.order.lock().push_back(record.clone());
             record
         });
@@ -197,16 +202,18 @@ impl Journal {
         }
     }
 
-    /// Wakes the writer when it rests, when enough waits to be written, or when a flush waits for this
-    /// record or is expected.
+    /// Wakes the writer when it rests, when enough waits to be written, or when a flush waits for
+    /// this record or is expected.
     fn nudge(&self) {
-        // That the record is complete must be seen by whoever is not seen to wait here: else a flush that
-        // came at this moment would sleep until the writer's next look.
+        // That the record is complete must be seen by whoever is not seen to wait here: else a
+        // flush that came at this moment would sleep until the writer's next look.
         fence(Ordering::SeqCst);
-        let resting = self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst);
+        let resting =
+            self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst);
         // Others may have appended, and the writer have written that, between the two looks.
         let behind = self.ring.next().saturating_sub(self.ring.written());
-        let flush = self.waiting.load(Ordering::Relaxed) > 0 || self.expects_flush.load(Ordering::Relaxed);
+        let flush =
+            self.waiting.load(Ordering::Relaxed) > 0 || self.expects_flush.load(Ordering::Relaxed);
         if resting || flush || behind >= limits::SPAN_BYTES {
             self.wake.ring();
         }
@@ -226,7 +233,8 @@ impl Journal {
             self.waiting.store(waiters.len(), Ordering::SeqCst);
         }
         self.wake.ring();
-        // The journal may have failed between the first look and the push; then nobody else tells the waiter.
+        // The journal may have failed between the first look and the push; then nobody else tells
+        // the waiter.
         if let Some(error) = self.failed.get() {
             self.fail(error.clone());
         }
@@ -324,8 +332,8 @@ pub(crate) fn disk_failed(what: &str, error: &std::io::Error) -> Error {
     Error::new(
         ErrorKind::Unavailable,
         format!(
-            "the journal disk failed to {what}: {error}; writes stop; accepted writes are still being \
-             stored; replace the disk and serve again"
+            "the journal disk failed to {what}: {error}; writes stop; accepted writes are still \
+             being stored; replace the disk and serve again"
         ),
     )
 }

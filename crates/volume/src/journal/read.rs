@@ -1,7 +1,9 @@
-//! Reading a record's payload: from the staging ring while it is there, else from the journal disk; verified.
+//! Reading a record's payload: from the staging ring while it is there, else from the journal disk;
+//! verified.
 //!
-//! A batch whose writers were faster than the store is no longer in memory when it is built. Then its whole
-//! stretch of the journal is read back at once ([`ReadBack`]) instead of record by record.
+//! A batch whose writers were faster than the store is no longer in memory when it is built. Then
+//! its whole stretch of the journal is read back at once ([`ReadBack`]) instead of record by
+//! record.
 
 use sawmill_format::journal::RECORD_HEADER_BYTES;
 use sawmill_sys::BLOCK_BYTES;
@@ -86,7 +88,9 @@ impl Journal {
         if on_disk > 0 {
             match self.read_disk(record.payload_position() + start, &mut into[..on_disk], reach) {
                 Ok(()) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(JournalRead::Slow),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    return Ok(JournalRead::Slow);
+                }
                 Err(error) => return Err(disk_failed("read", &error)),
             }
         }
@@ -97,8 +101,8 @@ impl Journal {
         }
         if !verified {
             let text = format!(
-                "journal record at position {}: its payload fails its checksum; nothing was returned; run \
-                 `sawmill inspect journal`",
+                "journal record at position {}: its payload fails its checksum; nothing was \
+                 returned; run `sawmill inspect journal`",
                 record.position
             );
             return Err(Error::new(ErrorKind::Corrupt, text));
@@ -128,8 +132,14 @@ impl Journal {
         Ok(())
     }
 
-    /// Reads back the part of `[start, end)` whose memory is no longer there; `None` when all of it is.
-    pub(crate) fn read_back(&self, start: u64, end: u64, buffers: &Buffers) -> Result<Option<ReadBack>> {
+    /// Reads back the part of `[start, end)` whose memory is no longer there; `None` when all of it
+    /// is.
+    pub(crate) fn read_back(
+        &self,
+        start: u64,
+        end: u64,
+        buffers: &Buffers,
+    ) -> Result<Option<ReadBack>> {
         let end = end.min(self.ring.low());
         if start >= end {
             return Ok(None);
@@ -222,8 +232,10 @@ mod tests {
         let mut span: Option<Span> = None;
         for number in 0..RECORDS {
             let fill = |into: &mut [u8]| into.fill(number as u8);
-            let record =
-                journal.append(RecordOperation::Write, number * 4096, 3000, fill, |_| ()).ok().unwrap();
+            let record = journal
+                .append(RecordOperation::Write, number * 4096, 3000, fill, |_| ())
+                .ok()
+                .unwrap();
             let slot = record.filled().unwrap().slot.unwrap();
             let span = span.get_or_insert_with(|| Span::of(&slot));
             if span.end() < slot.end() {
@@ -244,7 +256,8 @@ mod tests {
         }
         let end = records.last().unwrap().end();
         let buffers = Buffers::default();
-        let back = journal.read_back(position, end, &buffers).unwrap().expect("most of it left memory");
+        let back =
+            journal.read_back(position, end, &buffers).unwrap().expect("most of it left memory");
         assert_eq!(disk.reads.load(Ordering::Relaxed), 2, "one read on either side of the seam");
         for (number, record) in records.iter().enumerate() {
             let mut payload = [255; 3000];

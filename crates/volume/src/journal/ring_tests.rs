@@ -1,5 +1,6 @@
-//! The journal as a ring against a list: appends, flushes, stores that free its space, then the end of the
-//! process or of the power; a scan finds what the list says, record by record and byte by byte.
+//! The journal as a ring against a list: appends, flushes, stores that free its space, then the end
+//! of the process or of the power; a scan finds what the list says, record by record and byte by
+//! byte.
 //!
 //! Positions go around the rings several times, so that seams, pads and stale laps are met.
 
@@ -32,7 +33,11 @@ struct TornDisk(Mutex<Layers>);
 
 impl TornDisk {
     fn holding(bytes: Vec<u8>) -> Arc<Self> {
-        Arc::new(TornDisk(Mutex::new(Layers { durable: bytes.clone(), now: bytes, unsynced: Vec::new() })))
+        Arc::new(TornDisk(Mutex::new(Layers {
+            durable: bytes.clone(),
+            now: bytes,
+            unsynced: Vec::new(),
+        })))
     }
 
     /// What a power cut leaves: of the unsynced blocks those that `keeps` says.
@@ -224,11 +229,16 @@ fn recovered(disk: Arc<TornDisk>, staging: Option<StagingFile>, from: u64) -> (S
     (scan(&mut log, &options).unwrap(), log)
 }
 
-/// The records found are the first of those known at and after `from`, byte by byte. Returns how many.
+/// The records found are the first of those known at and after `from`, byte by byte. Returns how
+/// many.
 fn compare(known: &[Known], from: u64, (scan, mut log): (Scan, LogImage)) -> usize {
     let expected = known.iter().filter(|known| known.header.0 >= from);
-    let found: Vec<&RecordHeader> =
-        scan.found.iter().filter(|found| found.record.is_some()).map(|found| &found.header).collect();
+    let found: Vec<&RecordHeader> = scan
+        .found
+        .iter()
+        .filter(|found| found.record.is_some())
+        .map(|found| &found.header)
+        .collect();
     for (known, found) in expected.clone().zip(&found) {
         assert_eq!(known.header, (found.position, found.operation, found.address, found.length));
         let mut payload = vec![0; known.payload.len()];

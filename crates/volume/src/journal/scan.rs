@@ -1,11 +1,13 @@
-//! What a journal holds: its records from a position on, read from the staging memory that outlived a process
-//! where there is one, else from the disk, and judged one by one.
+//! What a journal holds: its records from a position on, read from the staging memory that outlived
+//! a process where there is one, else from the disk, and judged one by one.
 //!
 //! Not here: what is done about the verdict (`open`), or with the records (`recovery`).
 
 use std::sync::Arc;
 
-use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, RingCopy, Superblock};
+use sawmill_format::journal::{
+    RECORD_HEADER_BYTES, RecordHeader, RecordOperation, RingCopy, Superblock,
+};
 use sawmill_sys::{BLOCK_BYTES, StagingFile};
 
 use super::{disk_failed, disk_parts};
@@ -34,7 +36,11 @@ pub(crate) struct LogImage {
 }
 
 impl LogImage {
-    pub(crate) fn new(disk: Arc<dyn Disk>, capacity_bytes: u64, mut staging: Option<StagingFile>) -> Self {
+    pub(crate) fn new(
+        disk: Arc<dyn Disk>,
+        capacity_bytes: u64,
+        mut staging: Option<StagingFile>,
+    ) -> Self {
         let is_doubtful = staging.as_mut().is_some_and(StagingFile::sync_failed);
         let synced = staging.as_mut().map_or(0, StagingFile::synced);
         let staging = staging.map(|mut file| {
@@ -43,7 +49,16 @@ impl LogImage {
         });
         let reach_bytes = limits::SCAN_BYTES_FIRST;
         let (window, ring_copy) = ((0, Vec::new()), None);
-        LogImage { disk, capacity_bytes, staging, ring_copy, is_doubtful, synced, window, reach_bytes }
+        LogImage {
+            disk,
+            capacity_bytes,
+            staging,
+            ring_copy,
+            is_doubtful,
+            synced,
+            window,
+            reach_bytes,
+        }
     }
 
     /// From where on the bytes come from memory.
@@ -71,7 +86,8 @@ impl LogImage {
             let at = position + split as u64;
             // Beyond the ring's reach nothing was ever staged.
             let reach = (*from + staging.capacity_bytes()).saturating_sub(at);
-            let (staged, beyond) = in_memory.split_at_mut(reach.min(in_memory.len() as u64) as usize);
+            let (staged, beyond) =
+                in_memory.split_at_mut(reach.min(in_memory.len() as u64) as usize);
             staging.copy_out(at, staged);
             beyond.fill(0);
         }
@@ -140,8 +156,8 @@ impl LogImage {
         self.synced
     }
 
-    /// From here on the disk is synced by somebody who may die or give up of it: then whoever opens the
-    /// memory next must write anew what it reads from the disk. This attach goes on as it is.
+    /// From here on the disk is synced by somebody who may die or give up of it: then whoever opens
+    /// the memory next must write anew what it reads from the disk. This attach goes on as it is.
     pub(crate) fn doubt_syncs(&mut self) {
         if let Some((staging, _)) = &mut self.staging {
             staging.doubt_syncs();
@@ -179,15 +195,16 @@ pub(crate) struct Scan {
 pub(crate) struct ScanOptions {
     pub(crate) tag: u64,
     pub(crate) from: u64,
-    /// The epoch bound last. Records before `bound_position` may be of older ones, records past it are of
-    /// this one: what an earlier recovery gave up may still lie there, whole and of an older epoch.
+    /// The epoch bound last. Records before `bound_position` may be of older ones, records past it
+    /// are of this one: what an earlier recovery gave up may still lie there, whole and of an older
+    /// epoch.
     pub(crate) epoch: u64,
     /// See `epoch`.
     pub(crate) bound_position: u64,
     /// The superblock's mark.
     pub(crate) mark: u64,
-    /// An attach has judged this log before, wrote its mark into the superblock, and then may have written
-    /// over what lies behind the log's end: marks in records do not count any more.
+    /// An attach has judged this log before, wrote its mark into the superblock, and then may have
+    /// written over what lies behind the log's end: marks in records do not count any more.
     pub(crate) judged: bool,
     /// Take damage for the end (the user accepts the loss).
     pub(crate) accept_loss: bool,
@@ -207,8 +224,9 @@ impl ScanOptions {
         }
     }
 
-    /// With what the process that left the memory had synced. An attach that judged this log before took that
-    /// into its own mark, and then may have written a pad where a record began before it and ended behind it.
+    /// With what the process that left the memory had synced. An attach that judged this log before
+    /// took that into its own mark, and then may have written a pad where a record began before it
+    /// and ended behind it.
     pub(crate) fn synced_through(self, synced: u64) -> Self {
         let synced = if self.judged { 0 } else { synced };
         ScanOptions { mark: self.mark.max(synced), ..self }
@@ -222,7 +240,10 @@ impl ScanOptions {
 /// Scans a log from `options.from` to its end.
 pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
     if options.from > limits::POSITION_MAX {
-        let text = format!("the log claims to continue at position {}, beyond every valid one", options.from);
+        let text = format!(
+            "the log claims to continue at position {}, beyond every valid one",
+            options.from
+        );
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     let mut mark = options.mark;
@@ -259,9 +280,10 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
             }
             Verdict::Refuse if !options.accept_loss => {
                 let text = format!(
-                    "the journal is damaged at position {position} ({label}); it was flushed through {mark}; \
-                     nothing was changed; see `sawmill inspect journal`, restore the journal disk, or pass \
-                     --accept-journal-loss to continue with what is before it"
+                    "the journal is damaged at position {position} ({label}); it was flushed \
+                     through {mark}; nothing was changed; see `sawmill inspect journal`, restore \
+                     the journal disk, or pass --accept-journal-loss to continue with what is \
+                     before it"
                 );
                 return Err(Error::new(ErrorKind::Corrupt, text));
             }
@@ -276,7 +298,8 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
     Ok(scan)
 }
 
-/// Looks at one position: the facts, the record if it is whole, and the slot's length if its head is valid.
+/// Looks at one position: the facts, the record if it is whole, and the slot's length if its head
+/// is valid.
 fn look(
     log: &mut LogImage,
     options: &ScanOptions,
@@ -289,7 +312,8 @@ fn look(
     let largest = limits::RECORD_PAYLOAD_BYTES_MAX + RECORD_HEADER_BYTES as u64;
     let slot = RecordHeader::decode_slot(&head, tag, position).ok().map(u64::from);
     // A slot that reached past the ring's whole lap would lie over its own beginning.
-    let reach_max = (options.from + log.capacity_bytes - position).min(largest.max(2 * BLOCK_BYTES));
+    let reach_max =
+        (options.from + log.capacity_bytes - position).min(largest.max(2 * BLOCK_BYTES));
     let slot = slot.filter(|bytes| *bytes <= reach_max);
     let header = RecordHeader::decode(&head, tag, position).ok();
     let header = header.filter(|header| slot.is_some() && options.allows(position, header.epoch));
@@ -297,7 +321,8 @@ fn look(
         slot: slot.is_some(),
         header: header.is_some(),
         payload: false,
-        // A mark lies at a whole block, often inside a record: only what ends before it was flushed.
+        // A mark lies at a whole block, often inside a record: only what ends before it was
+        // flushed.
         below_mark: position + slot.unwrap_or(RECORD_HEADER_BYTES as u64) <= mark,
         staged: log.is_staged(position),
     };
@@ -309,15 +334,25 @@ fn look(
             log.read(position + RECORD_HEADER_BYTES as u64, &mut payload)?;
             let (checks, whole) = checks_of(header.address, &payload);
             facts.payload = whole == header.payload_crc;
-            let found =
-                Record::new(position, header.operation, header.address, header.length, header.slot_bytes);
+            let found = Record::new(
+                position,
+                header.operation,
+                header.address,
+                header.length,
+                header.slot_bytes,
+            );
             found.fill(None, checks);
             record = Some(Arc::new(found));
         }
         RecordOperation::Discard | RecordOperation::Zero => {
             facts.payload = true;
-            let found =
-                Record::new(position, header.operation, header.address, header.length, header.slot_bytes);
+            let found = Record::new(
+                position,
+                header.operation,
+                header.address,
+                header.length,
+                header.slot_bytes,
+            );
             found.fill(None, crate::record::Checks::None);
             record = Some(Arc::new(found));
         }
@@ -326,12 +361,13 @@ fn look(
     Ok((facts, Some(Found { header, record }), u64::from(header.slot_bytes)))
 }
 
-/// The highest mark in records beyond `position`. Flushes end in whole blocks, so records begin at block
-/// boundaries often enough; and a mark reaches the superblock every [`limits::MARK_BYTES`].
+/// The highest mark in records beyond `position`. Flushes end in whole blocks, so records begin at
+/// block boundaries often enough; and a mark reaches the superblock every [`limits::MARK_BYTES`].
 fn mark_ahead(log: &mut LogImage, options: &ScanOptions, position: u64) -> Result<u64> {
     let mut mark = 0;
     let mut at = (position + 1).next_multiple_of(BLOCK_BYTES);
-    let end = (position + 2 * limits::MARK_BYTES).min(options.from + log.capacity_bytes - BLOCK_BYTES);
+    let end =
+        (position + 2 * limits::MARK_BYTES).min(options.from + log.capacity_bytes - BLOCK_BYTES);
     let mut head = [0u8; RECORD_HEADER_BYTES];
     while at < end {
         log.read(at, &mut head)?;
@@ -379,7 +415,8 @@ mod tests {
         }
     }
 
-    /// Seed 110168374: the pad of an attach that died was taken for a record that was flushed and is damaged.
+    /// Seed 110168374: the pad of an attach that died was taken for a record that was flushed and
+    /// is damaged.
     #[test]
     fn what_memory_says_was_synced_counts_until_an_attach_has_judged_the_log() {
         let options = ScanOptions {
@@ -396,12 +433,14 @@ mod tests {
         assert_eq!(ScanOptions { judged: true, ..options }.synced_through(8192).mark, 4096);
     }
 
-    /// A chunk in whole blocks may reach past what a full ring held; what it did hold must not become zeroes.
+    /// A chunk in whole blocks may reach past what a full ring held; what it did hold must not
+    /// become zeroes.
     #[test]
     fn memory_is_read_to_its_last_byte_and_is_zero_beyond() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("staging");
-        let (ring, _consumer) = StagingFile::create(&path, 8192).unwrap().into_ring(4096, b"header");
+        let (ring, _consumer) =
+            StagingFile::create(&path, 8192).unwrap().into_ring(4096, b"header");
         let (slot, ()) = ring.reserve(8192, |_, bytes| bytes.fill(7)).unwrap();
         let _ = slot.publish();
         ring.unlock();
@@ -413,7 +452,8 @@ mod tests {
         assert!(bytes[..8192].iter().all(|byte| *byte == 7), "all of the ring");
         log.read(8192, &mut bytes[..8192]).unwrap();
         assert!(
-            bytes[..4096].iter().all(|byte| *byte == 7) && bytes[4096..8192].iter().all(|byte| *byte == 0)
+            bytes[..4096].iter().all(|byte| *byte == 7)
+                && bytes[4096..8192].iter().all(|byte| *byte == 0)
         );
     }
 }

@@ -1,11 +1,11 @@
-//! The journal's path under schedules: who runs when is chosen anew at every lock, atomic and copied half,
-//! many thousand times per claim, on the types that ship. Built with the feature `shuttle` only
-//! (`tests/run.sh`).
+//! The journal's path under schedules: who runs when is chosen anew at every lock, atomic and
+//! copied half, many thousand times per claim, on the types that ship. Built with the feature
+//! `shuttle` only (`tests/run.sh`).
 //!
-//! A wait with a timeout may here end at once or never ([`sawmill_sys::sync`]): so a wake-up that is missed
-//! is a deadlock, and found. The loop of the journal's thread is repeated here from `driver`, as that one
-//! needs a whole volume; everything it calls is real. Controls at the end break one rule each and must be
-//! caught.
+//! A wait with a timeout may here end at once or never ([`sawmill_sys::sync`]): so a wake-up that
+//! is missed is a deadlock, and found. The loop of the journal's thread is repeated here from
+//! `driver`, as that one needs a whole volume; everything it calls is real. Controls at the end
+//! break one rule each and must be caught.
 //!
 //! Not here: orders weaker than one total order of all steps.
 
@@ -58,7 +58,8 @@ fn is_caught(run: impl Fn() + Send + Sync + 'static) -> bool {
     catch_unwind(AssertUnwindSafe(|| under_schedules(run))).is_err()
 }
 
-/// A disk whose unsynced writes can be left out. Its locks are held for no switch, so plain ones do.
+/// A disk whose unsynced writes can be left out. Its locks are held for no switch, so plain ones
+/// do.
 struct TwoLayers {
     written: parking_lot::Mutex<Vec<u8>>,
     durable: parking_lot::Mutex<Vec<u8>>,
@@ -156,11 +157,13 @@ impl Bench {
             may_switch();
             self.entered.lock().push(record.position);
         };
-        let appended = self.journal.append(RecordOperation::Write, address, bytes, in_halves, enter);
+        let appended =
+            self.journal.append(RecordOperation::Write, address, bytes, in_halves, enter);
         appended.expect("there is room")
     }
 
-    /// Sleeps until everything up to `target` is logged; `told` is called at the moment of the answer.
+    /// Sleeps until everything up to `target` is logged; `told` is called at the moment of the
+    /// answer.
     fn flush(&self, target: u64, told: impl FnOnce() + Send + 'static) {
         let bell = Arc::new((Mutex::new(false), Condvar::default()));
         let heard = bell.clone();
@@ -183,11 +186,15 @@ impl Bench {
         self.journal.wake.ring();
     }
 
-    /// Everything taken was whole when it was taken (`take` looked), and lies end to end from the start.
+    /// Everything taken was whole when it was taken (`take` looked), and lies end to end from the
+    /// start.
     fn check_taken(&self) -> u64 {
         let taken = self.taken.lock();
         taken.iter().fold(START, |end, record| {
-            assert_eq!(record.position, end, "positions follow one another, none twice, none left out");
+            assert_eq!(
+                record.position, end,
+                "positions follow one another, none twice, none left out"
+            );
             record.end()
         })
     }
@@ -232,7 +239,8 @@ fn superblock() -> Superblock {
 fn run_journal(bench: &Bench, mut writer: JournalWriter) {
     let (journal, mut quiet) = (&bench.journal, false);
     loop {
-        let step = writer.step(&mut |records| bench.take(records), &mut |_| 0).expect("no fault here");
+        let step =
+            writer.step(&mut |records| bench.take(records), &mut |_| 0).expect("no fault here");
         match step {
             Step::Busy => quiet = false,
             Step::Waiting => {
@@ -318,7 +326,10 @@ fn a_flush_covers_everything_completed_before_it_was_asked() {
                     bench.flush(bench.journal.ring.next(), move || {
                         let (found, _) = recovered(disk.after_power_loss(), None);
                         let lost = wanted.iter().find(|position| !found.contains(position));
-                        assert_eq!(lost, None, "accepted before the flush, and gone after a power loss");
+                        assert_eq!(
+                            lost, None,
+                            "accepted before the flush, and gone after a power loss"
+                        );
                     });
                 }
             })
@@ -343,7 +354,8 @@ fn a_slot_whose_writer_died_is_stepped_over_and_all_others_are_found() {
                     may_switch();
                     resume_unwind(Box::new("dies"));
                 };
-                let append = || bench.journal.append(RecordOperation::Write, 0, 700, die, |_| ()).is_ok();
+                let append =
+                    || bench.journal.append(RecordOperation::Write, 0, 700, die, |_| ()).is_ok();
                 assert!(catch_unwind(AssertUnwindSafe(append)).is_err());
             })
         };
@@ -398,7 +410,9 @@ fn collect(intake: &RecordIntake, wake: &Wake, count: usize) {
     let (mut pending, mut sealed) = (Vec::new(), 0);
     while sealed < count {
         pending.extend(intake.take_records());
-        if pending.first().is_some_and(|front: &Arc<Record>| front.position < intake.sealed_through_wanted())
+        if pending
+            .first()
+            .is_some_and(|front: &Arc<Record>| front.position < intake.sealed_through_wanted())
         {
             sealed += pending.len();
             pending.clear();
@@ -419,7 +433,8 @@ fn the_engine_hears_of_every_record_it_is_to_seal() {
             let record = Record::new(position, RecordOperation::Zero, 0, 1, 80);
             intake.push_records(vec![Arc::new(record)], 1 << 20);
         };
-        // The engine has this one already, in most schedules, and so need not hear of the next at once.
+        // The engine has this one already, in most schedules, and so need not hear of the next at
+        // once.
         push(&intake, 0);
         let engine = {
             let intake = intake.clone();
@@ -461,7 +476,8 @@ fn append_too_early(bench: &Bench, fill: u8, bytes: u64) {
     let slot_bytes = RECORD_HEADER_BYTES as u64 + bytes;
     let reserved = journal.ring.reserve(slot_bytes, |position, head| {
         journal.header(RecordOperation::Write, position, slot_bytes, 0, bytes).encode_slot(head);
-        let record = Arc::new(Record::new(position, RecordOperation::Write, 0, bytes, slot_bytes as u32));
+        let record =
+            Arc::new(Record::new(position, RecordOperation::Write, 0, bytes, slot_bytes as u32));
         journal.order.lock().push_back(record.clone());
         record
     });
@@ -475,14 +491,16 @@ fn append_too_early(bench: &Bench, fill: u8, bytes: u64) {
     journal.nudge();
 }
 
-/// As `Journal::append`, but the writer's queue is joined after the lock that makes the order is released.
+/// As `Journal::append`, but the writer's queue is joined after the lock that makes the order is
+/// released.
 fn append_out_of_order(bench: &Bench, bytes: u64) {
     let journal = &bench.journal;
     let slot_bytes = RECORD_HEADER_BYTES as u64 + bytes;
     let at = Cell::new(0);
     let reserved = journal.ring.reserve(slot_bytes, |position, _| at.set(position));
     let (slot, ()) = reserved.expect("there is room");
-    let record = Arc::new(Record::new(at.get(), RecordOperation::Write, 0, bytes, slot_bytes as u32));
+    let record =
+        Arc::new(Record::new(at.get(), RecordOperation::Write, 0, bytes, slot_bytes as u32));
     journal.order.lock().push_back(record.clone());
     bench.entered.lock().push(record.position);
     let (checks, _) = checks_of(0, &slot[RECORD_HEADER_BYTES..]);

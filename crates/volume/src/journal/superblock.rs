@@ -1,7 +1,7 @@
 //! The journal's superblock: whose it is and how far it got, in two copies written in turn.
 //!
-//! Invariants: a copy is written over only when the other one is newer and synced. What failed to sync is
-//! blanked, because reads may show it although the disk has dropped it.
+//! Invariants: a copy is written over only when the other one is newer and synced. What failed to
+//! sync is blanked, because reads may show it although the disk has dropped it.
 
 use std::sync::Arc;
 
@@ -45,7 +45,8 @@ impl SuperblockFile {
         &self.current
     }
 
-    /// Writes the next copy with `change` applied, and makes it durable together with all written before.
+    /// Writes the next copy with `change` applied, and makes it durable together with all written
+    /// before.
     pub(crate) fn write(&mut self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
         let cannot_sync = |error| disk_failed("sync its superblock", &error);
         if !self.is_synced {
@@ -68,16 +69,18 @@ impl SuperblockFile {
         }
         (self.current, self.is_synced) = (next, true);
         if !self.disk.has_name() {
-            let text = "the journal was removed, renamed or replaced while it was in use: a restart would \
-                        not find what is written to it, so the volume stops. If the file still exists under \
-                        another name, move it back; otherwise restart with --accept-journal-loss";
+            let text = "the journal was removed, renamed or replaced while it was in use: a \
+                        restart would not find what is written to it, so the volume stops. If the \
+                        file still exists under another name, move it back; otherwise restart with \
+                        --accept-journal-loss";
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
         Ok(())
     }
 
-    /// Blanks a copy that was not synced: reads may show it although the disk has dropped it. Who took it for
-    /// the newest would write over the other copy, the only one that is safe. Nothing was done by it yet.
+    /// Blanks a copy that was not synced: reads may show it although the disk has dropped it. Who
+    /// took it for the newest would write over the other copy, the only one that is safe. Nothing
+    /// was done by it yet.
     fn take_back(&self, unsynced: &Superblock) {
         let blank = AlignedBytes::zeroed(SUPERBLOCK_BYTES);
         if let Err(error) = self.disk.write_at(unsynced.offset_bytes(), &blank) {
@@ -128,7 +131,8 @@ mod tests {
     use super::test_journal::{VOLUME, first_superblock};
     use super::*;
 
-    /// Two superblocks. A sync that fails drops what was written, and reads show it until the power goes.
+    /// Two superblocks. A sync that fails drops what was written, and reads show it until the power
+    /// goes.
     #[derive(Default)]
     struct Blocks {
         now: Vec<u8>,

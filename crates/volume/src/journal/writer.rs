@@ -1,5 +1,5 @@
-//! The journal's thread, as steps: take complete records, write them in large spans, sync once for all
-//! flushes that wait, keep the marks and the trim.
+//! The journal's thread, as steps: take complete records, write them in large spans, sync once for
+//! all flushes that wait, keep the marks and the trim.
 //!
 //! Not here: the thread itself (`driver`), and what becomes of the records afterwards (`engine`).
 
@@ -22,7 +22,8 @@ pub(crate) enum Step {
     Waiting,
     /// Nothing to do until somebody rings.
     Idle,
-    /// Nothing to do, but the marks on the disk are behind: settle them if nobody rings for a while.
+    /// Nothing to do, but the marks on the disk are behind: settle them if nobody rings for a
+    /// while.
     Unsettled,
 }
 
@@ -44,13 +45,17 @@ pub(crate) struct JournalWriter {
 /// How long flushes are gathered for one sync, in steps.
 const ROUNDS_SHARED_MAX: u32 = 4;
 
-/// A client that flushed alone after at most this many records is expected to do so again: what it writes
-/// next goes to the disk at once, while the client hears of its write and sends its flush, which then costs
-/// the sync alone. A log of a database is written like that.
+/// A client that flushed alone after at most this many records is expected to do so again: what it
+/// writes next goes to the disk at once, while the client hears of its write and sends its flush,
+/// which then costs the sync alone. A log of a database is written like that.
 const EARLY_RECORDS_MAX: u32 = 2;
 
 impl JournalWriter {
-    pub(crate) fn new(journal: Arc<Journal>, consumer: Consumer, superblock: SuperblockFile) -> Self {
+    pub(crate) fn new(
+        journal: Arc<Journal>,
+        consumer: Consumer,
+        superblock: SuperblockFile,
+    ) -> Self {
         let written = journal.ring.written();
         JournalWriter {
             journal,
@@ -63,8 +68,8 @@ impl JournalWriter {
         }
     }
 
-    /// One step. Complete records are handed to `take` in order; `resident_trim` gives up stored records so
-    /// that the trim can move to at most the given position, and returns how far it may.
+    /// One step. Complete records are handed to `take` in order; `resident_trim` gives up stored
+    /// records so that the trim can move to at most the given position, and returns how far it may.
     pub(crate) fn step(
         &mut self,
         take: &mut dyn FnMut(Vec<Arc<Record>>),
@@ -100,8 +105,8 @@ impl JournalWriter {
         Ok(if settled { Step::Idle } else { Step::Unsettled })
     }
 
-    /// What is left to do when the journal disk has failed: hand over what was accepted, which stays in
-    /// memory because nothing is written any more, so that it can still be stored.
+    /// What is left to do when the journal disk has failed: hand over what was accepted, which
+    /// stays in memory because nothing is written any more, so that it can still be stored.
     pub(crate) fn rescue(&mut self, take: &mut dyn FnMut(Vec<Arc<Record>>)) {
         let taken = self.take_complete();
         if !taken.is_empty() {
@@ -116,13 +121,16 @@ impl JournalWriter {
 
     /// The last words of a journal: everything is stored (`clean`) or not.
     pub(crate) fn close(&mut self, clean: bool) -> Result<()> {
-        let trim =
-            if clean { self.journal.segments_end.load(Ordering::Acquire) } else { self.journal.trim() };
+        let trim = if clean {
+            self.journal.segments_end.load(Ordering::Acquire)
+        } else {
+            self.journal.trim()
+        };
         self.write_superblock(trim, clean)
     }
 
-    /// Ends with not everything stored. Where all that was accepted is logged, memory is not needed any more,
-    /// and may go without being missed.
+    /// Ends with not everything stored. Where all that was accepted is logged, memory is not needed
+    /// any more, and may go without being missed.
     pub(crate) fn leave(&mut self) -> Result<()> {
         let journal = self.journal.clone();
         journal.ring.close();
@@ -198,10 +206,12 @@ impl JournalWriter {
             let reached = |waiter: &FlushWaiter| waiter.target <= written;
             (waiters.iter().any(reached), waiters.iter().any(|waiter| !reached(waiter)))
         };
-        // What else waits to be written goes first and shares the sync, but only for the sake of another
-        // flush, and not for long: a stream of writes must not keep a flush waiting.
-        let more =
-            self.span.as_ref().is_some_and(|span| span.end() / BLOCK_BYTES * BLOCK_BYTES > span.start());
+        // What else waits to be written goes first and shares the sync, but only for the sake of
+        // another flush, and not for long: a stream of writes must not keep a flush waiting.
+        let more = self
+            .span
+            .as_ref()
+            .is_some_and(|span| span.end() / BLOCK_BYTES * BLOCK_BYTES > span.start());
         if !reached || (more && beyond && self.rounds_shared < ROUNDS_SHARED_MAX) {
             self.rounds_shared += u32::from(reached);
             return Ok(false);
@@ -230,8 +240,8 @@ impl JournalWriter {
         Ok(true)
     }
 
-    /// Syncs the disk. A failure is remembered in the memory that outlives the process: whoever opens the
-    /// journal next must not take what it reads for durable.
+    /// Syncs the disk. A failure is remembered in the memory that outlives the process: whoever
+    /// opens the journal next must not take what it reads for durable.
     fn sync(&mut self) -> Result<()> {
         if let Err(error) = self.journal.disk.sync() {
             self.consumer.declare_sync_failed(self.journal.logged());
@@ -247,8 +257,8 @@ impl JournalWriter {
         self.journal.logged.store(self.written, Ordering::Release);
     }
 
-    /// Makes room when the ring is nearly full or a writer waits, and keeps the marks from falling far
-    /// behind.
+    /// Makes room when the ring is nearly full or a writer waits, and keeps the marks from falling
+    /// far behind.
     fn trim(&mut self, give_up: &mut dyn FnMut(u64) -> u64) -> Result<bool> {
         let journal = self.journal.clone();
         let trim = journal.trim();
@@ -258,8 +268,10 @@ impl JournalWriter {
         let pressed = journal.pressed.swap(0, Ordering::AcqRel) > 0;
         let crowded = next - trim > capacity - capacity / 4;
         if stored > trim && (crowded || pressed) {
-            // Free an eighth of the ring at a time, as far as segments allow: each time costs a sync.
-            let wanted = (next + capacity * 3 / 8).saturating_sub(capacity).max(trim + capacity / 8);
+            // Free an eighth of the ring at a time, as far as segments allow: each time costs a
+            // sync.
+            let wanted =
+                (next + capacity * 3 / 8).saturating_sub(capacity).max(trim + capacity / 8);
             let reached = give_up(wanted.clamp(trim + 1, stored));
             if reached > trim {
                 // Readers must see the new trim before a byte below it can change.

@@ -1,8 +1,8 @@
 //! One area of the object map, 16 MiB of address space, in the form that takes less memory.
 //!
-//! Sparse: a sorted list, 16 bytes per run. Dense: a table of pages, 32 KiB and fragments. An area turns
-//! dense when its list grows past what the table would take; it turns back when `settle` finds that to pay
-//! well, so that areas do not swing between the forms.
+//! Sparse: a sorted list, 16 bytes per run. Dense: a table of pages, 32 KiB and fragments. An area
+//! turns dense when its list grows past what the table would take; it turns back when `settle`
+//! finds that to pay well, so that areas do not swing between the forms.
 //!
 //! Not here: locks, addresses of the volume.
 
@@ -53,7 +53,8 @@ impl Area {
         }
     }
 
-    /// Visits what is mapped in `start..end`, clipped to it, in order. Runs that touch are not always one.
+    /// Visits what is mapped in `start..end`, clipped to it, in order. Runs that touch are not
+    /// always one.
     pub(super) fn lookup(&self, start: u32, end: u32, visit: &mut impl FnMut(Run)) {
         match self {
             Area::Sparse(runs) => runs.lookup(start, end, visit),
@@ -62,7 +63,13 @@ impl Area {
     }
 
     /// Maps `start..end` to `with` (or to nothing), whatever was there before.
-    pub(super) fn replace(&mut self, start: u32, end: u32, with: Option<Location>, replaced: &mut Tally<'_>) {
+    pub(super) fn replace(
+        &mut self,
+        start: u32,
+        end: u32,
+        with: Option<Location>,
+        replaced: &mut Tally<'_>,
+    ) {
         if start == 0 && u64::from(end) == AREA_BYTES {
             self.lookup(start, end, &mut |run| replaced.add(run.location.sequence, run.length));
             *self = match with {
@@ -75,7 +82,8 @@ impl Area {
             Area::Sparse(runs) => {
                 let heap_bytes = runs.heap_bytes();
                 runs.replace(start, end, with, replaced);
-                // Asked only when the list grew, so that the question costs a few steps per insert at most.
+                // Asked only when the list grew, so that the question costs a few steps per insert
+                // at most.
                 if runs.heap_bytes() > heap_bytes && turns_dense(runs.as_slice(), heap_bytes) {
                     *self = Area::Dense(Box::new(Dense::from_runs(runs.as_slice())));
                 }
@@ -116,5 +124,6 @@ impl Area {
 }
 
 fn turns_dense(list: &[Run], sparse_bytes: usize) -> bool {
-    list.len() >= MAP_DENSE_FROM_RUNS && Dense::heap_bytes_for(list) <= sparse_bytes + sparse_bytes / 8
+    list.len() >= MAP_DENSE_FROM_RUNS
+        && Dense::heap_bytes_for(list) <= sparse_bytes + sparse_bytes / 8
 }

@@ -1,7 +1,9 @@
-//! The dense form of an area: one 8-byte location per 4 KiB page, for areas that are shattered into pages.
+//! The dense form of an area: one 8-byte location per 4 KiB page, for areas that are shattered into
+//! pages.
 //!
-//! A page is in the table when one run holds all of it; a page with sub-page fragments is marked `MIXED`
-//! and its fragments lie in a small sorted list. Invariant: every byte of that list is in a `MIXED` page.
+//! A page is in the table when one run holds all of it; a page with sub-page fragments is marked
+//! `MIXED` and its fragments lie in a small sorted list. Invariant: every byte of that list is in a
+//! `MIXED` page.
 //!
 //! Not here: when an area takes this form, and when it leaves it.
 
@@ -10,7 +12,8 @@ use super::{AREA_BYTES, Location, PAGE_BYTES};
 
 const PAGES: usize = (AREA_BYTES / PAGE_BYTES as u64) as usize;
 
-// No whole page can lie at these data offsets, since an extent ends at or before 4 GiB of data space.
+// No whole page can lie at these data offsets, since an extent ends at or before 4 GiB of data
+// space.
 const HOLE: Location = Location { sequence: 0, data_offset: u32::MAX };
 const MIXED: Location = Location { sequence: 0, data_offset: u32::MAX - 1 };
 
@@ -28,7 +31,8 @@ fn is_whole(entry: Location) -> bool {
 
 impl Dense {
     pub(super) fn from_runs(runs: &[Run]) -> Dense {
-        let mut dense = Dense { pages: vec![HOLE; PAGES].into(), whole_pages: 0, fragments: Runs::default() };
+        let mut dense =
+            Dense { pages: vec![HOLE; PAGES].into(), whole_pages: 0, fragments: Runs::default() };
         let mut nothing = |_, _| {};
         let mut tally = Tally::new(&mut nothing);
         for run in runs {
@@ -44,7 +48,11 @@ impl Dense {
             .map(|run| {
                 let (first, last) =
                     (run.start.next_multiple_of(PAGE_BYTES), run.end() / PAGE_BYTES * PAGE_BYTES);
-                if first >= last { 1 } else { usize::from(run.start < first) + usize::from(last < run.end()) }
+                if first >= last {
+                    1
+                } else {
+                    usize::from(run.start < first) + usize::from(last < run.end())
+                }
             })
             .sum();
         size_of::<Dense>() + PAGES * size_of::<Location>() + fragments * size_of::<Run>()
@@ -74,7 +82,13 @@ impl Dense {
         }
     }
 
-    pub(super) fn replace(&mut self, start: u32, end: u32, with: Option<Location>, replaced: &mut Tally<'_>) {
+    pub(super) fn replace(
+        &mut self,
+        start: u32,
+        end: u32,
+        with: Option<Location>,
+        replaced: &mut Tally<'_>,
+    ) {
         let first_whole = start.next_multiple_of(PAGE_BYTES);
         let end_whole = end / PAGE_BYTES * PAGE_BYTES;
         if first_whole >= end_whole {
@@ -83,13 +97,29 @@ impl Dense {
         if start < first_whole {
             self.replace_fragment(start, first_whole, with, replaced);
         }
-        self.replace_pages(first_whole, end_whole, with.map(|at| at.advanced(first_whole - start)), replaced);
+        self.replace_pages(
+            first_whole,
+            end_whole,
+            with.map(|at| at.advanced(first_whole - start)),
+            replaced,
+        );
         if end_whole < end {
-            self.replace_fragment(end_whole, end, with.map(|at| at.advanced(end_whole - start)), replaced);
+            self.replace_fragment(
+                end_whole,
+                end,
+                with.map(|at| at.advanced(end_whole - start)),
+                replaced,
+            );
         }
     }
 
-    fn replace_pages(&mut self, start: u32, end: u32, with: Option<Location>, replaced: &mut Tally<'_>) {
+    fn replace_pages(
+        &mut self,
+        start: u32,
+        end: u32,
+        with: Option<Location>,
+        replaced: &mut Tally<'_>,
+    ) {
         if !self.fragments.is_empty() {
             self.fragments.replace(start, end, None, replaced);
         }
@@ -110,7 +140,13 @@ impl Dense {
     }
 
     /// `start..end` holds no whole page, so it touches one or two.
-    fn replace_fragment(&mut self, start: u32, end: u32, with: Option<Location>, replaced: &mut Tally<'_>) {
+    fn replace_fragment(
+        &mut self,
+        start: u32,
+        end: u32,
+        with: Option<Location>,
+        replaced: &mut Tally<'_>,
+    ) {
         for page in start / PAGE_BYTES..=(end - 1) / PAGE_BYTES {
             let entry = std::mem::replace(&mut self.pages[page as usize], MIXED);
             if is_whole(entry) {

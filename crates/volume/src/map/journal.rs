@@ -1,16 +1,17 @@
-//! The journal map: the addresses whose newest bytes are in the journal and not yet in the object map.
+//! The journal map: the addresses whose newest bytes are in the journal and not yet in the object
+//! map.
 //!
-//! At each byte it keeps the entry with the greatest position, in whatever order the entries come. Entries
-//! are cut at areas of 1 MiB and kept in 64 shards by area. Long ones (discards and zeroes, up to
-//! terabytes) go to a second layer of the same structure with areas of 16 GiB and one lock, so that they
-//! cost their count and not their length. An insert looks at one layer only; a lookup takes the greater
-//! position of both.
+//! At each byte it keeps the entry with the greatest position, in whatever order the entries come.
+//! Entries are cut at areas of 1 MiB and kept in 64 shards by area. Long ones (discards and zeroes,
+//! up to terabytes) go to a second layer of the same structure with areas of 16 GiB and one lock,
+//! so that they cost their count and not their length. An insert looks at one layer only; a lookup
+//! takes the greater position of both.
 //!
-//! Invariants:
-//! 1. A change of an area is made under one lock: readers see it whole or not at all.
-//! 2. A lookup holds the lock of the narrow area while it looks at the wide layer. So where at every moment
-//!    one of the layers had an entry, it finds one. Writers hold one lock at a time.
-//! 3. `slots` and `wide_slots` are never less than what is there, and both are exact when nobody writes.
+//! Invariants: 1. A change of an area is made under one lock: readers see it whole or not at all.
+//! 2. A lookup holds the lock of the narrow area while it looks at the wide layer. So where at
+//! every moment one of the layers had an entry, it finds one. Writers hold one lock at a time. 3.
+//! `slots` and `wide_slots` are never less than what is there, and both are exact when nobody
+//! writes.
 //!
 //! Not here: the records, what a position means, waiting.
 
@@ -23,7 +24,8 @@ use parking_lot::RwLock;
 
 use super::spans;
 use crate::limits::{
-    JOURNAL_AREA_BYTES as AREA_BYTES, JOURNAL_NARROW_BYTES_MAX, JOURNAL_WIDE_AREA_BYTES as WIDE_AREA_BYTES,
+    JOURNAL_AREA_BYTES as AREA_BYTES, JOURNAL_NARROW_BYTES_MAX,
+    JOURNAL_WIDE_AREA_BYTES as WIDE_AREA_BYTES,
 };
 
 const SHARDS: usize = 64;
@@ -140,7 +142,10 @@ impl<V: Clone> Lane<V> {
             fresh.push(entry.part(at, end));
         }
         fresh.extend(rest);
-        Displaced { _one: Some(entry.value), _many: self.slots.splice(first..last, fresh).collect() }
+        Displaced {
+            _one: Some(entry.value),
+            _many: self.slots.splice(first..last, fresh).collect(),
+        }
     }
 
     /// Takes the entry with this position out of `start..end`.
@@ -173,8 +178,8 @@ impl<V: Clone> Lane<V> {
     }
 }
 
-/// Mixes an area's number by one multiplication. Areas are not chosen by an enemy who gains from slow
-/// lookups of his own volume.
+/// Mixes an area's number by one multiplication. Areas are not chosen by an enemy who gains from
+/// slow lookups of his own volume.
 #[derive(Default)]
 struct AreaHasher(u64);
 
@@ -232,7 +237,8 @@ impl<V: Clone> JournalMap<V> {
     /// Puts the entry at every byte of the range where no entry has an equal or greater position.
     pub fn insert(&self, address: u64, length: u64, position: u64, value: V) {
         let end = address.saturating_add(length);
-        let span_bytes = if length > JOURNAL_NARROW_BYTES_MAX { WIDE_AREA_BYTES } else { AREA_BYTES };
+        let span_bytes =
+            if length > JOURNAL_NARROW_BYTES_MAX { WIDE_AREA_BYTES } else { AREA_BYTES };
         for (area, start, stop) in spans(address, end, span_bytes) {
             if stop == end {
                 self.change(span_bytes, area, |lane| lane.place(start, stop, position, value));
@@ -242,11 +248,12 @@ impl<V: Clone> JournalMap<V> {
         }
     }
 
-    /// Removes the entry with this position from the range, where it still is. The range is the one it was
-    /// inserted with, or a part of it.
+    /// Removes the entry with this position from the range, where it still is. The range is the one
+    /// it was inserted with, or a part of it.
     ///
-    /// Of entries that overlap the older must go first, as happens when the log is stored in its order: an
-    /// older entry may still lie under a newer one in the other layer, and would show again.
+    /// Of entries that overlap the older must go first, as happens when the log is stored in its
+    /// order: an older entry may still lie under a newer one in the other layer, and would show
+    /// again.
     pub fn remove(&self, address: u64, length: u64, position: u64) {
         let end = address.saturating_add(length);
         if length <= JOURNAL_NARROW_BYTES_MAX {
@@ -261,8 +268,8 @@ impl<V: Clone> JournalMap<V> {
         }
     }
 
-    /// Visits the whole range in address order. Neighbouring holes come as one; an entry comes as one piece
-    /// per area at least.
+    /// Visits the whole range in address order. Neighbouring holes come as one; an entry comes as
+    /// one piece per area at least.
     pub fn lookup(&self, address: u64, length: u64, visit: &mut dyn FnMut(JournalPiece<'_, V>)) {
         let end = address.saturating_add(length);
         let mut pieces = Pieces { at: address, visit };
@@ -278,7 +285,8 @@ impl<V: Clone> JournalMap<V> {
                 }
             } else {
                 let lanes = self.wide.read();
-                let wide = lanes.get(&(start / WIDE_AREA_BYTES)).map_or(&[][..], |lane| lane.from(start));
+                let wide =
+                    lanes.get(&(start / WIDE_AREA_BYTES)).map_or(&[][..], |lane| lane.from(start));
                 pieces.newer_of(narrow, wide, start, stop);
             }
         }
@@ -290,7 +298,8 @@ impl<V: Clone> JournalMap<V> {
         self.slots.load(Ordering::Acquire) == 0
     }
 
-    /// Parts of entries held: entries count once per area, and once more for each hole that newer ones cut.
+    /// Parts of entries held: entries count once per area, and once more for each hole that newer
+    /// ones cut.
     pub fn entries(&self) -> usize {
         self.slots.load(Ordering::Relaxed)
     }
@@ -348,7 +357,8 @@ impl<V> Pieces<'_, V> {
         self.at = end;
     }
 
-    /// Both lists begin with the first slot that ends after `start`; each byte gets the newer of the two.
+    /// Both lists begin with the first slot that ends after `start`; each byte gets the newer of
+    /// the two.
     fn newer_of(&mut self, mut narrow: &[Slot<V>], mut wide: &[Slot<V>], start: u64, stop: u64) {
         let mut at = start;
         while at < stop {

@@ -1,4 +1,5 @@
-//! The journal map against models: by bytes, by stretches between chosen addresses, and under threads.
+//! The journal map against models: by bytes, by stretches between chosen addresses, and under
+//! threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +17,11 @@ type Seen = Vec<(u64, u64, Option<(u64, u32)>)>;
 fn pieces(map: &JournalMap<Arc<u32>>, address: u64, length: u64) -> Seen {
     let mut list = Vec::new();
     map.lookup(address, length, &mut |piece| {
-        list.push((piece.address, piece.length, piece.entry.map(|(position, value)| (position, **value))));
+        list.push((
+            piece.address,
+            piece.length,
+            piece.entry.map(|(position, value)| (position, **value)),
+        ));
     });
     list
 }
@@ -37,9 +42,9 @@ fn joined(pieces: Seen) -> Seen {
     list
 }
 
-/// The entries between neighbouring cuts: exact, since every range begins and ends at a cut. Long entries
-/// and the others do not put each other out, so what a newer one of the other kind hid shows again when
-/// that one goes.
+/// The entries between neighbouring cuts: exact, since every range begins and ends at a cut. Long
+/// entries and the others do not put each other out, so what a newer one of the other kind hid
+/// shows again when that one goes.
 struct Model {
     cuts: Vec<u64>,
     newest: [Vec<Option<(u64, u32)>>; 2],
@@ -87,23 +92,27 @@ impl Model {
 #[derive(Clone, Debug)]
 enum Step {
     Insert(usize, usize),
-    /// Of the `usize`th entry inserted: all of it, or from its first cut to the given share of its cuts.
+    /// Of the `usize`th entry inserted: all of it, or from its first cut to the given share of its
+    /// cuts.
     Remove(usize, Option<usize>),
     Lookup(usize, usize),
 }
 
 fn steps(cuts: usize) -> impl Strategy<Value = Vec<(Step, u64)>> {
-    let range =
-        move || (0..cuts, 0..cuts).prop_filter_map("empty", |(a, b)| (a != b).then(|| (a.min(b), a.max(b))));
+    let range = move || {
+        (0..cuts, 0..cuts).prop_filter_map("empty", |(a, b)| (a != b).then(|| (a.min(b), a.max(b))))
+    };
     let step = prop_oneof![
         4 => range().prop_map(|(from, to)| Step::Insert(from, to)),
-        2 => (0usize..100, prop::option::of(1usize..8)).prop_map(|(which, part)| Step::Remove(which, part)),
+        2 => (0usize..100, prop::option::of(1usize..8))
+            .prop_map(|(which, part)| Step::Remove(which, part)),
         3 => range().prop_map(|(from, to)| Step::Lookup(from, to)),
     ];
     prop::collection::vec((step, any::<u64>()), 1..100)
 }
 
-/// Positions are unique and in any order: a shuffled count, as of writers that overtake one another.
+/// Positions are unique and in any order: a shuffled count, as of writers that overtake one
+/// another.
 fn check(cuts: Vec<u64>, steps: Vec<(Step, u64)>) {
     let map = JournalMap::new();
     let mut model = Model::new(cuts.clone());
@@ -141,7 +150,8 @@ fn check(cuts: Vec<u64>, steps: Vec<(Step, u64)>) {
 /// Cuts on both sides of every border that means something, up to sizes that go to the wide layer.
 fn border_cuts() -> Vec<u64> {
     let mut cuts = vec![0, 1, 4096, 8192];
-    for border in [MIB, 2 * MIB, 16 * MIB, 17 * MIB, 16 * GIB, 16 * GIB + MIB, 16 * GIB + 16 * MIB] {
+    for border in [MIB, 2 * MIB, 16 * MIB, 17 * MIB, 16 * GIB, 16 * GIB + MIB, 16 * GIB + 16 * MIB]
+    {
         cuts.extend([border - 4096, border - 1, border, border + 1, border + 4096]);
     }
     cuts.sort_unstable();
@@ -174,7 +184,13 @@ fn narrow_entry_newer_than_a_wide_one_shows_and_an_older_one_does_not() {
     let seen = pieces(&map, 0, 100);
     assert_eq!(
         seen,
-        [(0, 10, None), (10, 10, Some((3, 3))), (20, 10, None), (30, 10, Some((7, 7))), (40, 60, None)]
+        [
+            (0, 10, None),
+            (10, 10, Some((3, 3))),
+            (20, 10, None),
+            (30, 10, Some((7, 7))),
+            (40, 60, None)
+        ]
     );
 }
 
@@ -219,14 +235,21 @@ fn threads_leave_the_greatest_position_at_every_byte() {
                     let mut state = writer;
                     let mut log = Vec::new();
                     for turn in 0..4000 {
-                        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                        state = state
+                            .wrapping_mul(6364136223846793005)
+                            .wrapping_add(1442695040888963407);
                         let start = (state >> 33) % (BYTES / UNIT);
                         let length = (1 + (state >> 20) % 64).min(BYTES / UNIT - start);
                         let position = positions.fetch_add(1, Ordering::Relaxed);
                         if turn % 3 == 0 {
                             std::thread::yield_now();
                         }
-                        map.insert(start * UNIT, length * UNIT, position, Arc::new(position as u32));
+                        map.insert(
+                            start * UNIT,
+                            length * UNIT,
+                            position,
+                            Arc::new(position as u32),
+                        );
                         log.push((start, length, position));
                     }
                     log

@@ -1,21 +1,21 @@
 //! The two maps from a byte address of the volume to the newest bytes there.
 //!
-//! A read asks them in this order: [`JournalMap`] knows what is still only in the journal, [`ObjectMap`]
-//! knows what is in stored segments, and what neither knows reads as zero. A byte enters the object map
-//! before it leaves the journal map, so a reader that asks in this order never sees bytes older than those
-//! it may see.
+//! A read asks them in this order: [`JournalMap`] knows what is still only in the journal,
+//! [`ObjectMap`] knows what is in stored segments, and what neither knows reads as zero. A byte
+//! enters the object map before it leaves the journal map, so a reader that asks in this order
+//! never sees bytes older than those it may see.
 //!
-//! Modules: `object` (the object map: groups, areas, counters, export and import), `area` (16 MiB of it, in
-//! one of two forms), `runs` (the sparse form: a sorted list), `dense` (the other form: a table of pages),
+//! Modules: `object` (the object map: groups, areas, counters, export and import), `area` (16 MiB
+//! of it, in one of two forms), `runs` (the sparse form: a sorted list), `dense` (the other form: a
+//! table of pages),
 //! `journal` (the journal map).
 //!
-//! Rules of both maps:
-//! 1. Byte-granular: an extent may begin, end and be cut at any byte.
-//! 2. No lock is held between calls. Callbacks run under a lock and must not call the map.
-//! 3. Locks cover one area. An operation over several areas is atomic in each of them, not across them.
+//! Rules of both maps: 1. Byte-granular: an extent may begin, end and be cut at any byte. 2. No
+//! lock is held between calls. Callbacks run under a lock and must not call the map. 3. Locks cover
+//! one area. An operation over several areas is atomic in each of them, not across them.
 //!
-//! Not here: records and segments themselves, positions and how they are given, checkpoints, live-byte
-//! accounting.
+//! Not here: records and segments themselves, positions and how they are given, checkpoints,
+//! live-byte accounting.
 
 mod area;
 mod dense;
@@ -48,14 +48,15 @@ pub struct Location {
 }
 
 impl Location {
-    /// The place `bytes` further on in the same segment. The sum fits: no extent reaches past 4 GiB of data
-    /// space.
+    /// The place `bytes` further on in the same segment. The sum fits: no extent reaches past 4 GiB
+    /// of data space.
     fn advanced(self, bytes: u32) -> Location {
         Location { sequence: self.sequence, data_offset: self.data_offset + bytes }
     }
 }
 
-/// A stretch of a lookup in the object map: bytes `address..address + length` lie at `location`, or nowhere.
+/// A stretch of a lookup in the object map: bytes `address..address + length` lie at `location`, or
+/// nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// First byte in the volume.

@@ -1,17 +1,16 @@
 //! The object map: byte address -> place in a stored segment.
 //!
-//! Groups (16 GiB) are made when first written and stay; areas (16 MiB) lie inside them, each with its own
-//! lock, so readers never wait for one another and wait for the writer only while it changes the one area
-//! they read. A group keeps a bit per non-empty area, so that holes of any size are passed at 64 areas a
-//! step.
+//! Groups (16 GiB) are made when first written and stay; areas (16 MiB) lie inside them, each with
+//! its own lock, so readers never wait for one another and wait for the writer only while it
+//! changes the one area they read. A group keeps a bit per non-empty area, so that holes of any
+//! size are passed at 64 areas a step.
 //!
-//! Invariants:
-//! 1. A bit of `occupied` is changed only under the write lock of its area, and is set while the area maps
-//!    anything.
-//! 2. `changes` of a group grows after the change it counts. So an export that did not see a change never
-//!    makes the group clean of it.
+//! Invariants: 1. A bit of `occupied` is changed only under the write lock of its area, and is set
+//! while the area maps anything. 2. `changes` of a group grows after the change it counts. So an
+//! export that did not see a change never makes the group clean of it.
 //!
-//! Not here: what the forms of an area look like, checkpoints, live bytes of segments (callers count what
+//! Not here: what the forms of an area look like, checkpoints, live bytes of segments (callers
+//! count what
 //! `insert` and `remove` say was replaced).
 
 use std::sync::OnceLock;
@@ -21,7 +20,9 @@ use parking_lot::RwLock;
 
 use super::area::Area;
 use super::runs::{Run, Tally};
-use super::{AREA_BYTES, DATA_SPACE_BYTES, GROUP_BYTES, ImportError, Location, MapExtent, Piece, spans};
+use super::{
+    AREA_BYTES, DATA_SPACE_BYTES, GROUP_BYTES, ImportError, Location, MapExtent, Piece, spans,
+};
 
 const AREAS: usize = (GROUP_BYTES / AREA_BYTES) as usize;
 
@@ -73,8 +74,8 @@ impl Group {
     }
 }
 
-/// The groups of a volume, by number. When the volume grows past the last one, more are chained behind, so
-/// that nobody who looks waits or sees one move.
+/// The groups of a volume, by number. When the volume grows past the last one, more are chained
+/// behind, so that nobody who looks waits or sees one move.
 struct Groups {
     first: u64,
     slots: Box<[OnceLock<Box<Group>>]>,
@@ -117,8 +118,8 @@ impl Groups {
     }
 }
 
-/// Byte address -> place in a stored segment. Shared by any number of readers and writers; made for one
-/// writer.
+/// Byte address -> place in a stored segment. Shared by any number of readers and writers; made for
+/// one writer.
 pub struct ObjectMap {
     groups: Groups,
     size_bytes: AtomicU64,
@@ -150,9 +151,9 @@ impl ObjectMap {
         self.size_bytes.store(size_bytes, Ordering::Release);
     }
 
-    /// Maps `length` bytes at `address` to `data_offset` and following of segment `sequence`. `replaced`
-    /// learns how many bytes of which segments are mapped no longer; bytes past the volume's end are
-    /// replaced at once.
+    /// Maps `length` bytes at `address` to `data_offset` and following of segment `sequence`.
+    /// `replaced` learns how many bytes of which segments are mapped no longer; bytes past the
+    /// volume's end are replaced at once.
     ///
     /// # Panics
     /// If the extent reaches past 4 GiB of data space.
@@ -164,14 +165,18 @@ impl ObjectMap {
         data_offset: u32,
         replaced: &mut dyn FnMut(u32, u64),
     ) {
-        assert!(u64::from(data_offset) + length <= DATA_SPACE_BYTES, "a segment ends at 4 GiB of data space");
+        assert!(
+            u64::from(data_offset) + length <= DATA_SPACE_BYTES,
+            "a segment ends at 4 GiB of data space"
+        );
         let end = self.clamped_end(address, length);
         let kept_bytes = end.saturating_sub(address);
         if kept_bytes < length {
             replaced(sequence, length - kept_bytes);
         }
         for (area, start, stop) in spans(address, end, AREA_BYTES) {
-            let location = Location { sequence, data_offset: data_offset + (start - address) as u32 };
+            let location =
+                Location { sequence, data_offset: data_offset + (start - address) as u32 };
             let (group, index) = self.group_of(area);
             let (from, to) = within(area, start, stop);
             let bytes = self.reshape(group, index, &mut |slot| {
@@ -186,21 +191,26 @@ impl ObjectMap {
 
     /// Maps `length` bytes at `address` to nothing. `replaced` as in [`insert`](Self::insert).
     pub fn remove(&self, address: u64, length: u64, replaced: &mut dyn FnMut(u32, u64)) {
-        self.each_occupied(address, self.clamped_end(address, length), |group, index, _, from, to| {
-            let bytes = self.reshape(group, index, &mut |slot| {
-                let mut tally = Tally::new(replaced);
-                slot.replace(from, to, None, &mut tally);
-                tally.finish()
-            });
-            if bytes > 0 {
-                group.note_change();
-            }
-            self.mapped_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        });
+        self.each_occupied(
+            address,
+            self.clamped_end(address, length),
+            |group, index, _, from, to| {
+                let bytes = self.reshape(group, index, &mut |slot| {
+                    let mut tally = Tally::new(replaced);
+                    slot.replace(from, to, None, &mut tally);
+                    tally.finish()
+                });
+                if bytes > 0 {
+                    group.note_change();
+                }
+                self.mapped_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            },
+        );
     }
 
-    /// Moves those bytes of the range that still lie where `from` says (the first at `from`, the others
-    /// behind it) to the same distance from `to`; leaves all others alone. Returns how many bytes moved.
+    /// Moves those bytes of the range that still lie where `from` says (the first at `from`, the
+    /// others behind it) to the same distance from `to`; leaves all others alone. Returns how many
+    /// bytes moved.
     ///
     /// # Panics
     /// If either place reaches past 4 GiB of data space.
@@ -208,38 +218,46 @@ impl ObjectMap {
         let reach = u64::from(from.data_offset.max(to.data_offset)) + length;
         assert!(reach <= DATA_SPACE_BYTES, "a segment ends at 4 GiB of data space");
         let mut moved_bytes = 0;
-        self.each_occupied(address, self.clamped_end(address, length), |group, index, base, start, stop| {
-            let bytes = self.reshape(group, index, &mut |slot| {
-                let mut matching = Vec::new();
-                slot.lookup(start, stop, &mut |run| {
-                    let distance = (base + u64::from(run.start) - address) as u32;
-                    if run.location == from.advanced(distance) {
-                        matching.push(Run { location: to.advanced(distance), ..run });
+        self.each_occupied(
+            address,
+            self.clamped_end(address, length),
+            |group, index, base, start, stop| {
+                let bytes = self.reshape(group, index, &mut |slot| {
+                    let mut matching = Vec::new();
+                    slot.lookup(start, stop, &mut |run| {
+                        let distance = (base + u64::from(run.start) - address) as u32;
+                        if run.location == from.advanced(distance) {
+                            matching.push(Run { location: to.advanced(distance), ..run });
+                        }
+                    });
+                    let mut ignored = |_, _| {};
+                    let mut tally = Tally::new(&mut ignored);
+                    for run in matching {
+                        slot.replace(run.start, run.end(), Some(run.location), &mut tally);
                     }
+                    tally.finish()
                 });
-                let mut ignored = |_, _| {};
-                let mut tally = Tally::new(&mut ignored);
-                for run in matching {
-                    slot.replace(run.start, run.end(), Some(run.location), &mut tally);
+                if bytes > 0 {
+                    group.note_change();
                 }
-                tally.finish()
-            });
-            if bytes > 0 {
-                group.note_change();
-            }
-            moved_bytes += bytes;
-        });
+                moved_bytes += bytes;
+            },
+        );
         moved_bytes
     }
 
-    /// Visits the whole range in address order, holes included, joined where pieces continue one another.
-    /// Bytes past the volume's end are a hole.
+    /// Visits the whole range in address order, holes included, joined where pieces continue one
+    /// another. Bytes past the volume's end are a hole.
     pub fn lookup(&self, address: u64, length: u64, visit: &mut dyn FnMut(Piece)) {
         let end = address.saturating_add(length);
         let mut pieces = Pieces { at: address, pending: None, visit };
-        self.each_occupied(address, self.clamped_end(address, length), |group, index, base, from, to| {
-            group.areas[index].read().lookup(from, to, &mut |run| pieces.mapped(base, run));
-        });
+        self.each_occupied(
+            address,
+            self.clamped_end(address, length),
+            |group, index, base, from, to| {
+                group.areas[index].read().lookup(from, to, &mut |run| pieces.mapped(base, run));
+            },
+        );
         pieces.finish(end);
     }
 
@@ -270,9 +288,9 @@ impl ObjectMap {
         self.present().filter(|(_, group)| group.is_dirty()).map(|(number, _)| number).collect()
     }
 
-    /// Everything the group maps, sorted by address, joined where extents continue one another. Areas that
-    /// lost most of their entries give memory back on the way. Changes made meanwhile are in it or not:
-    /// whoever wants one cut keeps the writer still.
+    /// Everything the group maps, sorted by address, joined where extents continue one another.
+    /// Areas that lost most of their entries give memory back on the way. Changes made meanwhile
+    /// are in it or not: whoever wants one cut keeps the writer still.
     pub fn export_group(&self, number: u64) -> Vec<MapExtent> {
         let mut list = Vec::new();
         let Some(group) = self.group(number) else { return list };
@@ -280,7 +298,12 @@ impl ObjectMap {
         let first = number * GROUP_BYTES;
         let mut collect = |piece: Piece| {
             if let Some(Location { sequence, data_offset }) = piece.location {
-                list.push(MapExtent { address: piece.address, length: piece.length, sequence, data_offset });
+                list.push(MapExtent {
+                    address: piece.address,
+                    length: piece.length,
+                    sequence,
+                    data_offset,
+                });
             }
         };
         let mut pieces = Pieces { at: first, pending: None, visit: &mut collect };
@@ -314,7 +337,9 @@ impl ObjectMap {
     /// The last export of the group is durable. Changes since that export keep the group dirty.
     pub fn mark_clean(&self, number: u64) {
         if let Some(group) = self.group(number) {
-            group.changes_clean.store(group.changes_exported.load(Ordering::Acquire), Ordering::Release);
+            group
+                .changes_clean
+                .store(group.changes_exported.load(Ordering::Acquire), Ordering::Release);
         }
     }
 
@@ -334,20 +359,24 @@ impl ObjectMap {
         }
     }
 
-    /// Loads what an export gave, sorted by address, on top of what is mapped. Groups that were clean stay
-    /// clean: the extents come from a durable checkpoint. All is checked before anything is loaded.
+    /// Loads what an export gave, sorted by address, on top of what is mapped. Groups that were
+    /// clean stay clean: the extents come from a durable checkpoint. All is checked before anything
+    /// is loaded.
     pub fn import(&self, extents: &[MapExtent]) -> Result<(), ImportError> {
         self.check_import(extents)?;
         let mut runs: Vec<Run> = Vec::new();
         let mut current = 0;
         for extent in extents {
-            for (area, start, stop) in spans(extent.address, extent.address + extent.length, AREA_BYTES) {
+            for (area, start, stop) in
+                spans(extent.address, extent.address + extent.length, AREA_BYTES)
+            {
                 if area != current {
                     self.load_area(current, &runs);
                     runs.clear();
                     current = area;
                 }
-                let location = Location { sequence: extent.sequence, data_offset: extent.data_offset };
+                let location =
+                    Location { sequence: extent.sequence, data_offset: extent.data_offset };
                 let (from, to) = within(area, start, stop);
                 let run = Run::new(from, to, location.advanced((start - extent.address) as u32));
                 match runs.last_mut() {
@@ -404,8 +433,8 @@ impl ObjectMap {
         self.mapped_bytes.fetch_add(loaded.wrapping_sub(bytes), Ordering::Relaxed);
     }
 
-    /// Runs `act` on an area and keeps the counters, not whether the group is dirty. Returns what `act`
-    /// returns.
+    /// Runs `act` on an area and keeps the counters, not whether the group is dirty. Returns what
+    /// `act` returns.
     fn reshape(&self, group: &Group, index: usize, act: &mut dyn FnMut(&mut Area) -> u64) -> u64 {
         let mut slot = group.areas[index].write();
         let (len, heap_bytes) = (slot.len() as u64, slot.heap_bytes() as u64);
@@ -421,9 +450,14 @@ impl ObjectMap {
         result
     }
 
-    /// Calls `act(group, index of the area, first byte of the area, from, to)` for each non-empty area of
-    /// the range.
-    fn each_occupied(&self, address: u64, end: u64, mut act: impl FnMut(&Group, usize, u64, u32, u32)) {
+    /// Calls `act(group, index of the area, first byte of the area, from, to)` for each non-empty
+    /// area of the range.
+    fn each_occupied(
+        &self,
+        address: u64,
+        end: u64,
+        mut act: impl FnMut(&Group, usize, u64, u32, u32),
+    ) {
         for (number, start, stop) in spans(address, end, GROUP_BYTES) {
             let Some(group) = self.group(number) else { continue };
             let first = number * GROUP_BYTES;
@@ -452,7 +486,10 @@ impl ObjectMap {
     /// The group of an area of the volume, made if need be, and the area's index in it.
     fn group_of(&self, area: u64) -> (&Group, usize) {
         let (number, index) = (area as usize / AREAS, area as usize % AREAS);
-        let slot = self.groups.slot(number as u64).expect("addresses are clamped to the size of the volume");
+        let slot = self
+            .groups
+            .slot(number as u64)
+            .expect("addresses are clamped to the size of the volume");
         (slot.get_or_init(Group::new), index)
     }
 
@@ -494,7 +531,8 @@ impl Pieces<'_> {
             Some((start, bytes, location))
                 if *start + *bytes == address
                     && location.sequence == run.location.sequence
-                    && u64::from(location.data_offset) + *bytes == u64::from(run.location.data_offset) =>
+                    && u64::from(location.data_offset) + *bytes
+                        == u64::from(run.location.data_offset) =>
             {
                 *bytes += length;
             }

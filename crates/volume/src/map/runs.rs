@@ -1,7 +1,9 @@
-//! A sorted list of runs in one area: the sparse form, and what a dense area cannot keep as whole pages.
+//! A sorted list of runs in one area: the sparse form, and what a dense area cannot keep as whole
+//! pages.
 //!
-//! Invariants: sorted by start, never overlapping, never empty, and no two neighbours that could be one run.
-//! Addresses are bytes from the start of the area. Capacity stays within about an eighth of the length.
+//! Invariants: sorted by start, never overlapping, never empty, and no two neighbours that could be
+//! one run. Addresses are bytes from the start of the area. Capacity stays within about an eighth
+//! of the length.
 //!
 //! Not here: locks, the choice of form.
 
@@ -109,8 +111,9 @@ impl Runs {
 
     /// Index of the first run that ends after `at` (`len` if none).
     ///
-    /// Runs of an area tend to be evenly spread, so the search starts where that would put the run and widens
-    /// by doubling: a cold area costs two or three cache misses, where bisection costs one per step.
+    /// Runs of an area tend to be evenly spread, so the search starts where that would put the run
+    /// and widens by doubling: a cold area costs two or three cache misses, where bisection costs
+    /// one per step.
     fn first_ending_after(&self, at: u32) -> usize {
         let list = &self.list[..];
         let guess = (u64::from(at) * list.len() as u64 / AREA_BYTES) as usize;
@@ -153,7 +156,13 @@ impl Runs {
     }
 
     /// Maps `start..end` to `with` (or to nothing), whatever was there before.
-    pub(super) fn replace(&mut self, start: u32, end: u32, with: Option<Location>, replaced: &mut Tally<'_>) {
+    pub(super) fn replace(
+        &mut self,
+        start: u32,
+        end: u32,
+        with: Option<Location>,
+        replaced: &mut Tally<'_>,
+    ) {
         let mut first = self.first_ending_after(start);
         let mut last = first;
         let (mut left, mut right) = (None, None);

@@ -24,9 +24,15 @@ fn extent(address: u64, length: u64, sequence: u32, data_offset: u32) -> MapExte
 
 fn insert(map: &ObjectMap, extent: MapExtent) -> HashMap<u32, u64> {
     let mut replaced = HashMap::new();
-    map.insert(extent.address, extent.length, extent.sequence, extent.data_offset, &mut |sequence, bytes| {
-        *replaced.entry(sequence).or_default() += bytes;
-    });
+    map.insert(
+        extent.address,
+        extent.length,
+        extent.sequence,
+        extent.data_offset,
+        &mut |sequence, bytes| {
+            *replaced.entry(sequence).or_default() += bytes;
+        },
+    );
     replaced
 }
 
@@ -80,7 +86,10 @@ impl Model {
         for at in start..start + length {
             let location = self.0[at as usize];
             match list.last_mut() {
-                Some(last) if last.location.map(|place| place.advanced(last.length as u32)) == location => {
+                Some(last)
+                    if last.location.map(|place| place.advanced(last.length as u32))
+                        == location =>
+                {
                     last.length += 1;
                 }
                 _ => list.push(Piece { address: WINDOW + at, length: 1, location }),
@@ -110,14 +119,16 @@ fn range() -> impl Strategy<Value = (u64, u64)> {
     )
 }
 
-/// Few places, many of which continue one another when the range before them was placed at its own address.
+/// Few places, many of which continue one another when the range before them was placed at its own
+/// address.
 fn location(start: u64) -> impl Strategy<Value = Location> {
     (1u32..4, prop_oneof![3 => Just(start as u32), 1 => 0u32..4096])
         .prop_map(|(sequence, data_offset)| Location { sequence, data_offset })
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let placed = || range().prop_flat_map(|(start, length)| (Just(start), Just(length), location(start)));
+    let placed =
+        || range().prop_flat_map(|(start, length)| (Just(start), Just(length), location(start)));
     prop_oneof![
         8 => placed().prop_map(|(start, length, to)| Step::Insert { start, length, to }),
         3 => range().prop_map(|(start, length)| Step::Remove { start, length }),
@@ -155,7 +166,9 @@ proptest! {
                     prop_assert_eq!(moved, model.move_if(start, length, from, to));
                 }
                 Step::Lookup { start, length } => {
-                    prop_assert_eq!(pieces(&map, WINDOW + start, length), model.pieces(start, length));
+                    prop_assert_eq!(
+                        pieces(&map, WINDOW + start, length), model.pieces(start, length)
+                    );
                 }
                 Step::MakeDense => map.each_area(|area| if !area.is_empty() { area.make_dense() }),
                 Step::Export => {
@@ -266,7 +279,10 @@ fn fully_shattered_space_takes_eight_bytes_per_page() {
     let areas = 64;
     let map = ObjectMap::new(1 << 34);
     for page in 0..areas * 4096 {
-        insert(&map, extent(page * PAGE, PAGE, page as u32 * 7 % 1000, (page * 31 % 999) as u32 * 4096));
+        insert(
+            &map,
+            extent(page * PAGE, PAGE, page as u32 * 7 % 1000, (page * 31 % 999) as u32 * 4096),
+        );
     }
     let group_bytes = 40_000;
     let per_page = (map.memory_bytes() - group_bytes) as f64 / (areas * 4096) as f64;

@@ -1,12 +1,14 @@
 //! What a name means, by its numbered records; and how one is added.
 //!
-//! Invariants: a record is created if absent under the number after the newest that was read, and is never
-//! changed or deleted; so there are no gaps, and the newest is found by gets alone, whatever a list hides. No
-//! call that comes late does harm: a put meets its number taken, and nobody deletes.
+//! Invariants: a record is created if absent under the number after the newest that was read, and
+//! is never changed or deleted; so there are no gaps, and the newest is found by gets alone,
+//! whatever a list hides. No call that comes late does harm: a put meets its number taken, and
+//! nobody deletes.
 //!
-//! A rename and a delete each are one record that waits for one other object (its *target*), and happen with
-//! that object. Whoever wants to build on a name takes the target of a step that waits himself (`settle`):
-//! then it cannot happen later. Stores of before hold `volumes/<name>`: it counts until there is a record.
+//! A rename and a delete each are one record that waits for one other object (its *target*), and
+//! happen with that object. Whoever wants to build on a name takes the target of a step that waits
+//! himself (`settle`): then it cannot happen later. Stores of before hold `volumes/<name>`: it
+//! counts until there is a record.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +62,8 @@ pub(crate) fn look(store: &dyn ObjectStore, name: &str) -> Result<Standing> {
     })
 }
 
-/// The newest record: in strides that double up to the first number that is not there, then by halves.
+/// The newest record: in strides that double up to the first number that is not there, then by
+/// halves.
 fn newest(store: &dyn ObjectStore, name: &str) -> Result<Option<(u64, Bytes)>> {
     let mut found: Option<(u64, Bytes)> = None;
     let mut free = None;
@@ -87,7 +90,8 @@ fn target(record: &NameRecord) -> Option<String> {
     }
 }
 
-/// Whether a name whose newest record is this means its volume, and whether it waits for its target.
+/// Whether a name whose newest record is this means its volume, and whether it waits for its
+/// target.
 fn judge(record: &NameRecord, target: Option<&[u8]>) -> Result<(bool, bool)> {
     let volume_id = record.volume.volume_id;
     Ok(match (&record.step, target) {
@@ -109,7 +113,9 @@ fn judge(record: &NameRecord, target: Option<&[u8]>) -> Result<(bool, bool)> {
 pub(crate) fn settle(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Standing> {
     for _ in 0..TRIES_MAX {
         let standing = look(store, name)?;
-        let Some(newest) = standing.newest.as_ref().filter(|_| standing.waits) else { return Ok(standing) };
+        let Some(newest) = standing.newest.as_ref().filter(|_| standing.waits) else {
+            return Ok(standing);
+        };
         let volume = &newest.volume;
         // Whoever is faster has settled it too.
         match &newest.step {
@@ -136,7 +142,8 @@ pub(crate) fn append(
     let put_id = PutId(world.random()?);
     let volume = VolumeRecord { put_id, name: name.to_owned(), ..volume.clone() };
     let record = NameRecord { number, step, volume };
-    let encoded = record.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
+    let encoded =
+        record.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
     let put = Blocking(store).put(&name_key(name, number), Bytes::from(encoded), Class::Upload);
     match put.map_err(|error| store_error(&error))? {
         PutOutcome::Created => Ok(Some(record.volume)),
@@ -164,8 +171,8 @@ pub(crate) fn claim(
     Err(busy(name))
 }
 
-/// Gives a free name to a volume that may have been deleted here before, or whose name was lost: no word of
-/// before that comes late counts any more. `None`: the name is not free.
+/// Gives a free name to a volume that may have been deleted here before, or whose name was lost: no
+/// word of before that comes late counts any more. `None`: the name is not free.
 pub(crate) fn name_again(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -181,8 +188,8 @@ pub(crate) fn name_again(
     claim(world, store, name, volume)
 }
 
-/// Removes the record that an older version left, which a numbered one has overtaken: nobody reads it but an
-/// older version. Whether it goes, and when, changes nothing.
+/// Removes the record that an older version left, which a numbered one has overtaken: nobody reads
+/// it but an older version. Whether it goes, and when, changes nothing.
 pub(crate) fn remove_old(store: &dyn ObjectStore, name: &str, was: &Standing) {
     if was.number == 0 {
         let _ = Blocking(store).delete(vec![volume_key(name)], Class::Background);
@@ -191,7 +198,8 @@ pub(crate) fn remove_old(store: &dyn ObjectStore, name: &str, was: &Standing) {
 
 /// All names that a list shows and that mean a volume, each looked at; sorted.
 pub(crate) fn all(store: &dyn ObjectStore) -> Result<Vec<Listed>> {
-    let list = |prefix| Blocking(store).list(prefix, Class::Read).map_err(|error| store_error(&error));
+    let list =
+        |prefix| Blocking(store).list(prefix, Class::Read).map_err(|error| store_error(&error));
     let mut numbers = BTreeMap::<String, u64>::new();
     for object in list(VOLUME_PREFIX)? {
         if let Some(name) = parse_volume_key(&object.key) {

@@ -1,8 +1,9 @@
 //! Volumes that no name means: their names were lost, or what made them died half way.
 //!
-//! Invariants: a volume is found by what lies under its id, so none is overlooked; it is named only when no
-//! name is known to mean it, nobody has deleted it, and it is no copy that is not whole yet. Should a lagging
-//! list hide its name, it has two, and nothing deletes it before one of them is gone.
+//! Invariants: a volume is found by what lies under its id, so none is overlooked; it is named only
+//! when no name is known to mean it, nobody has deleted it, and it is no copy that is not whole
+//! yet. Should a lagging list hide its name, it has two, and nothing deletes it before one of them
+//! is gone.
 //!
 //! Not here: the names there are (`ledger`).
 
@@ -29,11 +30,13 @@ pub struct Unnamed {
     pub volume_id: VolumeId,
     /// Its size, or why that cannot be read.
     pub size_bytes: Result<u64>,
-    /// It was deleted, and something of it is left: its clones need it, or the delete was cut short.
+    /// It was deleted, and something of it is left: its clones need it, or the delete was cut
+    /// short.
     pub is_deleted: bool,
 }
 
-/// The volumes that no name means, by id. Lists every key of the store: a request for each thousand objects.
+/// The volumes that no name means, by id. Lists every key of the store: a request for each thousand
+/// objects.
 pub fn unnamed(store: &dyn ObjectStore) -> Result<Vec<Unnamed>> {
     let mut ids = BTreeSet::new();
     for object in Blocking(store).list("", Class::Read).map_err(|error| store_error(&error))? {
@@ -46,12 +49,17 @@ pub fn unnamed(store: &dyn ObjectStore) -> Result<Vec<Unnamed>> {
     let described = ids.into_iter().map(|volume_id| {
         let newest = checkpoint::newest(store, volume_id);
         let size_bytes = newest.map(|newest| newest.checkpoint.size_bytes);
-        Ok(Unnamed { volume_id, size_bytes, is_deleted: words::newest(store, volume_id)?.is_gone() })
+        Ok(Unnamed {
+            volume_id,
+            size_bytes,
+            is_deleted: words::newest(store, volume_id)?.is_gone(),
+        })
     });
     described.collect()
 }
 
-/// Names a volume that no name means. What its records no longer say, because all are gone, is taken as
+/// Names a volume that no name means. What its records no longer say, because all are gone, is
+/// taken as
 /// `block_bytes` and the defaults of a new volume.
 pub fn name_unnamed(
     store: &dyn ObjectStore,
@@ -74,17 +82,22 @@ fn name_unnamed_in(
     for listed in list(store)? {
         let other = &listed.name;
         if listed.record?.volume_id == volume_id {
-            return refused(format!("volume {volume_id} has a name: `sawmill rename {other} {name}`"));
+            return refused(format!(
+                "volume {volume_id} has a name: `sawmill rename {other} {name}`"
+            ));
         }
     }
     // Refuses an id under which nothing can be opened.
     let newest = checkpoint::newest(store, volume_id)?;
     if words::newest(store, volume_id)?.is_gone() {
-        return refused(format!("volume {volume_id} was deleted: its remains are deleted with its clones"));
+        return refused(format!(
+            "volume {volume_id} was deleted: its remains are deleted with its clones"
+        ));
     }
     if replica(store, volume_id)?.is_some() {
         return refused(format!(
-            "volume {volume_id} is a replica that has no name yet: run `sawmill replicate` again to name it"
+            "volume {volume_id} is a replica that has no name yet: run `sawmill replicate` again \
+            to name it"
         ));
     }
     let record = match last_record(store, volume_id)? {
@@ -96,7 +109,9 @@ fn name_unnamed_in(
 
 /// What some name once said of a volume: records are never deleted.
 fn last_record(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Option<VolumeRecord>> {
-    for object in Blocking(store).list(NAME_PREFIX, Class::Read).map_err(|error| store_error(&error))? {
+    for object in
+        Blocking(store).list(NAME_PREFIX, Class::Read).map_err(|error| store_error(&error))?
+    {
         let Some((name, number)) = parse_name_key(&object.key) else { continue };
         let Some(bytes) = ask::get(store, &object.key, None, Class::Read)? else { continue };
         if let Ok(record) = ledger::decode(name, number, &bytes)
@@ -116,8 +131,8 @@ fn record_anew(
 ) -> Result<VolumeRecord> {
     let Some(block_bytes) = block_bytes else {
         let text = format!(
-            "the store no longer records the block size of volume {volume_id}: add `--block-size 4096` (the \
-             default of new volumes) or 512"
+            "the store no longer records the block size of volume {volume_id}: add `--block-size \
+             4096` (the default of new volumes) or 512"
         );
         return Err(Error::new(ErrorKind::Invalid, text));
     };

@@ -22,7 +22,8 @@ use crate::replicate::role::demand_primary;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits, names};
 
-/// A live writer may put segments as fast as we find them; after this many attempts the attach gives up.
+/// A live writer may put segments as fast as we find them; after this many attempts the attach
+/// gives up.
 const FENCE_TRIES_MAX: u32 = 1000;
 
 /// How often a live writer may advance during an attach.
@@ -37,8 +38,8 @@ pub(crate) struct Attached {
     pub(crate) looked_at: Duration,
 }
 
-/// Attaches for writing. A live writer may advance, and delete, so fast that what was read of it is gone when
-/// the fence is put. Then everything is read again, from its newest checkpoint on.
+/// Attaches for writing. A live writer may advance, and delete, so fast that what was read of it is
+/// gone when the fence is put. Then everything is read again, from its newest checkpoint on.
 pub(crate) fn attach(
     store: &dyn ObjectStore,
     name: &str,
@@ -57,9 +58,9 @@ pub(crate) fn attach(
     Err(Error::new(ErrorKind::Unavailable, text))
 }
 
-/// One attempt; `None` if the fenced writer advanced in the meantime. `own` is the epoch that the previous
-/// attempt took, and the epoch that it fenced.
-/// before has taken, and the one that it shut out.
+/// One attempt; `None` if the fenced writer advanced in the meantime. `own` is the epoch that the
+/// previous attempt took, and the epoch that it fenced. before has taken, and the one that it shut
+/// out.
 fn try_attach(
     store: &dyn ObjectStore,
     name: &str,
@@ -95,18 +96,20 @@ fn try_attach(
     if !shut_others_out(store, name, &mut stored, claim, world, own)? {
         return Ok(None);
     }
-    reporter
-        .step("fence", format!("epoch {} from segment {} on", stored.end.epoch, stored.end.stored_sequence));
+    reporter.step(
+        "fence",
+        format!("epoch {} from segment {} on", stored.end.epoch, stored.end.stored_sequence),
+    );
     let bound = bind(intended, &stored, options, memory, reporter)?;
-    // All this may have taken long, and the number that the repeated checkpoint took may have been deleted:
-    // the first flush relies on this check.
+    // All this may have taken long, and the number that the repeated checkpoint took may have been
+    // deleted: the first flush relies on this check.
     let looked_at = world.now();
     demand_last(store, &stored)?;
     Ok(Some(Attached { stored, bound, lock, looked_at }))
 }
 
-/// Puts the fence, then the checkpoint again under the next number. `false`: the writer advanced in the
-/// meantime.
+/// Puts the fence, then the checkpoint again under the next number. `false`: the writer advanced in
+/// the meantime.
 fn shut_others_out(
     store: &dyn ObjectStore,
     name: &str,
@@ -124,8 +127,8 @@ fn shut_others_out(
         return Ok(false);
     }
     names::demand_undeleted(world, store, name, stored.record.volume_id)?;
-    // A process that made it a replica in the meantime puts a fence after that: one of the two sees the
-    // other.
+    // A process that made it a replica in the meantime puts a fence after that: one of the two sees
+    // the other.
     demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     if !repeat_checkpoint(store, stored, world)? {
         demand_last(store, stored)?;
@@ -138,15 +141,18 @@ fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
     let least = limits::journal_bytes_min(stored.record.segment_bytes);
     if options.journal_bytes < least {
         let text = format!(
-            "a journal of {} bytes is too small for segments of {}: give --journal-bytes at least {least}",
+            "a journal of {} bytes is too small for segments of {}: give --journal-bytes at least \
+            {least}",
             options.journal_bytes, stored.record.segment_bytes
         );
         return Err(Error::new(ErrorKind::Invalid, text));
     }
-    if options.staging_bytes < limits::STAGING_BYTES_MIN || !options.staging_bytes.is_multiple_of(BLOCK_BYTES)
+    if options.staging_bytes < limits::STAGING_BYTES_MIN
+        || !options.staging_bytes.is_multiple_of(BLOCK_BYTES)
     {
         let text = format!(
-            "a staging ring of {} bytes is not supported: at least {}, in multiples of {BLOCK_BYTES}",
+            "a staging ring of {} bytes is not supported: at least {}, in multiples of \
+            {BLOCK_BYTES}",
             options.staging_bytes,
             limits::STAGING_BYTES_MIN
         );
@@ -166,20 +172,23 @@ fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
     }
 }
 
-/// Doors never write past the end of the disk. A record there means that the disk had grown, and that the
-/// checkpoint with the new size was lost.
+/// Doors never write past the end of the disk. A record there means that the disk had grown, and
+/// that the checkpoint with the new size was lost.
 fn see_that_it_fits(stored: &Stored, judged: &Judged) -> Result<()> {
     let Judged::Use(usable) = judged else { return Ok(()) };
-    let found = usable.scan.iter().flat_map(|scan| &scan.found).filter_map(|found| found.record.as_ref());
+    let found =
+        usable.scan.iter().flat_map(|scan| &scan.found).filter_map(|found| found.record.as_ref());
     let unstored = found.filter(|record| record.position >= stored.end.position);
-    let reach = unstored.map(|record| record.address.saturating_add(record.length)).max().unwrap_or(0);
+    let reach =
+        unstored.map(|record| record.address.saturating_add(record.length)).max().unwrap_or(0);
     let size_bytes = stored.record.size_bytes;
     if reach <= size_bytes {
         return Ok(());
     }
     let text = format!(
-        "the journal of volume {} writes up to byte {reach} of a disk of {size_bytes}: the disk had grown, \
-         and the checkpoint that says so cannot be read; nothing was changed; run `sawmill check`",
+        "the journal of volume {} writes up to byte {reach} of a disk of {size_bytes}: the disk \
+         had grown, and the checkpoint that says so cannot be read; nothing was changed; run \
+         `sawmill check`",
         stored.record.name
     );
     Err(Error::new(ErrorKind::Corrupt, text))
@@ -204,17 +213,19 @@ fn intend(
                 );
             }
             superblock.write(|block| {
-                // The fence of the last intent is in the store: this journal belongs to that epoch, and a new
-                // intent must not make it forget that.
+                // The fence of the last intent is in the store: this journal belongs to that epoch,
+                // and a new intent must not make it forget that.
                 block.epoch = stored.end.epoch;
                 block.intent_epoch = intent_epoch;
                 block.intent_put_id = put_id;
                 if log.is_none() {
-                    // Everything is stored, even if the attachment that closed it could not record that here.
+                    // Everything is stored, even if the attachment that closed it could not record
+                    // that here.
                     block.memory = None;
                 }
                 if let Some(scan) = &scan {
-                    // The following writes overwrite the torn record that this mark may lie in: see `judged`.
+                    // The following writes overwrite the torn record that this mark may lie in: see
+                    // `judged`.
                     block.logged = scan.mark.min(scan.end);
                 }
             })?;
@@ -252,9 +263,9 @@ fn intend(
     }
 }
 
-/// An attach that died may have sent a fence that is not in the store yet and may land at any time. A journal
-/// remembers one intent. So before it takes a new one, the old fence is put again until it is there;
-/// otherwise it would be mistaken for another writer's when it lands.
+/// An attach that died may have sent a fence that is not in the store yet and may land at any time.
+/// A journal remembers one intent. So before it takes a new one, the old fence is put again until
+/// it is there; otherwise it would be mistaken for another writer's when it lands.
 fn settle_intent(
     store: &dyn ObjectStore,
     stored: &mut Stored,
@@ -265,8 +276,8 @@ fn settle_intent(
     let superblock = &mut usable.superblock;
     let Superblock { intent_epoch, intent_put_id, .. } = *superblock.current();
     if intent_epoch > stored.end.epoch {
-        // The process that wrote it may have died before its sync: after a power cut, that fence would look
-        // like another writer's.
+        // The process that wrote it may have died before its sync: after a power cut, that fence
+        // would look like another writer's.
         superblock.write(|_| ())?;
         let claim = Claim { epoch: intent_epoch, put_id: intent_put_id };
         fence_at_end(store, stored, claim, world)?;
@@ -274,9 +285,14 @@ fn settle_intent(
     Ok(())
 }
 
-/// Fences at the end of the log. If a live writer puts a segment there first, that is taken in, and the new
-/// end is tried.
-fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, claim: Claim, world: &dyn World) -> Result<()> {
+/// Fences at the end of the log. If a live writer puts a segment there first, that is taken in, and
+/// the new end is tried.
+fn fence_at_end(
+    store: &dyn ObjectStore,
+    stored: &mut Stored,
+    claim: Claim,
+    world: &dyn World,
+) -> Result<()> {
     let epoch = stored.end.epoch;
     for _ in 0..FENCE_TRIES_MAX {
         match fence(store, &stored.record, &mut stored.end, claim, world) {
@@ -288,8 +304,8 @@ fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, claim: Claim, worl
                         return Ok(());
                     }
                     let text = format!(
-                        "another process attached volume {} at the same moment (epoch {}): make sure that \
-                         only one attaches, then try again",
+                        "another process attached volume {} at the same moment (epoch {}): make \
+                         sure that only one attaches, then try again",
                         stored.record.name, stored.end.epoch
                     );
                     return Err(Error::new(ErrorKind::Fenced, text));
@@ -298,13 +314,15 @@ fn fence_at_end(store: &dyn ObjectStore, stored: &mut Stored, claim: Claim, worl
             Err(error) => return Err(error),
         }
     }
-    let text =
-        format!("volume {} is being written faster than it can be fenced: try again", stored.record.name);
+    let text = format!(
+        "volume {} is being written faster than it can be fenced: try again",
+        stored.record.name
+    );
     Err(Error::new(ErrorKind::Unavailable, text))
 }
 
-/// Takes in what a live writer has put since. If it has already deleted some of that, starts from its newest
-/// checkpoint.
+/// Takes in what a live writer has put since. If it has already deleted some of that, starts from
+/// its newest checkpoint.
 fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -> Result<()> {
     let volume_id = stored.record.volume_id;
     let rolled = roll_forward(store, volume_id, Some(&mut stored.view), &mut stored.end);
@@ -321,13 +339,13 @@ fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -
     }
 }
 
-/// If this process was stopped for long after it found the end of the log, the writer to be fenced may have
-/// written past that end and deleted the very name that the fence then took. Names are deleted only after
-/// checkpoints that say so.
+/// If this process was stopped for long after it found the end of the log, the writer to be fenced
+/// may have written past that end and deleted the very name that the fence then took. Names are
+/// deleted only after checkpoints that say so.
 ///
-/// A checkpoint that the writer put before it could know of the fence counts, because it may have deleted by
-/// it. So this attach starts again, from that checkpoint. By later checkpoints the writer deletes nothing,
-/// because it checks for fences before it deletes (`engine::fence_check`).
+/// A checkpoint that the writer put before it could know of the fence counts, because it may have
+/// deleted by it. So this attach starts again, from that checkpoint. By later checkpoints the
+/// writer deletes nothing, because it checks for fences before it deletes (`engine::fence_check`).
 fn has_nobody_gone_on(store: &dyn ObjectStore, stored: &Stored) -> Result<bool> {
     let newest = checkpoint::newest(store, stored.record.volume_id)?;
     if newest.number_max == stored.newest.number_max {
@@ -356,8 +374,8 @@ fn demand_last(store: &dyn ObjectStore, stored: &Stored) -> Result<()> {
 
 fn taken_over(stored: &Stored) -> Error {
     let text = format!(
-        "another process attached volume {} at the same moment: make sure that only one attaches, then try \
-         again",
+        "another process attached volume {} at the same moment: make sure that only one attaches, \
+         then try again",
         stored.record.name
     );
     Error::new(ErrorKind::Fenced, text)

@@ -1,8 +1,8 @@
-//! Binds a journal to the attachment that has fenced the others: what only memory holds is written to the
-//! disk, the superblock gets the new owner, and new memory replaces the old.
+//! Binds a journal to the attachment that has fenced the others: what only memory holds is written
+//! to the disk, the superblock gets the new owner, and new memory replaces the old.
 //!
-//! Invariant: old memory is removed only when the disk has all of it. Not here: whether the journal may be
-//! used (`journal`), and the fence (`attach`).
+//! Invariant: old memory is removed only when the disk has all of it. Not here: whether the journal
+//! may be used (`journal`), and the fence (`attach`).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,8 @@ pub(super) fn bind(
 ) -> Result<Bound> {
     let Intended { disk, mut superblock, log, scan } = intended;
     let epoch = stored.end.epoch;
-    let (capacity_bytes, tag) = (superblock.current().capacity_bytes, superblock.current().journal_tag);
+    let (capacity_bytes, tag) =
+        (superblock.current().capacity_bytes, superblock.current().journal_tag);
     let trim = stored.end.position;
     let end = match &scan {
         Some(scan) => scan.end.max(trim),
@@ -92,10 +93,11 @@ pub(super) fn bind(
     let volume_id = stored.record.volume_id;
     let staging_path = staging_path(&options.staging_folder, volume_id, tag);
     let (capacity, boot_id) = (options.staging_bytes, memory.boot_id);
-    let header = StagingHeader { volume_id, journal_tag: tag, capacity_bytes: capacity, boot_id, epoch };
+    let header =
+        StagingHeader { volume_id, journal_tag: tag, capacity_bytes: capacity, boot_id, epoch };
     let (ring, consumer) = new_ring(&staging_path, options, &header, position, staging)?;
-    // The other copy too: if one is lost later, the other must still know whose records count. It says where
-    // the memory is before anything is accepted.
+    // The other copy too: if one is lost later, the other must still know whose records count. It
+    // says where the memory is before anything is accepted.
     superblock.write(|block| block.memory = Some(memory))?;
     remove_old_memory(old_memory, &staging_path);
     let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
@@ -116,7 +118,8 @@ pub(super) fn bind(
     Ok(Bound { start, disk, staging_path, superblock, ring, consumer, records })
 }
 
-/// Pads the end of the log to a whole block in the new epoch, to be synced. Returns where the log continues.
+/// Pads the end of the log to a whole block in the new epoch, to be synced. Returns where the log
+/// continues.
 fn write_pad(disk: &dyn Disk, capacity_bytes: u64, tag: u64, epoch: u64, end: u64) -> Result<u64> {
     if end.is_multiple_of(BLOCK_BYTES) {
         return Ok(end);
@@ -149,7 +152,8 @@ fn new_ring(
 ) -> Result<(Arc<Ring>, Consumer)> {
     let failed = |error: io::Error| {
         let text = format!(
-            "cannot create the staging file {} of {} bytes: {error}; give another folder with --staging",
+            "cannot create the staging file {} of {} bytes: {error}; give another folder with \
+            --staging",
             path.display(),
             options.staging_bytes
         );
@@ -184,5 +188,9 @@ fn remove_old_memory(old: Option<PathBuf>, new: &Path) {
 /// The records that are not in a segment yet.
 fn replayable(scan: Option<Scan>, trim: u64) -> Vec<Arc<Record>> {
     let found = scan.map(|scan| scan.found).unwrap_or_default();
-    found.into_iter().filter_map(|found| found.record).filter(|record| record.position >= trim).collect()
+    found
+        .into_iter()
+        .filter_map(|found| found.record)
+        .filter(|record| record.position >= trim)
+        .collect()
 }

@@ -1,5 +1,6 @@
-//! Judges the local journal against the end of the log in the store: whether it belongs to this volume,
-//! whether it holds anything, and whether it may be used. Reads only; `attach` acts on the verdict.
+//! Judges the local journal against the end of the log in the store: whether it belongs to this
+//! volume, whether it holds anything, and whether it may be used. Reads only; `attach` acts on the
+//! verdict.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -49,7 +50,8 @@ impl Judged {
             Judged::Use(usable) => match &usable.scan {
                 None => "closed cleanly, nothing to replay".into(),
                 Some(scan) => format!(
-                    "{} records to position {} (flushed through {}), {} slots never filled; ended by {}",
+                    "{} records to position {} (flushed through {}), {} slots never filled; ended \
+                    by {}",
                     scan.found.len(),
                     scan.end,
                     scan.mark,
@@ -91,7 +93,8 @@ pub(crate) fn judge(stored: &Stored, options: &OpenOptions, world: &dyn World) -
     let superblock = read_superblock(&disk, path, stored);
     // A journal of a later epoch shows that the store is older.
     let tells = |superblock: &SuperblockFile| superblock.current().epoch > stored.end.epoch;
-    let is_told = superblock.as_ref().is_ok_and(|superblock| superblock.as_ref().is_some_and(tells));
+    let is_told =
+        superblock.as_ref().is_ok_and(|superblock| superblock.as_ref().is_some_and(tells));
     let judged = judge_superblock(stored, options, world, disk, superblock)?;
     if !is_told {
         seen::demand_not_older(stored, options)?;
@@ -111,8 +114,11 @@ fn judge_superblock(
         Ok(None) => absent(stored, options),
         Ok(Some(superblock)) => judge_against_store(stored, options, world, disk, superblock),
         Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
-        // What cannot be read now may be intact, and hold the intent of a fence that is still in flight.
-        Err(error) if error.kind() == ErrorKind::Unavailable && !options.accept_journal_loss => Err(error),
+        // What cannot be read now may be intact, and hold the intent of a fence that is still in
+        // flight.
+        Err(error) if error.kind() == ErrorKind::Unavailable && !options.accept_journal_loss => {
+            Err(error)
+        }
         Err(error) => unusable(stored, options, &error.to_string()),
     }
 }
@@ -120,15 +126,19 @@ fn judge_superblock(
 /// Why a journal could not be locked.
 fn cannot_lock(path: &Path, error: &std::io::Error) -> Error {
     let (kind, what) = match error.kind() {
-        std::io::ErrorKind::WouldBlock => (ErrorKind::InUse, "is in use by another process".to_owned()),
-        std::io::ErrorKind::PermissionDenied => (ErrorKind::Denied, format!("cannot be opened: {error}")),
+        std::io::ErrorKind::WouldBlock => {
+            (ErrorKind::InUse, "is in use by another process".to_owned())
+        }
+        std::io::ErrorKind::PermissionDenied => {
+            (ErrorKind::Denied, format!("cannot be opened: {error}"))
+        }
         _ => (ErrorKind::Unavailable, format!("cannot be opened: {error}")),
     };
     Error::new(kind, format!("the journal {} {what}", path.display()))
 }
 
-/// No journal (or a file that is not ours, which is kept): that is fine only if the last attachment left
-/// nothing in one.
+/// No journal (or a file that is not ours, which is kept): that is fine only if the last attachment
+/// left nothing in one.
 fn absent(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
     let path = options.journal_path.display();
     if stored.end.clean {
@@ -140,24 +150,26 @@ fn absent(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
         return Ok(Judged::Make { old: Old::Keep, why });
     }
     let text = format!(
-        "there is no journal at {path}, and volume {} was not closed cleanly: its newest writes may be in a \
-         journal elsewhere. Give it with --journal, or pass --accept-journal-loss to roll back to the last \
-         stored cut (position {})",
+        "there is no journal at {path}, and volume {} was not closed cleanly: its newest writes \
+         may be in a journal elsewhere. Give it with --journal, or pass --accept-journal-loss to \
+         roll back to the last stored cut (position {})",
         stored.record.name, stored.end.position
     );
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// A journal that was closed cleanly and holds nothing. But others have attached since, and theirs may.
+/// A journal that was closed cleanly and holds nothing. But others have attached since, and theirs
+/// may.
 fn overtaken(stored: &Stored, options: &OpenOptions, epoch: u64) -> Result<Judged> {
     if stored.end.clean || options.accept_journal_loss {
         let why = format!("of epoch {epoch}, closed cleanly; others have attached since");
         return Ok(Judged::Make { old: Old::Remove, why });
     }
     let text = format!(
-        "the journal {} was closed cleanly in epoch {epoch}, but volume {} has been attached elsewhere since \
-         and was not closed cleanly there: its newest writes may be in that journal. Give it with --journal, \
-         or pass --accept-journal-loss to roll back to the last stored cut (position {})",
+        "the journal {} was closed cleanly in epoch {epoch}, but volume {} has been attached \
+         elsewhere since and was not closed cleanly there: its newest writes may be in that \
+         journal. Give it with --journal, or pass --accept-journal-loss to roll back to the last \
+         stored cut (position {})",
         options.journal_path.display(),
         stored.record.name,
         stored.end.position
@@ -173,16 +185,21 @@ fn unusable(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged>
         return Ok(Judged::Make { old: Old::Keep, why });
     }
     let text = format!(
-        "the journal {} cannot be used: {why}. It was not changed; see `sawmill inspect journal`, give \
-         another one with --journal, or pass --accept-journal-loss to set it aside and roll back to the last \
-         stored cut",
+        "the journal {} cannot be used: {why}. It was not changed; see `sawmill inspect journal`, \
+         give another one with --journal, or pass --accept-journal-loss to set it aside and roll \
+         back to the last stored cut",
         path.display()
     );
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// The superblock of this volume's journal; `None` for a blank file; `Invalid` for another volume's.
-fn read_superblock(disk: &Arc<dyn Disk>, path: &Path, stored: &Stored) -> Result<Option<SuperblockFile>> {
+/// The superblock of this volume's journal; `None` for a blank file; `Invalid` for another
+/// volume's.
+fn read_superblock(
+    disk: &Arc<dyn Disk>,
+    path: &Path,
+    stored: &Stored,
+) -> Result<Option<SuperblockFile>> {
     if disk.len_bytes() < RING_START_BYTES {
         if disk.len_bytes() == 0 {
             return Ok(None);
@@ -193,21 +210,22 @@ fn read_superblock(disk: &Arc<dyn Disk>, path: &Path, stored: &Stored) -> Result
     let mut copies = vec![0; 2 * SUPERBLOCK_BYTES];
     disk.read_at(0, &mut copies).map_err(|error| {
         let text = format!(
-            "the journal {} cannot be read: {error}; nothing was changed. Try again; if the disk is lost, \
-             pass --accept-journal-loss to set the journal aside and roll back to the last stored cut \
-             (position {})",
+            "the journal {} cannot be read: {error}; nothing was changed. Try again; if the disk \
+             is lost, pass --accept-journal-loss to set the journal aside and roll back to the \
+             last stored cut (position {})",
             path.display(),
             stored.end.position
         );
         Error::new(ErrorKind::Unavailable, text)
     })?;
-    let mut owners = copies.chunks(SUPERBLOCK_BYTES).filter_map(|copy| Superblock::owner(copy).ok());
+    let mut owners =
+        copies.chunks(SUPERBLOCK_BYTES).filter_map(|copy| Superblock::owner(copy).ok());
     if let Some(owner) = owners.next_back()
         && owner != stored.record.volume_id
     {
         let text = format!(
-            "the journal {} belongs to volume {owner}, not to {} ({}): give this volume a journal of its \
-             own with --journal",
+            "the journal {} belongs to volume {owner}, not to {} ({}): give this volume a journal \
+             of its own with --journal",
             path.display(),
             stored.record.name,
             stored.record.volume_id
@@ -225,8 +243,8 @@ fn read_superblock(disk: &Arc<dyn Disk>, path: &Path, stored: &Stored) -> Result
     Ok(Some(superblock))
 }
 
-/// The rules of `docs/crash-consistency.md`: a journal belongs to one epoch, and the store never falls behind
-/// it.
+/// The rules of `docs/crash-consistency.md`: a journal belongs to one epoch, and the store never
+/// falls behind it.
 fn judge_against_store(
     stored: &Stored,
     options: &OpenOptions,
@@ -239,8 +257,8 @@ fn judge_against_store(
     let ours = (block.epoch == end.epoch && block.epoch > 0)
         || (block.intent_epoch == end.epoch && end.fence_put_id == Some(block.intent_put_id));
     if !ours && block.epoch == 0 {
-        // Its process died while making it, before it had the volume: it holds nothing, but its fence may
-        // still land, so it is kept as long as that is possible.
+        // Its process died while making it, before it had the volume: it holds nothing, but its
+        // fence may still land, so it is kept as long as that is possible.
         let pending = block.intent_epoch > end.epoch;
         if pending && (end.clean || options.accept_journal_loss) {
             return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
@@ -249,7 +267,8 @@ fn judge_against_store(
     }
     if !ours && block.epoch > end.epoch {
         let text = format!(
-            "it is of epoch {}, but the store knows only {}: the store has lost objects or is an old copy",
+            "it is of epoch {}, but the store knows only {}: the store has lost objects or is an \
+            old copy",
             block.epoch, end.epoch
         );
         // Also if that old copy says that it was closed cleanly.
@@ -260,32 +279,33 @@ fn judge_against_store(
             return overtaken(stored, options, block.epoch);
         }
         let text = format!(
-            "it is of epoch {}, but the volume has been attached elsewhere since (epoch {}); what it holds \
-             was never stored and must not be replayed over newer writes",
+            "it is of epoch {}, but the volume has been attached elsewhere since (epoch {}); what \
+             it holds was never stored and must not be replayed over newer writes",
             block.epoch, end.epoch
         );
         return stale(stored, options, &text);
     }
     if block.stored_sequence > end.stored_sequence || block.stored_position > end.position {
         let text = format!(
-            "segments up to {} were stored (position {}), but the store only has them up to {} (position \
-             {}): the store has lost objects, or was restored to an older state",
+            "segments up to {} were stored (position {}), but the store only has them up to {} \
+             (position {}): the store has lost objects, or was restored to an older state",
             block.stored_sequence, block.stored_position, end.stored_sequence, end.position
         );
         if options.accept_journal_loss {
             return stale(stored, options, &text);
         }
         let text = format!(
-            "{text}; nothing was changed; restore it from a newer copy, or pass --accept-journal-loss to set \
-             the journal aside and continue with what the store has"
+            "{text}; nothing was changed; restore it from a newer copy, or pass \
+             --accept-journal-loss to set the journal aside and continue with what the store has"
         );
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     if end.clean {
         return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
     }
-    let image =
-        |staging| LogImage::new(disk.clone(), block.capacity_bytes, staging).with_copy(block.ring_copy);
+    let image = |staging| {
+        LogImage::new(disk.clone(), block.capacity_bytes, staging).with_copy(block.ring_copy)
+    };
     let mut log = match memory::find(stored, options, block, world)? {
         Found::Memory(staging) => image(Some(staging)),
         Found::NoneNeeded => image(None),
@@ -293,22 +313,23 @@ fn judge_against_store(
     };
     // The attachment may have started its records later: what lies between belongs to earlier ones.
     let from = end.position.max(block.trim);
-    let wanted = ScanOptions::of(block, from, options.accept_journal_loss).synced_through(log.synced());
+    let wanted =
+        ScanOptions::of(block, from, options.accept_journal_loss).synced_through(log.synced());
     let scan = scan(&mut log, &wanted)?;
     Ok(Judged::Use(Box::new(Usable { disk, superblock, log: Some(log), scan: Some(scan) })))
 }
 
-/// A journal of another epoch than the store's newest holds writes that are not in the store: only the user
-/// may set it aside.
+/// A journal of another epoch than the store's newest holds writes that are not in the store: only
+/// the user may set it aside.
 fn stale(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
     if options.accept_journal_loss {
         let why = format!("set aside: {why}");
         return Ok(Judged::Make { old: Old::Keep, why });
     }
     let text = format!(
-        "the journal {} cannot be used: {why}. It was not changed; see `sawmill inspect journal`; pass \
-         --accept-journal-loss to set it aside (it is renamed, not deleted) and attach volume {} as it is in \
-         the store",
+        "the journal {} cannot be used: {why}. It was not changed; see `sawmill inspect journal`; \
+         pass --accept-journal-loss to set it aside (it is renamed, not deleted) and attach volume \
+         {} as it is in the store",
         options.journal_path.display(),
         stored.record.name
     );

@@ -1,7 +1,7 @@
 //! Makes a journal, and handles an existing file with its name.
 //!
-//! Invariant: what holds, or may hold, writes that are nowhere else is kept under a name of its own, which
-//! was free.
+//! Invariant: what holds, or may hold, writes that are nowhere else is kept under a name of its
+//! own, which was free.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,8 +34,8 @@ pub(super) fn make_journal(
 ) -> Result<Arc<dyn Disk>> {
     let failed = |what: &str, error: io::Error| {
         let text = format!(
-            "the journal {} of {} bytes cannot be {what}: {error}; free some space, or give another place \
-             with --journal or another size with --journal-bytes",
+            "the journal {} of {} bytes cannot be {what}: {error}; free some space, or give \
+             another place with --journal or another size with --journal-bytes",
             path.display(),
             options.journal_bytes
         );
@@ -49,8 +49,8 @@ pub(super) fn make_journal(
             disks.remove(path).map_err(|error| failed("replaced", error))?;
         }
         Seen::File { .. } => {
-            let aside =
-                set_aside(path, disks, world.unix_ms()).map_err(|error| failed("set aside", error))?;
+            let aside = set_aside(path, disks, world.unix_ms())
+                .map_err(|error| failed("set aside", error))?;
             tracing::warn!("the old journal was set aside as {}", aside.display());
         }
     }
@@ -73,16 +73,16 @@ fn set_aside(path: &Path, disks: &dyn Disks, unix_ms: u64) -> io::Result<PathBuf
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// A block device cannot be renamed: if its content must be kept, it is refused; any other starts with blank
-/// superblocks, so that no copy of an older one can win.
+/// A block device cannot be renamed: if its content must be kept, it is refused; any other starts
+/// with blank superblocks, so that no copy of an older one can win.
 fn take_device(path: &Path, old: Old, disks: &dyn Disks) -> Result<Arc<dyn Disk>> {
     let mut start = AlignedBytes::zeroed(RING_START_BYTES as usize);
     let read = disks.open(path).and_then(|disk| disk.read_at(0, &mut start));
     let blank = read.is_ok() && start.iter().all(|byte| *byte == 0);
     if old == Old::Keep && !blank {
         let text = format!(
-            "the journal {} is a device and cannot be set aside: copy it elsewhere if what it holds \
-             matters, clear its first 8192 bytes, and try again",
+            "the journal {} is a device and cannot be set aside: copy it elsewhere if what it \
+             holds matters, clear its first 8192 bytes, and try again",
             path.display()
         );
         return Err(Error::new(ErrorKind::Refused, text));
@@ -94,7 +94,11 @@ fn take_device(path: &Path, old: Old, disks: &dyn Disks) -> Result<Arc<dyn Disk>
         Ok(disk)
     });
     opened.map_err(|error| {
-        Error::caused(ErrorKind::Unavailable, format!("the journal {} cannot be used", path.display()), error)
+        Error::caused(
+            ErrorKind::Unavailable,
+            format!("the journal {} cannot be used", path.display()),
+            error,
+        )
     })
 }
 
@@ -103,7 +107,8 @@ mod tests {
     use super::*;
     use crate::disk::RealDisks;
 
-    /// Disks on which somebody makes a file in the moment between a look at its name and a rename to it.
+    /// Disks on which somebody makes a file in the moment between a look at its name and a rename
+    /// to it.
     struct Racing(PathBuf);
 
     impl Disks for Racing {
@@ -137,7 +142,8 @@ mod tests {
     #[test]
     fn a_journal_that_is_set_aside_replaces_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let (journal, there) = (folder.path().join("journal"), folder.path().join("journal.aside-7"));
+        let (journal, there) =
+            (folder.path().join("journal"), folder.path().join("journal.aside-7"));
         std::fs::write(&journal, b"newer").unwrap();
         std::fs::write(folder.path().join("journal.aside-8"), b"oldest").unwrap();
         let aside = set_aside(&journal, &Racing(there.clone()), 7).unwrap();

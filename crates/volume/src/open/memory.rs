@@ -1,9 +1,10 @@
-//! The memory that outlives a process (the staging file): where it is, whether it exists, and whose it is.
+//! The memory that outlives a process (the staging file): where it is, whether it exists, and whose
+//! it is.
 //!
-//! Invariants: while accepted writes of an attachment may be only in memory, the journal's superblock says
-//! so, with the boot and the folder. In that boot the memory must be found, or the attach is refused:
-//! accepted writes are never dropped silently. In another boot the power was lost, and with it what was not
-//! logged.
+//! Invariants: while accepted writes of an attachment may be only in memory, the journal's
+//! superblock says so, with the boot and the folder. In that boot the memory must be found, or the
+//! attach is refused: accepted writes are never dropped silently. In another boot the power was
+//! lost, and with it what was not logged.
 //!
 //! Not here: what is in it (`journal::scan`), and making the next one (`attach`).
 
@@ -21,13 +22,14 @@ use crate::recovery::stored::Stored;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
-/// The staging file of a journal. Each journal has one of its own, so that the journal's lock covers it too.
+/// The staging file of a journal. Each journal has one of its own, so that the journal's lock
+/// covers it too.
 pub(crate) fn staging_path(folder: &Path, volume_id: VolumeId, journal_tag: u64) -> PathBuf {
     folder.join(format!("sawmill-{volume_id}-{journal_tag:016x}.staging"))
 }
 
-/// Memory preallocated for the next staging file of a volume. It is empty and unused, so the process that
-/// makes the staging file may take it.
+/// Memory preallocated for the next staging file of a volume. It is empty and unused, so the
+/// process that makes the staging file may take it.
 pub(crate) fn spare_path(volume_id: VolumeId, options: &OpenOptions) -> PathBuf {
     options.staging_folder.join(format!("sawmill-{volume_id}.spare"))
 }
@@ -39,8 +41,8 @@ pub(crate) fn in_use(options: &OpenOptions, world: &dyn World) -> Result<Memory>
     let folder = absolute.as_os_str().as_bytes().to_vec();
     if !(1..=MEMORY_FOLDER_BYTES_MAX).contains(&folder.len()) {
         let text = format!(
-            "the path of the staging folder has {} bytes, and at most {MEMORY_FOLDER_BYTES_MAX} fit into the \
-             journal: give another with --staging",
+            "the path of the staging folder has {} bytes, and at most {MEMORY_FOLDER_BYTES_MAX} \
+             fit into the journal: give another with --staging",
             folder.len()
         );
         return Err(Error::new(ErrorKind::Invalid, text));
@@ -72,7 +74,8 @@ pub(super) enum Found {
 
 /// Finds the memory of this journal.
 ///
-/// Errors: `Refused` if there must be memory and it is not found; `Unavailable` if the check itself fails.
+/// Errors: `Refused` if there must be memory and it is not found; `Unavailable` if the check itself
+/// fails.
 pub(super) fn find(
     stored: &Stored,
     options: &OpenOptions,
@@ -85,11 +88,17 @@ pub(super) fn find(
         return Ok(Found::NoneNeeded);
     }
     let look_in = |folder: &Path| {
-        look(&staging_path(folder, stored.record.volume_id, block.journal_tag), stored, block, boot_id)
+        look(
+            &staging_path(folder, stored.record.volume_id, block.journal_tag),
+            stored,
+            block,
+            boot_id,
+        )
     };
-    // In the current folder, which may be another mount of the one where it was left; otherwise there. The
-    // journal may be a copy, and then that is the folder of its original: if the original is alive, the file
-    // in the current folder is a copy too, and older than what the original acknowledges.
+    // In the current folder, which may be another mount of the one where it was left; otherwise
+    // there. The journal may be a copy, and then that is the folder of its original: if the
+    // original is alive, the file in the current folder is a copy too, and older than what the
+    // original acknowledges.
     let left_in = recorded.map(folder_of).filter(|folder| *folder != options.staging_folder);
     let is_copy = left_in.is_some_and(|folder| matches!(look_in(folder), Ok(Err(NotIt::InUse(_)))));
     let used_now = (!is_copy).then_some(&*options.staging_folder);
@@ -109,13 +118,17 @@ pub(super) fn find(
     }
     let lost = reasons.join("; ");
     if options.accept_memory_loss {
-        tracing::warn!("the memory of volume {} is lost; loss accepted: {lost}", stored.record.name);
+        tracing::warn!(
+            "the memory of volume {} is lost; loss accepted: {lost}",
+            stored.record.name
+        );
         return Ok(Found::Lost);
     }
     let text = format!(
-        "the memory with the newest accepted writes of volume {} is lost: the machine has not rebooted \
-         since, and {lost}. Nothing was changed. Give its folder with --staging; or, if it is lost for ever \
-         (as with a container's /dev/shm), pass --accept-memory-loss to continue with the flushed writes",
+        "the memory with the newest accepted writes of volume {} is lost: the machine has not \
+         rebooted since, and {lost}. Nothing was changed. Give its folder with --staging; or, if \
+         it is lost for ever (as with a container's /dev/shm), pass --accept-memory-loss to \
+         continue with the flushed writes",
         stored.record.name
     );
     Err(Error::new(ErrorKind::Refused, text))
@@ -132,7 +145,10 @@ fn look(
         Ok(Some(staging)) => staging,
         Ok(None) => return Ok(Err(NotIt::Absent(path.to_owned()))),
         Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-            return Ok(Err(NotIt::Foreign(format!("{} cannot be trusted: {error}", path.display()))));
+            return Ok(Err(NotIt::Foreign(format!(
+                "{} cannot be trusted: {error}",
+                path.display()
+            ))));
         }
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
             return Ok(Err(NotIt::InUse(path.to_owned())));
@@ -142,7 +158,8 @@ fn look(
             return Err(Error::new(ErrorKind::Unavailable, text));
         }
     };
-    let identity = StagingIdentity { volume_id: stored.record.volume_id, journal_tag: block.journal_tag };
+    let identity =
+        StagingIdentity { volume_id: stored.record.volume_id, journal_tag: block.journal_tag };
     let why = match StagingHeader::decode(&staging.header(), &identity) {
         Err(error) => error.to_string(),
         Ok(header) if header.boot_id != boot_id => "it is of another boot".to_owned(),

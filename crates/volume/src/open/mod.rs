@@ -1,10 +1,10 @@
-//! Opens a volume: finds the end of its log, judges the journal, fences other writers, replays, and starts
-//! the loops.
+//! Opens a volume: finds the end of its log, judges the journal, fences other writers, replays, and
+//! starts the loops.
 //!
-//! Everything that can refuse does so before anything is written: checkpoint, roll forward, journal and scan
-//! only read. Then: intent (in the journal) -> fence (in the store) -> the checkpoint repeated under the next
-//! number (`repeat`) -> journal bound to the new epoch. The next attach handles a crash between any two of
-//! these: from the intent it knows that the fence was ours.
+//! Everything that can refuse does so before anything is written: checkpoint, roll forward, journal
+//! and scan only read. Then: intent (in the journal) -> fence (in the store) -> the checkpoint
+//! repeated under the next number (`repeat`) -> journal bound to the new epoch. The next attach
+//! handles a crash between any two of these: from the intent it knows that the fence was ours.
 
 use sawmill_store::ObjectStore;
 

@@ -1,13 +1,14 @@
-//! Puts the checkpoint that an attach started from again under the next number, before anything is accepted.
+//! Puts the checkpoint that an attach started from again under the next number, before anything is
+//! accepted.
 //!
-//! A fence stops the segments of the previous writer. A checkpoint of it may still be in flight: when it
-//! lands, it would be the newest, with a size or a past that the new attachment does not have. Checkpoints
-//! are numbered without gaps, and a writer has at most one in flight. So the attachment that takes the next
-//! number leaves none for it.
+//! A fence stops the segments of the previous writer. A checkpoint of it may still be in flight:
+//! when it lands, it would be the newest, with a size or a past that the new attachment does not
+//! have. Checkpoints are numbered without gaps, and a writer has at most one in flight. So the
+//! attachment that takes the next number leaves none for it.
 //!
-//! Invariants: an attachment accepts nothing before it has put a checkpoint after its fence, even if the
-//! previous writer seems to have ended, because it may have put one more. The repeated checkpoint leads to
-//! the same state as its original.
+//! Invariants: an attachment accepts nothing before it has put a checkpoint after its fence, even
+//! if the previous writer seems to have ended, because it may have put one more. The repeated
+//! checkpoint leads to the same state as its original.
 //!
 //! Not here: checkpoints of its own state (`engine::checkpoint`).
 
@@ -21,14 +22,15 @@ use crate::recovery::stored::Stored;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
-/// Returns whether it is there: `false` if another writer's checkpoint came first, from which the attach must
-/// start.
+/// Returns whether it is there: `false` if another writer's checkpoint came first, from which the
+/// attach must start.
 pub(super) fn repeat_checkpoint(
     store: &dyn ObjectStore,
     stored: &mut Stored,
     world: &dyn World,
 ) -> Result<bool> {
-    let Some(number) = stored.newest.number_max.checked_add(1).filter(|number| *number < u64::MAX) else {
+    let Some(number) = stored.newest.number_max.checked_add(1).filter(|number| *number < u64::MAX)
+    else {
         let text = "the volume has used up its checkpoint numbers; copy it to a new one";
         return Err(Error::new(ErrorKind::Full, text));
     };

@@ -1,5 +1,6 @@
-//! Whether a store is older than what a machine has seen of the volume in it: restored from a backup, an old
-//! copy, or with lost objects. A journal shows that by itself; this is for the case without a journal.
+//! Whether a store is older than what a machine has seen of the volume in it: restored from a
+//! backup, an old copy, or with lost objects. A journal shows that by itself; this is for the case
+//! without a journal.
 //!
 //! Not here: where this is kept (the binary does that).
 
@@ -36,8 +37,9 @@ pub(super) fn demand_not_older(stored: &Stored, options: &OpenOptions) -> Result
     }
     let name = &stored.record.name;
     let text = format!(
-        "volume {name} ends in epoch {epoch} with segment {sequence}, but this machine has seen it there in \
-         epoch {} with segment {}: the store was restored from a backup, is an old copy, or has lost objects",
+        "volume {name} ends in epoch {epoch} with segment {sequence}, but this machine has seen it \
+         there in epoch {} with segment {}: the store was restored from a backup, is an old copy, \
+         or has lost objects",
         seen.epoch, seen.stored_sequence
     );
     if options.accept_older_store {
@@ -45,8 +47,8 @@ pub(super) fn demand_not_older(stored: &Stored, options: &OpenOptions) -> Result
         return Ok(());
     }
     let text = format!(
-        "{text}. Nothing was changed. Restore the newer store, or pass --accept-older-store to `serve` to \
-         continue with the volume as it is there"
+        "{text}. Nothing was changed. Restore the newer store, or pass --accept-older-store to \
+         `serve` to continue with the volume as it is there"
     );
     Err(Error::new(ErrorKind::Refused, text))
 }
@@ -59,10 +61,18 @@ mod tests {
 
     #[test]
     fn a_store_is_older_by_its_epoch_and_in_one_epoch_by_its_segments() {
-        let seen =
-            NewestState { volume_id: VolumeId([1; 16]), epoch: 7, stored_sequence: 100, wall_unix_ms: 0 };
+        let seen = NewestState {
+            volume_id: VolumeId([1; 16]),
+            epoch: 7,
+            stored_sequence: 100,
+            wall_unix_ms: 0,
+        };
         let age = |epoch, sequence| age_of(&seen, epoch, sequence);
         assert_eq!([age(6, 500), age(7, 99)], [Age::Older; 2]);
-        assert_eq!([age(7, 100), age(7, 101), age(8, 0)], [Age::AsSeen; 3], "a later epoch went on from it");
+        assert_eq!(
+            [age(7, 100), age(7, 101), age(8, 0)],
+            [Age::AsSeen; 3],
+            "a later epoch went on from it"
+        );
     }
 }

@@ -1,12 +1,15 @@
-//! Settles a journal's log: what only memory holds, and what the disk may not have kept, is written to the
-//! disk before the memory is removed and the new attachment starts.
+//! Settles a journal's log: what only memory holds, and what the disk may not have kept, is written
+//! to the disk before the memory is removed and the new attachment starts.
 //!
-//! Invariant: data that may have been flushed is in two places while it is rewritten. A power cut may leave a
-//! sector of a write in flight with neither its old nor its new bytes.
+//! Invariant: data that may have been flushed is in two places while it is rewritten. A power cut
+//! may leave a sector of a write in flight with neither its old nor its new bytes.
 //!
-//! Not here: what the log holds (`journal::scan`), and whether its memory is the right one (`memory`).
+//! Not here: what the log holds (`journal::scan`), and whether its memory is the right one
+//! (`memory`).
 
-use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, RingCopy, Superblock};
+use sawmill_format::journal::{
+    RECORD_HEADER_BYTES, RecordHeader, RecordOperation, RingCopy, Superblock,
+};
 use sawmill_sys::{AlignedBytes, BLOCK_BYTES, StagingFile};
 
 use crate::disk::Disk;
@@ -15,9 +18,9 @@ use crate::journal::superblock::SuperblockFile;
 use crate::journal::{disk_failed, disk_parts, encode_header};
 use crate::{Result, limits};
 
-/// Moves what only memory holds to the disk, turns slots that were never filled into voids, and rewrites what
-/// the disk may not have kept; to be synced. Everything before `stored` is in the store. Returns the memory,
-/// which is valid until the superblock says that it is not needed.
+/// Moves what only memory holds to the disk, turns slots that were never filled into voids, and
+/// rewrites what the disk may not have kept; to be synced. Everything before `stored` is in the
+/// store. Returns the memory, which is valid until the superblock says that it is not needed.
 pub(super) fn settle(
     mut log: LogImage,
     scan: &Scan,
@@ -29,7 +32,8 @@ pub(super) fn settle(
     finish_copy(&mut log, disk, superblock)?;
     let from = stored.max(superblock.current().trim);
     if log.is_doubtful() {
-        // What is readable may not be durable. Nothing before it is written, because that is durable.
+        // What is readable may not be durable. Nothing before it is written, because that is
+        // durable.
         let end = log.staged_from().unwrap_or(scan.end).min(scan.end);
         write_anew(&mut log, scan.mark.max(from)..end, scan.end, disk, superblock, from)?;
     }
@@ -53,8 +57,8 @@ fn finish_copy(log: &mut LogImage, disk: &dyn Disk, superblock: &mut SuperblockF
     Ok(())
 }
 
-/// Rewrites the bytes of `part` on the disk, each piece first to free space of the ring after `end`.
-/// Everything before `from` is free.
+/// Rewrites the bytes of `part` on the disk, each piece first to free space of the ring after
+/// `end`. Everything before `from` is free.
 fn write_anew(
     log: &mut LogImage,
     part: std::ops::Range<u64>,
@@ -69,7 +73,9 @@ fn write_anew(
     let mut at = part.start;
     if at < part.end && free < limits::SPAN_BYTES {
         // Each piece costs four syncs: with small pieces, a full journal would take hours.
-        tracing::warn!("the journal is full: its newest records are rewritten without a second copy");
+        tracing::warn!(
+            "the journal is full: its newest records are rewritten without a second copy"
+        );
         return write_in_place(log, at, part.end, disk, capacity_bytes);
     }
     while at < part.end {
@@ -81,8 +87,9 @@ fn write_anew(
         write_ring(disk, capacity_bytes, copy_at, &bytes)?;
         // Before the block that names it, because a power cut may keep only that block.
         disk.sync().map_err(|error| disk_failed("sync", &error))?;
-        superblock
-            .write(|block| block.ring_copy = Some(RingCopy { from: at, at: copy_at, bytes: to - at }))?;
+        superblock.write(|block| {
+            block.ring_copy = Some(RingCopy { from: at, at: copy_at, bytes: to - at })
+        })?;
         write_ring(disk, capacity_bytes, at, &bytes)?;
         disk.sync().map_err(|error| disk_failed("sync", &error))?;
         // The next copy replaces it.
@@ -128,7 +135,12 @@ fn void(block: &Superblock, position: u64, slot_bytes: u64) -> [u8; RECORD_HEADE
 }
 
 /// Writes bytes of the log to their place in the ring.
-pub(super) fn write_ring(disk: &dyn Disk, capacity_bytes: u64, position: u64, bytes: &[u8]) -> Result<()> {
+pub(super) fn write_ring(
+    disk: &dyn Disk,
+    capacity_bytes: u64,
+    position: u64,
+    bytes: &[u8],
+) -> Result<()> {
     let mut done = 0;
     for (offset, length) in disk_parts(capacity_bytes, position, bytes.len() as u64) {
         if length > 0 {
@@ -153,8 +165,8 @@ mod tests {
 
     const CAPACITY_BYTES: u64 = 4 * limits::SPAN_BYTES;
 
-    /// A disk whose power is cut in the middle of one of its writes. Of that write every sector is garbage;
-    /// writes that were not synced are as they were before.
+    /// A disk whose power is cut in the middle of one of its writes. Of that write every sector is
+    /// garbage; writes that were not synced are as they were before.
     struct CutInside {
         now: Vec<u8>,
         durable: Vec<u8>,
@@ -192,17 +204,23 @@ mod tests {
         }
     }
 
-    fn read(disk: &Arc<Mutex<CutInside>>, copy: Option<RingCopy>, part: std::ops::Range<u64>) -> Vec<u8> {
+    fn read(
+        disk: &Arc<Mutex<CutInside>>,
+        copy: Option<RingCopy>,
+        part: std::ops::Range<u64>,
+    ) -> Vec<u8> {
         let mut log = LogImage::new(disk.clone(), CAPACITY_BYTES, None).with_copy(copy);
         let mut bytes = vec![0; (part.end - part.start) as usize];
         log.read(part.start, &mut bytes).unwrap();
         bytes
     }
 
-    /// Writes a part of the log anew on a disk that is cut inside the write after `writes`; whether it was.
+    /// Writes a part of the log anew on a disk that is cut inside the write after `writes`; whether
+    /// it was.
     fn cut_after(writes: usize) -> bool {
         let part = 1000..2 * limits::SPAN_BYTES - 500;
-        let mut bytes: Vec<u8> = (0..RING_START_BYTES + CAPACITY_BYTES).map(|at| (at % 251) as u8).collect();
+        let mut bytes: Vec<u8> =
+            (0..RING_START_BYTES + CAPACITY_BYTES).map(|at| (at % 251) as u8).collect();
         bytes[..RING_START_BYTES as usize].fill(0);
         let disk = CutInside { now: bytes.clone(), durable: bytes, writes_left: usize::MAX };
         let disk = Arc::new(Mutex::new(disk));
@@ -215,7 +233,8 @@ mod tests {
         disk.lock().writes_left = writes;
         let outcome = write_anew(&mut log, part.clone(), part.end, &*disk, &mut superblock, 0);
         let left = disk.lock().durable.clone();
-        let disk = Arc::new(Mutex::new(CutInside { now: left.clone(), durable: left, writes_left: 0 }));
+        let disk =
+            Arc::new(Mutex::new(CutInside { now: left.clone(), durable: left, writes_left: 0 }));
         let superblock = SuperblockFile::read(disk.clone(), VOLUME).unwrap().unwrap();
         let copy = superblock.current().ring_copy;
         assert!(read(&disk, copy, part) == expected, "lost by a cut inside write {writes}");
@@ -225,6 +244,10 @@ mod tests {
     #[test]
     fn no_power_cut_inside_a_write_loses_what_is_written_anew() {
         let cuts = (0..).take_while(|writes| cut_after(*writes)).count();
-        assert_eq!(cuts, 2 * 4, "two pieces: the copy, what names it, the piece, and the copy forgotten");
+        assert_eq!(
+            cuts,
+            2 * 4,
+            "two pieces: the copy, what names it, the piece, and the copy forgotten"
+        );
     }
 }

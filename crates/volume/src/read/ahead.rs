@@ -1,5 +1,6 @@
-//! Reading ahead: runs of reads that follow each other get the next part of the address space fetched before
-//! they ask, within a budget. (Data written together is neighbourly in a segment; that is `fetch`'s concern.)
+//! Reading ahead: runs of reads that follow each other get the next part of the address space
+//! fetched before they ask, within a budget. (Data written together is neighbourly in a segment;
+//! that is `fetch`'s concern.)
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
-//! Frames from the store: each fetched once however many wait for it, several in a row by one request,
-//! verified, put into the read cache, handed to those who wait.
+//! Frames from the store: each fetched once however many wait for it, several in a row by one
+//! request, verified, put into the read cache, handed to those who wait.
 //!
-//! Invariants: a frame is handed on only if its checksum, bound to volume, segment, epoch and place, is
-//! right. A store that cannot be asked makes readers wait, not fail; only a definite "not there" or damage
-//! found twice fails.
+//! Invariants: a frame is handed on only if its checksum, bound to volume, segment, epoch and
+//! place, is right. A store that cannot be asked makes readers wait, not fail; only a definite "not
+//! there" or damage found twice fails.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,7 +24,8 @@ use crate::{Error, ErrorKind};
 
 /// How long to wait after the store has used up its own retries.
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
-/// Frames fetched along with a missing one when misses cluster in its segment (data written together).
+/// Frames fetched along with a missing one when misses cluster in its segment (data written
+/// together).
 const NEIGHBOURS: u32 = 3;
 
 /// What a waiter is told.
@@ -49,7 +50,11 @@ pub(crate) struct Fetcher {
 
 impl Fetcher {
     pub(crate) fn new() -> Self {
-        Fetcher { waiting: Mutex::default(), last_missed: Mutex::new([0; 8]), following: Mutex::default() }
+        Fetcher {
+            waiting: Mutex::default(),
+            last_missed: Mutex::new([0; 8]),
+            following: Mutex::default(),
+        }
     }
 
     /// Whether this segment was missed lately; notes that it is missed now.
@@ -74,12 +79,17 @@ struct Run {
 
 impl Run {
     fn frames(self) -> impl Iterator<Item = FrameName> {
-        (0..self.count).map(move |index| FrameName { frame: self.first.frame + index, ..self.first })
+        (0..self.count)
+            .map(move |index| FrameName { frame: self.first.frame + index, ..self.first })
     }
 }
 
 /// Fetches frames; each waiter is told once. Without a waiter it is a prefetch.
-pub(crate) fn fetch(context: &Arc<ReadContext>, wanted: Vec<(FrameName, Option<Waiter>)>, class: Class) {
+pub(crate) fn fetch(
+    context: &Arc<ReadContext>,
+    wanted: Vec<(FrameName, Option<Waiter>)>,
+    class: Class,
+) {
     let mut runs: Vec<Run> = Vec::new();
     {
         let mut waiting = context.fetcher.waiting.lock();
@@ -91,7 +101,8 @@ pub(crate) fn fetch(context: &Arc<ReadContext>, wanted: Vec<(FrameName, Option<W
             waiting.insert(name, waiter.into_iter().collect());
             match runs.last_mut() {
                 Some(run)
-                    if run.first.sequence == name.sequence && run.first.frame + run.count == name.frame =>
+                    if run.first.sequence == name.sequence
+                        && run.first.frame + run.count == name.frame =>
                 {
                     run.count += 1;
                 }
@@ -138,7 +149,8 @@ fn get(context: &Arc<ReadContext>, run: Run) {
     };
     let start = frame_range(run.first.frame).start;
     let end = frame_range(run.first.frame + run.count - 1).end;
-    let key = segment_key(context.stored.owner_of(run.first.sequence), u64::from(run.first.sequence));
+    let key =
+        segment_key(context.stored.owner_of(run.first.sequence), u64::from(run.first.sequence));
     let asked = context.clone();
     let get = want(key, Some(start..end), run.class);
     let tell = move |outcome: sawmill_store::Result<Bytes>| match outcome {
@@ -163,7 +175,8 @@ fn get(context: &Arc<ReadContext>, run: Run) {
 fn wait_for_store(context: &Arc<ReadContext>, run: Run, error: &str) {
     let now = context.attachment.world.now();
     context.attachment.state.store_failed(now, error.to_owned());
-    // Looked at and forgotten under one lock: a reader that joins a prefetch must not share its failure.
+    // Looked at and forgotten under one lock: a reader that joins a prefetch must not share its
+    // failure.
     let nobody_waits = {
         let mut waiting = context.fetcher.waiting.lock();
         let nobody_waits = run.frames().all(|name| waiting.get(&name).is_none_or(Vec::is_empty));
@@ -185,8 +198,8 @@ fn wait_for_store(context: &Arc<ReadContext>, run: Run, error: &str) {
     context.mailbox.wake.ring();
 }
 
-/// Cuts the answer into frames, verifies each, hands them on. Damage is asked for once more before it is
-/// believed.
+/// Cuts the answer into frames, verifies each, hands them on. Damage is asked for once more before
+/// it is believed.
 fn open_frames(context: &Arc<ReadContext>, run: Run, info: &SegmentInfo, bytes: &Bytes) {
     let mut at = 0usize;
     for name in run.frames() {
@@ -208,7 +221,9 @@ fn open_frames(context: &Arc<ReadContext>, run: Run, info: &SegmentInfo, bytes: 
         let one = Run { first: name, count: 1, again: true, ..run };
         match opened {
             Some(Ok(data)) => hand_over(context, name, bytes.slice_ref(data)),
-            Some(Err(error)) if run.again => fail(context, one, ErrorKind::Corrupt, &error.to_string()),
+            Some(Err(error)) if run.again => {
+                fail(context, one, ErrorKind::Corrupt, &error.to_string())
+            }
             None if run.again => fail(context, one, ErrorKind::Corrupt, "the object is too short"),
             _ => get(context, one),
         }
@@ -237,7 +252,8 @@ fn take_waiters(context: &ReadContext, name: FrameName) -> Vec<Waiter> {
     context.fetcher.waiting.lock().remove(&name).unwrap_or_default()
 }
 
-/// The store said the object is not there. For a reader beside a writer that means: the writer has moved on.
+/// The store said the object is not there. For a reader beside a writer that means: the writer has
+/// moved on.
 fn missing(context: &Arc<ReadContext>, run: Run, what: &str) {
     if let Some(cut) = &context.stored.fixed_cut {
         let what = format!("{what}; {cut} is no longer kept: open another one");
@@ -269,7 +285,8 @@ fn missing(context: &Arc<ReadContext>, run: Run, what: &str) {
 }
 
 fn fail(context: &ReadContext, run: Run, kind: ErrorKind, what: &str) {
-    let key = segment_key(context.stored.owner_of(run.first.sequence), u64::from(run.first.sequence));
+    let key =
+        segment_key(context.stored.owner_of(run.first.sequence), u64::from(run.first.sequence));
     for name in run.frames() {
         let waiters = take_waiters(context, name);
         let text = format!("{key}, frame {}: {what}", name.frame);

@@ -12,8 +12,8 @@ use crate::recovery::stored::stored_of;
 use crate::view::View;
 use crate::{Error, ErrorKind, Result};
 
-/// Moves a read-only attachment to the newest cut, because a segment it needs is gone. One at a time; whoever
-/// comes second finds that the first has moved on already.
+/// Moves a read-only attachment to the newest cut, because a segment it needs is gone. One at a
+/// time; whoever comes second finds that the first has moved on already.
 pub(super) fn follow(context: &ReadContext, missing: &Arc<View>) -> Result<bool> {
     let _one_at_a_time = context.fetcher.following.lock();
     if !Arc::ptr_eq(&context.stored.view(), missing) {
@@ -27,7 +27,11 @@ pub(super) fn follow(context: &ReadContext, missing: &Arc<View>) -> Result<bool>
         return Err(Error::new(ErrorKind::Unavailable, text));
     }
     tracing::info!("now reading the cut at position {}", stored.end.position);
-    context.mailbox.set_stored(stored.end.position, stored.end.stored_sequence, stored.newest.number_max);
+    context.mailbox.set_stored(
+        stored.end.position,
+        stored.end.stored_sequence,
+        stored.newest.number_max,
+    );
     context.stored.replace_view(stored.view);
     Ok(true)
 }

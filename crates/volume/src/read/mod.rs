@@ -1,11 +1,12 @@
 //! A read, from request to answer. It takes no lock of the write path and never asks the engine.
 //!
-//! The range is resolved into *atoms*: zeroes, a part of a journal record, or a part of one frame of a stored
-//! segment. Atoms in memory are served immediately; the rest go side by side to threads that may wait for the
-//! local disk and to [`fetch`], and the last one to end answers.
+//! The range is resolved into *atoms*: zeroes, a part of a journal record, or a part of one frame
+//! of a stored segment. Atoms in memory are served immediately; the rest go side by side to threads
+//! that may wait for the local disk and to [`fetch`], and the last one to end answers.
 //!
-//! Invariants: the journal map is asked before the object map (see `map`); every byte is verified by its
-//! record's or its frame's checksum; an atom whose place was given up meanwhile is resolved again.
+//! Invariants: the journal map is asked before the object map (see `map`); every byte is verified
+//! by its record's or its frame's checksum; an atom whose place was given up meanwhile is resolved
+//! again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -295,9 +296,15 @@ fn serve(
             }
         }
         Place::Frame { name, offset } => {
-            let Some((cache, key)) = context.stored.cached(*name) else { return Ok(Served::Absent) };
+            let Some((cache, key)) = context.stored.cached(*name) else {
+                return Ok(Served::Absent);
+            };
             if may_wait {
-                return Ok(if cache.read(key, *offset, into) { Served::Done } else { Served::Absent });
+                return Ok(if cache.read(key, *offset, into) {
+                    Served::Done
+                } else {
+                    Served::Absent
+                });
             }
             Ok(match cache.read_now(key, *offset, into) {
                 CacheRead::Hit => {
@@ -321,7 +328,8 @@ fn resolve_again(context: &ReadContext, atom: &Atom) -> Vec<Atom> {
 }
 
 fn lost(atom: &Atom) -> Error {
-    let text = format!("{} bytes at {} moved faster than they could be read", atom.length, atom.address);
+    let text =
+        format!("{} bytes at {} moved faster than they could be read", atom.length, atom.address);
     Error::new(ErrorKind::Internal, text)
 }
 
@@ -332,7 +340,8 @@ struct Job {
     request: Mutex<Option<Request>>,
     left: AtomicUsize,
     error: Mutex<Option<Error>>,
-    /// A read-only attachment moved to another cut: all of the read is done anew, so that it is of one cut.
+    /// A read-only attachment moved to another cut: all of the read is done anew, so that it is of
+    /// one cut.
     restart: AtomicBool,
     restarts: AtomicUsize,
     _reading: Reading,
@@ -340,7 +349,12 @@ struct Job {
 
 impl Job {
     /// Sends atoms on their way: with `true` to the local disk, with `false` to the store.
-    fn start(context: &Arc<ReadContext>, request: Request, atoms: Vec<(Atom, bool)>, reading: Reading) {
+    fn start(
+        context: &Arc<ReadContext>,
+        request: Request,
+        atoms: Vec<(Atom, bool)>,
+        reading: Reading,
+    ) {
         let job = Arc::new(Job {
             context: context.clone(),
             start: request.address,
@@ -382,8 +396,8 @@ impl Job {
         }
     }
 
-    /// Asks the store for the frames of `atoms`; frames that follow each other in one segment share a
-    /// request.
+    /// Asks the store for the frames of `atoms`; frames that follow each other in one segment share
+    /// a request.
     fn fetch(self: &Arc<Self>, atoms: Vec<Atom>) {
         let mut wanted: Vec<(FrameName, Option<fetch::Waiter>)> = Vec::new();
         for atom in atoms {
@@ -434,7 +448,8 @@ impl Job {
     /// Resolves and serves all of the read again; false when that was done too often.
     fn serve_anew(self: &Arc<Self>) -> bool {
         let length = self.request.lock().as_ref().map_or(0, |request| request.length);
-        if self.restarts.fetch_add(1, Ordering::Relaxed) as u32 >= RESOLVE_AGAIN_MAX || length == 0 {
+        if self.restarts.fetch_add(1, Ordering::Relaxed) as u32 >= RESOLVE_AGAIN_MAX || length == 0
+        {
             return false;
         }
         let atoms = resolve(&self.context, self.start, length);
@@ -478,6 +493,7 @@ fn short_frame(context: &ReadContext, name: FrameName) -> Error {
         context.stored.owner_of(name.sequence),
         u64::from(name.sequence),
     );
-    let text = format!("{key}: frame {} is shorter than the map says; run `sawmill check`", name.frame);
+    let text =
+        format!("{key}: frame {} is shorter than the map says; run `sawmill check`", name.frame);
     Error::new(ErrorKind::Corrupt, text)
 }

@@ -7,8 +7,9 @@ use sawmill_format::segment::{ExtentKind, SegmentHeader, SegmentRole};
 use crate::map::Location;
 use crate::view::View;
 
-/// Enters a segment's extents into the map and takes what they cover from the segments they cover. What moved
-/// counts only where the map still points at its origin: whatever else is there is newer.
+/// Enters a segment's extents into the map and takes what they cover from the segments they cover.
+/// What moved counts only where the map still points at its origin: whatever else is there is
+/// newer.
 pub(crate) fn apply_extents(view: &View, header: &SegmentHeader) {
     let mut losses: HashMap<u32, u64> = HashMap::new();
     let sequence = header.sequence as u32;
@@ -33,7 +34,9 @@ pub(crate) fn apply_extents(view: &View, header: &SegmentHeader) {
                 ExtentKind::Data => {
                     view.map.insert(address, length, sequence, extent.data_offset, &mut replaced);
                 }
-                ExtentKind::Zero | ExtentKind::Discard => view.map.remove(address, length, &mut replaced),
+                ExtentKind::Zero | ExtentKind::Discard => {
+                    view.map.remove(address, length, &mut replaced)
+                }
             }
         }
     }

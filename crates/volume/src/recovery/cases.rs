@@ -1,5 +1,5 @@
-//! The decision table for journal records found after a crash: keep, skip, stop or refuse. A tail is not
-//! damage (`docs/crash-consistency.md`), and the mark tells them apart.
+//! The decision table for journal records found after a crash: keep, skip, stop or refuse. A tail
+//! is not damage (`docs/crash-consistency.md`), and the mark tells them apart.
 //!
 //! Invariant: every combination of facts matches exactly one row; a test goes through all of them.
 
@@ -23,7 +23,8 @@ pub(crate) struct Facts {
 pub(crate) enum Verdict {
     /// A record: replay it and go on behind it.
     Keep,
-    /// A slot that was reserved and never filled when the process died: nobody was answered. Go on behind it.
+    /// A slot that was reserved and never filled when the process died: nobody was answered. Go on
+    /// behind it.
     Skip,
     /// The end of the log.
     Stop,
@@ -45,8 +46,8 @@ const YES: Option<bool> = Some(true);
 const NO: Option<bool> = Some(false);
 const ANY: Option<bool> = None;
 
-/// The rows: slot, header, payload, below a mark, staged. `header` without `slot` cannot be, and is read as
-/// no header.
+/// The rows: slot, header, payload, below a mark, staged. `header` without `slot` cannot be, and is
+/// read as no header.
 #[rustfmt::skip]
 const ROWS: [Row; 8] = [
     row("whole record",            [YES, YES, YES, ANY, ANY], Verdict::Keep),
@@ -100,7 +101,8 @@ mod tests {
     #[test]
     fn every_combination_of_facts_matches_exactly_one_row_or_the_end() {
         for facts in all() {
-            let rows: Vec<_> = ROWS.iter().filter(|row| row.matches(facts)).map(|row| row.label).collect();
+            let rows: Vec<_> =
+                ROWS.iter().filter(|row| row.matches(facts)).map(|row| row.label).collect();
             let end = !facts.slot && !facts.below_mark;
             assert_eq!(rows.len(), usize::from(!end), "{facts:?} matches {rows:?}");
         }
@@ -116,10 +118,17 @@ mod tests {
                 assert_eq!(verdict, Verdict::Refuse);
             }
             if facts.staged && facts.slot && facts.header && !facts.payload {
-                assert_eq!(verdict, Verdict::Refuse, "a header is written last: memory cannot tear");
+                assert_eq!(
+                    verdict,
+                    Verdict::Refuse,
+                    "a header is written last: memory cannot tear"
+                );
             }
             if verdict == Verdict::Skip {
-                assert!(facts.staged && !facts.header, "only memory can show a slot that was never filled");
+                assert!(
+                    facts.staged && !facts.header,
+                    "only memory can show a slot that was never filled"
+                );
             }
         }
     }

@@ -1,15 +1,16 @@
 //! The newest checkpoint, and the map it names.
 //!
-//! The list of checkpoints may lag: numbers are consecutive, so the next ones are asked for by name. A
-//! checkpoint that cannot be read is passed over for the one before, from which more is rolled forward: the
-//! result is the same.
+//! The list of checkpoints may lag: numbers are consecutive, so the next ones are asked for by
+//! name. A checkpoint that cannot be read is passed over for the one before, from which more is
+//! rolled forward: the result is the same.
 
 use std::collections::HashMap;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 use sawmill_format::checkpoint::{
-    Checkpoint, CheckpointIdentity, checkpoint_key, checkpoint_prefix, kept_key, parse_checkpoint_key,
+    Checkpoint, CheckpointIdentity, checkpoint_key, checkpoint_prefix, kept_key,
+    parse_checkpoint_key,
 };
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
@@ -42,7 +43,11 @@ pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<New
 }
 
 /// Finds the newest checkpoint below `bound` that can be read. `number_max` is the highest of all.
-pub(crate) fn newest_below(store: &dyn ObjectStore, volume_id: VolumeId, bound: u64) -> Result<Newest> {
+pub(crate) fn newest_below(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    bound: u64,
+) -> Result<Newest> {
     for _ in 0..LIST_AGAIN_MAX {
         let listed = Blocking(store).list(&checkpoint_prefix(volume_id), Class::Read);
         let listed = listed.map_err(|error| store_error(&error))?;
@@ -59,8 +64,8 @@ pub(crate) fn newest_below(store: &dyn ObjectStore, volume_id: VolumeId, bound: 
         }
     }
     let text = format!(
-        "volume {volume_id} has no checkpoint that can be read below {}: nothing was changed; restore that \
-         folder, or check that the store's listing is right",
+        "volume {volume_id} has no checkpoint that can be read below {}: nothing was changed; \
+         restore that folder, or check that the store's listing is right",
         checkpoint_prefix(volume_id)
     );
     Err(Error::new(ErrorKind::Corrupt, text))
@@ -114,8 +119,8 @@ fn newest_of(
     Ok(None)
 }
 
-/// No bytes for an object that cannot be a checkpoint (it is far too long, or no file): it is passed over as
-/// any other that cannot be read.
+/// No bytes for an object that cannot be a checkpoint (it is far too long, or no file): it is
+/// passed over as any other that cannot be read.
 fn get_or_nothing(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> ask::Answer {
     match get(store, volume_id, number) {
         Err(error) if error.kind() == ErrorKind::Corrupt => {
@@ -131,7 +136,11 @@ fn get(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> ask::Answer
 }
 
 /// Reads one checkpoint, by number or the newest.
-pub(crate) fn read(store: &dyn ObjectStore, volume_id: VolumeId, number: Option<u64>) -> Result<Checkpoint> {
+pub(crate) fn read(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    number: Option<u64>,
+) -> Result<Checkpoint> {
     let Some(number) = number else { return Ok(newest(store, volume_id)?.checkpoint) };
     let key = checkpoint_key(volume_id, number);
     let bytes = get(store, volume_id, number)?
@@ -154,7 +163,11 @@ pub(crate) fn without_map(checkpoint: &Checkpoint) -> Result<View> {
     let view = View {
         map: ObjectMap::new(checkpoint.size_bytes),
         segments: SegmentTable::behind(
-            checkpoint.kept.lineage.last().map_or(Ok(0), |last| sequence32(last.through_sequence))?,
+            checkpoint
+                .kept
+                .lineage
+                .last()
+                .map_or(Ok(0), |last| sequence32(last.through_sequence))?,
         ),
         cuts: Mutex::new(CutBook::of(checkpoint)),
         lineage: Lineage::new(&checkpoint.kept.lineage),
@@ -167,8 +180,10 @@ pub(crate) fn without_map(checkpoint: &Checkpoint) -> Result<View> {
             || entry.object_bytes > 2 * DATA_SPACE_BYTES
         {
             let key = checkpoint_key(checkpoint.volume_id, checkpoint.number);
-            let text =
-                format!("{key}: its entry for segment {} is impossible; nothing was changed", entry.sequence);
+            let text = format!(
+                "{key}: its entry for segment {} is impossible; nothing was changed",
+                entry.sequence
+            );
             return Err(Error::new(ErrorKind::Corrupt, text));
         }
         let info = SegmentInfo {
@@ -204,13 +219,15 @@ pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<V
         for (part, answer) in parts.iter().zip(answers) {
             let identity = identity(part);
             let key = part_key(&identity);
-            let damaged =
-                |what: String| Error::new(ErrorKind::Corrupt, format!("{key}: {what}; nothing was changed"));
+            let damaged = |what: String| {
+                Error::new(ErrorKind::Corrupt, format!("{key}: {what}; nothing was changed"))
+            };
             let mut first = Some(answer);
             let extents = ask::again_if_damaged(|| {
-                let answer = first.take().unwrap_or_else(|| ask::get(store, &key, None, Class::Read));
-                let bytes =
-                    answer?.ok_or_else(|| damaged("the checkpoint names it and it is gone".into()))?;
+                let answer =
+                    first.take().unwrap_or_else(|| ask::get(store, &key, None, Class::Read));
+                let bytes = answer?
+                    .ok_or_else(|| damaged("the checkpoint names it and it is gone".into()))?;
                 if part_crc(&bytes) != part.crc {
                     return Err(damaged("it is not the object the checkpoint names".into()));
                 }
@@ -237,7 +254,8 @@ pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<V
 /// A sequence as the map keeps it.
 pub(crate) fn sequence32(sequence: u64) -> Result<u32> {
     u32::try_from(sequence).map_err(|_| {
-        let text = format!("segment sequence {sequence} is beyond what this version can hold in memory");
+        let text =
+            format!("segment sequence {sequence} is beyond what this version can hold in memory");
         Error::new(ErrorKind::Invalid, text)
     })
 }

@@ -1,5 +1,5 @@
-//! A checkpoint is a short cut and nothing else: whatever the history and wherever it was frozen, the
-//! checkpoint and the segments after it give the same volume as all segments from the first.
+//! A checkpoint is a short cut and nothing else: whatever the history and wherever it was frozen,
+//! the checkpoint and the segments after it give the same volume as all segments from the first.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -48,7 +48,8 @@ fn histories() -> impl Strategy<Value = (Vec<Batch>, usize)> {
     })
 }
 
-/// Extents as a segment has them: sorted, apart from one another; data small enough for any segment.
+/// Extents as a segment has them: sorted, apart from one another; data small enough for any
+/// segment.
 fn laid_out(wanted: &[(u64, u64, u8)]) -> (Vec<SegmentExtent>, u64) {
     let mut wanted = wanted.to_vec();
     wanted.sort_unstable();
@@ -80,8 +81,12 @@ struct World {
 impl World {
     fn new() -> Self {
         let store = sawmill_store::open("memory:", StoreOptions::default()).expect("memory");
-        let record =
-            names::create_in(&RealWorld::default(), &*store, "disk", &CreateOptions::new(SIZE_BYTES));
+        let record = names::create_in(
+            &RealWorld::default(),
+            &*store,
+            "disk",
+            &CreateOptions::new(SIZE_BYTES),
+        );
         World { store, record: record.expect("a fresh store") }
     }
 
@@ -94,7 +99,8 @@ impl World {
     }
 
     fn recover(&self) -> Stored {
-        stored(&*self.store, "disk", &mut Reporter::new(&RealWorld::default())).expect("it is whole")
+        stored(&*self.store, "disk", &mut Reporter::new(&RealWorld::default()))
+            .expect("it is whole")
     }
 
     /// Puts the next segment after `end`, and moves `end` behind it.
@@ -139,10 +145,13 @@ impl World {
         let (volume_id, number, put_id) = (self.record.volume_id, 2, PutId([2; 16]));
         let mut parts = Vec::new();
         for group in state.view.map.groups() {
-            let extents: Vec<_> = state.view.map.export_group(group).into_iter().map(Into::into).collect();
+            let extents: Vec<_> =
+                state.view.map.export_group(group).into_iter().map(Into::into).collect();
             let identity = PartIdentity { volume_id, group, number, put_id };
-            let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).expect("a map can be written");
-            let (length, extents, crc) = (bytes.len() as u32, extents.len() as u32, part_crc(&bytes));
+            let bytes = encode_part(&identity, group * GROUP_BYTES, &extents)
+                .expect("a map can be written");
+            let (length, extents, crc) =
+                (bytes.len() as u32, extents.len() as u32, part_crc(&bytes));
             parts.push(PartEntry { group, number, put_id, bytes: length, extents, crc });
             self.put(&part_key(&identity), bytes);
         }
@@ -175,7 +184,8 @@ fn seen(state: &Stored) -> (Vec<String>, Vec<(u32, SegmentInfo)>, [u64; 4]) {
     let mut pieces = Vec::new();
     state.view.map.lookup(0, SIZE_BYTES, &mut |piece| pieces.push(format!("{piece:?}")));
     let table = state.view.segments.snapshot();
-    let alive = table.into_iter().map(|(sequence, info)| (sequence, SegmentInfo { dead_since: 0, ..info }));
+    let alive =
+        table.into_iter().map(|(sequence, info)| (sequence, SegmentInfo { dead_since: 0, ..info }));
     let end = &state.end;
     (pieces, alive.collect(), [end.epoch, end.next_sequence, end.stored_sequence, end.position])
 }
@@ -184,7 +194,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn any_checkpoint_and_the_segments_after_it_equal_all_segments((history, frozen) in histories()) {
+    fn any_checkpoint_and_the_segments_after_it_equal_all_segments(
+        (history, frozen) in histories(),
+    ) {
         let world = World::new();
         let mut end = world.recover().end;
         let mut at_freeze = None;

@@ -1,8 +1,8 @@
-//! How the stored part of a volume is found again: newest checkpoint, its map, roll forward over what came
-//! after. Recovery reads; it deletes nothing. The journal's part is in `open`.
+//! How the stored part of a volume is found again: newest checkpoint, its map, roll forward over
+//! what came after. Recovery reads; it deletes nothing. The journal's part is in `open`.
 //!
-//! Invariants: "not found" and "could not ask" are never confused; a missing segment ends the log only above
-//! every mark; damage stops everything and names the object.
+//! Invariants: "not found" and "could not ask" are never confused; a missing segment ends the log
+//! only above every mark; damage stops everything and names the object.
 
 use std::time::Duration;
 

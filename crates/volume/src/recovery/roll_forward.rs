@@ -1,20 +1,23 @@
-//! Roll forward: the segments after the checkpoint, in order of sequence, until one is definitely not there.
+//! Roll forward: the segments after the checkpoint, in order of sequence, until one is definitely
+//! not there.
 //!
-//! Names are asked for one by one, never listed, so a lagging list cannot hide a tail. A gap is the end of
-//! the log only if nothing beyond it says that it was stored: each segment carries how far everything was
-//! stored when it was made. After a fence the sequences it covers are skipped: only late puts of older epochs
-//! can be there. An order in the log is carried out where it stands. A fence says how large the disk is from
-//! there on: the checkpoint that says so may be lost. A fence whose attach began from an older checkpoint
-//! than this one knew of no later size, and says nothing here.
+//! Names are asked for one by one, never listed, so a lagging list cannot hide a tail. A gap is the
+//! end of the log only if nothing beyond it says that it was stored: each segment carries how far
+//! everything was stored when it was made. After a fence the sequences it covers are skipped: only
+//! late puts of older epochs can be there. An order in the log is carried out where it stands. A
+//! fence says how large the disk is from there on: the checkpoint that says so may be lost. A fence
+//! whose attach began from an older checkpoint than this one knew of no later size, and says
+//! nothing here.
 //!
-//! In what a copier left (`replicate`), a segment that knows a newer checkpoint than the one rolled from ends
-//! the log too: it may lean on what only that checkpoint says (a size, a cut), and waits for it.
+//! In what a copier left (`replicate`), a segment that knows a newer checkpoint than the one rolled
+//! from ends the log too: it may lean on what only that checkpoint says (a size, a cut), and waits
+//! for it.
 
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::Order;
 use sawmill_format::segment::{
-    FrameIdentity, SegmentHeader, SegmentIdentity, SegmentRole, frame_open, header_bytes_of, raw_frame_range,
-    segment_key,
+    FrameIdentity, SegmentHeader, SegmentIdentity, SegmentRole, frame_open, header_bytes_of,
+    raw_frame_range, segment_key,
 };
 use sawmill_store::{Class, ObjectStore};
 
@@ -39,7 +42,8 @@ pub(crate) struct Until {
 
 impl Until {
     /// To the end of the log.
-    pub(crate) const END: Until = Until { sequence: u64::MAX, wall_unix_ms: u64::MAX, position: u64::MAX };
+    pub(crate) const END: Until =
+        Until { sequence: u64::MAX, wall_unix_ms: u64::MAX, position: u64::MAX };
 
     /// To the end of the log, wherever that is: no cut.
     fn is_end(self) -> bool {
@@ -74,7 +78,8 @@ pub(crate) fn roll_forward_until(
         let batch: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL as u64).collect();
         for (sequence, header) in batch.iter().zip(headers(store, volume_id, &batch)) {
             if *sequence != end.next_sequence {
-                // A fence was met: the rest of this batch lies in its window, and means nothing there or not.
+                // A fence was met: the rest of this batch lies in its window, and means nothing
+                // there or not.
                 break;
             }
             if *sequence > until.sequence {
@@ -84,7 +89,8 @@ pub(crate) fn roll_forward_until(
                 Some(header) if is_beyond(&header, until) => return Ok(()),
                 Some(header) => {
                     if until.is_end() && header.checkpoint_number > end.checkpoint_number {
-                        let known = is_copied.map_or_else(|| is_left_by_copier(store, volume_id, end), Ok)?;
+                        let known = is_copied
+                            .map_or_else(|| is_left_by_copier(store, volume_id, end), Ok)?;
                         if known {
                             return Ok(());
                         }
@@ -124,8 +130,8 @@ fn carry_out(
     };
     view.cuts.lock().apply(&order, &place);
     if let Order::RollBack { number, put_id, through_sequence } = order {
-        // A cut behind the checkpoint rolled from begins there as well. The one it names may be gone, when an
-        // attach has repeated it.
+        // A cut behind the checkpoint rolled from begins there as well. The one it names may be
+        // gone, when an attach has repeated it.
         let (number, put_id) = match through_sequence >= end.place.root_sequence {
             true => (end.place.number, end.place.put_id),
             false => (number, put_id),
@@ -143,7 +149,10 @@ fn carry_out(
 pub(crate) fn read_order(store: &dyn ObjectStore, header: &SegmentHeader) -> Result<Order> {
     let key = segment_key(header.volume_id, header.sequence);
     let damaged = |what: String| {
-        Error::new(ErrorKind::Corrupt, format!("{key}: {what}; nothing was changed; run `sawmill check`"))
+        Error::new(
+            ErrorKind::Corrupt,
+            format!("{key}: {what}; nothing was changed; run `sawmill check`"),
+        )
     };
     let range = raw_frame_range(header.header_bytes(), header.data_bytes, header.frame_bytes, 0);
     let (volume_id, sequence, epoch) = (header.volume_id, header.sequence, header.epoch);
@@ -164,20 +173,22 @@ pub(crate) fn cut_view(
     put_id: PutId,
     through_sequence: u64,
 ) -> Result<View> {
-    let root = super::checkpoint::kept_root(store, volume_id, number, put_id).map_err(|error| match error
-        .kind()
-    {
-        // The log needs it: a newer checkpoint may not.
-        ErrorKind::NotFound => Error::new(ErrorKind::Corrupt, error.to_string()),
-        _ => error,
-    })?;
+    let root =
+        super::checkpoint::kept_root(store, volume_id, number, put_id).map_err(
+            |error| match error.kind() {
+                // The log needs it: a newer checkpoint may not.
+                ErrorKind::NotFound => Error::new(ErrorKind::Corrupt, error.to_string()),
+                _ => error,
+            },
+        )?;
     let mut view = super::checkpoint::load(store, &root)?;
     let mut end = start_of(&root);
     let until = Until { sequence: through_sequence, ..Until::END };
     roll_forward_until(store, volume_id, Some(&mut view), &mut end, until)?;
     if end.stored_sequence != through_sequence {
         let text = format!(
-            "segment {through_sequence} of the cut that a rollback names is gone: the log goes to {}",
+            "segment {through_sequence} of the cut that a rollback names is gone: the log goes to \
+            {}",
             end.stored_sequence
         );
         return Err(Error::new(ErrorKind::Corrupt, text));
@@ -196,7 +207,10 @@ pub(crate) fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader
     match header.role {
         SegmentRole::Fence => {
             if header.epoch <= end.epoch {
-                return damaged(format!("it is a fence of epoch {} in epoch {}", header.epoch, end.epoch));
+                return damaged(format!(
+                    "it is a fence of epoch {} in epoch {}",
+                    header.epoch, end.epoch
+                ));
             }
             if header.size_bytes > limits::SIZE_BYTES_MAX {
                 return damaged(format!("{} bytes are not a valid volume size", header.size_bytes));
@@ -213,21 +227,28 @@ pub(crate) fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader
         }
         SegmentRole::Data | SegmentRole::Moved | SegmentRole::Order => {
             if header.epoch != end.epoch {
-                return damaged(format!("it is of epoch {} in the log of epoch {}", header.epoch, end.epoch));
+                return damaged(format!(
+                    "it is of epoch {} in the log of epoch {}",
+                    header.epoch, end.epoch
+                ));
             }
             if header.position_start != end.position {
                 let (start, position) = (header.position_start, end.position);
-                return damaged(format!("it begins at position {start}, and the log ends at {position}"));
+                return damaged(format!(
+                    "it begins at position {start}, and the log ends at {position}"
+                ));
             }
             if let Some(view) = view {
                 // What moved counts only where the map has it.
-                let written = if header.role == SegmentRole::Data { &header.extents[..] } else { &[] };
-                let reach = written.iter().map(|extent| extent.address.saturating_add(extent.length));
+                let written =
+                    if header.role == SegmentRole::Data { &header.extents[..] } else { &[] };
+                let reach =
+                    written.iter().map(|extent| extent.address.saturating_add(extent.length));
                 let (reach, size_bytes) = (reach.max().unwrap_or(0), view.map.size_bytes());
                 if reach > size_bytes {
                     return damaged(format!(
-                        "it writes up to byte {reach} of a disk of {size_bytes}: the disk had grown, and the \
-                         checkpoint that says so cannot be read"
+                        "it writes up to byte {reach} of a disk of {size_bytes}: the disk had \
+                         grown, and the checkpoint that says so cannot be read"
                     ));
                 }
                 let info = SegmentInfo {
@@ -259,9 +280,14 @@ pub(crate) fn live_bytes_of(header: &SegmentHeader) -> u64 {
     if header.role == SegmentRole::Order { 0 } else { header.data_bytes }
 }
 
-/// The segment at `end.next_sequence` was not there. Does anything beyond say that it was stored? Then it is
-/// damage; or a writer has put it since, and the log goes on.
-fn is_end(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd, until: Until) -> Result<bool> {
+/// The segment at `end.next_sequence` was not there. Does anything beyond say that it was stored?
+/// Then it is damage; or a writer has put it since, and the log goes on.
+fn is_end(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    end: &LogEnd,
+    until: Until,
+) -> Result<bool> {
     let gap = end.next_sequence;
     let beyond: Vec<u64> = (gap + 1..=gap + limits::FENCE_WINDOW).collect();
     for header in headers(store, volume_id, &beyond) {
@@ -276,8 +302,8 @@ fn is_end(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd, until: Unt
                 return Ok(true);
             }
             let text = format!(
-                "{} is gone although it was stored: {} was made after it; nothing was changed; restore it \
-                 from a copy of the store",
+                "{} is gone although it was stored: {} was made after it; nothing was changed; \
+                 restore it from a copy of the store",
                 segment_key(volume_id, gap),
                 segment_key(volume_id, header.sequence)
             );
@@ -310,7 +336,8 @@ pub(crate) fn headers(
         });
         let Some(mut bytes) = answer? else { return Ok(None) };
         let damaged = |error: sawmill_format::FormatError| {
-            let text = format!("{}: {error}; nothing was changed; run `sawmill check`", key(sequence));
+            let text =
+                format!("{}: {error}; nothing was changed; run `sawmill check`", key(sequence));
             Error::new(ErrorKind::Corrupt, text)
         };
         let header_bytes = header_bytes_of(&bytes).map_err(damaged)?;
@@ -320,7 +347,9 @@ pub(crate) fn headers(
                 None => return Ok(None),
             }
         }
-        SegmentHeader::decode(&bytes, &SegmentIdentity { volume_id, sequence }).map(Some).map_err(damaged)
+        SegmentHeader::decode(&bytes, &SegmentIdentity { volume_id, sequence })
+            .map(Some)
+            .map_err(damaged)
     };
     let read = |(sequence, answer): (&u64, ask::Answer)| {
         let mut first = Some(answer);

@@ -1,7 +1,7 @@
 //! The stored part of a volume: newest checkpoint, its map, and the log rolled forward over it.
 //!
-//! Invariant: reading changes nothing in the store. Not here: the journal's part ([`crate::open`]), and how a
-//! name leads to a record ([`crate::names`]).
+//! Invariant: reading changes nothing in the store. Not here: the journal's part ([`crate::open`]),
+//! and how a name leads to a record ([`crate::names`]).
 
 use sawmill_format::ids::VolumeId;
 use sawmill_format::volume_record::VolumeRecord;
@@ -23,7 +23,8 @@ pub(crate) struct Stored {
     pub(crate) end: LogEnd,
 }
 
-/// Reads a volume's stored part, step by step. The volume was found before; its name may have changed since.
+/// Reads a volume's stored part, step by step. The volume was found before; its name may have
+/// changed since.
 pub(crate) fn stored_of(
     store: &dyn ObjectStore,
     record: VolumeRecord,
@@ -43,7 +44,8 @@ pub(crate) fn stored_as_it_is(
     stored_as(store, record, reporter, &|_, _, _| Ok(()))
 }
 
-/// `may_fall` is asked before a state is had from another checkpoint than from the newest, and may refuse.
+/// `may_fall` is asked before a state is had from another checkpoint than from the newest, and may
+/// refuse.
 fn stored_as(
     store: &dyn ObjectStore,
     record: VolumeRecord,
@@ -56,8 +58,9 @@ fn stored_as(
         let (loaded, number_max) = (newest.checkpoint.number, newest.number_max);
         match stored_from(store, &record, newest, reporter) {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
-                // A writer may have gone on, and deleted what that checkpoint named. Or a part of it is
-                // damaged: then the one before, with more to roll forward, leads to the same state.
+                // A writer may have gone on, and deleted what that checkpoint named. Or a part of
+                // it is damaged: then the one before, with more to roll forward, leads to the same
+                // state.
                 newest = checkpoint::newest(store, record.volume_id)?;
                 if newest.number_max == number_max {
                     let older = checkpoint::newest_below(store, record.volume_id, loaded);
@@ -84,8 +87,9 @@ fn demand_may_fall(
         return Ok(());
     }
     let text = format!(
-        "{damage}. Checkpoint {to}, the one before it, is an older state of this replica and is not used \
-         instead. Run `sawmill replicate` again to restore what is missing; remove a damaged object first"
+        "{damage}. Checkpoint {to}, the one before it, is an older state of this replica and is \
+         not used instead. Run `sawmill replicate` again to restore what is missing; remove a \
+         damaged object first"
     );
     Err(Error::new(ErrorKind::Corrupt, text))
 }
@@ -106,11 +110,16 @@ fn stored_from(
             root.epoch,
             root.through_sequence,
             root.parts.len(),
-            if newest.notes.is_empty() { String::new() } else { format!("; {}", newest.notes.join("; ")) }
+            if newest.notes.is_empty() {
+                String::new()
+            } else {
+                format!("; {}", newest.notes.join("; "))
+            }
         ),
     );
     let mut view = checkpoint::load(store, root)?;
-    reporter.step("map", format!("{} extents, {} segments", view.map.extents(), root.segments.len()));
+    reporter
+        .step("map", format!("{} extents, {} segments", view.map.extents(), root.segments.len()));
     let mut end = start_of(root);
     roll_forward(store, record.volume_id, Some(&mut view), &mut end)?;
     reporter.step(

@@ -1,21 +1,24 @@
 //! The copier: brings a replica up to what its source has stored, round by round.
 //!
-//! Order of a round, and why: the fences, roots and parts that the cuts of the source's newest checkpoint
-//! need, its own parts, and the segments it needs, in order of sequence; its root, and the first time the
-//! name; then the segments after it, one by one by name, and before a rollback what is needed of the cut that
-//! it leads to. So a root at the destination is always readable, and what follows it is a prefix of the log.
-//! A round can be interrupted anywhere: the next one checks what is there.
+//! Order of a round, and why: the fences, roots and parts that the cuts of the source's newest
+//! checkpoint need, its own parts, and the segments it needs, in order of sequence; its root, and
+//! the first time the name; then the segments after it, one by one by name, and before a rollback
+//! what is needed of the cut that it leads to. So a root at the destination is always readable, and
+//! what follows it is a prefix of the log. A round can be interrupted anywhere: the next one checks
+//! what is there.
 //!
-//! A segment that knows a newer checkpoint than the destination has ends the round, because it may depend on
-//! that checkpoint. What was stored when the round started knew no newer checkpoint than the one the round
-//! started with. So a completed round has copied all of that, however fast the source advances.
+//! A segment that knows a newer checkpoint than the destination has ends the round, because it may
+//! depend on that checkpoint. What was stored when the round started knew no newer checkpoint than
+//! the one the round started with. So a completed round has copied all of that, however fast the
+//! source advances.
 //!
-//! The source deletes at the same time. A newer checkpoint has superseded what is gone, so the copier starts
-//! again from that one; without a newer checkpoint it is damage.
+//! The source deletes at the same time. A newer checkpoint has superseded what is gone, so the
+//! copier starts again from that one; without a newer checkpoint it is damage.
 //!
-//! Invariants: before anything is put, the copier has checked that the destination is still its replica. What
-//! it puts after a promotion has a name that the promoted history never uses. No root is put below an
-//! existing one, nor before everything it needs was seen there: put by this copier, or compared (`there`).
+//! Invariants: before anything is put, the copier has checked that the destination is still its
+//! replica. What it puts after a promotion has a name that the promoted history never uses. No root
+//! is put below an existing one, nor before everything it needs was seen there: put by this copier,
+//! or compared (`there`).
 
 use std::collections::{HashMap, HashSet};
 
@@ -25,7 +28,9 @@ use sawmill_format::ids::PutId;
 use sawmill_format::kept::Order;
 use sawmill_format::map_part::{map_prefix, part_key};
 use sawmill_format::role::{Role, RoleKind};
-use sawmill_format::segment::{SegmentHeader, SegmentRole, parse_segment_key, segment_key, segment_prefix};
+use sawmill_format::segment::{
+    SegmentHeader, SegmentRole, parse_segment_key, segment_key, segment_prefix,
+};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
 
@@ -58,8 +63,8 @@ pub struct Round {
     pub position: u64,
     /// When the newest of its segments was made, in milliseconds since 1970, by the writer's clock.
     pub wall_unix_ms: u64,
-    /// How many bytes of log the replica was behind when the round started, measured against what the source
-    /// had stored.
+    /// How many bytes of log the replica was behind when the round started, measured against what
+    /// the source had stored.
     pub behind_bytes: u64,
     /// The same in milliseconds between the newest segments.
     pub behind_ms: u64,
@@ -110,11 +115,12 @@ impl From<Error> for Stop {
 type Step<T> = std::result::Result<T, Stop>;
 
 impl<'a> Copier<'a> {
-    /// Makes the destination a replica of volume `name` of `source`, under `destination_name`, or resumes
-    /// what an earlier copier left.
+    /// Makes the destination a replica of volume `name` of `source`, under `destination_name`, or
+    /// resumes what an earlier copier left.
     ///
-    /// Errors: `Exists` if another volume has that name; `Refused` if the destination is not a replica (see
-    /// [`CopyOptions::fail_back`]), is ahead of the source, has another name there, or is the source itself;
+    /// Errors: `Exists` if another volume has that name; `Refused` if the destination is not a
+    /// replica (see [`CopyOptions::fail_back`]), is ahead of the source, has another name there, or
+    /// is the source itself;
     /// `Refused` also for a clone, which shares segments with its base.
     pub fn begin(
         world: &'a dyn World,
@@ -152,13 +158,14 @@ impl<'a> Copier<'a> {
         })
     }
 
-    /// Brings the replica up to what the source had stored when the round started, or further. Calls `pace`
-    /// with the bytes of each object before it is copied; it may wait.
+    /// Brings the replica up to what the source had stored when the round started, or further.
+    /// Calls `pace` with the bytes of each object before it is copied; it may wait.
     ///
     /// Errors: `Fenced` if the replica was promoted or deleted: nothing more is changed.
     pub fn round(&mut self, pace: &mut dyn FnMut(u64)) -> Result<Round> {
         let mut round = Round::default();
-        let before = self.reached.as_ref().map(|reached| (reached.end.position, reached.wall_unix_ms));
+        let before =
+            self.reached.as_ref().map(|reached| (reached.end.position, reached.wall_unix_ms));
         let before = before.or(self.found);
         self.see_role()?;
         if !self.is_something_new()? {
@@ -180,8 +187,8 @@ impl<'a> Copier<'a> {
                 }
             }
         }
-        let text = "the source deletes faster than it can be copied, or another process changes the \
-                    destination: allow more bandwidth, stop that process, or try again";
+        let text = "the source deletes faster than it can be copied, or another process changes \
+                    the destination: allow more bandwidth, stop that process, or try again";
         Err(Error::new(ErrorKind::Unavailable, text))
     }
 
@@ -205,7 +212,8 @@ impl<'a> Copier<'a> {
         ];
         let wanted = keys.into_iter().map(|key| (key, Some(0..16))).collect();
         let answers = ask::get_all(self.source, wanted, Class::Background);
-        let there = answers.into_iter().map(|answer| Ok(answer?.is_some())).collect::<Result<Vec<_>>>()?;
+        let there =
+            answers.into_iter().map(|answer| Ok(answer?.is_some())).collect::<Result<Vec<_>>>()?;
         Ok(there != [true, false, false])
     }
 
@@ -227,8 +235,8 @@ impl<'a> Copier<'a> {
         match checkpoints::newest(self.source, root.volume_id) {
             Ok(newest) if newest.number_max == root.number => {
                 let text = format!(
-                    "{what} is gone from the source, but checkpoint {} needs it: run `sawmill check` there; \
-                     the replica was not changed",
+                    "{what} is gone from the source, but checkpoint {} needs it: run `sawmill \
+                     check` there; the replica was not changed",
                     root.number
                 );
                 Stop::Failed(Error::new(ErrorKind::Corrupt, text))
@@ -277,7 +285,9 @@ impl<'a> Copier<'a> {
         }
         self.copy_parts(root, &parts, round, pace)?;
         wanted.extend(objects::part_keys(root));
-        for entry in needed.iter().filter(|entry| !self.there.is_sure(entry.sequence)).collect::<Vec<_>>() {
+        for entry in
+            needed.iter().filter(|entry| !self.there.is_sure(entry.sequence)).collect::<Vec<_>>()
+        {
             self.copy_named(entry, round, pace)?;
         }
         self.see_all_there(&wanted)?;
@@ -300,7 +310,9 @@ impl<'a> Copier<'a> {
             let Some(reached) = &self.reached else { return Ok(()) };
             let sequence = reached.end.next_sequence;
             let number = reached.number;
-            let Some((header, bytes)) = self.look_up(sequence)? else { return self.see_end(sequence) };
+            let Some((header, bytes)) = self.look_up(sequence)? else {
+                return self.see_end(sequence);
+            };
             if header.checkpoint_number > number {
                 return self.see_newer(&header);
             }
@@ -314,8 +326,8 @@ impl<'a> Copier<'a> {
         }
     }
 
-    /// A segment of the source, with its bytes unless the destination has it. What was there before is not
-    /// read in full again.
+    /// A segment of the source, with its bytes unless the destination has it. What was there before
+    /// is not read in full again.
     fn look_up(&mut self, sequence: u64) -> Step<Option<(SegmentHeader, Option<Bytes>)>> {
         if (self.there.is_sure(sequence) || self.there.is_unsure(sequence))
             && let Some(header) = header_of(self.source, self.record.volume_id, sequence)?
@@ -341,8 +353,8 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Recovery that meets a rollback in the log reads the cut that it leads to, which the last copied
-    /// checkpoint may not name: so all of that is copied before it.
+    /// Recovery that meets a rollback in the log reads the cut that it leads to, which the last
+    /// copied checkpoint may not name: so all of that is copied before it.
     fn copy_rolled_back_to(
         &mut self,
         header: &SegmentHeader,
@@ -361,9 +373,12 @@ impl<'a> Copier<'a> {
         let (kept, bytes) = found.ok_or_else(|| Stop::Gone(key.clone()))?;
         let (parts, copies) = (self.keys_at(&map_prefix(id))?, self.keys_at(&kept_prefix(id))?);
         self.copy_parts(&kept, &parts, round, pace)?;
-        let live: Vec<_> = kept.segments.iter().filter(|entry| entry.live_bytes > 0).copied().collect();
+        let live: Vec<_> =
+            kept.segments.iter().filter(|entry| entry.live_bytes > 0).copied().collect();
         self.there.compare(self.destination, id, &live)?;
-        for entry in live.iter().filter(|entry| !self.there.is_sure(entry.sequence)).collect::<Vec<_>>() {
+        for entry in
+            live.iter().filter(|entry| !self.there.is_sure(entry.sequence)).collect::<Vec<_>>()
+        {
             self.copy_named(entry, round, pace)?;
         }
         let mut end = start_of(&kept);
@@ -380,14 +395,15 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// A segment that does not exist at the source is the end of the log, unless newer checkpoints have
-    /// superseded it. The source keeps its newest two checkpoints: so there is no newer one if the next does
-    /// not exist and, checked after that, this one still does.
+    /// A segment that does not exist at the source is the end of the log, unless newer checkpoints
+    /// have superseded it. The source keeps its newest two checkpoints: so there is no newer one if
+    /// the next does not exist and, checked after that, this one still does.
     fn see_end(&self, sequence: u64) -> Step<()> {
         let Some(reached) = &self.reached else { return Ok(()) };
         let id = self.record.volume_id;
         let is_there = |number: u64| {
-            let found = ask::get(self.source, &checkpoint_key(id, number), Some(0..16), Class::Background);
+            let found =
+                ask::get(self.source, &checkpoint_key(id, number), Some(0..16), Class::Background);
             found.map(|bytes| bytes.is_some())
         };
         let key = segment_key(id, sequence);
@@ -396,8 +412,9 @@ impl<'a> Copier<'a> {
         }
         if self.there.is_unsure(sequence) && header_of(self.destination, id, sequence)?.is_some() {
             let text = format!(
-                "{key} is at the destination but not at the source: the source has lost it, or is an older \
-                 copy of itself; the replica was not changed; run `sawmill check` on the source"
+                "{key} is at the destination but not at the source: the source has lost it, or is \
+                 an older copy of itself; the replica was not changed; run `sawmill check` on the \
+                 source"
             );
             return Err(Stop::Failed(Error::new(ErrorKind::Corrupt, text)));
         }
@@ -411,16 +428,16 @@ impl<'a> Copier<'a> {
             return Ok(());
         }
         let text = format!(
-            "{} follows checkpoint {} of the source, which cannot be read there now: the replica waits for \
-             that or a newer one; if this persists, run `sawmill check` on the source",
+            "{} follows checkpoint {} of the source, which cannot be read there now: the replica \
+             waits for that or a newer one; if this persists, run `sawmill check` on the source",
             segment_key(self.record.volume_id, header.sequence),
             header.checkpoint_number
         );
         Err(Stop::Failed(Error::new(ErrorKind::Unavailable, text)))
     }
 
-    /// Checks that everything a root needs is there. Where another history was, another process may still
-    /// delete what that has superseded: there it is checked each time, elsewhere once.
+    /// Checks that everything a root needs is there. Where another history was, another process may
+    /// still delete what that has superseded: there it is checked each time, elsewhere once.
     fn see_all_there(&self, wanted: &HashSet<String>) -> Step<()> {
         if self.reached.is_some() && !matches!(self.role.kind, RoleKind::Returned(_)) {
             return Ok(());
@@ -433,7 +450,8 @@ impl<'a> Copier<'a> {
 
     /// No root is put below an existing one.
     fn demand_newest(&self, root: &Checkpoint) -> Step<()> {
-        let there = there::roots(self.destination, root.volume_id)?.into_iter().max().unwrap_or_default();
+        let there =
+            there::roots(self.destination, root.volume_id)?.into_iter().max().unwrap_or_default();
         if there <= root.number {
             return Ok(());
         }
@@ -441,21 +459,27 @@ impl<'a> Copier<'a> {
             return Err(Stop::Changed(format!("another copier has written checkpoint {there}")));
         }
         let text = format!(
-            "the destination has checkpoint {there}, but the source only {}: another process copies another \
-             history to it; copying stops",
+            "the destination has checkpoint {there}, but the source only {}: another process \
+             copies another history to it; copying stops",
             root.number
         );
         Err(Stop::Failed(Error::new(ErrorKind::Fenced, text)))
     }
 
-    fn copy_named(&mut self, entry: &SegmentEntry, round: &mut Round, pace: &mut dyn FnMut(u64)) -> Step<()> {
+    fn copy_named(
+        &mut self,
+        entry: &SegmentEntry,
+        round: &mut Round,
+        pace: &mut dyn FnMut(u64),
+    ) -> Step<()> {
         let header = self.copy_segment(entry.sequence, round, pace)?;
         if objects::is_named(&header, entry) {
             return Ok(());
         }
         let key = segment_key(header.volume_id, entry.sequence);
-        let text =
-            format!("{key} is not the segment that the source's checkpoint names: run `sawmill check` there");
+        let text = format!(
+            "{key} is not the segment that the source's checkpoint names: run `sawmill check` there"
+        );
         Err(Stop::Failed(Error::new(ErrorKind::Corrupt, text)))
     }
 
@@ -474,7 +498,12 @@ impl<'a> Copier<'a> {
     }
 
     /// Recovery from a cut's checkpoint meets the fences after it, which no table names.
-    fn copy_fences(&mut self, root: &Checkpoint, round: &mut Round, pace: &mut dyn FnMut(u64)) -> Step<()> {
+    fn copy_fences(
+        &mut self,
+        root: &Checkpoint,
+        round: &mut Round,
+        pace: &mut dyn FnMut(u64),
+    ) -> Step<()> {
         let id = root.volume_id;
         let named: HashSet<u64> = root.segments.iter().map(|entry| entry.sequence).collect();
         let listed = Blocking(self.source).list(&segment_prefix(id), Class::Background);
@@ -520,7 +549,13 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    fn copy(&self, key: &str, bytes: Bytes, round: &mut Round, pace: &mut dyn FnMut(u64)) -> Result<()> {
+    fn copy(
+        &self,
+        key: &str,
+        bytes: Bytes,
+        round: &mut Round,
+        pace: &mut dyn FnMut(u64),
+    ) -> Result<()> {
         let size_bytes = bytes.len() as u64;
         pace(size_bytes);
         self.see_role()?;
@@ -532,7 +567,9 @@ impl<'a> Copier<'a> {
 
     fn put_name(&mut self) -> Result<()> {
         self.see_role()?;
-        if names::ledger::name_again(self.world, self.destination, &self.name, &self.record)?.is_none() {
+        if names::ledger::name_again(self.world, self.destination, &self.name, &self.record)?
+            .is_none()
+        {
             // Another copier of the same volume may have been faster.
             see_names(self.destination, &self.record, &self.name)?;
         }

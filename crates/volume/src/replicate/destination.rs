@@ -1,9 +1,10 @@
-//! Checks whether this store may hold a replica of that volume, before anything is copied, and takes the
-//! role.
+//! Checks whether this store may hold a replica of that volume, before anything is copied, and
+//! takes the role.
 //!
-//! Invariant: a store that holds the volume as a primary becomes a replica only on request, only of a history
-//! that was promoted after everything it has, and a fence after the role keeps its writers out. A copier of
-//! another source or history takes a role of its own, which ends the previous copier.
+//! Invariant: a store that holds the volume as a primary becomes a replica only on request, only of
+//! a history that was promoted after everything it has, and a fence after the role keeps its
+//! writers out. A copier of another source or history takes a role of its own, which ends the
+//! previous copier.
 
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;
@@ -27,7 +28,8 @@ pub(super) fn see_role(destination: &dyn ObjectStore, role: &Role) -> Result<()>
     if role::is_current(destination, role)? {
         return Ok(());
     }
-    let text = "the destination is no longer this replica: it was promoted or deleted; copying stops";
+    let text =
+        "the destination is no longer this replica: it was promoted or deleted; copying stops";
     Err(Error::new(ErrorKind::Fenced, text))
 }
 
@@ -36,8 +38,8 @@ pub(super) fn demand_no_lineage(record: &VolumeRecord, root: &Checkpoint) -> Res
         return Ok(());
     }
     let text = format!(
-        "volume {} is a clone and shares segments with its base, which a replica cannot: `sawmill copy` \
-         it to a volume of its own, and replicate that",
+        "volume {} is a clone and shares segments with its base, which a replica cannot: `sawmill \
+         copy` it to a volume of its own, and replicate that",
         record.name
     );
     Err(Error::new(ErrorKind::Refused, text))
@@ -56,15 +58,23 @@ pub(super) fn demand_copyable(
             record.name, role.source
         ),
         Some(promoted) if root.number < promoted.checkpoint_number => {
-            format!("the promotion of volume {} is not finished: run `sawmill promote` again", record.name)
+            format!(
+                "the promotion of volume {} is not finished: run `sawmill promote` again",
+                record.name
+            )
         }
         Some(_) => return Ok(()),
     };
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// Whether the volume has its name at the destination. Refuses another volume's name, and a second name.
-pub(super) fn see_names(destination: &dyn ObjectStore, record: &VolumeRecord, name: &str) -> Result<bool> {
+/// Whether the volume has its name at the destination. Refuses another volume's name, and a second
+/// name.
+pub(super) fn see_names(
+    destination: &dyn ObjectStore,
+    record: &VolumeRecord,
+    name: &str,
+) -> Result<bool> {
     let word = words::newest(destination, record.volume_id)?;
     let is_old = |key| ask::get(destination, key, None, Class::Read).map(|found| found.is_some());
     if word.said == Word::Deleted || word.number == 0 && is_old(&tombstone_key(record.volume_id))? {
@@ -80,15 +90,15 @@ pub(super) fn see_names(destination: &dyn ObjectStore, record: &VolumeRecord, na
         let same = listed.record.as_ref().is_ok_and(|there| there.volume_id == record.volume_id);
         if listed.name == name && !same {
             let text = format!(
-                "the destination has another volume called {name:?}: choose another name for the replica, or \
-                 `sawmill delete` that one first"
+                "the destination has another volume called {name:?}: choose another name for the \
+                 replica, or `sawmill delete` that one first"
             );
             return Err(Error::new(ErrorKind::Exists, text));
         }
         if same && listed.name != name {
             let text = format!(
-                "the destination has this volume already, as {:?}: give that name, or rename it there to \
-                 {name:?}",
+                "the destination has this volume already, as {:?}: give that name, or rename it \
+                 there to {name:?}",
                 listed.name
             );
             return Err(Error::new(ErrorKind::Refused, text));
@@ -117,9 +127,9 @@ pub(super) fn take_role(
     let source_number = checkpoints::newest(source, id)?.number_max;
     if number > source_number {
         let text = format!(
-            "the destination is ahead of the source (checkpoint {number} against {source_number}): it was \
-             promoted and written to, or the source is an old copy; nothing was changed. To return to the \
-             source's state, delete the volume at the destination first"
+            "the destination is ahead of the source (checkpoint {number} against {source_number}): \
+             it was promoted and written to, or the source is an old copy; nothing was changed. To \
+             return to the source's state, delete the volume at the destination first"
         );
         return Err(Error::new(ErrorKind::Refused, text));
     }
@@ -129,7 +139,14 @@ pub(super) fn take_role(
     if let Some(role) = &found
         && role.promoted().is_none()
     {
-        return take_up(world, destination, record, role, options, (number, begins.filter(|_| is_before)));
+        return take_up(
+            world,
+            destination,
+            record,
+            role,
+            options,
+            (number, begins.filter(|_| is_before)),
+        );
     }
     let is_primary = found.is_some() || !there.is_empty();
     if is_primary && !(options.fail_back && is_before) {
@@ -156,8 +173,9 @@ pub(super) fn take_role(
     Ok(role)
 }
 
-/// Resumes the replica of another copier, whose newest checkpoint is `number`. A copier of another source, or
-/// of another history than the source's (which `begins` later), may still be at work: a new role ends it.
+/// Resumes the replica of another copier, whose newest checkpoint is `number`. A copier of another
+/// source, or of another history than the source's (which `begins` later), may still be at work: a
+/// new role ends it.
 fn take_up(
     world: &dyn World,
     destination: &dyn ObjectStore,
@@ -167,7 +185,8 @@ fn take_up(
     (number, begins): (u64, Option<Promoted>),
 ) -> Result<Role> {
     // What it wrote itself is still all it has.
-    let is_own = matches!(found.kind, RoleKind::Returned(waits) if number < waits.checkpoint_number);
+    let is_own =
+        matches!(found.kind, RoleKind::Returned(waits) if number < waits.checkpoint_number);
     let kind = match begins {
         Some(begins) if is_own => RoleKind::Returned(begins),
         _ => found.kind,
@@ -202,26 +221,28 @@ fn put_role(destination: &dyn ObjectStore, role: &Role) -> Result<()> {
     if role::put(destination, role)? {
         return Ok(());
     }
-    let text = "another process changed the destination's role at the same moment: check the destination, \
-                then try again";
+    let text = "another process changed the destination's role at the same moment: check the \
+                destination, then try again";
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// Refuses a store without conditional creation of objects: there, two concurrent promotions would both win,
-/// and a copier could overwrite.
+/// Refuses a store without conditional creation of objects: there, two concurrent promotions would
+/// both win, and a copier could overwrite.
 pub fn demand_fencing(store: &dyn ObjectStore) -> Result<()> {
     crate::fencing::demand_fencing(store, false)
 }
 
 fn not_a_replica(record: &VolumeRecord, fail_back: bool) -> Error {
     let text = if fail_back {
-        "the source is not a promoted replica of what the destination holds: only a promoted replica can \
-         replace a primary; if the writes at the destination may be lost, delete the volume there first"
+        "the source is not a promoted replica of what the destination holds: only a promoted \
+         replica can replace a primary; if the writes at the destination may be lost, delete the \
+         volume there first"
             .to_owned()
     } else {
         format!(
-            "the destination holds volume {} as a primary, not as a replica: with --fail-back it becomes a \
-             replica of a promoted source, and writes that exist only at the destination are lost",
+            "the destination holds volume {} as a primary, not as a replica: with --fail-back it \
+             becomes a replica of a promoted source, and writes that exist only at the destination \
+             are lost",
             record.name
         )
     };
@@ -250,8 +271,9 @@ fn is_same_store(
     Ok(seen?.is_some())
 }
 
-/// A writer that had the destination attached meets a fence; no new writer attaches. The source's history,
-/// which `begins` later, gets no fence: it would take a name at which the source continues.
+/// A writer that had the destination attached meets a fence; no new writer attaches. The source's
+/// history, which `begins` later, gets no fence: it would take a name at which the source
+/// continues.
 fn shut_out_writers(
     world: &dyn World,
     destination: &dyn ObjectStore,

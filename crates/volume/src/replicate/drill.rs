@@ -1,12 +1,14 @@
 //! The drill: what a promotion would find, and what of the source it would lose. Changes nothing.
 //!
-//! Invariant: "nothing would be lost" is reported only if source and replica are the same volume, have one
-//! history, and end with the same segment. A position alone says nothing about another history, a snapshot or
-//! a resize.
+//! Invariant: "nothing would be lost" is reported only if source and replica are the same volume,
+//! have one history, and end with the same segment. A position alone says nothing about another
+//! history, a snapshot or a resize.
 
 use sawmill_store::ObjectStore;
 
-use super::promote::{Promotion, demand_arrived, described, newest_wall, no_replica, promoted_before};
+use super::promote::{
+    Promotion, demand_arrived, described, newest_wall, no_replica, promoted_before,
+};
 use super::role;
 use crate::check::{CheckReport, Damage, check};
 use crate::recovery::Reporter;
@@ -20,8 +22,8 @@ use crate::{Result, names};
 pub struct Drill {
     /// The result of a promotion; its epoch is the replica's.
     pub would: Promotion,
-    /// Everything in the replica, read and verified. An unreadable checkpoint is damage here, because the
-    /// state before it is older.
+    /// Everything in the replica, read and verified. An unreadable checkpoint is damage here,
+    /// because the state before it is older.
     pub check: CheckReport,
     end: End,
 }
@@ -40,8 +42,8 @@ struct End {
 pub enum Behind {
     /// Nothing that it has stored.
     Nothing,
-    /// This much of its log, in bytes and in milliseconds between the newest writes. Both are zero if only a
-    /// snapshot, a resize or the like is missing.
+    /// This much of its log, in bytes and in milliseconds between the newest writes. Both are zero
+    /// if only a snapshot, a resize or the like is missing.
     By {
         /// Bytes of log.
         bytes: u64,
@@ -70,7 +72,8 @@ pub fn drill(
     demand_arrived(&record, &role, stored.newest.checkpoint.number)?;
     let mut check = check(store, &record, progress)?;
     for note in &stored.newest.notes {
-        let is_told = |one: &Damage| one.what.contains(note.as_str()) || note.contains(one.object.as_str());
+        let is_told =
+            |one: &Damage| one.what.contains(note.as_str()) || note.contains(one.object.as_str());
         if !check.damage.iter().any(is_told) {
             check.damage.push(Damage::of(&record.name, note));
         }
@@ -90,7 +93,12 @@ fn end_of(stored: &Stored) -> End {
 }
 
 /// How far a replica is behind volume `name` of `source`, measured against what that has stored.
-pub fn behind(world: &dyn World, source: &dyn ObjectStore, name: &str, drill: &Drill) -> Result<Behind> {
+pub fn behind(
+    world: &dyn World,
+    source: &dyn ObjectStore,
+    name: &str,
+    drill: &Drill,
+) -> Result<Behind> {
     let stored = names::stored(source, name, &mut Reporter::new(world))?;
     let begins = role::newest(source, stored.record.volume_id)?.and_then(|role| role.promoted());
     let number = drill.end.checkpoint_number;
@@ -104,11 +112,13 @@ pub fn behind(world: &dyn World, source: &dyn ObjectStore, name: &str, drill: &D
     if end == drill.end && stored.end.epoch == drill.would.epoch {
         return Ok(Behind::Nothing);
     }
-    if end.stored_sequence < drill.end.stored_sequence || stored.end.position < drill.would.position {
+    if end.stored_sequence < drill.end.stored_sequence || stored.end.position < drill.would.position
+    {
         return Ok(Behind::Elsewhere);
     }
     let bytes = stored.end.position - drill.would.position;
     // The same end was written at the same moment.
-    let ms = if bytes == 0 { 0 } else { newest_wall(&stored).saturating_sub(drill.would.wall_unix_ms) };
+    let ms =
+        if bytes == 0 { 0 } else { newest_wall(&stored).saturating_sub(drill.would.wall_unix_ms) };
     Ok(Behind::By { bytes, ms })
 }

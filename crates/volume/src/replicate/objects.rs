@@ -1,4 +1,5 @@
-//! The copied objects: read from the source, verified by the format's own checksums, and put unchanged.
+//! The copied objects: read from the source, verified by the format's own checksums, and put
+//! unchanged.
 //!
 //! Invariant: nothing is put that was not verified; an existing object with the name is left alone.
 
@@ -11,7 +12,9 @@ use sawmill_format::checkpoint::{
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::{CutEntry, CutKind};
 use sawmill_format::map_part::{PartIdentity, decode_part, part_crc, part_key};
-use sawmill_format::segment::{FrameIdentity, SegmentHeader, SegmentIdentity, frame_open, segment_key};
+use sawmill_format::segment::{
+    FrameIdentity, SegmentHeader, SegmentIdentity, frame_open, segment_key,
+};
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use crate::ask::{self, store_error};
@@ -30,7 +33,8 @@ fn read<T>(
     ask::again_if_damaged(|| {
         let Some(bytes) = ask::get(store, key, None, Class::Background)? else { return Ok(None) };
         let value = decode(&bytes).map_err(|what| {
-            let text = format!("{key}: {what}; it is not copied; run `sawmill check` on the source");
+            let text =
+                format!("{key}: {what}; it is not copied; run `sawmill check` on the source");
             Error::new(ErrorKind::Corrupt, text)
         })?;
         Ok(Some((value, bytes)))
@@ -38,7 +42,11 @@ fn read<T>(
 }
 
 /// A segment with all its frames verified.
-pub(super) fn segment(store: &dyn ObjectStore, volume_id: VolumeId, sequence: u64) -> Found<SegmentHeader> {
+pub(super) fn segment(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    sequence: u64,
+) -> Found<SegmentHeader> {
     read(store, &segment_key(volume_id, sequence), |bytes| {
         let identity = SegmentIdentity { volume_id, sequence };
         let header = SegmentHeader::decode(bytes, &identity).map_err(|error| error.to_string())?;
@@ -83,7 +91,12 @@ pub(super) fn kept_root(
     }
 }
 
-fn root_at(store: &dyn ObjectStore, key: &str, volume_id: VolumeId, number: u64) -> Found<Checkpoint> {
+fn root_at(
+    store: &dyn ObjectStore,
+    key: &str,
+    volume_id: VolumeId,
+    number: u64,
+) -> Found<Checkpoint> {
     read(store, key, |bytes| {
         Checkpoint::decode(bytes, &CheckpointIdentity { volume_id, number })
             .map_err(|error| error.to_string())
@@ -121,29 +134,31 @@ pub(super) fn is_named(header: &SegmentHeader, entry: &SegmentEntry) -> bool {
 /// The error for two different objects with one name.
 pub(super) fn differ(key: &str) -> Error {
     let text = format!(
-        "{key} holds other bytes at the destination than at the source: it is damaged there, or the two are \
-         no longer the same volume; nothing was changed. If you do not need the destination as it is, \
-         `sawmill delete` the volume there and replicate again"
+        "{key} holds other bytes at the destination than at the source: it is damaged there, or \
+         the two are no longer the same volume; nothing was changed. If you do not need the \
+         destination as it is, `sawmill delete` the volume there and replicate again"
     );
     Error::new(ErrorKind::Corrupt, text)
 }
 
 /// Puts an object unchanged; the same bytes may already be there.
 pub(super) fn put(store: &dyn ObjectStore, key: &str, bytes: Bytes) -> Result<()> {
-    let outcome = Blocking(store).put(key, bytes, Class::Upload).map_err(|error| store_error(&error))?;
+    let outcome =
+        Blocking(store).put(key, bytes, Class::Upload).map_err(|error| store_error(&error))?;
     if outcome == PutOutcome::Created {
         return Ok(());
     }
     Err(differ(key))
 }
 
-/// The cuts of a checkpoint that a replica keeps too. Clones stay with the source, and so do their pins.
+/// The cuts of a checkpoint that a replica keeps too. Clones stay with the source, and so do their
+/// pins.
 pub(super) fn cuts(root: &Checkpoint) -> Vec<CutEntry> {
     root.kept.cuts.iter().filter(|cut| cut.kind != CutKind::Pin).cloned().collect()
 }
 
-/// The segments that a checkpoint requires: those with live data, those that it is the first to find dead
-/// (the one before may need them), and those that its cuts can reach.
+/// The segments that a checkpoint requires: those with live data, those that it is the first to
+/// find dead (the one before may need them), and those that its cuts can reach.
 pub(super) fn needed(root: &Checkpoint) -> Vec<SegmentEntry> {
     let since: BTreeMap<u64, u64> =
         root.kept.dead.iter().map(|entry| (entry.sequence, entry.since)).collect();

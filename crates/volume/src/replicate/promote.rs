@@ -1,9 +1,10 @@
 //! Makes a replica a volume of its own: a role (create-only, so one of two promotions wins), then a
 //! checkpoint with which its own history starts, as if it had been attached and closed cleanly.
 //!
-//! Why there is no fence: that checkpoint has a random epoch, number and first sequence, far above any that
-//! the source or a late copier uses. They are in the role, so a process that finishes another one's promotion
-//! makes the same history. If two finish at the same time, one puts the checkpoint, and both have promoted.
+//! Why there is no fence: that checkpoint has a random epoch, number and first sequence, far above
+//! any that the source or a late copier uses. They are in the role, so a process that finishes
+//! another one's promotion makes the same history. If two finish at the same time, one puts the
+//! checkpoint, and both have promoted.
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key, kept_key};
@@ -35,27 +36,36 @@ pub struct Promotion {
     pub epoch: u64,
     /// All writes before this position are in it.
     pub position: u64,
-    /// When the newest checkpoint or segment in it was made, in milliseconds since 1970, by the writer's
-    /// clock.
+    /// When the newest checkpoint or segment in it was made, in milliseconds since 1970, by the
+    /// writer's clock.
     pub wall_unix_ms: u64,
 }
 
 /// Makes a replica a volume of its own. Finishes a promotion that was started and interrupted.
 ///
-/// Errors: `Refused` if it is not a replica, was promoted before, is being promoted by another process, or if
-/// a fail-back has not brought the source's history yet; `Corrupt` if its newest checkpoint is unreadable, or
-/// an object that it needs does not exist.
+/// Errors: `Refused` if it is not a replica, was promoted before, is being promoted by another
+/// process, or if a fail-back has not brought the source's history yet; `Corrupt` if its newest
+/// checkpoint is unreadable, or an object that it needs does not exist.
 pub fn promote(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Promotion> {
     promote_as(world, store, name, false)
 }
 
-/// As [`promote`], even if that is an older state than was copied, or lacks something. Only for a lost
-/// source, when there is nothing better.
-pub fn promote_as_it_is(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Promotion> {
+/// As [`promote`], even if that is an older state than was copied, or lacks something. Only for a
+/// lost source, when there is nothing better.
+pub fn promote_as_it_is(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    name: &str,
+) -> Result<Promotion> {
     promote_as(world, store, name, true)
 }
 
-fn promote_as(world: &dyn World, store: &dyn ObjectStore, name: &str, as_it_is: bool) -> Result<Promotion> {
+fn promote_as(
+    world: &dyn World,
+    store: &dyn ObjectStore,
+    name: &str,
+    as_it_is: bool,
+) -> Result<Promotion> {
     let record = names::find(store, name)?;
     let id = record.volume_id;
     let role = match role::newest(store, id)? {
@@ -99,8 +109,8 @@ fn read(
     demand_arrived(record, role, stored.newest.checkpoint.number)?;
     let damaged = |what: &str| {
         let text = format!(
-            "{what}: nothing was promoted. If the source still exists, run `sawmill replicate` again; if it \
-             is lost, `sawmill promote --as-it-is` promotes what is here"
+            "{what}: nothing was promoted. If the source still exists, run `sawmill replicate` \
+             again; if it is lost, `sawmill promote --as-it-is` promotes what is here"
         );
         Err(Error::new(ErrorKind::Corrupt, text))
     };
@@ -108,21 +118,22 @@ fn read(
         return damaged(note);
     }
     let live = stored.view.segments.snapshot().into_iter().filter(|(_, info)| info.live_bytes > 0);
-    let wanted = live.map(|(sequence, _)| segment_key(record.volume_id, u64::from(sequence))).collect();
+    let wanted =
+        live.map(|(sequence, _)| segment_key(record.volume_id, u64::from(sequence))).collect();
     match there::missing(store, record.volume_id, &wanted)?.first() {
         Some(key) => damaged(&format!("{key} is gone")),
         None => Ok(stored),
     }
 }
 
-/// Refuses a fail-back that has not brought the source's history yet: what is there has been superseded by
-/// it.
+/// Refuses a fail-back that has not brought the source's history yet: what is there has been
+/// superseded by it.
 pub(super) fn demand_arrived(record: &VolumeRecord, role: &Role, number: u64) -> Result<()> {
     match role.kind {
         RoleKind::Returned(begins) if number < begins.checkpoint_number => {
             let text = format!(
-                "the fail-back of volume {} cannot be promoted yet: it still holds what {} has superseded; \
-                 run `sawmill replicate --fail-back` again",
+                "the fail-back of volume {} cannot be promoted yet: it still holds what {} has \
+                 superseded; run `sawmill replicate --fail-back` again",
                 record.name, role.source
             );
             Err(Error::new(ErrorKind::Refused, text))
@@ -149,13 +160,15 @@ pub(super) fn described(stored: &Stored, role: &Role, epoch: u64) -> Promotion {
 }
 
 pub(super) fn no_replica(name: &str) -> Error {
-    let text = format!("volume {name} is a primary, not a replica: there is nothing to promote; serve it");
+    let text =
+        format!("volume {name} is a primary, not a replica: there is nothing to promote; serve it");
     Error::new(ErrorKind::Refused, text)
 }
 
 pub(super) fn promoted_before(name: &str, role: &Role) -> Error {
     let text = format!(
-        "volume {name} was promoted already (it was a replica of {}): nothing was changed; serve it",
+        "volume {name} was promoted already (it was a replica of {}): nothing was changed; serve \
+        it",
         role.source
     );
     Error::new(ErrorKind::Refused, text)
@@ -171,7 +184,8 @@ fn take(
 ) -> Result<Role> {
     let (end, number_max) = (&stored.end, stored.newest.number_max);
     let chance = u128::from_le_bytes(world.random()?);
-    // The source would have to be this many sequences and checkpoints ahead for a late copy to conflict.
+    // The source would have to be this many sequences and checkpoints ahead for a late copy to
+    // conflict.
     let far = |chance: u128| (1 << 20) + (chance as u64 & ((1 << 20) - 1));
     let promoted = Promoted {
         epoch: end.epoch + (1 << 32) + (chance as u64 & ((1 << 44) - 1)),
@@ -179,7 +193,8 @@ fn take(
         next_sequence: end.next_sequence + far(chance >> 96),
     };
     if promoted.next_sequence >= limits::SEQUENCE_MAX {
-        let text = "the volume has too few segment sequences left to be promoted; copy it to a new one";
+        let text =
+            "the volume has too few segment sequences left to be promoted; copy it to a new one";
         return Err(Error::new(ErrorKind::Full, text));
     }
     let role = Role {
@@ -192,13 +207,15 @@ fn take(
     if role::put(store, &role)? {
         return Ok(role);
     }
-    let text =
-        format!("volume {}: lost to a concurrent promotion; this command changed nothing", record.name);
+    let text = format!(
+        "volume {}: lost to a concurrent promotion; this command changed nothing",
+        record.name
+    );
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// Puts the checkpoint with which the promoted history starts: the state at the end of what was copied.
-/// Returns it, or the one that another process put for the same promotion.
+/// Puts the checkpoint with which the promoted history starts: the state at the end of what was
+/// copied. Returns it, or the one that another process put for the same promotion.
 fn begin_history(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -215,7 +232,8 @@ fn begin_history(
         ask::put_all(store, vec![(key, base.encode())])?;
     }
     ask::put_all(store, objects)?;
-    // Twice, so that the newest two checkpoints are both in this history, because one may get damaged.
+    // Twice, so that the newest two checkpoints are both in this history, because one may get
+    // damaged.
     let root = put_or_read(store, root)?;
     put_or_read(store, Checkpoint { number: root.number + 1, ..root.clone() })?;
     Ok(root)
@@ -246,14 +264,16 @@ fn first_root(
     let mut objects = Vec::new();
     let mut parts = base.parts.clone();
     for group in view.map.dirty_groups() {
-        let extents: Vec<_> = view.map.export_group(group).into_iter().map(MapExtent::from).collect();
+        let extents: Vec<_> =
+            view.map.export_group(group).into_iter().map(MapExtent::from).collect();
         parts.retain(|part| part.group != group);
         if extents.is_empty() {
             continue;
         }
         let identity = PartIdentity { volume_id, group, number, put_id };
-        let bytes = encode_part(&identity, group * GROUP_BYTES, &extents)
-            .map_err(|error| Error::caused(ErrorKind::Internal, "the map cannot be written", error))?;
+        let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
+            Error::caused(ErrorKind::Internal, "the map cannot be written", error)
+        })?;
         let (size, extents, crc) = (bytes.len() as u32, extents.len() as u32, part_crc(&bytes));
         parts.push(PartEntry { group, number, put_id, bytes: size, extents, crc });
         objects.push((part_key(&identity), bytes));
@@ -264,7 +284,8 @@ fn first_root(
     // Clones stayed with the source, and so did their pins.
     let cuts: Vec<_> = book.cuts.into_iter().filter(|cut| cut.kind != CutKind::Pin).collect();
     let dead = if cuts.is_empty() { Vec::new() } else { view.segments.dead() };
-    let kept = Kept { retention_s: book.retention_s, pins_next: 0, cuts, lineage: Vec::new(), dead };
+    let kept =
+        Kept { retention_s: book.retention_s, pins_next: 0, cuts, lineage: Vec::new(), dead };
     let root = Checkpoint {
         volume_id,
         put_id,

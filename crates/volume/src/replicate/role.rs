@@ -1,7 +1,7 @@
 //! The role of a store for a volume, and what it allows.
 //!
-//! Invariants: roles are numbered without gaps and create-only, so of two processes that want the next
-//! number, one gets it. They are read by name, so that a list that lags cannot hide one.
+//! Invariants: roles are numbered without gaps and create-only, so of two processes that want the
+//! next number, one gets it. They are read by name, so that a list that lags cannot hide one.
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::checkpoint_key;
@@ -30,9 +30,9 @@ fn read(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> Result<Opt
     let key = role_key(volume_id, number);
     ask::again_if_damaged(|| {
         let Some(bytes) = ask::get(store, &key, None, Class::Read)? else { return Ok(None) };
-        Role::decode(&bytes, volume_id, number)
-            .map(Some)
-            .map_err(|error| Error::new(ErrorKind::Corrupt, format!("{key}: {error}; nothing was changed")))
+        Role::decode(&bytes, volume_id, number).map(Some).map_err(|error| {
+            Error::new(ErrorKind::Corrupt, format!("{key}: {error}; nothing was changed"))
+        })
     })
 }
 
@@ -46,7 +46,8 @@ pub(crate) fn put(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
 
 /// Whether `role` is still the newest, and from that very put.
 pub(crate) fn is_current(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
-    let keys = [role.number, role.number + 1].map(|number| (role_key(role.volume_id, number), None));
+    let keys =
+        [role.number, role.number + 1].map(|number| (role_key(role.volume_id, number), None));
     let mut answers = ask::get_all(store, keys.into(), Class::Read).into_iter();
     let (own, next) = (answers.next(), answers.next());
     let bytes = |answer: Option<ask::Answer>| answer.unwrap_or(Ok(None));
@@ -61,8 +62,8 @@ pub(crate) fn is_current(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
     Ok(read(store, role.volume_id, role.number)?.is_some_and(|found| found.put_id == role.put_id))
 }
 
-/// Whether a volume whose newest checkpoint is `number` is still what a copier left: then its log ends at the
-/// first name that does not exist, whatever was copied beyond.
+/// Whether a volume whose newest checkpoint is `number` is still what a copier left: then its log
+/// ends at the first name that does not exist, whatever was copied beyond.
 pub(crate) fn is_copied(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> Result<bool> {
     Ok(newest(store, volume_id)?.is_some_and(|role| match role.kind {
         RoleKind::Replica => true,
@@ -85,16 +86,25 @@ pub(crate) fn is_begun(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
     Ok(ask::get(store, &key, Some(0..16), Class::Read)?.is_some())
 }
 
-/// Whether the state may be recovered from checkpoint `to` because `from` or what follows it is damaged. In a
-/// primary that leads to the same state. In a copy it would be an older one, because the log between is
-/// incomplete. A promoted history has nothing before its first checkpoint.
-pub(crate) fn may_fall(store: &dyn ObjectStore, volume_id: VolumeId, from: u64, to: u64) -> Result<bool> {
+/// Whether the state may be recovered from checkpoint `to` because `from` or what follows it is
+/// damaged. In a primary that leads to the same state. In a copy it would be an older one, because
+/// the log between is incomplete. A promoted history has nothing before its first checkpoint.
+pub(crate) fn may_fall(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    from: u64,
+    to: u64,
+) -> Result<bool> {
     Ok(!is_copied(store, volume_id, from)? && !is_copied(store, volume_id, to)?)
 }
 
 /// Refuses to write to a replica, or to a promoted one that is not finished; `number` is its newest
 /// checkpoint.
-pub(crate) fn demand_primary(store: &dyn ObjectStore, record: &VolumeRecord, number: u64) -> Result<()> {
+pub(crate) fn demand_primary(
+    store: &dyn ObjectStore,
+    record: &VolumeRecord,
+    number: u64,
+) -> Result<()> {
     let name = &record.name;
     let Some(role) = newest(store, record.volume_id)? else { return Ok(()) };
     let text = match role.promoted() {
@@ -104,8 +114,8 @@ pub(crate) fn demand_primary(store: &dyn ObjectStore, record: &VolumeRecord, num
             role.source
         ),
         Some(promoted) if number < promoted.checkpoint_number => format!(
-            "the promotion of volume {name} was started but not finished (or the store's list lags): run \
-             `sawmill promote` again, then try again"
+            "the promotion of volume {name} was started but not finished (or the store's list \
+             lags): run `sawmill promote` again, then try again"
         ),
         Some(_) => return Ok(()),
     };

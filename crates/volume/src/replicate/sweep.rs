@@ -1,15 +1,17 @@
-//! Deletes what a replica's newer checkpoints no longer need, by the rule of the source's engine: the newest
-//! two checkpoints stay readable with all their cuts; older roots are deleted first, then parts, copies and
-//! segments.
+//! Deletes what a replica's newer checkpoints no longer need, by the rule of the source's engine:
+//! the newest two checkpoints stay readable with all their cuts; older roots are deleted first,
+//! then parts, copies and segments.
 //!
-//! Invariants: fences stay (a writer from before a fail-back may wake up), and so does what a clone has
-//! pinned here. No deleted name could be used by a promoted history, so a late sweep does no harm. If there
-//! is a newer root than the caller knows, nothing is deleted, because another history may need it.
+//! Invariants: fences stay (a writer from before a fail-back may wake up), and so does what a clone
+//! has pinned here. No deleted name could be used by a promoted history, so a late sweep does no
+//! harm. If there is a newer root than the caller knows, nothing is deleted, because another
+//! history may need it.
 
 use std::collections::HashSet;
 
 use sawmill_format::checkpoint::{
-    Checkpoint, checkpoint_key, checkpoint_prefix, kept_prefix, parse_checkpoint_key, parse_kept_key,
+    Checkpoint, checkpoint_key, checkpoint_prefix, kept_prefix, parse_checkpoint_key,
+    parse_kept_key,
 };
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::{Pin, parse_slot, pin_key, pin_prefix, released_prefix};
@@ -23,8 +25,8 @@ use crate::recovery::checkpoint as checkpoints;
 use crate::recovery::roll_forward::headers;
 use crate::{Error, ErrorKind, Result, limits};
 
-/// Deletes what the newest two checkpoints of a replica do not need. `root` is the newest. `is_allowed` is
-/// called before each batch of deletes. Returns the number of deleted objects.
+/// Deletes what the newest two checkpoints of a replica do not need. `root` is the newest.
+/// `is_allowed` is called before each batch of deletes. Returns the number of deleted objects.
 pub(super) fn sweep(
     store: &dyn ObjectStore,
     root: &Checkpoint,
@@ -45,7 +47,8 @@ pub(super) fn sweep(
     };
     let before = before.checkpoint;
     let roots = numbers.into_iter().filter(|number| *number < before.number);
-    let mut deleted = delete(store, roots.map(|number| checkpoint_key(id, number)).collect(), is_allowed)?;
+    let mut deleted =
+        delete(store, roots.map(|number| checkpoint_key(id, number)).collect(), is_allowed)?;
     let mut cuts: HashSet<(u64, PutId)> = HashSet::new();
     let mut parts: HashSet<String> = HashSet::new();
     for root in [root, &before] {
@@ -74,14 +77,20 @@ pub(super) fn sweep(
 }
 
 /// Segments before the older of the two that neither needs, except fences.
-fn old_segments(store: &dyn ObjectStore, root: &Checkpoint, before: &Checkpoint) -> Result<Vec<String>> {
+fn old_segments(
+    store: &dyn ObjectStore,
+    root: &Checkpoint,
+    before: &Checkpoint,
+) -> Result<Vec<String>> {
     let id = root.volume_id;
     let needed: HashSet<u64> =
         [root, before].into_iter().flat_map(objects::needed).map(|entry| entry.sequence).collect();
     let bound = root.next_sequence.min(before.next_sequence);
     let pinned = pinned_through(store, id)?;
-    let is_old = |sequence: &u64| *sequence < bound && *sequence > pinned && !needed.contains(sequence);
-    let mut found: Vec<u64> = list(store, &segment_prefix(id), |key| Some(parse_segment_key(key)?.1))?;
+    let is_old =
+        |sequence: &u64| *sequence < bound && *sequence > pinned && !needed.contains(sequence);
+    let mut found: Vec<u64> =
+        list(store, &segment_prefix(id), |key| Some(parse_segment_key(key)?.1))?;
     found.retain(is_old);
     let mut keys = Vec::new();
     for sequences in found.chunks(limits::ROLL_FORWARD_PARALLEL) {
@@ -96,7 +105,8 @@ fn old_segments(store: &dyn ObjectStore, root: &Checkpoint, before: &Checkpoint)
 
 /// The last sequence that a clone here may need.
 fn pinned_through(store: &dyn ObjectStore, id: VolumeId) -> Result<u64> {
-    let released: HashSet<u64> = list(store, &released_prefix(id), parse_slot)?.into_iter().collect();
+    let released: HashSet<u64> =
+        list(store, &released_prefix(id), parse_slot)?.into_iter().collect();
     let mut through = 0;
     for slot in list(store, &pin_prefix(id), parse_slot)? {
         if released.contains(&slot) {
@@ -104,18 +114,28 @@ fn pinned_through(store: &dyn ObjectStore, id: VolumeId) -> Result<u64> {
         }
         if let Some(bytes) = ask::get(store, &pin_key(id, slot), None, Class::Background)? {
             // An unreadable pin protects everything.
-            through = through.max(Pin::decode(&bytes, id, slot).map_or(u64::MAX, |pin| pin.through_sequence));
+            through = through
+                .max(Pin::decode(&bytes, id, slot).map_or(u64::MAX, |pin| pin.through_sequence));
         }
     }
     Ok(through)
 }
 
-fn list<T>(store: &dyn ObjectStore, prefix: &str, pick: impl Fn(&str) -> Option<T>) -> Result<Vec<T>> {
-    let listed = Blocking(store).list(prefix, Class::Background).map_err(|error| store_error(&error))?;
+fn list<T>(
+    store: &dyn ObjectStore,
+    prefix: &str,
+    pick: impl Fn(&str) -> Option<T>,
+) -> Result<Vec<T>> {
+    let listed =
+        Blocking(store).list(prefix, Class::Background).map_err(|error| store_error(&error))?;
     Ok(listed.iter().filter_map(|object| pick(&object.key)).collect())
 }
 
-fn delete(store: &dyn ObjectStore, keys: Vec<String>, is_allowed: &dyn Fn() -> Result<()>) -> Result<u64> {
+fn delete(
+    store: &dyn ObjectStore,
+    keys: Vec<String>,
+    is_allowed: &dyn Fn() -> Result<()>,
+) -> Result<u64> {
     let count = keys.len() as u64;
     for keys in keys.chunks(1000) {
         is_allowed()?;

@@ -1,14 +1,16 @@
 //! What the destination holds, as far as it is known.
 //!
-//! Invariant: a listed name proves nothing. Lists lag, the name may belong to a fence or another history, and
-//! a late delete of another process may remove it. A segment counts once this copier has put it, or compared
-//! it with what the source says.
+//! Invariant: a listed name proves nothing. Lists lag, the name may belong to a fence or another
+//! history, and a late delete of another process may remove it. A segment counts once this copier
+//! has put it, or compared it with what the source says.
 //!
 //! Not here: what is done about missing objects (`copier`).
 
 use std::collections::{HashMap, HashSet};
 
-use sawmill_format::checkpoint::{SegmentEntry, checkpoint_prefix, kept_prefix, parse_checkpoint_key};
+use sawmill_format::checkpoint::{
+    SegmentEntry, checkpoint_prefix, kept_prefix, parse_checkpoint_key,
+};
 use sawmill_format::ids::VolumeId;
 use sawmill_format::map_part::map_prefix;
 use sawmill_format::segment::{SegmentHeader, parse_segment_key, segment_key, segment_prefix};
@@ -27,7 +29,8 @@ pub(super) struct There {
     listed: HashSet<u64>,
     /// Compared, or put.
     sure: HashSet<u64>,
-    /// What the newest checkpoint there says about live segments: a copier compared them before it put that.
+    /// What the newest checkpoint there says about live segments: a copier compared them before it
+    /// put that.
     named: HashMap<u64, SegmentEntry>,
 }
 
@@ -83,7 +86,9 @@ impl There {
                     == (entry.epoch, entry.wall_unix_ms, entry.object_bytes)
             };
             match self.named.get(&entry.sequence).is_some_and(same) {
-                true => drop(self.sure.insert(entry.sequence)),
+                true => {
+                    self.sure.insert(entry.sequence);
+                }
                 false => unsure.push(*entry),
             }
         }
@@ -91,7 +96,9 @@ impl There {
             let sequences: Vec<u64> = entries.iter().map(|entry| entry.sequence).collect();
             for (entry, header) in entries.iter().zip(headers(destination, id, &sequences)) {
                 match header? {
-                    Some(header) if is_named(&header, entry) => drop(self.sure.insert(entry.sequence)),
+                    Some(header) if is_named(&header, entry) => {
+                        self.sure.insert(entry.sequence);
+                    }
                     Some(_) => return Err(differ(&segment_key(id, entry.sequence))),
                     None => {}
                 }
@@ -133,8 +140,8 @@ pub(super) fn header_of(
     headers(store, id, &[sequence]).pop().unwrap_or(Ok(None))
 }
 
-/// Those of `wanted` that are not at the destination: a list shows which may be missing, a read whether they
-/// are.
+/// Those of `wanted` that are not at the destination: a list shows which may be missing, a read
+/// whether they are.
 pub(super) fn missing(
     destination: &dyn ObjectStore,
     id: VolumeId,

@@ -1,8 +1,8 @@
-//! Buffers that segments are built in, used again: a fresh one costs a page fault per 4 KiB and a pass of
-//! zeroing.
+//! Buffers that segments are built in, used again: a fresh one costs a page fault per 4 KiB and a
+//! pass of zeroing.
 //!
-//! Invariant: whoever takes a buffer writes every byte it asked for; what an earlier segment left is not
-//! cleared.
+//! Invariant: whoever takes a buffer writes every byte it asked for; what an earlier segment left
+//! is not cleared.
 
 use std::sync::Arc;
 
@@ -33,8 +33,9 @@ impl Buffers {
         let mut spare = self.spare.lock();
         let fitting = spare.iter().position(|bytes| bytes.len() >= length);
         let bytes = fitting.map(|index| spare.swap_remove(index));
-        let bytes =
-            bytes.unwrap_or_else(|| AlignedBytes::zeroed(length.next_multiple_of(limits::BUFFER_STEP_BYTES)));
+        let bytes = bytes.unwrap_or_else(|| {
+            AlignedBytes::zeroed(length.next_multiple_of(limits::BUFFER_STEP_BYTES))
+        });
         Buffer { bytes: Some(bytes), length, home: self.clone() }
     }
 

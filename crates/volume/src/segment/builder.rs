@@ -1,14 +1,16 @@
 //! A batch becomes an object: coalesced, laid out in address order, cut into sealed frames, headed.
 //!
-//! Invariants: every payload byte is verified against its record's checksum while it is copied; the header
-//! names the exact span of journal positions covered; what is built depends on nothing but its arguments.
+//! Invariants: every payload byte is verified against its record's checksum while it is copied; the
+//! header names the exact span of journal positions covered; what is built depends on nothing but
+//! its arguments.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use sawmill_format::journal::RecordOperation;
 use sawmill_format::segment::{
-    ExtentKind, FRAME_HEAD_BYTES, FrameIdentity, SegmentExtent, SegmentHeader, frame_seal, raw_frames,
+    ExtentKind, FRAME_HEAD_BYTES, FrameIdentity, SegmentExtent, SegmentHeader, frame_seal,
+    raw_frames,
 };
 
 use super::buffers::Buffers;
@@ -39,8 +41,8 @@ pub(crate) struct LaidOut {
     pub(crate) coalesced_bytes: u64,
 }
 
-/// Decides what the segment of `records` holds and where. `header` comes with its identity, marks and times
-/// filled in.
+/// Decides what the segment of `records` holds and where. `header` comes with its identity, marks
+/// and times filled in.
 pub(crate) fn lay_out(records: &[Arc<Record>], mut header: SegmentHeader) -> Result<LaidOut> {
     let remnants = coalesce(records);
     let payload_bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
@@ -65,8 +67,9 @@ pub(crate) fn lay_out(records: &[Arc<Record>], mut header: SegmentHeader) -> Res
         }
     }
     header.data_bytes = data_bytes;
-    header.frames = raw_frames(data_bytes, header.frame_bytes)
-        .map_err(|error| Error::caused(ErrorKind::Internal, "a batch does not fit a segment", error))?;
+    header.frames = raw_frames(data_bytes, header.frame_bytes).map_err(|error| {
+        Error::caused(ErrorKind::Internal, "a batch does not fit a segment", error)
+    })?;
     Ok(LaidOut { header, pieces, coalesced_bytes: payload_bytes - data_bytes })
 }
 
@@ -107,8 +110,8 @@ fn push_extent(
 ) {
     if let Some(last) = extents.last_mut() {
         let follows = last.address + last.length == address && last.kind == kind;
-        let data_follows =
-            kind != ExtentKind::Data || u64::from(last.data_offset) + last.length == u64::from(data_offset);
+        let data_follows = kind != ExtentKind::Data
+            || u64::from(last.data_offset) + last.length == u64::from(data_offset);
         if follows && data_follows {
             last.length += length;
             return;
@@ -127,11 +130,15 @@ fn copy_data(
 ) -> Result<()> {
     for piece in pieces {
         let mut offset = u64::from(piece.record_offset);
-        for span in body_spans(header.frame_bytes, u64::from(piece.data_offset), u64::from(piece.length)) {
+        for span in
+            body_spans(header.frame_bytes, u64::from(piece.data_offset), u64::from(piece.length))
+        {
             let into = &mut body[span];
             if journal.read(&piece.record, offset, into, reach)? != JournalRead::Done {
                 let position = piece.record.position;
-                let text = format!("journal record at position {position} was given up before it was stored");
+                let text = format!(
+                    "journal record at position {position} was given up before it was stored"
+                );
                 return Err(Error::new(ErrorKind::Internal, text));
             }
             offset += into.len() as u64;
@@ -140,8 +147,8 @@ fn copy_data(
     Ok(())
 }
 
-/// Where `length` bytes of a segment's data from `data_offset` on lie in its body, frame by frame: each frame
-/// has room for its head in front.
+/// Where `length` bytes of a segment's data from `data_offset` on lie in its body, frame by frame:
+/// each frame has room for its head in front.
 pub(crate) fn body_spans(
     frame_bytes: u32,
     data_offset: u64,
@@ -164,7 +171,8 @@ pub(crate) fn body_spans(
 pub(crate) fn seal_frames(header: &SegmentHeader, body: &mut [u8]) {
     for (frame, entry) in header.frames.iter().enumerate() {
         let start = entry.body_offset as usize;
-        let (head, data) = body[start..start + entry.stored_bytes as usize].split_at_mut(FRAME_HEAD_BYTES);
+        let (head, data) =
+            body[start..start + entry.stored_bytes as usize].split_at_mut(FRAME_HEAD_BYTES);
         let identity = FrameIdentity {
             volume_id: header.volume_id,
             sequence: header.sequence,
@@ -294,7 +302,8 @@ mod tests {
                     _ => (RecordOperation::Write, ExtentKind::Data),
                 };
                 let byte = |at: u64| (number as u64 * 37 + at) as u8;
-                let fill = |into: &mut [u8]| (0..).zip(into).for_each(|(at, into)| *into = byte(at));
+                let fill =
+                    |into: &mut [u8]| (0..).zip(into).for_each(|(at, into)| *into = byte(at));
                 records.push(journal.append(operation, address, length, fill, |_| ()).unwrap());
                 for at in 0..length {
                     let byte = if kind == ExtentKind::Data { byte(at) } else { 0 };
@@ -303,7 +312,8 @@ mod tests {
                 written_bytes += if kind == ExtentKind::Data { length } else { 0 };
             }
             let end = journal.ring.next();
-            let built = build(&records, &journal, &Buffers::default(), header(frame_bytes, end)).unwrap();
+            let built =
+                build(&records, &journal, &Buffers::default(), header(frame_bytes, end)).unwrap();
             prop_assert_eq!(read_back(&built.object), model);
             prop_assert_eq!(built.header.data_bytes + built.coalesced_bytes, written_bytes);
             let resident: u64 = built.resident.iter().map(|piece| u64::from(piece.length)).sum();

@@ -1,5 +1,5 @@
-//! What a batch of records leaves at each address: later records win. The batch is atomic, so order inside it
-//! is free; across batches nothing is ever coalesced.
+//! What a batch of records leaves at each address: later records win. The batch is atomic, so order
+//! inside it is free; across batches nothing is ever coalesced.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,7 +29,8 @@ pub(crate) fn coalesce(records: &[Arc<Record>]) -> Vec<Remnant> {
             continue;
         }
         cut(&mut kept, record.address, record.address + record.length);
-        let remnant = Remnant { address: record.address, length: record.length, record: record.clone() };
+        let remnant =
+            Remnant { address: record.address, length: record.length, record: record.clone() };
         kept.insert(record.address, remnant);
     }
     kept.into_values().collect()
@@ -67,12 +68,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_last_record_wins_at_every_byte(writes in prop::collection::vec((0u64..200, 1u64..60), 0..40)) {
+        fn the_last_record_wins_at_every_byte(
+            writes in prop::collection::vec((0u64..200, 1u64..60), 0..40),
+        ) {
             let mut model = vec![None; 300];
             let mut records = Vec::new();
             for (position, (address, length)) in writes.iter().enumerate() {
                 let position = position as u64;
-                records.push(Arc::new(Record::new(position, RecordOperation::Write, *address, *length, 0)));
+                let write = RecordOperation::Write;
+                records.push(Arc::new(Record::new(position, write, *address, *length, 0)));
                 model[*address as usize..(*address + *length) as usize].fill(Some(position));
             }
             let mut found = vec![None; 300];

@@ -1,6 +1,7 @@
-//! Segments: batches of records as objects. Modules: [`batch`] (when a batch is full), `coalesce` (what a
-//! batch leaves at each address), [`builder`] (a batch becomes bytes), `buffers` (the memory for that),
-//! [`resident`] (segments whose data is still in the journal), [`table`] (all segments).
+//! Segments: batches of records as objects. Modules: [`batch`] (when a batch is full), `coalesce`
+//! (what a batch leaves at each address), [`builder`] (a batch becomes bytes), `buffers` (the
+//! memory for that), [`resident`] (segments whose data is still in the journal), [`table`] (all
+//! segments).
 
 pub(crate) mod batch;
 pub(crate) mod buffers;

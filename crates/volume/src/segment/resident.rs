@@ -1,5 +1,6 @@
-//! Segments that are stored and whose data can still be read from the journal, oldest given up first. So what
-//! was written lately is read from the local disk without a second copy of it anywhere.
+//! Segments that are stored and whose data can still be read from the journal, oldest given up
+//! first. So what was written lately is read from the local disk without a second copy of it
+//! anywhere.
 //!
 //! Invariant: a segment is given up before the journal's trim passes its first record.
 
@@ -52,8 +53,9 @@ impl Residents {
         }
     }
 
-    /// Gives up the oldest segments until everything before `wanted` is free or the next would pass `bound`;
-    /// returns how far the trim may move. Segments given up earlier for memory count by `bound` too.
+    /// Gives up the oldest segments until everything before `wanted` is free or the next would pass
+    /// `bound`; returns how far the trim may move. Segments given up earlier for memory count by
+    /// `bound` too.
     pub(crate) fn give_up(&self, wanted: u64, bound: u64) -> u64 {
         let mut inner = self.inner.write();
         let mut reached = 0;
@@ -74,17 +76,22 @@ impl Residents {
         self.inner.write().by_sequence.remove(&sequence);
     }
 
-    /// The record that holds byte `data_offset` of a segment, the offset in its payload, and how many bytes
-    /// follow.
+    /// The record that holds byte `data_offset` of a segment, the offset in its payload, and how
+    /// many bytes follow.
     pub(crate) fn find(&self, sequence: u32, data_offset: u32) -> Option<(Arc<Record>, u64, u64)> {
         let pieces = self.inner.read().by_sequence.get(&sequence)?.clone();
-        let index = pieces.partition_point(|piece| piece.data_offset <= data_offset).checked_sub(1)?;
+        let index =
+            pieces.partition_point(|piece| piece.data_offset <= data_offset).checked_sub(1)?;
         let piece = &pieces[index];
         let into = data_offset - piece.data_offset;
         if into >= piece.length {
             return None;
         }
-        Some((piece.record.clone(), u64::from(piece.record_offset + into), u64::from(piece.length - into)))
+        Some((
+            piece.record.clone(),
+            u64::from(piece.record_offset + into),
+            u64::from(piece.length - into),
+        ))
     }
 }
 

@@ -1,4 +1,5 @@
-//! All segments of the store that the map may name: where their frames are and how much of them is live.
+//! All segments of the store that the map may name: where their frames are and how much of them is
+//! live.
 //!
 //! Invariants: changed by the engine alone; a segment leaves the table only after it was deleted.
 
@@ -52,11 +53,13 @@ impl Totals {
         self.dead_object_bytes - self.settled_object_bytes
     }
 
-    /// Whether so much is dead that a checkpoint of `checkpoint_bytes` is worth its price, to let it go.
+    /// Whether so much is dead that a checkpoint of `checkpoint_bytes` is worth its price, to let
+    /// it go.
     pub(crate) fn is_worth_a_checkpoint(&self, segment_bytes: u32, checkpoint_bytes: u64) -> bool {
         let least = DEAD_SEGMENTS_LEAST * u64::from(segment_bytes);
         let unsettled_bytes = self.unsettled_bytes();
-        unsettled_bytes > 0 && unsettled_bytes >= least.max(self.object_bytes / 16).max(2 * checkpoint_bytes)
+        unsettled_bytes > 0
+            && unsettled_bytes >= least.max(self.object_bytes / 16).max(2 * checkpoint_bytes)
     }
 
     /// The same when nothing else happens. Less is left lying: a checkpoint may cost more.
@@ -119,7 +122,8 @@ pub(crate) struct SegmentTable {
 }
 
 impl SegmentTable {
-    /// An empty table of a volume whose sequences up to `ancestral_through` belong to its ancestors.
+    /// An empty table of a volume whose sequences up to `ancestral_through` belong to its
+    /// ancestors.
     pub(crate) fn behind(ancestral_through: u32) -> Self {
         SegmentTable { ancestral_through, ..SegmentTable::default() }
     }
@@ -131,7 +135,11 @@ impl SegmentTable {
 
     /// The newest segment; 0: there is none.
     pub(crate) fn newest(&self) -> u64 {
-        self.inner.read().by_sequence.last_key_value().map_or(0, |(sequence, _)| u64::from(*sequence))
+        self.inner
+            .read()
+            .by_sequence
+            .last_key_value()
+            .map_or(0, |(sequence, _)| u64::from(*sequence))
     }
 
     /// Whether a segment is there and its own.
@@ -174,9 +182,10 @@ impl SegmentTable {
         self.inner.read().totals
     }
 
-    /// Marks segments without live bytes as dead since checkpoint `number`, and returns the entries of all
-    /// segments for it; the second list holds those that an earlier checkpoint had already found dead and
-    /// that nobody `needs`, asked with the sequence and the checkpoint that found it dead.
+    /// Marks segments without live bytes as dead since checkpoint `number`, and returns the entries
+    /// of all segments for it; the second list holds those that an earlier checkpoint had already
+    /// found dead and that nobody `needs`, asked with the sequence and the checkpoint that found it
+    /// dead.
     pub(crate) fn freeze(
         &self,
         number: u64,
@@ -216,7 +225,8 @@ impl SegmentTable {
     /// The segments of its own with live data, for collection.
     pub(crate) fn candidates(&self) -> Vec<Candidate> {
         let inner = self.inner.read();
-        let own = inner.by_sequence.range((Bound::Excluded(self.ancestral_through), Bound::Unbounded));
+        let own =
+            inner.by_sequence.range((Bound::Excluded(self.ancestral_through), Bound::Unbounded));
         let used = own.filter(|(_, info)| info.live_bytes > 0);
         used.map(|(sequence, info)| Candidate {
             sequence: *sequence,
@@ -230,9 +240,15 @@ impl SegmentTable {
     /// Since which checkpoint each dead segment is dead.
     pub(crate) fn dead(&self) -> Vec<DeadEntry> {
         let inner = self.inner.read();
-        let dead = inner.by_sequence.iter().filter(|(_, info)| info.live_bytes == 0 && info.dead_since > 0);
-        dead.map(|(sequence, info)| DeadEntry { sequence: u64::from(*sequence), since: info.dead_since })
-            .collect()
+        let dead = inner
+            .by_sequence
+            .iter()
+            .filter(|(_, info)| info.live_bytes == 0 && info.dead_since > 0);
+        dead.map(|(sequence, info)| DeadEntry {
+            sequence: u64::from(*sequence),
+            since: info.dead_since,
+        })
+        .collect()
     }
 
     /// Every segment, for checks.

@@ -1,8 +1,8 @@
 //! Threads that may wait for local disks, on behalf of readers that must not.
 //!
-//! Invariants: threads start on demand, up to a limit, and end when they were idle for a while, so a volume
-//! that nobody uses has none. A job that was accepted runs. The queue is bounded by the requests that doors
-//! admit; optional work is refused when it is long.
+//! Invariants: threads start on demand, up to a limit, and end when they were idle for a while, so
+//! a volume that nobody uses has none. A job that was accepted runs. The queue is bounded by the
+//! requests that doors admit; optional work is refused when it is long.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -43,14 +43,16 @@ pub(crate) struct Pool {
     bell: Condvar,
 }
 
-/// Optional jobs are refused when this many wait. Each may hold a frame: 16 MiB. A sequential reader of
-/// megabytes brings 16 frames a request; if they were refused, a pass over the disk would not warm the cache.
+/// Optional jobs are refused when this many wait. Each may hold a frame: 16 MiB. A sequential
+/// reader of megabytes brings 16 frames a request; if they were refused, a pass over the disk would
+/// not warm the cache.
 const OPTIONAL_JOBS_MAX: usize = 256;
 /// A thread that was idle for this long ends. To start one again takes less than a read of a disk.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
 impl Pool {
-    /// A pool of up to `threads_max` threads. With none, jobs run on the caller's thread (for simulations).
+    /// A pool of up to `threads_max` threads. With none, jobs run on the caller's thread (for
+    /// simulations).
     pub(crate) fn new(name: &'static str, threads_max: usize, priority: Priority) -> Arc<Self> {
         Self::with_idle_max(name, threads_max, priority, IDLE_MAX)
     }

@@ -1,5 +1,5 @@
-//! An open volume without threads: a simulation steps its loops, hands it the time and decides what happens
-//! when. The engine is the same; only who calls it differs.
+//! An open volume without threads: a simulation steps its loops, hands it the time and decides what
+//! happens when. The engine is the same; only who calls it differs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ pub struct Stepped {
 }
 
 impl Stepped {
-    /// Opens volume `name` as [`Volume::open`] does. The store must answer the calls of this function
-    /// before they return, or from another thread.
+    /// Opens volume `name` as [`Volume::open`] does. The store must answer the calls of this
+    /// function before they return, or from another thread.
     pub fn open(
         world: Arc<dyn World>,
         store: Arc<dyn ObjectStore>,
@@ -42,7 +42,8 @@ impl Stepped {
         self.loops.as_mut().is_some_and(|(journal, _)| journal.step() == Rest::No)
     }
 
-    /// One step of the journal's loop after which time passes and nothing comes: what it puts off, it does.
+    /// One step of the journal's loop after which time passes and nothing comes: what it puts off,
+    /// it does.
     pub fn step_journal_quietly(&mut self) -> bool {
         if let Some((journal, _)) = &mut self.loops {
             journal.nothing_came();
@@ -50,8 +51,8 @@ impl Stepped {
         self.step_journal()
     }
 
-    /// One step of the engine's loop, and the jobs that are due. Returns how long it has nothing to do unless
-    /// something comes; `None`: for ever.
+    /// One step of the engine's loop, and the jobs that are due. Returns how long it has nothing to
+    /// do unless something comes; `None`: for ever.
     pub fn step_engine(&mut self, now: Duration) -> Option<Duration> {
         let stepped = self.loops.as_mut().and_then(|(_, engine)| engine.step(now));
         stepped.into_iter().chain(self.volume.run_later(now)).min()

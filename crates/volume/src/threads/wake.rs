@@ -1,4 +1,5 @@
-//! A thread's bell: rung by many, slept on by one. Ringing while it is awake costs one store and one load.
+//! A thread's bell: rung by many, slept on by one. Ringing while it is awake costs one store and
+//! one load.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -34,8 +35,8 @@ impl Wake {
         }
     }
 
-    /// Looks for a ring for up to `limit`, awake: for a ring that is on its way. Leaves it to be heard by
-    /// [`sleep`](Self::sleep).
+    /// Looks for a ring for up to `limit`, awake: for a ring that is on its way. Leaves it to be
+    /// heard by [`sleep`](Self::sleep).
     pub(crate) fn watch(&self, limit: Duration) {
         let mut spin = Spin::for_up_to(limit);
         while !self.rung.load(Ordering::Relaxed) && spin.again() {
@@ -43,7 +44,8 @@ impl Wake {
         }
     }
 
-    /// Sleeps until rung or until `timeout` has passed; `None` waits for a ring. Says whether it was rung.
+    /// Sleeps until rung or until `timeout` has passed; `None` waits for a ring. Says whether it
+    /// was rung.
     pub(crate) fn sleep(&self, timeout: Option<Duration>) -> bool {
         let mut held = self.lock.lock();
         self.asleep.store(true, Ordering::SeqCst);

@@ -1,10 +1,13 @@
 //! A flush, or the wait of a write with FUA, by the volume's flush mode.
 //!
-//! - logged: everything reserved so far is synced to the journal disk; one sync serves all who wait.
-//! - stored: everything reserved so far is in the store, in a contiguous prefix; the batch is sealed at once.
+//! - logged: everything reserved so far is synced to the journal disk; one sync serves all who
+//! wait.
+//! - stored: everything reserved so far is in the store, in a contiguous prefix; the batch is
+//! sealed at once.
 //! - weak: a barrier only. The journal is one order, so there is nothing to do.
 //!
-//! What the local disk alone answers for is not answered on old news of who owns the volume (`crate::watch`).
+//! What the local disk alone answers for is not answered on old news of who owns the volume
+//! (`crate::watch`).
 
 use sawmill_device::Request;
 use sawmill_format::volume_record::FlushMode;
@@ -22,9 +25,9 @@ pub(crate) fn submit(context: &WriteContext, request: Request) {
     }
 }
 
-/// Answers `request` when everything before `target` is as durable as the volume's mode says, and this
-/// attachment has looked lately whether the volume is still its own,
-/// and nothing unstored is too old.
+/// Answers `request` when everything before `target` is as durable as the volume's mode says, and
+/// this attachment has looked lately whether the volume is still its own, and nothing unstored is
+/// too old.
 pub(crate) fn wait_for(context: &WriteContext, target: u64, request: Request) {
     if context.attachment.record.flush_mode == FlushMode::Stored {
         return wait_for_safety(context, target, request);
@@ -43,7 +46,10 @@ pub(crate) fn wait_for(context: &WriteContext, target: u64, request: Request) {
 
 /// Resumes the flushes that waited for a look.
 pub(crate) fn resume(context: &WriteContext) {
-    if !context.attachment.state.is_dead() && !context.mailbox.is_closed() && context.is_unstored_too_old() {
+    if !context.attachment.state.is_dead()
+        && !context.mailbox.is_closed()
+        && context.is_unstored_too_old()
+    {
         return;
     }
     for (target, request) in context.watch.take_held() {

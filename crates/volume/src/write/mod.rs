@@ -1,8 +1,10 @@
-//! A write, from request to answer; and discard and write-zeroes, which are writes without a payload.
+//! A write, from request to answer; and discard and write-zeroes, which are writes without a
+//! payload.
 //!
-//! A write is cut into records of at most [`limits::RECORD_PAYLOAD_BYTES_MAX`], appended to the journal in
-//! order. When the journal has no room the rest of the write waits in [`Stalled`], in order of arrival, and
-//! is taken up again by whoever made room. Nothing is refused for lack of room.
+//! A write is cut into records of at most [`limits::RECORD_PAYLOAD_BYTES_MAX`], appended to the
+//! journal in order. When the journal has no room the rest of the write waits in [`Stalled`], in
+//! order of arrival, and is taken up again by whoever made room. Nothing is refused for lack of
+//! room.
 
 use std::sync::Arc;
 
@@ -141,8 +143,9 @@ pub(crate) fn resume(context: &WriteContext) {
         |job| append(context, job),
         |full| {
             context.stalled.note(full, context.journal.as_deref());
-            // Whoever makes room calls this again: to ring for more would only repeat it. But in a full
-            // journal what is there must be sealed, also the part of a batch, or no room is made.
+            // Whoever makes room calls this again: to ring for more would only repeat it. But in a
+            // full journal what is there must be sealed, also the part of a batch, or no room is
+            // made.
             if let (Full::Journal, Some(journal)) = (full, &context.journal) {
                 context.mailbox.intake.seal_through(journal.ring.next());
             }

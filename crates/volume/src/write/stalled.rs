@@ -32,7 +32,8 @@ pub(crate) struct Stalled {
 }
 
 /// What a write may wait for.
-const STALLS: [Stall; 4] = [Stall::Staging, Stall::JournalBytes, Stall::JournalRecords, Stall::UnstoredAge];
+const STALLS: [Stall; 4] =
+    [Stall::Staging, Stall::JournalBytes, Stall::JournalRecords, Stall::UnstoredAge];
 const UNSTORED_AGE: usize = 3;
 
 impl Stalled {
@@ -68,8 +69,8 @@ impl Stalled {
         self.count.store(jobs.len(), Ordering::Release);
     }
 
-    /// Tries the jobs in order until there is no room; returns those that have finished. `no_room` is called
-    /// under the lock, with what the next one lacks.
+    /// Tries the jobs in order until there is no room; returns those that have finished. `no_room`
+    /// is called under the lock, with what the next one lacks.
     pub(super) fn resume(
         &self,
         mut try_append: impl FnMut(&mut Job) -> Result<(), Full>,

@@ -1,9 +1,9 @@
-//! What the engine asks of the store and of its journal is bounded: holes cost nothing, an idle volume is
-//! silent, a cold read is one ranged get, and a full journal waits and goes on.
+//! What the engine asks of the store and of its journal is bounded: holes cost nothing, an idle
+//! volume is silent, a cold read is one ranged get, and a full journal waits and goes on.
 
 use crate::faulty::{
-    Machine, SEGMENT, is_engine, is_look, segment_get, segment_put, slot_bytes, slot_version, stored, until,
-    write_slot,
+    Machine, SEGMENT, is_engine, is_look, segment_get, segment_put, slot_bytes, slot_version,
+    stored, until, write_slot,
 };
 use crate::rig::{MIB, Model};
 use sawmill_device::BlockDeviceExt;
@@ -20,7 +20,8 @@ fn filled(slots: u64, cached: bool) -> Machine {
     }
     volume.close().unwrap();
     if cached {
-        machine.options.cache = Some(open_cache(&machine.folder.path().join("cache"), 32 * MIB).unwrap());
+        machine.options.cache =
+            Some(open_cache(&machine.folder.path().join("cache"), 32 * MIB).unwrap());
     }
     machine
 }
@@ -41,7 +42,9 @@ fn holes_read_as_zeroes_and_cost_no_request() {
     let volume = machine.open();
     volume.discard(7 << 30, 4096).unwrap();
     let before = machine.faults.calls().len();
-    for address in [0, 1, 4096, (5 << 30) - 4096, (5 << 30) + 4096, 6 << 30, 7 << 30, (1 << 40) - 4096] {
+    for address in
+        [0, 1, 4096, (5 << 30) - 4096, (5 << 30) + 4096, 6 << 30, 7 << 30, (1 << 40) - 4096]
+    {
         assert_eq!(volume.read_at(address, 4096).unwrap(), vec![0; 4096]);
     }
     assert_eq!(volume.read_at(1 << 30, 32 << 20).unwrap(), vec![0; 32 << 20]);
@@ -90,7 +93,11 @@ fn a_cold_read_of_a_block_is_one_ranged_get() {
         for slot in [3, 11, 0, 7, 14, 5, 9] {
             let before = machine.faults.calls().len();
             let address = slot * SEGMENT as u64 + 2 * FRAME + 8192;
-            crate::faulty::holds(&volume, address, &slot_bytes(slot, 1)[2 * FRAME as usize + 8192..][..4096]);
+            crate::faulty::holds(
+                &volume,
+                address,
+                &slot_bytes(slot, 1)[2 * FRAME as usize + 8192..][..4096],
+            );
             let calls = gets_since(&machine, before);
             assert_eq!(calls.len(), 1, "slot {slot}: {calls:?}");
             let range = calls[0].range.clone().unwrap();
@@ -120,7 +127,9 @@ fn readers_of_one_frame_share_one_get() {
         for index in 0..8u64 {
             let volume = &volume;
             let at = (index * 4096) as usize;
-            scope.spawn(move || crate::faulty::holds(volume, at as u64, &slot_bytes(0, 1)[at..at + 4096]));
+            scope.spawn(move || {
+                crate::faulty::holds(volume, at as u64, &slot_bytes(0, 1)[at..at + 4096])
+            });
         }
         until("all read", || volume.status().counters.reads_store == 8);
         drop(healing);
@@ -142,9 +151,14 @@ fn a_cold_sequential_read_is_a_few_large_gets() {
     assert!(calls.iter().all(|call| call.kind == CallKind::Get));
     // 512 reads of 128 frames in 32 segments.
     assert!(calls.len() <= 64, "{} gets", calls.len());
-    let bytes: u64 =
-        calls.iter().map(|call| call.range.clone().map_or(0, |range| range.end - range.start)).sum();
-    assert!(bytes <= 32 * (SEGMENT as u64 + 4 * 16) * 5 / 4, "{bytes} bytes: frames are fetched once");
+    let bytes: u64 = calls
+        .iter()
+        .map(|call| call.range.clone().map_or(0, |range| range.end - range.start))
+        .sum();
+    assert!(
+        bytes <= 32 * (SEGMENT as u64 + 4 * 16) * 5 / 4,
+        "{bytes} bytes: frames are fetched once"
+    );
 }
 
 #[test]
@@ -171,7 +185,8 @@ fn a_full_journal_waits_and_goes_on_when_the_store_takes_more() {
         let healing = machine.healing();
         for writer in 0..2 {
             let volume = &volume;
-            // Twice, so that neither can end, however unfair the machine, before the journal is full again.
+            // Twice, so that neither can end, however unfair the machine, before the journal is
+            // full again.
             let slots = (0..64).chain(0..64);
             scope.spawn(move || slots.for_each(|slot| write_slot(volume, writer * 64 + slot, 1)));
         }
@@ -233,8 +248,9 @@ fn garbage_does_not_grow_with_the_number_of_lives() {
 fn a_store_that_takes_no_deletes_costs_space_and_nothing_else() {
     let mut machine = Machine::with(8 * MIB, FlushMode::Logged);
     machine.options.checkpoint_bytes = MIB;
-    machine
-        .fault(Fault::Fail(StoreErrorKind::Denied), |call| call.kind == CallKind::Delete && is_engine(call));
+    machine.fault(Fault::Fail(StoreErrorKind::Denied), |call| {
+        call.kind == CallKind::Delete && is_engine(call)
+    });
     let volume = machine.open();
     let mut model = Model::new(8 * MIB, 5);
     for _ in 0..300 {

@@ -1,5 +1,5 @@
-//! A check looks at everything that is kept: whatever of it is damaged or gone is found, and what cannot be
-//! served because of it is named.
+//! A check looks at everything that is kept: whatever of it is damaged or gone is found, and what
+//! cannot be served because of it is named.
 
 use crate::faulty::{Machine, copy_store, keys, root_put, slot_version, stored, until, write_slot};
 use crate::rig::MIB;
@@ -34,7 +34,8 @@ fn machine() -> Machine {
     machine
 }
 
-/// A volume that went on after its snapshot "one", so that only the snapshot needs what is from then.
+/// A volume that went on after its snapshot "one", so that only the snapshot needs what is from
+/// then.
 fn with_a_snapshot() -> Machine {
     let machine = machine();
     let volume = machine.open();
@@ -51,7 +52,8 @@ fn with_a_snapshot() -> Machine {
 /// Snapshots, a retention window, a clone and two checkpoints.
 fn with_everything() -> Machine {
     let machine = with_a_snapshot();
-    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", Fencing::Demanded).unwrap();
+    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", Fencing::Demanded)
+        .unwrap();
     let volume = machine.open();
     volume.set_retention(1 << 20).unwrap();
     checkpoints(&volume, 3, 2);
@@ -170,14 +172,20 @@ fn a_check_finds_each_object_with_a_wrong_bit_that_anything_kept_needs() {
             ["disk", "copy"].iter().flat_map(|name| report(&*store, name).damage).collect();
         if damage.is_empty() {
             unneeded.push(key.clone());
-            assert!(is_all_served(&machine, &store), "{key} is needed, and a check does not find it");
+            assert!(
+                is_all_served(&machine, &store),
+                "{key} is needed, and a check does not find it"
+            );
         } else {
             assert!(damage.iter().all(|one| one.object == *key), "{key}: {damage:?}");
             needed += 1;
         }
     }
     // What nobody reads any more: fences of before, and what waits to be deleted.
-    assert!(unneeded.iter().all(|key| key.contains("/seg/") || key.contains("/map/")), "{unneeded:?}");
+    assert!(
+        unneeded.iter().all(|key| key.contains("/seg/") || key.contains("/map/")),
+        "{unneeded:?}"
+    );
     assert!(
         needed > 20 && unneeded.len() <= 8,
         "{needed} of {} needed; {unneeded:?}",
@@ -188,7 +196,8 @@ fn a_check_finds_each_object_with_a_wrong_bit_that_anything_kept_needs() {
 #[test]
 fn a_check_of_the_base_finds_what_only_its_clone_needs() {
     let machine = with_a_snapshot();
-    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", Fencing::Demanded).unwrap();
+    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", Fencing::Demanded)
+        .unwrap();
     let volume = machine.open();
     volume.delete_snapshot("one").unwrap();
     checkpoints(&volume, 3, 4);
@@ -206,7 +215,8 @@ fn a_check_of_the_base_finds_what_only_its_clone_needs() {
 #[test]
 fn a_check_of_a_clone_finds_that_its_hold_on_the_base_is_gone() {
     let machine = with_a_snapshot();
-    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", Fencing::Demanded).unwrap();
+    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("one".into())), "copy", Fencing::Demanded)
+        .unwrap();
     assert!(report(&*machine.plain, "copy").damage.is_empty());
     let pins: Vec<_> = keys(&*machine.plain, "/pin");
     assert_eq!(pins.len(), 1, "{pins:?}");
@@ -250,8 +260,8 @@ fn a_check_overtaken_by_many_checkpoints_at_once_finds_no_damage() {
     let machine = machine();
     let volume = machine.open();
     checkpoints(&volume, 1, 4);
-    // While the check looks for the checkpoint before the newest, the writer leaves these two and the next
-    // behind.
+    // While the check looks for the checkpoint before the newest, the writer leaves these two and
+    // the next behind.
     std::thread::scope(|scope| {
         let (ask, asked) = std::sync::mpsc::channel::<u64>();
         let (done, wait) = std::sync::mpsc::channel();
@@ -292,7 +302,8 @@ fn an_old_checkpoint_is_not_deleted_by_each_cleanup_again() {
     let newest = keys(&*machine.plain, "/checkpoint/");
     let key = |number| checkpoint_key(machine.volume_id(), number);
     for key in (1..).map(key).take_while(|key| !newest.contains(key)) {
-        let deletes = machine.count(|call| call.kind == CallKind::Delete && call.keys.contains(&key));
+        let deletes =
+            machine.count(|call| call.kind == CallKind::Delete && call.keys.contains(&key));
         // Twice where one cleanup begins before the one before it has ended.
         assert!((1..=2).contains(&deletes), "{key}: {deletes}");
     }

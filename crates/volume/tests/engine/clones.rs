@@ -1,5 +1,5 @@
-//! Clones share what they have in common, and none of them, nor their base, loses anything by what becomes of
-//! the others.
+//! Clones share what they have in common, and none of them, nor their base, loses anything by what
+//! becomes of the others.
 
 use std::sync::Arc;
 
@@ -50,7 +50,12 @@ fn base(machine: &Machine) -> Arc<Volume> {
 
 fn sound(rig: &Rig) {
     let record = find(&*rig.store, &rig.name).unwrap();
-    assert_eq!(check::check(&*rig.store, &record, &mut |_, _| ()).unwrap().damage, vec![], "{}", rig.name);
+    assert_eq!(
+        check::check(&*rig.store, &record, &mut |_, _| ()).unwrap().damage,
+        vec![],
+        "{}",
+        rig.name
+    );
 }
 
 fn one() -> Option<Cut> {
@@ -150,7 +155,10 @@ fn a_family_can_be_deleted_in_any_order() {
             }
         }
         let left = data_left(&machine);
-        assert!(left.iter().all(|key| key.contains("/seg/")) && left.len() <= 3, "{order:?}: {left:?}");
+        assert!(
+            left.iter().all(|key| key.contains("/seg/")) && left.len() <= 3,
+            "{order:?}: {left:?}"
+        );
     }
 }
 
@@ -231,7 +239,8 @@ fn a_snapshot_that_no_checkpoint_has_yet_can_be_cloned() {
     machine.faults.release_all();
     until("it is the newest", || volume.status().counters.checkpoints > written);
     // The next one, which has the snapshot, does not come.
-    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("young".into())), "copy", Fencing::Demanded).unwrap();
+    clone(&*machine.plain, "disk", Some(&Cut::Snapshot("young".into())), "copy", Fencing::Demanded)
+        .unwrap();
     assert_eq!(versions(&machine_for(&machine, "copy").open()), [5, 1, 1, 1]);
     machine.heal();
 }
@@ -244,7 +253,8 @@ fn a_clone_of_a_cut_that_went_is_refused() {
     let (plain, held) = (machine.plain.clone(), Machine::over(machine.plain.clone()));
     held.fault(Fault::Delay, |call| call.kind == CallKind::Put && call.key().contains("/pin/"));
     let store = held.faults.clone();
-    let asks = std::thread::spawn(move || clone(&*store, "disk", one().as_ref(), "copy", Fencing::Waived));
+    let asks =
+        std::thread::spawn(move || clone(&*store, "disk", one().as_ref(), "copy", Fencing::Waived));
     until("the pin", || !held.faults.held().is_empty());
     volume.delete_snapshot("one").unwrap();
     churn(&volume, 0..4, 2);
@@ -267,7 +277,10 @@ fn a_creation_that_dies_leaves_the_base_whole_and_no_name() {
         other.fault(Fault::Fail(sawmill_store::StoreErrorKind::Denied), move |call| {
             call.kind == CallKind::Put && call.key().contains(part)
         });
-        assert!(clone(&*other.faults, "disk", one().as_ref(), "copy", Fencing::Waived).is_err(), "{part}");
+        assert!(
+            clone(&*other.faults, "disk", one().as_ref(), "copy", Fencing::Waived).is_err(),
+            "{part}"
+        );
         assert_eq!(find(&*machine.plain, "copy").unwrap_err().kind(), ErrorKind::NotFound);
         churn(&volume, 0..4, 2);
         clone(&*machine.plain, "disk", one().as_ref(), "copy", Fencing::Demanded).unwrap();
@@ -277,8 +290,9 @@ fn a_creation_that_dies_leaves_the_base_whole_and_no_name() {
     }
 }
 
-/// A late root of a fenced writer takes the number that its successor's was to have. A clone begins there,
-/// and what the successor overwrites meanwhile is dead since its own root, which has a later number.
+/// A late root of a fenced writer takes the number that its successor's was to have. A clone begins
+/// there, and what the successor overwrites meanwhile is dead since its own root, which has a later
+/// number.
 #[test]
 fn a_clone_that_begins_from_a_late_root_keeps_what_its_base_overwrites() {
     let machine = Machine::new();
@@ -290,7 +304,9 @@ fn a_clone_that_begins_from_a_late_root_keeps_what_its_base_overwrites() {
     machine.fault(Fault::Late, |call| root_put(call).is_some());
     std::thread::scope(|scope| {
         let closing = scope.spawn(|| volume.close());
-        until("the root is on its way", || machine.faults.held().iter().any(|call| root_put(call).is_some()));
+        until("the root is on its way", || {
+            machine.faults.held().iter().any(|call| root_put(call).is_some())
+        });
         volume.close_now();
         assert!(closing.join().unwrap().is_err());
     });

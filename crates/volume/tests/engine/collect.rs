@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::faulty::{
-    Machine, SEGMENT, holds, segment_get, segment_put, slot_bytes, slot_version, stored, until, write_slot,
+    Machine, SEGMENT, holds, segment_get, segment_put, slot_bytes, slot_version, stored, until,
+    write_slot,
 };
 use crate::rig::{MIB, Model, Rig};
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind};
@@ -12,8 +13,12 @@ use sawmill_volume::{
     FlushMode, GcPolicy, GcReport, RealWorld, Stepped, Volume, World, check, gc, open_cache,
 };
 
-const NEVER: GcPolicy =
-    GcPolicy { start: 0.0, stop: 0.0, choice: sawmill_volume::GcChoice::Greedy, bytes_per_second_max: 0 };
+const NEVER: GcPolicy = GcPolicy {
+    start: 0.0,
+    stop: 0.0,
+    choice: sawmill_volume::GcChoice::Greedy,
+    bytes_per_second_max: 0,
+};
 /// Half a segment.
 const HALF: usize = SEGMENT / 2;
 
@@ -98,7 +103,12 @@ fn collecting_all_by_hand_puts_the_volume_in_address_order() {
     assert_eq!(report.moved_bytes, before.live_bytes);
     assert_eq!(after.live_bytes, before.live_bytes);
     assert_eq!(after.segment_data_bytes, after.live_bytes, "nothing but live data is left");
-    assert!(after.extents < before.extents / 4, "{} extents, before {}", after.extents, before.extents);
+    assert!(
+        after.extents < before.extents / 4,
+        "{} extents, before {}",
+        after.extents,
+        before.extents
+    );
     model.compare_all(&volume);
     // All is full now: a threshold below 1 finds nothing to do.
     assert_eq!(volume.collect_garbage(0.9).unwrap().moved_bytes, 0);
@@ -114,7 +124,10 @@ fn a_threshold_takes_only_what_is_emptier() {
     stored(&volume);
     assert_eq!(volume.garbage(0.4).segments, 0);
     assert_eq!(volume.collect_garbage(0.4).unwrap().moved_bytes, 0);
-    assert_eq!((volume.garbage(0.6).segments, volume.garbage(0.6).live_bytes), (4, 4 * HALF as u64));
+    assert_eq!(
+        (volume.garbage(0.6).segments, volume.garbage(0.6).live_bytes),
+        (4, 4 * HALF as u64)
+    );
     assert_eq!(gc::garbage(&*machine.plain, "disk", 0.6).unwrap(), volume.garbage(0.6));
     assert_eq!(volume.collect_garbage(0.6).unwrap().moved_bytes, 4 * HALF as u64);
     assert_eq!(volume.garbage(0.99).segments, 0);
@@ -170,7 +183,8 @@ fn what_is_overwritten_only_in_the_journal_is_moved_as_well() {
 fn cached_data_stays_cached_when_it_moves() {
     let mut machine = Machine::new();
     machine.rig.options.gc = NEVER;
-    machine.rig.options.cache = Some(open_cache(&machine.folder.path().join("cache"), 16 * MIB).unwrap());
+    machine.rig.options.cache =
+        Some(open_cache(&machine.folder.path().join("cache"), 16 * MIB).unwrap());
     let volume = machine.open();
     let _heals = machine.healing();
     halve(&volume, 8);
@@ -191,7 +205,9 @@ fn data_cached_while_it_moved_stays_cached() {
     let volume = machine.open();
     let _heals = machine.healing();
     let first = volume.status().stored_sequence + 1;
-    machine.fault(Fault::Delay, move |call| segment_put(call).is_some_and(|sequence| sequence >= first));
+    machine.fault(Fault::Delay, move |call| {
+        segment_put(call).is_some_and(|sequence| sequence >= first)
+    });
     let collecting = collect_all(&volume);
     until("a moved segment is on its way", || !machine.faults.held().is_empty());
     assert_eq!(cache.stats().inserted, 0, "nothing was cached when it was gathered");
@@ -239,11 +255,16 @@ fn a_store_that_is_away_delays_collection_and_nothing_else() {
     machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |call| segment_get(call).is_some());
     let asked = machine.count(|call| segment_get(call).is_some());
     let collecting = collect_all(&volume);
-    until("collection was refused twice", || machine.count(|call| segment_get(call).is_some()) > asked + 2);
+    until("collection was refused twice", || {
+        machine.count(|call| segment_get(call).is_some()) > asked + 2
+    });
     write_slot(&volume, 9, 1);
     stored(&volume);
     machine.heal();
-    assert_eq!(collecting.join().unwrap().unwrap().moved_bytes, volume.status().live_bytes - SEGMENT as u64);
+    assert_eq!(
+        collecting.join().unwrap().unwrap().moved_bytes,
+        volume.status().live_bytes - SEGMENT as u64
+    );
     are_halved(&volume, 3);
 }
 

@@ -1,5 +1,5 @@
-//! A process that dies between any two of its steps, with puts under way that land whenever they like, is
-//! followed by one that has every accepted write; and so on for many lives.
+//! A process that dies between any two of its steps, with puts under way that land whenever they
+//! like, is followed by one that has every accepted write; and so on for many lives.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,9 +13,9 @@ use crate::rig::{Dice, MIB, Model};
 use sawmill_device::BlockDeviceExt;
 use sawmill_store::{Call, CallKind, Fault, StoreErrorKind};
 
-/// Six slots of version 1 stored and checkpointed, then six of version 2; `fault` meets the calls that
-/// `chosen` picks. The process dies when `reached` says so; held calls land after its death, or during the
-/// next life, or never.
+/// Six slots of version 1 stored and checkpointed, then six of version 2; `fault` meets the calls
+/// that `chosen` picks. The process dies when `reached` says so; held calls land after its death,
+/// or during the next life, or never.
 fn dies_at(
     what: &str,
     fault: Fault,
@@ -69,7 +69,9 @@ fn between_a_put_and_the_map_update() {
     dies_at("a gap among the puts", Fault::Delay, first, move |machine| held(machine, first));
     dies_at("a late put", Fault::Late, first, move |machine| held(machine, first));
     let any = |call: &Call| segment_put(call).is_some();
-    dies_at("no answer to any put", Fault::LoseAnswer, any, |machine| machine.keys("/seg/").len() > 10);
+    dies_at("no answer to any put", Fault::LoseAnswer, any, |machine| {
+        machine.keys("/seg/").len() > 10
+    });
 }
 
 #[test]
@@ -80,7 +82,9 @@ fn between_the_parts_of_a_checkpoint_and_its_root() {
     let root = |call: &Call| root_put(call).is_some();
     dies_at("root under way", Fault::Delay, root, move |machine| held(machine, root));
     dies_at("root late", Fault::Late, root, move |machine| held(machine, root));
-    dies_at("root unheard", Fault::LoseAnswer, root, |machine| machine.keys("/checkpoint/").len() > 2);
+    dies_at("root unheard", Fault::LoseAnswer, root, |machine| {
+        machine.keys("/checkpoint/").len() > 2
+    });
 }
 
 #[test]
@@ -93,14 +97,15 @@ fn between_a_root_and_the_deletes() {
     dies_at("lists under way", Fault::Delay, list, move |machine| held(machine, list));
 }
 
-/// Seed 8051613: a younger root was gone and an older one was not, and a list that showed the older one alone
-/// led an attach back to it.
+/// Seed 8051613: a younger root was gone and an older one was not, and a list that showed the older
+/// one alone led an attach back to it.
 #[test]
 fn old_roots_are_deleted_one_by_one_the_oldest_first() {
     let mut machine = Machine::new();
     machine.options.checkpoint_bytes = MIB;
     let volume = machine.open();
-    let is_old_root = |call: &Call| call.kind == CallKind::Delete && call.key().contains("/checkpoint/");
+    let is_old_root =
+        |call: &Call| call.kind == CallKind::Delete && call.key().contains("/checkpoint/");
     machine.fault(Fault::Fail(StoreErrorKind::Unavailable), is_old_root);
     let write = |rounds: std::ops::Range<u64>| {
         for round in rounds {
@@ -145,19 +150,27 @@ fn in_recovery_again_and_again() {
     for life in 0..12 {
         // Some die at the fence, some right after it, one with a put of what it replayed under way.
         if life % 3 == 0 {
-            let fault =
-                if life % 2 == 0 { Fault::LoseAnswer } else { Fault::Fail(StoreErrorKind::Unavailable) };
+            let fault = if life % 2 == 0 {
+                Fault::LoseAnswer
+            } else {
+                Fault::Fail(StoreErrorKind::Unavailable)
+            };
             machine.fault(fault, |call| segment_put(call).is_some());
             assert!(machine.try_open().is_err());
             machine.heal();
         }
         if life % 4 == 1 {
             // Not a fence: those are short.
-            machine.fault(Fault::Late, |call| segment_put(call).is_some() && call.size_bytes > 1000);
+            machine
+                .fault(Fault::Late, |call| segment_put(call).is_some() && call.size_bytes > 1000);
         }
         let volume = machine.open();
         crate::faulty::holds(&volume, 9 * MIB, &[7; 777]);
-        assert_eq!([0, 1, 2, 3].map(|slot| slot_version(&volume, slot, 9)), [2, 1, 1, 1], "life {life}");
+        assert_eq!(
+            [0, 1, 2, 3].map(|slot| slot_version(&volume, slot, 9)),
+            [2, 1, 1, 1],
+            "life {life}"
+        );
         volume.close_now();
         machine.heal();
         machine.faults.release_all();
@@ -230,8 +243,8 @@ fn many_lives_with_a_store_that_does_everything_wrong_but_lie_lose_nothing() {
     }
 }
 
-/// An attach whose store goes wrong from some call on, and which dies. Some of what was held before lands
-/// meanwhile.
+/// An attach whose store goes wrong from some call on, and which dies. Some of what was held before
+/// lands meanwhile.
 fn die_in_recovery(machine: &Machine, dice: &mut Dice) {
     let mut left = 1 + dice.below(150);
     let mut at_call = Dice::new(dice.below(1 << 40) * 2 + 1);

@@ -1,11 +1,13 @@
-//! Snapshots, the retention window, rollback: a cut is exactly what the volume was, for as long as it is
-//! kept, and nothing else is kept.
+//! Snapshots, the retention window, rollback: a cut is exactly what the volume was, for as long as
+//! it is kept, and nothing else is kept.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::faulty::{Machine, SEGMENT, keys, root_put, segment_put, slot_version, stored, until, write_slot};
+use crate::faulty::{
+    Machine, SEGMENT, keys, root_put, segment_put, slot_version, stored, until, write_slot,
+};
 use crate::rig::{MIB, Model};
 use sawmill_device::ErrorKind;
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, parse_checkpoint_key};
@@ -79,7 +81,8 @@ fn a_deleted_snapshot_gives_back_what_it_alone_needed() {
     let gone = open_cut(&machine, snapshot("one")).err().unwrap();
     assert_eq!(gone.kind(), ErrorKind::NotFound, "{gone}");
     checkpoints(&volume, 0..6, 3, 5);
-    // What is live, what two checkpoints keep, and orders: far less than what the snapshot held besides.
+    // What is live, what two checkpoints keep, and orders: far less than what the snapshot held
+    // besides.
     until("the copies of checkpoints go", || keys(&*machine.plain, "/kept/").is_empty());
     let left = machine.keys("/seg/").len();
     volume.close().unwrap();
@@ -431,12 +434,13 @@ impl World for Forward {
     }
 }
 
-/// An attachment on a machine whose wall clock is wrong by so much: `seconds` pass, nobody does anything, and
-/// it ends.
+/// An attachment on a machine whose wall clock is wrong by so much: `seconds` pass, nobody does
+/// anything, and it ends.
 fn attach_by_a_wrong_clock(machine: &Machine, wrong_ms: i64, seconds: u64) {
     let world = Arc::new(Forward(RealWorld::default(), AtomicU64::new(0), wrong_ms));
     let dynamic: Arc<dyn World> = world.clone();
-    let mut stepped = Stepped::open(dynamic, machine.rig.store.clone(), "disk", &machine.options).unwrap();
+    let mut stepped =
+        Stepped::open(dynamic, machine.rig.store.clone(), "disk", &machine.options).unwrap();
     for _ in 0..seconds {
         world.1.fetch_add(1000, Ordering::SeqCst);
         while stepped.step_journal_quietly() {}
@@ -474,10 +478,16 @@ fn no_wall_clock_makes_a_moment_old() {
         volume.close().unwrap();
         for (version, position) in (1..=3).zip(moments) {
             let then = open_cut(&machine, Cut::Position(position)).unwrap();
-            assert!((0..4).all(|slot| slot_version(&then, slot, 9) == version), "{wrong_ms}: {version}");
+            assert!(
+                (0..4).all(|slot| slot_version(&then, slot, 9) == version),
+                "{wrong_ms}: {version}"
+            );
         }
         let left = machine.keys("/seg/");
-        assert!(segments.iter().all(|key| left.contains(key)), "{wrong_ms}: a segment of the window went");
+        assert!(
+            segments.iter().all(|key| left.contains(key)),
+            "{wrong_ms}: a segment of the window went"
+        );
         machine.assert_sound("after a wrong clock");
     }
 }
@@ -506,7 +516,8 @@ fn a_quiet_volume_gives_back_what_left_the_retention_window() {
     let machine = Machine::new();
     let world = Arc::new(Forward(RealWorld::default(), AtomicU64::new(0), 0));
     let dynamic: Arc<dyn World> = world.clone();
-    let mut stepped = Stepped::open(dynamic, machine.rig.store.clone(), "disk", &machine.options).unwrap();
+    let mut stepped =
+        Stepped::open(dynamic, machine.rig.store.clone(), "disk", &machine.options).unwrap();
     let step = |stepped: &mut Stepped| {
         while stepped.step_journal_quietly() {}
         stepped.step_engine(world.now())
@@ -551,14 +562,20 @@ fn no_segment_is_older_than_a_checkpoint_that_has_it_not() {
     volume.resize(65 * MIB).unwrap();
     let key = machine.keys("/checkpoint/").pop().unwrap();
     let (volume_id, number) = parse_checkpoint_key(&key).unwrap();
-    let root = Checkpoint::decode(&machine.object(&key), &CheckpointIdentity { volume_id, number }).unwrap();
+    let root = Checkpoint::decode(&machine.object(&key), &CheckpointIdentity { volume_id, number })
+        .unwrap();
     machine.heal();
     machine.faults.release_all();
     stored(&volume);
     let sequence = root.next_sequence;
     let object = machine.object(&segment_key(volume_id, sequence));
     let late = SegmentHeader::decode(&object, &SegmentIdentity { volume_id, sequence }).unwrap();
-    assert!(root.wall_unix_ms <= late.wall_unix_ms, "{} > {}", root.wall_unix_ms, late.wall_unix_ms);
+    assert!(
+        root.wall_unix_ms <= late.wall_unix_ms,
+        "{} > {}",
+        root.wall_unix_ms,
+        late.wall_unix_ms
+    );
     volume.close().unwrap();
 }
 
@@ -567,7 +584,8 @@ fn no_segment_is_older_than_a_checkpoint_that_has_it_not() {
 fn an_order_too_many_is_refused_and_those_that_wait_are_not() {
     let machine = machine();
     let world: Arc<dyn World> = Arc::new(RealWorld::default());
-    let stepped = Stepped::open(world, machine.rig.store.clone(), "disk", &machine.options).unwrap();
+    let stepped =
+        Stepped::open(world, machine.rig.store.clone(), "disk", &machine.options).unwrap();
     let ordered: Vec<_> = (0..limits::ORDERS_WAITING_MAX)
         .map(|number| stepped.volume().begin_snapshot(&format!("s{number}")).unwrap())
         .collect();

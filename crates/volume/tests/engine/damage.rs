@@ -1,5 +1,5 @@
-//! Bit rot, lost and swapped objects: a check lists them, an open or a read that needs them says so and names
-//! them, and nothing ever returns wrong bytes.
+//! Bit rot, lost and swapped objects: a check lists them, an open or a read that needs them says so
+//! and names them, and nothing ever returns wrong bytes.
 
 use crate::faulty::{
     Machine, SEGMENT, is_engine, segment_put, slot_bytes, slot_version, stored, until, write_slot,
@@ -11,7 +11,8 @@ use sawmill_format::segment::{FRAME_HEAD_BYTES, header_bytes_of};
 use sawmill_store::{Blocking, CallKind, Class, Fault, PutOutcome};
 use sawmill_volume::{Volume, check, open_cache};
 
-/// Slots of a volume whose first eight are in the checkpoint and whose last two were stored after it.
+/// Slots of a volume whose first eight are in the checkpoint and whose last two were stored after
+/// it.
 const CHECKPOINTED: u64 = 8;
 const SLOTS: u64 = 10;
 /// The sequence of slot 0, behind the first fence.
@@ -93,7 +94,8 @@ fn a_damaged_frame_is_never_read_and_the_rest_is() {
                 let key = machine.segment_key(sequence);
                 let header = header_bytes_of(&machine.object(&key)[..16]).unwrap() as usize;
                 let frame = (64 << 10) + FRAME_HEAD_BYTES;
-                // The last frame of the segment; of another segment only the body, so that the open takes it.
+                // The last frame of the segment; of another segment only the body, so that the open
+                // takes it.
                 let other = machine.object(&machine.segment_key(sequence + 1));
                 machine.tamper(&key, |bytes| match how {
                     "a bit" => bytes[header + 3 * frame + 1000] ^= 16,
@@ -107,11 +109,16 @@ fn a_damaged_frame_is_never_read_and_the_rest_is() {
                     let error = volume.read_at(start + (192 << 10), 4096).unwrap_err();
                     assert_eq!(error.kind(), ErrorKind::Corrupt, "{how}");
                     assert!(error.to_string().contains(&key), "{how}: {error}");
-                    assert_eq!(volume.read_at(start, SEGMENT).unwrap_err().kind(), ErrorKind::Corrupt);
+                    assert_eq!(
+                        volume.read_at(start, SEGMENT).unwrap_err().kind(),
+                        ErrorKind::Corrupt
+                    );
                     crate::faulty::holds(&volume, start, &slot_bytes(slot, 1)[..192 << 10]);
                 }
                 assert!(
-                    (0..SLOTS).filter(|other| *other != slot).all(|slot| slot_version(&volume, slot, 1) == 1)
+                    (0..SLOTS)
+                        .filter(|other| *other != slot)
+                        .all(|slot| slot_version(&volume, slot, 1) == 1)
                 );
                 volume.close_now();
                 let damage = damage_of(&machine);
@@ -139,7 +146,10 @@ fn a_checkpointed_segment_that_is_gone_is_corrupt_where_it_is_needed() {
     let key = machine.segment_key(FIRST);
     machine.remove(&key);
     let damage = damage_of(&machine);
-    assert!(damage.len() == 1 && damage[0].object == key && damage[0].what.contains("gone"), "{damage:?}");
+    assert!(
+        damage.len() == 1 && damage[0].object == key && damage[0].what.contains("gone"),
+        "{damage:?}"
+    );
     let volume = machine.open();
     let error = volume.read_at(0, 4096).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt);
@@ -191,14 +201,19 @@ fn a_damaged_checkpoint_falls_back_to_the_one_before() {
         let record = sawmill_volume::find(&*machine.plain, "disk").unwrap();
         let report = check::check(&*machine.plain, &record, &mut |_, _| ()).unwrap();
         let [damage] = &report.damage[..] else { panic!("{how}: {:?}", report.damage) };
-        assert!(damage.object == *newest && damage.costs.is_empty(), "{how}: the volume is whole: {damage}");
+        assert!(
+            damage.object == *newest && damage.costs.is_empty(),
+            "{how}: the volume is whole: {damage}"
+        );
         assert!(report.notes.iter().any(|note| note.contains(newest)), "{how}: {:?}", report.notes);
         let volume = machine.open();
         is_sound(&volume);
         write_slot(&volume, 0, 1);
         volume.close().unwrap();
         let number = volume.status().checkpoint_number;
-        assert!(machine.keys("/checkpoint/").iter().any(|key| key.ends_with(&format!("{number:020}"))));
+        assert!(
+            machine.keys("/checkpoint/").iter().any(|key| key.ends_with(&format!("{number:020}")))
+        );
         assert!(number > 4, "{how}: the number of the damaged one is not used again");
         is_sound(&machine.open());
     }

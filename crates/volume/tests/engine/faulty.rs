@@ -1,5 +1,5 @@
-//! What the tests under faults share: machines with a store that fails as told, objects to damage, things to
-//! wait for.
+//! What the tests under faults share: machines with a store that fails as told, objects to damage,
+//! things to wait for.
 #![allow(unreachable_pub, missing_docs, reason = "the tests' own")]
 
 use std::ops::{Deref, DerefMut};
@@ -12,7 +12,9 @@ use sawmill_format::checkpoint::parse_checkpoint_key;
 use sawmill_format::ids::VolumeId;
 use sawmill_format::journal::{SUPERBLOCK_BYTES, Superblock};
 use sawmill_format::segment::{parse_segment_key, segment_key};
-use sawmill_store::{Blocking, Call, CallKind, Class, Fault, FaultStore, ObjectStore, StoreOptions};
+use sawmill_store::{
+    Blocking, Call, CallKind, Class, Fault, FaultStore, ObjectStore, StoreOptions,
+};
 use sawmill_volume::{CreateOptions, FlushMode, Safety, Volume, check};
 
 use crate::rig::{MIB, Rig, pattern};
@@ -54,8 +56,11 @@ impl Machine {
 
     pub fn with(size_bytes: u64, flush: FlushMode) -> Self {
         let plain = memory();
-        let options =
-            CreateOptions { flush, segment_bytes: SEGMENT as u32, ..CreateOptions::new(size_bytes) };
+        let options = CreateOptions {
+            flush,
+            segment_bytes: SEGMENT as u32,
+            ..CreateOptions::new(size_bytes)
+        };
         sawmill_volume::create(&*plain, "disk", &options).unwrap();
         Self::over(plain)
     }
@@ -73,8 +78,8 @@ impl Machine {
         machine
     }
 
-    /// Another machine with copies of this one's memory, journal and store, as they are now, as if this one
-    /// had died: its journal names its own memory.
+    /// Another machine with copies of this one's memory, journal and store, as they are now, as if
+    /// this one had died: its journal names its own memory.
     pub fn twin(&self) -> Self {
         let mut twin = Self::over(memory());
         let mut files: Vec<_> =
@@ -106,7 +111,8 @@ impl Machine {
 
     /// From now on calls that `chosen` picks meet `fault`.
     pub fn fault(&self, fault: Fault, mut chosen: impl FnMut(&Call) -> bool + Send + 'static) {
-        self.faults.script(Box::new(move |call| if chosen(call) { fault.clone() } else { Fault::None }));
+        self.faults
+            .script(Box::new(move |call| if chosen(call) { fault.clone() } else { Fault::None }));
     }
 
     pub fn heal(&self) {
@@ -190,12 +196,16 @@ pub fn copy_store(from: &dyn ObjectStore) -> Arc<dyn ObjectStore> {
 
 /// The sequence of a put of a segment.
 pub fn segment_put(call: &Call) -> Option<u64> {
-    (call.kind == CallKind::Put).then(|| parse_segment_key(call.key()))?.map(|(_, sequence)| sequence)
+    (call.kind == CallKind::Put)
+        .then(|| parse_segment_key(call.key()))?
+        .map(|(_, sequence)| sequence)
 }
 
 /// Whether a call only looks whether a fence stands where the next segment would.
 pub fn is_look(call: &Call) -> bool {
-    call.kind == CallKind::Get && call.range == Some(0..48) && parse_segment_key(call.key()).is_some()
+    call.kind == CallKind::Get
+        && call.range == Some(0..48)
+        && parse_segment_key(call.key()).is_some()
 }
 
 /// The sequence of a get of a segment, looks for fences excepted.
@@ -207,7 +217,9 @@ pub fn segment_get(call: &Call) -> Option<u64> {
 
 /// The number of a put of a checkpoint's root.
 pub fn root_put(call: &Call) -> Option<u64> {
-    (call.kind == CallKind::Put).then(|| parse_checkpoint_key(call.key()))?.map(|(_, number)| number)
+    (call.kind == CallKind::Put)
+        .then(|| parse_checkpoint_key(call.key()))?
+        .map(|(_, number)| number)
 }
 
 /// Whether a call is of the volume, and not of a probe of the store.
@@ -251,7 +263,8 @@ pub fn slot_version(volume: &Volume, slot: u64, versions: u64) -> u64 {
     found.unwrap_or_else(|| panic!("slot {slot} holds no version of it"))
 }
 
-/// A seed for a random test: new each time, or the one in `SAWMILL_TEST_SEED`. Printed, for when it fails.
+/// A seed for a random test: new each time, or the one in `SAWMILL_TEST_SEED`. Printed, for when it
+/// fails.
 pub fn seed() -> u64 {
     let fresh = || {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();

@@ -1,10 +1,11 @@
-//! Two writers of one volume: the later attach wins, the earlier one hears it, and nothing it writes after
-//! the fence is ever visible, however late it lands.
+//! Two writers of one volume: the later attach wins, the earlier one hears it, and nothing it
+//! writes after the fence is ever visible, however late it lands.
 
 use std::sync::{Arc, Barrier};
 
 use crate::faulty::{
-    Machine, PATIENCE, SEGMENT, is_engine, root_put, segment_put, slot_version, stored, until, write_slot,
+    Machine, PATIENCE, SEGMENT, is_engine, root_put, segment_put, slot_version, stored, until,
+    write_slot,
 };
 use crate::rig::MIB;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
@@ -15,9 +16,12 @@ use sawmill_volume::{Health, Safety, Volume};
 fn fenced(volume: &Volume) {
     let outcome = volume.wait(Safety::Stored, Some(PATIENCE));
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Fenced);
-    for outcome in
-        [volume.write_at(0, &[1]), volume.flush(), volume.discard(0, 4096), volume.read_at(0, 1).map(drop)]
-    {
+    for outcome in [
+        volume.write_at(0, &[1]),
+        volume.flush(),
+        volume.discard(0, 4096),
+        volume.read_at(0, 1).map(drop),
+    ] {
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Fenced);
     }
     assert!(matches!(volume.status().health, Health::Fenced { .. }));
@@ -97,7 +101,8 @@ fn puts_that_land_after_the_fence_never_count() {
     first.heal();
     fenced(&a);
     let want = [1, 0, 0, 0, 0, 0, 3, 3, 3];
-    let versions = |volume: &Volume| [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|slot| slot_version(volume, slot, 9));
+    let versions =
+        |volume: &Volume| [0, 1, 2, 3, 4, 5, 6, 7, 8].map(|slot| slot_version(volume, slot, 9));
     assert_eq!(versions(&b), want);
     b.close_now();
     for _ in 0..3 {

@@ -1,5 +1,6 @@
-//! Stores that are copied or put back from a backup, and what outlives a process beside them: each history
-//! shows its own bytes, and nothing of another one's. And one journal has one writer, by whatever name.
+//! Stores that are copied or put back from a backup, and what outlives a process beside them: each
+//! history shows its own bytes, and nothing of another one's. And one journal has one writer, by
+//! whatever name.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +13,8 @@ use sawmill_volume::{FlushMode, NewestState, open_cache};
 
 const BLOCK: usize = 4096;
 
-/// A machine on `store` with the journal of `rig`'s folder that is called `name`, and the cache of all.
+/// A machine on `store` with the journal of `rig`'s folder that is called `name`, and the cache of
+/// all.
 fn beside(rig: &Rig, store: &Arc<dyn ObjectStore>, name: &str) -> Rig {
     let mut other = Rig::over(store.clone());
     other.options.journal_path = rig.folder.path().join(name);

@@ -1,5 +1,6 @@
-//! What opening does with every kind of journal: what it needs is used, what it cannot use is refused and
-//! kept, and a crash at any step of an attach is met by the next one, without flags and without loss.
+//! What opening does with every kind of journal: what it needs is used, what it cannot use is
+//! refused and kept, and a crash at any step of an attach is met by the next one, without flags and
+//! without loss.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,9 @@ use std::sync::Arc;
 use crate::faulty::{Machine, holds, slot_version, stored, until, write_slot};
 use crate::rig::{MIB, pattern};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
-use sawmill_format::journal::{RECORD_HEADER_BYTES, RING_START_BYTES, SUPERBLOCK_BYTES, Superblock};
+use sawmill_format::journal::{
+    RECORD_HEADER_BYTES, RING_START_BYTES, SUPERBLOCK_BYTES, Superblock,
+};
 use sawmill_store::{Fault, StoreErrorKind};
 use sawmill_volume::{CreateOptions, Volume, inspect};
 
@@ -50,12 +53,13 @@ fn flip(path: &Path, offset: u64) {
 }
 
 fn set_aside(machine: &Machine) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(machine.folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    let entries =
+        std::fs::read_dir(machine.folder.path()).unwrap().map(|entry| entry.unwrap().path());
     entries.filter(|path| path.to_string_lossy().contains(".aside-")).collect()
 }
 
-/// The journal cannot be used: refused and untouched without the flag; set aside, and the stored cut, with
-/// it.
+/// The journal cannot be used: refused and untouched without the flag; set aside, and the stored
+/// cut, with it.
 fn refused_until_the_loss_is_accepted(mut machine: Machine, says: &str) {
     let path = machine.journal();
     let before = std::fs::read(&path).ok();
@@ -71,9 +75,14 @@ fn refused_until_the_loss_is_accepted(mut machine: Machine, says: &str) {
     let volume = machine.open();
     assert_eq!(slot_version(&volume, 0, 9), 1);
     assert!(!has_newest(&volume), "the volume is the stored cut");
-    let kept: Vec<_> = set_aside(&machine).iter().map(|path| std::fs::read(path).unwrap()).collect();
+    let kept: Vec<_> =
+        set_aside(&machine).iter().map(|path| std::fs::read(path).unwrap()).collect();
     let worth_keeping = before.filter(|bytes| !bytes.is_empty());
-    assert_eq!(kept, worth_keeping.into_iter().collect::<Vec<_>>(), "what was set aside is still there");
+    assert_eq!(
+        kept,
+        worth_keeping.into_iter().collect::<Vec<_>>(),
+        "what was set aside is still there"
+    );
     volume.write_at(MIB, &pattern(MIB, 7, 9000)).unwrap();
     volume.close_now();
     machine.options.accept_journal_loss = false;
@@ -138,7 +147,8 @@ fn what_rots_before_the_first_record_of_an_attachment_is_no_damage() {
     volume.flush().unwrap();
     volume.close_now();
     machine.lose_memory();
-    // The attach filled the last block of the one before with a pad; its own records begin behind that.
+    // The attach filled the last block of the one before with a pad; its own records begin behind
+    // that.
     let written = std::fs::read(&journal).unwrap();
     let superblock = Superblock::decode(&written[..SUPERBLOCK_BYTES], machine.volume_id()).unwrap();
     let Superblock { stored_position, trim, .. } = superblock;
@@ -240,8 +250,8 @@ fn place_of(machine: &Machine, payload: &[u8]) -> u64 {
     at.expect("the payload is in the journal file") as u64
 }
 
-/// A volume whose journal holds a write below the mark that says what was flushed, and one above it; memory
-/// lost.
+/// A volume whose journal holds a write below the mark that says what was flushed, and one above
+/// it; memory lost.
 fn marked() -> (Machine, u64, u64) {
     let machine = Machine::new();
     let volume = machine.open();
@@ -376,7 +386,8 @@ fn unavailable() -> Fault {
 
 #[test]
 fn a_crash_around_the_fence_loses_nothing_and_needs_no_flag() {
-    // The fence never got there; it did and nobody heard; it gets there after the next attach has begun.
+    // The fence never got there; it did and nobody heard; it gets there after the next attach has
+    // begun.
     let steps: [fn() -> Fault; 3] = [unavailable, || Fault::LoseAnswer, || Fault::Late];
     for first in steps {
         for second in steps {
@@ -415,7 +426,9 @@ fn a_fence_of_a_failed_attach_may_land_at_any_time_of_the_next() {
             let mut first = true;
             machine.faults.release(|_| std::mem::take(&mut first));
             // The first fence took 1, its epoch began at 65, and one segment was written.
-            until("the late fence is there", || machine.keys("/seg/").contains(&machine.segment_key(66)));
+            until("the late fence is there", || {
+                machine.keys("/seg/").contains(&machine.segment_key(66))
+            });
             machine.faults.release_all();
             open.join().unwrap()
         });

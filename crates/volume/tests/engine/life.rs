@@ -132,7 +132,8 @@ fn more_is_written_than_the_journal_holds() {
         for block in 0..48 {
             let bytes = pattern(block, round, MIB as usize);
             volume.write_at(block * MIB, &bytes).unwrap();
-            model.bytes[(block * MIB) as usize..((block + 1) * MIB) as usize].copy_from_slice(&bytes);
+            model.bytes[(block * MIB) as usize..((block + 1) * MIB) as usize]
+                .copy_from_slice(&bytes);
         }
     }
     model.compare_all(&volume);
@@ -175,8 +176,8 @@ fn a_discard_of_the_whole_disk_is_a_handful_of_records() {
     assert_eq!(volume.status().live_bytes, 0);
 }
 
-/// The engine once found nothing pending while the journal's thread still held the last records, and declared
-/// the volume cleanly closed: the next attach passed over the journal.
+/// The engine once found nothing pending while the journal's thread still held the last records,
+/// and declared the volume cleanly closed: the next attach passed over the journal.
 #[test]
 fn a_close_right_behind_the_last_write_stores_it() {
     let mut rig = Rig::new();
@@ -211,13 +212,15 @@ fn nothing_is_left_to_store_right_after_an_attach() {
     assert_eq!(positions.accepted, positions.stored);
 }
 
-/// What a hand-off prepares while users go on is what they do not wait for: memory, and a log to read.
+/// What a hand-off prepares while users go on is what they do not wait for: memory, and a log to
+/// read.
 #[test]
 fn an_open_that_was_prepared_takes_the_memory_and_finds_no_log_to_read() {
     use std::os::unix::fs::MetadataExt;
     let files = |rig: &Rig, kind: &str| -> Vec<u64> {
         let entries = std::fs::read_dir(rig.folder.path()).unwrap().map(Result::unwrap);
-        let wanted = entries.filter(|entry| entry.path().extension().is_some_and(|found| found == kind));
+        let wanted =
+            entries.filter(|entry| entry.path().extension().is_some_and(|found| found == kind));
         wanted.map(|entry| entry.metadata().unwrap().ino()).collect()
     };
     let rig = Rig::new();
@@ -235,7 +238,11 @@ fn an_open_that_was_prepared_takes_the_memory_and_finds_no_log_to_read() {
 
     let volume = rig.open();
     let told = |name: &str| volume.recovery().steps.iter().find(|step| step.name == name).unwrap();
-    assert!(told("roll forward").detail.starts_with("0 segments"), "{}", told("roll forward").detail);
+    assert!(
+        told("roll forward").detail.starts_with("0 segments"),
+        "{}",
+        told("roll forward").detail
+    );
     assert_eq!(
         (preallocated.len(), files(&rig, "staging")),
         (1, preallocated),
@@ -286,7 +293,8 @@ fn each_byte_of_a_write_is_taken_from_its_door_once() {
         volume.submit(Request::new(Operation::Write, address, length, flags, Box::new(far)));
         let (taken, _) = hear.recv().expect("an answer");
         assert!(taken.iter().all(|times| *times == 1), "{bytes} bytes at {address}");
-        // A read is put where the door says, and nowhere else first: the bytes are there when it is answered.
+        // A read is put where the door says, and nowhere else first: the bytes are there when it is
+        // answered.
         let (tell, hear) = channel();
         let far = Counted { taken: Vec::new(), place: vec![0; bytes], tell };
         volume.submit(Request::new(Operation::Read, address, length, flags, Box::new(far)));

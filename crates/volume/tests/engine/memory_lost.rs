@@ -1,5 +1,5 @@
-//! Memory that outlives the process, and does not: gone with a container, in another folder, damaged, of
-//! others. What was accepted is never dropped without a word.
+//! Memory that outlives the process, and does not: gone with a container, in another folder,
+//! damaged, of others. What was accepted is never dropped without a word.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,8 @@ fn killed() -> (Rig, PathBuf) {
     volume.close_now();
     drop(volume);
     let memory = std::fs::read_dir(rig.folder.path()).unwrap().map(|entry| entry.unwrap().path());
-    let mut memory = memory.filter(|path| path.extension().is_some_and(|extension| extension == "staging"));
+    let mut memory =
+        memory.filter(|path| path.extension().is_some_and(|extension| extension == "staging"));
     let path = memory.next().expect("its memory");
     (rig, path)
 }
@@ -192,8 +193,8 @@ impl World for Worn {
     }
 }
 
-/// Closes a volume while the engine means to write more checkpoints than the last one. `refuses`: the disk
-/// takes no superblock at the end.
+/// Closes a volume while the engine means to write more checkpoints than the last one. `refuses`:
+/// the disk takes no superblock at the end.
 fn closed_with_checkpoints_to_come(refuses: bool) -> Machine {
     let rig = Machine::new();
     let world = Worn::default();
@@ -221,7 +222,8 @@ fn closed_with_checkpoints_to_come(refuses: bool) -> Machine {
         step(&mut stepped);
         stepped.is_settled()
     });
-    // The engine's thread may go round once more before it is told to end, and what it began then lands.
+    // The engine's thread may go round once more before it is told to end, and what it began then
+    // lands.
     let roots = || rig.faults.calls().iter().filter(|call| root_put(call).is_some()).count();
     let written = roots();
     for _ in 0..100 {
@@ -245,7 +247,8 @@ fn who_closed_cleanly_is_found_so_without_the_journal() {
 fn memory_stays_where_the_disk_was_not_told_that_it_may_go() {
     let rig = closed_with_checkpoints_to_come(true);
     let memory = std::fs::read_dir(rig.folder.path()).unwrap().map(|entry| entry.unwrap().path());
-    let is_memory = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "staging");
+    let is_memory =
+        |path: &PathBuf| path.extension().is_some_and(|extension| extension == "staging");
     assert_eq!(memory.filter(is_memory).count(), 1, "the journal still asks for it");
     // The next attach, on a disk that is well again.
     has_all(&rig);
@@ -258,7 +261,8 @@ fn what_nobody_flushes_is_logged_in_time_and_with_a_limit_of_zero_never() {
         machine.rig.options.log_age_max = Duration::from_secs(log_age_s);
         let world = Worn::default();
         let mut stepped =
-            Stepped::open(Arc::new(world.clone()), machine.store.clone(), "disk", &machine.options).unwrap();
+            Stepped::open(Arc::new(world.clone()), machine.store.clone(), "disk", &machine.options)
+                .unwrap();
         machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |call| {
             call.kind == CallKind::Put && is_engine(call)
         });
@@ -270,7 +274,11 @@ fn what_nobody_flushes_is_logged_in_time_and_with_a_limit_of_zero_never() {
         }
         let status = stepped.volume().status();
         let (positions, syncs) = (status.positions, status.counters.journal_syncs);
-        assert_eq!(positions.logged >= positions.accepted, is_logged, "{positions:?}, {syncs} syncs");
+        assert_eq!(
+            positions.logged >= positions.accepted,
+            is_logged,
+            "{positions:?}, {syncs} syncs"
+        );
         machine.heal();
     }
 }
@@ -281,7 +289,8 @@ fn what_comes_after_a_sync_that_hung_is_logged_in_time_too() {
     machine.rig.options.log_age_max = Duration::from_secs(5);
     let world = Worn::default();
     let mut stepped =
-        Stepped::open(Arc::new(world.clone()), machine.store.clone(), "disk", &machine.options).unwrap();
+        Stepped::open(Arc::new(world.clone()), machine.store.clone(), "disk", &machine.options)
+            .unwrap();
     machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |call| {
         call.kind == CallKind::Put && is_engine(call)
     });

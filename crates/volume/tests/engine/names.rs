@@ -1,5 +1,5 @@
-//! A name means what was last said of it, whatever comes late, dies half way or races; and nobody's data is
-//! removed that a name still leads to.
+//! A name means what was last said of it, whatever comes late, dies half way or races; and nobody's
+//! data is removed that a name still leads to.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use sawmill_format::kept::{Pin, Word, tombstone_key, word_key};
 use sawmill_format::name_record::NAME_PREFIX;
 use sawmill_format::volume_record::{VolumeRecord, volume_key};
 use sawmill_store::{
-    Blocking, Call, CallKind, Class, Done, Fault, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome,
-    StoreErrorKind,
+    Blocking, Call, CallKind, Class, Done, Fault, Get, List, ObjectInfo, ObjectStore, Put,
+    PutOutcome, StoreErrorKind,
 };
 use sawmill_volume::{
-    CreateOptions, ErrorKind, Fencing, RealWorld, Result, clone, clone_in, create, create_in, delete, find,
-    list, name_unnamed, rename, unnamed,
+    CreateOptions, ErrorKind, Fencing, RealWorld, Result, clone, clone_in, create, create_in,
+    delete, find, list, name_unnamed, rename, unnamed,
 };
 
 const SMALL: u64 = 1 << 20;
@@ -69,7 +69,9 @@ fn names_of(store: &dyn ObjectStore, id: VolumeId, tried: &[&str]) -> Vec<String
 #[test]
 fn a_delete_that_comes_late_takes_no_name_that_was_given_again() {
     let machine = machine_with(1);
-    machine.fault(Fault::Late, |call| call.kind == CallKind::Delete && !call.key().starts_with("probe/"));
+    machine.fault(Fault::Late, |call| {
+        call.kind == CallKind::Delete && !call.key().starts_with("probe/")
+    });
     // Whatever these hear, somebody tries until it is so.
     let _ = rename(&*machine.faults, "disk", "other");
     let _ = rename(&*machine.faults, "other", "disk");
@@ -112,7 +114,8 @@ fn for_each<T: Sync>(cases: &[T], case: impl Fn(&T) + Sync) {
 #[test]
 fn a_step_that_dies_at_any_call_leaves_each_volume_one_name_that_nothing_late_takes() {
     let faults = [Fault::Fail(StoreErrorKind::Unavailable), Fault::LoseAnswer, Fault::Late];
-    let cases: Vec<_> = STEPS.iter().flat_map(|step| faults.iter().map(move |fault| (step, fault))).collect();
+    let cases: Vec<_> =
+        STEPS.iter().flat_map(|step| faults.iter().map(move |fault| (step, fault))).collect();
     for_each(&cases, |((step_name, step), fault)| {
         for dies_at in 0.. {
             let machine = machine_with(1);
@@ -134,7 +137,8 @@ fn a_step_that_dies_at_any_call_leaves_each_volume_one_name_that_nothing_late_ta
     });
 }
 
-/// Whoever attaches the volume makes its name firm: what was still on its way changes nothing any more.
+/// Whoever attaches the volume makes its name firm: what was still on its way changes nothing any
+/// more.
 fn see_one_name(machine: &Machine, id: VolumeId, step: &str, is_done: bool, what: &str) {
     let tried = ["disk", "new", "other"];
     let before = names_of(&*machine.plain, id, &tried);
@@ -147,7 +151,10 @@ fn see_one_name(machine: &Machine, id: VolumeId, step: &str, is_done: bool, what
             if before.is_empty() && !is_done {
                 // The same again removes what is left, or finds nothing left.
                 let again = delete(&*machine.plain, "disk").map(drop);
-                assert!(again.is_ok() || again.unwrap_err().kind() == ErrorKind::NotFound, "{what}");
+                assert!(
+                    again.is_ok() || again.unwrap_err().kind() == ErrorKind::NotFound,
+                    "{what}"
+                );
             }
         }
         _ => assert_eq!(before.len(), 1, "{what}: {before:?}"),
@@ -173,7 +180,8 @@ fn of_two_that_race_each_volume_keeps_one_name_or_is_gone_whole() {
         ("create", |store| create_in(&RealWorld::default(), store, "new", &small()).map(drop)),
         ("clone", |store| clone_in(&RealWorld::default(), store, "disk", None, "new").map(drop)),
     ];
-    let pairs: Vec<_> = rivals.iter().flat_map(|one| rivals.iter().map(move |other| (one, other))).collect();
+    let pairs: Vec<_> =
+        rivals.iter().flat_map(|one| rivals.iter().map(move |other| (one, other))).collect();
     for_each(&pairs, |((first_name, first), (second_name, second))| {
         for waits_at in 0.. {
             let machine = machine_with(1);
@@ -315,7 +323,8 @@ fn what_a_list_hides_is_found_by_name_and_taken_by_nobody() {
 
 /// Leaves a volume as a version of before would have.
 fn as_before(store: &dyn ObjectStore, name: &str) -> VolumeRecord {
-    let record = VolumeRecord { name: name.into(), put_id: PutId([7; 16]), ..find(store, name).unwrap() };
+    let record =
+        VolumeRecord { name: name.into(), put_id: PutId([7; 16]), ..find(store, name).unwrap() };
     let ask = Blocking(store);
     let named = ask.list(NAME_PREFIX, Class::Read).unwrap();
     let keys = named.into_iter().map(|object| object.key).collect();
@@ -348,12 +357,21 @@ fn volumes_of_an_older_version_are_found_renamed_deleted_and_their_names_used_ag
 /// What somebody else says of a volume, in its word of that number.
 fn said_of(volume_id: VolumeId, slot: u64, number: u64) -> Pin {
     let put_id = PutId([9; 16]);
-    Pin { volume_id, put_id, slot, clone_id: volume_id, number, through_sequence: 0, name: "disk".into() }
+    Pin {
+        volume_id,
+        put_id,
+        slot,
+        clone_id: volume_id,
+        number,
+        through_sequence: 0,
+        name: "disk".into(),
+    }
 }
 
 #[test]
 fn a_base_whose_delete_died_outlives_its_clones_under_any_name() {
-    // As a version of before left it: the word that it is deleted, without a number, and then a new name.
+    // As a version of before left it: the word that it is deleted, without a number, and then a new
+    // name.
     let machine = machine_with(1);
     let record = as_before(&*machine.plain, "disk");
     let id = record.volume_id;
@@ -403,9 +421,12 @@ fn a_deleted_base_that_is_called_back_while_its_last_clone_goes_keeps_its_data()
     clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
     delete(&*machine.plain, "disk").unwrap();
     let had = machine.keys(&format!("{id}/"));
-    // The deletion has read that the volume is deleted, and is about to say that it removes the objects.
+    // The deletion has read that the volume is deleted, and is about to say that it removes the
+    // objects.
     let removed_word = word_key(id, 2);
-    machine.fault(Fault::Delay, move |call| call.kind == CallKind::Put && call.keys[0] == removed_word);
+    machine.fault(Fault::Delay, move |call| {
+        call.kind == CallKind::Put && call.keys[0] == removed_word
+    });
     let store = machine.faults.clone();
     let asks = std::thread::spawn(move || delete(&*store, "copy"));
     until("it waits", || asks.is_finished() || !machine.faults.held().is_empty());
@@ -425,7 +446,10 @@ fn a_volume_that_lost_its_name_is_found_by_its_id_and_named_again() {
     let id = machine.volume_id();
     assert_eq!(unnamed(store).unwrap().len(), 0);
     let named = name_unnamed(store, id, "other", None).unwrap_err();
-    assert!(named.kind() == ErrorKind::Refused && named.to_string().contains("rename disk other"), "{named}");
+    assert!(
+        named.kind() == ErrorKind::Refused && named.to_string().contains("rename disk other"),
+        "{named}"
+    );
     for key in machine.keys("names/") {
         machine.remove(&key);
     }
@@ -452,7 +476,8 @@ fn what_a_name_once_said_of_a_lost_volume_is_used() {
     let lost = unnamed(&*machine.plain).unwrap();
     assert_eq!(lost.iter().map(|lost| lost.volume_id).collect::<Vec<_>>(), [record.volume_id]);
     let again = name_unnamed(&*machine.plain, record.volume_id, "third", None).unwrap();
-    let shape = |record: &VolumeRecord| (record.block_bytes, record.segment_bytes, record.flush_mode);
+    let shape =
+        |record: &VolumeRecord| (record.block_bytes, record.segment_bytes, record.flush_mode);
     assert_eq!(shape(&again), shape(&record));
     holds(&machine, "third", 7, "named by what was said before");
 }
@@ -464,7 +489,10 @@ fn what_was_deleted_is_shown_by_its_id_and_not_named_again() {
     clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();
     delete(&*machine.plain, "disk").unwrap();
     let left = unnamed(&*machine.plain).unwrap();
-    assert_eq!(left.iter().map(|left| (left.volume_id, left.is_deleted)).collect::<Vec<_>>(), [(base, true)]);
+    assert_eq!(
+        left.iter().map(|left| (left.volume_id, left.is_deleted)).collect::<Vec<_>>(),
+        [(base, true)]
+    );
     let refused = name_unnamed(&*machine.plain, base, "again", None).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Refused, "{refused}");
     delete(&*machine.plain, "copy").unwrap();

@@ -1,9 +1,9 @@
-//! Volumes that older versions have left are opened as they are: `vectors/volumes`, one archive for each
-//! version of the formats from 2026-11-27 on, made by [`make_the_archive_of_this_version`].
+//! Volumes that older versions have left are opened as they are: `vectors/volumes`, one archive for
+//! each version of the formats from 2026-11-27 on, made by [`make_the_archive_of_this_version`].
 //!
-//! In each archive: a store in a folder, and the journal of a server that died with a power cut. The disk has
-//! a snapshot, overwritten and discarded blocks, a checkpoint, segments after it, and writes that were
-//! flushed to the journal and are not stored.
+//! In each archive: a store in a folder, and the journal of a server that died with a power cut.
+//! The disk has a snapshot, overwritten and discarded blocks, a checkpoint, segments after it, and
+//! writes that were flushed to the journal and are not stored.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,7 +27,12 @@ fn archives() -> PathBuf {
 
 /// What block `number` holds in version `version`: text, so that archives are small.
 fn block(number: u64, version: u64) -> Vec<u8> {
-    format!("version {version} of block {number}\n").into_bytes().into_iter().cycle().take(BLOCK).collect()
+    format!("version {version} of block {number}\n")
+        .into_bytes()
+        .into_iter()
+        .cycle()
+        .take(BLOCK)
+        .collect()
 }
 
 fn write(volume: &Volume, numbers: std::ops::Range<u64>, version: u64) {
@@ -75,13 +80,17 @@ fn a_volume_of_every_format_version_opens_as_it_was_left() {
         std::fs::read_dir(archives()).unwrap().flatten().map(|entry| entry.path()).collect();
     let archives: Vec<_> =
         archives.iter().filter(|path| path.extension().is_some_and(|e| e == "gz")).collect();
-    assert!(archives.iter().any(|path| path.display().to_string().contains(NEWEST)), "{archives:?}");
+    assert!(
+        archives.iter().any(|path| path.display().to_string().contains(NEWEST)),
+        "{archives:?}"
+    );
     for archive in archives {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         tar(&["xzf", archive.to_str().unwrap(), "-C", folder.path().to_str().unwrap()]);
         let store = store_in(folder.path());
         let cut = Cut::Snapshot("one".into());
-        let read_only = OpenOptions { read_only: true, cut: Some(cut), ..options_in(folder.path()) };
+        let read_only =
+            OpenOptions { read_only: true, cut: Some(cut), ..options_in(folder.path()) };
         let one = Volume::open(store.clone(), "disk", read_only).unwrap();
         assert_eq!(versions(&one, 0..8), [1, 1, 1, 1, 1, 1, 0, 0], "{archive:?}: the snapshot");
         one.close().unwrap();
@@ -98,8 +107,8 @@ fn a_volume_of_every_format_version_opens_as_it_was_left() {
     }
 }
 
-/// `cargo test -p sawmill-volume --test engine make_the_archive -- --ignored`, after a format has changed and
-/// [`NEWEST`] with it.
+/// `cargo test -p sawmill-volume --test engine make_the_archive -- --ignored`, after a format has
+/// changed and [`NEWEST`] with it.
 #[test]
 #[ignore = "makes a file of the repository"]
 fn make_the_archive_of_this_version() {

@@ -1,7 +1,7 @@
-//! The machine stops between two instructions. What is left is the journal disk with some of its unsynced
-//! blocks, and the store with some of the puts under way; every flushed write must be there, and the volume
-//! must be a cut. When only the process died there is the staging memory too, and then every accepted write
-//! must be there.
+//! The machine stops between two instructions. What is left is the journal disk with some of its
+//! unsynced blocks, and the store with some of the puts under way; every flushed write must be
+//! there, and the volume must be a cut. When only the process died there is the staging memory too,
+//! and then every accepted write must be there.
 
 use std::os::unix::fs::FileExt;
 
@@ -15,8 +15,8 @@ use sawmill_volume::{FlushMode, Volume};
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 1024;
 
-/// Every block a write ever touched, write by write: block and stamp. The stamp is the number of the write,
-/// from 1.
+/// Every block a write ever touched, write by write: block and stamp. The stamp is the number of
+/// the write, from 1.
 #[derive(Default)]
 struct History {
     writes: Vec<(u64, u64)>,
@@ -30,7 +30,8 @@ impl History {
         let first = dice.below(BLOCKS - blocks);
         self.writes.push((first, blocks));
         let stamp = self.writes.len() as u64;
-        let bytes: Vec<u8> = (first..first + blocks).flat_map(|block| stamped(block, stamp)).collect();
+        let bytes: Vec<u8> =
+            (first..first + blocks).flat_map(|block| stamped(block, stamp)).collect();
         volume.write_at(first * BLOCK as u64, &bytes).unwrap();
     }
 
@@ -48,7 +49,8 @@ impl History {
         stamps
     }
 
-    /// The volume must hold exactly the first so many writes, with none of the first `least` missing.
+    /// The volume must hold exactly the first so many writes, with none of the first `least`
+    /// missing.
     fn assert_cut(&self, volume: &Volume, least: usize, what: &str) -> usize {
         let bytes = volume.read_at(0, BLOCKS as usize * BLOCK).unwrap();
         let stamps: Vec<u64> = bytes
@@ -57,8 +59,13 @@ impl History {
             .map(|(block, bytes)| stamp_of(block as u64, bytes, what))
             .collect();
         let count = stamps.iter().copied().max().unwrap() as usize;
-        assert!(count >= least, "{what}: {least} writes must be there, and the newest found is {count}");
-        if let Some(block) = stamps.iter().zip(self.after(count)).position(|(found, want)| *found != want) {
+        assert!(
+            count >= least,
+            "{what}: {least} writes must be there, and the newest found is {count}"
+        );
+        if let Some(block) =
+            stamps.iter().zip(self.after(count)).position(|(found, want)| *found != want)
+        {
             panic!("{what}: after write {count} block {block} holds write {}", stamps[block]);
         }
         count
@@ -75,13 +82,16 @@ fn stamp_of(block: u64, bytes: &[u8], what: &str) -> u64 {
         return 0;
     }
     let stamp = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
-    assert!(bytes == stamped(block, stamp), "{what}: block {block} holds what was never written to it");
+    assert!(
+        bytes == stamped(block, stamp),
+        "{what}: block {block} holds what was never written to it"
+    );
     stamp
 }
 
-/// The machine after a power cut: no memory; of the blocks of the journal that changed since `synced`, some.
-/// The puts under way are held while the copies are made, so the store is not of a later time than the
-/// journal.
+/// The machine after a power cut: no memory; of the blocks of the journal that changed since
+/// `synced`, some. The puts under way are held while the copies are made, so the store is not of a
+/// later time than the journal.
 fn power_cut(machine: &Machine, synced: &[u8], dice: &mut Dice) -> Machine {
     machine.faults.script(Box::new(|_| Fault::Delay));
     let twin = machine.twin();
@@ -90,8 +100,8 @@ fn power_cut(machine: &Machine, synced: &[u8], dice: &mut Dice) -> Machine {
     twin.lose_memory();
     let now = std::fs::read(twin.journal()).unwrap();
     let ring = RING_START_BYTES as usize;
-    // A superblock is written with a sync of its own: if one came since, what was written before it is
-    // durable.
+    // A superblock is written with a sync of its own: if one came since, what was written before it
+    // is durable.
     if synced[..ring] == now[..ring] {
         let file = std::fs::OpenOptions::new().write(true).open(twin.journal()).unwrap();
         let keep = dice.below(5);
@@ -114,7 +124,9 @@ fn flushed_writes_survive_power_cuts_and_the_volume_is_a_cut() {
         let mut machine = Machine::with(BLOCKS * BLOCK as u64, FlushMode::Logged);
         machine.options.checkpoint_bytes = 2 * MIB;
         let slow = dice.below(3);
-        machine.fault(Fault::Delay, move |call| slow == 0 && segment_put(call).is_some_and(|s| s % 8 == 7));
+        machine.fault(Fault::Delay, move |call| {
+            slow == 0 && segment_put(call).is_some_and(|s| s % 8 == 7)
+        });
         let volume = machine.open();
         let mut history = History::default();
         for cut in 0..8 {
@@ -174,7 +186,10 @@ fn every_accepted_write_survives_the_death_of_the_process() {
             machine.faults.release_all();
             let what = format!("seed {seed}, round {round}, kill {kill}");
             let after = twin.open();
-            assert_eq!(history.assert_cut(&after, history.writes.len(), &what), history.writes.len());
+            assert_eq!(
+                history.assert_cut(&after, history.writes.len(), &what),
+                history.writes.len()
+            );
         }
     }
 }

@@ -1,7 +1,9 @@
-//! A reader beside a writer: it sees a cut, writes nothing, disturbs nobody, and moves on to a newer cut when
-//! the one it has is taken away.
+//! A reader beside a writer: it sees a cut, writes nothing, disturbs nobody, and moves on to a
+//! newer cut when the one it has is taken away.
 
-use crate::faulty::{Machine, SEGMENT, holds, segment_get, slot_bytes, slot_version, stored, write_slot};
+use crate::faulty::{
+    Machine, SEGMENT, holds, segment_get, slot_bytes, slot_version, stored, write_slot,
+};
 use crate::rig::MIB;
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind};
 use sawmill_store::{CallKind, Fault, StoreErrorKind};
@@ -57,7 +59,10 @@ fn a_reader_keeps_its_cut_while_the_writer_goes_on() {
         write_slot(&volume, slot, 2);
     }
     stored(&volume);
-    assert!((0..4).all(|slot| slot_version(&read, slot, 9) == 1), "nothing is deleted: the same cut");
+    assert!(
+        (0..4).all(|slot| slot_version(&read, slot, 9) == 1),
+        "nothing is deleted: the same cut"
+    );
     let again = reader(&writer);
     assert!((0..4).all(|slot| slot_version(&again.open(), slot, 9) == 2));
 }
@@ -74,7 +79,8 @@ fn a_reader_moves_on_when_its_segments_were_deleted() {
         stored(&volume);
         let mut machine = reader(&writer);
         if cached {
-            machine.options.cache = Some(open_cache(&machine.folder.path().join("cache"), 4 * MIB).unwrap());
+            machine.options.cache =
+                Some(open_cache(&machine.folder.path().join("cache"), 4 * MIB).unwrap());
         }
         let read = machine.open();
         let before = read.status().positions.stored;
@@ -89,8 +95,8 @@ fn a_reader_moves_on_when_its_segments_were_deleted() {
             !writer.keys("/seg/").contains(&writer.segment_key(65)),
             "what the reader's map names is gone"
         );
-        // A single read never mixes cuts within a segment's worth; the whole volume is of the new cut
-        // afterwards.
+        // A single read never mixes cuts within a segment's worth; the whole volume is of the new
+        // cut afterwards.
         for _ in 0..2 {
             assert!((0..4).all(|slot| slot_version(&read, slot, 12) == 11));
         }

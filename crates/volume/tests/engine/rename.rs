@@ -1,4 +1,5 @@
-//! A volume gets another name: one volume at any moment, whatever call of it dies, and nothing is lost.
+//! A volume gets another name: one volume at any moment, whatever call of it dies, and nothing is
+//! lost.
 
 use crate::faulty::{Machine, slot_version, stored, write_slot};
 use sawmill_device::BlockDeviceExt;
@@ -72,7 +73,11 @@ fn a_rename_that_dies_at_any_call_loses_nothing_and_is_finished_by_another() {
             let left = names(&machine);
             assert!(left == ["disk"] || left == ["other"], "{what}: {left:?}");
             for name in &left {
-                assert_eq!(sawmill_volume::find(&*machine.plain, name).unwrap().volume_id, id, "{what}");
+                assert_eq!(
+                    sawmill_volume::find(&*machine.plain, name).unwrap().volume_id,
+                    id,
+                    "{what}"
+                );
             }
             if outcome.is_ok() {
                 assert_eq!(left, ["other"], "{what}");

@@ -1,11 +1,11 @@
-//! A disk gets another size, while it is used and across deaths at any call to its store: the old size or
-//! the new one, and every byte below both.
+//! A disk gets another size, while it is used and across deaths at any call to its store: the old
+//! size or the new one, and every byte below both.
 
 use std::sync::Arc;
 
 use crate::faulty::{
-    Machine, SEGMENT, copy_store, holds, is_engine, root_put, segment_put, slot_version, stored, until,
-    write_slot,
+    Machine, SEGMENT, copy_store, holds, is_engine, root_put, segment_put, slot_version, stored,
+    until, write_slot,
 };
 use crate::rig::{MIB, pattern};
 use sawmill_device::{BlockDevice, BlockDeviceExt};
@@ -87,7 +87,11 @@ fn sizes_that_no_disk_can_have_and_readers_are_refused() {
     let mut machine = Machine::new();
     let volume = machine.open();
     for size_bytes in [0, 4095, 64 * MIB + 512, 65 << 40, u64::MAX] {
-        assert_eq!(volume.resize(size_bytes).unwrap_err().kind(), ErrorKind::Invalid, "{size_bytes}");
+        assert_eq!(
+            volume.resize(size_bytes).unwrap_err().kind(),
+            ErrorKind::Invalid,
+            "{size_bytes}"
+        );
     }
     volume.resize(64 * MIB).unwrap();
     volume.close().unwrap();
@@ -97,8 +101,15 @@ fn sizes_that_no_disk_can_have_and_readers_are_refused() {
     assert_eq!(reader.resize(65 * MIB).unwrap_err().kind(), ErrorKind::ReadOnly);
 }
 
-/// Resizes, and dies with the engine's call number `nth` since then under way. Says whether there was one.
-fn dies_in_resize(machine: &Machine, volume: &Arc<Volume>, size_bytes: u64, nth: usize, late: bool) -> bool {
+/// Resizes, and dies with the engine's call number `nth` since then under way. Says whether there
+/// was one.
+fn dies_in_resize(
+    machine: &Machine,
+    volume: &Arc<Volume>,
+    size_bytes: u64,
+    nth: usize,
+    late: bool,
+) -> bool {
     let mut seen = 0;
     let fault = if late { Fault::Late } else { Fault::Delay };
     machine.fault(fault, move |call: &Call| {
@@ -107,13 +118,16 @@ fn dies_in_resize(machine: &Machine, volume: &Arc<Volume>, size_bytes: u64, nth:
     });
     std::thread::scope(|scope| {
         let resizing = scope.spawn(|| volume.resize(size_bytes));
-        until("a held call, or the end", || !machine.faults.held().is_empty() || resizing.is_finished());
+        until("a held call, or the end", || {
+            !machine.faults.held().is_empty() || resizing.is_finished()
+        });
         volume.close_now();
         resizing.join().unwrap().is_err()
     })
 }
 
-/// Every way to die in a resize from 64 MiB, then what came before is there, at one of the two sizes.
+/// Every way to die in a resize from 64 MiB, then what came before is there, at one of the two
+/// sizes.
 fn at_every_call(new_size: u64) {
     for landing in ["before", "during", "never"] {
         for late in [false, true] {
@@ -141,7 +155,8 @@ fn at_every_call(new_size: u64) {
                 if size(&volume) >= 64 * MIB {
                     let old = slot_version(&volume, 200, 9);
                     assert!(old == 3 || new_size < 64 * MIB, "{what}");
-                    // The very end of the disk, as its user sees it, dies unstored and is there again.
+                    // The very end of the disk, as its user sees it, dies unstored and is there
+                    // again.
                     let end = size(&volume) - SEGMENT as u64;
                     volume.write_at(end, &pattern(5, 5, SEGMENT)).unwrap();
                     stored(&volume);
@@ -181,7 +196,8 @@ fn a_death_at_any_call_of_shrinking_leaves_either_size_and_all_data_below_both()
     at_every_call(8 * MIB);
 }
 
-/// The root of a resize that died arrives under the next attachment, which only reads and collects garbage.
+/// The root of a resize that died arrives under the next attachment, which only reads and collects
+/// garbage.
 fn comes_late(new_size: u64) {
     let mut machine = Machine::new();
     let volume = machine.open();
@@ -192,7 +208,9 @@ fn comes_late(new_size: u64) {
     machine.fault(Fault::Late, |call| root_put(call).is_some());
     std::thread::scope(|scope| {
         let resizing = scope.spawn(|| volume.resize(new_size));
-        until("the root is on its way", || machine.faults.held().iter().any(|call| root_put(call).is_some()));
+        until("the root is on its way", || {
+            machine.faults.held().iter().any(|call| root_put(call).is_some())
+        });
         volume.close_now();
         assert!(resizing.join().unwrap().is_err());
     });
@@ -247,7 +265,9 @@ fn a_resize_that_comes_late_leads_no_replica_back_to_an_old_checkpoint() {
     machine.fault(Fault::Late, |call| root_put(call).is_some());
     std::thread::scope(|scope| {
         let resizing = scope.spawn(|| volume.resize(128 * MIB));
-        until("the root is on its way", || machine.faults.held().iter().any(|call| root_put(call).is_some()));
+        until("the root is on its way", || {
+            machine.faults.held().iter().any(|call| root_put(call).is_some())
+        });
         volume.close_now();
         assert!(resizing.join().unwrap().is_err());
     });
@@ -263,7 +283,9 @@ fn a_resize_that_comes_late_leads_no_replica_back_to_an_old_checkpoint() {
     let checkpoints = machine.keys("/checkpoint/");
     checkpoints[..checkpoints.len() - 1].iter().for_each(|key| machine.remove(key));
     superseded.iter().for_each(|key| machine.remove(key));
-    for key in ["/checkpoint/", "/map/", "/seg/"].iter().flat_map(|part| crate::faulty::keys(&*old, part)) {
+    for key in
+        ["/checkpoint/", "/map/", "/seg/"].iter().flat_map(|part| crate::faulty::keys(&*old, part))
+    {
         let body = Blocking(&*old).get(&key, None, Class::Read).unwrap();
         machine.remove(&key);
         Blocking(&*machine.plain).put(&key, body, Class::Upload).unwrap();
@@ -345,8 +367,8 @@ fn lost_checkpoints_of_a_grown_disk_are_damage_and_no_smaller_disk() {
     assert!(text.contains("the disk had grown"), "{text}");
 }
 
-/// A growth dies with one checkpoint that says it; the next attachment shows that size, and the checkpoint is
-/// lost: what users saw is in the log.
+/// A growth dies with one checkpoint that says it; the next attachment shows that size, and the
+/// checkpoint is lost: what users saw is in the log.
 #[test]
 fn a_size_that_was_shown_outlives_the_only_checkpoint_that_said_it() {
     for writes_there in [false, true] {
@@ -380,7 +402,8 @@ fn a_size_that_was_shown_outlives_the_only_checkpoint_that_said_it() {
     }
 }
 
-/// Two roots came late, of two who died: the size is the one that the last of those who went on had.
+/// Two roots came late, of two who died: the size is the one that the last of those who went on
+/// had.
 #[test]
 fn of_two_resizes_that_come_late_neither_leads_back_to_the_other() {
     let machine = Machine::new();
@@ -440,7 +463,9 @@ fn dies_with_a_root_under_way(
     machine.fault(Fault::Late, |call| root_put(call).is_some());
     std::thread::scope(|scope| {
         let acting = scope.spawn(|| act(volume));
-        until("the root is on its way", || machine.faults.held().iter().any(|call| root_put(call).is_some()));
+        until("the root is on its way", || {
+            machine.faults.held().iter().any(|call| root_put(call).is_some())
+        });
         volume.close_now();
         assert!(acting.join().unwrap());
     });

@@ -1,4 +1,5 @@
-//! What the engine's tests share: a volume over a memory store in a temporary folder, and the life of it.
+//! What the engine's tests share: a volume over a memory store in a temporary folder, and the life
+//! of it.
 #![allow(unreachable_pub, missing_docs, reason = "the tests' own")]
 
 use std::sync::Arc;
@@ -17,7 +18,8 @@ pub struct Rig {
     pub folder: tempfile::TempDir,
     pub name: String,
     pub options: OpenOptions,
-    /// Memory was lost as with the power: these machines never start anew, so they are told that it is known.
+    /// Memory was lost as with the power: these machines never start anew, so they are told that it
+    /// is known.
     pub knows_of_loss: AtomicBool,
 }
 
@@ -36,15 +38,18 @@ impl Rig {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let url = format!("memory:rig-{}-{number}", std::process::id());
-        let store: Arc<dyn ObjectStore> = sawmill_store::open(&url, StoreOptions::default()).unwrap();
-        let options = CreateOptions { flush, segment_bytes: 256 << 10, ..CreateOptions::new(size_bytes) };
+        let store: Arc<dyn ObjectStore> =
+            sawmill_store::open(&url, StoreOptions::default()).unwrap();
+        let options =
+            CreateOptions { flush, segment_bytes: 256 << 10, ..CreateOptions::new(size_bytes) };
         sawmill_volume::create(&*store, "disk", &options).unwrap();
         Self::over(store)
     }
 
     /// A second machine on the same store.
     pub fn over(store: Arc<dyn ObjectStore>) -> Self {
-        // In memory: what a disk does at a power cut is tested elsewhere, and syncs of a real one take long.
+        // In memory: what a disk does at a power cut is tested elsewhere, and syncs of a real one
+        // take long.
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let mut options = OpenOptions::new(folder.path().join("journal"));
         options.staging_folder = folder.path().to_owned();

@@ -1,5 +1,5 @@
-//! A store that is slow, away, lying by omission or plainly wrong: nothing is lost, nothing wrong is ever
-//! read, and what could not be asked is never taken for an answer.
+//! A store that is slow, away, lying by omission or plainly wrong: nothing is lost, nothing wrong
+//! is ever read, and what could not be asked is never taken for an answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,8 +11,8 @@ use crate::faulty::{
 use crate::rig::{MIB, Model};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::{
-    Blocking, Call, CallKind, Class, Done, Fault, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome,
-    StoreError, StoreErrorKind,
+    Blocking, Call, CallKind, Class, Done, Fault, Get, List, ObjectInfo, ObjectStore, Put,
+    PutOutcome, StoreError, StoreErrorKind,
 };
 use sawmill_volume::{FlushMode, Health, Safety, open_cache};
 
@@ -77,7 +77,9 @@ fn a_get_cut_short_once_is_asked_again() {
     let machine = filled(1);
     let volume = machine.open();
     let mut first = true;
-    machine.fault(Fault::Truncate, move |call| segment_get(call).is_some() && std::mem::take(&mut first));
+    machine.fault(Fault::Truncate, move |call| {
+        segment_get(call).is_some() && std::mem::take(&mut first)
+    });
     assert_eq!(slot_version(&volume, 0, 9), 1);
 }
 
@@ -96,7 +98,8 @@ fn another_objects_bytes_are_fetched_again_once_and_then_refused() {
     for cached in [false, true] {
         let mut machine = filled(2);
         if cached {
-            machine.options.cache = Some(open_cache(&machine.folder.path().join("cache"), 4 * MIB).unwrap());
+            machine.options.cache =
+                Some(open_cache(&machine.folder.path().join("cache"), 4 * MIB).unwrap());
         }
         let volume = machine.open();
         // Segments 65 and 66 have the same shape: any frame of one fits in place of the other's.
@@ -142,7 +145,9 @@ fn an_answer_cut_short_once_does_not_stop_an_open() {
         let gets = Arc::new(AtomicU64::new(0));
         let count = gets.clone();
         machine.fault(Fault::Truncate, move |call| {
-            call.kind == CallKind::Get && is_engine(call) && count.fetch_add(1, Ordering::Relaxed) == number
+            call.kind == CallKind::Get
+                && is_engine(call)
+                && count.fetch_add(1, Ordering::Relaxed) == number
         });
         let volume = machine.open();
         if gets.load(Ordering::Relaxed) <= number {
@@ -150,12 +155,16 @@ fn an_answer_cut_short_once_does_not_stop_an_open() {
             return;
         }
         machine.heal();
-        assert_eq!((slot_version(&volume, 0, 9), slot_version(&volume, 1, 9)), (1, 1), "get {number}");
+        assert_eq!(
+            (slot_version(&volume, 0, 9), slot_version(&volume, 1, 9)),
+            (1, 1),
+            "get {number}"
+        );
     }
 }
 
-/// Opens while calls that `chosen` picks cannot be asked: the open must fail so, change nothing, and succeed
-/// later.
+/// Opens while calls that `chosen` picks cannot be asked: the open must fail so, change nothing,
+/// and succeed later.
 fn open_cannot_ask(template: &Machine, chosen: impl Fn(&Call) -> bool + Send + 'static) {
     let machine = template.twin();
     let (objects, journal) = (machine.keys(""), std::fs::read(machine.journal()).ok());
@@ -184,11 +193,14 @@ fn what_cannot_be_asked_fails_the_open_and_changes_nothing() {
     }
     stored(&volume);
     volume.close_now();
-    // The log of the store: fence 1, segments 65 to 69, the first free name, and what may lie beyond it.
+    // The log of the store: fence 1, segments 65 to 69, the first free name, and what may lie
+    // beyond it.
     for sequence in [1, 65, 67, 69, 70, 75, 134] {
         open_cannot_ask(&template, move |call| segment_get(call) == Some(sequence));
     }
-    let is = |part: &'static str, kind| move |call: &Call| call.kind == kind && call.key().contains(part);
+    let is = |part: &'static str, kind| {
+        move |call: &Call| call.kind == kind && call.key().contains(part)
+    };
     open_cannot_ask(&template, is("/checkpoint", CallKind::List));
     open_cannot_ask(&template, is("/checkpoint/", CallKind::Get));
     open_cannot_ask(&template, is("names/", CallKind::Get));
@@ -255,8 +267,9 @@ fn a_segment_that_appears_while_the_log_is_read_is_no_damage() {
     // The reader asks for each of them too early, once, and then sees a later one that knows of it.
     let mut early = std::collections::HashSet::new();
     reader.fault(Fault::Fail(StoreErrorKind::NotFound), move |call| {
-        segment_get(call)
-            .is_some_and(|sequence| sequence >= first && sequence < first + 3 && early.insert(sequence))
+        segment_get(call).is_some_and(|sequence| {
+            sequence >= first && sequence < first + 3 && early.insert(sequence)
+        })
     });
     let read = reader.open();
     assert_eq!([0, 1, 2, 3].map(|slot| slot_version(&read, slot, 9)), [1; 4]);
@@ -306,7 +319,10 @@ impl ObjectStore for Lagging {
 
 /// The store of `machine` from now on, with the lists of now.
 fn lagging(machine: &Machine) -> Arc<dyn ObjectStore> {
-    Arc::new(Lagging { present: machine.plain.clone(), past: crate::faulty::copy_store(&*machine.plain) })
+    Arc::new(Lagging {
+        present: machine.plain.clone(),
+        past: crate::faulty::copy_store(&*machine.plain),
+    })
 }
 
 /// A store that deletes all it is told to but one object, and then says that it failed.
@@ -330,7 +346,8 @@ impl ObjectStore for Stubborn {
         keys.retain(|key| *key != self.kept);
         let failed = keys.len() < before;
         let tell = move |outcome: sawmill_store::Result<()>| {
-            let error = || StoreError::new(StoreErrorKind::Unavailable, "one object was not deleted");
+            let error =
+                || StoreError::new(StoreErrorKind::Unavailable, "one object was not deleted");
             done(if failed { Err(error()) } else { outcome });
         };
         self.inner.delete(keys, class, Box::new(tell));
@@ -377,7 +394,8 @@ fn a_root_that_could_not_be_deleted_keeps_the_segments_it_names() {
         stored(&volume);
     }
     volume.close().unwrap();
-    // A list from long ago leads to a root of long ago. It must not be taken for the newest with a short log.
+    // A list from long ago leads to a root of long ago. It must not be taken for the newest with a
+    // short log.
     let mut reader = Machine::over(past);
     reader.options.read_only = true;
     match reader.try_open() {
@@ -389,7 +407,8 @@ fn a_root_that_could_not_be_deleted_keeps_the_segments_it_names() {
 #[test]
 fn while_the_store_is_gone_writes_go_on_then_wait_and_all_ends_well() {
     let mut machine = filled(8);
-    machine.options.cache = Some(open_cache(&machine.folder.path().join("cache"), 8 * MIB).unwrap());
+    machine.options.cache =
+        Some(open_cache(&machine.folder.path().join("cache"), 8 * MIB).unwrap());
     let volume = machine.open();
     until("slot 0 is cached", || {
         let before = volume.status().counters.reads_store;
@@ -410,7 +429,8 @@ fn while_the_store_is_gone_writes_go_on_then_wait_and_all_ends_well() {
         }
         until("the journal is full", || {
             let status = volume.status();
-            status.stalled_requests == 2 && status.journal_unstored_bytes > status.journal_bytes * 3 / 4
+            status.stalled_requests == 2
+                && status.journal_unstored_bytes > status.journal_bytes * 3 / 4
         });
         until("the store is known to be away", || {
             matches!(volume.status().health, Health::StoreUnavailable { .. })
@@ -457,7 +477,9 @@ fn a_stored_flush_waits_for_the_store_and_a_logged_one_does_not() {
                 volume.flush().unwrap();
                 done.store(true, Ordering::SeqCst);
             });
-            until("the put was tried twice", || machine.count(|call| segment_put(call) == Some(65)) >= 2);
+            until("the put was tried twice", || {
+                machine.count(|call| segment_put(call) == Some(65)) >= 2
+            });
             assert!(!done.load(Ordering::SeqCst));
             drop(healing);
         });
@@ -478,7 +500,9 @@ fn a_read_that_waits_for_the_store_is_answered_when_the_volume_is_stopped() {
                 scope.spawn(move || volume.read_at(slot * SEGMENT as u64, 4096))
             });
             until("both reads have asked twice", || {
-                [65, 66].iter().all(|wanted| machine.count(|call| segment_get(call) == Some(*wanted)) >= 2)
+                [65, 66]
+                    .iter()
+                    .all(|wanted| machine.count(|call| segment_get(call) == Some(*wanted)) >= 2)
             });
             if graceful {
                 volume.close().unwrap();
@@ -506,12 +530,15 @@ fn a_write_that_waits_for_room_is_answered_when_the_volume_is_closed() {
                 scope.spawn(move || {
                     // More than the journal holds: none can end before it is full.
                     let mut slots = (0..160).map(|slot| writer * 40 + slot % 40);
-                    slots.try_for_each(|slot| volume.write_at(slot * SEGMENT as u64, &slot_bytes(slot, 1)))
+                    slots.try_for_each(|slot| {
+                        volume.write_at(slot * SEGMENT as u64, &slot_bytes(slot, 1))
+                    })
                 })
             });
             until("all wait for room", || {
                 let status = volume.status();
-                status.stalled_requests == 3 && status.journal_unstored_bytes > status.journal_bytes * 3 / 4
+                status.stalled_requests == 3
+                    && status.journal_unstored_bytes > status.journal_bytes * 3 / 4
             });
             if graceful {
                 let closing = scope.spawn(|| volume.close());

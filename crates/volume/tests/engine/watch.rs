@@ -1,4 +1,5 @@
-//! Whoever was taken over hears it although he only reads and flushes; and no flush is answered on old news.
+//! Whoever was taken over hears it although he only reads and flushes; and no flush is answered on
+//! old news.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -134,7 +135,8 @@ fn a_volume_that_nobody_uses_is_not_looked_after() {
     assert_eq!(machine.count(|_| true), calls);
 }
 
-/// What leaves its retention window is given back with a bounded number of requests, and then it rests too.
+/// What leaves its retention window is given back with a bounded number of requests, and then it
+/// rests too.
 #[test]
 fn a_volume_that_nobody_uses_gives_back_its_garbage_and_rests() {
     let mut machine = Machine::new();
@@ -151,7 +153,9 @@ fn a_volume_that_nobody_uses_gives_back_its_garbage_and_rests() {
     }
     let (used, had) = (machine.count(|_| true), a.volume().status());
     assert!(had.dead_object_bytes > 20 * MIB, "there is garbage: {had:?}");
-    a.until_with("what left the window is gone", 1000, |volume| volume.status().dead_object_bytes == 0);
+    a.until_with("what left the window is gone", 1000, |volume| {
+        volume.status().dead_object_bytes == 0
+    });
     for _ in 0..100 {
         a.pass(1000);
         a.step();

@@ -1,5 +1,5 @@
-//! The program `bdus`: destroys and flushes devices, prints logs and versions. Its words and exits are those
-//! of BDUS's.
+//! The program `bdus`: destroys and flushes devices, prints logs and versions. Its words and exits
+//! are those of BDUS's.
 //!
 //! Not here: how a device is found (`record`).
 
@@ -16,7 +16,7 @@ use super::record::{self, Record};
 const USAGE: &str = "\
 Usage: bdus destroy [-q|--quiet] [--no-flush] <path_or_id>   end a device; it is flushed before
        bdus flush <path_or_id>                               make everything durable
-       bdus logs <path_or_id>                                print what a driver with attribute log was asked
+       bdus logs <path_or_id>                                print the requests of a driver with attribute log
        bdus version [--cmdbdus|--libbdus|--kbdus]            print versions
        bdus --help
 Exits with 0, with 1 when it failed, with 2 when it was called in a wrong way.
@@ -30,7 +30,8 @@ pub(super) fn flush(number: u64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Has the kernel write what it keeps back of a block device: a host flushes only what came out of there.
+/// Has the kernel write what it keeps back of a block device: a host flushes only what came out of
+/// there.
 fn write_back(record: &Record) -> Result<(), Fault> {
     let path = Path::new(record.get("path"));
     if path.metadata().is_ok_and(|found| found.file_type().is_block_device()) {
@@ -39,7 +40,8 @@ fn write_back(record: &Record) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Ends the device of this number. One without a driver cannot be flushed: nobody is there to do it.
+/// Ends the device of this number. One without a driver cannot be flushed: nobody is there to do
+/// it.
 pub(super) fn destroy(number: u64, with_flush: bool) -> Result<(), Fault> {
     let record = record::find(number)?;
     let status = ask(&record.socket(), "status")?;
@@ -112,8 +114,12 @@ fn carry_out(wish: &Wish) -> Result<(), Fault> {
         Wish::Flush(which) => flush(number(which)?),
         Wish::Logs(which) => {
             let path = record::log_path(number(which)?)?;
-            let none =
-                |_| Fault::new(libc::ENOENT, "this device's driver logs nothing: its attribute log is false");
+            let none = |_| {
+                Fault::new(
+                    libc::ENOENT,
+                    "this device's driver logs nothing: its attribute log is false",
+                )
+            };
             print(&std::fs::read_to_string(path).map_err(none)?)
         }
         Wish::Version(part) => {
@@ -158,10 +164,18 @@ mod tests {
 
     #[test]
     fn a_wrong_word_ends_with_2_and_help_with_0() {
-        let exit = |line: &str| command(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
-        for line in
-            ["", "destory 1", "destroy", "destroy 1 2", "flush", "flush --all", "version --all", "logs"]
-        {
+        let exit =
+            |line: &str| command(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        for line in [
+            "",
+            "destory 1",
+            "destroy",
+            "destroy 1 2",
+            "flush",
+            "flush --all",
+            "version --all",
+            "logs",
+        ] {
             assert_eq!(exit(line), 2, "{line}");
         }
         assert_eq!((exit("--help"), exit("version"), exit("version --libbdus")), (0, 0, 0));

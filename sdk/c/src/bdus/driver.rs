@@ -1,8 +1,9 @@
 //! The callbacks of a BDUS program as a driver.
 //!
-//! Invariants: what `bdus.h` says of return values holds: ENOLINK, ENOSPC, ETIMEDOUT pass, others are EIO,
-//! and after `bdus_abort` nothing is called but `terminate`. The context is changed while one thread serves
-//! alone, before the daemon is made. Not here: what is valid (`layout`), who begins and ends (`run`).
+//! Invariants: what `bdus.h` says of return values holds: ENOLINK, ENOSPC, ETIMEDOUT pass, others
+//! are EIO, and after `bdus_abort` nothing is called but `terminate`. The context is changed while
+//! one thread serves alone, before the daemon is made. Not here: what is valid (`layout`), who
+//! begins and ends (`run`).
 
 use std::ffi::{CString, c_int};
 use std::fs::File;
@@ -38,8 +39,8 @@ pub(super) struct Callbacks {
     pub(super) path: OnceLock<CString>,
 }
 
-// SAFETY: callbacks are called by several threads with the context when the program allows more than one;
-// ours changes it only while one thread serves.
+// SAFETY: callbacks are called by several threads with the context when the program allows more
+// than one; ours changes it only while one thread serves.
 unsafe impl Send for Callbacks {}
 // SAFETY: as above.
 unsafe impl Sync for Callbacks {}
@@ -58,10 +59,15 @@ impl Callbacks {
         match errno {
             0 => Ok(()),
             ABORT => {
-                self.fail(Fault::new(libc::EIO, &format!("Driver aborted: {name}() returned bdus_abort")));
+                self.fail(Fault::new(
+                    libc::EIO,
+                    &format!("Driver aborted: {name}() returned bdus_abort"),
+                ));
                 Err(io::Error::from_raw_os_error(libc::EIO))
             }
-            libc::ENOLINK | libc::ENOSPC | libc::ETIMEDOUT => Err(io::Error::from_raw_os_error(errno)),
+            libc::ENOLINK | libc::ENOSPC | libc::ETIMEDOUT => {
+                Err(io::Error::from_raw_os_error(errno))
+            }
             _ => Err(io::Error::from_raw_os_error(libc::EIO)),
         }
     }
@@ -100,12 +106,17 @@ impl Callbacks {
         self.note(&format!("{name}() = {errno}"));
         match errno {
             0 => Ok(()),
-            ABORT => Err(Fault::new(libc::EIO, &format!("Driver aborted: {name}() returned bdus_abort"))),
+            ABORT => {
+                Err(Fault::new(libc::EIO, &format!("Driver aborted: {name}() returned bdus_abort")))
+            }
             1..=133 => Err(Fault::new(
                 errno,
                 &format!("Callback {name}() failed: {}", io::Error::from_raw_os_error(errno)),
             )),
-            _ => Err(Fault::new(libc::EIO, &format!("Callback {name}() failed and returned {errno}"))),
+            _ => Err(Fault::new(
+                libc::EIO,
+                &format!("Callback {name}() failed and returned {errno}"),
+            )),
         }
     }
 
@@ -155,8 +166,8 @@ impl Driver for Callbacks {
 
     fn read(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let (read, size) = (self.callback(self.ops.read)?, into.len() as u32);
-        // SAFETY: the program's callback, with memory that is its own meanwhile; no request is longer than 1
-        // MiB.
+        // SAFETY: the program's callback, with memory that is its own meanwhile; no request is
+        // longer than 1 MiB.
         let errno = unsafe { read(into.as_mut_ptr().cast(), offset, size, self.context) };
         self.told("read", &format!("{offset}, {size}"), errno)
     }

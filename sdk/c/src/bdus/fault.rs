@@ -1,4 +1,5 @@
-//! What went wrong, as BDUS tells it: false, errno, a message of the thread. Not here: what an errno means.
+//! What went wrong, as BDUS tells it: false, errno, a message of the thread. Not here: what an
+//! errno means.
 
 use sawmill_device::{Error, ErrorKind};
 

@@ -1,6 +1,7 @@
 //! The structures of `bdus.h`, and what makes sense in them.
 //!
-//! Invariant: places and sizes are those of libbdus 0.1.2, which a test compares. Not here: what follows.
+//! Invariant: places and sizes are those of libbdus 0.1.2, which a test compares. Not here: what
+//! follows.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -105,8 +106,8 @@ impl Ops {
         let carried = self.read.is_some() || self.changes();
         let lost = self.write_same.is_some() || self.secure_erase.is_some() || self.ioctl.is_some();
         if lost && !carried {
-            let text =
-                "devices of this kernel carry no write_same, secure_erase or ioctl, and there is no more";
+            let text = "devices of this kernel carry no write_same, secure_erase or ioctl, and \
+                there is no more";
             return Err(Fault::new(libc::ENOTSUP, text));
         }
         Ok(())
@@ -116,8 +117,9 @@ impl Ops {
 impl Attrs {
     /// With the values in effect.
     pub(super) fn completed(mut self) -> Result<Self, Fault> {
-        let attribute =
-            |name: &str, rule: &str| Err(Fault::invalid(&format!("attribute {name} must be {rule}")));
+        let attribute = |name: &str, rule: &str| {
+            Err(Fault::invalid(&format!("attribute {name} must be {rule}")))
+        };
         let block = self.logical_block_size;
         if !block.is_power_of_two() || !(512..=PAGE).contains(&block) {
             return attribute("logical_block_size", "a power of two from 512 to the page size");
@@ -131,7 +133,10 @@ impl Attrs {
         }
         self.physical_block_size = physical.max(block);
         if self.size == 0 || !self.size.is_multiple_of(u64::from(self.physical_block_size)) {
-            return attribute("size", "a positive multiple of physical_block_size, or of logical_block_size");
+            return attribute(
+                "size",
+                "a positive multiple of physical_block_size, or of logical_block_size",
+            );
         }
         self.max_concurrent_callbacks = self.max_concurrent_callbacks.max(1);
         if self.max_read_write_size != 0 && self.max_read_write_size < PAGE {
@@ -149,12 +154,14 @@ impl Attrs {
             if *value != 0 && *value < block {
                 return attribute(name, "0, or logical_block_size or more");
             }
-            *value = if *value == 0 { u32::MAX } else { *value } / PAGE.max(block) * PAGE.max(block);
+            *value =
+                if *value == 0 { u32::MAX } else { *value } / PAGE.max(block) * PAGE.max(block);
             *value = (*value).max(block);
         }
         if !matches!(block, 512 | PAGE) && !self.size.is_multiple_of(u64::from(PAGE)) {
             let text = format!(
-                "a logical_block_size of {block} becomes one of {PAGE} here, and the size is no multiple"
+                "a logical_block_size of {block} becomes one of {PAGE} here, and the size is no \
+                multiple"
             );
             return Err(Fault::new(libc::ENOTSUP, &text));
         }
@@ -179,13 +186,15 @@ impl Attrs {
         ]
     }
 
-    /// With what the device was made with in the place of zeroes; what belongs to a driver stays its own.
+    /// With what the device was made with in the place of zeroes; what belongs to a driver stays
+    /// its own.
     pub(super) fn filled(mut self, made: impl Fn(&str) -> u64) -> Self {
         let number = |value: u32, name: &str| if value == 0 { made(name) as u32 } else { value };
         self.logical_block_size = number(self.logical_block_size, "logical_block_size");
         self.physical_block_size = number(self.physical_block_size, "physical_block_size");
         self.size = if self.size == 0 { made("size") } else { self.size };
-        self.max_concurrent_callbacks = number(self.max_concurrent_callbacks, "max_concurrent_callbacks");
+        self.max_concurrent_callbacks =
+            number(self.max_concurrent_callbacks, "max_concurrent_callbacks");
         self.max_read_write_size = number(self.max_read_write_size, "max_read_write_size");
         self.max_write_same_size = number(self.max_write_same_size, "max_write_same_size");
         self.max_write_zeros_size = number(self.max_write_zeros_size, "max_write_zeros_size");
@@ -212,9 +221,15 @@ mod tests {
         assert_eq!((size_of::<Context>(), size_of::<Ops>(), size_of::<Attrs>()), (56, 96, 40));
         assert_eq!((offset_of!(Context, is_rerun), offset_of!(Context, private_data)), (32, 40));
         assert_eq!((offset_of!(Context, major), offset_of!(Context, minor)), (48, 52));
-        assert_eq!((offset_of!(Ops, read), offset_of!(Ops, flush), offset_of!(Ops, ioctl)), (24, 64, 88));
+        assert_eq!(
+            (offset_of!(Ops, read), offset_of!(Ops, flush), offset_of!(Ops, ioctl)),
+            (24, 64, 88)
+        );
         assert_eq!((offset_of!(Attrs, size), offset_of!(Attrs, max_concurrent_callbacks)), (8, 16));
-        assert_eq!((offset_of!(Attrs, disable_partition_scanning), offset_of!(Attrs, log)), (36, 39));
+        assert_eq!(
+            (offset_of!(Attrs, disable_partition_scanning), offset_of!(Attrs, log)),
+            (36, 39)
+        );
     }
 
     #[test]
@@ -262,7 +277,10 @@ mod tests {
         }
         let errno = |ops: Ops| ops.check().err().map(|fault| fault.errno);
         assert_eq!(errno(Ops { secure_erase: Some(erase), ..Ops::default() }), Some(libc::ENOTSUP));
-        assert_eq!(errno(Ops { secure_erase: Some(erase), write: Some(write), ..Ops::default() }), None);
+        assert_eq!(
+            errno(Ops { secure_erase: Some(erase), write: Some(write), ..Ops::default() }),
+            None
+        );
         assert_eq!(errno(Ops { fua_write: Some(write), ..Ops::default() }), Some(libc::EINVAL));
         assert_eq!(errno(Ops::default()), None, "a device that cannot even be read is one");
     }

@@ -1,7 +1,8 @@
 //! Programs that were written for BDUS: `include/bdus.h`.
 //!
-//! Files: `layout` (structures, validity), `run` (a driver's life), `driver` (callbacks), `daemon`, `record`
-//! (numbers of devices), `command` (the program `bdus`), `fault` (errors). What differs from BDUS:
+//! Files: `layout` (structures, validity), `run` (a driver's life), `driver` (callbacks), `daemon`,
+//! `record` (numbers of devices), `command` (the program `bdus`), `fault` (errors). What differs
+//! from BDUS:
 //! `docs/guide/bdus.md`.
 
 mod command;

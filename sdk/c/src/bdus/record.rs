@@ -1,8 +1,9 @@
-//! What outlives a driver: the number of each device, and a page about it that those who come later read.
+//! What outlives a driver: the number of each device, and a page about it that those who come later
+//! read.
 //!
-//! Invariants: a number is given once, until the machine starts anew (the folder is in memory by then gone);
-//! a page is written through a file that was opened while the program had its rights. Not here: the host,
-//! which knows devices by the name `bdus-NUMBER`.
+//! Invariants: a number is given once, until the machine starts anew (the folder is in memory by
+//! then gone); a page is written through a file that was opened while the program had its rights.
+//! Not here: the host, which knows devices by the name `bdus-NUMBER`.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -34,7 +35,8 @@ fn folder() -> Result<PathBuf, Fault> {
     };
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
     made.map_err(|error| Fault::from(error).about(&folder))?;
-    let is_ours = std::fs::symlink_metadata(&folder).is_ok_and(|found| found.is_dir() && found.uid() == user);
+    let is_ours =
+        std::fs::symlink_metadata(&folder).is_ok_and(|found| found.is_dir() && found.uid() == user);
     if !is_ours {
         let text = format!("{} is not a folder of this user", folder.display());
         return Err(Fault::new(libc::EACCES, &text));
@@ -124,7 +126,8 @@ impl Page {
     }
 
     pub(super) fn write(&self, record: &Record) -> Result<(), Fault> {
-        let text: String = record.0.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
+        let text: String =
+            record.0.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
         let mut file = &self.0;
         file.seek(SeekFrom::Start(0))?;
         file.set_len(0)?;

@@ -1,7 +1,8 @@
 //! A driver's whole life: checked, connected, initialised, serving, terminated.
 //!
-//! Invariants: a host is started with the rights that the program has at the call; `initialize` may drop
-//! them. `terminate` is called when `initialize` went well, and only then. Not here: requests (`driver`).
+//! Invariants: a host is started with the rights that the program has at the call; `initialize` may
+//! drop them. `terminate` is called when `initialize` went well, and only then. Not here: requests
+//! (`driver`).
 
 use std::ffi::c_void;
 use std::fs::OpenOptions;
@@ -19,7 +20,8 @@ use super::fault::Fault;
 use super::layout::{Attrs, Context, Ops};
 use super::record::{self, Page, Record};
 
-/// How long requests wait for another driver of a recoverable device (kbdus: the kernel's time-out).
+/// How long requests wait for another driver of a recoverable device (kbdus: the kernel's
+/// time-out).
 const DEATH_TIMEOUT_S: u32 = 30;
 
 /// `bdus_run`.
@@ -38,7 +40,12 @@ pub(super) fn run(ops: &Ops, attrs: &Attrs, private_data: *mut c_void) -> Result
 }
 
 /// `bdus_rerun`.
-pub(super) fn rerun(number: u64, ops: &Ops, attrs: &Attrs, private_data: *mut c_void) -> Result<(), Fault> {
+pub(super) fn rerun(
+    number: u64,
+    ops: &Ops,
+    attrs: &Attrs,
+    private_data: *mut c_void,
+) -> Result<(), Fault> {
     let mut record = record::find(number)?;
     let attrs = covers(&record, ops, attrs)?;
     let becomes_daemon = !attrs.dont_daemonize;
@@ -55,13 +62,16 @@ fn doors() -> Result<Vec<String>, Fault> {
         return Ok(told.split_whitespace().map(str::to_owned).collect());
     }
     if !Path::new("/dev/ublk-control").exists() {
-        let text =
-            format!("no /dev/ublk-control: modprobe ublk_drv, or name another door in {DOORS_VARIABLE}");
+        let text = format!(
+            "no /dev/ublk-control: modprobe ublk_drv, or name another door in {DOORS_VARIABLE}"
+        );
         return Err(Fault::new(libc::ENODEV, &text));
     }
     // SAFETY: a system call without arguments that cannot fail.
     if unsafe { libc::geteuid() } != 0 {
-        let text = format!("block devices are root's to make; others name another door in {DOORS_VARIABLE}");
+        let text = format!(
+            "block devices are root's to make; others name another door in {DOORS_VARIABLE}"
+        );
         return Err(Fault::new(libc::EPERM, &text));
     }
     Ok(vec!["ublk".to_owned()])
@@ -86,7 +96,8 @@ fn options(number: u64, attrs: &Attrs, is_quiet: bool) -> Options {
     if is_quiet { options.quiet() } else { options }
 }
 
-/// Sees whether a driver can come after the one that made the device. Returns the attributes in effect.
+/// Sees whether a driver can come after the one that made the device. Returns the attributes in
+/// effect.
 fn covers(record: &Record, ops: &Ops, attrs: &Attrs) -> Result<Attrs, Fault> {
     let before: Vec<&str> = record.get("ops").split(',').collect();
     for (name, is_there) in ops.named() {
@@ -107,8 +118,9 @@ fn covers(record: &Record, ops: &Ops, attrs: &Attrs) -> Result<Attrs, Fault> {
         let is_own = ["dont_daemonize", "log", "max_concurrent_callbacks"].contains(&name);
         let made = record.number(name);
         if value != made && !is_own {
-            let text =
-                format!("attribute {name} is {value}; the device was made with {made}: say that, or 0");
+            let text = format!(
+                "attribute {name} is {value}; the device was made with {made}: say that, or 0"
+            );
             return Err(Fault::invalid(&text));
         }
     }
@@ -122,7 +134,8 @@ fn live(
     (ops, attrs, becomes_daemon, is_rerun): (&Ops, &Attrs, bool, bool),
     private_data: *mut c_void,
 ) -> Result<(), Fault> {
-    let driver = match driver(number, record, (ops, attrs, becomes_daemon, is_rerun), private_data) {
+    let driver = match driver(number, record, (ops, attrs, becomes_daemon, is_rerun), private_data)
+    {
         Ok(driver) => driver,
         Err(fault) => {
             connection.give_up();
@@ -173,11 +186,12 @@ fn driver(
         is_over: AtomicBool::new(false),
         path: OnceLock::new(),
     };
-    // Tables of the program's that callbacks see, as it made them, but for the values in effect. They are
-    // small, and stay: a program may keep the pointers.
+    // Tables of the program's that callbacks see, as it made them, but for the values in effect.
+    // They are small, and stay: a program may keep the pointers.
     let (ops, attrs) = (Box::leak(Box::new(*ops)), Box::leak(Box::new(*attrs)));
     let path = c"".as_ptr();
-    let context = Context { id: number, path, ops, attrs, is_rerun, private_data, major: 0, minor: 0 };
+    let context =
+        Context { id: number, path, ops, attrs, is_rerun, private_data, major: 0, minor: 0 };
     driver.context = Box::into_raw(Box::new(context));
     Ok(driver)
 }

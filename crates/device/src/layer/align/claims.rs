@@ -1,9 +1,10 @@
-//! Who may change which blocks: a claim waits for those before it that it cannot share a block with.
+//! Who may change which blocks: a claim waits for those before it that it cannot share a block
+//! with.
 //!
-//! Invariants: claims that overlap share their blocks unless one of them wants to be alone; a claim waits
-//! only for older ones, so the oldest never waits and every claim gets its blocks when those before it have
-//! left. A claim of whole blocks costs no search while nobody wants to be alone. Places are reused: no
-//! allocation once warm. Not here: locks, and what a claim is for.
+//! Invariants: claims that overlap share their blocks unless one of them wants to be alone; a claim
+//! waits only for older ones, so the oldest never waits and every claim gets its blocks when those
+//! before it have left. A claim of whole blocks costs no search while nobody wants to be alone.
+//! Places are reused: no allocation once warm. Not here: locks, and what a claim is for.
 
 use std::ops::Range;
 
@@ -61,8 +62,8 @@ impl<W> Claims<W> {
         }
     }
 
-    /// Gives the blocks back, and the work of each claim that has its own now to `ready`, oldest first. Says
-    /// whether it was alone.
+    /// Gives the blocks back, and the work of each claim that has its own now to `ready`, oldest
+    /// first. Says whether it was alone.
     pub(super) fn leave(&mut self, number: usize, mut ready: impl FnMut(W)) -> bool {
         let Some(claim) = self.places[number].take() else { return false };
         self.free.push(number);

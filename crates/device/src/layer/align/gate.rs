@@ -1,10 +1,10 @@
-//! Requests for whole blocks pass without a claim while no request needs blocks exclusively, so cores that
-//! write whole blocks share nothing that they change.
+//! Requests for whole blocks pass without a claim while no request needs blocks exclusively, so
+//! cores that write whole blocks share nothing that they change.
 //!
-//! Invariants: no pass begins between [`Gate::close`] and [`Gate::open`]. A caller that closed the gate and
-//! then finds it empty ([`Gate::is_empty`]) shares the blocks only with other claims until it opens the gate
-//! again. A pass that finds the gate closed, or leaves through a closed gate, reports that, because a request
-//! may wait for it. Not here: claims.
+//! Invariants: no pass begins between [`Gate::close`] and [`Gate::open`]. A caller that closed the
+//! gate and then finds it empty ([`Gate::is_empty`]) shares the blocks only with other claims until
+//! it opens the gate again. A pass that finds the gate closed, or leaves through a closed gate,
+//! reports that, because a request may wait for it. Not here: claims.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,9 @@
-//! One read-modify-write: the edge blocks are read, then all blocks are written, with the blocks claimed.
+//! One read-modify-write: the edge blocks are read, then all blocks are written, with the blocks
+//! claimed.
 //!
-//! Invariants: nothing is written when an edge could not be read; the claim is given back exactly once, after
-//! the last write was answered. A write's payload is copied once, from its exchange into the device inside.
+//! Invariants: nothing is written when an edge could not be read; the claim is given back exactly
+//! once, after the last write was answered. A write's payload is copied once, from its exchange
+//! into the device inside.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -34,7 +36,14 @@ impl<D: BlockDevice + 'static> Mend<D> {
     pub(super) fn new(core: &Arc<Core<D>>, claim: usize, request: Request) -> Arc<Self> {
         let (operation, flags, bytes) = (request.operation, request.flags, request_range(&request));
         let body = Body { request: Some(request), edges: Vec::new(), left: 0, failed: None };
-        Arc::new(Mend { core: Arc::downgrade(core), claim, operation, flags, bytes, body: Mutex::new(body) })
+        Arc::new(Mend {
+            core: Arc::downgrade(core),
+            claim,
+            operation,
+            flags,
+            bytes,
+            body: Mutex::new(body),
+        })
     }
 
     /// First step: the blocks of which some bytes stay.

@@ -1,17 +1,19 @@
-//! Any byte range (D5) on a device that takes whole blocks only, by read-modify-write of the edge blocks.
+//! Any byte range (D5) on a device that takes whole blocks only, by read-modify-write of the edge
+//! blocks.
 //!
 //! Invariants:
 //! - The device inside sees multiples of the unit only, and none longer than it can take.
-//! - From the read to the write of a read-modify-write no other change of the same blocks is under way, also
-//!   none of whole blocks: it would be overwritten with what was read before it (`claims`). While there is no
-//!   read-modify-write, whole blocks pass without a claim, and one that comes waits for all of them (`gate`).
-//! - Waiting is by age: a change waits only for changes that were submitted before it, so none starves.
-//! - No lock is held while the device inside or an exchange's outcome is called, and what was let in by an
-//!   answer is submitted from one loop: a long line of waiters needs no deep stack.
+//! - From the read to the write of a read-modify-write no other change of the same blocks is under
+//! way, also none of whole blocks: it would be overwritten with what was read before it (`claims`).
+//! While there is no read-modify-write, whole blocks pass without a claim, and one that comes waits
+//! for all of them (`gate`). - Waiting is by age: a change waits only for changes that were
+//! submitted before it, so none starves.
+//! - No lock is held while the device inside or an exchange's outcome is called, and what was let
+//! in by an answer is submitted from one loop: a long line of waiters needs no deep stack.
 //!
-//! Reads wait for nothing: a read-modify-write stores a neighbour's bytes as they are. Whole blocks pass as
-//! they come: reads untouched, changes with their outcome heard. Not here: threads, and resizes:
-//! the geometry of the device inside is that of the beginning.
+//! Reads wait for nothing: a read-modify-write stores a neighbour's bytes as they are. Whole blocks
+//! pass as they come: reads untouched, changes with their outcome heard. Not here: threads, and
+//! resizes: the geometry of the device inside is that of the beginning.
 
 mod claims;
 mod gate;
@@ -35,8 +37,9 @@ const UNIT_BYTES_MIN: u32 = 512;
 
 /// The device `D`, which takes whole blocks, for requests of any bytes.
 ///
-/// Dropped with requests under way, it answers what waits in it with an error of kind `Internal`; an answer
-/// of `D` may then be the last to let go of `D`. Who minds that hands in an `Arc` and keeps another.
+/// Dropped with requests under way, it answers what waits in it with an error of kind `Internal`;
+/// an answer of `D` may then be the last to let go of `D`. Who minds that hands in an `Arc` and
+/// keeps another.
 pub struct Align<D>(Arc<Core<D>>);
 
 /// What is left of a change that may start: it has its blocks.
@@ -68,18 +71,23 @@ struct Core<D> {
 }
 
 impl<D: BlockDevice + 'static> Align<D> {
-    /// Takes any bytes for `inner`, which takes multiples of `unit_bytes` at multiples of `unit_bytes`.
+    /// Takes any bytes for `inner`, which takes multiples of `unit_bytes` at multiples of
+    /// `unit_bytes`.
     ///
-    /// `Invalid`: the unit is not a power of two from 512 on, or size or limit of `inner` do not fit it.
+    /// `Invalid`: the unit is not a power of two from 512 on, or size or limit of `inner` do not
+    /// fit it.
     pub fn new(inner: D, unit_bytes: u32) -> Result<Self> {
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
         let (unit, seen) = (u64::from(unit_bytes), inner.geometry());
         if !unit_bytes.is_power_of_two() || unit_bytes < UNIT_BYTES_MIN {
-            return invalid(format!("blocks of {unit_bytes} bytes: take a power of two from 512 on"));
+            return invalid(format!(
+                "blocks of {unit_bytes} bytes: take a power of two from 512 on"
+            ));
         }
         if seen.size_bytes % unit != 0 {
             return invalid(format!(
-                "a device of {} bytes is not of whole blocks of {unit_bytes} bytes: give it a size that is",
+                "a device of {} bytes is not of whole blocks of {unit_bytes} bytes: give it a size \
+                that is",
                 seen.size_bytes
             ));
         }
@@ -191,7 +199,13 @@ impl<D: BlockDevice + 'static> Core<D> {
                 }
             };
             let (operation, flags) = (Operation::Read, Default::default());
-            self.inner.submit(Request::with_bytes(operation, address, flags, vec![0; length as usize], hear));
+            self.inner.submit(Request::with_bytes(
+                operation,
+                address,
+                flags,
+                vec![0; length as usize],
+                hear,
+            ));
         }
     }
 
@@ -238,7 +252,12 @@ impl<D: BlockDevice + 'static> Core<D> {
     }
 
     /// Starts a change when it has its blocks: now, or when those before it have left.
-    fn enter(self: &Arc<Self>, blocks: Range<u64>, alone: bool, work: impl FnOnce(usize) -> Work<D>) {
+    fn enter(
+        self: &Arc<Self>,
+        blocks: Range<u64>,
+        alone: bool,
+        work: impl FnOnce(usize) -> Work<D>,
+    ) {
         if alone {
             self.gate.close();
         }
@@ -317,7 +336,8 @@ struct Gather {
 }
 
 impl Gather {
-    /// Copies a piece that came to where it was wanted; the request, when it was the last, and how it ended.
+    /// Copies a piece that came to where it was wanted; the request, when it was the last, and how
+    /// it ended.
     fn heard(
         &mut self,
         outcome: Outcome,
@@ -334,7 +354,8 @@ impl Gather {
                 match request.buffer().get_mut(into) {
                     Some(into) => into.copy_from_slice(&bytes[from]),
                     None => {
-                        let text = format!("a read of {wanted:?} came with a buffer too short for it");
+                        let text =
+                            format!("a read of {wanted:?} came with a buffer too short for it");
                         self.failed = Some(Error::new(ErrorKind::Internal, text));
                     }
                 }
@@ -348,7 +369,8 @@ impl Gather {
     }
 }
 
-/// The runs of an answer that covers more than was asked for: without the first `skip` bytes, for `length`.
+/// The runs of an answer that covers more than was asked for: without the first `skip` bytes, for
+/// `length`.
 fn trimmed(reply: Reply, mut skip: u64, mut length: u64) -> Reply {
     let Reply::Allocation(runs) = reply else { return reply };
     let mut trimmed = Vec::with_capacity(runs.len());

@@ -8,8 +8,8 @@ use super::super::protocol::{Command, Errno, RequestHeader, Style, command_flag}
 use super::{Connection, Refusal, payload_bytes_max};
 
 impl Connection {
-    /// Whether the request may go to the device, and as which operation. The device checks again; these are
-    /// the protocol's rules and error numbers.
+    /// Whether the request may go to the device, and as which operation. The device checks again;
+    /// these are the protocol's rules and error numbers.
     pub(super) fn judge(&self, header: &RequestHeader) -> Result<Operation, Refusal> {
         let geometry = &self.session.geometry;
         let refuse = |errno, text: String| Err(Refusal(errno, text));
@@ -52,14 +52,15 @@ impl Connection {
                 Command::Write | Command::WriteZeroes => Errno::NoSpace,
                 _ => Errno::Inval,
             };
-            let text = format!("{command:?} of {length} bytes at {offset} reaches past the end at {size}");
+            let text =
+                format!("{command:?} of {length} bytes at {offset} reaches past the end at {size}");
             return refuse(errno, text);
         }
         Ok(operation)
     }
 
-    /// The flags that a command may have. FUA is valid for all, and means nothing for a command that does not
-    /// write.
+    /// The flags that a command may have. FUA is valid for all, and means nothing for a command
+    /// that does not write.
     fn flags_of(&self, command: Command) -> u16 {
         let own = match command {
             Command::Read if self.session.style != Style::Simple => command_flag::DF,

@@ -1,8 +1,8 @@
 //! The memory of one connection: what it may allocate, when it waits for memory, what it returns.
 //!
-//! Invariants: every buffer is requested before it is allocated. A connection that waits for memory takes
-//! nothing more from its client. A client that keeps memory for which others wait, and moves next to nothing,
-//! is disconnected. Not here: the order of waiting connections (`budget`).
+//! Invariants: every buffer is requested before it is allocated. A connection that waits for memory
+//! takes nothing more from its client. A client that keeps memory for which others wait, and moves
+//! next to nothing, is disconnected. Not here: the order of waiting connections (`budget`).
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -15,8 +15,8 @@ use super::super::outbox::Standing;
 use super::super::ticket::Body;
 use super::{Connection, STATUS_BYTES_MAX};
 
-/// The bytes that a client must read, or send, within `linger_time_max` while others wait for the memory it
-/// keeps.
+/// The bytes that a client must read, or send, within `linger_time_max` while others wait for the
+/// memory it keeps.
 const PROGRESS_BYTES_MIN: u64 = 1 << 20;
 
 impl Connection {
@@ -34,8 +34,8 @@ impl Connection {
         self.ensure(bytes as u64)
     }
 
-    /// Whether this much memory may be allocated; otherwise this connection must wait. Cached buffers are
-    /// freed first.
+    /// Whether this much memory may be allocated; otherwise this connection must wait. Cached
+    /// buffers are freed first.
     fn ensure(&mut self, bytes: u64) -> bool {
         if bytes == 0 {
             self.account.withdraw();
@@ -65,8 +65,8 @@ impl Connection {
         self.account.settle(0, true);
     }
 
-    /// Whether the client has kept memory for which others wait, and has read next to nothing (or sent next
-    /// to nothing of a payload) for as long as allowed.
+    /// Whether the client has kept memory for which others wait, and has read next to nothing (or
+    /// sent next to nothing of a payload) for as long as allowed.
     pub(super) fn is_stalled(&mut self, standing: &Standing) -> bool {
         let is_up_to_client = standing.socket_full || self.filling.is_some();
         if !is_up_to_client || !self.account.holds_pool() || !self.account.is_wanted() {
@@ -74,7 +74,8 @@ impl Connection {
             return false;
         }
         let counters = &self.link.counters;
-        let now = (Instant::now(), counters.bytes_in.load(Relaxed), counters.bytes_out.load(Relaxed));
+        let now =
+            (Instant::now(), counters.bytes_in.load(Relaxed), counters.bytes_out.load(Relaxed));
         let since = *self.wanted_since.get_or_insert(now);
         if since.0.elapsed() < self.shared.options.linger_time_max {
             return false;
@@ -98,7 +99,8 @@ impl Connection {
         self.ensure(bytes as u64)
     }
 
-    /// Bytes to allocate for the reply to a read of this length: none if a spare buffer is long enough.
+    /// Bytes to allocate for the reply to a read of this length: none if a spare buffer is long
+    /// enough.
     fn read_bytes(&mut self, length: usize) -> usize {
         if self.spare_reads.is_empty() {
             self.link.take_spare_reads(&mut self.spare_reads);
@@ -110,7 +112,8 @@ impl Connection {
         length
     }
 
-    /// A buffer for the reply to a read, reused if possible. The caller has checked [`Self::has_memory`].
+    /// A buffer for the reply to a read, reused if possible. The caller has checked
+    /// [`Self::has_memory`].
     pub(super) fn read_body(&mut self, length: usize) -> Body {
         let head_bytes = self.session.style.read_head_bytes();
         let end = head_bytes + length;

@@ -1,8 +1,8 @@
 //! One request in flight: the exchange that a device fills, empties and completes.
 //!
-//! Invariants: the segments were checked against this very memory, which stays mapped as long as the ticket
-//! lives. Completing a ticket answers exactly one request and never waits for the guest. Not here: the
-//! content of the request, and how the guest is notified.
+//! Invariants: the segments were checked against this very memory, which stays mapped as long as
+//! the ticket lives. Completing a ticket answers exactly one request and never waits for the guest.
+//! Not here: the content of the request, and how the guest is notified.
 
 use std::sync::Arc;
 
@@ -30,7 +30,8 @@ pub(super) struct Ticket {
 impl Exchange for Ticket {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         let payload = &self.chain.readable;
-        let copied = self.queue.ring().memory.gather(payload, HEADER_BYTES.saturating_add(offset), into);
+        let copied =
+            self.queue.ring().memory.gather(payload, HEADER_BYTES.saturating_add(offset), into);
         self.damaged |= copied.is_err();
     }
 

@@ -1,12 +1,12 @@
 //! Changes that go straight below: discards, write-zeroes, and writes around the cache.
 //!
-//! A change claims its pages. Their dirty bytes are written below, and fetches end. Then the change is
-//! submitted. When it is answered, the cache forgets its range, whatever the outcome. Until then, reads and
-//! writes of these pages wait, so nothing in the cache is older than what is below.
+//! A change claims its pages. Their dirty bytes are written below, and fetches end. Then the change
+//! is submitted. When it is answered, the cache forgets its range, whatever the outcome. Until
+//! then, reads and writes of these pages wait, so nothing in the cache is older than what is below.
 //!
-//! Invariants: claims do not overlap. A page that became quiet under a claim stays so until the claim ends.
-//! Waiting requests start in order; none overtakes an older overlapping request if one of the two is a
-//! change. No request starves.
+//! Invariants: claims do not overlap. A page that became quiet under a claim stays so until the
+//! claim ends. Waiting requests start in order; none overtakes an older overlapping request if one
+//! of the two is a change. No request starves.
 
 use std::ops::Range;
 
@@ -39,8 +39,8 @@ impl State {
 
     /// Whether a claim, or a request that waits for it, precedes a request.
     pub(super) fn must_wait(&self, request: &Request) -> bool {
-        let touches =
-            matches!(request.operation, Operation::Read | Operation::Write) || self.is_change(request);
+        let touches = matches!(request.operation, Operation::Read | Operation::Write)
+            || self.is_change(request);
         if !touches || (self.waiting.claims.is_empty() && self.waiting.blocked.is_empty()) {
             return false;
         }
@@ -48,7 +48,8 @@ impl State {
         let change = self.is_change(request);
         self.waiting.claims.iter().any(|claim| overlap(&claim.pages, &pages))
             || self.waiting.blocked.iter().any(|other| {
-                (change || self.is_change(other)) && overlap(&pages_of(other.address, other.length), &pages)
+                (change || self.is_change(other))
+                    && overlap(&pages_of(other.address, other.length), &pages)
             })
     }
 
@@ -61,7 +62,14 @@ impl State {
                 self.want(number, self.clock);
             }
         }
-        self.waiting.claims.push(Claim { id, pages, address, length, busy, request: Some(request) });
+        self.waiting.claims.push(Claim {
+            id,
+            pages,
+            address,
+            length,
+            busy,
+            request: Some(request),
+        });
         if busy == 0 {
             self.submit_change(self.waiting.claims.len() - 1);
         }
@@ -91,10 +99,13 @@ impl State {
         }
     }
 
-    /// Dirty bytes could not be written: the change of that page is not submitted. The caller then calls
+    /// Dirty bytes could not be written: the change of that page is not submitted. The caller then
+    /// calls
     /// `unblock`.
     pub(super) fn fail_claim(&mut self, number: u64, error: &Error) {
-        if let Some(index) = self.waiting.claims.iter().position(|claim| claim.pages.contains(&number)) {
+        if let Some(index) =
+            self.waiting.claims.iter().position(|claim| claim.pages.contains(&number))
+        {
             let claim = self.waiting.claims.swap_remove(index);
             claim.request.into_iter().for_each(|request| self.fail(request, error));
         }
@@ -102,7 +113,9 @@ impl State {
 
     /// The device below answered a change.
     fn changed(&mut self, id: u64) {
-        let Some(index) = self.waiting.claims.iter().position(|claim| claim.id == id) else { return };
+        let Some(index) = self.waiting.claims.iter().position(|claim| claim.id == id) else {
+            return;
+        };
         let Claim { pages, address, length, .. } = self.waiting.claims.swap_remove(index);
         for number in self.table.present(&pages) {
             if let Some(page) = self.table.get_mut(number) {

@@ -2,10 +2,10 @@
 //! write-through, allocation queries).
 //!
 //! Invariants: a flush goes below only when every write completed before it is there. It fails if a
-//! write-back of bytes that it covers fails, and so does each other flush that covers them. The bytes stay
-//! dirty, and the next flush retries: its result is what is true at its end. If the device below fails a
-//! flush, data that it had accepted may be lost: the cache forgets clean bytes, so that readers see what is
-//! there.
+//! write-back of bytes that it covers fails, and so does each other flush that covers them. The
+//! bytes stay dirty, and the next flush retries: its result is what is true at its end. If the
+//! device below fails a flush, data that it had accepted may be lost: the cache forgets clean
+//! bytes, so that readers see what is there.
 
 use std::ops::Range;
 
@@ -40,7 +40,8 @@ impl State {
 
     /// Writes back all writes up to a number.
     pub(in crate::cache) fn want_all(&mut self, through: u64) {
-        let pages: Vec<_> = self.dirty.order.range(..=(through, u64::MAX)).map(|(_, page)| *page).collect();
+        let pages: Vec<_> =
+            self.dirty.order.range(..=(through, u64::MAX)).map(|(_, page)| *page).collect();
         pages.into_iter().for_each(|page| self.want(page, through));
     }
 
@@ -104,7 +105,8 @@ impl State {
         }
     }
 
-    /// All writes to a page before number `since` are below: some of its waiters are done with that page.
+    /// All writes to a page before number `since` are below: some of its waiters are done with that
+    /// page.
     pub(super) fn pushed(&mut self, number: u64, mut waiters: Vec<(u64, u64)>, since: u64) {
         waiters.retain(|(through, id)| {
             if *through >= since {

@@ -1,8 +1,8 @@
 //! A read: from the pages, and what is missing from below, in sub-blocks (BASS §3.3).
 //!
-//! Invariants: if a page has fetches in flight, they cover all of its holes, so a read of that page just
-//! waits. Fetched bytes never replace known ones. The part of a read in each page is copied under the lock,
-//! from bytes that were known when or after the read was submitted (D3).
+//! Invariants: if a page has fetches in flight, they cover all of its holes, so a read of that page
+//! just waits. Fetched bytes never replace known ones. The part of a read in each page is copied
+//! under the lock, from bytes that were known when or after the read was submitted (D3).
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -71,8 +71,10 @@ impl State {
                     me.hear(&mut |state| state.fetched(address, &bytes, &outcome));
                 }
             };
-            let (operation, flags, bytes) = (Operation::Read, Flags::default(), vec![0; length as usize]);
-            self.work.push(Work::Below(Request::with_bytes(operation, address, flags, bytes, hear)));
+            let (operation, flags, bytes) =
+                (Operation::Read, Flags::default(), vec![0; length as usize]);
+            self.work
+                .push(Work::Below(Request::with_bytes(operation, address, flags, bytes, hear)));
             self.stats.fetches.fetch_add(1, Relaxed);
             self.stats.fetched_bytes.fetch_add(length, Relaxed);
             address += length;
@@ -108,7 +110,8 @@ impl State {
     /// Copies its part of a page to a waiting read.
     fn serve(&mut self, reader: u64, number: u64, error: Option<&Error>) {
         // It may have failed because of another page.
-        let (Some(reading), Some(page)) = (self.waiting.reads.get_mut(&reader), self.table.get(number))
+        let (Some(reading), Some(page)) =
+            (self.waiting.reads.get_mut(&reader), self.table.get(number))
         else {
             return;
         };
@@ -125,7 +128,8 @@ impl State {
         }
         let Some(Reading { request, .. }) = self.waiting.reads.remove(&reader) else { return };
         let lost = || Error::new(ErrorKind::Internal, "cache: a fetched page has holes");
-        let outcome = if known { Ok(Reply::Done) } else { Err(error.cloned().unwrap_or_else(lost)) };
+        let outcome =
+            if known { Ok(Reply::Done) } else { Err(error.cloned().unwrap_or_else(lost)) };
         self.answer(request, outcome);
     }
 }

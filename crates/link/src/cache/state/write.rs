@@ -1,7 +1,7 @@
 //! A write into the cache: it never reads below (BASS §3.3). Without room, it waits.
 //!
-//! Invariants: writes that wait for room start in order, and wait only while a write-back is in flight or
-//! about to start: its outcome starts or fails them.
+//! Invariants: writes that wait for room start in order, and wait only while a write-back is in
+//! flight or about to start: its outcome starts or fails them.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -1,14 +1,16 @@
-//! Write-backs: which dirty pages are written together, in which form, and the meaning of their outcome.
+//! Write-backs: which dirty pages are written together, in which form, and the meaning of their
+//! outcome.
 //!
-//! A batch takes wanted pages in the order of addresses. A row of whole pages becomes a plain write; so does
-//! anything that turns out to be one range. Everything else is packed (BASS §3.1, §3.2).
+//! A batch takes wanted pages in the order of addresses. A row of whole pages becomes a plain
+//! write; so does anything that turns out to be one range. Everything else is packed (BASS §3.1,
+//! §3.2).
 //!
-//! Invariants: a page has at most one write-back in flight, so newer bytes arrive later. A packed payload is
-//! a copy (BASS's temporary page). A plain one shares the pages' bytes; a write to such a page in the
-//! meantime copies it first, so bytes in flight do not change. A failed write-back leaves its bytes dirty,
-//! fails all requests that wait for them, and is retried by the next request that needs them: a flush, a
-//! tick, a writer without room.
-//! wait for them, and is tried again by the next who wants them: a flush, a tick, a writer without room.
+//! Invariants: a page has at most one write-back in flight, so newer bytes arrive later. A packed
+//! payload is a copy (BASS's temporary page). A plain one shares the pages' bytes; a write to such
+//! a page in the meantime copies it first, so bytes in flight do not change. A failed write-back
+//! leaves its bytes dirty, fails all requests that wait for them, and is retried by the next
+//! request that needs them: a flush, a tick, a writer without room. wait for them, and is tried
+//! again by the next who wants them: a flush, a tick, a writer without room.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -51,8 +53,8 @@ impl State {
         }
     }
 
-    /// Starts a write-back of wanted pages, if another one may be in flight. Encoding takes long, so other
-    /// threads get the lock before the next one.
+    /// Starts a write-back of wanted pages, if another one may be in flight. Encoding takes long,
+    /// so other threads get the lock before the next one.
     pub(in crate::cache) fn pump(&mut self) {
         if self.write_backs < self.setup.write_backs_max && !self.dirty.wanted.is_empty() {
             let mut runs = std::mem::take(&mut self.runs);
@@ -75,16 +77,23 @@ impl State {
         row.take_while(|(number, next)| *number == next && whole(*next)).count()
     }
 
-    /// The pages of the next batch, and their runs: a row of whole pages, or what can be packed before the
-    /// next such row.
+    /// The pages of the next batch, and their runs: a row of whole pages, or what can be packed
+    /// before the next such row.
     fn choose(&self, runs: &mut Vec<Run>) -> Vec<u64> {
-        let first = self.dirty.wanted.range(self.dirty.cursor..).next().or_else(|| self.dirty.wanted.first());
+        let first = self
+            .dirty
+            .wanted
+            .range(self.dirty.cursor..)
+            .next()
+            .or_else(|| self.dirty.wanted.first());
         let first = first.copied().unwrap_or(0);
         let row = self.whole_row(first, self.setup.below_bytes_max as usize / PAGE_BYTES);
         if row >= PLAIN_PAGES_MIN {
             let pages: Vec<u64> = (first..first + row as u64).collect();
             runs.extend(
-                pages.iter().map(|page| Run { page: *page, inside: 0..self.table.page_length(*page) }),
+                pages
+                    .iter()
+                    .map(|page| Run { page: *page, inside: 0..self.table.page_length(*page) }),
             );
             return pages;
         }
@@ -95,10 +104,11 @@ impl State {
             }
             let (Some(page), before) = (self.table.get(number), runs.len()) else { continue };
             page.runs_to_send(|inside| runs.push(Run { page: number, inside }));
-            bytes += runs[before..].iter().map(|run| entry_at::SIZE + run.inside.len()).sum::<usize>();
+            bytes +=
+                runs[before..].iter().map(|run| entry_at::SIZE + run.inside.len()).sum::<usize>();
             let span = runs[runs.len() - 1].end() - runs[0].start();
-            let fits =
-                bytes as u64 <= self.setup.packed_bytes_max && span <= self.setup.packed_span_bytes_max;
+            let fits = bytes as u64 <= self.setup.packed_bytes_max
+                && span <= self.setup.packed_span_bytes_max;
             if !pages.is_empty() && !fits {
                 runs.truncate(before);
                 break;
@@ -135,7 +145,8 @@ impl State {
         let bytes = if let Payload::Packed(bytes) = &payload { bytes.len() as u64 } else { length };
         let kind = if plain { &self.stats.plain_sent } else { &self.stats.packed_sent };
         kind.fetch_add(1, Relaxed);
-        let whole = runs.iter().filter(|run| run.inside == (0..self.table.page_length(run.page))).count();
+        let whole =
+            runs.iter().filter(|run| run.inside == (0..self.table.page_length(run.page))).count();
         self.stats.whole_pages_sent.fetch_add(whole as u64, Relaxed);
         self.stats.bytes_sent.fetch_add(bytes, Relaxed);
         let saved_bytes = whole_bytes - bytes as i64;
@@ -146,7 +157,8 @@ impl State {
 
     fn pack(&self, runs: &[Run], address: u64) -> Vec<u8> {
         let ranges = runs.iter().map(|run| {
-            let bytes = self.table.get(run.page).map_or(&[][..], |page| &page.bytes[run.inside.clone()]);
+            let bytes =
+                self.table.get(run.page).map_or(&[][..], |page| &page.bytes[run.inside.clone()]);
             ((run.start() - address) as u32, bytes)
         });
         let mut bytes = vec![0; packed_write::encoded_bytes(ranges.clone()) as usize];
@@ -169,7 +181,8 @@ impl State {
             }
             Err(error) => {
                 self.stats.write_back_errors.fetch_add(1, Relaxed);
-                tracing::warn!(pages = pages.len(), %error, "cache: write-back failed; its bytes stay dirty");
+                tracing::warn!(pages = pages.len(), %error, "cache: write-back failed; its bytes \
+                    stay dirty");
                 pages.iter().for_each(|number| self.not_saved(*number, error));
                 self.fail_held(error);
                 self.unblock();
@@ -224,7 +237,8 @@ struct WriteBack {
     me: Weak<dyn Hear>,
     payload: Payload,
     pages: Vec<u64>,
-    /// Bytes that whole pages would have cost in addition; negative if the entries of many runs are longer.
+    /// Bytes that whole pages would have cost in addition; negative if the entries of many runs are
+    /// longer.
     saved_bytes: i64,
 }
 

@@ -50,7 +50,8 @@ fn two_messages_make_seals_that_fit_and_carry_a_payload_each() {
                 assert_eq!(got, payload);
                 got.iter().rev().copied().collect()
             };
-            let (target, bytes) = answer(&security, PROLOGUE, &message1, respond, &mut out).unwrap();
+            let (target, bytes) =
+                answer(&security, PROLOGUE, &message1, respond, &mut out).unwrap();
             let (initiator, answered) = greeting.finish(&out[..bytes]).unwrap();
             assert_eq!(answered, payload.iter().rev().copied().collect::<Vec<_>>());
             assert!(speak(&initiator, &target) && speak(&target, &initiator));
@@ -88,7 +89,8 @@ fn another_key_or_prologue_proves_nothing() {
     assert_eq!(unanswered(&key(1), b"link 1, connection 8", &message1), Refused::Unproven);
     let text = Refused::Unproven.to_string();
     assert!(text.contains("compare the key files"), "{text}");
-    // An answer of one who has another key cannot exist; of one who answers another greeting, it can.
+    // An answer of one who has another key cannot exist; of one who answers another greeting, it
+    // can.
     let (_, elsewhere) = greet(&key(2), b"hello");
     let (_, message2) = reply(&key(2), &elsewhere, b"").unwrap();
     assert_eq!(greeting.finish(&message2).unwrap_err(), Refused::Unproven);
@@ -104,7 +106,8 @@ fn a_message_with_any_flipped_bit_is_refused_and_the_hand_shake_goes_on() {
         for bit in 0..message1.len() * 8 {
             let mut flipped = message1.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            // X25519 ignores the highest bit of a public key. Noise hashes it, so it counts here too.
+            // X25519 ignores the highest bit of a public key. Noise hashes it, so it counts here
+            // too.
             unanswered(&security, PROLOGUE, &flipped);
         }
         let (target, message2) = reply(&security, &message1, b"welcome").unwrap();
@@ -126,7 +129,11 @@ fn a_message_cut_short_or_made_longer_is_refused() {
         let (_, message2) = reply(&security, &message1, b"hello").unwrap();
         for bytes in 0..message1.len() {
             let refused = unanswered(&security, PROLOGUE, &message1[..bytes]);
-            assert_eq!(matches!(refused, Refused::Short { .. }), bytes < HANDSHAKE_BYTES, "{refused}");
+            assert_eq!(
+                matches!(refused, Refused::Short { .. }),
+                bytes < HANDSHAKE_BYTES,
+                "{refused}"
+            );
             assert!(greeting.finish(&message2[..bytes]).is_err());
         }
         for more in [1, 16, 70_000] {
@@ -146,7 +153,11 @@ fn a_replayed_answer_finishes_no_other_hand_shake() {
         let (mut greeting, _) = greet(&security, b"hello");
         assert_eq!(greeting.finish(&message2).unwrap_err(), why);
         assert!(old.finish(&message2).is_ok());
-        assert_eq!(old.finish(&message2).unwrap_err(), Refused::Finished, "nor its own a second time");
+        assert_eq!(
+            old.finish(&message2).unwrap_err(),
+            Refused::Finished,
+            "nor its own a second time"
+        );
     }
 }
 
@@ -238,13 +249,15 @@ fn a_message_that_does_not_fit_is_refused_before_it_is_begun() {
         let refused = Greeting::new(&security, PROLOGUE, b"hello", &mut [0; 56]).unwrap_err();
         assert_eq!(refused, room(57, 56));
         let (_, message1) = greet(&security, b"");
-        let refused = answer(&security, PROLOGUE, &message1, |_| vec![0; 5], &mut [0; 56]).unwrap_err();
+        let refused =
+            answer(&security, PROLOGUE, &message1, |_| vec![0; 5], &mut [0; 56]).unwrap_err();
         assert_eq!(refused, room(57, 56));
         let long = vec![0; 65535 - 51];
         let refused = Greeting::new(&security, PROLOGUE, &long, &mut vec![0; 70_000]).unwrap_err();
         assert_eq!(refused, room(65536, 65535));
         let mut out = vec![0; 65535];
-        let (mut greeting, bytes) = Greeting::new(&security, PROLOGUE, &long[1..], &mut out).unwrap();
+        let (mut greeting, bytes) =
+            Greeting::new(&security, PROLOGUE, &long[1..], &mut out).unwrap();
         assert_eq!(bytes, 65535);
         let (_, message2) = reply(&security, &out, b"").unwrap();
         assert!(greeting.finish(&message2).is_ok());

@@ -35,7 +35,9 @@ fn hex(bytes: &[u8]) -> String {
 #[test]
 fn what_one_end_seals_the_other_opens_and_the_header_stays_in_clear() {
     let (initiator, target) = both_ends();
-    for (from, to) in [(&initiator, &target), (&target, &initiator), (&Seals::Checksum, &Seals::Checksum)] {
+    for (from, to) in
+        [(&initiator, &target), (&target, &initiator), (&Seals::Checksum, &Seals::Checksum)]
+    {
         for bytes in [0, 1, 15, 16, 17, 64, 8900] {
             let body: Vec<u8> = (0..bytes).map(|i| i as u8).collect();
             let before = packet(7, 0x0300_0000_0000_0009, &body);
@@ -50,7 +52,8 @@ fn what_one_end_seals_the_other_opens_and_the_header_stays_in_clear() {
     }
 }
 
-/// The format, pinned. The sealed bytes were computed by another implementation of AES-256-GCM as well.
+/// The format, pinned. The sealed bytes were computed by another implementation of AES-256-GCM as
+/// well.
 #[test]
 fn the_bytes_of_a_sealed_packet_are_these() {
     let key: [u8; 32] = std::array::from_fn(|i| i as u8);

@@ -18,8 +18,8 @@ pub(in crate::command) struct Arguments {
     #[arg(value_name = "VOL")]
     volume: String,
 
-    /// Size of the disk: 4096, 512M, 10G, 1T (powers of 1024). Nothing is reserved; an empty disk takes no
-    /// space.
+    /// Size of the disk: 4096, 512M, 10G, 1T (powers of 1024). Nothing is reserved; an empty disk
+    /// takes no space.
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     size: u64,
 
@@ -30,7 +30,8 @@ pub(in crate::command) struct Arguments {
 /// The properties of a new volume besides its size.
 #[derive(Args, Clone, Copy)]
 pub(in crate::command) struct Shape {
-    /// Logical block size of doors that have sectors: 512 or 4096. Requests need not be aligned to it.
+    /// Logical block size of doors that have sectors: 512 or 4096. Requests need not be aligned to
+    /// it.
     #[arg(long, value_name = "BYTES", value_parser = parse_size_u32, default_value = "4096")]
     block_size: u32,
 
@@ -38,8 +39,8 @@ pub(in crate::command) struct Shape {
     #[arg(long, value_name = "SIZE", value_parser = parse_size_u32, default_value = "8M")]
     segment_bytes: u32,
 
-    /// What a completed flush guarantees: logged (on the local disk), stored (in the store) or weak (order
-    /// only: nothing is durable).
+    /// What a completed flush guarantees: logged (on the local disk), stored (in the store) or weak
+    /// (order only: nothing is durable).
     #[arg(long, value_name = "MODE", value_enum, default_value = "logged")]
     flush: Flush,
 

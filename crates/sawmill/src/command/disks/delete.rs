@@ -97,7 +97,10 @@ fn agreed(name: &str, store: &str, size_bytes: u64) -> Result<bool> {
         )));
     }
     let size = human_size(size_bytes);
-    let asked = write!(io::stderr(), "Delete {name} ({size}) in {store} with all its data? Type its name: ");
+    let asked = write!(
+        io::stderr(),
+        "Delete {name} ({size}) in {store} with all its data? Type its name: "
+    );
     asked.map_err(|error| Failure::io("cannot ask", &error))?;
     let mut answer = String::new();
     io::stdin()
@@ -112,6 +115,8 @@ fn forget_state(folder: &std::path::Path) {
     match fs::remove_dir_all(folder) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => tracing::warn!("cannot remove {}: {error}; remove it yourself", folder.display()),
+        Err(error) => {
+            tracing::warn!("cannot remove {}: {error}; remove it yourself", folder.display())
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! `sawmill gc`: collects garbage on request, in the process that serves the volume or by attaching it.
+//! `sawmill gc`: collects garbage on request, in the process that serves the volume or by attaching
+//! it.
 
 use std::time::Duration;
 
@@ -20,17 +21,18 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Collect garbage now: rewrite the live data of sparse segments and delete what is dead.
 ///
-/// A served volume collects automatically (serve --gc-start); this command goes further. If this machine
-/// serves the volume, its server does the work while it serves clients. Otherwise the command attaches the
-/// volume until it is done. SIGUSR1 makes a server collect with its own --gc-start as the threshold.
+/// A served volume collects automatically (serve --gc-start); this command goes further. If this
+/// machine serves the volume, its server does the work while it serves clients. Otherwise the
+/// command attaches the volume until it is done. SIGUSR1 makes a server collect with its own
+/// --gc-start as the threshold.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
     #[arg(value_name = "VOL")]
     volume: String,
 
-    /// Empty segments with a smaller share of live data than this: 0 to 1. With 1, all data is rewritten, so
-    /// that the whole volume lies in address order.
+    /// Empty segments with a smaller share of live data than this: 0 to 1. With 1, all data is
+    /// rewritten, so that the whole volume lies in address order.
     #[arg(long, value_name = "SHARE", default_value_t = 0.7, value_parser = parse_threshold)]
     threshold: f64,
 
@@ -78,20 +80,25 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let answer = match served {
         Some((_, process)) if process.volumes.iter().any(|volume| volume.read_only) => {
             let text = format!(
-                "volume {} is served read-only by process {}; run the command where the volume is served for \
-                 writing",
+                "volume {} is served read-only by process {}; run the command where the volume is \
+                 served for writing",
                 address.name, process.pid
             );
             return Err(Failure::new(Exit::InUse, text));
         }
         Some((folder, _)) => {
             let request = ControlRequest::CollectGarbage { threshold: arguments.threshold };
-            let look =
-                || control::volume_status(&folder).ok().flatten().map_or((0, 0), |status| left(&status));
+            let look = || {
+                control::volume_status(&folder)
+                    .ok()
+                    .flatten()
+                    .map_or((0, 0), |status| left(&status))
+            };
             watch(look, || {
                 control::ask_writer(&folder, &request)?.ok_or_else(|| {
                     let name = &address.name;
-                    let text = format!("volume {name} is no longer served for writing here; try again");
+                    let text =
+                        format!("volume {name} is no longer served for writing here; try again");
                     Failure::new(Exit::NotFound, text)
                 })
             })?
@@ -107,7 +114,8 @@ fn left(status: &VolumeStatus) -> (u64, u64) {
 
 fn at_rest(context: &Context, arguments: &Arguments, address: &VolumeAddress) -> Result<Collected> {
     let (_, record) = wiring::find(address)?;
-    let attached = arguments.attach.open(&context.places, address, &record, arguments.no_fencing)?;
+    let attached =
+        arguments.attach.open(&context.places, address, &record, arguments.no_fencing)?;
     let volume = attached.volume.clone();
     let look = || {
         let status = volume.status();

@@ -4,7 +4,9 @@ use clap::Args;
 use sawmill_format::volume_record::VolumeRecord;
 use serde::Serialize;
 
-use crate::admin::status::{CacheStatus, HealthStatus, PositionsStatus, ProcessStatus, VolumeStatus};
+use crate::admin::status::{
+    CacheStatus, HealthStatus, PositionsStatus, ProcessStatus, VolumeStatus,
+};
 use crate::command::Context;
 use crate::config::VolumeAddress;
 use crate::moment::human_time;
@@ -90,13 +92,14 @@ struct Document {
     segments: u64,
     extents: u64,
     checkpoint_number: u64,
-    /// Whether the last attachment stored everything before it ended; null while this machine serves the
-    /// volume.
+    /// Whether the last attachment stored everything before it ended; null while this machine
+    /// serves the volume.
     clean: Option<bool>,
     cache: Option<CacheStatus>,
     /// Everything that the serving process reports about the volume.
     live: Option<VolumeStatus>,
-    /// What this machine remembers of the volume, here or in other stores, and what does not fit it now.
+    /// What this machine remembers of the volume, here or in other stores, and what does not fit it
+    /// now.
     remarks: Vec<String>,
     elsewhere: Vec<Elsewhere>,
 }
@@ -148,7 +151,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
 }
 
 fn of_live(address: &VolumeAddress, mut process: ProcessStatus) -> Document {
-    process.volumes.retain(|volume| volume.name == address.name && volume.store == address.store_url);
+    process
+        .volumes
+        .retain(|volume| volume.name == address.name && volume.store == address.store_url);
     let attached = Some(Attachment::new(&process));
     let cache = process.cache.take();
     let volume = process.volumes.into_iter().next().unwrap_or_default();
@@ -212,15 +217,23 @@ fn facts(document: &Document) -> Vec<(&'static str, String)> {
     rows.push(("checkpoint", document.checkpoint_number.to_string()));
     if let Some(volume) = document.live.as_ref().filter(|volume| !volume.read_only) {
         let unstored = human_size(volume.journal_unstored_bytes);
-        rows.push(("journal", format!("{unstored} of {} not yet stored", human_size(volume.journal_bytes))));
+        rows.push((
+            "journal",
+            format!("{unstored} of {} not yet stored", human_size(volume.journal_bytes)),
+        ));
         let stall = volume.stall.as_deref().filter(|_| volume.stalled_requests > 0);
         rows.extend(stall.map(|stall| {
             let lacks = match stall {
                 "staging" => "the journal's disk cannot keep up".to_owned(),
                 "journal_records" => {
-                    format!("{} records are not yet stored", human_count(volume.journal_unstored_records))
+                    format!(
+                        "{} records are not yet stored",
+                        human_count(volume.journal_unstored_records)
+                    )
                 }
-                "unstored_age" => "the oldest unstored write has reached --unstored-age-max".to_owned(),
+                "unstored_age" => {
+                    "the oldest unstored write has reached --unstored-age-max".to_owned()
+                }
                 _ => "the journal is full of unstored writes".to_owned(),
             };
             ("", format!("{} writes wait: {lacks}", human_count(volume.stalled_requests)))
@@ -229,8 +242,9 @@ fn facts(document: &Document) -> Vec<(&'static str, String)> {
     }
     if let Some(cache) = &document.cache {
         let asked = cache.hits + cache.misses;
-        let hits =
-            (cache.hits * 100).checked_div(asked).map_or_else(String::new, |p| format!(", {p} % hits"));
+        let hits = (cache.hits * 100)
+            .checked_div(asked)
+            .map_or_else(String::new, |p| format!(", {p} % hits"));
         rows.push(("read cache", format!("{} in it{hits}", human_size(cache.bytes))));
         rows.push(("", cache.path.clone()));
     }
@@ -253,7 +267,8 @@ fn attachment_facts(document: &Document) -> Vec<(&'static str, String)> {
         [] => rows.push(("clients", "none".to_owned())),
         clients => rows.extend(clients.iter().map(|client| ("client", client.clone()))),
     }
-    let reason = attached.health.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let reason =
+        attached.health.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
     rows.push(("health", format!("{}{reason}", attached.health.state.replace('_', " "))));
     rows
 }

@@ -21,8 +21,8 @@ pub(in crate::command) struct Arguments {
     #[arg(long, value_name = "URL")]
     store: Option<String>,
 
-    /// Also list volumes without a name, by id: those that lost their names (`sawmill rename ID NEW` names
-    /// one), and the remains of deleted ones. Lists every object of the store.
+    /// Also list volumes without a name, by id: those that lost their names (`sawmill rename ID
+    /// NEW` names one), and the remains of deleted ones. Lists every object of the store.
     #[arg(long)]
     all: bool,
 }
@@ -50,7 +50,10 @@ struct UnnamedDocument {
 impl UnnamedDocument {
     fn said(&self) -> String {
         let size = self.size_bytes.map_or_else(|| "unreadable".to_owned(), human_size);
-        format!("{size}, {}", if self.deleted { "deleted: clones may need it" } else { "it has no name" })
+        format!(
+            "{size}, {}",
+            if self.deleted { "deleted: clones may need it" } else { "it has no name" }
+        )
     }
 }
 
@@ -68,7 +71,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             Ok((record, size_bytes)) => {
                 let folder = context.places.volume_folder(&record.volume_id.to_string(), &url)?;
                 let attached = attached_to(&folder);
-                let volume = Some(RecordDocument { size_bytes, ..RecordDocument::new(&url, &record) });
+                let volume =
+                    Some(RecordDocument { size_bytes, ..RecordDocument::new(&url, &record) });
                 Row { name: listed.name, volume, unnamed: None, attached, error: None }
             }
             Err(error) => Row {
@@ -89,7 +93,10 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     } else if rows.is_empty() {
         output::line(&format!("no volumes in {url}"))?;
     } else {
-        output::table(&["name", "size", "block", "flush", "attached"], rows.iter().map(cells).collect())?;
+        output::table(
+            &["name", "size", "block", "flush", "attached"],
+            rows.iter().map(cells).collect(),
+        )?;
     }
     Ok(Exit::Ok)
 }
@@ -101,8 +108,8 @@ fn unnamed_row(unnamed: &Unnamed) -> Row {
     Row { name, volume: None, unnamed, attached: None, error: None }
 }
 
-/// Sizes from the newest checkpoints: a volume may have been resized since it was made. They are read in
-/// parallel, because each takes a few requests.
+/// Sizes from the newest checkpoints: a volume may have been resized since it was made. They are
+/// read in parallel, because each takes a few requests.
 fn sizes(store: &dyn ObjectStore, listed: &[Listed]) -> Vec<sawmill_volume::Result<u64>> {
     const AT_ONCE: usize = 16;
     let size = |listed: &Listed| {
@@ -114,7 +121,8 @@ fn sizes(store: &dyn ObjectStore, listed: &[Listed]) -> Vec<sawmill_volume::Resu
         std::thread::scope(|scope| {
             let asked: Vec<_> = chunk.iter().map(|listed| scope.spawn(|| size(listed))).collect();
             sizes.extend(asked.into_iter().map(|asked| {
-                let died = |_| Err(sawmill_volume::Error::new(ErrorKind::Internal, "a thread died"));
+                let died =
+                    |_| Err(sawmill_volume::Error::new(ErrorKind::Internal, "a thread died"));
                 asked.join().unwrap_or_else(died)
             }));
         });
@@ -122,7 +130,8 @@ fn sizes(store: &dyn ObjectStore, listed: &[Listed]) -> Vec<sawmill_volume::Resu
     sizes
 }
 
-/// The process that serves the volume here. A process that does not answer must not spoil the whole list.
+/// The process that serves the volume here. A process that does not answer must not spoil the whole
+/// list.
 fn attached_to(folder: &Path) -> Option<Attachment> {
     control::attached(folder)
         .unwrap_or_else(|failure| {
@@ -133,7 +142,8 @@ fn attached_to(folder: &Path) -> Option<Attachment> {
 }
 
 fn cells(row: &Row) -> Vec<String> {
-    let attached = row.attached.as_ref().map_or_else(|| "-".to_owned(), |a| format!("here, pid {}", a.pid));
+    let attached =
+        row.attached.as_ref().map_or_else(|| "-".to_owned(), |a| format!("here, pid {}", a.pid));
     if let Some(unnamed) = &row.unnamed {
         return vec![row.name.clone(), unnamed.said(), "-".into(), "-".into(), attached];
     }

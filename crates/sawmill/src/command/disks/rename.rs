@@ -11,12 +11,12 @@ use sawmill_console::output;
 
 /// Rename a volume within its store.
 ///
-/// The volume keeps its id, data and journals. You can rename it while it is served: its doors keep the old
-/// name until it is served again. An interrupted rename leaves the old name or the new one.
+/// The volume keeps its id, data and journals. You can rename it while it is served: its doors keep
+/// the old name until it is served again. An interrupted rename leaves the old name or the new one.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
-    /// Name in the default store, or a URL ending in the name. For a volume that has lost its name: its id,
-    /// as `sawmill list --all` shows it.
+    /// Name in the default store, or a URL ending in the name. For a volume that has lost its name:
+    /// its id, as `sawmill list --all` shows it.
     #[arg(value_name = "VOL")]
     volume: String,
 
@@ -40,8 +40,10 @@ struct Document<'a> {
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
     let store = wiring::open_store(&address.store_url)?;
-    let record = match (sawmill_volume::rename(&*store, &address.name, &arguments.new), address.name.parse())
-    {
+    let record = match (
+        sawmill_volume::rename(&*store, &address.name, &arguments.new),
+        address.name.parse(),
+    ) {
         (Err(error), Ok(volume_id)) if error.kind() == ErrorKind::NotFound => {
             let block_bytes = arguments.block_size.as_ref().and_then(|bytes| bytes.parse().ok());
             sawmill_volume::name_unnamed(&*store, volume_id, &arguments.new, block_bytes)?

@@ -14,8 +14,9 @@ use sawmill_console::units::{human_size, parse_size};
 
 /// Change the size of a volume.
 ///
-/// A volume can grow while it is served; clients see the new size when they reconnect. It can shrink only
-/// while it is not served. Resizing the file system is your task: grow it afterwards, shrink it before.
+/// A volume can grow while it is served; clients see the new size when they reconnect. It can
+/// shrink only while it is not served. Resizing the file system is your task: grow it afterwards,
+/// shrink it before.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
@@ -59,8 +60,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let size_bytes = arguments.size;
     if size_bytes < old_size_bytes && !arguments.yes_lose_data {
         let text = format!(
-            "volume {} has {old_size_bytes} bytes: shrinking it to {size_bytes} destroys all data beyond \
-             that; to do so, pass --yes-lose-data",
+            "volume {} has {old_size_bytes} bytes: shrinking it to {size_bytes} destroys all data \
+             beyond that; to do so, pass --yes-lose-data",
             address.name
         );
         return Err(Failure::new(Exit::Refused, text));
@@ -68,7 +69,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let resized = control::ask_writer::<Resized>(&folder, &ControlRequest::Resize { size_bytes });
     let resized = resized.map_err(|failure| failure.of_volume(&address.name))?;
     if resized.is_none() && size_bytes != old_size_bytes {
-        let attached = arguments.attach.open(&context.places, &address, &record, arguments.no_fencing)?;
+        let attached =
+            arguments.attach.open(&context.places, &address, &record, arguments.no_fencing)?;
         let resized = attached.volume.resize(size_bytes).map_err(Failure::from);
         // Close even if the size was refused: that stores what the journal held.
         attached.close()?;

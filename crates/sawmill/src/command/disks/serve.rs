@@ -1,7 +1,8 @@
 //! `sawmill serve`: opens volumes, serves them through doors, and closes them in order.
 //!
-//! The first SIGTERM or SIGINT stops accepting, lets requests finish, stores everything and writes a
-//! checkpoint; a second one stops immediately. Invariant: however it ends, no accepted write is lost.
+//! The first SIGTERM or SIGINT stops accepting, lets requests finish, stores everything and writes
+//! a checkpoint; a second one stops immediately. Invariant: however it ends, no accepted write is
+//! lost.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -45,10 +46,11 @@ pub(in crate::command) const REMIND_EVERY: Duration = Duration::from_secs(5);
 
 /// Serve volumes through front doors until SIGTERM.
 ///
-/// Prints one line per volume and door when it is ready: an NBD URI, a device, a socket, a file. Default: an
-/// NBD Unix socket (in the runtime folder). SIGTERM or SIGINT stops accepting, finishes requests, stores
-/// everything and exits with 0. A second signal exits immediately with 1: no accepted write is lost, but the
-/// newest ones are on this machine only. SIGUSR1 collects garbage now.
+/// Prints one line per volume and door when it is ready: an NBD URI, a device, a socket, a file.
+/// Default: an NBD Unix socket (in the runtime folder). SIGTERM or SIGINT stops accepting, finishes
+/// requests, stores everything and exits with 0. A second signal exits immediately with 1: no
+/// accepted write is lost, but the newest ones are on this machine only. SIGUSR1 collects garbage
+/// now.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// Names in the default store, or URLs ending in the name. With --read-only also a past state:
@@ -83,7 +85,9 @@ pub(in crate::command) fn parse_loopback(text: &str) -> Result<SocketAddr, Strin
     if address.ip().is_loopback() {
         return Ok(address);
     }
-    Err(format!("'{text}' can be reached by other machines; write a loopback address such as 127.0.0.1:9100"))
+    Err(format!(
+        "'{text}' can be reached by other machines; write a loopback address such as 127.0.0.1:9100"
+    ))
 }
 
 /// What `--json` prints, one object per line.
@@ -164,7 +168,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     if context.json {
         print_event(&Event::Stopping);
     }
-    tracing::info!("stopping: finishing requests and storing everything; a second signal stops immediately");
+    tracing::info!(
+        "stopping: finishing requests and storing everything; a second signal stops immediately"
+    );
     let outcome = close(context.json, &serving, &tell, &hear);
     // Kept until now: `info` and `wait` are answered while everything is being stored.
     drop(admin);
@@ -172,22 +178,26 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
 }
 
 fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
-    let volumes =
-        arguments.volumes.iter().map(|text| places.resolve_cut(text)).collect::<Result<Vec<_>>>()?;
+    let volumes = arguments
+        .volumes
+        .iter()
+        .map(|text| places.resolve_cut(text))
+        .collect::<Result<Vec<_>>>()?;
     let doors = arguments.doors.plans_of_serve(volumes.len(), &places.nbd_socket()?)?;
     let plan = arguments.opening.plan(places, &arguments.tuning, volumes)?;
     Ok(Plan { doors, nbd_budget: arguments.nbd_memory.budget(), admin: arguments.admin, ..plan })
 }
 
-/// Forwards signals to the main loop, from the first moment on: a user who sees a door must be able to
-/// request a clean end. While the process starts, a second signal kills it; accepted writes survive that.
-/// Without `reloads`, SIGHUP ends the process too.
+/// Forwards signals to the main loop, from the first moment on: a user who sees a door must be able
+/// to request a clean end. While the process starts, a second signal kills it; accepted writes
+/// survive that. Without `reloads`, SIGHUP ends the process too.
 pub(in crate::command) fn forward_signals(
     tell: SyncSender<Heard>,
     started: Arc<AtomicBool>,
     reloads: bool,
 ) -> Result<()> {
-    let all: Vec<_> = [SIGTERM, SIGINT, SIGUSR1].into_iter().chain(reloads.then_some(SIGHUP)).collect();
+    let all: Vec<_> =
+        [SIGTERM, SIGINT, SIGUSR1].into_iter().chain(reloads.then_some(SIGHUP)).collect();
     let mut ends = 0;
     daemon::on_signals(&all, move |signal| {
         let word = match signal {
@@ -302,15 +312,19 @@ fn hand_off(
     let outcome = Predecessor { serving, again, admin }.hand_off(&asked.wanted);
     match &outcome {
         Ok(done) => {
-            tracing::info!("process {} serves now, after an interruption of {} ms", done.pid, done.stall_ms)
+            tracing::info!(
+                "process {} serves now, after an interruption of {} ms",
+                done.pid,
+                done.stall_ms
+            )
         }
         Err(failure) => tracing::error!("{failure}"),
     }
     let done = outcome.as_ref().ok().cloned();
     // The requester may be gone.
     let _ = asked.answer.send(outcome);
-    // If this process continues to serve, the loop handles what arrived during the attempt. Otherwise it was
-    // meant for the server, so the successor gets it.
+    // If this process continues to serve, the loop handles what arrived during the attempt.
+    // Otherwise it was meant for the server, so the successor gets it.
     let done = done?;
     for heard in hear.try_iter() {
         let signal = match heard {
@@ -340,7 +354,8 @@ pub(in crate::command) fn close(
     while !open.is_empty() {
         match hear.recv_timeout(REMIND_EVERY) {
             Err(RecvTimeoutError::Timeout) => {
-                let names: Vec<_> = open.iter().map(|index| serving.volumes[*index].name()).collect();
+                let names: Vec<_> =
+                    open.iter().map(|index| serving.volumes[*index].name()).collect();
                 tracing::warn!(
                     "stopping: waiting for requests and for the store: {}; a second signal stops \
                      immediately, and unstored writes stay in the journal",
@@ -370,11 +385,13 @@ pub(in crate::command) fn close(
     worst.map_or(Ok(Exit::Ok), Err)
 }
 
-/// Lets the doors finish, then closes each volume on a thread of its own, because each may have to wait.
+/// Lets the doors finish, then closes each volume on a thread of its own, because each may have to
+/// wait.
 fn start_closing(serving: &Arc<Serving>, tell: &SyncSender<Heard>) -> Result<()> {
     let (serving, tell) = (Arc::clone(serving), tell.clone());
     let all = move || {
-        // The requester may kill this process soon, and memory may be lost with it (as in a container).
+        // The requester may kill this process soon, and memory may be lost with it (as in a
+        // container).
         std::thread::scope(|scope| {
             for served in &serving.volumes {
                 scope.spawn(|| served.log_all(LOG_WITHIN));
@@ -386,9 +403,11 @@ fn start_closing(serving: &Arc<Serving>, tell: &SyncSender<Heard>) -> Result<()>
             for (index, served) in serving.volumes.iter().enumerate() {
                 let tell = tell.clone();
                 scope.spawn(move || {
-                    // A volume that a failed hand-off left closed has everything it accepted in its journal.
-                    let outcome =
-                        served.volume().map_err(|failure| Failure::new(Exit::Negative, failure.to_string()));
+                    // A volume that a failed hand-off left closed has everything it accepted in its
+                    // journal.
+                    let outcome = served
+                        .volume()
+                        .map_err(|failure| Failure::new(Exit::Negative, failure.to_string()));
                     let outcome = outcome.and_then(|volume| {
                         volume.close().map_err(Failure::from)?;
                         seen::note(&served.folder, &volume);
@@ -402,7 +421,9 @@ fn start_closing(serving: &Arc<Serving>, tell: &SyncSender<Heard>) -> Result<()>
         });
     };
     let started = std::thread::Builder::new().name("close".into()).spawn(all);
-    started.map(drop).map_err(|error| Failure::io("cannot start the thread that closes the volumes", &error))
+    started
+        .map(drop)
+        .map_err(|error| Failure::io("cannot start the thread that closes the volumes", &error))
 }
 
 fn tell_stopped(json: bool, served: &Served, everything_stored: bool) {

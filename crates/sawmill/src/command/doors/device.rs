@@ -16,8 +16,8 @@ use sawmill_console::units::human_size;
 
 /// List, delete and recover ublk devices.
 ///
-/// When the server of a device dies, the users of the device wait. `sawmill serve VOL --ublk` takes over the
-/// device of its volume automatically; these commands are for all other cases.
+/// When the server of a device dies, the users of the device wait. `sawmill serve VOL --ublk` takes
+/// over the device of its volume automatically; these commands are for all other cases.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     #[command(subcommand)]
@@ -116,16 +116,22 @@ fn recover(context: &Context, run_folder: &Path, id: u32) -> Result<Exit> {
     let devices = ublk::devices(run_folder)?;
     let found = devices.iter().find(|device| device.id == id);
     let found = found.ok_or_else(|| {
-        Failure::new(Exit::NotFound, format!("there is no ublk device {id}; see: sawmill device list"))
+        Failure::new(
+            Exit::NotFound,
+            format!("there is no ublk device {id}; see: sawmill device list"),
+        )
     })?;
     if !found.is_orphan() {
-        let text = format!("ublk device {id} is not waiting for a sawmill server; see: sawmill device list");
+        let text = format!(
+            "ublk device {id} is not waiting for a sawmill server; see: sawmill device list"
+        );
         return Err(Failure::new(Exit::Refused, text));
     }
     let name = found.link.clone().unwrap_or_else(|| "VOL".into());
     let folder = found.volume.as_ref().and_then(|identity| identity.split('@').next());
-    let folder =
-        folder.map(|folder| context.places.state_folder().map(|state| state.join(folder))).transpose()?;
+    let folder = folder
+        .map(|folder| context.places.state_folder().map(|state| state.join(folder)))
+        .transpose()?;
     let request = ControlRequest::AddDoor(DoorPlan::Ublk { id: Some(id), unprivileged: false });
     let served = match folder {
         Some(folder) => control::attached(&folder)?.map(|_| folder),
@@ -139,8 +145,8 @@ fn recover(context: &Context, run_folder: &Path, id: u32) -> Result<Exit> {
         }
         None => {
             let text = format!(
-                "no process of this user serves the volume of ublk device {id}; start one: sawmill serve \
-                 {name} --ublk"
+                "no process of this user serves the volume of ublk device {id}; start one: sawmill \
+                 serve {name} --ublk"
             );
             Err(Failure::new(Exit::NotFound, text))
         }

@@ -13,8 +13,8 @@ use sawmill_console::output;
 
 /// List, add and remove the doors of a volume that this machine serves.
 ///
-/// A volume can have any set of doors at the same time; all show the same bytes. Coordinating the users of
-/// different doors is your task, as with one disk on two cables.
+/// A volume can have any set of doors at the same time; all show the same bytes. Coordinating the
+/// users of different doors is your task, as with one disk on two cables.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     #[command(subcommand)]
@@ -27,8 +27,8 @@ enum What {
     List(Volume),
     /// Open more doors on a volume.
     ///
-    /// They move with a hand-off, and return when the server restarts after a crash. A server that is stopped
-    /// cleanly forgets them: give permanent doors as options of `serve`.
+    /// They move with a hand-off, and return when the server restarts after a crash. A server that
+    /// is stopped cleanly forgets them: give permanent doors as options of `serve`.
     Add(Add),
     /// Close a door. Requests in flight finish; then its users see the device disappear.
     Remove(Remove),
@@ -55,7 +55,8 @@ struct Remove {
     #[command(flatten)]
     volume: Volume,
 
-    /// The door to close, as `door list` shows it: /dev/ublkb0, a socket, an NBD URI, a file, a loop device.
+    /// The door to close, as `door list` shows it: /dev/ublkb0, a socket, an NBD URI, a file, a
+    /// loop device.
     #[arg(value_name = "ADDRESS")]
     address: String,
 }

@@ -16,9 +16,10 @@ use sawmill_console::units::parse_duration;
 /// Replace the process that serves a volume with a new one, of the same or a newer version, without
 /// disconnecting clients.
 ///
-/// The new process gets ready while the old one still serves. Then it takes over all volumes and doors of the
-/// old process: connections and devices stay, and requests wait a moment. If the new process is not ready in
-/// time, fails or dies, the old one resumes. `systemctl reload` does the same.
+/// The new process gets ready while the old one still serves. Then it takes over all volumes and
+/// doors of the old process: connections and devices stay, and requests wait a moment. If the new
+/// process is not ready in time, fails or dies, the old one resumes. `systemctl reload` does the
+/// same.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// A volume that the process serves: a name in the default store, or a URL ending in the name.
@@ -43,7 +44,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let served = control::served(&context.places.state_folder()?, &address)?;
     let Some((folder, process)) = served else { return Err(control::not_served(&address.name)) };
     let binary = arguments.binary.as_ref();
-    let binary = binary.map(|binary| std::path::absolute(binary).unwrap_or_else(|_| binary.clone()));
+    let binary =
+        binary.map(|binary| std::path::absolute(binary).unwrap_or_else(|_| binary.clone()));
     let request = ControlRequest::HandOff(HandOff {
         binary,
         timeout: arguments.timeout,
@@ -52,8 +54,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let done: Done = control::ask_any(&folder, &address.name, &request)?;
     if done.unheard {
         let text = format!(
-            "process {} took over and then did not report: check that it serves, or start a server; accepted \
-             writes are in the journals: {}",
+            "process {} took over and then did not report: check that it serves, or start a \
+             server; accepted writes are in the journals: {}",
             done.pid,
             done.lost_doors.join("; ")
         );
@@ -66,7 +68,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             "process {} replaced process {}, sawmill {}; requests waited {} ms",
             done.pid, process.pid, done.version, done.stall_ms
         ))?;
-        done.lost_doors.iter().try_for_each(|door| output::line(&format!("a door was lost: {door}")))?;
+        done.lost_doors
+            .iter()
+            .try_for_each(|door| output::line(&format!("a door was lost: {door}")))?;
     }
     Ok(if done.lost_doors.is_empty() { Exit::Ok } else { Exit::Negative })
 }

@@ -75,12 +75,16 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             ask(&socket, &device.name, "status")?;
             output::line(&socket.display().to_string())?;
         }
-        What::Flush(device) => drop(ask(&socket_of(context, &device.name)?, &device.name, "flush")?),
+        What::Flush(device) => {
+            drop(ask(&socket_of(context, &device.name)?, &device.name, "flush")?)
+        }
         What::End(end) => {
             let what = if end.now { "fail" } else { "end" };
             drop(ask(&socket_of(context, &end.device.name)?, &end.device.name, what)?);
         }
-        What::Replace(device) => drop(ask(&socket_of(context, &device.name)?, &device.name, "replace")?),
+        What::Replace(device) => {
+            drop(ask(&socket_of(context, &device.name)?, &device.name, "replace")?)
+        }
     }
     Ok(Exit::Ok)
 }
@@ -137,7 +141,8 @@ fn list(context: &Context) -> Result<Exit> {
         return Ok(Exit::Ok);
     }
     let cells = rows.into_iter().map(|row| {
-        let number = |number: Option<u32>| number.map_or_else(|| "-".into(), |number| number.to_string());
+        let number =
+            |number: Option<u32>| number.map_or_else(|| "-".into(), |number| number.to_string());
         let size = row.size_bytes.map_or_else(|| "-".into(), human_size);
         vec![row.name, row.state, size, number(row.driver_pid), row.doors.join(", ")]
     });
@@ -146,7 +151,10 @@ fn list(context: &Context) -> Result<Exit> {
 }
 
 fn row(name: String, socket: String, facts: &Facts) -> Row {
-    let doors = facts.iter().filter(|(name, _)| *name == "door").filter_map(|(_, door)| door.split_once(' '));
+    let doors = facts
+        .iter()
+        .filter(|(name, _)| *name == "door")
+        .filter_map(|(_, door)| door.split_once(' '));
     Row {
         state: facts.get("state").unwrap_or("unknown").to_owned(),
         size_bytes: facts.parsed("size").ok(),

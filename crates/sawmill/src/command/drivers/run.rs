@@ -17,10 +17,11 @@ use sawmill_lab::layers::LayerOptions;
 
 /// Serve a device whose driver is another program, and start that program.
 ///
-/// The device and its doors stay when the driver dies: the driver is restarted and gets its unanswered
-/// requests again. SIGHUP replaces the running driver: the command starts again. Without a command, drivers
-/// start on their own and connect to the printed socket. SIGTERM or SIGINT closes the doors, lets the driver
-/// answer and flush everything, and exits with 0; a second signal exits immediately.
+/// The device and its doors stay when the driver dies: the driver is restarted and gets its
+/// unanswered requests again. SIGHUP replaces the running driver: the command starts again. Without
+/// a command, drivers start on their own and connect to the printed socket. SIGTERM or SIGINT
+/// closes the doors, lets the driver answer and flush everything, and exits with 0; a second signal
+/// exits immediately.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// The device's name. Default: the name of the command.
@@ -38,8 +39,8 @@ pub(in crate::command) struct Arguments {
     #[command(flatten)]
     nbd_memory: NbdMemory,
 
-    /// An option of the device; it overrides what the driver says: size=1073741824, mode=batch, on_death=fail
-    /// and others. docs/format/driver.md lists them all.
+    /// An option of the device; it overrides what the driver says: size=1073741824, mode=batch,
+    /// on_death=fail and others. docs/format/driver.md lists them all.
     #[arg(long = "option", value_name = "NAME=VALUE", value_parser = parse_option)]
     options: Vec<(String, String)>,
 
@@ -47,8 +48,8 @@ pub(in crate::command) struct Arguments {
     #[arg(long)]
     no_restart: bool,
 
-    /// An environment variable to pass to the driver although it may be a secret: AWS_*, AZURE_*, GOOGLE_*
-    /// and Sawmill's own keys are withheld otherwise. May be repeated.
+    /// An environment variable to pass to the driver although it may be a secret: AWS_*, AZURE_*,
+    /// GOOGLE_* and Sawmill's own keys are withheld otherwise. May be repeated.
     #[arg(long, value_name = "NAME")]
     driver_env: Vec<OsString>,
 
@@ -75,10 +76,12 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     daemon::start();
     let name = name_of(arguments)?;
     let folder = context.places.driver_folder(&name)?;
-    let mut doors: Vec<DoorPlan> = arguments.doors.iter().cloned().map(DoorPlan::absolute).collect();
+    let mut doors: Vec<DoorPlan> =
+        arguments.doors.iter().cloned().map(DoorPlan::absolute).collect();
     doors.extend(arguments.more_doors.plans());
     if doors.is_empty() {
-        doors.push(DoorPlan::Nbd { listen: Listen::Unix(folder.join("nbd.sock")), insecure: false });
+        doors
+            .push(DoorPlan::Nbd { listen: Listen::Unix(folder.join("nbd.sock")), insecure: false });
     }
     let given = arguments.options.iter();
     let layers = arguments.layers.clone();
@@ -93,8 +96,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         restarts: !arguments.no_restart,
         around: Box::new(move |device| layers.around(device)),
     };
-    // The reader of the events may be gone, for example a driver that started this host and died. The device
-    // stays.
+    // The reader of the events may be gone, for example a driver that started this host and died.
+    // The device stays.
     let tell = |told: &Told<'_>| tell(context.json, told).or_else(|failure| unheard(told, failure));
     driving::drive(plan, &mut |told| tell(told))
 }
@@ -115,10 +118,9 @@ fn name_of(arguments: &Arguments) -> Result<String> {
         return Ok(name.clone());
     }
     let program = arguments.command.first().and_then(|program| Path::new(program).file_stem());
-    program
-        .and_then(|name| name.to_str())
-        .map(str::to_owned)
-        .ok_or_else(|| Failure::usage("the device needs a name: give --name NAME, or a command after --"))
+    program.and_then(|name| name.to_str()).map(str::to_owned).ok_or_else(|| {
+        Failure::usage("the device needs a name: give --name NAME, or a command after --")
+    })
 }
 
 /// Prints an event. The device is for its users: a reader that stops listening does not end it.

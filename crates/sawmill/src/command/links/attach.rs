@@ -1,8 +1,8 @@
 //! `sawmill attach`: a device of another machine, behind doors of this one.
 //!
-//! Invariants: doors open after the target has described the device. At the end, doors close first, then the
-//! cache is flushed, then the link ends. A fenced process exits by itself. Not here: how a link works
-//! (`sawmill-link`), what is reported of it (`link::told`).
+//! Invariants: doors open after the target has described the device. At the end, doors close first,
+//! then the cache is flushed, then the link ends. A fenced process exits by itself. Not here: how a
+//! link works (`sawmill-link`), what is reported of it (`link::told`).
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -45,14 +45,15 @@ const PROBE_EVERY: Duration = Duration::from_secs(5);
 
 /// Attach a remote export (see `sawmill target`) and expose it locally.
 ///
-/// Prints one line per door when it is ready. Default: an NBD Unix socket. While the target is unreachable,
-/// requests wait for up to --timeout. SIGTERM or SIGINT closes the doors, flushes, and exits with 0. A second
-/// signal exits immediately with 1; writes in the cache that were not flushed are then lost. When another
-/// initiator takes over, the command exits with 6.
+/// Prints one line per door when it is ready. Default: an NBD Unix socket. While the target is
+/// unreachable, requests wait for up to --timeout. SIGTERM or SIGINT closes the doors, flushes, and
+/// exits with 0. A second signal exits immediately with 1; writes in the cache that were not
+/// flushed are then lost. When another initiator takes over, the command exits with 6.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
-    /// The export: link:ADDRESS[,ADDRESS...]/EXPORT. An address is udp:HOST[:PORT], tcp:HOST[:PORT],
-    /// eth:INTERFACE or xdp:INTERFACE. All addresses lead to one target and are used in parallel.
+    /// The export: link:ADDRESS[,ADDRESS...]/EXPORT. An address is udp:HOST[:PORT],
+    /// tcp:HOST[:PORT], eth:INTERFACE or xdp:INTERFACE. All addresses lead to one target and are
+    /// used in parallel.
     #[arg(value_name = "LINK")]
     link: String,
 
@@ -71,8 +72,8 @@ pub(in crate::command) struct Arguments {
     #[arg(long)]
     take_over: bool,
 
-    /// Allow concurrent initiators (each must pass --shared); write coordination is yours. Not with --cache:
-    /// a cache does not see the writes of others.
+    /// Allow concurrent initiators (each must pass --shared); write coordination is yours. Not with
+    /// --cache: a cache does not see the writes of others.
     #[arg(long, conflicts_with_all = ["take_over", "cache"])]
     shared: bool,
 
@@ -80,8 +81,8 @@ pub(in crate::command) struct Arguments {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "0")]
     timeout: Duration,
 
-    /// Also serve dashboard, metrics and status of links and doors over HTTP on this loopback address, for
-    /// example 127.0.0.1:9101.
+    /// Also serve dashboard, metrics and status of links and doors over HTTP on this loopback
+    /// address, for example 127.0.0.1:9101.
     #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
     admin: Option<SocketAddr>,
 
@@ -99,14 +100,17 @@ pub(in crate::command) struct Arguments {
 #[derive(Args)]
 #[command(next_help_heading = "Cache")]
 struct CacheOptions {
-    /// Cache the device in memory. write-back answers writes immediately and sends them to the target later;
-    /// if this process dies, unflushed writes are lost, as with a disk's volatile cache. The other policies
-    /// lose nothing.
+    /// Cache the device in memory. write-back answers writes immediately and sends them to the
+    /// target later; if this process dies, unflushed writes are lost, as with a disk's volatile
+    /// cache. The other policies lose nothing.
     #[arg(long, value_name = "POLICY")]
     cache: Option<PolicyName>,
 
     /// Memory for the cache.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256M", requires = "cache")]
+    #[arg(
+        long, value_name = "SIZE", value_parser = parse_size, default_value = "256M",
+        requires = "cache",
+    )]
     cache_bytes: u64,
 
     /// Dirty bytes to hold at most; above this, writers wait. Default: a quarter of --cache-bytes.
@@ -130,7 +134,8 @@ enum PolicyName {
 }
 
 impl CacheOptions {
-    /// The options. They are checked before anything is fenced, so that an impossible cache fences nothing.
+    /// The options. They are checked before anything is fenced, so that an impossible cache fences
+    /// nothing.
     fn options(&self) -> Result<Option<Options>> {
         let Some(policy) = self.cache else { return Ok(None) };
         let cache_bytes = self.cache_bytes;
@@ -143,8 +148,9 @@ impl CacheOptions {
         }
         if !(Options::DIRTY_BYTES_MIN..=cache_bytes).contains(&dirty_bytes) {
             let least = human_size(Options::DIRTY_BYTES_MIN);
-            let text =
-                format!("--dirty-bytes {dirty_bytes} must be from {least} to --cache-bytes ({cache_bytes})");
+            let text = format!(
+                "--dirty-bytes {dirty_bytes} must be from {least} to --cache-bytes ({cache_bytes})"
+            );
             return Err(Failure::usage(text));
         }
         let policy = match policy {
@@ -274,7 +280,8 @@ fn name_of(arguments: &Arguments, export: &str) -> Result<String> {
             .map(|()| name.clone())
             .map_err(|error| Failure::usage(format!("--name: {error}"))),
         None => {
-            let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
+            let plain =
+                |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
             let name: String = export.chars().map(plain).collect();
             check_name(&name).map_err(|_| {
                 Failure::usage(format!(
@@ -316,8 +323,9 @@ fn admin(at: SocketAddr, tell: Teller, doors: &Arc<Doors>, began: Instant) -> Re
         link: Some(tell()),
         ..ProcessStatus::default()
     };
-    let no_volume =
-        || Failure::usage("an attached device is not a volume: only its target knows what is stored");
+    let no_volume = || {
+        Failure::usage("an attached device is not a volume: only its target knows what is stored")
+    };
     let subject = Subject {
         status: Box::new(status),
         wait: Box::new(move |_, _, _, _| Err(no_volume())),
@@ -362,7 +370,9 @@ impl Attachment {
         }
         let addresses = self.doors.addresses(&self.name);
         if !self.json {
-            return addresses.iter().try_for_each(|(_, address)| sawmill_console::output::line(address));
+            return addresses
+                .iter()
+                .try_for_each(|(_, address)| sawmill_console::output::line(address));
         }
         let geometry = self.front.device().geometry();
         let doors: Vec<_> = addresses.into_iter().map(DoorOf::from).collect();
@@ -423,7 +433,12 @@ impl Attachment {
     }
 
     /// Closes the doors, flushes, and ends the link; a second signal stops that immediately.
-    fn end(self, failure: Option<Failure>, ring: &SyncSender<Heard>, hear: &Receiver<Heard>) -> Result<Exit> {
+    fn end(
+        self,
+        failure: Option<Failure>,
+        ring: &SyncSender<Heard>,
+        hear: &Receiver<Heard>,
+    ) -> Result<Exit> {
         self.emit(&Event::Stopping);
         let (doors, front, ring) = (Arc::clone(&self.doors), self.front.clone(), ring.clone());
         let close = move || {
@@ -433,12 +448,14 @@ impl Attachment {
             let _ = ring.send(Heard::Closed(flushed.map_err(Failure::from)));
         };
         let started = std::thread::Builder::new().name("close".into()).spawn(close);
-        started.map_err(|error| Failure::io("cannot start the thread that closes the doors", &error))?;
+        started.map_err(|error| {
+            Failure::io("cannot start the thread that closes the doors", &error)
+        })?;
         let heard = loop {
             match hear.recv_timeout(REMIND_EVERY) {
                 Err(RecvTimeoutError::Timeout) => tracing::warn!(
-                    "stopping: waiting for the target to answer requests and a flush; a second signal exits \
-                     immediately, and unflushed writes are lost"
+                    "stopping: waiting for the target to answer requests and a flush; a second \
+                     signal exits immediately, and unflushed writes are lost"
                 ),
                 heard => break heard,
             }
@@ -447,8 +464,9 @@ impl Attachment {
             Ok(Heard::Closed(flushed)) => flushed,
             Ok(Heard::Signal) | Err(_) => {
                 tracing::warn!("exiting immediately; unflushed writes are lost");
-                // Requests that wait for the target fail now. Otherwise the kernel would not let the process
-                // exit while it holds a request of it, even one of a thread that flushes a device of ours.
+                // Requests that wait for the target fail now. Otherwise the kernel would not let
+                // the process exit while it holds a request of it, even one of a thread that
+                // flushes a device of ours.
                 self.remote.initiator().close();
                 self.doors.stop_now();
                 let _ = hear.recv_timeout(CLOSED_WITHIN);
@@ -462,7 +480,10 @@ impl Attachment {
             (None, Ok(())) => Ok(Exit::Ok),
             (None, Err(failure)) => Err(Failure::new(
                 failure.exit(),
-                format!("{}: the last flush failed; the writes before it may be lost: {failure}", self.name),
+                format!(
+                    "{}: the last flush failed; the writes before it may be lost: {failure}",
+                    self.name
+                ),
             )),
         }
     }

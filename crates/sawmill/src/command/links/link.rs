@@ -64,9 +64,9 @@ struct Find {
     #[arg(long, value_name = "INTERFACE")]
     interface: Vec<String>,
 
-    /// Ask by UDP at this address, HOST[:PORT][@INTERFACE], which may be a broadcast address. May be
-    /// repeated. Without --udp and --interface, the default is a broadcast (255.255.255.255) on every
-    /// interface.
+    /// Ask by UDP at this address, HOST[:PORT][@INTERFACE], which may be a broadcast address. May
+    /// be repeated. Without --udp and --interface, the default is a broadcast (255.255.255.255) on
+    /// every interface.
     #[arg(long, value_name = "ADDRESS", value_parser = parse_asked)]
     udp: Vec<AskedAt>,
 
@@ -97,8 +97,8 @@ fn parse_asked(text: &str) -> Result<AskedAt, String> {
     Ok(AskedAt { to, interface: place.interface })
 }
 
-/// Broadcasts on each interface. Without a default route no interface would be chosen, and with one the
-/// others would not be asked.
+/// Broadcasts on each interface. Without a default route no interface would be chosen, and with one
+/// the others would not be asked.
 fn everybody() -> Vec<AskedAt> {
     const UP_AND_BROADCAST: u32 = 0x1 | 0x2;
     let to = SocketAddr::from(([255; 4], sawmill_link::carrier::address::DEFAULT_PORT));
@@ -109,7 +109,8 @@ fn everybody() -> Vec<AskedAt> {
     };
     let interfaces = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
     let interfaces = interfaces.filter(|entry| hears(&entry.path()));
-    let by = |entry: std::fs::DirEntry| AskedAt { to, interface: entry.file_name().into_string().ok() };
+    let by =
+        |entry: std::fs::DirEntry| AskedAt { to, interface: entry.file_name().into_string().ok() };
     let all: Vec<AskedAt> = interfaces.map(by).collect();
     if all.is_empty() { vec![AskedAt { to, interface: None }] } else { all }
 }
@@ -138,9 +139,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             let file = key.file.display().to_string();
             match context.json {
                 true => output::json(&serde_json::json!({ "key_file": file }))?,
-                false => {
-                    output::line(&format!("{file}: new key; copy it to the other end over a secure channel"))?
-                }
+                false => output::line(&format!(
+                    "{file}: new key; copy it to the other end over a secure channel"
+                ))?,
             }
             Ok(Exit::Ok)
         }
@@ -164,7 +165,9 @@ struct Found {
 fn find(context: &Context, asked: &Find) -> Result<Exit> {
     let name = asked.name.as_deref().unwrap_or_default();
     if name.len() > NAME_BYTES_MAX {
-        return Err(Failure::usage(format!("--name: a target's name has at most {NAME_BYTES_MAX} bytes")));
+        return Err(Failure::usage(format!(
+            "--name: a target's name has at most {NAME_BYTES_MAX} bytes"
+        )));
     }
     let everywhere = asked.interface.is_empty() && asked.udp.is_empty();
     let at = if everywhere { everybody() } else { asked.udp.clone() };
@@ -174,7 +177,8 @@ fn find(context: &Context, asked: &Find) -> Result<Exit> {
     let (mut found, mut failed, mut asking) = (BTreeMap::new(), None, 0);
     std::thread::scope(|scope| {
         let question = &question;
-        let by_udp = at.iter().map(|at| scope.spawn(move || seek_udp(at, question, token, deadline)));
+        let by_udp =
+            at.iter().map(|at| scope.spawn(move || seek_udp(at, question, token, deadline)));
         let by_ethernet = asked
             .interface
             .iter()
@@ -185,7 +189,9 @@ fn find(context: &Context, asked: &Find) -> Result<Exit> {
             match seeker.join().map_err(died)? {
                 Ok(all) => {
                     asking += 1;
-                    found.extend(all.into_iter().map(|one| ((one.name.clone(), one.address.clone()), one)));
+                    found.extend(
+                        all.into_iter().map(|one| ((one.name.clone(), one.address.clone()), one)),
+                    );
                 }
                 // Some of the interfaces may lead nowhere.
                 Err(failure) if everywhere => failed = Some(failure),
@@ -206,7 +212,10 @@ fn find(context: &Context, asked: &Find) -> Result<Exit> {
         output::line("no target answered")?;
         return Ok(Exit::Ok);
     }
-    output::table(&["target", "address", "security", "instance"], found.into_iter().map(row_of).collect())?;
+    output::table(
+        &["target", "address", "security", "instance"],
+        found.into_iter().map(row_of).collect(),
+    )?;
     Ok(Exit::Ok)
 }
 
@@ -222,7 +231,8 @@ fn question(token: u64, name: &str) -> Result<Vec<u8>> {
     let mut packet = vec![0; HEADER_BYTES];
     packet.extend_from_slice(&body);
     let length = packet.len() as u32;
-    Packet { kind: PacketKind::Seek, length, connection: 0, link: 0, number: 0 }.encode(&mut packet);
+    Packet { kind: PacketKind::Seek, length, connection: 0, link: 0, number: 0 }
+        .encode(&mut packet);
     Ok(packet)
 }
 
@@ -236,7 +246,8 @@ fn found_in(packet: &[u8], token: u64, address: String) -> Option<Found> {
 }
 
 fn seek_udp(at: &AskedAt, question: &[u8], token: u64, deadline: Instant) -> Result<Vec<Found>> {
-    let (to, by) = (at.to, at.interface.as_ref().map(|name| format!("@{name}")).unwrap_or_default());
+    let (to, by) =
+        (at.to, at.interface.as_ref().map(|name| format!("@{name}")).unwrap_or_default());
     let cannot = |error: io::Error| Failure::io(format!("cannot ask at udp:{to}{by}"), &error);
     let any = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
     let socket = UdpSocket::bind(any).map_err(cannot)?;
@@ -263,7 +274,12 @@ fn seek_udp(at: &AskedAt, question: &[u8], token: u64, deadline: Instant) -> Res
     }
 }
 
-fn seek_ethernet(interface: &str, question: &[u8], token: u64, deadline: Instant) -> Result<Vec<Found>> {
+fn seek_ethernet(
+    interface: &str,
+    question: &[u8],
+    token: u64,
+    deadline: Instant,
+) -> Result<Vec<Found>> {
     let address = format!("eth:{interface}");
     let read: LinkAddress =
         address.parse().map_err(|error| Failure::usage(format!("--interface: {error}")))?;
@@ -311,8 +327,9 @@ fn list(context: &Context, asked: &List) -> Result<Exit> {
     match context.json {
         true => output::json(&exports.collect::<Vec<_>>())?,
         false => {
-            let rows =
-                exports.map(|export| vec![legible(&export.name).into_owned(), human_size(export.size_bytes)]);
+            let rows = exports.map(|export| {
+                vec![legible(&export.name).into_owned(), human_size(export.size_bytes)]
+            });
             output::table(&["export", "size"], rows.collect())?;
         }
     }
@@ -359,12 +376,14 @@ fn status(context: &Context, asked: &Status) -> Result<Exit> {
 
 /// Sets the rate of each link since `before`. A link that began after it has no rate.
 fn measure(before: &[EndTold], now: &mut [EndTold], over: Duration) {
-    let a_second =
-        |new: u64, old: u64| (u128::from(new.saturating_sub(old)) * 1000 / over.as_millis().max(1)) as u64;
+    let a_second = |new: u64, old: u64| {
+        (u128::from(new.saturating_sub(old)) * 1000 / over.as_millis().max(1)) as u64
+    };
     for end in now {
         let Some(old_end) = before.iter().find(|old| old.pid == end.pid) else { continue };
         for connection in &mut end.connections {
-            let same = |old: &&ConnectionTold| old.id == connection.id && old.peer == connection.peer;
+            let same =
+                |old: &&ConnectionTold| old.id == connection.id && old.peer == connection.peer;
             let Some(old) = old_end.connections.iter().find(same) else { continue };
             for (link, old) in connection.links.iter_mut().zip(&old.links) {
                 link.rate = Some(RateTold {
@@ -384,7 +403,8 @@ fn rows_of(end: &EndTold) -> Vec<Vec<String>> {
     for connection in &end.connections {
         // An attachment has one export, the last part of its name.
         let export = end.name.rsplit_once('/').filter(|_| end.kind == "attach");
-        let peer = export.map_or(connection.peer.clone(), |(_, name)| format!("{}/{name}", connection.peer));
+        let peer = export
+            .map_or(connection.peer.clone(), |(_, name)| format!("{}/{name}", connection.peer));
         let credits = match connection.slots {
             0 => "-".to_owned(),
             slots => format!("{}/{slots}", slots - connection.slots_free.min(slots)),
@@ -412,7 +432,9 @@ fn rows_of(end: &EndTold) -> Vec<Vec<String>> {
 fn cells_of(link: &LinkTold) -> [String; 7] {
     let lost = link.lost_packets as f64 * 100.0 / link.sent_packets.max(1) as f64;
     let rate = |bytes: fn(&RateTold) -> u64, packets: fn(&RateTold) -> u64| match &link.rate {
-        Some(rate) => format!("{}/s, {} packets/s", human_size(bytes(rate)), human_count(packets(rate))),
+        Some(rate) => {
+            format!("{}/s, {} packets/s", human_size(bytes(rate)), human_count(packets(rate)))
+        }
         None => "-".to_owned(),
     };
     [
@@ -445,8 +467,10 @@ mod tests {
     #[test]
     fn rates_count_what_passed_meanwhile_and_not_what_passed_before() {
         let end = |pid, id: &str, sent_bytes| {
-            let link = LinkTold { sent_bytes, received_packets: sent_bytes / 100, ..LinkTold::default() };
-            let connection = ConnectionTold { id: id.into(), links: vec![link], ..Default::default() };
+            let link =
+                LinkTold { sent_bytes, received_packets: sent_bytes / 100, ..LinkTold::default() };
+            let connection =
+                ConnectionTold { id: id.into(), links: vec![link], ..Default::default() };
             EndTold { pid, connections: vec![connection], ..EndTold::default() }
         };
         let second = Duration::from_secs(1);
@@ -456,27 +480,42 @@ mod tests {
         };
         let old = end(1, "a", 1000);
         let rate = measured(&old, end(1, "a", 5000), second * 2);
-        let expected = RateTold { sent_bytes_per_s: 2000, received_packets_per_s: 20, ..RateTold::default() };
+        let expected =
+            RateTold { sent_bytes_per_s: 2000, received_packets_per_s: 20, ..RateTold::default() };
         assert_eq!(rate, Some(expected));
         assert_eq!(measured(&old, end(2, "a", 5000), second), None, "another process");
         assert_eq!(measured(&old, end(1, "b", 5000), second), None, "another connection");
-        assert_eq!(measured(&old, end(1, "a", 10), second), Some(RateTold::default()), "it connected anew");
+        assert_eq!(
+            measured(&old, end(1, "a", 10), second),
+            Some(RateTold::default()),
+            "it connected anew"
+        );
     }
 
     #[test]
     fn a_place_to_ask_is_written_as_any_address_of_udp() {
         let at = |text: &str| parse_asked(text).map(|at| (at.to.to_string(), at.interface));
         assert_eq!(at("10.0.0.1"), Ok(("10.0.0.1:9700".into(), None)));
-        assert_eq!(at("udp:10.0.0.255:9800@eth1"), Ok(("10.0.0.255:9800".into(), Some("eth1".into()))));
+        assert_eq!(
+            at("udp:10.0.0.255:9800@eth1"),
+            Ok(("10.0.0.255:9800".into(), Some("eth1".into())))
+        );
         assert!(at("tcp:10.0.0.1").is_err() && at("10.0.0.1:x").is_err());
         let all = everybody();
-        assert!(!all.is_empty() && all.iter().all(|at| at.to.to_string() == "255.255.255.255:9700"));
+        assert!(
+            !all.is_empty() && all.iter().all(|at| at.to.to_string() == "255.255.255.255:9700")
+        );
     }
 
     #[test]
     fn a_name_that_a_stranger_chose_is_no_command_to_a_terminal() {
         let name = "\x1b[2J\x1b]0;title\x07\u{202e}erots".into();
-        let row = row_of(Found { name, instance: "ab".into(), address: "udp:10.0.0.1".into(), sealed: true });
+        let row = row_of(Found {
+            name,
+            instance: "ab".into(),
+            address: "udp:10.0.0.1".into(),
+            sealed: true,
+        });
         assert_eq!(row[0], "\\u{1b}[2J\\u{1b}]0;title\\u{7}\\u{202e}erots");
         assert_eq!(row[1..], ["udp:10.0.0.1", "key", "ab"]);
     }
@@ -489,7 +528,8 @@ mod tests {
         let mut answer = vec![0; HEADER_BYTES];
         answer.extend(seek.encode().unwrap());
         let length = answer.len() as u32;
-        Packet { kind: PacketKind::Found, length, connection: 0, link: 0, number: 0 }.encode(&mut answer);
+        Packet { kind: PacketKind::Found, length, connection: 0, link: 0, number: 0 }
+            .encode(&mut answer);
         assert!(found_in(&answer, 8, String::new()).is_none());
         let found = found_in(&answer, 7, "udp:10.0.0.1:9700".into()).unwrap();
         assert!(found.sealed && found.name == "store" && found.instance.starts_with("abab"));

@@ -1,8 +1,8 @@
 //! `sawmill target`: exports volumes, files and disks to other machines over a link.
 //!
-//! Invariants: exports appear when all devices are open. A device is closed when no connection uses it any
-//! more. What a volume accepted is as safe as with `serve`. Not here: who may open what, and the packets
-//! (`sawmill-link`), opening volumes (`wiring`).
+//! Invariants: exports appear when all devices are open. A device is closed when no connection uses
+//! it any more. What a volume accepted is as safe as with `serve`. Not here: who may open what, and
+//! the packets (`sawmill-link`), opening volumes (`wiring`).
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -48,27 +48,28 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Export volumes, files and disks to other machines, which attach them with `sawmill attach`.
 ///
-/// Prints where it listens and what it exports when it is ready. SIGTERM or SIGINT ends all connections,
-/// stores everything of the volumes and exits with 0; a second signal exits immediately with 1. Attached
-/// initiators wait for the next target at the same address and resume with it.
+/// Prints where it listens and what it exports when it is ready. SIGTERM or SIGINT ends all
+/// connections, stores everything of the volumes and exits with 0; a second signal exits
+/// immediately with 1. Attached initiators wait for the next target at the same address and resume
+/// with it.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
-    /// What to export: a volume as for `serve`, device:PATH (a block device or a file), memory:SIZE or
-    /// null:SIZE (for testing). EXPORT= before it sets the name of the export.
+    /// What to export: a volume as for `serve`, device:PATH (a block device or a file), memory:SIZE
+    /// or null:SIZE (for testing). EXPORT= before it sets the name of the export.
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
 
-    /// Addresses to listen on, separated by commas: udp:ADDRESS[:PORT], tcp:ADDRESS[:PORT], eth:INTERFACE,
-    /// xdp:INTERFACE. udp:0.0.0.0 is every address of this machine.
+    /// Addresses to listen on, separated by commas: udp:ADDRESS[:PORT], tcp:ADDRESS[:PORT],
+    /// eth:INTERFACE, xdp:INTERFACE. udp:0.0.0.0 is every address of this machine.
     #[arg(long, value_name = "ADDRESSES")]
     listen: String,
 
     #[command(flatten)]
     key: KeyOptions,
 
-    /// A key for each machine, instead of one for all: a file with a line NAME KEY EXPORTS for each machine
-    /// that may attach. EXPORTS are names separated by commas, NAME:ro for read-only, or *. SIGHUP reloads
-    /// the file.
+    /// A key for each machine, instead of one for all: a file with a line NAME KEY EXPORTS for each
+    /// machine that may attach. EXPORTS are names separated by commas, NAME:ro for read-only, or *.
+    /// SIGHUP reloads the file.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["key_file", "insecure"])]
     machines: Option<PathBuf>,
 
@@ -91,14 +92,17 @@ pub(in crate::command) struct Arguments {
     connections: u32,
 
     /// Receiving threads per UDP address.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(
+        long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=64),
+    )]
     receivers: u32,
 
     #[command(flatten)]
     opening: Opening,
 
-    /// Also serve dashboard, metrics and status of links and volumes over HTTP on this loopback address, for
-    /// example 127.0.0.1:9101.
+    /// Also serve dashboard, metrics and status of links and volumes over HTTP on this loopback
+    /// address, for example 127.0.0.1:9101.
     #[arg(long, value_name = "ADDRESS", value_parser = parse_loopback)]
     admin: Option<SocketAddr>,
 
@@ -108,8 +112,8 @@ pub(in crate::command) struct Arguments {
 
 fn parse_slot(text: &str) -> Result<u32, String> {
     let bytes = parse_size_u32(text)?;
-    let fits =
-        sawmill_format::link::greeting::SLOT_BYTES_RANGE.contains(&bytes) && bytes.is_multiple_of(4096);
+    let fits = sawmill_format::link::greeting::SLOT_BYTES_RANGE.contains(&bytes)
+        && bytes.is_multiple_of(4096);
     fits.then_some(bytes).ok_or_else(|| format!("'{text}' is not whole pages from 4K to 4M"))
 }
 
@@ -125,8 +129,8 @@ enum Event<'a> {
         /// The dashboard's address.
         admin: Option<String>,
     },
-    /// The file of machines was read again, with the number of connections that this ended, or why nothing
-    /// changed.
+    /// The file of machines was read again, with the number of connections that this ended, or why
+    /// nothing changed.
     Reloaded {
         machines: usize,
         ended: usize,
@@ -212,7 +216,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     if context.json {
         print_event(&Event::Stopping);
     }
-    tracing::info!("stopping: ending connections and storing everything; a second signal stops immediately");
+    tracing::info!(
+        "stopping: ending connections and storing everything; a second signal stops immediately"
+    );
     drop(telling);
     drop(listener);
     let outcome = close(context.json, &serving, &tell, &hear);
@@ -221,7 +227,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
 }
 
 fn refuse_hand_off(asked: Asked) -> bool {
-    let text = "a target cannot be handed off: stop it and start another; attached initiators wait for it";
+    let text =
+        "a target cannot be handed off: stop it and start another; attached initiators wait for it";
     // The requester may be gone.
     let _ = asked.answer.send(Err(Failure::new(Exit::Refused, text)));
     true
@@ -253,21 +260,26 @@ fn read_name(places: &Places, text: &str) -> Result<Named> {
             check_export(export)?;
             (Some(export.to_owned()), rest)
         }
-        Some((export, rest)) if ["memory:", "null:", "device:"].iter().any(|kind| rest.starts_with(kind)) => {
+        Some((export, rest))
+            if ["memory:", "null:", "device:"].iter().any(|kind| rest.starts_with(kind)) =>
+        {
             return Err(check_export(export).err().unwrap_or_else(|| Failure::usage(export)));
         }
         _ => (None, text),
     };
     let size = |size: &str| match parse_size(size) {
         Ok(bytes) if bytes > 0 && bytes.is_multiple_of(BLOCK_BYTES) => Ok(bytes),
-        Ok(_) => Err(Failure::usage(format!("'{text}': the size must be a multiple of {BLOCK_BYTES} bytes"))),
+        Ok(_) => Err(Failure::usage(format!(
+            "'{text}': the size must be a multiple of {BLOCK_BYTES} bytes"
+        ))),
         Err(told) => Err(Failure::usage(format!("'{text}': {told}"))),
     };
     let (usual, what) = match text.split_once(':') {
         Some(("memory", bytes)) => ("memory".to_owned(), What::Memory(size(bytes)?)),
         Some(("null", bytes)) => ("null".to_owned(), What::Null(size(bytes)?)),
         Some(("device", path)) => {
-            let name = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let name =
+                Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
             if export.is_none() && check_name(name).is_err() {
                 return Err(Failure::usage(format!(
                     "'{text}' does not end in a valid export name; write EXPORT={text}"
@@ -330,7 +342,10 @@ fn open_others(places: &Places, named: &[Named], read_only: bool) -> Result<Vec<
 fn lock(path: &Path) -> Result<FileLock> {
     FileLock::take(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::WouldBlock => {
-            let text = format!("{} is in use: it is mounted, or another process serves it", path.display());
+            let text = format!(
+                "{} is in use: it is mounted, or another process serves it",
+                path.display()
+            );
             Failure::new(Exit::InUse, text)
         }
         _ => Failure::io(format!("cannot open {}", path.display()), &error),
@@ -341,14 +356,21 @@ fn all(named: &[Named], mut others: Vec<Opened>, serving: &Serving) -> Result<Ve
     for Named { export, what } in named {
         let What::Volume(address) = what else { continue };
         // All volumes of the plan are open, under these names.
-        if let Some(served) = serving.volumes.iter().find(|served| served.name() == address.shown()) {
+        if let Some(served) = serving.volumes.iter().find(|served| served.name() == address.shown())
+        {
             let device = served.as_shown().device;
             let status = served.volume()?.status();
             let state = (!status.read_only).then(|| {
                 let id = status.volume_id.to_string();
                 StateFile::of_volume(&served.folder, id, status.epoch, status.epoch_before)
             });
-            others.push(Opened { name: export.clone(), device, outlives_process: true, state, _lock: None });
+            others.push(Opened {
+                name: export.clone(),
+                device,
+                outlives_process: true,
+                state,
+                _lock: None,
+            });
         }
     }
     Ok(others)
@@ -364,7 +386,9 @@ fn trust(arguments: &Arguments) -> Result<Trust> {
 /// SIGHUP: the content of the file applies from now on; if it is invalid, nothing changes.
 fn reload(arguments: &Arguments, target: &Target) -> Option<Event<'static>> {
     let Some(path) = &arguments.machines else {
-        tracing::warn!("got SIGHUP to reload the machines, but there is no file of machines: see --machines");
+        tracing::warn!(
+            "got SIGHUP to reload the machines, but there is no file of machines: see --machines"
+        );
         return None;
     };
     // A pipe cannot be read twice, and the loop that handles signals must not wait for one.
@@ -376,21 +400,33 @@ fn reload(arguments: &Arguments, target: &Target) -> Option<Event<'static>> {
         Ok(machines) => machines,
         Err(error) => {
             tracing::error!(
-                "cannot reload the file of machines; the same machines may attach as before: {error}"
+                "cannot reload the file of machines; the same machines may attach as before: \
+                {error}"
             );
             return Some(Event::Reloaded { machines: 0, ended: 0, error: Some(error) });
         }
     };
     let names: Vec<_> = machines.iter().map(|machine| machine.name.clone()).collect();
     let ended = target.set_machines(machines)?;
-    tracing::info!("{} machines may attach: {}; {ended} connections ended", names.len(), names.join(", "));
+    tracing::info!(
+        "{} machines may attach: {}; {ended} connections ended",
+        names.len(),
+        names.join(", ")
+    );
     Some(Event::Reloaded { machines: names.len(), ended, error: None })
 }
 
-fn target(arguments: &Arguments, name: &str, trust: Trust, shown: &mut [Opened]) -> Result<Arc<Target>> {
+fn target(
+    arguments: &Arguments,
+    name: &str,
+    trust: Trust,
+    shown: &mut [Opened],
+) -> Result<Arc<Target>> {
     let most = sawmill_format::link::greeting::NAME_BYTES_MAX;
     if name.is_empty() || name.len() > most {
-        return Err(Failure::usage(format!("'{name}' cannot be a target's name; use 1 to {most} bytes")));
+        return Err(Failure::usage(format!(
+            "'{name}' cannot be a target's name; use 1 to {most} bytes"
+        )));
     }
     let options = TargetOptions {
         name: name.to_owned(),
@@ -399,8 +435,8 @@ fn target(arguments: &Arguments, name: &str, trust: Trust, shown: &mut [Opened])
         connections_max: arguments.connections as usize,
         ..TargetOptions::default()
     };
-    let boot =
-        sawmill_sys::boot_id().map_err(|error| Failure::io("cannot read the id of this boot", &error))?;
+    let boot = sawmill_sys::boot_id()
+        .map_err(|error| Failure::io("cannot read the id of this boot", &error))?;
     let clock = Arc::new(SteadyClock);
     let target = match trust {
         Trust::All(security) => Target::new(options, security, clock, unguessable()),
@@ -411,7 +447,9 @@ fn target(arguments: &Arguments, name: &str, trust: Trust, shown: &mut [Opened])
     for Opened { name, device, outlives_process, state, .. } in shown {
         let device = Arc::new(Unpack::new(Arc::clone(device)));
         match state.take() {
-            Some(state) => target.add_lasting(name, device, boot, state.take_up()?, Box::new(state))?,
+            Some(state) => {
+                target.add_lasting(name, device, boot, state.take_up()?, Box::new(state))?
+            }
             None => target.add(name, device, outlives_process.then_some(boot))?,
         }
     }
@@ -450,10 +488,16 @@ fn announce(json: bool, told: &Announced<'_>) -> Result<()> {
     }
     let exports = shown.iter().map(|opened| {
         let geometry = opened.device.geometry();
-        ExportOf { name: opened.name.clone(), size_bytes: geometry.size_bytes, read_only: geometry.read_only }
+        ExportOf {
+            name: opened.name.clone(),
+            size_bytes: geometry.size_bytes,
+            read_only: geometry.read_only,
+        }
     });
     if !sealed {
-        tracing::warn!("without a key: anyone who can reach the network reads and writes the exports");
+        tracing::warn!(
+            "without a key: anyone who can reach the network reads and writes the exports"
+        );
     }
     let listen = listener.addresses();
     if json {
@@ -463,7 +507,11 @@ fn announce(json: bool, told: &Announced<'_>) -> Result<()> {
     for export in exports {
         let kind = if export.read_only { ", read-only" } else { "" };
         let size = human_size(export.size_bytes);
-        sawmill_console::output::line(&format!("link:{}/{} ({size}{kind})", listen.join(","), export.name))?;
+        sawmill_console::output::line(&format!(
+            "link:{}/{} ({size}{kind})",
+            listen.join(","),
+            export.name
+        ))?;
     }
     Ok(())
 }
@@ -492,13 +540,18 @@ mod tests {
     #[test]
     fn names_say_what_is_shown_and_under_which_name() {
         let read = |text: &str| read_name(&places(), text).unwrap();
-        assert_eq!(read("memory:1M"), Named { export: "memory".into(), what: What::Memory(1 << 20) });
+        assert_eq!(
+            read("memory:1M"),
+            Named { export: "memory".into(), what: What::Memory(1 << 20) }
+        );
         assert_eq!(read("x=null:1T"), Named { export: "x".into(), what: What::Null(1 << 40) });
         let disk = What::Device("/dev/sdb".into());
         assert_eq!(read("device:/dev/sdb"), Named { export: "sdb".into(), what: disk.clone() });
         assert_eq!(read("db=device:/dev/sdb"), Named { export: "db".into(), what: disk });
         let volume = read("db=s3://bucket/disks/disk1");
-        assert!(volume.export == "db" && matches!(volume.what, What::Volume(a) if a.name == "disk1"));
+        assert!(
+            volume.export == "db" && matches!(volume.what, What::Volume(a) if a.name == "disk1")
+        );
         assert_eq!(read("disk1").export, "disk1");
     }
 

@@ -11,8 +11,8 @@ use sawmill_volume::Fencing;
 
 /// Make a volume from the present state of another one, or from a cut of it. No data is copied.
 ///
-/// VOL@CUT is a snapshot, a time or a position: disk1@before, disk1@2026-11-21T10:00:00Z, disk1@position:N.
-/// You can delete either volume first: the data that the other one needs stays.
+/// VOL@CUT is a snapshot, a time or a position: disk1@before, disk1@2026-11-21T10:00:00Z,
+/// disk1@position:N. You can delete either volume first: the data that the other one needs stays.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// The volume to clone, with or without @CUT.
@@ -34,8 +34,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         let new = context.places.resolve(&arguments.name)?;
         if new.store_url != base.store_url {
             return Err(Failure::usage(format!(
-                "{} and {} are in different stores; a clone shares its base's data and must be in the same \
-                 store",
+                "{} and {} are in different stores; a clone shares its base's data and must be in \
+                 the same store",
                 base.name, new.name
             )));
         }

@@ -12,8 +12,8 @@ use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Copy a volume to a new one, in this store or another.
 ///
-/// If this machine serves the volume, everything accepted so far is stored first, and the copy has the state
-/// at the start of the command. Resumable: rerun to continue.
+/// If this machine serves the volume, everything accepted so far is stored first, and the copy has
+/// the state at the start of the command. Resumable: rerun to continue.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
@@ -28,8 +28,8 @@ pub(in crate::command) struct Arguments {
     #[arg(long)]
     cut: bool,
 
-    /// Accept a destination store that cannot fence (no atomic conditional PUT); you guarantee a single
-    /// writer.
+    /// Accept a destination store that cannot fence (no atomic conditional PUT); you guarantee a
+    /// single writer.
     #[arg(long)]
     no_fencing: bool,
 

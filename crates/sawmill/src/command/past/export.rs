@@ -1,7 +1,7 @@
 //! `sawmill export`: copies a volume to a file, a disk image, or an NBD export.
 //!
-//! Invariant: FILE is created or replaced only when it is complete and synced; until then the data is in
-//! FILE.part beside it.
+//! Invariant: FILE is created or replaced only when it is complete and synced; until then the data
+//! is in FILE.part beside it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -28,9 +28,9 @@ use sawmill_console::units::human_size;
 
 /// Export a volume to a file or to an NBD export.
 ///
-/// Exports one cut. If this machine serves the volume, everything accepted so far is stored first, and the
-/// export has the state at the start of the command. Otherwise it has what the store holds. Holes stay holes.
-/// Resumable: rerun to continue.
+/// Exports one cut. If this machine serves the volume, everything accepted so far is stored first,
+/// and the export has the state at the start of the command. Otherwise it has what the store holds.
+/// Holes stay holes. Resumable: rerun to continue.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
@@ -41,7 +41,13 @@ pub(in crate::command) struct Arguments {
     to: To,
 
     /// Format of FILE. QEMU's tools write all formats except raw.
-    #[arg(long, value_name = "FORMAT", value_enum, default_value = "raw", conflicts_with = "to_nbd")]
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        value_enum,
+        default_value = "raw",
+        conflicts_with = "to_nbd"
+    )]
     format: Format,
 
     /// Replace FILE if it exists. Also required for a block device, whose content is lost.
@@ -140,8 +146,8 @@ impl Job<'_> {
         let known = &file.known;
         if earlier.position != known.position || earlier.size_bytes != known.size_bytes {
             let text = format!(
-                "the volume has changed since its export to {} was interrupted; pass --restart to export it \
-                 as it is now",
+                "the volume has changed since its export to {} was interrupted; pass --restart to \
+                 export it as it is now",
                 known.far_name
             );
             return Err(Failure::new(Exit::Refused, text));
@@ -161,7 +167,8 @@ impl Job<'_> {
             return Err(Failure::new(Exit::Refused, text));
         }
         let mut file = self.progress(uri, String::new());
-        // The other end may have changed since: data from the earlier attempt is compared, not trusted.
+        // The other end may have changed since: data from the earlier attempt is compared, not
+        // trusted.
         let compare_below = self.earlier(&file)?.unwrap_or(0);
         file.keep(compare_below)?;
         let start = Start { from: 0, compare_below, blank: false };
@@ -171,7 +178,8 @@ impl Job<'_> {
     }
 
     fn transfer(self, target: &dyn Target, start: Start, file: &mut ProgressFile) -> Result<Moved> {
-        let moved = transfer::transfer(&self.source, target, start, self.bar, &mut |done| file.keep(done))?;
+        let moved =
+            transfer::transfer(&self.source, target, start, self.bar, &mut |done| file.keep(done))?;
         transfer::settle(target)?;
         Ok(moved)
     }
@@ -179,12 +187,15 @@ impl Job<'_> {
     fn fill_path(self, path: &Path, arguments: &Arguments) -> Result<Moved> {
         match fs::metadata(path) {
             Ok(found) if found.file_type().is_block_device() => self.fill_device(path, arguments),
-            Ok(found) if !found.is_file() => {
-                Err(Failure::usage(format!("{} is neither a file nor a block device", path.display())))
-            }
+            Ok(found) if !found.is_file() => Err(Failure::usage(format!(
+                "{} is neither a file nor a block device",
+                path.display()
+            ))),
             Ok(_) if !arguments.overwrite => {
-                let text =
-                    format!("{} exists already: give another name, or pass --overwrite", path.display());
+                let text = format!(
+                    "{} exists already: give another name, or pass --overwrite",
+                    path.display()
+                );
                 Err(Failure::new(Exit::Exists, text))
             }
             _ => self.fill_file(path, arguments),
@@ -194,22 +205,29 @@ impl Job<'_> {
     fn fill_device(self, path: &Path, arguments: &Arguments) -> Result<Moved> {
         if !arguments.overwrite || arguments.format != Format::Raw {
             let text = format!(
-                "{} is a block device, and its content would be lost; pass --overwrite, without --format",
+                "{} is a block device, and its content would be lost; pass --overwrite, without \
+                --format",
                 path.display()
             );
             return Err(Failure::new(Exit::Refused, text));
         }
-        let failed = |error: io::Error| Failure::io(format!("cannot write {}", path.display()), &error);
+        let failed =
+            |error: io::Error| Failure::io(format!("cannot write {}", path.display()), &error);
         let file = OpenOptions::new().read(true).write(true).open(path).map_err(failed)?;
         let end = FileEnd::new(file, path)?;
         if Source::size_bytes(&end) < self.size_bytes() {
-            let text = format!("{} is too small: the volume has {} bytes", path.display(), self.size_bytes());
+            let text = format!(
+                "{} is too small: the volume has {} bytes",
+                path.display(),
+                self.size_bytes()
+            );
             return Err(Failure::new(Exit::Refused, text));
         }
         let mut file = self.progress(&name_of(path)?, String::new());
         let compare_below = self.earlier(&file)?.unwrap_or(0);
         file.keep(compare_below)?;
-        let moved = self.transfer(&end, Start { from: 0, compare_below, blank: false }, &mut file)?;
+        let moved =
+            self.transfer(&end, Start { from: 0, compare_below, blank: false }, &mut file)?;
         file.forget()?;
         Ok(moved)
     }
@@ -222,7 +240,8 @@ impl Job<'_> {
         let earlier = self.earlier(&file)?;
         if earlier.is_none() && !part.is_empty()? && !self.restart {
             let text = format!(
-                "{} exists and is not an interrupted export of this volume: remove it, or pass --restart",
+                "{} exists and is not an interrupted export of this volume: remove it, or pass \
+                --restart",
                 part.path.display()
             );
             return Err(Failure::new(Exit::Exists, text));
@@ -260,7 +279,8 @@ impl Job<'_> {
 /// The absolute path of a file that need not exist.
 fn name_of(path: &Path) -> Result<String> {
     let whole = std::path::absolute(path);
-    let whole = whole.map_err(|error| Failure::io(format!("cannot find {}", path.display()), &error))?;
+    let whole =
+        whole.map_err(|error| Failure::io(format!("cannot find {}", path.display()), &error))?;
     Ok(whole.display().to_string())
 }
 
@@ -275,8 +295,10 @@ impl Part {
         let mut name = whole.as_os_str().to_owned();
         name.push(".part");
         let path = PathBuf::from(name);
-        let failed = |error: io::Error| Failure::io(format!("cannot write {}", path.display()), &error);
-        let options = || OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
+        let failed =
+            |error: io::Error| Failure::io(format!("cannot write {}", path.display()), &error);
+        let options =
+            || OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
         let file = options().open(&path).map_err(failed)?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             let text = format!("another process is exporting to {}", path.display());
@@ -327,7 +349,10 @@ impl Part {
         };
         let renamed: io::Result<()> = rename();
         renamed.map_err(|error| {
-            Failure::io(format!("cannot rename {} to {}", self.path.display(), path.display()), &error)
+            Failure::io(
+                format!("cannot rename {} to {}", self.path.display(), path.display()),
+                &error,
+            )
         })
     }
 }

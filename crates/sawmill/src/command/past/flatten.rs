@@ -9,15 +9,15 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::{self, Progress};
 use sawmill_console::units::human_size;
 
-/// Checkpoints after which no segment of an ancestor is listed any more: one finds it dead, one allows its
-/// removal, and two are without it.
+/// Checkpoints after which no segment of an ancestor is listed any more: one finds it dead, one
+/// allows its removal, and two are without it.
 const ROUNDS_MAX: u32 = 5;
 
-/// Copy the data that a clone shares with its ancestors into segments of its own, so that it no longer needs
-/// them.
+/// Copy the data that a clone shares with its ancestors into segments of its own, so that it no
+/// longer needs them.
 ///
-/// The volume must not be served. Snapshots of the clone that hold shared data keep the ancestors: delete
-/// them first, then rerun the command.
+/// The volume must not be served. Snapshots of the clone that hold shared data keep the ancestors:
+/// delete them first, then rerun the command.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
@@ -63,7 +63,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     } else if released {
         output::line(&format!("{} no longer needs its ancestors ({size} copied)", address.name))?;
     } else {
-        let text = format!("{}: {size} copied; a snapshot of it still needs its ancestors", address.name);
+        let text =
+            format!("{}: {size} copied; a snapshot of it still needs its ancestors", address.name);
         output::line(&text)?;
     }
     Ok(if released { Exit::Ok } else { Exit::Negative })

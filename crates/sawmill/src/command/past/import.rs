@@ -1,5 +1,5 @@
-//! `sawmill import`: copies a file, disk image, block device or NBD export into a volume. Also does the work
-//! of `copy`, whose source is a volume.
+//! `sawmill import`: copies a file, disk image, block device or NBD export into a volume. Also does
+//! the work of `copy`, whose source is a volume.
 
 use std::path::{Path, PathBuf};
 
@@ -31,8 +31,8 @@ use sawmill_console::units::human_size;
 /// Resumable: rerun to continue, if the source has not changed.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
-    /// A raw file, a disk image (known by its file name extension, or by --format), a block device, or a URI:
-    /// nbd://host/name, nbd+unix:///name?socket=/path.
+    /// A raw file, a disk image (known by its file name extension, or by --format), a block device,
+    /// or a URI: nbd://host/name, nbd+unix:///name?socket=/path.
     #[arg(value_name = "SOURCE")]
     source: String,
 
@@ -61,7 +61,8 @@ pub(in crate::command) struct Arguments {
 /// What to do about existing data.
 #[derive(Args, Clone, Copy)]
 pub(in crate::command) struct Again {
-    /// Import into an existing volume; all its content is lost. It must have the size of the source.
+    /// Import into an existing volume; all its content is lost. It must have the size of the
+    /// source.
     #[arg(long)]
     overwrite: bool,
 
@@ -89,7 +90,16 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         let Arguments { attach, again, .. } = arguments;
         fill(
             context,
-            &Filling { address: &address, source, far_name, far_state, create, attach, again, what },
+            &Filling {
+                address: &address,
+                source,
+                far_name,
+                far_state,
+                create,
+                attach,
+                again,
+                what,
+            },
         )
     };
     let source = &arguments.source;
@@ -192,14 +202,18 @@ impl Filled {
 pub(in crate::command) fn fill(context: &Context, filling: &Filling<'_>) -> Result<Filled> {
     let Filling { address, source, again, .. } = filling;
     if source.size_bytes() == 0 {
-        return Err(Failure::usage(format!("{} is empty: there is nothing to import", filling.far_name)));
+        return Err(Failure::usage(format!(
+            "{} is empty: there is nothing to import",
+            filling.far_name
+        )));
     }
     let store = wiring::open_store(&address.store_url)?;
     let (record, created) = match sawmill_volume::find(&*store, &address.name) {
         Ok(record) => (record, false),
         Err(error) if error.kind() == ErrorKind::NotFound => {
             // The disk has whole blocks; the padding reads as zeroes.
-            let size_bytes = source.size_bytes().next_multiple_of(u64::from(filling.create.block_bytes));
+            let size_bytes =
+                source.size_bytes().next_multiple_of(u64::from(filling.create.block_bytes));
             let options = CreateOptions { size_bytes, ..filling.create.clone() };
             (sawmill_volume::create(&*store, &address.name, &options)?, true)
         }
@@ -222,7 +236,8 @@ pub(in crate::command) fn fill(context: &Context, filling: &Filling<'_>) -> Resu
     let mut file = ProgressFile::of_import(&folder, known);
     let start = if created { fresh() } else { start_of(&file, again, &address.name)? };
     file.keep(start.from)?;
-    let attached = filling.attach.open(&context.places, address, &record, filling.create.no_fencing)?;
+    let attached =
+        filling.attach.open(&context.places, address, &record, filling.create.no_fencing)?;
     file.known.epoch = attached.volume.status().epoch;
     file.keep(start.from)?;
     let size_bytes = attached.volume.status().size_bytes;
@@ -253,8 +268,8 @@ fn start_of(file: &ProgressFile, again: &Again, name: &str) -> Result<Start> {
             return Ok(fresh());
         }
         let text = format!(
-            "volume {name} exists already, without an interrupted import of {}: choose another name, or pass \
-             --overwrite to replace its content",
+            "volume {name} exists already, without an interrupted import of {}: choose another \
+             name, or pass --overwrite to replace its content",
             known.far_name
         );
         return Err(Failure::new(Exit::Exists, text));
@@ -262,8 +277,8 @@ fn start_of(file: &ProgressFile, again: &Again, name: &str) -> Result<Start> {
     let untouched = earlier.epoch == known.epoch && earlier.size_bytes == known.size_bytes;
     if !untouched && !again.overwrite {
         let text = format!(
-            "volume {name} has been attached since its import was interrupted; pass --overwrite to discard \
-             its content and start over"
+            "volume {name} has been attached since its import was interrupted; pass --overwrite to \
+             discard its content and start over"
         );
         return Err(Failure::new(Exit::Refused, text));
     }
@@ -272,8 +287,8 @@ fn start_of(file: &ProgressFile, again: &Again, name: &str) -> Result<Start> {
     }
     if earlier.far_state != known.far_state {
         let text = format!(
-            "{} has changed since its import was interrupted (it was: {}; it is: {}); pass --restart to \
-             start over",
+            "{} has changed since its import was interrupted (it was: {}; it is: {}); pass \
+             --restart to start over",
             known.far_name, earlier.far_state, known.far_state
         );
         return Err(Failure::new(Exit::Refused, text));
@@ -290,8 +305,8 @@ fn demand_size(source_bytes: u64, volume_bytes: u64, record: &VolumeRecord) -> R
         return Ok(());
     }
     let text = format!(
-        "the source has {source_bytes} bytes and volume {} has {volume_bytes}: sizes must match; import into \
-         a new volume, or `sawmill resize` this one first",
+        "the source has {source_bytes} bytes and volume {} has {volume_bytes}: sizes must match; \
+         import into a new volume, or `sawmill resize` this one first",
         record.name
     );
     Err(Failure::new(Exit::Refused, text))

@@ -15,8 +15,8 @@ use sawmill_console::units::{human_duration, human_size};
 
 /// List the past states of a volume that you can serve, clone or roll back to.
 ///
-/// Inside the retention window you can use every stored moment, not only the listed ones: VOL@TIME is the
-/// newest state at or before that time.
+/// Inside the retention window you can use every stored moment, not only the listed ones: VOL@TIME
+/// is the newest state at or before that time.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
@@ -72,7 +72,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let address = context.places.resolve(&arguments.volume)?;
     let store = wiring::open_store(&address.store_url)?;
     let report = sawmill_volume::past(&*store, &address.name)?;
-    let mut cuts: Vec<_> = report.cuts.iter().filter(|cut| cut.kind != CutKind::Pin).map(row).collect();
+    let mut cuts: Vec<_> =
+        report.cuts.iter().filter(|cut| cut.kind != CutKind::Pin).map(row).collect();
     cuts.sort_by_key(|row| (row.unix_ms, row.checkpoint));
     let retained = report.cuts.iter().filter(|cut| cut.kind == CutKind::Retained);
     let document = Document {
@@ -97,10 +98,14 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     }
     let window = human_duration(Duration::from_secs(document.retention_s));
     output::line(&match &document.from {
-        Some(from) => format!("every stored moment from {from} to {} (kept for {window})", document.through),
-        None => {
-            "no retention: only snapshots are kept; `sawmill set --retention 24h` keeps every moment".into()
-        }
+        Some(from) => format!(
+            "every stored moment from {from} to {} (kept for \
+            {window})",
+            document.through
+        ),
+        None => "no retention: only snapshots are kept; `sawmill set --retention 24h` keeps every \
+            moment"
+            .into(),
     })?;
     Ok(Exit::Ok)
 }

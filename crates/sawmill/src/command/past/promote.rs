@@ -15,22 +15,23 @@ use sawmill_console::units::{human_count, human_duration, human_size};
 
 /// Promote a replica: make it a volume of its own that you can serve for writing.
 ///
-/// The promoted volume lacks writes that were not copied in time. The command neither contacts nor stops the
-/// source: if the source is still served, make sure that nothing writes to it. A promotion cannot be undone;
-/// to make the old primary a replica, use `sawmill replicate --fail-back`.
+/// The promoted volume lacks writes that were not copied in time. The command neither contacts nor
+/// stops the source: if the source is still served, make sure that nothing writes to it. A
+/// promotion cannot be undone; to make the old primary a replica, use `sawmill replicate
+/// --fail-back`.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// The replica: a name in the default store, or a URL ending in the name.
     #[arg(value_name = "DEST")]
     replica: String,
 
-    /// A drill: read and verify everything in the replica, and print what would be lost. Changes nothing.
-    /// Exit code 0: no damage; 1: damage was found and is listed.
+    /// A drill: read and verify everything in the replica, and print what would be lost. Changes
+    /// nothing. Exit code 0: no damage; 1: damage was found and is listed.
     #[arg(long)]
     dry_run: bool,
 
-    /// Promote even if the newest checkpoint here cannot be read (the volume is then older), or if an object
-    /// that it needs is missing. Only for a lost source: otherwise replicate again.
+    /// Promote even if the newest checkpoint here cannot be read (the volume is then older), or if
+    /// an object that it needs is missing. Only for a lost source: otherwise replicate again.
     #[arg(long, conflicts_with = "dry_run")]
     as_it_is: bool,
 }
@@ -45,12 +46,12 @@ struct Document<'a> {
     position: u64,
     /// When the newest write of the replica was stored.
     newest_unix_ms: u64,
-    /// How far the replica is behind what the source has stored now; null if the source was not or could not
-    /// be asked.
+    /// How far the replica is behind what the source has stored now; null if the source was not or
+    /// could not be asked.
     lost_bytes: Option<u64>,
     lost_ms: Option<u64>,
-    /// Whether the replica has everything that the source has stored: the same history, end, size and
-    /// snapshots. Null if the source could not be asked.
+    /// Whether the replica has everything that the source has stored: the same history, end, size
+    /// and snapshots. Null if the source could not be asked.
     is_complete: Option<bool>,
     /// What the drill verified; null without --dry-run.
     segments: Option<u64>,
@@ -63,8 +64,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let world = RealWorld::default();
     if arguments.dry_run {
         let mut progress = output::Progress::new("verifying segment");
-        let drill =
-            replicate::drill(&world, &*store, &address.name, &mut |done, total| progress.show(done, total))?;
+        let drill = replicate::drill(&world, &*store, &address.name, &mut |done, total| {
+            progress.show(done, total)
+        })?;
         drop(progress);
         let behind = behind(context, &drill);
         let lost = match behind {
@@ -135,8 +137,8 @@ fn tell(context: &Context, document: &Document<'_>) -> Result<Exit> {
     let volume = document.volume;
     if !document.dry_run {
         output::line(&format!(
-            "promoted {volume}, a replica of {}: its newest write was stored {age} ago; serve it: sawmill \
-             serve {volume}",
+            "promoted {volume}, a replica of {}: its newest write was stored {age} ago; serve it: \
+             sawmill serve {volume}",
             document.source
         ))?;
         return Ok(exit);
@@ -151,11 +153,13 @@ fn tell(context: &Context, document: &Document<'_>) -> Result<Exit> {
             "nothing that the source has stored would be lost".to_owned()
         }
         (Some(0), _) => {
-            "no write that the source has stored would be lost, only a snapshot, a resize or a setting"
+            "no write that the source has stored would be lost, only a snapshot, a resize or a \
+            setting"
                 .to_owned()
         }
         (None, _) if document.is_complete == Some(false) => format!(
-            "{} is now another volume, or has another history than this replica: the loss is unknown",
+            "{} is now another volume, or has another history than this replica: the loss is \
+            unknown",
             document.source
         ),
         (Some(bytes), Some(ms)) => format!(

@@ -1,6 +1,7 @@
 //! `sawmill replicate`: keeps a replica of a volume in a second store.
 //!
-//! You can kill the process at any moment: what it has copied is a cut, and the same command resumes there.
+//! You can kill the process at any moment: what it has copied is a cut, and the same command
+//! resumes there.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,17 +21,18 @@ use sawmill_console::units::{human_count, human_duration, human_size, parse_dura
 
 /// Copy a volume to a second store as a replica, and keep it up to date.
 ///
-/// A replica is the same volume in another store. You can read it at any time (serve --read-only), and it has
-/// the state of some moment; `sawmill promote` makes it a volume of its own. Only stored data is copied, so
-/// the source can be served anywhere at the same time. You may kill the command at any time: rerun it to
-/// continue.
+/// A replica is the same volume in another store. You can read it at any time (serve --read-only),
+/// and it has the state of some moment; `sawmill promote` makes it a volume of its own. Only stored
+/// data is copied, so the source can be served anywhere at the same time. You may kill the command
+/// at any time: rerun it to continue.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
     #[arg(value_name = "VOL")]
     volume: String,
 
-    /// The replica: a URL ending in its name, s3://bucket/prefix/disk1, in a store other than the volume's.
+    /// The replica: a URL ending in its name, s3://bucket/prefix/disk1, in a store other than the
+    /// volume's.
     #[arg(value_name = "DEST")]
     destination: String,
 
@@ -46,12 +48,13 @@ pub(in crate::command) struct Arguments {
     #[arg(long, value_name = "RATE", default_value = "0", value_parser = parse_size)]
     bandwidth: u64,
 
-    /// A file to rewrite after each round, with lag and counts as Prometheus text for a node exporter.
+    /// A file to rewrite after each round, with lag and counts as Prometheus text for a node
+    /// exporter.
     #[arg(long, value_name = "FILE")]
     metrics_file: Option<PathBuf>,
 
-    /// The destination was the primary (or was promoted) before: make it a replica. Only differences are
-    /// copied; writes that exist only at the destination are lost.
+    /// The destination was the primary (or was promoted) before: make it a replica. Only
+    /// differences are copied; writes that exist only at the destination are lost.
     #[arg(long)]
     fail_back: bool,
 }
@@ -67,7 +70,8 @@ struct Document<'a> {
     deleted: u64,
     /// All writes before this position are in the replica.
     position: u64,
-    /// How far the replica was behind when the round began, measured against what the source had stored.
+    /// How far the replica was behind when the round began, measured against what the source had
+    /// stored.
     behind_bytes: u64,
     behind_ms: u64,
     took_ms: u64,
@@ -89,16 +93,18 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let to = context.places.resolve(&arguments.destination)?;
     if from.store_url == to.store_url {
         return Err(Failure::usage(format!(
-            "{} is the store of {} itself: a replica needs another one, or use `sawmill clone` or `sawmill \
-             copy`",
+            "{} is the store of {} itself: a replica needs another one, or use `sawmill clone` or \
+             `sawmill copy`",
             to.store_url, from.name
         )));
     }
-    let (source, destination) = (wiring::open_store(&from.store_url)?, wiring::open_store(&to.store_url)?);
+    let (source, destination) =
+        (wiring::open_store(&from.store_url)?, wiring::open_store(&to.store_url)?);
     let world = RealWorld::default();
     replicate::demand_fencing(&*destination)?;
     let options = CopyOptions { source_text: shown(&from), fail_back: arguments.fail_back };
-    let mut copier = Copier::begin(&world, (&*source, &from.name), (&*destination, &to.name), &options)?;
+    let mut copier =
+        Copier::begin(&world, (&*source, &from.name), (&*destination, &to.name), &options)?;
     if arguments.fail_back {
         // The destination gets the source's history; its own newest state says nothing about that.
         let volume_id = sawmill_volume::find(&*source, &from.name)?.volume_id.to_string();
@@ -112,7 +118,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         let is_new = totals.add(&outcome, &world);
         if let Some(path) = &arguments.metrics_file {
             match write_metrics(path, &totals.text(&from, &to)) {
-                // A full disk here is no reason to stop copying; the age of the file shows the problem.
+                // A full disk here is no reason to stop copying; the age of the file shows the
+                // problem.
                 Err(failure) if arguments.follow => tracing::warn!("{failure}"),
                 written => written?,
             }
@@ -243,7 +250,8 @@ fn write_metrics(path: &Path, text: &str) -> Result<()> {
     written.map_err(|error| Failure::io(format!("cannot write {}", path.display()), &error))
 }
 
-/// A token bucket of one second's worth. A larger request is granted on credit and waited for afterwards.
+/// A token bucket of one second's worth. A larger request is granted on credit and waited for
+/// afterwards.
 struct Bucket {
     bytes_per_second: u64,
     left: f64,
@@ -297,12 +305,14 @@ mod tests {
 
     #[test]
     fn the_metrics_name_volume_and_destination() {
-        let address = |url: &str| VolumeAddress { store_url: url.into(), name: "disk".into(), cut: None };
+        let address =
+            |url: &str| VolumeAddress { store_url: url.into(), name: "disk".into(), cut: None };
         let mut totals = Totals::default();
         let round = Round { objects: 2, bytes: 10, behind_ms: 1500, ..Round::default() };
         assert!(totals.add(&Ok(round), &RealWorld::default()));
         let text = totals.text(&address("file:///a"), &address("file:///b"));
-        let line = "sawmill_replica_behind_seconds{volume=\"disk\",destination=\"file:///b/disk\"} 1.5\n";
+        let line =
+            "sawmill_replica_behind_seconds{volume=\"disk\",destination=\"file:///b/disk\"} 1.5\n";
         assert!(text.contains(line), "{text}");
     }
 }

@@ -12,15 +12,16 @@ use sawmill_console::output;
 
 /// Return a volume to an earlier state: a snapshot, a time, or a position of its log.
 ///
-/// The present state first gets a snapshot, so that you can undo the rollback; delete it when you no longer
-/// need it. Unmount the disk first: a file system does not expect its disk to change.
+/// The present state first gets a snapshot, so that you can undo the rollback; delete it when you
+/// no longer need it. Unmount the disk first: a file system does not expect its disk to change.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// Name in the default store, or a URL ending in the name.
     #[arg(value_name = "VOL")]
     volume: String,
 
-    /// The state to return to: the name of a snapshot, a time such as 2026-11-21T10:00:00Z, or position:N.
+    /// The state to return to: the name of a snapshot, a time such as 2026-11-21T10:00:00Z, or
+    /// position:N.
     #[arg(long, value_name = "CUT")]
     to: String,
 
@@ -46,7 +47,10 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         let rolled_back_to = &arguments.to;
         output::json(&Document { volume: &address.name, rolled_back_to, before: &before, undo })?;
     } else {
-        output::line(&format!("{} is rolled back to {}; to undo: {undo}", address.name, arguments.to))?;
+        output::line(&format!(
+            "{} is rolled back to {}; to undo: {undo}",
+            address.name, arguments.to
+        ))?;
     }
     Ok(Exit::Ok)
 }

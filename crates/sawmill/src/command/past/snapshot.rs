@@ -16,8 +16,8 @@ use sawmill_console::units::human_size;
 
 /// Create, list and delete snapshots: named states of a volume that are kept.
 ///
-/// A snapshot copies no data, and writes continue while it is made. It is in the store when the command
-/// returns.
+/// A snapshot copies no data, and writes continue while it is made. It is in the store when the
+/// command returns.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     #[command(subcommand)]
@@ -88,8 +88,12 @@ struct Document<'a> {
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     match &arguments.what {
-        What::Create(named) => change(context, named, Past::CreateSnapshot(named.name.clone()), "created"),
-        What::Delete(named) => change(context, named, Past::DeleteSnapshot(named.name.clone()), "deleted"),
+        What::Create(named) => {
+            change(context, named, Past::CreateSnapshot(named.name.clone()), "created")
+        }
+        What::Delete(named) => {
+            change(context, named, Past::DeleteSnapshot(named.name.clone()), "deleted")
+        }
         What::List(volume) => list(context, volume),
     }
 }
@@ -97,7 +101,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
 fn change(context: &Context, named: &Named, past: Past, done: &str) -> Result<Exit> {
     if !matches!(parse_cut(&named.name), Ok(sawmill_volume::Cut::Snapshot(_))) {
         return Err(Failure::usage(format!(
-            "'{}' cannot name a snapshot; use 1 to 128 letters, digits, '.', '_', '-', not first a '.'",
+            "'{}' cannot name a snapshot; use 1 to 128 letters, digits, '.', '_', '-', not first a \
+            '.'",
             named.name
         )));
     }

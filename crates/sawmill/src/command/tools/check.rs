@@ -86,7 +86,11 @@ fn print(document: &Document, found: &[String]) -> Result<()> {
     output::line(&format!(
         "{}: {}; {} segments, {} frames, {} read, {} extents",
         document.name,
-        if document.ok { "all is well".to_owned() } else { format!("{} damaged", document.damage.len()) },
+        if document.ok {
+            "all is well".to_owned()
+        } else {
+            format!("{} damaged", document.damage.len())
+        },
         human_count(document.segments),
         human_count(document.frames),
         human_size(document.bytes),

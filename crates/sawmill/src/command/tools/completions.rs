@@ -18,7 +18,12 @@ pub(in crate::command) struct Arguments {
 
 pub(in crate::command) fn run(arguments: &Arguments) -> Result<Exit> {
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut crate::command::command_line(), "sawmill", &mut script);
+    clap_complete::generate(
+        arguments.shell,
+        &mut crate::command::command_line(),
+        "sawmill",
+        &mut script,
+    );
     let mut stdout = io::stdout().lock();
     let shown = stdout.write_all(&script).and_then(|()| stdout.flush());
     shown.map_err(|error| Failure::io("cannot write to standard output", &error))?;
@@ -31,12 +36,19 @@ mod tests {
 
     #[test]
     fn every_shell_completes_every_command() {
-        let names: Vec<String> = crate::command::told_commands().into_iter().map(|(name, _)| name).collect();
+        let names: Vec<String> =
+            crate::command::told_commands().into_iter().map(|(name, _)| name).collect();
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut crate::command::command_line(), "sawmill", &mut script);
+            clap_complete::generate(
+                shell,
+                &mut crate::command::command_line(),
+                "sawmill",
+                &mut script,
+            );
             let script = String::from_utf8(script).unwrap();
-            let missing: Vec<_> = names.iter().filter(|name| !script.contains(name.as_str())).collect();
+            let missing: Vec<_> =
+                names.iter().filter(|name| !script.contains(name.as_str())).collect();
             assert!(missing.is_empty(), "{shell}: {missing:?}");
         }
     }

@@ -11,8 +11,9 @@ use sawmill_console::output;
 
 /// Check a store and this machine, and say what is missing and how to get it.
 ///
-/// The store check writes, reads and deletes a few small objects of its own. Exit code 1 if the store fails a
-/// check. Missing features of the machine are listed; they do not change the exit code.
+/// The store check writes, reads and deletes a few small objects of its own. Exit code 1 if the
+/// store fails a check. Missing features of the machine are listed; they do not change the exit
+/// code.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// URL of the store. Default: the default store.
@@ -49,8 +50,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             name: "encryption on the way to the store".to_owned(),
             ok: false,
             detail: format!("{endpoint} is used without encryption"),
-            advice: "use an https:// endpoint: otherwise anyone on the network path can read and change all \
-                     data"
+            advice: "use an https:// endpoint: otherwise anyone on the network path can read and \
+                     change all data"
                 .to_owned(),
         }
     }));

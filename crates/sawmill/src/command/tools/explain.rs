@@ -25,7 +25,8 @@ struct Document<'a> {
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let row = exit::TABLE.iter().find(|(exit, ..)| exit.code() == arguments.code);
     let Some((_, meaning, what_to_do)) = row else {
-        let codes: Vec<String> = exit::TABLE.iter().map(|(exit, ..)| exit.code().to_string()).collect();
+        let codes: Vec<String> =
+            exit::TABLE.iter().map(|(exit, ..)| exit.code().to_string()).collect();
         return Err(Failure::usage(format!(
             "no command exits with {}; the codes are {}",
             arguments.code,

@@ -1,6 +1,7 @@
 //! `sawmill help`: the help of a command, or a page of the guide.
 //!
-//! The pages are those of `docs/guide`. They are built in, so they match this version and need no network.
+//! The pages are those of `docs/guide`. They are built in, so they match this version and need no
+//! network.
 
 use clap::Args;
 
@@ -105,14 +106,18 @@ fn section(page: &str, heading: &str) -> Option<String> {
 }
 
 fn topics_as_text() -> String {
-    let title = |text: &str| text.lines().next().unwrap_or_default().trim_start_matches("# ").to_owned();
+    let title =
+        |text: &str| text.lines().next().unwrap_or_default().trim_start_matches("# ").to_owned();
     let pages = PAGES.iter().map(|(name, text)| (*name, title(text)));
-    let sections = SECTIONS.iter().map(|(name, page, heading)| (*name, format!("{heading} ({page})")));
+    let sections =
+        SECTIONS.iter().map(|(name, page, heading)| (*name, format!("{heading} ({page})")));
     let mut topics: Vec<_> = pages.chain(sections).collect();
     topics.sort_unstable();
-    let lines: Vec<String> = topics.iter().map(|(name, title)| format!("  {name:<15} {title}")).collect();
+    let lines: Vec<String> =
+        topics.iter().map(|(name, title)| format!("  {name:<15} {title}")).collect();
     format!(
-        "Topics, for 'sawmill help TOPIC' ('sawmill help topic NAME' if a command has that name):\n\n{}",
+        "Topics, for 'sawmill help TOPIC' ('sawmill help topic NAME' if a command has that \
+        name):\n\n{}",
         lines.join("\n")
     )
 }
@@ -122,7 +127,9 @@ fn help_of(asked: &[&str]) -> Result<String> {
     let mut command = crate::command::command_line();
     command.build();
     for word in asked {
-        let Some(inner) = command.find_subcommand(word) else { return Err(unknown(&asked.join(" "))) };
+        let Some(inner) = command.find_subcommand(word) else {
+            return Err(unknown(&asked.join(" ")));
+        };
         command = inner.clone();
     }
     Ok(command.render_long_help().to_string())
@@ -130,10 +137,13 @@ fn help_of(asked: &[&str]) -> Result<String> {
 
 fn unknown(asked: &str) -> Failure {
     let topics = PAGES.iter().map(|(name, _)| *name).chain(SECTIONS.iter().map(|(name, ..)| *name));
-    let near: Vec<&str> = topics.filter(|topic| topic.contains(asked) || asked.contains(topic)).collect();
-    let hint = if near.is_empty() { String::new() } else { format!(" (near: {})", near.join(", ")) };
+    let near: Vec<&str> =
+        topics.filter(|topic| topic.contains(asked) || asked.contains(topic)).collect();
+    let hint =
+        if near.is_empty() { String::new() } else { format!(" (near: {})", near.join(", ")) };
     Failure::usage(format!(
-        "'{asked}' is neither a command nor a topic{hint}; see 'sawmill help topics' and 'sawmill --help'"
+        "'{asked}' is neither a command nor a topic{hint}; see 'sawmill help topics' and 'sawmill \
+        --help'"
     ))
 }
 
@@ -146,7 +156,9 @@ mod tests {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide");
         for entry in std::fs::read_dir(folder).unwrap().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let Some(name) = name.strip_suffix(".md").filter(|name| *name != "README") else { continue };
+            let Some(name) = name.strip_suffix(".md").filter(|name| *name != "README") else {
+                continue;
+            };
             assert!(PAGES.iter().any(|(page, _)| *page == name), "{name} is no topic");
         }
     }
@@ -162,7 +174,10 @@ mod tests {
     #[test]
     fn help_of_a_command_wins_and_an_unknown_word_names_what_is_near() {
         assert!(help_of(&["snapshot", "create"]).unwrap().contains("Usage:"));
-        assert!(is_command("link") && text_of("link").is_some(), "the command's help names the page");
+        assert!(
+            is_command("link") && text_of("link").is_some(),
+            "the command's help names the page"
+        );
         let failure = help_of(&["jour"]).unwrap_err();
         assert!(failure.to_string().contains("near: journal"), "{failure}");
     }

@@ -37,14 +37,15 @@ enum Part {
         #[arg(value_name = "SEQUENCE")]
         sequence: u64,
     },
-    /// A journal: which volume it belongs to, what it marks as safe, and which records are readable.
+    /// A journal: which volume it belongs to, what it marks as safe, and which records are
+    /// readable.
     Journal {
         /// Path of a journal; or a volume, for its journal in the state folder.
         #[arg(value_name = "PATH|VOL")]
         journal: String,
-        /// Write what the journal holds and the store may lack to this new file, each write at its address on
-        /// the disk; FILE.ranges lists the ranges. Use it for a journal that is refused because the volume
-        /// has been attached since.
+        /// Write what the journal holds and the store may lack to this new file, each write at its
+        /// address on the disk; FILE.ranges lists the ranges. Use it for a journal that is refused
+        /// because the volume has been attached since.
         #[arg(long, value_name = "FILE")]
         unstored_to: Option<PathBuf>,
     },
@@ -71,7 +72,9 @@ enum Part {
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     match &arguments.part {
         Part::Segment { volume, sequence } => segment(context, volume, *sequence)?,
-        Part::Journal { journal, unstored_to } => journal_at(context, journal, unstored_to.as_deref())?,
+        Part::Journal { journal, unstored_to } => {
+            journal_at(context, journal, unstored_to.as_deref())?
+        }
         Part::Checkpoint { volume, number } => checkpoint(context, volume, *number)?,
         Part::Recovery { volume, journal } => recovery(context, volume, journal.as_deref())?,
     }
@@ -164,11 +167,15 @@ fn segment(context: &Context, volume: &str, sequence: u64) -> Result<()> {
         ("checkpoint then", document.checkpoint_number.to_string()),
         ("data", human_size(document.data_bytes)),
         ("object", human_size(document.object_bytes)),
-        ("frames", format!("{} of {}", document.frames, human_size(u64::from(document.frame_bytes)))),
+        (
+            "frames",
+            format!("{} of {}", document.frames, human_size(u64::from(document.frame_bytes))),
+        ),
         ("extents", human_count(document.extents.len() as u64)),
     ])?;
     let rows = document.extents.iter().map(|extent| {
-        let offset = if extent.kind == "data" { extent.data_offset.to_string() } else { "-".to_owned() };
+        let offset =
+            if extent.kind == "data" { extent.data_offset.to_string() } else { "-".to_owned() };
         vec![extent.address.to_string(), extent.length.to_string(), extent.kind.to_owned(), offset]
     });
     long_table(&["address", "length", "kind", "data offset"], rows.collect())
@@ -184,7 +191,10 @@ fn long_table(header: &[&str], mut rows: Vec<Vec<String>>) -> Result<()> {
     output::line("")?;
     output::table(header, rows)?;
     if all > ROWS_MAX {
-        output::line(&format!("and {} more; --json lists all", human_count((all - ROWS_MAX) as u64)))?;
+        output::line(&format!(
+            "and {} more; --json lists all",
+            human_count((all - ROWS_MAX) as u64)
+        ))?;
     }
     Ok(())
 }
@@ -294,7 +304,10 @@ fn journal_at(context: &Context, text: &str, unstored_to: Option<&Path>) -> Resu
     } else {
         let address = context.places.resolve(text)?;
         let (_, record) = wiring::find(&address)?;
-        context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?.join("journal")
+        context
+            .places
+            .volume_folder(&record.volume_id.to_string(), &address.store_url)?
+            .join("journal")
     };
     let report = match unstored_to {
         None => sawmill_volume::inspect::journal(&path)?,
@@ -316,7 +329,10 @@ fn journal_at(context: &Context, text: &str, unstored_to: Option<&Path>) -> Resu
         ("epoch", document.epoch.to_string()),
         ("capacity", human_size(document.capacity_bytes)),
         ("clean", if document.clean { "yes" } else { "no" }.to_owned()),
-        ("stored", format!("segment {}, position {}", document.stored_sequence, document.stored_position)),
+        (
+            "stored",
+            format!("segment {}, position {}", document.stored_sequence, document.stored_position),
+        ),
         ("read from", document.from.to_string()),
         ("flushed through", document.flushed_through.to_string()),
         ("ends at", document.end.to_string()),
@@ -386,8 +402,10 @@ struct StepDocument {
 fn recovery(context: &Context, volume: &str, journal: Option<&Path>) -> Result<()> {
     let address = context.places.resolve(volume)?;
     let (store, record) = wiring::find(&address)?;
-    let usual =
-        context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?.join("journal");
+    let usual = context
+        .places
+        .volume_folder(&record.volume_id.to_string(), &address.store_url)?
+        .join("journal");
     let journal = journal.unwrap_or(&usual);
     let report = sawmill_volume::inspect::recovery(&*store, &record, Some(journal))?;
     if context.json {
@@ -403,6 +421,7 @@ fn recovery(context: &Context, volume: &str, journal: Option<&Path>) -> Result<(
         return output::json(&steps);
     }
     let rows = report.steps.iter();
-    let rows = rows.map(|step| vec![step.name.to_string(), human_duration(step.took), step.detail.clone()]);
+    let rows = rows
+        .map(|step| vec![step.name.to_string(), human_duration(step.took), step.detail.clone()]);
     output::table(&["step", "took", "what"], rows.collect())
 }

@@ -9,7 +9,8 @@ use sawmill_console::output;
 
 /// Write the manual pages to a folder.
 ///
-/// One page for sawmill, and one for each command. To install them: sawmill man --to /usr/share/man/man1
+/// One page for sawmill, and one for each command. To install them: sawmill man --to
+/// /usr/share/man/man1
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// The folder; it is created if it does not exist.
@@ -34,7 +35,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         run(&Arguments { to: folder.path().join("man1") }).unwrap();
         for (name, _) in crate::command::told_commands() {
-            let page = std::fs::read_to_string(folder.path().join(format!("man1/sawmill-{name}.1"))).unwrap();
+            let page =
+                std::fs::read_to_string(folder.path().join(format!("man1/sawmill-{name}.1")))
+                    .unwrap();
             assert!(page.contains(".SH SYNOPSIS") && page.contains(".SH DESCRIPTION"), "{name}");
         }
         assert!(folder.path().join("man1/sawmill.1").is_file());

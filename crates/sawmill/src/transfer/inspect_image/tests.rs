@@ -75,9 +75,15 @@ fn vmdk_that_names_another_file_is_refused() {
     ] {
         refused(&vmdk(text), Format::Vmdk, Exit::Refused, "convert it first");
     }
-    let text = b"# Disk DescriptorFile\ncreateType=\"monolithicFlat\"\nRW 8 FLAT \"/etc/shadow\" 0\n";
+    let text =
+        b"# Disk DescriptorFile\ncreateType=\"monolithicFlat\"\nRW 8 FLAT \"/etc/shadow\" 0\n";
     refused(text, Format::Vmdk, Exit::Refused, "other files");
-    refused(&file(&[(0, b"KDMV"), (28, &[1]), (36, &[20])]), Format::Vmdk, Exit::Refused, "other files");
+    refused(
+        &file(&[(0, b"KDMV"), (28, &[1]), (36, &[20])]),
+        Format::Vmdk,
+        Exit::Refused,
+        "other files",
+    );
 }
 
 #[test]
@@ -89,7 +95,8 @@ fn layers_of_the_other_formats_are_refused() {
     refused(&file(&[&vdi[..], &[(0x4c, &[4])]].concat()), Format::Vdi, Exit::Refused, "a layer");
     let vpc: [(usize, &[u8]); 1] = [(0, b"conectix")];
     refused(&file(&[&vpc[..], &[(63, &[4])]].concat()), Format::Vpc, Exit::Refused, "a layer");
-    let dynamic: [(usize, &[u8]); 4] = [(0, b"conectix"), (63, &[3]), (22, &[2]), (512, b"cxsparse")];
+    let dynamic: [(usize, &[u8]); 4] =
+        [(0, b"conectix"), (63, &[3]), (22, &[2]), (512, b"cxsparse")];
     inspect(&write(&ok, &file(&dynamic)), Format::Vpc, false).unwrap();
     refused(&file(&[&dynamic[..], &[(552, &[1])]].concat()), Format::Vpc, Exit::Refused, "a layer");
     let region = b"\x06\xa2\x7c\x8b\x90\x47\x9a\x4b\xb8\xfe\x57\x5f\x05\x0f\x88\x6e";
@@ -105,7 +112,12 @@ fn layers_of_the_other_formats_are_refused() {
         (place + 10, &[1]),
     ];
     inspect(&write(&ok, &file(&vhdx)), Format::Vhdx, false).unwrap();
-    refused(&file(&[&vhdx[..], &[(place + 32, parent)]].concat()), Format::Vhdx, Exit::Refused, "a layer");
+    refused(
+        &file(&[&vhdx[..], &[(place + 32, parent)]].concat()),
+        Format::Vhdx,
+        Exit::Refused,
+        "a layer",
+    );
     refused(&file(&vhdx[..1]), Format::Vhdx, Exit::Corrupt, "no metadata table");
 }
 

@@ -1,5 +1,5 @@
-//! Bugs of the batch layer of drivers, and of who applies its chunks: `sawmill-driver` has the tests that
-//! catch them. Not here: the bugs of the engine (`list`).
+//! Bugs of the batch layer of drivers, and of who applies its chunks: `sawmill-driver` has the
+//! tests that catch them. Not here: the bugs of the engine (`list`).
 
 use super::list::{Mutant, mutant};
 
@@ -17,7 +17,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if !may_wait && self.areas.on_the_way(request.address, end).is_empty() {",
         concat!(
             "let its = |chunk: &ChunkId| chunk.queue == queue;\n",
-            "        if !may_wait && !self.areas.on_the_way(request.address, end).iter().any(its) {",
+            "        if !may_wait && !self.areas.on_the_way(request.address, end).iter().any(its) \
+            {",
         ),
     ),
     mutant(

@@ -1,5 +1,5 @@
-//! Bugs at the edges of the world, where journal, memory, caches and names outlive what they belong to: seeds
-//! with edges catch them. Not here: the other bugs of the engine (`list`).
+//! Bugs at the edges of the world, where journal, memory, caches and names outlive what they belong
+//! to: seeds with edges catch them. Not here: the other bugs of the engine (`list`).
 
 use super::list::{Mutant, mutant};
 
@@ -20,7 +20,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a slot of the saved index is believed",
         "volume/src/cache/mod.rs",
-        "let valid = blocks.all(|(block, number)| crc32c(block) == self.index.crc(found.slot, number));",
+        "let valid = blocks.all(|(block, number)| crc32c(block) == self.index.crc(found.slot, \
+        number));",
         "let valid = blocks.count() > 0;",
     ),
     mutant(

@@ -1,5 +1,6 @@
-//! Bugs at the edges that no simulated world shows: what a store, a peer, a page, an image or another user of
-//! the machine may do to us. Each has its test. Not here: those that seeds catch (`edges`).
+//! Bugs at the edges that no simulated world shows: what a store, a peer, a page, an image or
+//! another user of the machine may do to us. Each has its test. Not here: those that seeds catch
+//! (`edges`).
 
 use super::list::{Mutant, Test};
 
@@ -11,7 +12,11 @@ const fn binary(name: &'static str) -> Test {
     Test { package: "sawmill", program: &["--bin", "sawmill"], name }
 }
 
-const fn program(package: &'static str, program: &'static [&'static str], name: &'static str) -> Test {
+const fn program(
+    package: &'static str,
+    program: &'static [&'static str],
+    name: &'static str,
+) -> Test {
     Test { package, program, name }
 }
 
@@ -77,11 +82,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "standing.newest.as_ref().filter(|_| false)",
     ),
     caught_by(
-        &engine("names::a_deleted_base_that_is_called_back_while_its_last_clone_goes_keeps_its_data"),
+        &engine(
+            "names::a_deleted_base_that_is_called_back_while_its_last_clone_goes_keeps_its_data",
+        ),
         "a delete does not ask whether the volume was called back",
         "volume/src/cuts/removal.rs",
         "if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, said)? {",
-        "if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, said)? && false {",
+        "if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, said)? && false \
+        {",
     ),
     caught_by(
         &engine("checking::a_check_tells_of_segments_stranded_in_the_window_of_a_fence"),
@@ -187,14 +195,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if !self.disk.has_name() && false {",
     ),
     caught_by(
-        &lib("sawmill-volume", "a_failed_sync_then_a_torn_write_then_a_power_cut_leave_a_superblock"),
+        &lib(
+            "sawmill-volume",
+            "a_failed_sync_then_a_torn_write_then_a_power_cut_leave_a_superblock",
+        ),
         "a superblock that was not synced stays",
         "volume/src/journal/superblock.rs",
         "                self.take_back(&next);\n",
         "",
     ),
     caught_by(
-        &lib("sawmill-volume", "what_memory_says_was_synced_counts_until_an_attach_has_judged_the_log"),
+        &lib(
+            "sawmill-volume",
+            "what_memory_says_was_synced_counts_until_an_attach_has_judged_the_log",
+        ),
         "what memory says was synced counts for ever",
         "volume/src/journal/scan.rs",
         "let synced = if self.judged { 0 } else { synced };",
@@ -266,14 +280,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     // What a store may say and do.
     caught_by(
-        &lib("sawmill-store", "an_answer_that_claims_more_than_asked_for_is_an_error_and_takes_no_memory"),
+        &lib(
+            "sawmill-store",
+            "an_answer_that_claims_more_than_asked_for_is_an_error_and_takes_no_memory",
+        ),
         "a length that an answer claims is believed",
         "store/src/cloud.rs",
         "        part.check_length(length)?;\n",
         "",
     ),
     caught_by(
-        &lib("sawmill-store", "a_file_that_claims_more_than_asked_for_is_damaged_and_takes_no_memory"),
+        &lib(
+            "sawmill-store",
+            "a_file_that_claims_more_than_asked_for_is_damaged_and_takes_no_memory",
+        ),
         "a length that a file claims is believed",
         "store/src/backend.rs",
         "        self.check_length(range.end - range.start)?;\n",
@@ -293,11 +313,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &lib("sawmill-store", "a_delete_of_many_that_is_half_done_is_done_by_repeating_it"),
         "a delete of many is done when the first went",
         "store/src/cloud.rs",
-        "                Err(error) if error.kind() != StoreErrorKind::NotFound => return Err(error),\n",
+        "                Err(error) if error.kind() != StoreErrorKind::NotFound => return \
+        Err(error),\n",
         "",
     ),
     caught_by(
-        &lib("sawmill-store", "an_endpoint_without_encryption_is_known_as_such_unless_it_is_on_this_machine"),
+        &lib(
+            "sawmill-store",
+            "an_endpoint_without_encryption_is_known_as_such_unless_it_is_on_this_machine",
+        ),
         "an endpoint without encryption is like any other",
         "store/src/cloud.rs",
         "url.scheme() == \"http\" && !is_here",
@@ -341,7 +365,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if waiting.reply.extents.len() == usize::MAX {",
     ),
     caught_by(
-        &program("sawmill-driver", &["--test", "neighbours"], "silent_connections_keep_few_threads"),
+        &program(
+            "sawmill-driver",
+            &["--test", "neighbours"],
+            "silent_connections_keep_few_threads",
+        ),
         "connections to a host may be silent without end",
         "driver/src/host/greeting.rs",
         "if silent.len() >= SILENT_MAX",

@@ -1,5 +1,5 @@
-//! Bugs of the link: `sawmill-link` has the simulation that catches them. Not here: the bugs of the engine
-//! (`list`), of drivers (`driver`).
+//! Bugs of the link: `sawmill-link` has the simulation that catches them. Not here: the bugs of the
+//! engine (`list`), of drivers (`driver`).
 
 use super::list::{Mutant, mutant};
 
@@ -16,7 +16,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             "                request.fill(0, &mut bytes);\n",
             "                request.done();\n",
             "                let address = command.address;\n",
-            "                let early = Request::with_bytes(asks, address, flags, bytes, |_, _| ());\n",
+            "                let early = Request::with_bytes(asks, address, flags, bytes, |_, _| \
+            ());\n",
             "                export.device.submit(early);\n",
             "            }\n",
             "            _ => export.device.submit(request),\n",
@@ -153,7 +154,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "who takes over is let in while the other one's requests are at the device",
         "link/src/target/exports.rs",
         concat!(
-            "            let text = \"requests of the previous initiator are still in flight; try again\";\n",
+            "            let text = \"requests of the previous initiator are still in flight; try \
+            again\";\n",
             "            return Err(Error::new(ErrorKind::Unavailable, text));\n",
         ),
         "",
@@ -163,7 +165,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "link/src/initiator/connect.rs",
         "let old = current.replace(Live { connection, local, remote, since_ns: now, opened });\n",
         concat!(
-            "let old = current.replace(Live { connection, local, remote, since_ns: now, opened });\n",
+            "let old = current.replace(Live { connection, local, remote, since_ns: now, opened \
+            });\n",
             "            std::mem::forget(old.clone());\n",
         ),
     ),

@@ -65,13 +65,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a batch that cannot be read back is forgotten",
         "volume/src/engine/log_tail.rs",
-        "                    self.put_back(records);\n                    return context.write.fail(error);",
+        "                    self.put_back(records);\n                    return \
+        context.write.fail(error);",
         "                    return context.write.fail(error);",
     ),
     mutant(
         "an old clean journal overtakes a newer one",
         "volume/src/open/journal.rs",
-        "if stored.end.clean || options.accept_journal_loss {\n        let why = format!(\"of epoch {epoch}",
+        "if stored.end.clean || options.accept_journal_loss {\n        let why = format!(\"of \
+        epoch {epoch}",
         "if true {\n        let why = format!(\"of epoch {epoch}",
     ),
     mutant(
@@ -95,10 +97,12 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a chunk beyond a full staging ring is zeroes",
         "volume/src/journal/scan.rs",
-        "let (staged, beyond) = in_memory.split_at_mut(reach.min(in_memory.len() as u64) as usize);",
+        "let (staged, beyond) = in_memory.split_at_mut(reach.min(in_memory.len() as u64) as \
+        usize);",
         concat!(
             "let reach = if reach <= in_memory.len() as u64 { 0 } else { reach };\n",
-            "let (staged, beyond) = in_memory.split_at_mut(reach.min(in_memory.len() as u64) as usize);",
+            "let (staged, beyond) = in_memory.split_at_mut(reach.min(in_memory.len() as u64) as \
+            usize);",
         ),
     ),
     mutant(
@@ -207,7 +211,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "somebody else's segment is taken for ours",
         "volume/src/engine/log_tail.rs",
         "            Ok(PutOutcome::Created) => {\n                upload.stage",
-        "            Ok(PutOutcome::Created | PutOutcome::Taken) => {\n                upload.stage",
+        "            Ok(PutOutcome::Created | PutOutcome::Taken) => {\n                \
+        upload.stage",
     ),
     mutant(
         "a put that failed counts as stored",
@@ -227,7 +232,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "        put(context, &upload);\n        self.uploads.push_back(upload);",
         concat!(
             "        put(context, &upload);\n        let sent = upload.header.position_end;\n",
-            "        self.uploads.push_back(upload);\n        context.mailbox.advance_stored(sent);",
+            "        self.uploads.push_back(upload);\n        \
+            context.mailbox.advance_stored(sent);",
         ),
     ),
     mutant(
@@ -281,7 +287,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "what a segment covers stays mapped after a discard",
         "volume/src/recovery/apply.rs",
-        "ExtentKind::Zero | ExtentKind::Discard => view.map.remove(address, length, &mut replaced),",
+        "ExtentKind::Zero | ExtentKind::Discard => view.map.remove(address, length, &mut \
+        replaced),",
         "ExtentKind::Zero | ExtentKind::Discard => {}",
     ),
     mutant(
@@ -290,7 +297,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "context.journal_map.remove(record.address, record.length, record.position);",
         concat!(
             "for position in record.position..=record.position + (1 << 16) {\n",
-            "                    context.journal_map.remove(record.address, record.length, position);\n",
+            "                    context.journal_map.remove(record.address, record.length, \
+            position);\n",
             "                }",
         ),
     ),
@@ -321,7 +329,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a record's checksum is not looked at when a segment is read",
         "volume/src/read/fetch.rs",
-        "Some(Err(error)) if run.again => fail(context, one, ErrorKind::Corrupt, &error.to_string()),",
+        "Some(Err(error)) if run.again => fail(context, one, ErrorKind::Corrupt, \
+        &error.to_string()),",
         "Some(Err(_)) if run.again => hand_over(context, name, bytes.slice(at - length + 16..at)),",
     ),
     mutant(
@@ -469,7 +478,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         concat!(
             "    for (piece, extent) in pieces.iter().zip(gathered.extents.clone()) {\n",
             "        let mut newer = false;\n",
-            "        let look = &mut |at: crate::map::JournalPiece<'_, _>| newer |= at.entry.is_some();\n",
+            "        let look = &mut |at: crate::map::JournalPiece<'_, _>| newer |= \
+            at.entry.is_some();\n",
             "        context.journal_map.lookup(piece.address, piece.length, look);\n",
             "        if newer {\n            continue;\n        }\n",
         ),

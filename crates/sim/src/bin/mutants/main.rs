@@ -1,12 +1,13 @@
-//! Mutation proof: each deliberate bug is put into a copy of the engine, and the simulation must catch it.
+//! Mutation proof: each deliberate bug is put into a copy of the engine, and the simulation must
+//! catch it.
 //!
 //!     cargo run --release -p sawmill-sim --bin mutants [NAME...]
 //!
-//! NAME is part of a bug's name, or the beginning of its file's (`driver/`: all of the batch layer).
-//! Prints one line per bug: caught by which story or seed, or by the small worlds, or NOT CAUGHT. Exit code
-//! 0 only when all are caught. The copy lives in `target/mutants`. Bugs of the batch layer of drivers are
-//! caught by the tests of hazards in `sawmill-driver`, those of the link by the simulation in `sawmill-link`,
-//! those of `findings` by a test each.
+//! NAME is part of a bug's name, or the beginning of its file's (`driver/`: all of the batch
+//! layer). Prints one line per bug: caught by which story or seed, or by the small worlds, or NOT
+//! CAUGHT. Exit code 0 only when all are caught. The copy lives in `target/mutants`. Bugs of the
+//! batch layer of drivers are caught by the tests of hazards in `sawmill-driver`, those of the link
+//! by the simulation in `sawmill-link`, those of `findings` by a test each.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -56,7 +57,12 @@ const ELSEWHERE: &[Elsewhere] = &[
         tests: &[("engine", "checking::")],
         seeds: "1",
     },
-    Elsewhere { folder: "link/", package: "sawmill-link", tests: &[("simulation", "")], seeds: "300" },
+    Elsewhere {
+        folder: "link/",
+        package: "sawmill-link",
+        tests: &[("simulation", "")],
+        seeds: "300",
+    },
 ];
 
 /// What `timeout` ends with.
@@ -64,10 +70,11 @@ const TIMED_OUT: i32 = 124;
 
 fn main() -> ExitCode {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
-    let is_wanted =
-        |mutant: &Mutant, name: &String| mutant.name.contains(name) || mutant.file.starts_with(name);
-    let chosen =
-        all_mutants().filter(|mutant| wanted.is_empty() || wanted.iter().any(|name| is_wanted(mutant, name)));
+    let is_wanted = |mutant: &Mutant, name: &String| {
+        mutant.name.contains(name) || mutant.file.starts_with(name)
+    };
+    let chosen = all_mutants()
+        .filter(|mutant| wanted.is_empty() || wanted.iter().any(|name| is_wanted(mutant, name)));
     let (mut caught, mut all) = (0, 0);
     for mutant in chosen {
         all += 1;
@@ -128,10 +135,12 @@ fn try_mutant(mutant: &Mutant) -> Result<Option<String>, String> {
     }
     let binary = target.join("release/sawmill-sim");
     for (how, arguments) in TRIALS {
-        let run = Command::new(&binary).args(*arguments).output().map_err(|error| error.to_string())?;
+        let run =
+            Command::new(&binary).args(*arguments).output().map_err(|error| error.to_string())?;
         if !run.status.success() {
             let said = String::from_utf8_lossy(&run.stdout);
-            let first = said.lines().find(|line| line.starts_with("BROKEN")).unwrap_or("it crashed");
+            let first =
+                said.lines().find(|line| line.starts_with("BROKEN")).unwrap_or("it crashed");
             return Ok(Some(format!("by {how}: {}", first.chars().take(150).collect::<String>())));
         }
     }
@@ -149,7 +158,10 @@ fn cargo_test(
     // A bug may leave somebody waiting for ever; the tests take seconds.
     let mut cargo = Command::new("timeout");
     cargo.args([limit_s, "cargo", "test", "--quiet", "-p", package]).args(arguments);
-    cargo.env("CARGO_TARGET_DIR", target).env("RUSTFLAGS", "-Awarnings").env("SAWMILL_SEEDS", seeds);
+    cargo
+        .env("CARGO_TARGET_DIR", target)
+        .env("RUSTFLAGS", "-Awarnings")
+        .env("SAWMILL_SEEDS", seeds);
     cargo.current_dir(tree).output().map_err(|error| format!("cargo: {error}"))
 }
 
@@ -169,12 +181,15 @@ fn finding(test: &str, run: &std::process::Output) -> Option<String> {
 
 fn judge_test(test: &Test, tree: &Path, target: &Path) -> Result<Option<String>, String> {
     let place = (tree, target);
-    let built = cargo_test(place, "1800", test.package, "1", &[test.program, &["--no-run"]].concat())?;
+    let built =
+        cargo_test(place, "1800", test.package, "1", &[test.program, &["--no-run"]].concat())?;
     if !built.status.success() {
         return Err(format!("it does not build: {}", String::from_utf8_lossy(&built.stderr)));
     }
     let run = cargo_test(place, "400", test.package, "1", &[test.program, &[test.name]].concat())?;
-    if run.status.success() && !String::from_utf8_lossy(&run.stdout).contains("test result: ok. 1 passed") {
+    if run.status.success()
+        && !String::from_utf8_lossy(&run.stdout).contains("test result: ok. 1 passed")
+    {
         return Err(format!("{} is not one test", test.name));
     }
     Ok(finding(test.name, &run))
@@ -198,13 +213,16 @@ fn judge_tests(there: &Elsewhere, tree: &Path, target: &Path) -> Result<Option<S
     Ok(None)
 }
 
-/// Copies what the simulation is built from; unchanged files keep their times, so that little is built anew.
+/// Copies what the simulation is built from; unchanged files keep their times, so that little is
+/// built anew.
 fn copy_tree(tree: &Path) -> io::Result<()> {
     for name in ["Cargo.toml", "Cargo.lock"] {
         copy_changed(&root().join(name), &tree.join(name))?;
     }
     // Every member of the workspace, or cargo builds none.
-    ["crates", "tests", "sdk/c"].iter().try_for_each(|name| copy_folder(&root().join(name), &tree.join(name)))
+    ["crates", "tests", "sdk/c"]
+        .iter()
+        .try_for_each(|name| copy_folder(&root().join(name), &tree.join(name)))
 }
 
 fn copy_folder(from: &Path, to: &Path) -> io::Result<()> {
@@ -242,7 +260,8 @@ mod tests {
     fn every_deliberate_bug_has_one_place_to_go_to() {
         let (mut names, mut lost) = (HashSet::new(), Vec::new());
         for mutant in all_mutants() {
-            let text = fs::read_to_string(root().join("crates").join(mutant.file)).unwrap_or_default();
+            let text =
+                fs::read_to_string(root().join("crates").join(mutant.file)).unwrap_or_default();
             let places = text.matches(mutant.from).count();
             if places != 1 {
                 lost.push(format!("{} in {}: {places} places", mutant.name, mutant.file));

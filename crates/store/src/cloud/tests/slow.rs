@@ -1,5 +1,5 @@
-//! Links that carry little: a relay before the server lets so many bytes a second through, shared evenly by
-//! the connections that send. Sizes, rates and patience are scaled down alike.
+//! Links that carry little: a relay before the server lets so many bytes a second through, shared
+//! evenly by the connections that send. Sizes, rates and patience are scaled down alike.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::channel;

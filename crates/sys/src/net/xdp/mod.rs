@@ -1,13 +1,14 @@
-//! Raw Ethernet past the kernel's network layer (AF_XDP): frames of one EtherType, from and to memory that
-//! we and the kernel, or the card itself, share.
+//! Raw Ethernet past the kernel's network layer (AF_XDP): frames of one EtherType, from and to
+//! memory that we and the kernel, or the card itself, share.
 //!
-//! That memory is chunks of a page. A frame longer than a chunk lies in several (Linux 6.6): it is put
-//! together before it is handed on. The kernel moves frames without copying where the card's driver can, and
-//! copies them where not (a veth cannot). What is sent goes past the interface's queueing discipline.
+//! That memory is chunks of a page. A frame longer than a chunk lies in several (Linux 6.6): it is
+//! put together before it is handed on. The kernel moves frames without copying where the card's
+//! driver can, and copies them where not (a veth cannot). What is sent goes past the interface's
+//! queueing discipline.
 //!
-//! Invariants: a chunk is the kernel's or ours, never both's: half of them only receive, half only send;
-//! nothing is allocated after `open`; no call waits. All frames must arrive by one receive queue.
-//! Not here: what the payload is; several queues.
+//! Invariants: a chunk is the kernel's or ours, never both's: half of them only receive, half only
+//! send; nothing is allocated after `open`; no call waits. All frames must arrive by one receive
+//! queue. Not here: what the payload is; several queues.
 
 mod program;
 mod ring;
@@ -28,7 +29,8 @@ use program::Program;
 use ring::Ring;
 
 const CHUNK_BYTES: usize = 4096;
-/// Frames longer than this may lie in several chunks: of a page, drivers and kernel keep some for themselves.
+/// Frames longer than this may lie in several chunks: of a page, drivers and kernel keep some for
+/// themselves.
 const FRAGMENTS_FROM_BYTES: usize = 3072;
 /// Chunks to receive into, and to send from: 900 and 450 jumbo frames.
 const RECEIVE_CHUNKS: u32 = 2048;
@@ -65,11 +67,14 @@ pub struct XdpInbox {
 
 /// Opens an interface for frames of this EtherType.
 ///
-/// Errors: ENODEV; EPERM without CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF; EBUSY where the interface has an XDP
-/// program, or another socket, already; EINVAL where it is no Ethernet; EOPNOTSUPP for frames of its MTU on
-/// this kernel; E2BIG where it has several receive queues; ENETDOWN; EAFNOSUPPORT, ENOSYS on a kernel
-/// without AF_XDP or bpf(2).
-pub fn open_xdp(interface: &str, ethertype: u16) -> io::Result<(Arc<XdpSocket>, XdpOutbox, XdpInbox)> {
+/// Errors: ENODEV; EPERM without CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF; EBUSY where the interface
+/// has an XDP program, or another socket, already; EINVAL where it is no Ethernet; EOPNOTSUPP for
+/// frames of its MTU on this kernel; E2BIG where it has several receive queues; ENETDOWN;
+/// EAFNOSUPPORT, ENOSYS on a kernel without AF_XDP or bpf(2).
+pub fn open_xdp(
+    interface: &str,
+    ethertype: u16,
+) -> io::Result<(Arc<XdpSocket>, XdpOutbox, XdpInbox)> {
     let interface = Interface::named(interface)?;
     if !interface.is_ethernet {
         return Err(Errno::INVAL.into());
@@ -96,7 +101,8 @@ pub fn open_xdp(interface: &str, ethertype: u16) -> io::Result<(Arc<XdpSocket>, 
     let sent = Ring::map(&descriptor, libc::XDP_UMEM_PGOFF_COMPLETION_RING, at.cr, SEND_CHUNKS)?;
     let sending = Ring::map(&descriptor, libc::XDP_PGOFF_TX_RING as u64, at.tx, SEND_CHUNKS)?;
     let received = Ring::map(&descriptor, libc::XDP_PGOFF_RX_RING as u64, at.rx, RECEIVE_CHUNKS)?;
-    let mut to_fill = Ring::map(&descriptor, libc::XDP_UMEM_PGOFF_FILL_RING, at.fr, RECEIVE_CHUNKS)?;
+    let mut to_fill =
+        Ring::map(&descriptor, libc::XDP_UMEM_PGOFF_FILL_RING, at.fr, RECEIVE_CHUNKS)?;
     for chunk in 0..RECEIVE_CHUNKS {
         to_fill.put(chunk, u64::from(chunk) * CHUNK_BYTES as u64);
     }
@@ -105,7 +111,8 @@ pub fn open_xdp(interface: &str, ethertype: u16) -> io::Result<(Arc<XdpSocket>, 
     let fragments = frame_bytes > FRAGMENTS_FROM_BYTES;
     let program = Program::attach(&interface, ethertype, fragments);
     let program = program.map_err(|error| without_fragments(error, fragments))?;
-    bind(&descriptor, &interface, fragments).map_err(|error| without_fragments(error, fragments))?;
+    bind(&descriptor, &interface, fragments)
+        .map_err(|error| without_fragments(error, fragments))?;
     program.redirect_to(&descriptor)?;
     let socket = Arc::new(XdpSocket { descriptor, interface, umem, _program: program });
     let free = RECEIVE_CHUNKS..RECEIVE_CHUNKS + SEND_CHUNKS;
@@ -127,7 +134,8 @@ impl XdpSocket {
     fn kick(&self) -> io::Result<()> {
         let (descriptor, flags) = (self.descriptor.as_raw_fd(), libc::MSG_DONTWAIT);
         // SAFETY: nothing is sent but by the rings: no bytes, no address.
-        counted(unsafe { libc::sendto(descriptor, null(), 0, flags, null(), 0) as libc::c_int }).map(|_| ())
+        counted(unsafe { libc::sendto(descriptor, null(), 0, flags, null(), 0) as libc::c_int })
+            .map(|_| ())
     }
 }
 
@@ -138,8 +146,8 @@ impl AsFd for XdpSocket {
 }
 
 impl XdpOutbox {
-    /// Takes what has room of these payloads, each behind this header, and has them sent; answers how many.
-    /// What the kernel has no room for is left to [`XdpOutbox::push`].
+    /// Takes what has room of these payloads, each behind this header, and has them sent; answers
+    /// how many. What the kernel has no room for is left to [`XdpOutbox::push`].
     ///
     /// Errors: EMSGSIZE for the first; ENETDOWN, ENXIO where the interface is down or gone.
     pub fn send<'a>(
@@ -187,7 +195,9 @@ impl XdpOutbox {
             if self.sending.untaken() == before {
                 return match result.as_ref().err().and_then(Errno::from_io_error) {
                     // No room, for now.
-                    None | Some(Errno::AGAIN | Errno::NOBUFS | Errno::BUSY | Errno::NOMEM) => Ok(()),
+                    None | Some(Errno::AGAIN | Errno::NOBUFS | Errno::BUSY | Errno::NOMEM) => {
+                        Ok(())
+                    }
                     Some(_) => result,
                 };
             }
@@ -205,8 +215,9 @@ impl XdpOutbox {
             let Some(start) = self.free.pop() else { break };
             let head: &[u8] = if count == 0 { header } else { &[] };
             let into = self.socket.umem.at(start as usize);
-            // SAFETY: the chunk lies in the shared memory and is ours: it was free, and the kernel does not
-            // look before it is handed over. Head and piece together are no longer than it.
+            // SAFETY: the chunk lies in the shared memory and is ours: it was free, and the kernel
+            // does not look before it is handed over. Head and piece together are no longer than
+            // it.
             unsafe {
                 into.copy_from_nonoverlapping(head.as_ptr(), head.len());
                 into.add(head.len()).copy_from_nonoverlapping(piece.as_ptr(), piece.len());
@@ -239,9 +250,13 @@ impl XdpInbox {
         self.received.available() > 0
     }
 
-    /// Hands up to `frames_max` of the frames that are there to `each`: the sender's hardware address, and
-    /// what follows the header, with padding. Answers how many were for us.
-    pub fn receive(&mut self, frames_max: usize, each: &mut dyn FnMut([u8; 6], &mut [u8])) -> usize {
+    /// Hands up to `frames_max` of the frames that are there to `each`: the sender's hardware
+    /// address, and what follows the header, with padding. Answers how many were for us.
+    pub fn receive(
+        &mut self,
+        frames_max: usize,
+        each: &mut dyn FnMut([u8; 6], &mut [u8]),
+    ) -> usize {
         let mut handed = 0;
         for _ in 0..frames_max {
             let Some(chunks) = self.frame_chunks() else { break };
@@ -265,8 +280,9 @@ impl XdpInbox {
     fn hand_on(&mut self, chunks: u32, each: &mut dyn FnMut([u8; 6], &mut [u8])) -> bool {
         let umem = &self.socket.umem;
         let frame = if chunks == 1 {
-            // SAFETY: the bytes lie in a chunk of the shared memory that is ours from the moment the kernel
-            // put its entry until it is given back; this inbox alone looks at it, and lets go before that.
+            // SAFETY: the bytes lie in a chunk of the shared memory that is ours from the moment
+            // the kernel put its entry until it is given back; this inbox alone looks at it, and
+            // lets go before that.
             unsafe { &mut *piece(umem, &self.received.look(0)) }
         } else {
             let mut frame_bytes = 0;
@@ -320,7 +336,8 @@ fn piece(umem: &Mapping, entry: &xdp_desc) -> *mut [u8] {
 }
 
 fn register(descriptor: &OwnedFd, umem: &Mapping) -> io::Result<()> {
-    // `struct xdp_umem_reg` as it first was: address, length, bytes of a chunk, headroom of our own.
+    // `struct xdp_umem_reg` as it first was: address, length, bytes of a chunk, headroom of our
+    // own.
     let mut region = [0; 24];
     region[..8].copy_from_slice(&(umem.at(0) as u64).to_ne_bytes());
     region[8..16].copy_from_slice(&(UMEM_BYTES as u64).to_ne_bytes());
@@ -354,7 +371,8 @@ fn bind(descriptor: &OwnedFd, interface: &Interface, fragments: bool) -> io::Res
         sxdp_shared_umem_fd: 0,
     };
     let (pointer, length) = ((&raw const address).cast(), size_of::<sockaddr_xdp>() as u32);
-    // SAFETY: the kernel reads one `struct sockaddr_xdp`, which `address` is, and keeps nothing of it.
+    // SAFETY: the kernel reads one `struct sockaddr_xdp`, which `address` is, and keeps nothing of
+    // it.
     counted(unsafe { libc::bind(descriptor.as_raw_fd(), pointer, length) }).map(|_| ())
 }
 

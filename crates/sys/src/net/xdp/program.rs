@@ -1,9 +1,9 @@
-//! The program that an interface runs for each frame that arrives: frames of one EtherType to one socket,
-//! all others on to where they always went. Fifteen instructions, written down here, handed over by bpf(2).
+//! The program that an interface runs for each frame that arrives: frames of one EtherType to one
+//! socket, all others on to where they always went. Fifteen instructions, written down here, handed
+//! over by bpf(2).
 //!
-//! Invariants: attached by a link that lives in a file descriptor, so it goes when the process goes, however
-//! it ends; a frame whose socket is gone goes on like any other.
-//! Not here: sockets.
+//! Invariants: attached by a link that lives in a file descriptor, so it goes when the process
+//! goes, however it ends; a frame whose socket is gone goes on like any other. Not here: sockets.
 
 use std::ffi::c_long;
 use std::io;
@@ -83,11 +83,16 @@ impl Drop for Program {
 }
 
 impl Program {
-    /// Attaches it: in the driver where that can, else behind it. `fragments`: it is to take frames that lie
-    /// in several pieces (Linux 5.18).
+    /// Attaches it: in the driver where that can, else behind it. `fragments`: it is to take frames
+    /// that lie in several pieces (Linux 5.18).
     ///
-    /// Errors: EPERM without CAP_BPF and CAP_NET_ADMIN; EBUSY where the interface has a program already.
-    pub(super) fn attach(interface: &Interface, ethertype: u16, fragments: bool) -> io::Result<Self> {
+    /// Errors: EPERM without CAP_BPF and CAP_NET_ADMIN; EBUSY where the interface has a program
+    /// already.
+    pub(super) fn attach(
+        interface: &Interface,
+        ethertype: u16,
+        fragments: bool,
+    ) -> io::Result<Self> {
         let map = MapCreate { map_type: MAP_TYPE_XSKMAP, key_bytes: 4, value_bytes: 4, entries: 1 };
         let map = descriptor(MAP_CREATE, &map)?;
         let instructions = instructions(&map, ethertype);
@@ -184,8 +189,10 @@ fn descriptor<T>(command: c_long, attributes: &T) -> io::Result<OwnedFd> {
 }
 
 fn bpf<T>(command: c_long, attributes: &T) -> io::Result<RawFd> {
-    // SAFETY: `attributes` begins with what the command reads (a prefix of `union bpf_attr`, the rest counts
-    // as zero) and its length is said; what it points to lives through the call and is only read.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, &raw const *attributes, size_of::<T>()) };
+    // SAFETY: `attributes` begins with what the command reads (a prefix of `union bpf_attr`, the
+    // rest counts as zero) and its length is said; what it points to lives through the call and is
+    // only read.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, &raw const *attributes, size_of::<T>()) };
     RawFd::try_from(result).ok().filter(|&number| number >= 0).ok_or_else(io::Error::last_os_error)
 }

@@ -1,7 +1,8 @@
 //! The rings of an AF_XDP socket: one side puts, the other takes; one side is the kernel.
 //!
-//! Invariants: an index moves only after what it hands over is written or read; our own index is kept here,
-//! and the kernel's is believed only as far as the ring is long. Not here: what the entries mean.
+//! Invariants: an index moves only after what it hands over is written or read; our own index is
+//! kept here, and the kernel's is believed only as far as the ring is long. Not here: what the
+//! entries mean.
 
 use std::io;
 use std::marker::PhantomData;
@@ -13,7 +14,8 @@ use libc::xdp_ring_offset;
 use super::super::set_option;
 use crate::mapping::Mapping;
 
-/// A ring of entries `T`, as the side that we are: of fill and transmit rings we put, of the others we take.
+/// A ring of entries `T`, as the side that we are: of fill and transmit rings we put, of the others
+/// we take.
 pub(super) struct Ring<T> {
     mapping: Mapping,
     offsets: xdp_ring_offset,
@@ -30,15 +32,20 @@ pub(super) fn ask_for(socket: &OwnedFd, option: libc::c_int, entries: u32) -> io
 
 impl<T: Copy> Ring<T> {
     /// Maps a ring that was asked for.
-    pub(super) fn map(socket: &OwnedFd, at: u64, offsets: xdp_ring_offset, entries: u32) -> io::Result<Self> {
+    pub(super) fn map(
+        socket: &OwnedFd,
+        at: u64,
+        offsets: xdp_ring_offset,
+        entries: u32,
+    ) -> io::Result<Self> {
         let bytes = offsets.desc as usize + entries as usize * size_of::<T>();
         let mapping = Mapping::plain(socket, at, bytes)?;
         Ok(Ring { mapping, offsets, entries, own: 0, of: PhantomData })
     }
 
     fn number(&self, offset: u64) -> &AtomicU32 {
-        // SAFETY: the kernel says where in the ring's mapping its 32-bit indices and flags lie, aligned; both
-        // sides change them only atomically, and the mapping lives as long as `self`.
+        // SAFETY: the kernel says where in the ring's mapping its 32-bit indices and flags lie,
+        // aligned; both sides change them only atomically, and the mapping lives as long as `self`.
         unsafe { AtomicU32::from_ptr(self.mapping.at(offset as usize).cast()) }
     }
 
@@ -65,8 +72,8 @@ impl<T: Copy> Ring<T> {
 
     /// Puts entry `ahead` of those to be handed over next; there is room.
     pub(super) fn put(&mut self, ahead: u32, entry: T) {
-        // SAFETY: the place lies inside the mapping; the kernel does not look at it before the index moves,
-        // and nobody else has `self`.
+        // SAFETY: the place lies inside the mapping; the kernel does not look at it before the
+        // index moves, and nobody else has `self`.
         unsafe { self.entry(self.own.wrapping_add(ahead)).write(entry) };
     }
 
@@ -84,8 +91,8 @@ impl<T: Copy> Ring<T> {
 
     /// Entry `ahead` of those to be taken, which is available.
     pub(super) fn look(&self, ahead: u32) -> T {
-        // SAFETY: the place lies inside the mapping; the kernel wrote it before it moved its index, and does
-        // not touch it before we move ours. Any bytes are a valid `T`: numbers alone.
+        // SAFETY: the place lies inside the mapping; the kernel wrote it before it moved its index,
+        // and does not touch it before we move ours. Any bytes are a valid `T`: numbers alone.
         unsafe { self.entry(self.own.wrapping_add(ahead)).read() }
     }
 

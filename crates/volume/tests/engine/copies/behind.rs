@@ -1,11 +1,14 @@
-//! A copier that lags: what it has put is a cut all the same, and "done" means what was stored when it began.
+//! A copier that lags: what it has put is a cut all the same, and "done" means what was stored when
+//! it began.
 
 use sawmill_device::ErrorKind;
 use sawmill_store::{Blocking, Class, Fault, StoreErrorKind};
 use sawmill_volume::replicate::Copier;
 use sawmill_volume::{Cut, RealWorld};
 
-use super::world::{Pair, copy, copy_with, damage, has_name, machine_at, open_to_read, options, watching};
+use super::world::{
+    Pair, copy, copy_with, damage, has_name, machine_at, open_to_read, options, watching,
+};
 use crate::faulty::{copy_store, holds, keys, memory, slot_bytes, stored, until};
 use crate::rig::MIB;
 
@@ -29,7 +32,8 @@ fn what_a_newer_checkpoint_made_possible_waits_for_it() {
             false => Fault::None,
         }));
         let outcome = copy(&*pair.primary.plain, &*faulty);
-        let reader = open_to_read(second.clone()).unwrap_or_else(|error| panic!("call {death}: {error}"));
+        let reader =
+            open_to_read(second.clone()).unwrap_or_else(|error| panic!("call {death}: {error}"));
         if outcome.is_ok() {
             holds(&reader, beyond, &slot_bytes(1, 1));
             break;
@@ -50,8 +54,11 @@ fn a_segment_beyond_what_the_replica_knows_is_not_shown_before() {
     // As an older copier left it: the log of the source without its checkpoints.
     let source = pair.primary.plain.clone();
     for key in keys(&*source, "/seg/") {
-        let bytes = sawmill_store::Blocking(&*source).get(&key, None, sawmill_store::Class::Read).unwrap();
-        sawmill_store::Blocking(&*pair.second).put(&key, bytes, sawmill_store::Class::Upload).unwrap();
+        let bytes =
+            sawmill_store::Blocking(&*source).get(&key, None, sawmill_store::Class::Read).unwrap();
+        sawmill_store::Blocking(&*pair.second)
+            .put(&key, bytes, sawmill_store::Class::Upload)
+            .unwrap();
     }
     assert_eq!(pair.cut_in(&pair.second), 3);
     pair.copy().unwrap();
@@ -71,7 +78,10 @@ fn a_round_ends_although_its_source_never_rests() {
         assert!(calls < 100, "the round does not end");
         pair.write(&volume, 1);
         if calls > 8 {
-            assert!(has_name(&*second), "it can be read although the log behind its checkpoint goes on");
+            assert!(
+                has_name(&*second),
+                "it can be read although the log behind its checkpoint goes on"
+            );
         }
     })
     .unwrap();
@@ -86,7 +96,8 @@ fn done_means_all_that_was_stored_when_it_began() {
     pair.write(&volume, 6);
     let (source, second) = (pair.primary.plain.clone(), memory());
     let world = RealWorld::default();
-    let mut copier = Copier::begin(&world, (&*source, "disk"), (&*second, "disk"), &options()).unwrap();
+    let mut copier =
+        Copier::begin(&world, (&*source, "disk"), (&*second, "disk"), &options()).unwrap();
     let mut is_done = false;
     let mut writes_before = 0;
     copier
@@ -95,13 +106,17 @@ fn done_means_all_that_was_stored_when_it_began() {
             let roots = keys(&*source, "/checkpoint/");
             // The source lives: it may delete a root between the list and the look.
             let look = |key: &String| Blocking(&*source).get(key, None, Class::Read);
-            let is_root = roots.iter().any(|key| look(key).is_ok_and(|root| root.len() as u64 == bytes));
+            let is_root =
+                roots.iter().any(|key| look(key).is_ok_and(|root| root.len() as u64 == bytes));
             if is_root && !is_done {
                 is_done = true;
-                let (deleted, next) = (volume.status().counters.segments_deleted, pair.writes.len());
+                let (deleted, next) =
+                    (volume.status().counters.segments_deleted, pair.writes.len());
                 writes_before = next;
                 pair.write(&volume, 30);
-                until("the source deletes", || volume.status().counters.segments_deleted > deleted + 8);
+                until("the source deletes", || {
+                    volume.status().counters.segments_deleted > deleted + 8
+                });
             }
         })
         .unwrap();
@@ -154,6 +169,8 @@ fn a_hole_in_the_past_of_a_replica_is_damage() {
     let mut new = keys(&*pair.second, "/seg/");
     new.retain(|key| !before.contains(key));
     let hole = new.swap_remove(new.len() - 2);
-    sawmill_store::Blocking(&*pair.second).delete(vec![hole], sawmill_store::Class::Upload).unwrap();
+    sawmill_store::Blocking(&*pair.second)
+        .delete(vec![hole], sawmill_store::Class::Upload)
+        .unwrap();
     assert_eq!(rig.refused().0, ErrorKind::NotFound);
 }

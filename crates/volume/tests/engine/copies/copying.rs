@@ -153,7 +153,8 @@ fn a_replica_is_for_reading_alone() {
     pair.copy().unwrap();
     let (kind, text) = machine_at(&pair.second).refused();
     assert!(kind == ErrorKind::Refused && text.contains("sawmill promote"), "{text}");
-    let error = sawmill_volume::clone(&*pair.second, "disk", None, "copy", Fencing::Waived).unwrap_err();
+    let error =
+        sawmill_volume::clone(&*pair.second, "disk", None, "copy", Fencing::Waived).unwrap_err();
     assert!(error.to_string().contains("replica"), "{error}");
     open_to_read(pair.second.clone()).unwrap();
 }
@@ -166,7 +167,8 @@ fn a_destination_that_is_something_else_is_refused() {
     let source = pair.primary.plain.clone();
     let refused = |destination: &dyn sawmill_store::ObjectStore, name: &str| {
         let world = sawmill_volume::RealWorld::default();
-        let begun = replicate::Copier::begin(&world, (&*source, "disk"), (destination, name), &options());
+        let begun =
+            replicate::Copier::begin(&world, (&*source, "disk"), (destination, name), &options());
         let error = begun.err().unwrap();
         (error.kind(), error.to_string())
     };

@@ -1,5 +1,5 @@
-//! More than one history: what is there under a name is the right thing, or is found out; nothing of one
-//! history is taken for another's.
+//! More than one history: what is there under a name is the right thing, or is found out; nothing
+//! of one history is taken for another's.
 
 use std::sync::Arc;
 
@@ -90,9 +90,11 @@ fn a_promotion_that_was_not_finished_can_be_deleted_and_copied_anew() {
     pair.write(&volume, 9);
     pair.copy().unwrap();
     let faulty = watching(&pair.second);
-    faulty.script(Box::new(|call| match call.kind == CallKind::Put && call.key().contains("/checkpoint/") {
-        true => Fault::Fail(StoreErrorKind::Unavailable),
-        false => Fault::None,
+    faulty.script(Box::new(|call| {
+        match call.kind == CallKind::Put && call.key().contains("/checkpoint/") {
+            true => Fault::Fail(StoreErrorKind::Unavailable),
+            false => Fault::None,
+        }
     }));
     let store: Arc<dyn ObjectStore> = faulty;
     promoted(&store).unwrap_err();
@@ -120,13 +122,19 @@ fn a_source_that_went_another_way_is_not_mixed_with_its_replica() {
     write_slot(&other, 0, 230);
     stored(&other);
     let error = copy(&*backup, &*pair.second).unwrap_err();
-    assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("other bytes"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Corrupt && error.to_string().contains("other bytes"),
+        "{error}"
+    );
     other.close().unwrap();
     volume.close().unwrap();
     pair.copy().unwrap();
     let before = keys(&*pair.second, "");
     let error = copy(&*backup, &*pair.second).unwrap_err();
-    assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("other bytes"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Corrupt && error.to_string().contains("other bytes"),
+        "{error}"
+    );
     assert_eq!(keys(&*pair.second, ""), before);
     assert_eq!(pair.cut_in(&pair.second), 4);
 }
@@ -153,7 +161,10 @@ fn a_copier_of_another_history_ends_the_one_before() {
     other.round(&mut |_| ()).unwrap();
     assert_eq!(version_in(&third), 200);
     let record = sawmill_volume::find(&*third, "disk").unwrap();
-    assert_eq!(sawmill_volume::check::check(&*third, &record, &mut |_, _| ()).unwrap().damage, vec![]);
+    assert_eq!(
+        sawmill_volume::check::check(&*third, &record, &mut |_, _| ()).unwrap().damage,
+        vec![]
+    );
     volume.close().unwrap();
 }
 
@@ -165,11 +176,15 @@ fn what_the_old_primary_deletes_before_the_last_look_is_put_back() {
         keys(&*old, "/seg/").into_iter().filter(|key| keys(&*new, "/seg/").contains(key)).collect();
     assert!(!shared.is_empty());
     let mut late = Some(shared);
-    copy_with(&*new, &*old, &back(), &mut |_| remove(&old, late.take().unwrap_or_default())).unwrap();
+    copy_with(&*new, &*old, &back(), &mut |_| remove(&old, late.take().unwrap_or_default()))
+        .unwrap();
     promoted(&old).unwrap();
     assert_eq!(version_in(&old), 200);
     let record = sawmill_volume::find(&*old, "disk").unwrap();
-    assert_eq!(sawmill_volume::check::check(&*old, &record, &mut |_, _| ()).unwrap().damage, vec![]);
+    assert_eq!(
+        sawmill_volume::check::check(&*old, &record, &mut |_, _| ()).unwrap().damage,
+        vec![]
+    );
 }
 
 #[test]
@@ -182,7 +197,10 @@ fn a_replica_that_lacks_something_is_promoted_only_as_it_is() {
     let first_live = keys(&*pair.second, "/seg/").into_iter().nth(2).unwrap();
     remove(&pair.second, vec![first_live.clone()]);
     let error = promoted(&pair.second).unwrap_err();
-    assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains(&first_live), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Corrupt && error.to_string().contains(&first_live),
+        "{error}"
+    );
     // Whoever copies puts it back.
     pair.copy().unwrap();
     promoted(&pair.second).unwrap();
@@ -193,13 +211,18 @@ fn a_fail_back_half_way_is_not_promoted() {
     let pair = parted();
     let (old, new) = (pair.primary.plain.clone(), pair.second.clone());
     let faulty = watching(&old);
-    faulty.script(Box::new(|call| match call.kind == CallKind::Put && call.key().contains("/checkpoint/") {
-        true => Fault::Fail(StoreErrorKind::Unavailable),
-        false => Fault::None,
+    faulty.script(Box::new(|call| {
+        match call.kind == CallKind::Put && call.key().contains("/checkpoint/") {
+            true => Fault::Fail(StoreErrorKind::Unavailable),
+            false => Fault::None,
+        }
     }));
     copy_with(&*new, &*faulty, &back(), &mut |_| ()).unwrap_err();
     let error = promoted(&old).unwrap_err();
-    assert!(error.kind() == ErrorKind::Refused && error.to_string().contains("--fail-back"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Refused && error.to_string().contains("--fail-back"),
+        "{error}"
+    );
     let error = drill(&RealWorld::default(), &*old, "disk", &mut |_, _| ()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
     copy_with(&*new, &*old, &back(), &mut |_| ()).unwrap();
@@ -257,7 +280,8 @@ fn a_damaged_replica_is_no_older_one() {
         pair.write(&volume, 6);
         pair.copy().unwrap();
         let record = sawmill_volume::find(&*pair.second, "disk").unwrap();
-        let newest = sawmill_volume::inspect::checkpoint(&*pair.second, &record, None).unwrap().number;
+        let newest =
+            sawmill_volume::inspect::checkpoint(&*pair.second, &record, None).unwrap().number;
         let mut parts = keys(&*pair.second, "/map/").into_iter();
         own = parts.find(|key| newest > 2 && key.contains(&format!("/{newest:020}-")));
         own.is_some()
@@ -277,7 +301,10 @@ fn a_damaged_replica_is_no_older_one() {
     damage(&pair.second, &newest);
     assert!(is_damage_found(&pair.second));
     let error = promoted(&pair.second).unwrap_err();
-    assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("--as-it-is"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Corrupt && error.to_string().contains("--as-it-is"),
+        "{error}"
+    );
     promote_as_it_is(&world, &*pair.second, "disk").unwrap();
     pair.cut_in(&pair.second);
 }
@@ -310,7 +337,8 @@ fn two_that_finish_one_promotion_make_one_history() {
     let record = sawmill_volume::find(&*pair.second, "disk").unwrap();
     let newest = sawmill_volume::inspect::checkpoint(&*pair.second, &record, None).unwrap();
     let before =
-        sawmill_volume::inspect::checkpoint(&*pair.second, &record, Some(newest.number - 1)).unwrap();
+        sawmill_volume::inspect::checkpoint(&*pair.second, &record, Some(newest.number - 1))
+            .unwrap();
     assert_eq!((before.put_id, before.parts), (newest.put_id, newest.parts));
     assert_eq!(pair.cut_in(&pair.second), 5);
 }

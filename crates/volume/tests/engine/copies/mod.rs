@@ -1,5 +1,5 @@
-//! Replicas: whatever happens to the copier, the source or the promoter, the second store holds a cut; a
-//! promoted one goes on by itself; what comes late hurts nobody.
+//! Replicas: whatever happens to the copier, the source or the promoter, the second store holds a
+//! cut; a promoted one goes on by itself; what comes late hurts nobody.
 
 mod behind;
 mod copying;

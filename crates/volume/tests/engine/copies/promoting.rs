@@ -1,4 +1,5 @@
-//! Promotion: exactly one wins, late comers hurt nobody, both histories go on apart, and one goes back.
+//! Promotion: exactly one wins, late comers hurt nobody, both histories go on apart, and one goes
+//! back.
 
 use std::sync::Arc;
 
@@ -102,9 +103,11 @@ fn of_two_promotions_one_wins() {
     // The second sleeps between its look and its word.
     let slow = watching(&pair.second);
     let second = pair.second.clone();
-    slow.script(Box::new(|call| match call.kind == CallKind::Put && call.key().contains("/role/") {
-        true => Fault::Late,
-        false => Fault::None,
+    slow.script(Box::new(|call| {
+        match call.kind == CallKind::Put && call.key().contains("/role/") {
+            true => Fault::Late,
+            false => Fault::None,
+        }
     }));
     let store: Arc<dyn ObjectStore> = slow.clone();
     assert_eq!(promoted(&store).unwrap_err().kind(), ErrorKind::Unavailable);
@@ -171,7 +174,8 @@ fn a_drill_verifies_and_changes_nothing() {
     assert_eq!(found.check.damage, vec![]);
     assert!(found.would.position > 0 && found.check.segments > 0);
     assert_eq!(keys(&*pair.second, ""), before);
-    let error = drill(&RealWorld::default(), &*pair.primary.plain, "disk", &mut |_, _| ()).unwrap_err();
+    let error =
+        drill(&RealWorld::default(), &*pair.primary.plain, "disk", &mut |_, _| ()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused);
     volume.close().unwrap();
 }

@@ -1,7 +1,7 @@
 //! A device behind an NBD door, as its users see it.
 //!
-//! Invariant: every request that NBD can express goes to the door, even an invalid one, because the door must
-//! answer it (D6, D7). Not here: files and block devices (`file_device`), what is tested.
+//! Invariant: every request that NBD can express goes to the door, even an invalid one, because the
+//! door must answer it (D6, D7). Not here: files and block devices (`file_device`), what is tested.
 
 use sawmill_device::{
     Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Reply, Request,
@@ -76,7 +76,11 @@ impl BlockDevice for NbdDevice {
     }
 }
 
-fn hear(mut request: Request, size_bytes: u64, outcome: Result<sawmill_nbd_client::Reply, NbdFailure>) {
+fn hear(
+    mut request: Request,
+    size_bytes: u64,
+    outcome: Result<sawmill_nbd_client::Reply, NbdFailure>,
+) {
     let reply = match outcome {
         Ok(reply) => reply,
         Err(NbdFailure::Gone) => {
@@ -91,15 +95,18 @@ fn hear(mut request: Request, size_bytes: u64, outcome: Result<sawmill_nbd_clien
                 28 => ErrorKind::Full,
                 _ => ErrorKind::Unavailable,
             };
-            return request.fail(Error::new(kind, format!("the NBD server answered with errno {errno}")));
+            return request
+                .fail(Error::new(kind, format!("the NBD server answered with errno {errno}")));
         }
     };
     match request.operation {
         Operation::Read => match request.buffer() {
             buffer if buffer.len() == reply.bytes.len() => buffer.copy_from_slice(&reply.bytes),
             _ => {
-                return request
-                    .fail(Error::new(ErrorKind::Internal, "the NBD server sent a read of the wrong length"));
+                return request.fail(Error::new(
+                    ErrorKind::Internal,
+                    "the NBD server sent a read of the wrong length",
+                ));
             }
         },
         Operation::Allocation => {
@@ -108,7 +115,8 @@ fn hear(mut request: Request, size_bytes: u64, outcome: Result<sawmill_nbd_clien
                 data: extent.flags & 1 == 0,
             };
             let mut runs: Vec<Allocation> = reply.extents.iter().map(run).collect();
-            // A server may describe less than it was asked about; the rest counts as data, the safe guess.
+            // A server may describe less than it was asked about; the rest counts as data, the safe
+            // guess.
             let told: u64 = runs.iter().map(|run| run.length).sum();
             if told < request.length {
                 runs.push(Allocation { length: request.length - told, data: true });

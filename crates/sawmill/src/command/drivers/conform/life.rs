@@ -1,9 +1,11 @@
 //! What only drivers do: they are killed, replaced and ended, with requests in flight.
 //!
-//! Every request must succeed, whether the old driver or the new one answers it. Written data must be there
-//! too, unless the driver keeps its bytes in its own memory; the first kill finds that out.
+//! Every request must succeed, whether the old driver or the new one answers it. Written data must
+//! be there too, unless the driver keeps its bytes in its own memory; the first kill finds that
+//! out.
 //!
-//! Invariant: loads end by themselves when the device has failed. Not here: how a driver is killed (`stage`).
+//! Invariant: loads end by themselves when the device has failed. Not here: how a driver is killed
+//! (`stage`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -49,7 +51,9 @@ impl Life {
             return Outcome::LeftOut("recoverable=0: the device ends with its driver".to_owned());
         }
         if self == Life::Killed && options.on_death == OnDeath::Fail {
-            return Outcome::LeftOut("on_death=fail: requests fail while no driver is connected".to_owned());
+            return Outcome::LeftOut(
+                "on_death=fail: requests fail while no driver is connected".to_owned(),
+            );
         }
         let judged = match self {
             Life::Killed | Life::Replaced => self.under_load(stage),
@@ -76,8 +80,8 @@ impl Life {
             let changed = changed.and_then(|()| load.goes_on(stage));
             load.is_over.store(true, SeqCst);
             if let Err(why) = &changed {
-                // Everything that waits for an answer gets an error now; what it then reports is not the
-                // cause.
+                // Everything that waits for an answer gets an error now; what it then reports is
+                // not the cause.
                 load.note(Err(why.clone()));
                 stage.fail(why);
             }
@@ -86,14 +90,17 @@ impl Life {
         match load.wrong.into_inner().unwrap_or_default() {
             Some(why) => Err(why),
             None => changed.map(|()| match (keeps, stage.kind) {
-                (false, Kind::Full) => "its bytes went with it, so only the answers were checked".to_owned(),
+                (false, Kind::Full) => {
+                    "its bytes went with it, so only the answers were checked".to_owned()
+                }
                 _ => String::new(),
             }),
         }
     }
 }
 
-/// Whether bytes that were flushed outlive the driver. Bytes that are neither there nor zero are an error.
+/// Whether bytes that were flushed outlive the driver. Bytes that are neither there nor zero are an
+/// error.
 fn keeps_its_bytes(stage: &mut Stage, life: Life) -> Result<bool, String> {
     let (device, address) = (stage.device(), 5 << 20);
     let failed = |error: sawmill_device::Error| format!("before the driver changed: {error}");
@@ -103,8 +110,9 @@ fn keeps_its_bytes(stage: &mut Stage, life: Life) -> Result<bool, String> {
         Life::Killed => stage.kill_and_start()?,
         _ => stage.replace()?,
     }
-    let bytes =
-        device.read_at(address, 8192).map_err(|error| format!("after the driver changed: {error}"))?;
+    let bytes = device
+        .read_at(address, 8192)
+        .map_err(|error| format!("after the driver changed: {error}"))?;
     match bytes.iter().find(|byte| **byte != bytes[0]) {
         None if bytes[0] == 0xA7 => Ok(true),
         None if bytes[0] == 0 => Ok(false),
@@ -116,7 +124,9 @@ fn ended(stage: &mut Stage) -> Result<String, String> {
     let device = stage.device();
     let failed = |error: sawmill_device::Error| format!("a write before the end: {error}");
     if stage.kind != Kind::ReadOnly {
-        (0..20).try_for_each(|number| device.write_at(number * 4096, &[9; 4096])).map_err(failed)?;
+        (0..20)
+            .try_for_each(|number| device.write_at(number * 4096, &[9; 4096]))
+            .map_err(failed)?;
     }
     drop(device);
     stage.end().map(|()| String::new())
@@ -154,7 +164,8 @@ impl Load {
         let mut number = writer;
         while !self.is_over.load(SeqCst) {
             number += 1;
-            let at = (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize % (model.len() - 5000);
+            let at =
+                (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize % (model.len() - 5000);
             let length = 1 + (number as usize * 977) % 5000;
             if self.kind != Kind::ReadOnly {
                 let bytes = vec![(number % 255) as u8 + 1; length];
@@ -172,7 +183,9 @@ impl Load {
             if self.keeps && read != model {
                 let place = read.iter().zip(&model).position(|(read, model)| read != model);
                 let address = stripe + place.unwrap_or_default() as u64;
-                return Err(format!("an answered write at {address} is not there after the driver changed"));
+                return Err(format!(
+                    "an answered write at {address} is not there after the driver changed"
+                ));
             }
             self.answered.fetch_add(1, SeqCst);
         }

@@ -1,11 +1,13 @@
 //! `sawmill conform`: runs the contract's tests on any driver, in any language, behind any door.
 //!
-//! Each clause gets a driver of its own: a new process, and a device that is zeroed where the tests look, so
-//! that one broken clause does not spoil the others. Modules: `stage` (the host, one driver, one door),
+//! Each clause gets a driver of its own: a new process, and a device that is zeroed where the tests
+//! look, so that one broken clause does not spoil the others. Modules: `stage` (the host, one
+//! driver, one door),
 //! `behind` (devices behind doors), `life` (what only drivers do: die, be replaced, end).
 //!
-//! Invariants: a request without an answer fails its clause and does not hang the command; no process and no
-//! door outlives the command. Not here: the clauses of the contract (`sawmill_device::conformance`).
+//! Invariants: a request without an answer fails its clause and does not hang the command; no
+//! process and no door outlives the command. Not here: the clauses of the contract
+//! (`sawmill_device::conformance`).
 
 mod behind;
 mod life;
@@ -30,7 +32,8 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use stage::{Plan, Stage};
 
-/// A clause that takes longer has lost a request: the contract's own clauses give up after two minutes.
+/// A clause that takes longer has lost a request: the contract's own clauses give up after two
+/// minutes.
 const CLAUSE_WITHIN: Duration = Duration::from_secs(150);
 /// Interval of checks for the end of the driver while a clause runs.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -41,21 +44,24 @@ const GIVES_UP_WITHIN: Duration = Duration::from_secs(10);
 
 /// Test a driver: run the block device contract's tests on it, and kill, replace and end it.
 ///
-/// Starts the command once for each clause, as `sawmill run` does. OVERWRITES the content of the device,
-/// which must have 16 MiB or more. Prints a line for each clause. Exit code 0: no clause is broken; 1: at
-/// least one is. For batch mode, add --option mode=batch. A driver that does not answer an order within 20 s
-/// fails the clause; --option request_timeout_s=SECONDS changes this limit.
+/// Starts the command once for each clause, as `sawmill run` does. OVERWRITES the content of the
+/// device, which must have 16 MiB or more. Prints a line for each clause. Exit code 0: no clause is
+/// broken; 1: at least one is. For batch mode, add --option mode=batch. A driver that does not
+/// answer an order within 20 s fails the clause; --option request_timeout_s=SECONDS changes this
+/// limit.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// The door through which the tests use the device.
     #[arg(long, value_name = "DOOR", value_enum, default_value_t = DoorKind::Direct)]
     door: DoorKind,
 
-    /// Kind of device. A null device keeps nothing; a read-only device refuses writes and reads as zeroes.
+    /// Kind of device. A null device keeps nothing; a read-only device refuses writes and reads as
+    /// zeroes.
     #[arg(long, value_name = "KIND", value_enum, default_value_t = Kind::Full)]
     kind: Kind,
 
-    /// An option of the device; it overrides what the driver says. May be repeated. See `sawmill run`.
+    /// An option of the device; it overrides what the driver says. May be repeated. See `sawmill
+    /// run`.
     #[arg(long = "option", value_name = "NAME=VALUE", value_parser = super::run::parse_option)]
     options: Vec<(String, String)>,
 
@@ -63,8 +69,8 @@ pub(in crate::command) struct Arguments {
     #[arg(long = "clause", value_name = "TEXT")]
     clauses: Vec<String>,
 
-    /// Seconds a driver may take to connect and to disconnect. After the last request, its process must exit
-    /// within a third of this.
+    /// Seconds a driver may take to connect and to disconnect. After the last request, its process
+    /// must exit within a third of this.
     #[arg(long, value_name = "SECONDS", default_value_t = 30,
         value_parser = clap::value_parser!(u32).range(3..=3600))]
     within: u32,
@@ -172,7 +178,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let left_out = clauses.len() - kept - failed;
     match context.json {
         true => output::json(&Report { clauses, failed })?,
-        false => output::line(&format!("{kept} clauses kept, {failed} broken, {left_out} left out"))?,
+        false => {
+            output::line(&format!("{kept} clauses kept, {failed} broken, {left_out} left out"))?
+        }
     }
     Ok(if failed == 0 { Exit::Ok } else { Exit::Negative })
 }
@@ -236,8 +244,8 @@ fn prepare(plan: &Plan, stage: &Stage) -> Result<(), String> {
     stage.zero().map_err(|error| format!("the device could not be zeroed for the test: {error}"))
 }
 
-/// Set by SIGINT and SIGTERM: the clause ends, then doors and drivers are closed. A second signal ends the
-/// process immediately.
+/// Set by SIGINT and SIGTERM: the clause ends, then doors and drivers are closed. A second signal
+/// ends the process immediately.
 fn listen_to_signals() -> Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -249,7 +257,8 @@ fn listen_to_signals() -> Result<Arc<AtomicBool>> {
     Ok(interrupted)
 }
 
-/// The first panic since the last clause. Threads inside a clause panic before the clause itself does.
+/// The first panic since the last clause. Threads inside a clause panic before the clause itself
+/// does.
 static PANICKED: Mutex<Option<String>> = Mutex::new(None);
 
 fn listen_to_panics() {
@@ -258,7 +267,9 @@ fn listen_to_panics() {
         let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
         if let Ok(mut panicked) = PANICKED.lock() {
-            panicked.get_or_insert_with(|| text.unwrap_or_else(|| "a panic without a message".to_owned()));
+            panicked.get_or_insert_with(|| {
+                text.unwrap_or_else(|| "a panic without a message".to_owned())
+            });
         }
     }));
 }

@@ -1,6 +1,7 @@
 //! What one clause runs on: a host, a driver process, and a device behind a door.
 //!
-//! Invariant: whatever happens, [`Stage`] leaves no process, mount or device behind when it is dropped.
+//! Invariant: whatever happens, [`Stage`] leaves no process, mount or device behind when it is
+//! dropped.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -35,8 +36,8 @@ pub(super) struct Plan {
     pub(super) kind: Kind,
     given: Facts,
     command: Vec<OsString>,
-    /// Time for a driver to connect and to disconnect. Its process must exit within a third of this after the
-    /// last request.
+    /// Time for a driver to connect and to disconnect. Its process must exit within a third of this
+    /// after the last request.
     within: Duration,
     /// Set when the command must end.
     pub(super) interrupted: Arc<AtomicBool>,
@@ -75,7 +76,8 @@ impl Plan {
         command: &[OsString],
         within: Duration,
     ) -> Self {
-        let mut given = options.iter().fold(Facts::default(), |facts, (name, value)| facts.with(name, value));
+        let mut given =
+            options.iter().fold(Facts::default(), |facts, (name, value)| facts.with(name, value));
         if given.get("request_timeout_s").is_none() {
             given.add("request_timeout_s", ANSWER_WITHIN_S);
         }
@@ -95,7 +97,8 @@ impl Stage {
         let listener = Box::new(move |event| drop(to_stage.send(Heard::Host(event))));
         // The process id is part of the name: several of these commands may run at the same time.
         let name = format!("conform-{}", std::process::id());
-        let host = Host::start(&name, &folder.path().join("driver.sock"), plan.given.clone(), listener)?;
+        let host =
+            Host::start(&name, &folder.path().join("driver.sock"), plan.given.clone(), listener)?;
         let mut stage = Stage {
             kind: plan.kind,
             within: plan.within,
@@ -131,7 +134,8 @@ impl Stage {
 
     fn start_driver(&self) -> Result<u32> {
         let ring = self.ring.clone();
-        self.drivers.start(self.host.path(), move |pid, status| drop(ring.send(Heard::Ended(pid, status))))
+        self.drivers
+            .start(self.host.path(), move |pid, status| drop(ring.send(Heard::Ended(pid, status))))
     }
 
     /// The next event, if it happens before `deadline`.
@@ -178,9 +182,10 @@ impl Stage {
         let mountpoint = self.folder.path().join("mount");
         let plan = match kind {
             DoorKind::Direct => return Ok(device),
-            DoorKind::Nbd => {
-                DoorPlan::Nbd { listen: Listen::Unix(self.folder.path().join("nbd.sock")), insecure: false }
-            }
+            DoorKind::Nbd => DoorPlan::Nbd {
+                listen: Listen::Unix(self.folder.path().join("nbd.sock")),
+                insecure: false,
+            },
             DoorKind::Fuse => DoorPlan::Fuse { mountpoint, with_loop: false },
             DoorKind::Loop => DoorPlan::Fuse { mountpoint, with_loop: true },
             DoorKind::Ublk => DoorPlan::Ublk { id: None, unprivileged: false },
@@ -272,11 +277,15 @@ impl Stage {
             match self.next((Instant::now() + super::LOOK_EVERY).min(deadline)) {
                 Some(Event::Attached { pid, .. }) => self.pid = pid,
                 Some(Event::Gone { in_order: false, pid, why, .. }) if pid == old => {
-                    return Err(format!("the driver that was replaced did not disconnect cleanly: {why}"));
+                    return Err(format!(
+                        "the driver that was replaced did not disconnect cleanly: {why}"
+                    ));
                 }
                 _ if Instant::now() > deadline => {
                     let within = self.within.as_secs();
-                    return Err(format!("the driver that was replaced was still connected after {within} s"));
+                    return Err(format!(
+                        "the driver that was replaced was still connected after {within} s"
+                    ));
                 }
                 _ => {}
             }
@@ -297,7 +306,10 @@ impl Stage {
                 return Ok(self.ended.swap_remove(at).1);
             }
             if Instant::now() > deadline {
-                return Err(format!("the driver's process was still running after {} s", within.as_secs()));
+                return Err(format!(
+                    "the driver's process was still running after {} s",
+                    within.as_secs()
+                ));
             }
             self.next((Instant::now() + super::LOOK_EVERY).min(deadline));
         }
@@ -309,7 +321,10 @@ impl Stage {
         self.doors.stop();
         let (host, (tell, hear)) = (Arc::clone(&self.host), sync_channel(1));
         let finish = move || drop(tell.send(host.finish().map_err(|error| error.to_string())));
-        std::thread::Builder::new().name("ending".into()).spawn(finish).map_err(|error| error.to_string())?;
+        std::thread::Builder::new()
+            .name("ending".into())
+            .spawn(finish)
+            .map_err(|error| error.to_string())?;
         match hear.recv_timeout(self.within) {
             Ok(flushed) => flushed.map_err(|why| format!("the flush at the end failed: {why}"))?,
             Err(_) => {
