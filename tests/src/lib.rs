@@ -11,8 +11,7 @@
 //! driver is another program), `examples` (the drivers that every language has), `compiled`
 //! (programs in C), `torture` (kills, faults, losses, copies, clocks, containers and rivals without
 //! end). From the crash checker (`crates/verify`): `nbd` (a client that pipelines), `stamp` (blocks
-//! that say who wrote them, and the judge of crash images),
-//! `dice` (seeded chance).
+//! that say who wrote them, and the judge of crash images), `dice` (seeded chance).
 //!
 //! Not here: the tests; each behaviour is one file in `tests/`. Nothing here names a crate of the
 //! product but the crash checker, which knows no other device than those a user knows: by their

@@ -21,8 +21,7 @@ hear()
 ";
 
 /// A program that runs these lines of Python. It has its socket as `s`, `say(word)` and `hear()`,
-/// and
-/// `hold(name)`, which waits for the test; see [`reached`].
+/// and `hold(name)`, which waits for the test; see [`reached`].
 #[must_use]
 pub fn impostor(place: &Place, lines: &str) -> PathBuf {
     let folder = place.path("");

@@ -186,8 +186,7 @@ impl Drop for Unmounted {
 }
 
 /// `verify-crash --crash` on a loop device of a volume: each crash is a kill and another `serve`,
-/// with
-/// `between` done in between.
+/// with `between` done in between.
 fn crashed_on_a_loop_device(more: &[&str], between: impl Fn(&Place)) -> Finished {
     let place = place();
     place.create("disk", "8M", &[]);

@@ -7,21 +7,24 @@ use crate::{Geometry, Request};
 /// # The contract
 ///
 /// - **D1** `submit` never blocks on I/O and never panics; it takes the request whole. The outcome
-/// goes through the request, exactly once, on any thread, possibly before `submit` returns. -
-/// **D2** A request dropped unanswered answers itself with an error of kind `Internal`. A device
-/// that is dropped answers what it has taken; an answer may be what drops it, on any of the
-/// device's threads. - **D3** A read returns, for every byte, the newest write completed before the
-/// read was submitted, or one that overlaps the read in time. A byte never written reads as zero. -
-/// **D4** A flush that completes makes every write, discard and write-zeroes *completed* before the
-/// flush was submitted as durable as the device promises. A write with FUA completes only when it
-/// itself is. - **D5** Addresses and lengths are bytes; any in-range, non-empty range up to
-/// `request_bytes_max` is accepted, aligned or not. The bytes around a write keep their values. -
-/// **D6** A request that reaches past the end, has length zero (other than flush), is longer than
-/// the limit, or is of an unsupported operation is answered with `Invalid` and changes nothing.
+///   goes through the request, exactly once, on any thread, possibly before `submit` returns.
+/// - **D2** A request dropped unanswered answers itself with an error of kind `Internal`. A device
+///   that is dropped answers what it has taken; an answer may be what drops it, on any of the
+///   device's threads.
+/// - **D3** A read returns, for every byte, the newest write completed before the read was
+///   submitted, or one that overlaps the read in time. A byte never written reads as zero.
+/// - **D4** A flush that completes makes every write, discard and write-zeroes *completed* before
+///   the flush was submitted as durable as the device promises. A write with FUA completes only
+///   when it itself is.
+/// - **D5** Addresses and lengths are bytes; any in-range, non-empty range up to
+///   `request_bytes_max` is accepted, aligned or not. The bytes around a write keep their values.
+/// - **D6** A request that reaches past the end, has length zero (other than flush), is longer than
+///   the limit, or is of an unsupported operation is answered with `Invalid` and changes nothing.
 /// - **D7** A write to a read-only device is answered with `ReadOnly` and changes nothing.
 /// - **D8** Of two overlapping writes, one not completed before the other was submitted, either may
-/// win, but the outcome is the same for every later reader, also after a restart. - **D9** A range
-/// written with zeroes reads as zeroes. A discarded range reads as zeroes or as before.
+///   win, but the outcome is the same for every later reader, also after a restart.
+/// - **D9** A range written with zeroes reads as zeroes. A discarded range reads as zeroes or as
+///   before.
 /// - **D10** `geometry` is constant between two resizes and cheap to call.
 pub trait BlockDevice: Send + Sync {
     /// Size, granularity, limits and abilities.

@@ -5,8 +5,8 @@
 //! [`name_record`] with [`volume_record`], [`segment`], [`checkpoint`] with [`kept`], [`map_part`],
 //! [`role`] are objects in a store; [`journal`], [`staging`], [`cache_index`], [`transfer`],
 //! [`export_state`], [`newest_state`] are files on the local SSD; [`packed_write`] crosses the
-//! link; [`write_log`] is a foreign format.
-//! `docs/format/` has one page per structure, and a test compares the two.
+//! link; [`write_log`] is a foreign format. `docs/format/` has one page per structure, and a test
+//! compares the two.
 //!
 //! Invariants: a decoder never panics and never allocates more than its input justifies. It checks,
 //! in order, length available, magic, kind, version, length, checksum, reserved bytes, identity,

@@ -58,8 +58,7 @@ pub struct PartIdentity {
 }
 
 /// The object's bytes. `extents` are sorted by address, not empty, do not overlap, and none begins
-/// before
-/// `first_address`, the first address of the group; others are refused.
+/// before `first_address`, the first address of the group; others are refused.
 pub fn encode_part(
     identity: &PartIdentity,
     first_address: u64,

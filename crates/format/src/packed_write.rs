@@ -131,8 +131,7 @@ pub fn encoded_bytes<'a>(ranges: impl IntoIterator<Item = (u32, &'a [u8])>) -> u
 /// first bytes of `into`, and says how many. Ranges that touch become one entry.
 ///
 /// Errors: `Truncated` when `into` is too short, `Field` when the ranges break a rule of the
-/// structure; what
-/// `into` holds then means nothing.
+/// structure; what `into` holds then means nothing.
 pub fn encode<'a, R>(ranges: R, into: &mut [u8]) -> Result<usize>
 where
     R: IntoIterator<Item = (u32, &'a [u8])> + Clone,

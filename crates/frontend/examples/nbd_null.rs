@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p sawmill-frontend --example nbd_null -- /tmp/null.sock` serves the
 //! exports `null` (also under the empty name) and `memory`, 1 GiB each, until its standard input
-//! ends. In place of the path
-//! `tcp:127.0.0.1:10809` listens for TCP; on other addresses anybody who reaches them may connect.
+//! ends. In place of the path `tcp:127.0.0.1:10809` listens for TCP; on other addresses anybody who
+//! reaches them may connect.
 
 use std::io::Read;
 use std::sync::Arc;

@@ -3,10 +3,9 @@
 //!
 //! `vhost_memory SOCKET` serves a GiB of memory until its standard input ends. `vhost_memory SOCKET
 //! FILE` serves a file that exists, through the page cache, by four threads: what is written
-//! survives
-//! `kill -9`. With a third word, the path of a control socket, another such process may take over:
-//! it says
-//! `vhost_memory SOCKET FILE CONTROL take-over`, and from then on it is the one to take over from.
+//! survives `kill -9`. With a third word, the path of a control socket, another such process may
+//! take over: it says `vhost_memory SOCKET FILE CONTROL take-over`, and from then on it is the one
+//! to take over from.
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read, Write};

@@ -3,8 +3,7 @@
 //! A message is a head of 16 bytes (`SWM1`, the number of descriptors in 32 bits, the number of
 //! bytes in 64 bits, little-endian), a zero byte for each further group of descriptors, and the
 //! bytes. The kernel takes 253 descriptors at a time: the first group travels with the head, each
-//! other one with its zero byte.
-//! `docs/format/hand_over.md` describes this for other programs.
+//! other one with its zero byte. `docs/format/hand_over.md` describes this for other programs.
 //!
 //! Invariants: nothing after a message is taken from the socket. What a peer declares is allocated
 //! only as it arrives. A descriptor that belongs to no message is closed. Not here: the meaning of

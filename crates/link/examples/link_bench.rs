@@ -1,7 +1,7 @@
 //! Both ends of a link for `bench/link.py`: a target of a null or memory device, and a load of it.
 //!
-//!     link_bench target --listen udp:10.0.0.1 --device null:1073741824 [--insecure]
-//!     link_bench load --to udp:10.0.0.1 --op read --bytes 4096 --depth 64 --seconds 2 [--insecure]
+//!     link_bench target --listen udp:10.0.0.1 --device null:1073741824 [--insecure] link_bench
+//!     load --to udp:10.0.0.1 --op read --bytes 4096 --depth 64 --seconds 2 [--insecure]
 //!
 //! The target says `ready` and serves until its input ends. The load says `begin` when it has
 //! warmed up, and one line of JSON at its end. Each of its requests is made anew by its own

@@ -44,8 +44,7 @@ impl<T> Streams<T> {
     }
 
     /// Reserves a place for a stream from `source`. Returns an evicted stream, which the caller
-    /// must close;
-    /// `Err` if the table is full.
+    /// must close; `Err` if the table is full.
     pub(crate) fn make_room(&mut self, source: Source) -> Result<Option<Stream<T>>, ()> {
         let strangers = |of: Source| {
             let is = move |stream: &&Stream<T>| stream.source == of && stream.is_stranger();

@@ -1,8 +1,7 @@
 //! Keeps the generated parts of `docs/guide` equal to the tables in the code. Tests only.
 //!
 //! A page has its generated part between the two markers below; everything else in it is written by
-//! hand.
-//! `SAWMILL_REGENERATE=1 cargo test -p sawmill` rewrites the generated parts.
+//! hand. `SAWMILL_REGENERATE=1 cargo test -p sawmill` rewrites the generated parts.
 
 use std::fs;
 use std::path::PathBuf;

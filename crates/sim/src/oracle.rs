@@ -7,10 +7,8 @@
 //! | event | bound |
 //! |---|---|
 //! | death of the process | *accepted*: every completed operation |
-//! | power cut | *durable*: what a completed flush (or FUA) covered, by the mode; all an attach
-//! found |
-//! | journal lost | *stored*: what a completed flush covered if flush means stored; all after a
-//! clean close |
+//! | power cut | *durable*: what a flush (or FUA) covered, by the mode; all an attach found |
+//! | journal lost | *stored*: what a flush covered if flush means stored; all after a clean close |
 //!
 //! Invariants: the bounds only grow within a history; a history is cut to what was found when a
 //! volume is opened. Not here: how events come about.

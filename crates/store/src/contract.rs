@@ -2,8 +2,8 @@
 //!
 //! Keys are relative to the root the store was opened with, use `/` between parts, and consist of
 //! `[A-Za-z0-9._/-]`; no part is empty, starts with a dot, or is longer than 255 bytes; a key has
-//! at most 768. No key may be the beginning of another up to a `/`: a folder of files could not
-//! hold both.
+//! at most
+//! 768. No key may be the beginning of another up to a `/`: a folder of files could not hold both.
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;
@@ -33,8 +33,7 @@ pub struct Get {
     /// that starts at or past the end, is `Invalid`.
     pub range: Option<Range<u64>>,
     /// The most bytes that the caller can have any use for. An object (or a range) that claims more
-    /// is
-    /// `Damaged`, and takes no memory.
+    /// is `Damaged`, and takes no memory.
     pub bytes_max: u64,
     /// Who waits.
     pub class: Class,
@@ -66,8 +65,8 @@ pub enum PutOutcome {
 #[derive(Clone, Debug)]
 pub struct List {
     /// Key prefix; ends with `/` or names a whole part. Objects strictly below it are listed: `a/b`
-    /// and
-    /// `a/b/` both list `a/b/c`, and neither lists `a/b` or `a/bc`. Empty lists the whole store.
+    /// and `a/b/` both list `a/b/c`, and neither lists `a/b` or `a/bc`. Empty lists the whole
+    /// store.
     pub prefix: String,
     /// Who waits.
     pub class: Class,
@@ -91,12 +90,12 @@ pub type Done<T> = Box<dyn FnOnce(Result<T>) + Send>;
 ///
 /// - **S1** No method blocks. Every call is answered exactly once.
 /// - **S2** `put` is create-only: of any number of racing puts of one key exactly one is answered
-/// `Created`. Nothing is ever overwritten.
+///   `Created`. Nothing is ever overwritten.
 /// - **S3** An object is visible whole or not at all, and after `Created` to every later `get`.
 /// - **S4** `NotFound` means the store said so. An error, a time-out or a cut answer is never
-/// `NotFound`.
+///   `NotFound`.
 /// - **S5** A `get` returns exactly the bytes of the range cut to the object's end, or an error. It
-/// never takes memory for more than `bytes_max`, whatever length the store claims.
+///   never takes memory for more than `bytes_max`, whatever length the store claims.
 /// - **S6** `list` returns keys in no particular order. It may lag behind puts and deletes.
 /// - **S7** `delete` of an absent key succeeds.
 /// - **S8** A call that fails with `Unavailable` may still take effect later.

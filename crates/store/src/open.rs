@@ -22,8 +22,7 @@ use crate::{Client, Result, StoreOptions};
 /// | `az://container/prefix?account=NAME&endpoint=URL` | Azure Blob Storage |
 ///
 /// Credentials and further settings come from the usual variables: `AWS_*` (and the AWS credentials
-/// file),
-/// `GOOGLE_*`, `AZURE_*`. An `http://` endpoint is spoken to without encryption.
+/// file), `GOOGLE_*`, `AZURE_*`. An `http://` endpoint is spoken to without encryption.
 ///
 /// Fails with a one-line `Invalid` error if the URL or a setting is wrong.
 pub fn open(url: &str, options: StoreOptions) -> Result<Arc<Client>> {

@@ -46,8 +46,7 @@ impl Deref for Pages {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the mapping has `length` readable bytes, lives as long as `self`, and is written
-        // through
-        // `&mut self` alone.
+        // through `&mut self` alone.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 }

@@ -6,14 +6,16 @@
 //! says so; then their memory may be used again. Positions are endless; byte `p` lives at `p %
 //! capacity`.
 //!
-//! Invariants (they make the safe interface sound): 1. `low <= written <= next` and `next - low <=
-//! capacity`, so no two live positions share memory. 2. A [`Slot`] is the only access to its range
-//! until it is published; ranges are handed out once. 3. A [`Published`] token exists only for a
-//! range that is completely filled. Reading it takes `low` shared and checks that the range has not
-//! been given up; giving up takes `low` exclusively. 4. Only the consumer moves `written`, and it
-//! cannot hold a borrowed span while it does. It goes back, to what memory still holds, only when a
-//! sync has failed. 5. What `head` writes is in memory before the slot after it can be reserved:
-//! after the death of the process a slot that was reserved and never filled can be stepped over.
+//! Invariants (they make the safe interface sound):
+//! 1. `low <= written <= next` and `next - low <= capacity`, so no two live positions share memory.
+//! 2. A [`Slot`] is the only access to its range until it is published; ranges are handed out once.
+//! 3. A [`Published`] token exists only for a range that is completely filled. Reading it takes
+//!    `low` shared and checks that the range has not been given up; giving up takes `low`
+//!    exclusively.
+//! 4. Only the consumer moves `written`, and it cannot hold a borrowed span while it does. It goes
+//!    back, to what memory still holds, only when a sync has failed.
+//! 5. What `head` writes is in memory before the slot after it can be reserved: after the death of
+//!    the process a slot that was reserved and never filled can be stepped over.
 //!
 //! Not here: what a record is, when to write, durability.
 
@@ -568,9 +570,8 @@ impl Consumer {
         let from =
             self.ring.staging.ring.at((span.start % self.ring.staging.capacity_bytes) as usize);
         // SAFETY: the whole span is published, so nobody writes it; `low <= written <= span.start`,
-        // and
-        // `written` moves only by `&mut self`, which this borrow excludes; the doubled
-        // mapping makes the range contiguous, and its length is at most the capacity.
+        // and `written` moves only by `&mut self`, which this borrow excludes; the doubled mapping
+        // makes the range contiguous, and its length is at most the capacity.
         unsafe { std::slice::from_raw_parts(from, (span.end - span.start) as usize) }
     }
 

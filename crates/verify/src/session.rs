@@ -2,8 +2,7 @@
 //! again later.
 //!
 //! In the folder: `log` and `moments` (the recording), `before` (what the disk held before it,
-//! sparse), and
-//! `workload`, lines of text that say what the user of the device knew.
+//! sparse), and `workload`, lines of text that say what the user of the device knew.
 
 use std::path::Path;
 

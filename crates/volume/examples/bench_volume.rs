@@ -3,8 +3,7 @@
 //! `bench_volume log FOLDER [SEGMENTS]`: a volume of 1 TiB named `log` with `SEGMENTS` (2,000)
 //! segments of 512 extents of 4 KiB past its only checkpoint and 500 more in the journal alone,
 //! left as a killed process leaves it. The store is `FOLDER/store`, the journal `FOLDER/journal`,
-//! the staging folder
-//! `FOLDER`.
+//! the staging folder `FOLDER`.
 //!
 //! `bench_volume map FOLDER EXTENTS PAGES_MAX`: a volume of 1 TiB named `map` whose checkpoint has
 //! `EXTENTS` extents of 1 to `PAGES_MAX` pages, scattered evenly, each at a random place of a

@@ -330,8 +330,7 @@ impl Volume {
     }
 
     /// Writes a checkpoint of what is stored, so that the next open has little log to read; false
-    /// when
-    /// `timeout` passed first, or the volume ended. A volume opened for reading needs none.
+    /// when `timeout` passed first, or the volume ended. A volume opened for reading needs none.
     pub fn checkpoint(&self, timeout: Duration) -> bool {
         if self.write.journal.is_none() {
             return true;

@@ -1,6 +1,5 @@
 //! Restarts as a container does them: shared memory is new each time, the state folder stays. The
-//! end is
-//! `kill -9`, or SIGTERM, a while, and `kill -9`.
+//! end is `kill -9`, or SIGTERM, a while, and `kill -9`.
 //!
 //! What must hold: who notices that it is a container keeps its memory beside the journal, and
 //! nothing is lost by `kill -9`; who does not notice, or was told to use shared memory, is refused

@@ -1,6 +1,6 @@
-//! Killed at random moments under a stamped load, a volume keeps its word:
-//! with its journal nothing accepted is lost; without it the volume is exactly a cut; and with
-//! `flush = stored` no completed flush is lost even then.
+//! Killed at random moments under a stamped load, a volume keeps its word: with its journal nothing
+//! accepted is lost; without it the volume is exactly a cut; and with `flush = stored` no completed
+//! flush is lost even then.
 //!
 //! `SAWMILL_KILLS` (200 by default) is the number of kills over all tests here; the seed is
 //! printed.

@@ -2,10 +2,9 @@
 //! contract.
 //!
 //! The ordinary tests take short clauses without a door. All clauses, through every door that this
-//! machine has, are one command, which takes long:
-//! `cargo test -p sawmill-tests --test drivers conform_examples -- --ignored --nocapture`
-//! (`SAWMILL_ONLY="C ram nbd"` takes what has these words alone). Not here: wrong drivers
-//! (`conform`).
+//! machine has, are one command, which takes long: `cargo test -p sawmill-tests --test drivers
+//! conform_examples -- --ignored --nocapture` (`SAWMILL_ONLY="C ram nbd"` takes what has these
+//! words alone). Not here: wrong drivers (`conform`).
 
 use std::process::{Command, Stdio};
 

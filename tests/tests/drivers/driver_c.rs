@@ -1,6 +1,5 @@
 //! Drivers in C (`sdk/c`) and in Rust (`crates/driver/examples`) on the real host: headers that any
-//! compiler takes,
-//! examples that are disks, drivers that die or are replaced under load.
+//! compiler takes, examples that are disks, drivers that die or are replaced under load.
 //!
 //! `SAWMILL_ROUNDS` says how often drivers are killed and replaced; 5 without it. Not here:
 //! `bdus.h` (`driver_bdus`).

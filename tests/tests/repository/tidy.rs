@@ -1,6 +1,6 @@
 //! The rules of CONTRIBUTING.md that a test can check: names, sizes, words, crate dependencies,
-//! where
-//! `unsafe` lives, and promises that name tests which exist. A rule that nothing checks is no rule.
+//! where `unsafe` lives, and promises that name tests which exist. A rule that nothing checks is no
+//! rule.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,18 +1,21 @@
 //! BUSE in user space: a device that collects writes of many cores into chunks of shared memory,
 //! completes them immediately, and delivers the chunks to a driver (thesis chapter 4).
 //!
-//! Invariants: 1. A write completes when its bytes are in a chunk. The device has a volatile cache:
-//! what survives a power cut is what a flush covered. 2. A read is delivered when every older write
-//! of its range has been acknowledged, so a driver that has applied what it acknowledged returns
-//! the right bytes. 3. A flush is queued on every queue after the chunks of all writes that
-//! completed before it, and completes when the driver has acknowledged it on each queue. 4. What
-//! was delivered and not acknowledged when a driver disappeared is delivered to the next one again,
-//! in the same order, with the same numbers. Where a newer write of the same bytes was
-//! acknowledged, the older write has the newer bytes by then: the next driver need not know what
-//! the last one had. 5. Locks are taken in this order: the waiting requests, then one queue's
-//! writes (only `recover` takes those of all queues, in order), then one queue's reads; an area's
-//! lock is the last. 6. A discard or write-zeroes is never in flight together with another change
-//! of the same bytes: it waits for those before it, and those after wait for it.
+//! Invariants:
+//! 1. A write completes when its bytes are in a chunk. The device has a volatile cache: what
+//!    survives a power cut is what a flush covered.
+//! 2. A read is delivered when every older write of its range has been acknowledged, so a driver
+//!    that has applied what it acknowledged returns the right bytes.
+//! 3. A flush is queued on every queue after the chunks of all writes that completed before it, and
+//!    completes when the driver has acknowledged it on each queue.
+//! 4. What was delivered and not acknowledged when a driver disappeared is delivered to the next
+//!    one again, in the same order, with the same numbers. Where a newer write of the same bytes
+//!    was acknowledged, the older write has the newer bytes by then: the next driver need not know
+//!    what the last one had.
+//! 5. Locks are taken in this order: the waiting requests, then one queue's writes (only `recover`
+//!    takes those of all queues, in order), then one queue's reads; an area's lock is the last.
+//! 6. A discard or write-zeroes is never in flight together with another change of the same bytes:
+//!    it waits for those before it, and those after wait for it.
 //!
 //! Files: `options`, `chunk` (the bytes), `areas` (which write is newer), `write`, `read`, `range`
 //! (discard, write-zeroes), `flush`, `deliver` (the driver's side), `lanes` (as orders), `recover`

@@ -4,8 +4,7 @@
 //! |---|---|---|
 //! | waiting | a driver connects ([`Batch::start`]) | running |
 //! | running | it died or was disconnected ([`Batch::recover`]) | waiting |
-//! | waiting, running | [`Batch::end`]: nothing new is accepted, the driver finishes what there is
-//! | ending |
+//! | waiting, running | [`Batch::end`]: the driver finishes what there is | ending |
 //! | ending | the last item is acknowledged | ended |
 //! | any | [`Batch::fail`]: no driver will connect, everything that waits fails | ended |
 //!

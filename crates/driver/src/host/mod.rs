@@ -7,8 +7,7 @@
 //! | running | its driver died, or was replaced | waiting |
 //! | waiting | a driver connects | running |
 //! | waiting | requests waited for `death_timeout_s` | waiting, and requests fail |
-//! | running, waiting | the driver leaves, or [`Host::finish`] | ending: everything is answered,
-//! then ended |
+//! | running, waiting | the driver leaves, or [`Host::finish`] | ending, then ended |
 //! | any | [`Host::fail`]; a driver that was not recoverable died | ended |
 //!
 //! Invariants: the device has at most one driver. A driver keeps the device until all of its
@@ -135,7 +134,6 @@ impl Host {
     ///
     /// # Errors
     /// `InUse` if another host has this path, `Invalid` for invalid options, `Unavailable`.
-    /// `InUse` when another host has this path, `Invalid` for options that are none, `Unavailable`.
     pub fn start(name: &str, path: &Path, given: Facts, tell: Listener) -> Result<Arc<Self>> {
         let mut trial = DeviceOptions::default();
         for (option, value) in given.iter() {
@@ -228,7 +226,6 @@ impl Host {
     ///
     /// # Errors
     /// The error of the final flush; the device has ended anyway.
-    /// What the flush at the end said; the device has ended all the same.
     pub fn finish(&self) -> Result<()> {
         let Some(served) = self.served.get() else {
             self.ended(Ok(()));

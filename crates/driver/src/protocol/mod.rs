@@ -2,8 +2,7 @@
 //!
 //! Invariant: input from a peer is never trusted: anything invalid is an error of kind `Invalid`,
 //! and declared sizes allocate no memory. Files: `control` (introductions), `order` (requests and
-//! answers),
-//! `packet` (the socket). Not here: what follows from a packet (`host`, `client`).
+//! answers), `packet` (the socket). Not here: what follows from a packet (`host`, `client`).
 
 mod control;
 mod order;

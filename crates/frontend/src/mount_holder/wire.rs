@@ -2,8 +2,7 @@
 //! and, for some verbs, a parcel with one piece ([`pack`]).
 //!
 //! A mount holder and its client may have different versions, so the rules for messages and parcels
-//! in
-//! `docs/format/hand_over.md` apply. Not here: the order of messages.
+//! in `docs/format/hand_over.md` apply. Not here: the order of messages.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;

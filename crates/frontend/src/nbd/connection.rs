@@ -52,8 +52,7 @@ enum Received {
 const PAYLOAD_TRIES: u32 = 12;
 
 /// The thread waits for a client inside `recv` this long, which takes one system call per batch;
-/// then in
-/// `poll`, which can be woken. A quiescing door does not wait longer for a client.
+/// then in `poll`, which can be woken. A quiescing door does not wait longer for a client.
 const SILENCE: Duration = Duration::from_millis(4);
 
 /// Interval at which a connection with memory of the pool checks whether others wait for it.

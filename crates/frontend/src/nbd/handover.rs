@@ -2,16 +2,14 @@
 //!
 //! One `listener`: facts `address` (an absolute path, or an IP address with its port), `transport`
 //! (`unix` or `tcp`), for a Unix socket `device` and `inode` of its file, and what was counted so
-//! far, by the names in
-//! `COUNTS`; descriptor: the listening socket.
+//! far, by the names in `COUNTS`; descriptor: the listening socket.
 //!
 //! A `connection` for each client that has chosen its export: facts `export`, `peer`, `style`
-//! (`simple`,
-//! `structured`, `extended`), `block_status` (`true` or `false`); `size_bytes`, `flags` and
-//! `request_bytes_max` as shown to the client; `unsent_bytes`; and, where the payload of a refused
-//! request is being dropped, `refused_bytes`, `refused_cookie`, `refused_offset`, `refused_errno`,
-//! `refused_text`. Bytes: what was received and not consumed (a partial request from its start on),
-//! then `unsent_bytes` of replies. Descriptor: the connected socket.
+//! (`simple`, `structured`, `extended`), `block_status` (`true` or `false`); `size_bytes`, `flags`
+//! and `request_bytes_max` as shown to the client; `unsent_bytes`; and, where the payload of a
+//! refused request is being dropped, `refused_bytes`, `refused_cookie`, `refused_offset`,
+//! `refused_errno`, `refused_text`. Bytes: what was received and not consumed (a partial request
+//! from its start on), then `unsent_bytes` of replies. Descriptor: the connected socket.
 //!
 //! Invariant: everything received is checked completely before anything resumes. Not here: threads,
 //! and the way between processes.

@@ -328,8 +328,8 @@ impl Link {
 
     /// The connection's thread sends what is queued, and gets the state. `submitted` and
     /// `submitted_bytes` are the totals that it ever gave to the device. `room` says whether the
-    /// socket has room again. With
-    /// `alert`, the next reply wakes the thread, and so does the end of a send by another thread.
+    /// socket has room again. With `alert`, the next reply wakes the thread, and so does the end of
+    /// a send by another thread.
     pub(super) fn settle(
         &self,
         submitted: u64,

@@ -21,8 +21,7 @@ pub struct UblkOptions {
     /// The name of a link to the device's node in `link_folder`; `None` for no link.
     pub link: Option<String>,
     /// Hardware queues, each with a thread of its own; `None` means one per core, at most 16, and 1
-    /// with
-    /// `workers`.
+    /// with `workers`.
     pub queues: Option<u16>,
     /// The most requests in flight on one queue: 4 to 4095.
     pub queue_depth: u16,

@@ -1,6 +1,5 @@
 //! The FUSE door with the real kernel: its file, its folder, loop devices, deaths and hand-offs.
-//! Needs root,
-//! `/dev/fuse` and loop devices; where these are missing the tests say so and pass.
+//! Needs root, `/dev/fuse` and loop devices; where these are missing the tests say so and pass.
 
 #[path = "../nbd/devices.rs"]
 mod devices;

@@ -2,12 +2,10 @@
 //!
 //! A rule is `OPERATIONS:WHAT[:WHAT]...`. Operations: `read`, `write`, `flush`, `discard`, `zero`,
 //! `prefetch`, `allocation`, joined by `+`, or `any`. What happens: `error=EIO` (or another of
-//! [`ERRORS`]),
-//! `delay=5ms`, `delay=1ms-20ms` (any time between). When: `rate=0.01` (of the requests, by
-//! chance),
-//! `range=1M-2M` (requests that touch these bytes; a flush touches none), `after=100` (not to the
-//! first 100 that match), `count=3` (no more than 3 times). Delays of several rules add up, and the
-//! first error counts.
+//! [`ERRORS`]), `delay=5ms`, `delay=1ms-20ms` (any time between). When: `rate=0.01` (of the
+//! requests, by chance), `range=1M-2M` (requests that touch these bytes; a flush touches none),
+//! `after=100` (not to the first 100 that match), `count=3` (no more than 3 times). Delays of
+//! several rules add up, and the first error counts.
 //!
 //! Invariants: a request that fails never reaches the device inside, and a delayed request reaches
 //! it late. Which of the matching requests a rate selects depends only on the seed and their

@@ -3,8 +3,8 @@
 //!
 //! Columns: one of `time_s`, `time_ms`, `time_us`, `time_ns`; `operation` (read, write, flush,
 //! discard, zero, or R, W, F, D, Z); `address_bytes` or `address_sectors`; `length_bytes` or
-//! `length_sectors`; optionally
-//! `device`. Sectors have 512 bytes. Other columns are ignored; quotes are not supported.
+//! `length_sectors`; optionally `device`. Sectors have 512 bytes. Other columns are ignored; quotes
+//! are not supported.
 
 use super::number::{nanoseconds, sectors, whole};
 use super::source::Source;

@@ -118,8 +118,7 @@ struct SubjectArguments {
 
     /// What the device promises between two flushes. sector: each sector by itself is old or new,
     /// as on a plain disk with a cache. prefix: the state after all writes up to some moment.
-    /// Default: sector; with
-    /// --sawmill prefix.
+    /// Default: sector; with --sawmill prefix.
     #[arg(long, value_name = "RULE", value_enum)]
     rule: Option<Promise>,
 

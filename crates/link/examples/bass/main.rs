@@ -1,10 +1,11 @@
 //! BASS's workloads on the link (SoCC'16, section 5.1): small writes through the byte-granular
 //! cache, and through a cache of whole pages as operating systems have it, on the same connection.
 //!
-//! bass target ADDRESS SIZE_BYTES            shows a disk in memory, until its standard input ends
-//! bass relay LISTEN TO DELAY_US             hands UDP packets on, each way so much later bass load
-//! ADDRESS STACK WORKLOAD BYTES WRITES bass replay ADDRESS STACK FILE            a trace, as
-//! `replay` says bass lock THREADS CACHES BYTES REQUESTS   no link at all, as `lock` says
+//!     bass target ADDRESS SIZE_BYTES            shows a disk in memory, until its input ends
+//!     bass relay LISTEN TO DELAY_US             hands UDP packets on, each way so much later
+//!     bass load ADDRESS STACK WORKLOAD BYTES WRITES
+//!     bass replay ADDRESS STACK FILE            a trace, as `replay` says
+//!     bass lock THREADS CACHES BYTES REQUESTS   no link at all, as `lock` says
 //!
 //! STACK: `bytes` (ours) or `pages` (read-modify-write, flush of whole pages). WORKLOAD: `random`,
 //! `holes` (each page's front, in order), `cached` (random, the pages were read before),

@@ -1,16 +1,15 @@
 //! Both ends of a link for `bench/soak.py`: a target with disks, and users that know every byte of
 //! them.
 //!
-//! link_soak target --listen udp:10.98.0.1,tcp:10.98.0.1 --exports a,b,c,d --bytes 8388608
-//! --silence-s 20 link_soak load --udp udp:10.98.0.1 --tcp tcp:10.98.0.1 --exports a,b,c,d --bytes
-//! 8388608
+//!     link_soak target --listen udp:10.98.0.1,tcp:10.98.0.1 --exports a,b,c,d --bytes 8388608
+//!     --silence-s 20 link_soak load --udp udp:10.98.0.1 --tcp tcp:10.98.0.1 --exports a,b,c,d
+//!     --bytes 8388608
 //!                    --rate 2000 --seed 1
 //!
 //! Each says `"ready"` and then answers each line of its input with a line of JSON. The target
 //! knows `restart` (all of it but the disks is made anew) and `rest`; the load knows `run SECONDS`,
-//! `verify`,
-//! `attach` (its connections are made anew) and `rest`. Both end with their input. They have the
-//! key in this file: for measuring alone.
+//! `verify`, `attach` (its connections are made anew) and `rest`. Both end with their input. They
+//! have the key in this file: for measuring alone.
 //!
 //! Not here: trouble, samples, the verdict (`bench/soak.py`).
 

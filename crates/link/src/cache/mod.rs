@@ -7,15 +7,15 @@
 //! # Guarantees
 //!
 //! - One lock; under it, nothing is submitted below and no request is answered (outcomes may arrive
-//! inside
-//! `submit`). Both become work, which one thread at a time does in order: an answer from below that
-//! makes new work does not deepen the stack. - A flush succeeds only when all bytes that it covers
-//! are below and the device has flushed. A failed write-back fails the flushes, FUA and
-//! write-through writes that wait for its bytes, and the writes that wait for room. The bytes stay
-//! dirty, reads see them, and the next flush, tick or writer without room retries. An error of a
-//! write-back that nothing waited for is counted and logged, but not kept for later: the next flush
-//! finds out again. - A write that failed (write-through, FUA) may still take effect later, as D8
-//! allows; all readers agree.
+//!   inside `submit`). Both become work, which one thread at a time does in order: an answer from
+//!   below that makes new work does not deepen the stack.
+//! - A flush succeeds only when all bytes that it covers are below and the device has flushed. A
+//!   failed write-back fails the flushes, FUA and write-through writes that wait for its bytes, and
+//!   the writes that wait for room. The bytes stay dirty, reads see them, and the next flush, tick
+//!   or writer without room retries. An error of a write-back that nothing waited for is counted
+//!   and logged, but not kept for later: the next flush finds out again.
+//! - A write that failed (write-through, FUA) may still take effect later, as D8 allows; all
+//!   readers agree.
 //! - Nothing else writes the device below.
 //!
 //! Not here: threads (time comes through [`Cache::tick`], called by the owner of the cache),

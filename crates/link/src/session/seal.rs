@@ -8,8 +8,7 @@
 //!
 //! Invariants: a caller never seals two packets of one direction under one number, because a reused
 //! nonce reveals both bodies and allows forgeries. Retransmitted data gets a new number. Nothing is
-//! allocated;
-//! `&self` is enough, from any number of threads.
+//! allocated; `&self` is enough, from any number of threads.
 //!
 //! Limits. A number has 56 bits below its link's index; [`PACKETS_MAX`] of them are usable, so
 //! numbers never wrap into another link's. This prevents nonce reuse; it does not limit the loss of

@@ -132,8 +132,7 @@ impl Served {
     /// Hands nothing more to any device. Devices still answer the requests that they have; see
     /// [`Served::is_busy`]. Releases the carriers immediately, so that the next listener on the
     /// same addresses does not wait for a device. If its initiator is expected back, its exports
-    /// are kept until
-    /// `back_until_ns`.
+    /// are kept until `back_until_ns`.
     pub(super) fn end(&self, back_until_ns: Option<u64>) {
         self.ended.store(true, Ordering::SeqCst);
         self.connection.close_links();

@@ -5,8 +5,7 @@
 //! | `GET /` | the dashboard |
 //! | `GET /status` | [`status::ProcessStatus`] as JSON |
 //! | `GET /metrics` | Prometheus text |
-//! | `GET /wait?safety=stored&timeout_ms=500[&volume=NAME]` | `{"reached": true}` once all accepted
-//! is |
+//! | `GET /wait?safety=stored&timeout_ms=500[&volume=NAME]` | `{"reached": true}` when it is |
 //! | `POST /request` on a control socket | see [`control::protocol`](crate::control::protocol) |
 //!
 //! Invariants: over TCP it reads and never changes anything. It runs on one thread of its own, so

@@ -4,11 +4,12 @@
 //! Modules: `ends` (files, NBD exports, volumes), `image` (disk images, through QEMU), `progress`
 //! (how far it got, kept beside the journal), this file (the plan, the workers, the marks).
 //!
-//! Invariants: 1. Progress is noted only for a prefix of the disk whose every byte is durable at
-//! the target. 2. The result of an earlier attempt is trusted only if both ends can tell that they
-//! have not changed. Otherwise it is compared, and rewritten where it differs. 3. Holes and zeroes
-//! are not read, sent or stored where the target is known to read as zeroes. 4. A source that
-//! changes during the transfer ends it with an error, never with success.
+//! Invariants:
+//! 1. Progress is noted only for a prefix of the disk whose every byte is durable at the target.
+//! 2. The result of an earlier attempt is trusted only if both ends can tell that they have not
+//!    changed. Otherwise it is compared, and rewritten where it differs.
+//! 3. Holes and zeroes are not read, sent or stored where the target is known to read as zeroes.
+//! 4. A source that changes during the transfer ends it with an error, never with success.
 
 mod cage;
 pub(crate) mod ends;

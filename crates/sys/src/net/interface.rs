@@ -92,8 +92,7 @@ impl Interface {
         request.name[..self.name.len()].copy_from_slice(self.name.as_bytes());
         request.value[..8].copy_from_slice(&((&raw mut channels) as u64).to_ne_bytes());
         // SAFETY: the kernel reads the name and the pointer of one `struct ifreq`, and writes the
-        // one
-        // `struct ethtool_channels` that the pointer leads to, which lives through the call.
+        // one `struct ethtool_channels` that the pointer leads to, which lives through the call.
         match unsafe { ioctl(&socket, Updater::<SIOCETHTOOL, Request>::new(&mut request)) } {
             Ok(()) => Ok((channels[5] + channels[8]).max(1)),
             Err(rustix::io::Errno::OPNOTSUPP) => Ok(1),

@@ -5,8 +5,8 @@
 //! [`FrameSocket`] and [`FrameRing`] (raw Ethernet), [`open_xdp`] (the same past the kernel's
 //! network layer), [`Interface`] (what the kernel knows of one).
 //!
-//! Invariant: nothing here allocates after construction, and no call waits.
-//! Not here: what the bytes mean, which lengths are right, who waits for what.
+//! Invariant: nothing here allocates after construction, and no call waits. Not here: what the
+//! bytes mean, which lengths are right, who waits for what.
 
 mod datagrams;
 mod frames;

@@ -151,8 +151,7 @@ impl Control {
     }
 
     /// Gives one command and waits for its answer. The driver sees `path` and then `bytes`, and
-    /// writes to
-    /// `bytes`.
+    /// writes to `bytes`.
     fn command(
         &mut self,
         number: u32,

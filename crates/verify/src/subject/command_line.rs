@@ -1,6 +1,5 @@
 //! Anybody's NBD server, by a command line with two holes: `{backing}`, the disk it shall work on,
-//! and
-//! `{socket}`, the Unix socket it shall serve on.
+//! and `{socket}`, the Unix socket it shall serve on.
 //!
 //! While it is recorded its disk is a file that `nbdfuse` shows; after a crash it is a plain file.
 //! It must stay in the foreground, and serve a second time on what it left: that is the test.

@@ -4,8 +4,9 @@
 //! Invariants:
 //! - Only the holder of [`WriteTurn`] changes anything; there is one, behind the cache's mutex.
 //! - A slot's generation is even while its facts are valid and odd while it is free or being
-//! filled. It grows with every change and never returns. Whoever read facts or bytes of a slot
-//! believes them only when the generation afterwards is the one from before ([`Index::is_still`]).
+//!   filled. It grows with every change and never returns. Whoever read facts or bytes of a slot
+//!   believes them only when the generation afterwards is the one from before
+//!   ([`Index::is_still`]).
 //! - A look-up beside a change may miss what is there; it never finds what is not.
 //!
 //! Not here: the bytes of the frames, and which slot is given up next.

@@ -3,14 +3,16 @@
 //! A frame is known by the segment it is part of (owner, sequence, epoch) and its number there.
 //! Segments never change, so nothing in the cache ever becomes outdated, only unneeded.
 //!
-//! Invariants: - A hit is verified: the checksum of every block (4 KiB of a usual frame) that was
-//! touched, and after the read, that its slot still holds the same frame. Whatever happens to the
-//! disk, to the saved index or in a race, the worst answer is a miss.
+//! Invariants:
+//! - A hit is verified: the checksum of every block (4 KiB of a usual frame) that was touched, and
+//!   after the read, that its slot still holds the same frame. Whatever happens to the disk, to the
+//!   saved index or in a race, the worst answer is a miss.
 //! - No lock is held during I/O, and a look-up takes none at all.
 //! - The cache never fails its user: a disk that cannot be written turns insertion off for a while,
-//! a saved index that cannot be used leaves an empty cache, and [`CacheStats`] says so. - Disk and
-//! index are touched only by who has entered the disk (`Place`): when [`ReadCache::let_go`] has
-//! returned, both are another process's to open, whoever still holds this cache.
+//!   a saved index that cannot be used leaves an empty cache, and [`CacheStats`] says so.
+//! - Disk and index are touched only by who has entered the disk (`Place`): when
+//!   [`ReadCache::let_go`] has returned, both are another process's to open, whoever still holds
+//!   this cache.
 //!
 //! Modules: `index` (what lies where), `eviction` (what goes next), `persist` (the saved index),
 //! `place` (the disk, until it is let go of). Not here: opening files, and fetching what misses.

@@ -8,8 +8,7 @@
 //! is still kept and the base still there, then the clone's map and checkpoint, its name last.
 //! Whoever gives up a cut or a volume makes that durable first and asks for pins after it
 //! (`engine::pins`, `removal`): so one of the two sees the other. A creation that dies on the way
-//! leaves pins and objects that nobody finds by name;
-//! `check` of the base says so.
+//! leaves pins and objects that nobody finds by name; `check` of the base says so.
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key};

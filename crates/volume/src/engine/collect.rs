@@ -1,10 +1,12 @@
 //! Garbage collection at work: chooses victims, plans, gathers and sends, one step at a time,
 //! beside everything else the engine does.
 //!
-//! Invariants: 1. A new plan is made only when nothing of the last one is in flight; otherwise the
-//! same bytes would be moved twice. 2. Collection waits for writers that wait for room, unless
-//! garbage is pressing; nothing ever waits for collection. So it cannot be part of a deadlock. 3. A
-//! segment that cannot be read is skipped after [`DOUBTS_MAX`] attempts.
+//! Invariants:
+//! 1. A new plan is made only when nothing of the last one is in flight; otherwise the same bytes
+//!    would be moved twice.
+//! 2. Collection waits for writers that wait for room, unless garbage is pressing; nothing ever
+//!    waits for collection. So it cannot be part of a deadlock.
+//! 3. A segment that cannot be read is skipped after [`DOUBTS_MAX`] attempts.
 //!
 //! Not here: what is chosen (`gc::policy`), found (`gc::sweep`) and read (`gc::gather`), what stays
 //! cached (`cached`), and deleting (`cleanup`).

@@ -14,10 +14,8 @@
 //! | part | owns |
 //! |---|---|
 //! | [`log_tail`] | records to be sealed, segments in flight ([`upload`]) |
-//! | [`checkpoint`] | the checkpoint being written and when one is due; `past`: what it carries of
-//! the past |
-//! | [`cleanup`] | what checkpoints have superseded; `pins`: what clones need, read before a delete
-//! |
+//! | [`checkpoint`] | the checkpoint being written, and when one is due; `past`: what it carries |
+//! | [`cleanup`] | what checkpoints have superseded; `pins`: what clones need |
 //! | [`collect`] | garbage collection; `cache_moves`: moved data stays in the read cache |
 //! | [`orders`] | snapshots, retention, rollback |
 //! | [`resize`] | another size, in a checkpoint |

@@ -1,13 +1,14 @@
 //! Garbage collection: live data of emptied segments is written anew, so that they can be deleted
 //! (LSVD §3.5, BS3 §8.2.4). Modules: [`policy`] (which segments, when), `sweep` (where their live
-//! data is),
-//! `gather` (its bytes). The engine carries it out (`engine::collect`) and deletes what is dead.
+//! data is), `gather` (its bytes). The engine carries it out (`engine::collect`) and deletes what
+//! is dead.
 //!
-//! Invariants: 1. What is live is decided by the object map alone, never by what is still in the
-//! journal: a write that is not stored kills nothing. 2. A moved extent takes effect only where the
-//! map still points at its origin, live and at replay. So it never hides anything newer, however
-//! late it comes. 3. Moving never fails the volume: what cannot be read or stored now stays where
-//! it is.
+//! Invariants:
+//! 1. What is live is decided by the object map alone, never by what is still in the journal: a
+//!    write that is not stored kills nothing.
+//! 2. A moved extent takes effect only where the map still points at its origin, live and at
+//!    replay. So it never hides anything newer, however late it comes.
+//! 3. Moving never fails the volume: what cannot be read or stored now stays where it is.
 
 pub(crate) mod gather;
 pub(crate) mod gathered;

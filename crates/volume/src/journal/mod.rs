@@ -8,12 +8,14 @@
 //! Modules: [`writer`] (the thread's steps), [`superblock`] (the marks), `read` (a record's
 //! payload), [`scan`] (what a journal holds, after a crash).
 //!
-//! Invariants: 1. Positions are reserved, queued for the writer and, if it comes to it, recovered
-//! in the same order. 2. Only a contiguous prefix of complete records reaches the disk: it never
-//! holds a hole. 3. A flush is answered after a sync that began when everything before it was on
-//! the disk. 4. Ring space is used again only after a superblock with the new trim is durable. 5. A
-//! failed write or sync of the journal disk is final ([`Journal::fail`]): nothing is retried as if
-//! the bytes were still dirty.
+//! Invariants:
+//! 1. Positions are reserved, queued for the writer and, if it comes to it, recovered in the same
+//!    order.
+//! 2. Only a contiguous prefix of complete records reaches the disk: it never holds a hole.
+//! 3. A flush is answered after a sync that began when everything before it was on the disk.
+//! 4. Ring space is used again only after a superblock with the new trim is durable.
+//! 5. A failed write or sync of the journal disk is final ([`Journal::fail`]): nothing is retried
+//!    as if the bytes were still dirty.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -7,11 +7,12 @@
 //! so that they cost their count and not their length. An insert looks at one layer only; a lookup
 //! takes the greater position of both.
 //!
-//! Invariants: 1. A change of an area is made under one lock: readers see it whole or not at all.
+//! Invariants:
+//! 1. A change of an area is made under one lock: readers see it whole or not at all.
 //! 2. A lookup holds the lock of the narrow area while it looks at the wide layer. So where at
-//! every moment one of the layers had an entry, it finds one. Writers hold one lock at a time. 3.
-//! `slots` and `wide_slots` are never less than what is there, and both are exact when nobody
-//! writes.
+//!    every moment one of the layers had an entry, it finds one. Writers hold one lock at a time.
+//! 3. `slots` and `wide_slots` are never less than what is there, and both are exact when nobody
+//!    writes.
 //!
 //! Not here: the records, what a position means, waiting.
 

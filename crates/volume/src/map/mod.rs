@@ -7,12 +7,13 @@
 //!
 //! Modules: `object` (the object map: groups, areas, counters, export and import), `area` (16 MiB
 //! of it, in one of two forms), `runs` (the sparse form: a sorted list), `dense` (the other form: a
-//! table of pages),
-//! `journal` (the journal map).
+//! table of pages), `journal` (the journal map).
 //!
-//! Rules of both maps: 1. Byte-granular: an extent may begin, end and be cut at any byte. 2. No
-//! lock is held between calls. Callbacks run under a lock and must not call the map. 3. Locks cover
-//! one area. An operation over several areas is atomic in each of them, not across them.
+//! Rules of both maps:
+//! 1. Byte-granular: an extent may begin, end and be cut at any byte.
+//! 2. No lock is held between calls. Callbacks run under a lock and must not call the map.
+//! 3. Locks cover one area. An operation over several areas is atomic in each of them, not across
+//!    them.
 //!
 //! Not here: records and segments themselves, positions and how they are given, checkpoints,
 //! live-byte accounting.

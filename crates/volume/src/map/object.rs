@@ -5,13 +5,14 @@
 //! changes the one area they read. A group keeps a bit per non-empty area, so that holes of any
 //! size are passed at 64 areas a step.
 //!
-//! Invariants: 1. A bit of `occupied` is changed only under the write lock of its area, and is set
-//! while the area maps anything. 2. `changes` of a group grows after the change it counts. So an
-//! export that did not see a change never makes the group clean of it.
+//! Invariants:
+//! 1. A bit of `occupied` is changed only under the write lock of its area, and is set while the
+//!    area maps anything.
+//! 2. `changes` of a group grows after the change it counts. So an export that did not see a change
+//!    never makes the group clean of it.
 //!
 //! Not here: what the forms of an area look like, checkpoints, live bytes of segments (callers
-//! count what
-//! `insert` and `remove` say was replaced).
+//! count what `insert` and `remove` say was replaced).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

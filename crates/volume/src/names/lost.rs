@@ -59,8 +59,7 @@ pub fn unnamed(store: &dyn ObjectStore) -> Result<Vec<Unnamed>> {
 }
 
 /// Names a volume that no name means. What its records no longer say, because all are gone, is
-/// taken as
-/// `block_bytes` and the defaults of a new volume.
+/// taken as `block_bytes` and the defaults of a new volume.
 pub fn name_unnamed(
     store: &dyn ObjectStore,
     volume_id: VolumeId,

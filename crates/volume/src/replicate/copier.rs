@@ -120,8 +120,7 @@ impl<'a> Copier<'a> {
     ///
     /// Errors: `Exists` if another volume has that name; `Refused` if the destination is not a
     /// replica (see [`CopyOptions::fail_back`]), is ahead of the source, has another name there, or
-    /// is the source itself;
-    /// `Refused` also for a clone, which shares segments with its base.
+    /// is the source itself; `Refused` also for a clone, which shares segments with its base.
     pub fn begin(
         world: &'a dyn World,
         (source, name): (&'a dyn ObjectStore, &str),

@@ -6,11 +6,13 @@
 //! `objects` (reading and verifying what is copied), `sweep` (deletes at the destination),
 //! `promote` (a replica becomes a volume of its own), `drill` (what that would find, and lose).
 //!
-//! Invariants: 1. Whichever call the copier dies at, the destination is a cut: all writes up to
-//! some position. Opened for reading, its log ends at the first name that does not exist, or that
-//! knows a newer checkpoint than the destination has. 2. A replica is never attached for writing.
+//! Invariants:
+//! 1. Whichever call the copier dies at, the destination is a cut: all writes up to some position.
+//!    Opened for reading, its log ends at the first name that does not exist, or that knows a newer
+//!    checkpoint than the destination has.
+//! 2. A replica is never attached for writing.
 //! 3. A promoted history has epochs, sequences and checkpoint numbers of its own, far above those
-//! of the history it comes from. So whatever a late copier puts or deletes cannot be part of it.
+//!    of the history it comes from. So whatever a late copier puts or deletes cannot be part of it.
 //!
 //! Not here: when to check again, how fast to copy (the caller decides), clones that share with
 //! their base.

@@ -1,9 +1,9 @@
 //! A flush, or the wait of a write with FUA, by the volume's flush mode.
 //!
 //! - logged: everything reserved so far is synced to the journal disk; one sync serves all who
-//! wait.
+//!   wait.
 //! - stored: everything reserved so far is in the store, in a contiguous prefix; the batch is
-//! sealed at once.
+//!   sealed at once.
 //! - weak: a barrier only. The journal is one order, so there is nothing to do.
 //!
 //! What the local disk alone answers for is not answered on old news of who owns the volume

@@ -2,8 +2,7 @@
 //!
 //! Files: `layout` (structures, validity), `run` (a driver's life), `driver` (callbacks), `daemon`,
 //! `record` (numbers of devices), `command` (the program `bdus`), `fault` (errors). What differs
-//! from BDUS:
-//! `docs/guide/bdus.md`.
+//! from BDUS: `docs/guide/bdus.md`.
 
 mod command;
 mod daemon;

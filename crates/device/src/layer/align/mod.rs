@@ -4,12 +4,13 @@
 //! Invariants:
 //! - The device inside sees multiples of the unit only, and none longer than it can take.
 //! - From the read to the write of a read-modify-write no other change of the same blocks is under
-//! way, also none of whole blocks: it would be overwritten with what was read before it (`claims`).
-//! While there is no read-modify-write, whole blocks pass without a claim, and one that comes waits
-//! for all of them (`gate`). - Waiting is by age: a change waits only for changes that were
-//! submitted before it, so none starves.
+//!   way, also none of whole blocks: it would be overwritten with what was read before it
+//!   (`claims`). While there is no read-modify-write, whole blocks pass without a claim, and one
+//!   that comes waits for all of them (`gate`).
+//! - Waiting is by age: a change waits only for changes that were submitted before it, so none
+//!   starves.
 //! - No lock is held while the device inside or an exchange's outcome is called, and what was let
-//! in by an answer is submitted from one loop: a long line of waiters needs no deep stack.
+//!   in by an answer is submitted from one loop: a long line of waiters needs no deep stack.
 //!
 //! Reads wait for nothing: a read-modify-write stores a neighbour's bytes as they are. Whole blocks
 //! pass as they come: reads untouched, changes with their outcome heard. Not here: threads, and

@@ -100,8 +100,7 @@ impl State {
     }
 
     /// Dirty bytes could not be written: the change of that page is not submitted. The caller then
-    /// calls
-    /// `unblock`.
+    /// calls `unblock`.
     pub(super) fn fail_claim(&mut self, number: u64, error: &Error) {
         if let Some(index) =
             self.waiting.claims.iter().position(|claim| claim.pages.contains(&number))

@@ -2,8 +2,8 @@
 //!
 //! Each clause gets a driver of its own: a new process, and a device that is zeroed where the tests
 //! look, so that one broken clause does not spoil the others. Modules: `stage` (the host, one
-//! driver, one door),
-//! `behind` (devices behind doors), `life` (what only drivers do: die, be replaced, end).
+//! driver, one door), `behind` (devices behind doors), `life` (what only drivers do: die, be
+//! replaced, end).
 //!
 //! Invariants: a request without an answer fails its clause and does not hang the command; no
 //! process and no door outlives the command. Not here: the clauses of the contract
