@@ -19,7 +19,8 @@ use sawmill_format::link::control::{self, Opened};
 use sawmill_format::link::part::{Command, Operation};
 
 use super::pending::{Control, Terms, operation_of, template};
-use super::{Initiator, Reopening, Volume};
+use super::reopen::NOT_OPEN;
+use super::{Initiator, Volume};
 use crate::PackedDevice;
 
 /// How an export is opened.
@@ -78,7 +79,7 @@ impl Initiator {
         Answer(hear)
     }
 
-    fn queue_open(&self, export: &str, mode: OpenMode, reservation: u64) -> Answer {
+    pub(super) fn queue_open(&self, export: &str, mode: OpenMode, reservation: u64) -> Answer {
         let command =
             Command { flags: mode.flags(), address: reservation, ..control(Operation::Open) };
         self.queue(command, export.as_bytes().to_vec())
@@ -98,24 +99,19 @@ impl Initiator {
         answer
     }
 
-    /// Closes a volume when all of its requests are answered.
-    fn close_volume(&self, volume: &Volume) {
-        if volume.closed.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        let answer =
-            self.queue(Command { volume: volume.number, ..control(Operation::Close) }, Vec::new());
-        let mut closing = self.closing.lock();
-        closing.retain(|earlier| earlier.poll().is_none());
-        closing.push(answer);
+    pub(super) fn queue_close(&self, volume: u8) -> Answer {
+        self.queue(Command { volume, ..control(Operation::Close) }, Vec::new())
     }
 
     /// Closes all volumes. Returns their answers, and those of devices that were dropped before.
     pub(crate) fn close_volumes(&self) -> Vec<Answer> {
-        let volumes = self.volumes.read().clone();
-        volumes.iter().for_each(|volume| self.close_volume(volume));
+        let volumes = self.shown.read().volumes.clone();
+        let closing = self.change(|control| {
+            volumes.iter().for_each(|volume| control.close_volume(self, volume));
+            std::mem::take(&mut control.closing)
+        });
         self.go_on(self.clock.now_ns());
-        std::mem::take(&mut *self.closing.lock())
+        closing
     }
 
     /// Makes a device from the answer to an open.
@@ -126,34 +122,9 @@ impl Initiator {
         answer: &[u8],
     ) -> Result<RemoteDevice> {
         let opened = read_opened(answer)?;
-        // Both locks are held, so that no connection is made that does not know this volume.
-        let mut connection = self.connection.write();
-        let mut volumes = self.volumes.write();
-        let number = u8::try_from(volumes.len()).ok().filter(|number| *number < u8::MAX);
-        let number = number.ok_or_else(|| {
-            Error::new(ErrorKind::Full, "this initiator has too many volumes open")
-        })?;
-        let volume = Arc::new(Volume {
-            export: export.to_owned(),
-            mode,
-            opened,
-            keeper: opened.keeper.into(),
-            number,
-            flushed: 0.into(),
-            closed: false.into(),
-            loss: Default::default(),
-        });
-        volumes.push(Arc::clone(&volume));
-        self.pendings.set_number(number, opened.volume);
-        drop(volumes);
-        // It was opened on an earlier connection, so it is not open on this one.
-        let stale = connection.as_mut().filter(|live| live.local != answered_by(answer));
-        let again = stale.map(|live| live.opened = false).is_some();
-        drop(connection);
-        if again {
-            self.open_again();
-            self.go_on(self.clock.now_ns());
-        }
+        let volume =
+            self.change(|control| control.add_volume(self, export, mode, opened, answer))?;
+        self.go_on(self.clock.now_ns());
         let geometry = Geometry {
             size_bytes: opened.size_bytes,
             block_bytes: opened.block_bytes,
@@ -168,88 +139,9 @@ impl Initiator {
                 allocation: opened.allocation,
             },
         };
-        Ok(RemoteDevice { initiator: Arc::clone(self), number, geometry })
-    }
-
-    /// Requests all volumes again on a new connection; requests resume when all are open. Nothing
-    /// is sent here, because the caller holds locks, and sending may have to report losses.
-    pub(super) fn open_again(&self) {
-        let mut reopening = self.reopening.lock();
-        let Some(local) = self.live().map(|live| live.local) else { return };
-        let volumes: Vec<Arc<Volume>> = self.volumes.read().clone();
-        let (closed, open): (Vec<_>, Vec<_>) =
-            volumes.into_iter().partition(|volume| volume.closed.load(Ordering::SeqCst));
-        // Otherwise a close would hit the volumes that have their numbers on the new connection.
-        closed.iter().for_each(|volume| self.pendings.set_number(volume.number, NOT_OPEN));
-        let asked: Vec<_> =
-            open.into_iter().map(|volume| (self.ask_again(&volume), volume)).collect();
-        let none = asked.is_empty();
-        *reopening = Reopening { local, asked };
-        drop(reopening);
-        if none {
-            self.all_open(local);
-        }
-    }
-
-    /// All volumes are open on connection `local`.
-    fn all_open(&self, local: u64) {
-        if let Some(live) = self.connection.write().as_mut().filter(|live| live.local == local) {
-            live.opened = true;
-        }
-    }
-
-    /// Uses the volume's reservation: if another initiator has had the export since, the
-    /// reservation is over. Never takes over: an initiator that has the export now took it over, or
-    /// was admitted after we were given up.
-    fn ask_again(&self, volume: &Volume) -> Answer {
-        let mode = OpenMode { take_over: false, ..volume.mode };
-        self.queue_open(&volume.export, mode, volume.opened.reservation)
-    }
-
-    /// Checks whether the volumes that were requested again are open. What must be requested once
-    /// more is sent with the tick.
-    pub(super) fn look_at_reopened(&self) {
-        let mut reopening = self.reopening.lock();
-        if reopening.asked.is_empty() {
-            return;
-        }
-        while let Some((answer, volume)) = reopening.asked.first() {
-            let Some(outcome) = answer.poll() else { return };
-            let volume = Arc::clone(volume);
-            match outcome.and_then(|bytes| read_opened(&bytes)) {
-                Ok(opened) if opened.size_bytes < volume.opened.size_bytes => {
-                    let text = format!("{}: the export is smaller than before", volume.export);
-                    drop(reopening);
-                    return self.fail(Error::new(ErrorKind::Refused, text));
-                }
-                Ok(opened) => {
-                    self.pendings.set_number(volume.number, opened.volume);
-                    let mut keeper = volume.keeper.lock();
-                    if std::mem::replace(&mut *keeper, opened.keeper) != opened.keeper {
-                        volume.keeper_gone(self.pendings.changes(volume.number));
-                    }
-                    drop(keeper);
-                    reopening.asked.remove(0);
-                }
-                // The target is stopping, or the former user's requests are not done: ask again.
-                Err(error) if error.kind() == ErrorKind::Unavailable => {
-                    reopening.asked[0].0 = self.ask_again(&volume);
-                    return;
-                }
-                Err(error) => {
-                    drop(reopening);
-                    return self.fail(error);
-                }
-            }
-        }
-        let local = reopening.local;
-        drop(reopening);
-        self.all_open(local);
+        Ok(RemoteDevice { initiator: Arc::clone(self), volume, geometry })
     }
 }
-
-/// A number that no target assigns to a volume.
-const NOT_OPEN: u8 = u8::MAX;
 
 /// The common fields of all control commands.
 fn control(operation: Operation) -> Command {
@@ -261,12 +153,13 @@ fn control(operation: Operation) -> Command {
 pub(super) const ANSWERED_BY: std::ops::Range<usize> =
     control::opened_at::SIZE..control::opened_at::SIZE + 8;
 
-fn answered_by(answer: &[u8]) -> u64 {
+/// The connection that an open was answered on.
+pub(super) fn answered_by(answer: &[u8]) -> u64 {
     let local = answer.get(ANSWERED_BY).and_then(|bytes| bytes.try_into().ok());
     local.map_or(0, u64::from_le_bytes)
 }
 
-fn read_opened(answer: &[u8]) -> Result<Opened> {
+pub(super) fn read_opened(answer: &[u8]) -> Result<Opened> {
     let bytes = answer.get(..control::opened_at::SIZE).unwrap_or_default();
     Opened::decode(bytes).map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))
 }
@@ -277,7 +170,7 @@ const REQUEST_BYTES_MAX: u32 = 32 << 20;
 /// A device with its bytes at the target.
 pub struct RemoteDevice {
     initiator: Arc<Initiator>,
-    number: u8,
+    volume: Arc<Volume>,
     geometry: Geometry,
 }
 
@@ -286,12 +179,14 @@ impl RemoteDevice {
         if let Some(error) = self.initiator.failure() {
             return request.fail(error);
         }
-        let now = self.initiator.clock.now_ns();
-        let command = template(&request, operation, self.number);
-        let volume = self.initiator.volumes.read().get(usize::from(self.number)).cloned();
-        let bytes_max = volume.map_or(u64::MAX, |volume| volume.opened.request_bytes_max.into());
-        let mark = self.initiator.pendings.changes(self.number);
-        self.initiator.pendings.add(command, Terms { submitted_ns: now, mark, bytes_max }, request);
+        let (now, number) = (self.initiator.clock.now_ns(), self.volume.number);
+        let command = template(&request, operation, number);
+        let terms = Terms {
+            submitted_ns: now,
+            mark: self.initiator.pendings.changes(number),
+            bytes_max: self.volume.opened.request_bytes_max.into(),
+        };
+        self.initiator.pendings.add(command, terms, request);
         self.initiator.go_on(now);
     }
 }
@@ -385,10 +280,9 @@ impl Exchange for Runs {
 impl Drop for RemoteDevice {
     fn drop(&mut self) {
         // The number is not reused: late requests have it.
-        let volume = self.initiator.volumes.read().get(usize::from(self.number)).cloned();
-        let Some(volume) = volume else { return };
-        volume.flushed.store(self.initiator.pendings.changes(self.number), Ordering::SeqCst);
-        self.initiator.close_volume(&volume);
+        let (initiator, volume) = (&self.initiator, &self.volume);
+        volume.flushed.store(initiator.pendings.changes(volume.number), Ordering::SeqCst);
+        initiator.change(|control| control.close_volume(initiator, volume));
         self.initiator.go_on(self.initiator.clock.now_ns());
     }
 }

@@ -1,22 +1,25 @@
 //! The initiator: a block device with its bytes at a target, over any of several links.
 //!
-//! Modules: `connect` (hand-shake, joins, a target that returns as another process), `pending`
-//! (requests),
-//! `slots` (what is in flight), `device` (the device, and opening it).
-//!
 //! A connection lives as long as both processes: whatever happens to its links, requests wait and
 //! then resume. When the target reports that it does not know the connection (it was restarted),
 //! the initiator makes a new one, opens the volumes again, and repeats unanswered requests. The old
 //! process is gone, so nothing of the old connection can arrive later.
 //!
+//! The path of requests: `device`, `pending` (requests), `slots` (what is in flight), the
+//! connection. The owner of the connection: `control`, with its steps in `connect`, `join` and
+//! `reopen`. The two meet in [`Shown`], which the control writes and requests read.
+//!
 //! Invariants: a request is answered once. A flush does not succeed if a target that kept unflushed
-//! writes is gone (the `keeper` of the volume changed).
+//! writes is gone (the keeper of the volume changed).
 //!
 //! Not here: sockets and threads (`crate::threads`), the cache (`crate::cache`).
 
 mod connect;
+mod control;
 mod device;
+mod join;
 mod pending;
+mod reopen;
 mod slots;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,19 +27,18 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
 use sawmill_device::{Error, ErrorKind};
-use sawmill_format::link::LINKS_MAX;
 use sawmill_format::link::part::Operation;
+use sawmill_format::link::{HEADER_BYTES, LINKS_MAX, Packet, PacketKind};
 
 pub use device::{Answer, OpenMode, RemoteDevice};
 
-use crate::breach::Breach;
-use crate::carrier::Waker;
+use crate::carrier::{Peer, Sender, Waker};
 use crate::clock::{Clock, SECOND};
-use crate::connection::Connection;
+use crate::connection::{Came, Connection, Path, Said};
 use crate::session::Security;
 use crate::session::proof::Proofs;
 pub(crate) use connect::PROLOGUE;
-use connect::{Attempt, Way};
+use control::{Act, Control, Event};
 use pending::{Ended, Pendings};
 use slots::Slots;
 
@@ -77,8 +79,6 @@ struct Volume {
     export: String,
     mode: OpenMode,
     opened: sawmill_format::link::control::Opened,
-    /// The keeper of unflushed writes, as the newest connection reports it.
-    keeper: Mutex<[u8; 16]>,
     /// Its number here; on a connection it has the number that the target assigned.
     number: u8,
     /// How many of the answered chunks of changes (`pending`) a flush has covered.
@@ -96,14 +96,6 @@ struct Loss {
     told_ns: Option<u64>,
 }
 
-/// The volumes that were requested again on connection `local`, in order, starting with the first
-/// that is not open.
-#[derive(Default)]
-struct Reopening {
-    local: u64,
-    asked: Vec<(Answer, Arc<Volume>)>,
-}
-
 /// The initiator of a connection.
 pub struct Initiator {
     options: InitiatorOptions,
@@ -111,34 +103,26 @@ pub struct Initiator {
     proofs: Proofs,
     instance: [u8; 16],
     clock: Arc<dyn Clock>,
-    random: Mutex<Box<dyn FnMut() -> u64 + Send>>,
-    /// The start of the time-out: when a connection with all volumes open was last heard, or when
-    /// the first connection was made that did not get that far.
-    patience_ns: AtomicU64,
-    /// Set if no connection got that far since.
-    unserved: AtomicBool,
     myself: Weak<Initiator>,
     pendings: Arc<Pendings>,
-    ways: Box<[Mutex<Way>]>,
-    connection: RwLock<Option<Live>>,
-    /// The last name of the target.
-    target_name: Mutex<String>,
-    attempt: Mutex<Attempt>,
-    /// When to check next whether the connection needs new keys.
-    rekey_look_ns: AtomicU64,
-    /// Until then, an unauthenticated *unknown* is ignored.
-    unknown_next_ns: AtomicU64,
-    volumes: RwLock<Vec<Arc<Volume>>>,
-    reopening: Mutex<Reopening>,
-    /// Volumes that are being closed.
-    closing: Mutex<Vec<Answer>>,
-    /// Why nothing works any more.
-    failed: Mutex<Option<Error>>,
-    /// The wakers of the receiving threads, and until when they must not wait long.
-    wakers: Mutex<[Option<Arc<Waker>>; LINKS_MAX]>,
+    /// What requests see of the connection. Only the control writes it.
+    shown: RwLock<Shown>,
+    control: Mutex<Control>,
+    /// Until then, the receiving threads must not wait long.
     lively_until_ns: AtomicU64,
     /// Threads that are taking packets: at the end of their batch they send what others made ready.
     batches: AtomicU64,
+}
+
+/// What requests see of the connection.
+#[derive(Default)]
+struct Shown {
+    live: Option<Live>,
+    volumes: Vec<Arc<Volume>>,
+    /// Why nothing works any more.
+    failed: Option<Error>,
+    /// The wakers of the receiving threads.
+    wakers: [Option<Arc<Waker>>; LINKS_MAX],
 }
 
 /// A connection that was made.
@@ -172,46 +156,132 @@ impl Initiator {
             security,
             instance,
             clock,
-            random: Mutex::new(random),
-            patience_ns: began_ns.into(),
-            unserved: false.into(),
             myself: Weak::clone(myself),
             pendings: Arc::new(Pendings::new()),
-            ways: (0..links.clamp(1, LINKS_MAX)).map(|_| Mutex::default()).collect(),
-            connection: RwLock::new(None),
-            target_name: Mutex::default(),
-            attempt: Mutex::default(),
-            rekey_look_ns: AtomicU64::new(0),
-            unknown_next_ns: AtomicU64::new(0),
-            volumes: RwLock::default(),
-            reopening: Mutex::default(),
-            closing: Mutex::default(),
-            failed: Mutex::new(None),
-            wakers: Mutex::default(),
+            shown: RwLock::default(),
+            control: Mutex::new(Control::new(links.clamp(1, LINKS_MAX), random, began_ns)),
             lively_until_ns: AtomicU64::new(0),
             batches: AtomicU64::new(0),
         })
     }
 
-    fn random(&self) -> u64 {
-        (self.random.lock())().max(1)
-    }
-
     fn live(&self) -> Option<Live> {
-        self.connection.read().clone()
+        self.shown.read().live.clone()
     }
 
     /// Why nothing works any more, if that is so.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
-        self.failed.lock().clone()
+        self.shown.read().failed.clone()
     }
 
     /// The last message of a target that refused to connect: perhaps the reason. It is
     /// unauthenticated.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
-        self.attempt.lock().hint.clone()
+        self.control.lock().attempt.hint.clone()
+    }
+
+    /// Lets the control handle an event, and does what it decided.
+    fn step(&self, event: Event<'_>, now: u64) {
+        self.change(|control| control.step(self, event, now));
+    }
+
+    /// Changes the control, and does what it decided once its lock is released: see `control`.
+    fn change<T>(&self, change: impl FnOnce(&mut Control) -> T) -> T {
+        let (result, acts) = {
+            let mut control = self.control.lock();
+            let result = change(&mut control);
+            (result, std::mem::take(&mut control.acts))
+        };
+        acts.into_iter().for_each(|act| self.act(act));
+        result
+    }
+
+    fn act(&self, act: Act) {
+        match act {
+            Act::SayHello { path, link, message, cookie } => {
+                self.say_hello(&path, link, &message, cookie);
+            }
+            Act::SayWord { connection, index, path, word, packet_bytes } => {
+                connection.send_word(index, &path, &word, packet_bytes);
+            }
+            Act::SayClose(connection, kind) => {
+                let status = crate::status::status_of(kind);
+                connection.send_close(status, "the initiator has failed");
+            }
+            Act::FailAll(requests, error) => {
+                requests.into_iter().for_each(|request| request.fail(error.clone()));
+            }
+            Act::GoOn => self.go_on(self.clock.now_ns()),
+        }
+    }
+
+    /// Gives link `index` a carrier, new or again.
+    pub fn add_way(
+        &self,
+        index: usize,
+        sender: Arc<dyn Sender>,
+        peer: Peer,
+        waker: Option<Arc<Waker>>,
+    ) {
+        let path = Path::new(sender, peer, waker);
+        self.step(Event::CarrierOpened(index, path), self.clock.now_ns());
+        self.tick();
+    }
+
+    /// Link `index` has lost its carrier: what was in flight there uses other links.
+    pub fn lose_way(&self, index: usize) {
+        self.step(Event::CarrierLost(index), self.clock.now_ns());
+        self.tick();
+    }
+
+    /// A packet arrived from `peer`, on the carrier of a link.
+    pub fn receive(&self, peer: &Peer, packet: &mut [u8]) {
+        let now = self.clock.now_ns();
+        let Ok(header) = Packet::decode(packet) else { return };
+        let packet = &mut packet[..header.length as usize];
+        if header.kind == PacketKind::Sealed {
+            return self.sealed(peer, &header, packet, now);
+        }
+        let body = &packet[HEADER_BYTES..];
+        match header.kind {
+            PacketKind::Welcome => self.step(Event::Welcome(body), now),
+            PacketKind::Refused => self.step(Event::Refused(body), now),
+            PacketKind::Unknown => self.step(Event::Unknown(&header, body), now),
+            PacketKind::Cookie => self.step(Event::Cookie(&header, body), now),
+            PacketKind::Sealed
+            | PacketKind::Hello
+            | PacketKind::Retry
+            | PacketKind::Seek
+            | PacketKind::Found => {}
+        }
+    }
+
+    fn sealed(&self, peer: &Peer, header: &Packet, packet: &mut [u8], now: u64) {
+        let Some(live) = self.live().filter(|live| live.local == header.connection) else { return };
+        let local = live.local;
+        let (mut words, mut closed) = ([None; 4], None);
+        let came = live.connection.receive(header, packet, now, &mut |said| match said {
+            Said::Word(word) => {
+                if let Some(place) = words.iter_mut().find(|place| place.is_none()) {
+                    *place = Some(word);
+                }
+            }
+            Said::Close(status, text) => closed = Some((status, text.to_owned())),
+        });
+        match came {
+            Err(breach) => self.step(Event::Drop { local, why: breach.0 }, now),
+            Ok(Came::Dropped) => {}
+            Ok(Came::Taken) => {
+                for word in words.into_iter().flatten() {
+                    self.step(Event::Word { local, peer: *peer, word }, now);
+                }
+                if let Some((status, text)) = closed {
+                    self.step(Event::Closed { local, status, text }, now);
+                }
+            }
+        }
     }
 
     /// Something is in flight: the receiving threads must check the time often for a while.
@@ -222,7 +292,7 @@ impl Initiator {
         }
         self.lively_until_ns.store(now + LIVELY_NS, Ordering::Relaxed);
         if now >= until {
-            self.wakers.lock().iter().flatten().for_each(|waker| waker.wake());
+            self.shown.read().wakers.iter().flatten().for_each(|waker| waker.wake());
         }
     }
 
@@ -232,7 +302,7 @@ impl Initiator {
     }
 
     pub(crate) fn add_waker(&self, index: usize, waker: Arc<Waker>) {
-        if let Some(place) = self.wakers.lock().get_mut(index) {
+        if let Some(place) = self.shown.write().wakers.get_mut(index) {
             *place = Some(waker);
         }
     }
@@ -240,15 +310,15 @@ impl Initiator {
     /// Gives slots to waiting requests, and sends what is ready.
     fn go_on(&self, now: u64) {
         self.be_lively(now);
-        let connection = self.connection.read();
-        let Some(live) = connection.as_ref() else { return };
+        let shown = self.shown.read();
+        let Some(live) = shown.live.as_ref() else { return };
         let opened = live.opened;
         let admit = |operation| opened || matches!(operation, Operation::Open | Operation::List);
         let failed = live.connection.role.dispatch(admit, |slot| live.connection.ready.push(slot));
         if self.batches.load(Ordering::SeqCst) == 0 {
             live.connection.pump(now);
         }
-        drop(connection);
+        drop(shown);
         failed.into_iter().for_each(Ended::tell);
     }
 
@@ -273,89 +343,67 @@ impl Initiator {
             place.copy_from_slice(&local.to_le_bytes());
         }
         if ended.operation == Operation::Flush && ended.failure.is_none() {
-            let volume = self.volumes.read().get(usize::from(ended.volume)).cloned();
+            let volume = self.shown.read().volumes.get(usize::from(ended.volume)).cloned();
             ended.failure =
                 volume.and_then(|volume| volume.flushed_well(ended.terms, self.clock.now_ns()));
         }
         ended.tell();
     }
 
-    /// The peer broke the protocol, or ended the connection: drops it, and starts another one.
-    fn drop_connection(&self, local: u64, why: &str) {
-        let chunks = {
-            let mut connection = self.connection.write();
-            let Some(live) = connection.take_if(|live| live.local == local) else { return };
-            self.was_served(&live);
-            // Before another thread can find that there is no connection: see `fail`.
-            live.connection.role.abandon()
-        };
-        tracing::warn!("link: dropping the connection: {}", crate::legible(why));
-        chunks.into_iter().for_each(|chunk| self.pendings.put_back(chunk));
-        self.attempt.lock().begin();
-    }
-
-    /// A connection is gone or was checked: what was heard counts if it had all volumes open.
-    fn was_served(&self, live: &Live) {
-        let heard_ns = live.connection.heard_ns();
-        if live.opened && heard_ns > self.patience_ns.fetch_max(heard_ns, Ordering::SeqCst) {
-            self.unserved.store(false, Ordering::SeqCst);
-        }
-    }
-
-    /// A target answered a hello. The first one since a target served gets the full time to serve;
-    /// later ones do not extend it.
-    fn was_greeted(&self, now: u64) -> u64 {
-        if !self.unserved.swap(true, Ordering::SeqCst) {
-            self.patience_ns.fetch_max(now, Ordering::SeqCst);
-        }
-        self.patience_ns.load(Ordering::SeqCst)
-    }
-
     /// Drops the connection and makes another one; unanswered requests are repeated there.
     pub fn reconnect(&self) {
         if let Some(live) = self.live() {
-            self.drop_connection(live.local, "a reconnect was requested");
+            let why = "a reconnect was requested";
+            self.step(Event::Drop { local: live.local, why }, self.clock.now_ns());
         }
         self.tick();
     }
 
-    /// When the target was last heard.
-    fn last_heard_ns(&self) -> u64 {
-        let served_ns = self.patience_ns.load(Ordering::SeqCst);
-        self.live().map_or(served_ns, |live| live.connection.heard_ns())
+    /// Handles the timers: sends hellos, joins and pings that are due, checks links, and resumes
+    /// requests.
+    pub fn tick(&self) {
+        let now = self.clock.now_ns();
+        self.step(Event::Tick, now);
+        if let Some(live) = self.live() {
+            if self.pendings.count() > 0 {
+                self.go_on(now);
+            }
+            live.connection.tick(now);
+        }
+    }
+
+    /// The latest time for the next [`Initiator::tick`]. Never, once everything has failed: nothing
+    /// is due any more.
+    #[must_use]
+    pub fn deadline_ns(&self) -> u64 {
+        if self.failure().is_some() {
+            return u64::MAX;
+        }
+        let next = self.control.lock().deadline_ns(self.clock.now_ns());
+        let connection = self.live().and_then(|live| live.connection.deadline_ns());
+        next.min(connection.unwrap_or(u64::MAX))
+    }
+
+    /// Whether link `index` waits for its carrier to have room.
+    #[must_use]
+    pub fn is_blocked(&self, index: usize) -> bool {
+        self.live().is_some_and(|live| {
+            index < live.connection.links.len() && live.connection.is_blocked(index)
+        })
     }
 
     /// Bytes of a slot as granted; before that, as requested.
     fn slot_bytes(&self) -> u32 {
-        let connection = self.connection.read();
-        connection
+        let shown = self.shown.read();
+        shown
+            .live
             .as_ref()
             .map_or(self.options.slot_bytes, |live| live.connection.role.slot_bytes())
     }
 
-    fn breach(&self, local: u64, breach: Breach) {
-        self.drop_connection(local, breach.0);
-    }
-
     /// Fails everything, now and in the future.
     pub fn fail(&self, error: Error) {
-        let first = {
-            let mut failed = self.failed.lock();
-            let first = failed.is_none();
-            failed.get_or_insert_with(|| error.clone());
-            first
-        };
-        // No slot may be live when its request is dropped: it would send bytes of a request that
-        // does not exist.
-        let live =
-            self.connection.write().take().inspect(|live| drop(live.connection.role.abandon()));
-        if let Some(live) = live.filter(|_| first) {
-            live.connection
-                .send_close(crate::status::status_of(error.kind()), "the initiator has failed");
-        }
-        for request in self.pendings.take_all(&error) {
-            request.fail(error.clone());
-        }
+        self.step(Event::Fail(error), self.clock.now_ns());
     }
 
     /// Ends the connection cleanly: unanswered requests fail as closed.
@@ -367,15 +415,20 @@ impl Initiator {
     #[must_use]
     pub fn status(&self) -> crate::LinkStatus {
         let now = self.clock.now_ns();
+        let live = self.live();
+        let (peer, heard_ns) = {
+            let control = self.control.lock();
+            (control.target_name.clone(), control.last_heard_ns(live.as_ref()))
+        };
         let mut status = crate::LinkStatus {
             instance: self.instance,
-            peer: self.target_name.lock().clone(),
-            heard_ms: now.saturating_sub(self.last_heard_ns()) / crate::clock::MS,
+            peer,
+            heard_ms: now.saturating_sub(heard_ns) / crate::clock::MS,
             pending: self.pendings.count(),
             waiting: self.pendings.waiting(),
             ..Default::default()
         };
-        if let Some(live) = self.live() {
+        if let Some(live) = live {
             status.connected = true;
             (status.slots, status.slots_free) =
                 (live.connection.role.count(), live.connection.role.free());

@@ -20,9 +20,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a slot of the saved index is believed",
         "volume/src/cache/mod.rs",
-        "let valid = blocks.all(|(block, number)| crc32c(block) == self.index.crc(found.slot, \
-        number));",
-        "let valid = blocks.count() > 0;",
+        "blocks.all(|(block, number)| crc32c(block) == self.index.crc(found.slot, number));",
+        "blocks.count() > 0;",
     ),
     mutant(
         "a loss is not accepted from a store that was put back",

@@ -432,8 +432,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         ),
         "a cookie is worth nothing",
         "link/src/target/greeted.rs",
-        "let shown = *peer == Peer::Stream || cookie.is_some_and(",
-        "let shown = *peer == Peer::Stream || cookie.filter(|_| false).is_some_and(",
+        "*peer == Peer::Stream || cookie.is_some_and(",
+        "*peer == Peer::Stream || cookie.filter(|_| false).is_some_and(",
     ),
     caught_by(
         &program(

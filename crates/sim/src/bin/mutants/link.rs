@@ -55,8 +55,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "an acknowledgement counts for another link",
         "link/src/connection.rs",
-        "self.links.get(usize::from(ack.link))",
-        "self.links.get((usize::from(ack.link) + 1) % self.links.len())",
+        ".get(usize::from(ack.link))",
+        ".get((usize::from(ack.link) + 1) % self.links.len())",
     ),
     mutant(
         "what was lost of an answer is not sent again",
@@ -72,9 +72,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "what a dead connection had is forgotten",
-        "link/src/initiator/connect.rs",
-        "        chunks.into_iter().for_each(|chunk| self.pendings.put_back(chunk));\n",
-        "        chunks.into_iter().skip(1).for_each(|chunk| self.pendings.put_back(chunk));\n",
+        "link/src/initiator/control.rs",
+        "    chunks.into_iter().for_each(|chunk| of.pendings.put_back(chunk));\n",
+        "    chunks.into_iter().skip(1).for_each(|chunk| of.pendings.put_back(chunk));\n",
     ),
     mutant(
         "a new connection begins before the old one's requests are done",
@@ -114,7 +114,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "who was cut off takes it back when he connects anew",
-        "link/src/initiator/device.rs",
+        "link/src/initiator/reopen.rs",
         "OpenMode { take_over: false, ..volume.mode }",
         "OpenMode { take_over: true, ..volume.mode }",
     ),
@@ -162,13 +162,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "what an initiator had of a connection is kept when it makes another",
-        "link/src/initiator/connect.rs",
-        "let old = current.replace(Live { connection, local, remote, since_ns: now, opened });\n",
-        concat!(
-            "let old = current.replace(Live { connection, local, remote, since_ns: now, opened \
-            });\n",
-            "            std::mem::forget(old.clone());\n",
-        ),
+        "link/src/initiator/control.rs",
+        "let old = shown.live.replace(new);\n",
+        "let old = shown.live.replace(new);\n            std::mem::forget(old.clone());\n",
     ),
     mutant(
         "a connection that ended is kept at the target",
@@ -196,8 +192,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a volume that was closed on a lost connection takes another with it",
-        "link/src/initiator/device.rs",
-        "closed.iter().for_each(|volume| self.pendings.set_number(volume.number, NOT_OPEN));",
+        "link/src/initiator/reopen.rs",
+        "closed.iter().for_each(|volume| of.pendings.set_number(volume.number, NOT_OPEN));",
         "drop(closed);",
     ),
     mutant(
@@ -208,9 +204,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "every answered hello has its time to serve",
-        "link/src/initiator/mod.rs",
-        "if !self.unserved.swap(true, Ordering::SeqCst) {",
-        "if self.unserved.swap(true, Ordering::SeqCst) || true {",
+        "link/src/initiator/control.rs",
+        "if !std::mem::replace(&mut self.unserved, true) {",
+        "if std::mem::replace(&mut self.unserved, true) || true {",
     ),
     mutant(
         "who says the id of another machine's initiator ends its connection",

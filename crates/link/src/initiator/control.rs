@@ -1,0 +1,264 @@
+//! The owner of an initiator's connection: how it is made, kept, and replaced.
+//!
+//! Everything that changes the connection is an [`Event`]; [`Control::step`] handles one at a time.
+//! Whichever thread has an event takes the control's lock and runs the step, so that there is no
+//! thread to wake. A step never sends and never answers a request: what it decides is a list of
+//! [`Act`]s, done by the same thread after the lock is released, because sending may block and an
+//! answer runs its user's code.
+//!
+//! Invariants: only a step changes what requests see of the connection ([`Shown`]). After a failure
+//! there is no connection, and no step makes one.
+//!
+//! Lock order: the control, then `Shown`, then what the connection locks. Not here: the steps of a
+//! hand-shake (`connect`), of a link (`join`) and of reopened volumes (`reopen`).
+
+use std::sync::Arc;
+
+use sawmill_device::{Error, ErrorKind, Request};
+use sawmill_format::link::Packet;
+use sawmill_format::link::part::Word;
+
+use super::connect::Attempt;
+use super::device::Answer;
+use super::join::Way;
+use super::pending::Chunk;
+use super::reopen::Reopening;
+use super::slots::Slots;
+use super::{Initiator, Live, Shown};
+use crate::carrier::Peer;
+use crate::clock::SECOND;
+use crate::connection::{Connection, Path};
+use crate::session::proof::Proof;
+
+/// What can happen to a connection, apart from its requests.
+pub(super) enum Event<'a> {
+    /// Time has passed, or packets were taken.
+    Tick,
+    /// A link has a carrier, new or again.
+    CarrierOpened(usize, Path),
+    /// A link has lost its carrier.
+    CarrierLost(usize),
+    /// An unsealed answer to a hello, or a claim about the connection: its header and its body.
+    Welcome(&'a [u8]),
+    /// See `Welcome`.
+    Refused(&'a [u8]),
+    /// See `Welcome`.
+    Unknown(&'a Packet, &'a [u8]),
+    /// See `Welcome`.
+    Cookie(&'a Packet, &'a [u8]),
+    /// A word about a link, from this peer, on connection `local`.
+    Word { local: u64, peer: Peer, word: Word },
+    /// The target ended connection `local`.
+    Closed { local: u64, status: u8, text: String },
+    /// Connection `local` must not be used any more.
+    Drop { local: u64, why: &'a str },
+    /// Nothing can work any more.
+    Fail(Error),
+}
+
+/// What a step decided.
+pub(super) enum Act {
+    /// Sends a hello on a link, perhaps with the cookie that the target wants.
+    SayHello { path: Path, link: u8, message: Arc<[u8]>, cookie: Option<Proof> },
+    /// Sends a word about a link, padded to `packet_bytes`.
+    SayWord {
+        connection: Arc<Connection<Slots>>,
+        index: usize,
+        path: Path,
+        word: Word,
+        packet_bytes: usize,
+    },
+    /// Tells the target that the connection ends.
+    SayClose(Arc<Connection<Slots>>, ErrorKind),
+    /// Fails requests.
+    FailAll(Vec<Request>, Error),
+    /// Gives slots to waiting requests, and sends what is ready.
+    GoOn,
+}
+
+/// A source of ids and tokens.
+pub(super) struct Random(Box<dyn FnMut() -> u64 + Send>);
+
+impl Random {
+    /// The next one, never 0.
+    pub(super) fn id(&mut self) -> u64 {
+        (self.0)().max(1)
+    }
+}
+
+/// The state of the connection that requests never look at.
+pub(super) struct Control {
+    pub(super) attempt: Attempt,
+    pub(super) ways: Box<[Way]>,
+    pub(super) reopening: Reopening,
+    /// Who keeps the unflushed writes of each volume, as the newest connection reports it.
+    pub(super) keepers: Vec<[u8; 16]>,
+    /// Volumes that are being closed.
+    pub(super) closing: Vec<Answer>,
+    /// The last name of the target.
+    pub(super) target_name: String,
+    /// When to check next whether the connection needs new keys.
+    pub(super) rekey_look_ns: u64,
+    /// Until then, an unauthenticated *unknown* is ignored.
+    pub(super) unknown_next_ns: u64,
+    pub(super) random: Random,
+    /// The start of the time-out: when a connection with all volumes open was last heard, or when
+    /// the first connection was made that did not get that far.
+    patience_ns: u64,
+    /// Set if no connection got that far since.
+    unserved: bool,
+    pub(super) acts: Vec<Act>,
+}
+
+impl Control {
+    pub(super) fn new(links: usize, random: Box<dyn FnMut() -> u64 + Send>, now: u64) -> Self {
+        Control {
+            attempt: Attempt::default(),
+            ways: (0..links).map(|_| Way::default()).collect(),
+            reopening: Reopening::default(),
+            keepers: Vec::new(),
+            closing: Vec::new(),
+            target_name: String::new(),
+            rekey_look_ns: 0,
+            unknown_next_ns: 0,
+            random: Random(random),
+            patience_ns: now,
+            unserved: false,
+            acts: Vec::new(),
+        }
+    }
+
+    /// Handles one event.
+    pub(super) fn step(&mut self, of: &Initiator, event: Event<'_>, now: u64) {
+        match event {
+            Event::Fail(error) => self.fail(of, error),
+            _ if of.failure().is_some() => {}
+            Event::Tick => self.tick(of, now),
+            Event::CarrierOpened(index, path) => self.carrier_opened(of, index, path),
+            Event::CarrierLost(index) => self.carrier_lost(of, index),
+            Event::Welcome(message) => self.welcomed(of, message, now),
+            Event::Refused(message) => self.attempt.refused(message),
+            Event::Unknown(header, proof) => self.unknown(of, header, proof, now),
+            Event::Cookie(header, body) => self.cookied(of, header, body, now),
+            Event::Word { local, peer, word } => {
+                if let Some(live) = of.live().filter(|live| live.local == local) {
+                    self.word(&live, peer, &word, now);
+                }
+            }
+            Event::Closed { local, status, text } => self.closed(of, local, status, &text),
+            Event::Drop { local, why } => self.drop_connection(of, local, why),
+        }
+    }
+
+    fn tick(&mut self, of: &Initiator, now: u64) {
+        self.greet(of, now);
+        self.look_at_reopened(of);
+        if let Some(live) = of.live() {
+            self.rekey(of, &live, now);
+            (0..live.connection.links.len()).for_each(|index| self.look_after(&live, index, now));
+        }
+        self.give_up(of, now);
+    }
+
+    /// The latest time for the next tick, as far as the control is concerned.
+    pub(super) fn deadline_ns(&self, now: u64) -> u64 {
+        let greet = if self.attempt.wanted { self.attempt.next_ns } else { u64::MAX };
+        let ways = self.ways.iter().filter_map(Way::deadline_ns).min();
+        greet.min(now + SECOND).min(ways.unwrap_or(u64::MAX))
+    }
+
+    fn closed(&mut self, of: &Initiator, local: u64, status: u8, text: &str) {
+        let error = crate::status::error_of(status, text);
+        match error.kind() {
+            // The target is stopping, or has lost this connection: another may come.
+            ErrorKind::Closed | ErrorKind::Unavailable => self.drop_connection(of, local, text),
+            _ => self.fail(of, error),
+        }
+    }
+
+    /// The peer broke the protocol, or ended the connection: drops it, and starts another one.
+    fn drop_connection(&mut self, of: &Initiator, local: u64, why: &str) {
+        let chunks = {
+            let mut shown = of.shown.write();
+            let Some(live) = shown.live.take_if(|live| live.local == local) else { return };
+            self.was_served(&live);
+            // Before another thread can find that there is no connection: see `fail`.
+            live.connection.role.abandon()
+        };
+        tracing::warn!("link: dropping the connection: {}", crate::legible(why));
+        put_back(of, chunks);
+        self.attempt.begin();
+    }
+
+    /// Requests see this connection from now on. Their chunks in flight go back first, because no
+    /// chunk may use the old connection once one can use the new one.
+    pub(super) fn show(of: &Initiator, new: Live) {
+        let chunks = {
+            let mut shown = of.shown.write();
+            let old = shown.live.replace(new);
+            old.map(|old| old.connection.role.abandon()).unwrap_or_default()
+        };
+        put_back(of, chunks);
+    }
+
+    /// A connection is gone or was checked: what was heard counts if it had all volumes open.
+    pub(super) fn was_served(&mut self, live: &Live) {
+        let heard_ns = live.connection.heard_ns();
+        if live.opened && heard_ns > self.patience_ns {
+            (self.patience_ns, self.unserved) = (heard_ns, false);
+        }
+    }
+
+    /// A target answered a hello. The first one since a target served gets the full time to serve;
+    /// later ones do not extend it.
+    pub(super) fn was_greeted(&mut self, now: u64) -> u64 {
+        if !std::mem::replace(&mut self.unserved, true) {
+            self.patience_ns = self.patience_ns.max(now);
+        }
+        self.patience_ns
+    }
+
+    /// When the target was last heard.
+    pub(super) fn last_heard_ns(&self, live: Option<&Live>) -> u64 {
+        live.map_or(self.patience_ns, |live| live.connection.heard_ns())
+    }
+
+    /// Fails everything if no target has served within the time-out. A target that answers hellos
+    /// but opens nothing does not serve.
+    fn give_up(&mut self, of: &Initiator, now: u64) {
+        let most_ns = u64::from(of.options.timeout_s) * SECOND;
+        if most_ns == 0 {
+            return;
+        }
+        of.live().iter().for_each(|live| self.was_served(live));
+        if now.saturating_sub(self.patience_ns) >= most_ns && of.pendings.count() > 0 {
+            let hint = self.attempt.hint.as_ref();
+            let hint = hint
+                .map_or(String::new(), |hint| format!(" (last reply, unauthenticated: {hint})"));
+            let text = format!("no answer from the target for {} s{hint}", of.options.timeout_s);
+            self.fail(of, Error::new(ErrorKind::Unreachable, text));
+        }
+    }
+
+    /// Fails everything, now and in the future; the first reason stays.
+    pub(super) fn fail(&mut self, of: &Initiator, error: Error) {
+        let (live, first) = {
+            let mut shown = of.shown.write();
+            let Shown { live, failed, .. } = &mut *shown;
+            let first = failed.is_none();
+            failed.get_or_insert_with(|| error.clone());
+            // No slot may be live when its request is dropped: it would send bytes of a request
+            // that does not exist.
+            (live.take().inspect(|live| drop(live.connection.role.abandon())), first)
+        };
+        if let Some(live) = live.filter(|_| first) {
+            self.acts.push(Act::SayClose(live.connection, error.kind()));
+        }
+        self.acts.push(Act::FailAll(of.pendings.take_all(&error), error));
+    }
+}
+
+/// Requests of a connection that is gone wait for the next one.
+fn put_back(of: &Initiator, chunks: Vec<Chunk>) {
+    chunks.into_iter().for_each(|chunk| of.pendings.put_back(chunk));
+}

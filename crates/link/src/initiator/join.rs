@@ -1,0 +1,188 @@
+//! How a link joins a connection, in the longest packets that get through, and is probed.
+//!
+//! Invariants: a link carries requests only after its join was answered, in packets as long as the
+//! join. Longer packets are tried now and then, ever less often.
+//!
+//! Not here: how carriers are opened (`crate::threads`), the hand-shake (`connect`).
+
+use std::sync::Arc;
+
+use sawmill_format::link::PACKET_BYTES_MIN;
+use sawmill_format::link::part::{Word, WordKind};
+
+use super::control::{Act, Control};
+use super::{Initiator, Live};
+use crate::carrier::{BROADCAST, Peer};
+use crate::clock::{MS, SECOND};
+use crate::connection::Path;
+use crate::session::handshake::TOKEN_BYTES;
+use crate::session::proof::Proof;
+
+const JOIN_NS_FIRST: u64 = 20 * MS;
+const JOIN_NS_MAX: u64 = 250 * MS;
+/// Joins of one length without an answer before a shorter one is tried.
+const JOINS_OF_A_LENGTH: u32 = 3;
+/// Interval of probes on an idle link, so that the target keeps us, and a dead link is known before
+/// it is used.
+pub(super) const KEEP_ALIVE_NS: u64 = 5 * SECOND;
+/// The most pings between attempts to join a link with longer packets: about five minutes.
+const LONGER_PINGS_MAX: u32 = 64;
+
+/// The carrier of a link, and the state of its join.
+#[derive(Default)]
+pub(super) struct Way {
+    pub(super) path: Option<Path>,
+    join: Option<Join>,
+    joined: bool,
+    next_ping_ns: u64,
+    /// The cookie that a target under load wants with the hello of this token, and when the hello
+    /// may be sent again.
+    pub(super) cookie: Option<([u8; TOKEN_BYTES], Proof)>,
+    pub(super) next_cookie_ns: u64,
+    /// The longest packets of the link as it was joined, which may be shorter than its carrier
+    /// allows.
+    packet_bytes: usize,
+    /// Pings until longer packets are tried, and the number last time.
+    longer_in: u32,
+    longer_after: u32,
+}
+
+/// An attempt to join. For a link that is joined and in use, it tries longer packets.
+struct Join {
+    token: u64,
+    packet_bytes: usize,
+    said: u32,
+    next_ns: u64,
+    /// The packet length that the link keeps unless the first word is answered.
+    kept_bytes: Option<usize>,
+}
+
+impl Way {
+    /// A way on this path that has to join.
+    pub(super) fn over(path: Option<Path>) -> Self {
+        Way { path, ..Way::default() }
+    }
+
+    /// When it has something to send next.
+    pub(super) fn deadline_ns(&self) -> Option<u64> {
+        self.path.as_ref()?;
+        let join = self.join.as_ref().map(|join| join.next_ns);
+        let ping = self.joined.then_some(self.next_ping_ns);
+        join.into_iter().chain(ping).min()
+    }
+
+    /// A link that was joined while its path was down may have ended with any length, so longer
+    /// packets are tried now and then, ever less often.
+    fn try_longer(&mut self, now: u64, token: impl FnOnce() -> u64) {
+        let Some(path) = self.path.as_ref().filter(|path| path.peer != Peer::Stream) else {
+            return;
+        };
+        if self.join.is_some() || self.packet_bytes >= path.packet_bytes_max {
+            return;
+        }
+        self.longer_in = self.longer_in.saturating_sub(1);
+        if self.longer_in == 0 {
+            self.longer_after = (self.longer_after * 2).min(LONGER_PINGS_MAX);
+            self.longer_in = self.longer_after;
+            let (packet_bytes, kept_bytes) = (path.packet_bytes_max, Some(self.packet_bytes));
+            self.join =
+                Some(Join { token: token(), packet_bytes, said: 0, next_ns: now, kept_bytes });
+        }
+    }
+}
+
+impl Join {
+    /// Chooses the length of the next word, and when one more follows.
+    fn say(&mut self, path: &Path, now: u64) {
+        if self.said > 0 && path.peer != Peer::Stream {
+            self.packet_bytes = match self.kept_bytes {
+                Some(kept_bytes) => kept_bytes,
+                None if self.said.is_multiple_of(JOINS_OF_A_LENGTH) => {
+                    shorter(self.packet_bytes, path.packet_bytes_max)
+                }
+                None => self.packet_bytes,
+            };
+        }
+        self.said += 1;
+        self.next_ns = now + (JOIN_NS_FIRST << self.said.min(6)).min(JOIN_NS_MAX);
+    }
+}
+
+impl Control {
+    pub(super) fn carrier_opened(&mut self, of: &Initiator, index: usize, path: Path) {
+        self.ways[index] = Way::over(Some(path));
+        self.attempt.wanted |= of.live().is_none();
+    }
+
+    /// What was in flight on the link uses other links.
+    pub(super) fn carrier_lost(&mut self, of: &Initiator, index: usize) {
+        self.ways[index] = Way::default();
+        if let Some(live) = of.live() {
+            live.connection.close_link(index);
+        }
+    }
+
+    pub(super) fn word(&mut self, live: &Live, peer: Peer, word: &Word, now: u64) {
+        let index = usize::from(word.link);
+        let Some(way) = self.ways.get_mut(index) else { return };
+        match word.kind {
+            WordKind::Joined => {
+                let Some(join) = way.join.take_if(|join| join.token == word.token) else { return };
+                let packet_bytes =
+                    join.packet_bytes.min(word.packet_bytes as usize).max(PACKET_BYTES_MIN);
+                if !way.joined {
+                    (way.longer_in, way.longer_after) = (1, 1);
+                }
+                (way.joined, way.packet_bytes) = (true, packet_bytes);
+                way.next_ping_ns = now + KEEP_ALIVE_NS;
+                let Some(mut path) = way.path.clone() else { return };
+                if path.peer == BROADCAST {
+                    // The broadcast reached all; this one has the key.
+                    path.peer = peer;
+                }
+                live.connection.open_link(index, path, packet_bytes);
+            }
+            WordKind::Leave => {
+                way.joined = false;
+                way.join = None;
+                live.connection.close_link(index);
+            }
+            WordKind::Join | WordKind::Ping => {}
+        }
+    }
+
+    /// Joins link `index`, and probes it if it is silent or idle.
+    pub(super) fn look_after(&mut self, live: &Live, index: usize, now: u64) {
+        let Some(path) = self.ways[index].path.clone() else { return };
+        let random = &mut self.random;
+        let way = &mut self.ways[index];
+        if way.joined {
+            if now >= way.next_ping_ns {
+                way.next_ping_ns = now + KEEP_ALIVE_NS;
+                live.connection.ping(index);
+                way.try_longer(now, || random.id());
+            }
+        } else if way.join.is_none() {
+            let (token, packet_bytes) = (random.id(), path.packet_bytes_max);
+            way.join = Some(Join { token, packet_bytes, said: 0, next_ns: now, kept_bytes: None });
+        }
+        let Some(join) = way.join.as_mut().filter(|join| now >= join.next_ns) else { return };
+        join.say(&path, now);
+        let word = Word {
+            kind: WordKind::Join,
+            link: index as u8,
+            packet_bytes: join.packet_bytes as u32,
+            token: join.token,
+        };
+        let is_stream = path.peer == Peer::Stream;
+        let packet_bytes = if is_stream { PACKET_BYTES_MIN } else { join.packet_bytes };
+        let connection = Arc::clone(&live.connection);
+        self.acts.push(Act::SayWord { connection, index, path, word, packet_bytes });
+    }
+}
+
+/// The next length to try on a path: the usual lengths of Ethernet, then from the start again.
+fn shorter(packet_bytes: usize, most: usize) -> usize {
+    const USUAL: [usize; 4] = [8900, 4000, 1420, PACKET_BYTES_MIN];
+    USUAL.into_iter().find(|usual| *usual < packet_bytes).unwrap_or(most)
+}
