@@ -275,7 +275,7 @@ impl Run {
             if self.dice.one_in(self.settings.jump_odds) {
                 self.jump();
             }
-            if self.dice.one_in(self.settings.gc_order_odds) {
+            if self.dice.one_in(self.settings.gc_request_odds) {
                 self.order_collection();
             }
             let beside = self.zombie.is_some() && self.dice.one_in(3);

@@ -86,7 +86,7 @@ pub struct Settings {
     /// When garbage is collected.
     pub gc: GcPolicy,
     /// At one step in so many somebody collects garbage by hand.
-    pub gc_order_odds: u64,
+    pub gc_request_odds: u64,
     /// At one step in so many somebody does something with the past (snapshots, retention,
     /// rollbacks, clones), or gives the disk another size.
     pub past_odds: u64,
@@ -128,7 +128,7 @@ impl Settings {
             look_odds: 0,
             copy_odds: 0,
             gc: GcPolicy { start: 0.0, ..GcPolicy::default() },
-            gc_order_odds: 0,
+            gc_request_odds: 0,
             past_odds: 0,
             jump_odds: 0,
             edges: Edges::default(),
@@ -209,7 +209,7 @@ impl Settings {
                 choice: *dice.pick(&[GcChoice::Greedy, GcChoice::CostBenefit]),
                 bytes_per_second_max: *dice.pick(&[0, 0, 1 << 20]),
             },
-            gc_order_odds: *dice.pick(&[0, 0, 60]),
+            gc_request_odds: *dice.pick(&[0, 0, 60]),
             past_odds,
             copy_odds: *dice.pick(&[0, 0, 60]),
             jump_odds: if past_odds > 0 { *dice.pick(&[0, 80]) } else { 0 },

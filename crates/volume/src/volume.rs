@@ -17,7 +17,7 @@ use crate::attachment::Attachment;
 use crate::contexts::Contexts;
 use crate::cuts::stored_cut;
 use crate::disk::Lock;
-use crate::engine::{Engine, EngineOptions, EngineStart, GcOrder, Resize};
+use crate::engine::{Engine, EngineOptions, EngineStart, GcRequest, Resize};
 use crate::gc::{Garbage, garbage_of};
 use crate::journal::Journal;
 use crate::journal::writer::JournalWriter;
@@ -336,10 +336,10 @@ impl Volume {
             return true;
         }
         let (tell, hear) = sync_channel(1);
-        self.write.mailbox.order_checkpoint(tell);
+        self.write.mailbox.request_checkpoint(tell);
         // Who closed or died before the order was there told nobody.
         if self.attachment.state.refusal().is_some() {
-            drop(self.write.mailbox.take_checkpoint_orders());
+            drop(self.write.mailbox.take_checkpoint_requests());
         }
         hear.recv_timeout(timeout).is_ok()
     }
@@ -372,7 +372,12 @@ impl Volume {
                         the volume is served for writing";
             return Err(Error::new(ErrorKind::Refused, text));
         }
-        self.write.mailbox.order_gc(GcOrder { threshold, through: 0, is_settling: false, tell });
+        self.write.mailbox.request_gc(GcRequest {
+            threshold,
+            through: 0,
+            is_settling: false,
+            tell,
+        });
         // Who closed or died before the order was there told nobody.
         if let Some(error) = self.attachment.state.refusal() {
             self.write.mailbox.fail_waiters(&error);

@@ -23,7 +23,7 @@ use super::cache_moves::keep_cached;
 use super::checkpoint::Checkpoints;
 use super::context::Context;
 use super::log_tail::LogTail;
-use super::messages::{Event, GcOrder};
+use super::messages::{Event, GcRequest};
 use super::upload::Upload;
 use crate::gc::gather;
 use crate::gc::gathered::{Gathered, NotGathered, Outcome};
@@ -55,7 +55,7 @@ pub(super) struct Collector {
     not_before: Duration,
     /// Segments that could not be read, and the number of attempts.
     doubtful: HashMap<u32, u32>,
-    order: Option<GcOrder>,
+    request: Option<GcRequest>,
     report: GcReport,
     /// Moved segments that are not in the map yet.
     in_flight: usize,
@@ -68,7 +68,7 @@ impl Collector {
             plan: None,
             not_before: Duration::ZERO,
             doubtful: HashMap::new(),
-            order: None,
+            request: None,
             report: GcReport::default(),
             in_flight: 0,
         }
@@ -107,8 +107,8 @@ impl Collector {
             self.stop(context, &Error::new(ErrorKind::Closed, text));
             return None;
         }
-        if self.order.is_none() {
-            self.take_order(context, log);
+        if self.request.is_none() {
+            self.take_request(context, log);
         }
         if let Stage::Ready(_) = self.stage {
             self.send_if_room(context, options, log);
@@ -135,21 +135,21 @@ impl Collector {
     pub(super) fn stop(&mut self, context: &Context, why: &Error) {
         self.plan = None;
         self.stage = Stage::Rest;
-        if let Some(order) = self.order.take() {
-            context.mailbox.end_gc_order(order, Err(why.clone()));
+        if let Some(request) = self.request.take() {
+            context.mailbox.end_gc_request(request, Err(why.clone()));
         }
     }
 
-    fn take_order(&mut self, context: &Context, log: &LogTail) {
-        let Some(mut order) = context.mailbox.take_gc_order() else { return };
-        order.through = log.stored_sequence() as u32;
+    fn take_request(&mut self, context: &Context, log: &LogTail) {
+        let Some(mut request) = context.mailbox.take_gc_request() else { return };
+        request.through = log.stored_sequence() as u32;
         self.report = GcReport::default();
         // A manual collection tries everything once more.
         self.doubtful.clear();
-        self.order = Some(order);
+        self.request = Some(request);
     }
 
-    /// Whether there is something to choose. Ends an order that has nothing left.
+    /// Whether there is something to choose. Ends a request that has nothing left.
     fn wants_plan(
         &mut self,
         context: &Context,
@@ -159,24 +159,24 @@ impl Collector {
         if self.in_flight > 0 {
             return false;
         }
-        if let Some(order) = &self.order {
-            if !order.is_settling && self.ordered_victims(context).is_empty() {
+        if let Some(request) = &self.request {
+            if !request.is_settling && self.requested_victims(context).is_empty() {
                 checkpoints.want_deletes();
-                if let Some(order) = &mut self.order {
-                    order.is_settling = true;
+                if let Some(request) = &mut self.request {
+                    request.is_settling = true;
                 }
             }
-            return self.order.as_ref().is_some_and(|order| !order.is_settling);
+            return self.request.as_ref().is_some_and(|request| !request.is_settling);
         }
         let totals = context.stored.view().segments.totals();
         options.gc.is_due(totals.own_live_bytes, totals.own_used_bytes)
             && !self.chosen_victims(context, options).is_empty()
     }
 
-    /// An order is done when what it made dead has been deleted.
-    pub(super) fn finish_order(&mut self, context: &Context) {
-        if let Some(order) = self.order.take_if(|order| order.is_settling) {
-            context.mailbox.end_gc_order(order, Ok(self.report));
+    /// A request is done when what it made dead has been deleted.
+    pub(super) fn finish_request(&mut self, context: &Context) {
+        if let Some(request) = self.request.take_if(|request| request.is_settling) {
+            context.mailbox.end_gc_request(request, Ok(self.report));
         }
     }
 
@@ -186,11 +186,11 @@ impl Collector {
         candidates
     }
 
-    fn ordered_victims(&self, context: &Context) -> Vec<u32> {
-        let Some(order) = &self.order else { return Vec::new() };
+    fn requested_victims(&self, context: &Context) -> Vec<u32> {
+        let Some(request) = &self.request else { return Vec::new() };
         let candidates = self.candidates(context).into_iter();
         candidates
-            .filter(|candidate| order.takes(candidate))
+            .filter(|candidate| request.takes(candidate))
             .map(|candidate| candidate.sequence)
             .collect()
     }
@@ -202,9 +202,9 @@ impl Collector {
     }
 
     fn start_plan(&mut self, context: &Arc<Context>, options: &EngineOptions) {
-        let ordered = self.order.is_some();
-        let victims = if ordered {
-            self.ordered_victims(context)
+        let requested = self.request.is_some();
+        let victims = if requested {
+            self.requested_victims(context)
         } else {
             self.chosen_victims(context, options)
         };

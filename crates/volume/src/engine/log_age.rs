@@ -13,13 +13,13 @@ pub(super) struct LogAge {
     age_max: Duration,
     /// Something before this position is not logged, as was seen then.
     unlogged: Option<(u64, Duration)>,
-    /// A sync up to that position is ordered already: one that hangs gets no second waiter.
-    is_ordered: bool,
+    /// A sync up to that position is requested already: one that hangs gets no second waiter.
+    is_requested: bool,
 }
 
 impl LogAge {
     pub(super) fn new(age_max: Duration) -> Self {
-        LogAge { age_max, unlogged: None, is_ordered: false }
+        LogAge { age_max, unlogged: None, is_requested: false }
     }
 
     /// Orders a sync if it is time.
@@ -29,20 +29,20 @@ impl LogAge {
         };
         let (logged, next) = (journal.logged(), journal.ring.next());
         match self.unlogged {
-            _ if logged >= next => (self.unlogged, self.is_ordered) = (None, false),
+            _ if logged >= next => (self.unlogged, self.is_requested) = (None, false),
             Some((position, since)) if logged < position => {
                 if now < since + self.age_max {
                     return;
                 }
-                let position = if self.is_ordered { position } else { next };
-                if !self.is_ordered {
+                let position = if self.is_requested { position } else { next };
+                if !self.is_requested {
                     // Whatever becomes of it, flushes hear of a failure.
                     journal.when_logged(position, Box::new(|_| ()));
-                    self.is_ordered = true;
+                    self.is_requested = true;
                 }
                 self.unlogged = Some((position, now));
             }
-            _ => (self.unlogged, self.is_ordered) = (Some((next, now)), false),
+            _ => (self.unlogged, self.is_requested) = (Some((next, now)), false),
         }
     }
 

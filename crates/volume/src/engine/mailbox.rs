@@ -15,7 +15,7 @@ use std::sync::mpsc::SyncSender;
 use sawmill_sys::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex};
 
 use super::intake::RecordIntake;
-use super::messages::{Event, GcOrder, Ordered, Resize, Tell};
+use super::messages::{Event, GcRequest, Ordered, Resize, Tell};
 use crate::attachment::Attachment;
 use crate::journal::Journal;
 use crate::status::GcReport;
@@ -42,9 +42,9 @@ pub(crate) struct Mailbox {
     uploads: AtomicU64,
     waiters: Mutex<Vec<StoredWaiter>>,
     /// The waiters for a checkpoint that has not started.
-    checkpoint_orders: Mutex<Vec<SyncSender<()>>>,
-    gc_order: Mutex<Option<GcOrder>>,
-    gc_ordered: AtomicBool,
+    checkpoint_requests: Mutex<Vec<SyncSender<()>>>,
+    gc_request: Mutex<Option<GcRequest>>,
+    gc_requested: AtomicBool,
     gc_left: AtomicU64,
     resizes: Mutex<VecDeque<Resize>>,
     closing: AtomicBool,
@@ -70,9 +70,9 @@ impl Mailbox {
             checkpoint_number: Default::default(),
             uploads: Default::default(),
             waiters: Default::default(),
-            checkpoint_orders: Default::default(),
-            gc_order: Default::default(),
-            gc_ordered: Default::default(),
+            checkpoint_requests: Default::default(),
+            gc_request: Default::default(),
+            gc_requested: Default::default(),
             gc_left: Default::default(),
             resizes: Default::default(),
             closing: Default::default(),
@@ -203,33 +203,33 @@ impl Mailbox {
 
     /// Requests a checkpoint; `tell` is notified when it is durable, and dropped if it never will
     /// be.
-    pub(crate) fn order_checkpoint(&self, tell: SyncSender<()>) {
-        self.checkpoint_orders.lock().push(tell);
+    pub(crate) fn request_checkpoint(&self, tell: SyncSender<()>) {
+        self.checkpoint_requests.lock().push(tell);
         self.wake.ring();
     }
 
-    pub(crate) fn take_checkpoint_orders(&self) -> Vec<SyncSender<()>> {
-        std::mem::take(&mut *self.checkpoint_orders.lock())
+    pub(crate) fn take_checkpoint_requests(&self) -> Vec<SyncSender<()>> {
+        std::mem::take(&mut *self.checkpoint_requests.lock())
     }
 
-    /// Requests a collection; one order at a time.
-    pub(crate) fn order_gc(&self, order: GcOrder) {
-        if self.gc_ordered.swap(true, Ordering::AcqRel) {
+    /// Requests a collection; one at a time.
+    pub(crate) fn request_gc(&self, request: GcRequest) {
+        if self.gc_requested.swap(true, Ordering::AcqRel) {
             let text = "a manual garbage collection is already running: wait for it to end";
-            return (order.tell)(Err(Error::new(crate::ErrorKind::InUse, text)));
+            return (request.tell)(Err(Error::new(crate::ErrorKind::InUse, text)));
         }
-        *self.gc_order.lock() = Some(order);
+        *self.gc_request.lock() = Some(request);
         self.wake.ring();
     }
 
-    pub(crate) fn take_gc_order(&self) -> Option<GcOrder> {
-        self.gc_order.lock().take()
+    pub(crate) fn take_gc_request(&self) -> Option<GcRequest> {
+        self.gc_request.lock().take()
     }
 
-    /// An order has ended: the next one may start.
-    pub(crate) fn end_gc_order(&self, order: GcOrder, outcome: Result<GcReport>) {
-        self.gc_ordered.store(false, Ordering::Release);
-        (order.tell)(outcome);
+    /// A collection has ended: the next one may start.
+    pub(crate) fn end_gc_request(&self, request: GcRequest, outcome: Result<GcReport>) {
+        self.gc_requested.store(false, Ordering::Release);
+        (request.tell)(outcome);
     }
 
     /// Live bytes that collection has yet to move.
@@ -259,12 +259,12 @@ impl Mailbox {
     }
 
     pub(crate) fn fail_waiters(&self, error: &Error) {
-        drop(self.take_checkpoint_orders());
-        if let Some(order) = self.take_gc_order() {
-            self.end_gc_order(order, Err(error.clone()));
+        drop(self.take_checkpoint_requests());
+        if let Some(request) = self.take_gc_request() {
+            self.end_gc_request(request, Err(error.clone()));
         }
         // An order that was accepted ends with the engine.
-        self.gc_ordered.store(false, Ordering::Release);
+        self.gc_requested.store(false, Ordering::Release);
         self.fail_orders(error);
         let waiters = std::mem::take(&mut *self.waiters.lock());
         for waiter in waiters {

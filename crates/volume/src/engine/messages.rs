@@ -15,7 +15,7 @@ use crate::gc::sweep::Plan;
 use crate::status::GcReport;
 use crate::view::View;
 
-/// Notifies the requester of an order of its result.
+/// Notifies a requester of the result.
 pub(crate) type Tell = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// An answer of the store.
@@ -89,7 +89,7 @@ pub(crate) struct PinAsked {
 }
 
 /// A manual collection.
-pub(crate) struct GcOrder {
+pub(crate) struct GcRequest {
     /// Segments with a smaller share of live data than this are emptied; 1: all, so that everything
     /// lies in address order.
     pub(crate) threshold: f64,
@@ -100,8 +100,8 @@ pub(crate) struct GcOrder {
     pub(crate) tell: Box<dyn FnOnce(Result<GcReport>) + Send>,
 }
 
-impl GcOrder {
-    /// Whether the order includes this segment.
+impl GcRequest {
+    /// Whether it includes this segment.
     pub(crate) fn takes(&self, candidate: &Candidate) -> bool {
         candidate.sequence <= self.through && candidate.is_below(self.threshold)
     }

@@ -62,7 +62,7 @@ pub(crate) use context::Context;
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use intake::RecordIntake;
 pub(crate) use mailbox::Mailbox;
-pub(crate) use messages::{Event, GcOrder, Ordered, Resize};
+pub(crate) use messages::{Event, GcRequest, Ordered, Resize};
 
 use checkpoint::{Checkpoints, Freeze};
 use cleanup::Cleanup;
@@ -202,7 +202,7 @@ impl Engine {
         self.fence_check.step(&self.context, &self.log, now);
         if self.checkpoints.is_resting() && self.cleanup.is_quiet() && self.cleanup.is_resting() {
             // Everything that had to be deleted is gone.
-            self.collector.finish_order(&self.context);
+            self.collector.finish_request(&self.context);
         }
         self.finish_closing();
         self.stall_watch.step(&self.context, now);
@@ -314,14 +314,14 @@ impl Engine {
             return;
         }
         let is_closing = !self.checkpoints.is_clean() && self.is_drained();
-        let ordered = self.context.mailbox.take_checkpoint_orders();
+        let requested = self.context.mailbox.take_checkpoint_requests();
         let is_due = self.checkpoints.is_due(&self.context, &self.options, self.busy_at, now);
-        if (is_due || is_closing || !ordered.is_empty())
+        if (is_due || is_closing || !requested.is_empty())
             && let Err(error) = self.begin_checkpoint(self.is_drained())
         {
             self.context.write.fail(error);
         }
-        self.checkpoints.tell_when_durable(ordered);
+        self.checkpoints.tell_when_durable(requested);
     }
 
     fn begin_checkpoint(&mut self, is_clean: bool) -> crate::Result<()> {
