@@ -1,17 +1,22 @@
-# The few commands a person types. Each is one line; the work is in what it calls.
+# The few commands a person types. Each is one command line; the work is in what it calls.
 # docs: the documents as a site, in target/site.
 .PHONY: demo docs test test-vm test-stores test-external lint bench soak torture fuzz mutants fmt
 
 demo: ; @demo/demo.sh
 test: ; @tests/run.sh
-test-vm: ; @tests/setup/prepare.sh vm && cargo build --release -p sawmill -p sawmill-frontend --bins --examples && tests/vm/run.py $(TESTS)
-test-stores: ; @tests/setup/prepare.sh stores && cargo build --release -p sawmill && tests/stores/matrix.py
-test-external: ; @tests/setup/prepare.sh external && cargo build --release -p sawmill && tests/external/run.py
+test-vm: ; @tests/setup/prepare.sh vm && \
+	cargo build --release -p sawmill -p sawmill-frontend --bins --examples && \
+	tests/vm/run.py $(TESTS)
+test-stores: ; @tests/setup/prepare.sh stores && cargo build --release -p sawmill && \
+	tests/stores/matrix.py
+test-external: ; @tests/setup/prepare.sh external && cargo build --release -p sawmill && \
+	tests/external/run.py
 docs: ; @docs/site/build.sh
 lint: ; @tests/setup/lint.sh
 bench: ; @tests/setup/prepare.sh bench && bench/run.py --long
 soak: ; @cargo run --release -p sawmill-sim --bin sawmill-sim -- --minutes $(or $(MINUTES),60)
-torture: ; @tests/setup/prepare.sh test && cargo build --release -p sawmill && cargo run -p sawmill-tests --bin torture -- $(or $(MINUTES),60)
+torture: ; @tests/setup/prepare.sh test && cargo build --release -p sawmill && \
+	cargo run -p sawmill-tests --bin torture -- $(or $(MINUTES),60)
 fuzz: ; @tests/setup/prepare.sh fuzz && crates/fuzz/run.sh $(or $(MINUTES),12) $(TARGETS)
 mutants: ; @cargo run --release -p sawmill-sim --bin mutants
 fmt: ; @cargo fmt --all

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """BASS's workloads on the link: small writes by bytes, beside whole pages with read-modify-write.
 
-Two network namespaces with a veth pair, MTU 9000. A target with a disk in memory in one, the load in the
-other, by UDP, sealed, through a relay that delays packets (half of --delay-us each way; kernels without netem
-can do that too). Both stacks run on the same link in turn; medians of --rounds. Bytes on the wire are those
-of the interface's own counters, both directions, Ethernet headers included. Needs root. Not here: both ends
-(`crates/link/examples/bass`).
+Two network namespaces with a veth pair, MTU 9000. A target with a disk in memory in one, the load
+in the other, by UDP, sealed, through a relay that delays packets (half of --delay-us each way;
+kernels without netem can do that too). Both stacks run on the same link in turn; medians of
+--rounds. Bytes on the wire are those of the interface's own counters, both directions, Ethernet
+headers included. Needs root. Not here: both ends (`crates/link/examples/bass`).
 """
 
 import json
@@ -17,8 +17,8 @@ BASS = EXAMPLES / "bass"
 PAGE_BYTES = 4096
 STACKS = ("bytes", "pages")
 PLAN = {f"{workload}:{size}": (workload, size) for workload, sizes in (
-    ("random", (512, 1024, 2048, 4096)), ("holes", (512, 1024, 2048, 4096)), ("cached", (256, 2048)),
-    ("read-after", (512, 2048))) for size in sizes}
+    ("random", (512, 1024, 2048, 4096)), ("holes", (512, 1024, 2048, 4096)),
+    ("cached", (256, 2048)), ("read-after", (512, 2048))) for size in sizes}
 PAGE = """\
 # Small writes across the link
 
@@ -30,23 +30,31 @@ sealed, one request at a time; the time ends when everything is flushed. Medians
 Made by `bench/bass.py`.
 
 {table}
-*random*: pages in random order, each once. *holes*: the front of each page, in order. *cached*: the pages
+*random*: pages in random order, each once. *holes*: the front of each page, in order. \
+*cached*: the pages
 were read before. *read-after*: each page is read after all
 writes, the worst case. Wire bytes are both directions, with Ethernet, IP, UDP, seals, replies and
-acknowledgements. Processor time is the initiator's alone; *times* is the median of the rounds' quotients.
+acknowledgements. Processor time is the initiator's alone; \
+*times* is the median of the rounds' quotients.
 
-Where pages are whole, or all are read after, both do the same, and other programs on the machine show most:
+Where pages are whole, or all are read after, both do the same, \
+and other programs on the machine show most:
 there are more rounds. Both caches get requests as a door makes them.
 
-BASS's own figures (section 5.1; theirs: kernel 3.2, iSCSI on 10 Gb/s Ethernet, an SSD): 27,000 writes/s by
-bytes and 3,000 by pages (random, 512 B to 2 KiB), 27,000 and 5,000 (holes); with the target's disk in memory
-60,000 and 5,500; 57 % more for cached writes of 256 B; whole pages the same. Their initiator is the kernel's
+BASS's own figures (section 5.1; theirs: kernel 3.2, iSCSI on 10 Gb/s Ethernet, an SSD): \
+27,000 writes/s by
+bytes and 3,000 by pages (random, 512 B to 2 KiB), 27,000 and 5,000 (holes); \
+with the target's disk in memory
+60,000 and 5,500; 57 % more for cached writes of 256 B; whole pages the same. \
+Their initiator is the kernel's
 page cache under ext4.
 
 ## One lock
 
-The cache has one lock. Threads that keep 16 requests under way (two writes and a read, random pages) over
-memory that answers at once, no link: one thread, two on one cache, two with a cache each. Requests a second
+The cache has one lock. Threads that keep 16 requests under way (two writes and a read, \
+random pages) over
+memory that answers at once, no link: one thread, two on one cache, two with a cache each. \
+Requests a second
 of all, medians of {given.rounds} rounds in turn; `bass lock` (crates/link/examples/bass).
 
 {lock}"""
@@ -81,7 +89,8 @@ def measure(wires, given, workload, size):
         rounds = given.close_rounds
     found = Rounds()
     for number, _, stack in turns(rounds, [None], STACKS):
-        found.keep(number, None, stack, one(wires, given.delay_us, "load", stack, workload, size, writes))
+        found.keep(number, None, stack,
+                   one(wires, given.delay_us, "load", stack, workload, size, writes))
     row = {"workload": workload, "bytes_per_write": size, "writes": writes, "rounds": rounds}
     for stack in STACKS:
         seconds, processor_s, wire_bytes = (
@@ -89,7 +98,8 @@ def measure(wires, given, workload, size):
         row[stack] = {"writes_per_s": writes / seconds, "processor_us": processor_s / writes * 1e6,
                       "wire_bytes": wire_bytes / writes}
     mine, pages = (min(found.found(stack, None, "seconds")) for stack in STACKS)
-    return row | {"times": found.ratio("pages", "bytes", None, "seconds"), "times_fastest": pages / mine,
+    return row | {"times": found.ratio("pages", "bytes", None, "seconds"),
+                  "times_fastest": pages / mine,
                   "times_processor": found.ratio("pages", "bytes", None, "processor_s")}
 
 
@@ -105,10 +115,11 @@ def lock_table(rounds):
 def table_of(rows):
     cells = []
     for row in rows:
-        rates, processor, wire = ([f"{row[stack][key]:{form}}" for stack in STACKS] for key, form in (
-            ("writes_per_s", ",.0f"), ("processor_us", ".1f"), ("wire_bytes", ",.0f")))
-        cells.append([row["workload"], row["bytes_per_write"], f"{row['writes']}, {row['rounds']}", *rates,
-                      f"{row['times']:.2f}", *processor, *wire])
+        rates, processor, wire = (
+            [f"{row[stack][key]:{form}}" for stack in STACKS] for key, form in (
+                ("writes_per_s", ",.0f"), ("processor_us", ".1f"), ("wire_bytes", ",.0f")))
+        cells.append([row["workload"], row["bytes_per_write"], f"{row['writes']}, {row['rounds']}",
+                      *rates, f"{row['times']:.2f}", *processor, *wire])
     return page.table([
         "workload", "bytes a write", "writes, rounds", "writes/s by bytes", "by pages", "times",
         "processor, us a write", "by pages", "wire bytes a write", "by pages"], cells)
@@ -116,9 +127,10 @@ def table_of(rows):
 
 @cli.script
 def main():
-    given = cli.given(__doc__, ("--writes", 20000), ("--whole-writes", 50000, "writes where pages are whole"),
-                      ("--close-rounds", 15, "rounds where both should be the same"), ("--delay-us", 200),
-                      rounds=3, only={"workloads": list(PLAN)}, root=True)
+    given = cli.given(__doc__, ("--writes", 20000),
+                      ("--whole-writes", 50000, "writes where pages are whole"),
+                      ("--close-rounds", 15, "rounds where both should be the same"),
+                      ("--delay-us", 200), rounds=3, only={"workloads": list(PLAN)}, root=True)
     build()
     rows = []
     with Wires() as wires:

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """What a request costs before BDUS's kernel module and before ublk, for drivers that do nothing.
 
-    bench/bdus.py --kbdus FOLDER [--rounds 5]    boots a guest (tests/vm), writes docs/measurements/bdus.md
+    bench/bdus.py --kbdus FOLDER [--rounds 5]    boots a guest (tests/vm), writes
+                                                 docs/measurements/bdus.md
 
-FOLDER holds `kbdus.ko`, built for the guest's kernel (.prepared/kernel), and BDUS's `libbdus.so`: neither is
-ours. One program, bench/bdus_null.c, runs with that library and with `libsawmill`; beside them, the null
-device of the ublk door in one process and the null example in both modes. All are set up in one boot and take
-turns; requests, processor time and ratios as in bench/doors.py, which has what is not here.
+FOLDER holds `kbdus.ko`, built for the guest's kernel (.prepared/kernel), and BDUS's `libbdus.so`:
+neither is ours. One program, bench/bdus_null.c, runs with that library and with `libsawmill`;
+beside them, the null device of the ublk door in one process and the null example in both modes. All
+are set up in one boot and take turns; requests, processor time and ratios as in bench/doors.py,
+which has what is not here.
 """
 
 import contextlib
@@ -49,7 +51,8 @@ def kbdus():
 @contextlib.contextmanager
 def host(mode):
     """The null example before `sawmill run`."""
-    words = ["run", "--json", "--name", f"null-{mode}", "--door", "ublk", "--option", f"mode={mode}"]
+    words = ["run", "--json", "--name", f"null-{mode}", "--door", "ublk",
+             "--option", f"mode={mode}"]
     words += ["--", doors.binary("null"), SIZE_BYTES]
     with Process(doors.binary("sawmill"), *words, talks=True) as server:
         yield server.expect_event()["doors"][0]["address"]
@@ -68,7 +71,8 @@ def inside():
     os.environ["SAWMILL"] = str(doors.binary("sawmill"))
     os.environ["XDG_STATE_HOME"] = os.environ["SCRATCH"]
     with doors.module("ublk_drv"):
-        guest.inside([({"name": name}, enter) for name, enter in CONTESTANTS.items()], doors.measure)
+        guest.inside([({"name": name}, enter) for name, enter in CONTESTANTS.items()],
+                     doors.measure)
 
 
 # ---- Outside.
@@ -79,10 +83,10 @@ def said_in_guest(given):
         program = Path(folder) / "bdus_null"
         machine.build("sawmill-c")
         (Path(folder) / "libbdus.so").symlink_to(RELEASE / "libsawmill.so")
-        run("cc", "-O2", "-o", program, ROOT / "bench/bdus_null.c", f"-I{ROOT}/sdk/c/include", f"-L{folder}",
-            "-l:libbdus.so", "-Wl,--allow-shlib-undefined")
-        return guest.boot("bdus", given, VM_KBDUS=str(given.kbdus.resolve()), VM_BDUS_NULL=str(program),
-                          VM_LIBSAWMILL=folder)
+        run("cc", "-O2", "-o", program, ROOT / "bench/bdus_null.c", f"-I{ROOT}/sdk/c/include",
+            f"-L{folder}", "-l:libbdus.so", "-Wl,--allow-shlib-undefined")
+        return guest.boot("bdus", given, VM_KBDUS=str(given.kbdus.resolve()),
+                          VM_BDUS_NULL=str(program), VM_LIBSAWMILL=folder)
 
 
 def table_of(found, unit):
@@ -90,7 +94,8 @@ def table_of(found, unit):
     cells, rows = list(itertools.product(doors.OPERATIONS, doors.DEPTHS)), []
     for name in found.names():
         ratios = [found.ratio(name, REFERENCE, cell, unit) for cell in cells]
-        rows.append([name, *(f"{found.median(name, cell, unit):,.0f}" + (f" ({ratio:.2f})" if ratio else "")
+        rows.append([name, *(f"{found.median(name, cell, unit):,.0f}"
+                             + (f" ({ratio:.2f})" if ratio else "")
                              for cell, ratio in zip(cells, ratios))])
     heads = [f"{operation.removeprefix('rand')} qd{depth}" for operation, depth in cells]
     return page.table(["", *heads], rows, True)
@@ -99,10 +104,14 @@ def table_of(found, unit):
 def page_of(lines, rounds):
     found = guest.results(lines, "operation", "depth")
     parts = ["# BDUS's kernel module and ublk", f"""\
-Written by `bench/bdus.py` on {datetime.date.today()}: Debian's kernel in a guest of two processors, emulated
-where there is no hardware virtualization; medians of {rounds} rounds; in brackets the ratio to BDUS, taken
-within a round. 4 KiB, random, `libaio`, `O_DIRECT`, one job. kbdus was made to build on this kernel by hand:
-its source stops before Linux 5.18. Requests a second for each core are the reciprocal of the processor time
+Written by `bench/bdus.py` on {datetime.date.today()}: Debian's kernel in a guest of two \
+processors, emulated
+where there is no hardware virtualization; medians of {rounds} rounds; \
+in brackets the ratio to BDUS, taken
+within a round. 4 KiB, random, `libaio`, `O_DIRECT`, one job. \
+kbdus was made to build on this kernel by hand:
+its source stops before Linux 5.18. Requests a second for each core are the reciprocal of the \
+processor time
 for each request.""",
              *guest.tables(functools.partial(table_of, found))]
     if absent := guest.absent(lines):
@@ -116,6 +125,8 @@ def main():
         return inside()
     given = cli.given(__doc__, ("--kbdus", Path, "folder with kbdus.ko and libbdus.so"), rounds=5,
                       only={"contestants": list(CONTESTANTS)}, page=page.MEASUREMENTS / "bdus.md")
-    if not given.kbdus or not all((given.kbdus / name).exists() for name in ("kbdus.ko", "libbdus.so")):
-        raise Unfit("--kbdus FOLDER: a folder with kbdus.ko and libbdus.so, built from BDUS's source")
+    if not given.kbdus or not all((given.kbdus / name).exists()
+                                  for name in ("kbdus.ko", "libbdus.so")):
+        raise Unfit("--kbdus FOLDER: a folder with kbdus.ko and libbdus.so, "
+                    "built from BDUS's source")
     return page.write(given.page, page_of(said_in_guest(given), given.rounds))

@@ -1,7 +1,8 @@
 /*
- * A driver that does nothing with the bytes, for bench/bdus.py: the same program before BDUS's kernel module
- * and before Sawmill's library, by whichever libbdus.so it finds. Arguments: bytes of the device, callbacks at
- * once. Prints the path of its device. Not here: anything a driver should do.
+ * A driver that does nothing with the bytes, for bench/bdus.py: the same program before BDUS's
+ * kernel module and before Sawmill's library, by whichever libbdus.so it finds. Arguments: bytes of
+ * the device, callbacks at once. Prints the path of its device. Not here: anything a driver should
+ * do.
  */
 #include <bdus.h>
 #include <stdio.h>

@@ -1,20 +1,22 @@
 #!/usr/bin/python3
-"""What the past costs: a thousand clones of one image, a clone of a great map, snapshots beside writers.
+"""What the past costs: a thousand clones of one image, a clone of a great map,
+snapshots beside writers.
 
     bench/clones.py                    all parts; writes docs/measurements/clones.md
     bench/clones.py --only thousand    clones of one image, each of which reads its beginning
     bench/clones.py --only great       a clone of 1 TiB with a million extents
     bench/clones.py --only stall       what a writer feels of a snapshot
 
-Needs fio and python3-libnbd. SAWMILL_BINARY is measured, else target/release/sawmill. Not here: what garbage
-of the past costs (`bench/collection.py`).
+Needs fio and python3-libnbd. SAWMILL_BINARY is measured, else target/release/sawmill. Not here:
+what garbage of the past costs (`bench/collection.py`).
 """
 
 import hashlib
 import time
 from statistics import median
 
-from frame import EXAMPLES, GIB, KIB, MIB, Sawmill, Unfit, cli, fio, in_parts, machine, page, run, say
+from frame import (
+    EXAMPLES, GIB, KIB, MIB, Sawmill, Unfit, cli, fio, in_parts, machine, page, run, say)
 
 EXTENTS = 1_000_000
 # Small: each of a thousand volumes has one of its own.
@@ -37,9 +39,9 @@ def digest(uri, length):
 THOUSAND = """\
 ## {clones} clones of an image of {image_mib} MiB
 
-Every byte of the image is data. The clones are made one command after the other, served by one process, and \
-each reads its first {boot_mib} MiB, compared with the base's. Segments of {segment}, so that a journal of \
-16 MiB does for each.
+Every byte of the image is data. The clones are made one command after the other, served by one \
+process, and each reads its first {boot_mib} MiB, compared with the base's. Segments of {segment}, \
+so that a journal of 16 MiB does for each.
 
 {table}"""
 
@@ -65,7 +67,8 @@ def thousand(place, given):
         base.sawmill("clone", base.volume, name)
         took.append(time.monotonic() - before)
     found |= {"clone_s": sum(took), "clone_median_ms": median(took) * 1000,
-              "clone_store_bytes": machine.bytes_below(base.store_folder()) - found["base_store_bytes"]}
+              "clone_store_bytes": machine.bytes_below(base.store_folder())
+              - found["base_store_bytes"]}
     # The base's own cache is not theirs.
     for path in (base.cache, base.cache.with_suffix(".index")):
         path.unlink(missing_ok=True)
@@ -82,8 +85,8 @@ def thousand(place, given):
         found["read_s"] = time.monotonic() - reading
         status = clones.status()
         after = status["stores"][0]["get"]
-        found |= {"resident_bytes": clones.processes[0].status("VmRSS") * KIB, "cache": status["cache"],
-                  "fetched_bytes": after["bytes_in"] - before["bytes_in"],
+        found |= {"resident_bytes": clones.processes[0].status("VmRSS") * KIB,
+                  "cache": status["cache"], "fetched_bytes": after["bytes_in"] - before["bytes_in"],
                   "gets": after["requests"] - before["requests"]}
         closing = time.monotonic()
     found["closed_s"] = time.monotonic() - closing
@@ -95,9 +98,11 @@ def thousand_table(found):
     base, clones, fetched = (f"{found[f'{name}_bytes'] / MIB:,.1f}"
                              for name in ("base_store", "clone_store", "fetched"))
     return page.table(["", ""], [
-        ("to make them, s (median of one, ms)", f"{found['clone_s']:.1f} ({found['clone_median_ms']:.0f})"),
+        ("to make them, s (median of one, ms)",
+         f"{found['clone_s']:.1f} ({found['clone_median_ms']:.0f})"),
         ("to open them all, s", f"{found['opened_s']:.1f}"),
-        (f"to read {found['clones'] * boot / 1024:,.0f} GiB through them, s", f"{found['read_s']:.1f}"),
+        (f"to read {found['clones'] * boot / 1024:,.0f} GiB through them, s",
+         f"{found['read_s']:.1f}"),
         ("all of that, s", f"{found['clone_s'] + found['opened_s'] + found['read_s']:.1f}"),
         ("the base in the store, MiB", base), ("the clones in the store, MiB", clones),
         ("the read cache, MiB", f"{found['cache']['bytes'] / MIB:,.1f}"),
@@ -108,7 +113,8 @@ def thousand_table(found):
 
 
 def great(place, given):
-    """The time of a clone is that of the command; reading the checkpoint is in it, and told beside it."""
+    """The time of a clone is that of the command; reading the checkpoint is in it,
+    and told beside it."""
     volume = Sawmill(place, given.binary, name="great")
     volume.folder.mkdir(parents=True)
     run(EXAMPLES / "bench_volume", "map", volume.folder, EXTENTS, 16)
@@ -135,7 +141,8 @@ def stall(place, given):
     volume.make(GIB)
     more = ("--rate_iops=2000", f"--write_lat_log={volume.folder}/stall", "--log_unix_epoch=1")
     with volume.running():
-        job = fio.words(volume.target, "randwrite", "4k", 1, "1g", *more, seconds=3 * given.snapshots + 4)
+        job = fio.words(volume.target, "randwrite", "4k", 1, "1g", *more,
+                        seconds=3 * given.snapshots + 4)
         windows = []
         with fio.Load(job, volume.folder) as load:
             time.sleep(2)
@@ -153,13 +160,14 @@ def stall(place, given):
         "between_ms": [max((took for at, took in times if end + 500 <= at <= end + 1500), default=0)
                        for _, end in windows],
         "took_ms": [end - begin for begin, end in windows]}
-    rows = [[what, f"{median(found[key]):{form}}", f"{max(found[key]):{form}}"] for what, key, form in (
+    rows = [[what, f"{median(found[key]):{form}}", f"{max(found[key]):{form}}"]
+            for what, key, form in (
         ("while a snapshot is made", "longest_ms", ".1f"), ("without", "between_ms", ".1f"),
         ("the command", "took_ms", ".0f"))]
     return {"snapshots": given.snapshots, "writes": len(times), **found}, (
-        f"## What a writer feels of a snapshot\n\n{given.snapshots} snapshots beside 2,000 writes of 4 KiB "
-        "a second, queue depth 1. The longest write while a snapshot was made, and in a second without "
-        f"one:\n\n{page.table(['', 'median, ms', 'longest, ms'], rows, True)}")
+        f"## What a writer feels of a snapshot\n\n{given.snapshots} snapshots beside 2,000 writes "
+        "of 4 KiB a second, queue depth 1. The longest write while a snapshot was made, and in a "
+        f"second without one:\n\n{page.table(['', 'median, ms', 'longest, ms'], rows, True)}")
 
 
 @cli.script

@@ -2,13 +2,15 @@
 """Garbage collection: forecast against truth, and what users feel of it.
 
     bench/collection.py                      both parts; writes docs/measurements/collection.md
-    bench/collection.py --only overwrite     a volume overwritten ten times at random, and its forecast
+    bench/collection.py --only overwrite     a volume overwritten ten times at random,
+                                             and its forecast
     bench/collection.py --only latency       latency of users with collection on and off, in turn
 
-The same made-up trace goes through `sawmill bench replay` (at its own pace, every byte verified) and through
-`sawmill simulate`. Latency: fio at parts of the rate that the volume reaches by itself, and as fast as it
-goes.
-SAWMILL_BINARY is measured, else target/release/sawmill. Not here: recorded traces (`bench/traces.py`).
+The same made-up trace goes through `sawmill bench replay` (at its own pace, every byte verified)
+and through `sawmill simulate`. Latency: fio at parts of the rate that the volume reaches by itself,
+and as fast as it goes.
+SAWMILL_BINARY is measured, else target/release/sawmill.
+Not here: recorded traces (`bench/traces.py`).
 """
 
 import json
@@ -66,10 +68,12 @@ def overwrite(place, given):
     rows = []
     for key, title, measured, expected in (
             ("amplification", "bytes put in segments / bytes written",
-             counters["segment_bytes_stored"] / written, forecast["put_bytes"] / forecast["written_bytes"]),
+             counters["segment_bytes_stored"] / written,
+             forecast["put_bytes"] / forecast["written_bytes"]),
             ("moved", "1 + bytes moved / bytes written", 1 + counters["moved_bytes"] / written,
              forecast["gc_amplification"]),
-            ("merge", "merge ratio", counters["coalesced_bytes"] / written, forecast["merge_ratio"])):
+            ("merge", "merge ratio", counters["coalesced_bytes"] / written,
+             forecast["merge_ratio"])):
         found[key] = {"measured": measured, "forecast": expected}
         ratio = "" if key == "merge" else f"{measured / expected:.3f}"
         rows.append([title, f"{measured:.3f}", f"{expected:.3f}", ratio])
@@ -79,15 +83,16 @@ def overwrite(place, given):
         f"## {given.size} MiB overwritten {given.rounds_written} times at random\n\n"
         "16 KiB a write, uniform, at a pace the volume keeps; every byte verified at the end. The "
         "forecast is `sawmill simulate` on the same trace.\n\n"
-        f"{page.table(['', 'measured', 'forecast', 'measured / forecast'], rows, True)}\nWhen all had "
-        f"settled the store held {store}, {segments} of it segments, for {live} live; live/0.70 + 5 % is "
-        f"{bound}.\n")
+        f"{page.table(['', 'measured', 'forecast', 'measured / forecast'], rows, True)}\nWhen all "
+        f"had settled the store held {store}, {segments} of it segments, for {live} live; "
+        f"live/0.70 + 5 % is {bound}.\n")
 
 
 def cell(volume, given, rate_iops):
     """fio's 16 KiB random writes for a while: its 99th percentile in microseconds, and its rate."""
     more = ["--norandommap", *([f"--rate_iops={rate_iops}"] if rate_iops else [])]
-    job = fio.words(volume.target, "randwrite", "16k", 8, volume.size_bytes, *more, seconds=given.seconds)
+    job = fio.words(volume.target, "randwrite", "16k", 8, volume.size_bytes, *more,
+                    seconds=given.seconds)
     found = fio.call(job, volume.folder, given.seconds + 300)["write"]
     p50_us, p99_us = (fio.percentile_us(found, percent) for percent in (50, 99))
     return {"iops": found["iops"], "p50_us": p50_us, "p99_us": p99_us}
@@ -103,7 +108,8 @@ def prepared(place, given, name, options):
 
 
 def latency(place, given):
-    """Each measurement begins with a volume at its steady state: overwritten once, collection at work."""
+    """Each measurement begins with a volume at its steady state:
+    overwritten once, collection at work."""
     volumes = {"off": prepared(place, given, "off", ["--gc-start", "0"]),
                "on": prepared(place, given, "on", [])}
     with volumes["off"].running():
@@ -118,8 +124,9 @@ def latency(place, given):
             row = cell(volume, given, loads[load])
             row["moved_bytes"] = volume.told()["counters"]["moved_bytes"] - before
         found.keep(number, load, kind, row)
-        say(f"round {number + 1}, {load} of the rate, collection {kind}: p99 {row['p99_us']:.0f} us, "
-            f"{row['iops']:.0f}/s, moved {row['moved_bytes'] // MIB} MiB")
+        say(f"round {number + 1}, {load} of the rate, collection {kind}: "
+            f"p99 {row['p99_us']:.0f} us, {row['iops']:.0f}/s, "
+            f"moved {row['moved_bytes'] // MIB} MiB")
         # What the other kind has no use for must not fill the disk.
         if kind == "off":
             volume.sawmill("gc", volume.volume, "--threshold", "0.95")
@@ -133,13 +140,15 @@ def latency_section(loads, found):
         iops, moved = (found.median("on", load, key) for key in ("iops", "moved_bytes"))
         rows.append([load, f"{iops:,.0f}", f"{p99_off:,.0f}", f"{p99_on:,.0f}",
                      f"{found.ratio('on', 'off', load, 'p99_us'):.2f}", f"{moved / MIB:,.0f}"])
-    head = ["load", "writes a second", "p99 off, us", "p99 on, us", "on / off", "moved meanwhile, MiB"]
+    head = ["load", "writes a second", "p99 off, us", "p99 on, us", "on / off",
+            "moved meanwhile, MiB"]
     return ("## What users feel of it\n\n"
-            "fio, 16 KiB random writes, queue depth 8, at parts of the rate the volume reaches by itself and "
-            "as fast as it goes, on a volume whose every block was written; collection on (the default) and "
-            "off, in turn. Store, journal and cache are on one disk, and fio, the server and collection "
-            "share the cores: the hardest place there is. The ratio is taken in each round; the median of "
-            f"{len(found.rounds)} rounds.\n\n{page.table(head, rows, True)}")
+            "fio, 16 KiB random writes, queue depth 8, at parts of the rate the volume reaches by "
+            "itself and as fast as it goes, on a volume whose every block was written; collection "
+            "on (the default) and off, in turn. Store, journal and cache are on one disk, and fio, "
+            "the server and collection share the cores: the hardest place there is. The ratio is "
+            f"taken in each round; the median of {len(found.rounds)} rounds.\n\n"
+            f"{page.table(head, rows, True)}")
 
 
 @cli.script
@@ -150,8 +159,9 @@ def main():
         ("--rate", 40, "MiB written a second"), rounds=5, seconds=10, only={"parts": list(parts)},
         binary=cli.SAWMILL, work=cli.TARGET, page=page.MEASUREMENTS / "collection.md")
     only = "".join(f"--only {part} " for part in given.only if not given.whole)
-    command = (f"bench/collection.py {only}--size {given.size} --rounds-written {given.rounds_written} "
-               f"--rate {given.rate} --rounds {given.rounds} --runtime {given.seconds}")
+    command = (f"bench/collection.py {only}--size {given.size} --rounds-written "
+               f"{given.rounds_written} --rate {given.rate} --rounds {given.rounds} "
+               f"--runtime {given.seconds}")
     facts = machine.describe()
     found, sections = in_parts(given, parts, given.size * MIB)
     page.write_raw("collection", {"command": command, "machine": facts, "size_mib": given.size,

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""What a request costs at the ways into a kernel: ublk and NBD beside the kernel's own, before devices that
-do nothing, or keep bytes in memory.
+"""What a request costs at the ways into a kernel: ublk and NBD beside the kernel's own, before
+devices that do nothing, or keep bytes in memory.
 
-    bench/doors.py [--rounds N]    boots a guest (tests/vm), measures in it, writes docs/measurements/doors.md
+    bench/doors.py [--rounds N]    boots a guest (tests/vm), measures in it, writes
+                                   docs/measurements/doors.md
 
-For each number of queues all contestants are set up in one boot and take turns, so that a busy host slows
-all of them; ratios are taken within a round. Requests are of 4 KiB, random, by fio with libaio and O_DIRECT;
-x2: two jobs before a device with two queues (connections, for NBD; TCMU and SCSI have one). CPU is the whole
-guest's, fio included, while requests flow, for each request.
+For each number of queues all contestants are set up in one boot and take turns, so that a busy host
+slows all of them; ratios are taken within a round. Requests are of 4 KiB, random, by fio with
+libaio and O_DIRECT; x2: two jobs before a device with two queues (connections, for NBD; TCMU and
+SCSI have one). CPU is the whole guest's, fio included, while requests flow, for each request.
 
 Not here: what a volume costs behind a door (bench/run.py).
 """
@@ -119,7 +120,8 @@ def scsi_loopback(backend, number, control):
 
 @contextlib.contextmanager
 def tcmu(_):
-    """A target in user space (TCMU): tcmu-runner, whose handler for images takes a raw file in memory."""
+    """A target in user space (TCMU): tcmu-runner, whose handler for images takes a
+    raw file in memory."""
     image, bus = scratch() / "tcmu.raw", Path("/run/dbus/system_bus_socket")
     with image.open("wb") as file:
         file.truncate(SIZE_MIB << 20)
@@ -130,15 +132,16 @@ def tcmu(_):
     with Process("dbus-daemon", "--system", "--nofork", "--nopidfile"):
         wait_until("the system's bus", lambda: listens(bus))
         with Process("tcmu-runner", "--tcmu-log-dir", scratch()):
-            wait_until("tcmu-runner on the bus", lambda: "org.kernel.TCMUService1" in run(*BUS_NAMES))
+            wait_until("tcmu-runner on the bus",
+                       lambda: "org.kernel.TCMUService1" in run(*BUS_NAMES))
             control = f"dev_config=qcow/{image},dev_size={SIZE_MIB << 20},hw_block_size=512,async=1"
             with scsi_loopback("user_0/memory", 2, control) as device:
                 yield device
 
 
 CONTESTANTS = [
-    ("null", "null_blk", block("/dev/nullb0", "null_blk", "nr_devices=1", "gb=1", "submit_queues={queues}",
-                               "irqmode=0", "queue_mode=2")),
+    ("null", "null_blk", block("/dev/nullb0", "null_blk", "nr_devices=1", "gb=1",
+                               "submit_queues={queues}", "irqmode=0", "queue_mode=2")),
     ("null", "SCSI target, loopback",
      lambda _: scsi_loopback("rd_mcp_0/null", 1, f"rd_pages={SIZE_MIB << 8},rd_nullio=1")),
     ("null", "nbd, nbdkit null", nbd(0, "null", False)),
@@ -160,15 +163,17 @@ def busy_s():
 
 
 def measure(device, queues=1):
-    """Requests a second and processor time for each, by operation and depth: jobs of one fio, in turn."""
+    """Requests a second and processor time for each, by operation and depth:
+    jobs of one fio, in turn."""
     jobs, started, shares = ["--group_reporting"], {}, {}
     for operation, depth in itertools.product(OPERATIONS, DEPTHS):
         name = f"{operation}-{depth}"
         started[name] = scratch() / name
         started[name].unlink(missing_ok=True)
-        more = (f"--numjobs={queues}", "--norandommap", "--stonewall", f"--exec_prerun=touch {started[name]}")
-        jobs += fio.words(fio.direct(device), operation, "4k", depth, f"{SIZE_MIB}M", *more, seconds=RUN_S,
-                          name=name)
+        more = (f"--numjobs={queues}", "--norandommap", "--stonewall",
+                f"--exec_prerun=touch {started[name]}")
+        jobs += fio.words(fio.direct(device), operation, "4k", depth, f"{SIZE_MIB}M", *more,
+                          seconds=RUN_S, name=name)
     with fio.Load(jobs, scratch()) as load:
         for name, path in started.items():
             wait_until("fio", lambda path=path: path.exists() or not load.is_running())
@@ -187,9 +192,11 @@ def inside(queues):
     def fill(entered):
         for known, device in entered:
             if known["kind"] == "memory":
-                run("dd", "if=/dev/urandom", f"of={device}", "bs=1M", f"count={SIZE_MIB}", "oflag=direct")
+                run("dd", "if=/dev/urandom", f"of={device}", "bs=1M", f"count={SIZE_MIB}",
+                    "oflag=direct")
     # Without their example those of ublk are no contestants.
-    chosen = [({"kind": kind, "name": name, "queues": queues}, functools.partial(contestant, queues))
+    chosen = [({"kind": kind, "name": name, "queues": queues},
+               functools.partial(contestant, queues))
               for kind, name, contestant in CONTESTANTS
               if not name.startswith("ublk") or binary("ublk_memory").exists()]
     with module("nbd"), module("ublk_drv"):
@@ -201,11 +208,13 @@ def inside(queues):
 def table_of(found, kind, unit):
     """Ratios to the reference, and what that does."""
     cells = list(itertools.product(OPERATIONS, DEPTHS, QUEUES))
-    heads = [f"{operation.removeprefix('rand')} qd{depth} ×{queues}" for operation, depth, queues in cells]
+    heads = [f"{operation.removeprefix('rand')} qd{depth} ×{queues}"
+             for operation, depth, queues in cells]
     names = [name for of, name, _ in CONTESTANTS if of == kind and name in found.names()]
-    rows = [[name, *(page.shown(found.ratio(name, REFERENCE[kind], cell, unit), ".2f") for cell in cells)]
-            for name in names]
-    rows.append(["*1.00 is*", *(page.shown(found.median(REFERENCE[kind], cell, unit)) for cell in cells)])
+    rows = [[name, *(page.shown(found.ratio(name, REFERENCE[kind], cell, unit), ".2f")
+                     for cell in cells)] for name in names]
+    rows.append(["*1.00 is*", *(page.shown(found.median(REFERENCE[kind], cell, unit))
+                                for cell in cells)])
     return page.table(["", *heads], rows, True)
 
 
@@ -217,8 +226,8 @@ def verdict(found):
                        for name in ("nbd, nbdkit null", "nbd, Sawmill null"))
         if ratio and ours:
             said = "met" if ratio >= TARGET_RATIO else "missed"
-            lines.append(f"- {operation.removeprefix('rand')}, ×{queues}: {said}, {ratio:.2f} times "
-                         f"nbdkit's null, {ours:.2f} times our own over NBD")
+            lines.append(f"- {operation.removeprefix('rand')}, ×{queues}: {said}, {ratio:.2f} "
+                         f"times nbdkit's null, {ours:.2f} times our own over NBD")
     return "\n".join(lines) or "ublk took no part."
 
 
@@ -233,12 +242,17 @@ def page_of(lines, processor):
     found = guest.results(lines, "operation", "depth", "queues")
     rounds = " and ".join(f"{rounds_of(found, queues)} (×{queues})" for queues in QUEUES)
     parts = ["# What a request costs at a door", f"""\
-Written by `bench/doors.py` on {datetime.date.today()}: Debian's kernel in a guest of two processors,
-{processor}; medians of {rounds} rounds of {RUN_S} s for each cell. Requests of 4 KiB, random, `libaio` with
-`O_DIRECT`; ×2: two jobs before two queues (connections). Ratios beside *nbd, nbdkit*, taken within a round.
-An emulated guest pays about fifteen times more for each instruction and nothing for caches: ratios there say
+Written by `bench/doors.py` on {datetime.date.today()}: \
+Debian's kernel in a guest of two processors,
+{processor}; medians of {rounds} rounds of {RUN_S} s for each cell. \
+Requests of 4 KiB, random, `libaio` with
+`O_DIRECT`; ×2: two jobs before two queues (connections). \
+Ratios beside *nbd, nbdkit*, taken within a round.
+An emulated guest pays about fifteen times more for each instruction and nothing for caches: \
+ratios there say
 where the instructions go, and absolute numbers say nothing."""]
-    titles = {"null": "Devices that do nothing with the bytes", "memory": "Devices that keep them in memory"}
+    titles = {"null": "Devices that do nothing with the bytes",
+              "memory": "Devices that keep them in memory"}
     for kind, title in titles.items():
         parts += [f"## {title}", *guest.tables(functools.partial(table_of, found, kind))]
     aim = f"## The aim: ublk at least {TARGET_RATIO} times the kernel's NBD, 4 KiB, qd128"
@@ -255,7 +269,9 @@ def main():
         return inside(int(os.environ["VM_QUEUES"]))
     given = cli.given(__doc__, rounds=5, only={"contestants": [name for _, name, _ in CONTESTANTS]},
                       page=page.MEASUREMENTS / "doors.md")
-    lines = [line for queues in QUEUES for line in guest.boot("doors", given, VM_QUEUES=str(queues))]
+    lines = [line for queues in QUEUES
+             for line in guest.boot("doors", given, VM_QUEUES=str(queues))]
     flags = Path("/proc/cpuinfo").read_text()
-    processor = "with hardware virtualization" if " vmx" in flags or " svm" in flags else "emulated by QEMU"
+    processor = ("with hardware virtualization" if " vmx" in flags or " svm" in flags
+                 else "emulated by QEMU")
     return page.write(given.page, page_of(lines, processor))

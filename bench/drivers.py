@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""How long users wait when a driver is replaced or killed under them, in every language, again and again.
+"""How long users wait when a driver is replaced or killed under them, in every language,
+again and again.
 
-For each language `sawmill run` holds a device whose driver is the example `file`; fio writes to it over NBD
-and verifies what it wrote. Then the driver is replaced `--rounds` times (SIGHUP to the host), and killed
-(-9) as often. fio must end without an error each time. The stall is the longest that any request of fio took.
-Not here: what a driver's requests cost (`bench/scaling.py`).
+For each language `sawmill run` holds a device whose driver is the example `file`; fio writes to it
+over NBD and verifies what it wrote. Then the driver is replaced `--rounds` times (SIGHUP to the
+host), and killed (-9) as often. fio must end without an error each time. The stall is the longest
+that any request of fio took. Not here: what a driver's requests cost (`bench/scaling.py`).
 """
 
 import os
 import signal
 import time
 
-from frame import EXAMPLES, MIB, RELEASE, ROOT, Process, cli, fio, machine, page, run, temporary_place
+from frame import (
+    EXAMPLES, MIB, RELEASE, ROOT, Process, cli, fio, machine, page, run, temporary_place)
 
 SDK, SIZE_BYTES, PATIENCE_S = ROOT / "sdk", 32 * MIB, 60
 
@@ -32,8 +34,8 @@ def go(folder):
 
 def c(folder):
     machine.build("sawmill-c")
-    run("cc", "-O2", f"-I{SDK}/c/include", "-o", folder / "file-c", SDK / "c/examples/file.c", f"-L{RELEASE}",
-        f"-Wl,-rpath,{RELEASE}", "-lsawmill")
+    run("cc", "-O2", f"-I{SDK}/c/include", "-o", folder / "file-c", SDK / "c/examples/file.c",
+        f"-L{RELEASE}", f"-Wl,-rpath,{RELEASE}", "-lsawmill")
     return [folder / "file-c"]
 
 
@@ -49,8 +51,9 @@ class Device(Process):
             file.truncate(SIZE_BYTES)
         self.uri = f"nbd+unix:///disk?socket={door}"
         super().__init__(
-            given.binary, "run", "--json", "--name", "disk", "--door", f"nbd=unix:{door}", "--option",
-            f"mode={given.mode}", "--", *command, backing, SIZE_BYTES, talks=True, log=place.folder / "log",
+            given.binary, "run", "--json", "--name", "disk", "--door", f"nbd=unix:{door}",
+            "--option", f"mode={given.mode}", "--", *command, backing, SIZE_BYTES, talks=True,
+            log=place.folder / "log",
             env=os.environ | {"XDG_STATE_HOME": str(place.folder / "state")})
         self.generation = 0
 
@@ -77,19 +80,21 @@ class Device(Process):
 
 
 def measure(given, language):
-    """A row: the longest request in ms, undisturbed, while the driver is replaced, and while it is killed."""
+    """A row: the longest request in ms, undisturbed, while the driver is replaced,
+    and while it is killed."""
     with temporary_place(given.work) as place, \
             Device(given, place, LANGUAGES[language](place.folder)) as device:
         device.wait_for("ready")
 
         def load(seconds=20):
-            return fio.verifying(fio.nbd(device.uri), "4k", SIZE_BYTES, "20m", seconds, place.folder,
-                                 "--verify_backlog=256")
+            return fio.verifying(fio.nbd(device.uri), "4k", SIZE_BYTES, "20m", seconds,
+                                 place.folder, "--verify_backlog=256")
         quiet = load(3).longest_ms()
         replaced, killed = (fio.disturbed_ms(load, disturb, given.rounds)
                             for disturb in (device.replace, device.kill))
         device.end_well(PATIENCE_S)
-    return [language, f"{quiet:.1f}", given.rounds, f"{replaced:.1f}", given.rounds, f"{killed:.1f}"]
+    return [language, f"{quiet:.1f}", given.rounds, f"{replaced:.1f}", given.rounds,
+            f"{killed:.1f}"]
 
 
 @cli.script
@@ -98,6 +103,8 @@ def main():
         __doc__, ("--mode", ["plain", "batch"]), rounds=100, only={"languages": list(LANGUAGES)},
         only_too="--languages", binary=cli.SAWMILL, work=cli.TEMPORARY)
     rows = page.as_they_come(measure(given, language) for language in given.only)
-    table = page.table(["language", "undisturbed ms", "replaced", "longest ms", "killed", "longest ms"], rows)
-    page.write(given.page, "# Drivers replaced and killed under fio verify over NBD\n\n`bench/drivers.py "
-               f"--rounds {given.rounds} --mode {given.mode}`; milliseconds.\n\n{table}")
+    table = page.table(["language", "undisturbed ms", "replaced", "longest ms", "killed",
+                        "longest ms"], rows)
+    page.write(given.page, "# Drivers replaced and killed under fio verify over NBD\n\n"
+               f"`bench/drivers.py --rounds {given.rounds} --mode {given.mode}`; "
+               f"milliseconds.\n\n{table}")

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""How long users wait when the server is replaced under them: `sawmill handoff`, again and again, under fio.
+"""How long users wait when the server is replaced under them:
+`sawmill handoff`, again and again, under fio.
 
-For each door a volume in a fresh folder is served, fio writes to it at a steady rate and verifies what it
-wrote, and the server is replaced `--rounds` times. A round's stall is the longest that any request of fio
-took around it, as fio logged it; beside it stands the longest request of the seconds in which nothing
-happened. fio must end without an error. Prints a table, and with --page FILE writes it there as Markdown.
-Not here: hand-offs that must not fail (`tests/tests/handoff_under_fio.rs`).
+For each door a volume in a fresh folder is served, fio writes to it at a steady rate and verifies
+what it wrote, and the server is replaced `--rounds` times. A round's stall is the longest that any
+request of fio took around it, as fio logged it; beside it stands the longest request of the seconds
+in which nothing happened. fio must end without an error. Prints a table, and with --page FILE
+writes it there as Markdown. Not here: hand-offs that must not fail
+(`tests/tests/handoff_under_fio.rs`).
 """
 
 import json
@@ -24,7 +26,8 @@ PAUSE_S = 2.0
 
 
 class Replaced(Sawmill):
-    """A volume whose server is another process after each hand-off; everything it keeps is in one folder."""
+    """A volume whose server is another process after each hand-off;
+    everything it keeps is in one folder."""
 
     def environment(self):
         # Short for sockets; journal and cache are in there too, and it is no place in memory.
@@ -32,7 +35,8 @@ class Replaced(Sawmill):
         return super().environment() | {f"XDG_{home}": str(self.place.folder) for home in homes}
 
     def start(self):
-        doors = {"nbd": ["--nbd", f"unix:{self.socket}"], "loop": ["--fuse", self.folder / "mount", "--loop"]}
+        doors = {"nbd": ["--nbd", f"unix:{self.socket}"],
+                 "loop": ["--fuse", self.folder / "mount", "--loop"]}
         self.serve("--staging", "/dev/shm", *doors[self.name])
         self.pid = self.processes[0].pid
         if self.name == "loop":
@@ -66,8 +70,8 @@ def measure(door, given):
             job = fio.verifying(
                 volume.target, "16k", "512m", given.rate, int(given.rounds * (PAUSE_S + 1.5) + 10),
                 volume.folder, "--rwmixread=30", "--verify_backlog=512", "--verify_fatal=1",
-                f"--write_lat_log={volume.folder}/fio", f"--log_avg_msec={WINDOW_MS}", "--log_max_value=1",
-                "--log_unix_epoch=1")
+                f"--write_lat_log={volume.folder}/fio", f"--log_avg_msec={WINDOW_MS}",
+                "--log_max_value=1", "--log_unix_epoch=1")
             spans, said = [], []
             with job as load:
                 time.sleep(4)
@@ -92,9 +96,9 @@ def main():
         __doc__, ("--rate", "10m", "of reads and of writes, each"), rounds=20,
         only={"doors": ["nbd", "loop"]}, only_too="--door", binary=cli.SAWMILL, work=cli.TEMPORARY)
     rows = page.as_they_come(measure(door, given) for door in given.only)
-    head = ["door", "hand-offs", "longest request, median", "worst", "told, median", "getting ready, median",
-            "longest without a hand-off"]
+    head = ["door", "hand-offs", "longest request, median", "worst", "told, median",
+            "getting ready, median", "longest without a hand-off"]
     page.write(given.page, (
-        "# Hand-off: how long users wait\n\nMade by `bench/handoff.py`; see there for what is measured. "
-        f"fio reads and writes {given.rate}B/s each, 16 KiB, 8 in flight, and verifies; "
+        "# Hand-off: how long users wait\n\nMade by `bench/handoff.py`; see there for what is "
+        f"measured. fio reads and writes {given.rate}B/s each, 16 KiB, 8 in flight, and verifies; "
         f"{os.cpu_count()} cores, everything on one disk.\n\n") + page.table(head, rows))

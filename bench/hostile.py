@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Hostile neighbours at the NBD door and at the admin page: what they cost a legitimate client, and memory.
+"""Hostile neighbours at the NBD door and at the admin page:
+what they cost a legitimate client, and memory.
 
-A thousand connections of another user of this machine (as root; otherwise of our own), a quarter each of:
-half-open (the handshake is not finished), idle (finished, then silent), greedy (64 reads of 2 MiB asked
-for, no reply taken), garbage (64 random bytes instead of a handshake). Whoever is cut off comes again 5
-seconds later. fio is the legitimate client: 4 KiB, half reads and half writes at random, 16 in flight. Each
-round measures it without hostile connections and with them, in turns; ratios are taken within a round. Not
-here: hostile packets of a link (`bench/hostile_link.py`).
+A thousand connections of another user of this machine (as root; otherwise of our own), a quarter
+each of: half-open (the handshake is not finished), idle (finished, then silent), greedy (64 reads
+of 2 MiB asked for, no reply taken), garbage (64 random bytes instead of a handshake). Whoever is
+cut off comes again 5 seconds later. fio is the legitimate client: 4 KiB, half reads and half writes
+at random, 16 in flight. Each round measures it without hostile connections and with them, in turns;
+ratios are taken within a round. Not here: hostile packets of a link (`bench/hostile_link.py`).
 """
 
 import contextlib
@@ -24,11 +25,13 @@ import urllib.parse
 from datetime import date
 from pathlib import Path
 
-from frame import GIB, KIB, MIB, Process, Rounds, Sawmill, cli, fio, page, say, temporary_place, turns
+from frame import (
+    GIB, KIB, MIB, Process, Rounds, Sawmill, cli, fio, page, say, temporary_place, turns)
 
 NOBODY, AGAIN_S = 65534, 5.0
 KINDS = ("half-open", "idle", "greedy", "garbage")
-READS = b"".join(struct.pack(">IHHQQI", 0x25609513, 0, 0, number, 0, 2 * MIB) for number in range(64))
+READS = b"".join(struct.pack(">IHHQQI", 0x25609513, 0, 0, number, 0, 2 * MIB)
+                 for number in range(64))
 HANDSHAKE = struct.pack(">IQII", 3, 0x49484156454F5054, 1, 4) + b"disk"
 WAIT = b"GET /wait?safety=stored&volume=disk HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -55,7 +58,8 @@ class Hostile:
                 self.socket.send(WAIT)
                 selector.modify(self.socket, selectors.EVENT_READ, self)
                 return
-            # Of a greedy one the greeting and some of the export's description are all that is ever taken.
+            # Of a greedy one the greeting and some of the export's description are
+            # all that is ever taken.
             if not self.socket.recv(152 if self.kind != "wait" else 4096):
                 raise ConnectionError
             if not self.greeted:
@@ -104,10 +108,11 @@ def attack(address, count, kinds):
         if now - told >= 1:
             told = now
             for one in all_of_them:
-                if one.kind == "greedy" and one.socket is not None and one.greeted and one.is_gone():
+                if (one.kind == "greedy" and one.socket is not None and one.greeted
+                        and one.is_gone()):
                     one.leave(selector)
-            connected = {kind: sum(one.socket is not None for one in all_of_them if one.kind == kind)
-                         for kind in kinds}
+            connected = {kind: sum(one.socket is not None for one in all_of_them
+                                   if one.kind == kind) for kind in kinds}
             ends = sum(one.ends for one in all_of_them)
             print(json.dumps({"connected": connected, "ends": ends}), flush=True)
 
@@ -142,12 +147,14 @@ class Watched(Sawmill):
 
     def client(self, seconds):
         """Requests a second of the legitimate client."""
-        job = fio.call(fio.words(self.target, "randrw", "4k", 16, "256M", "--norandommap", seconds=seconds),
+        job = fio.call(fio.words(self.target, "randrw", "4k", 16, "256M", "--norandommap",
+                                 seconds=seconds),
                        self.folder, seconds + 120)
         return job["read"]["iops"] + job["write"]["iops"]
 
     def attacked(self, seconds):
-        """The client's rate and the time of a command beside hostile ones; without success 0 and ever."""
+        """The client's rate and the time of a command beside hostile ones;
+        without success 0 and ever."""
         found = {"rate": 0.0, "order_ms": float("inf")}
         with contextlib.suppress(OSError):
             found["rate"] = self.client(seconds)
@@ -182,14 +189,16 @@ def measure(binary, options, target, rounds, given):
     alone, beside = (found.median(kind, None, "rate") for kind in ("alone", "beside"))
     peaks = [max(found.found(kind, None, "peak")) >> 20 for kind in ("alone", "beside")]
     order_ms = found.median("beside", None, "order_ms")
-    return [f"{alone:,.0f}", f"{beside:,.0f}", f"{found.ratio('beside', 'alone', None, 'rate'):.2f}",
+    return [f"{alone:,.0f}", f"{beside:,.0f}",
+            f"{found.ratio('beside', 'alone', None, 'rate'):.2f}",
             found.found("beside", None, "rate").count(0), *(f"{peak} MiB" for peak in peaks),
             f"{given.limit_mib} MiB" if options else "none",
             "none" if order_ms == float("inf") else f"{order_ms:.0f} ms", lines]
 
 
-COLUMNS = ("where", "fio alone, requests/s", "beside them", "ratio", "fio failed", "memory with fio alone",
-           "beside them, at most", "limit of NBD memory", "`door list` beside them", "lines of log")
+COLUMNS = ("where", "fio alone, requests/s", "beside them", "ratio", "fio failed",
+           "memory with fio alone", "beside them, at most", "limit of NBD memory",
+           "`door list` beside them", "lines of log")
 PAGE = """\
 # Hostile neighbours
 
@@ -199,11 +208,14 @@ shared by server, fio and the hostile process. See the head of the script for wh
 which way. At the admin page three quarters send nothing, and the rest wait for the volume.
 
 {table}
-The aim: the hostile take no more memory than the limit, and fio does at least 0.8 of what it does alone.
+The aim: the hostile take no more memory than the limit, \
+and fio does at least 0.8 of what it does alone.
 What the hostile process itself takes of the processors is in the ratio. Memory is the server's own
-(`RssAnon`): the shared memory that holds the newest writes, as large as it was told to be, is not in it.
+(`RssAnon`): the shared memory that holds the newest writes, as large as it was told to be, \
+is not in it.
 
-FUSE, ublk and vhost-user have no such neighbours: a mount and a device node are opened through the kernel,
+FUSE, ublk and vhost-user have no such neighbours: a mount and a device node are opened \
+through the kernel,
 which bounds what is in flight, and a vhost-user socket takes one connection, of its owner or root.
 """
 
@@ -214,12 +226,14 @@ def main():
         host, port, count, *kinds = sys.argv[2:]
         attack((host, int(port)), int(count), kinds)
     given = cli.given(
-        __doc__, ("--settle", 4, "seconds from the attack's begin to fio's"), ("--connections", 1000),
-        ("--limit-mib", 512), ("--beside", Path, "another version without the limit, for a row of its own"),
-        rounds=5, seconds=8, only={"targets": ["nbd", "admin"]}, binary=cli.SAWMILL, work=cli.TEMPORARY)
+        __doc__, ("--settle", 4, "seconds from the attack's begin to fio's"),
+        ("--connections", 1000), ("--limit-mib", 512),
+        ("--beside", Path, "another version without the limit, for a row of its own"), rounds=5,
+        seconds=8, only={"targets": ["nbd", "admin"]}, binary=cli.SAWMILL, work=cli.TEMPORARY)
     rows, options = [], ["--nbd-memory-max", f"{given.limit_mib}M"]
     if given.beside:
-        rows.append(["NBD, the version before", *measure(given.beside.resolve(), [], "nbd", 1, given)])
+        rows.append(["NBD, the version before",
+                     *measure(given.beside.resolve(), [], "nbd", 1, given)])
     for target in given.only:
         found = measure(given.binary, options, target, given.rounds, given)
         rows.append([{"nbd": "NBD", "admin": "admin page"}[target], *found])

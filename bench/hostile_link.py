@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """How long a hand-shake takes while somebody says recorded hellos again, by the thousand.
 
-Two network namespaces with a veth pair between them, removed at the end, and a relay before the client that
-holds each packet back for half of the round trip. A target in one; in the other a client, and at another
-address of the same interface a flood of the hellos of 40 clients, recorded at a socket that answers nothing.
-The target has never answered one of them. A round is a client that is started, connects, opens an export and
-reads from it; it gives up after 20 s.
+Two network namespaces with a veth pair between them, removed at the end, and a relay before the
+client that holds each packet back for half of the round trip. A target in one; in the other a
+client, and at another address of the same interface a flood of the hellos of 40 clients, recorded
+at a socket that answers nothing. The target has never answered one of them. A round is a client
+that is started, connects, opens an export and reads from it; it gives up after 20 s.
 
-Needs `cargo build --release -p sawmill-link --example link_bench`; `--binary` names another build of it. Not
-here: a simulated network of the same kind (`crates/link/tests/simulation/hostile.rs`).
+Needs `cargo build --release -p sawmill-link --example link_bench`; `--binary` names another build
+of it. Not here: a simulated network of the same kind (`crates/link/tests/simulation/hostile.rs`).
 """
 
 import collections
@@ -65,7 +65,8 @@ def recorded(wires, binary):
 
 @contextlib.contextmanager
 def beside(work, *arguments):
-    """Work in a thread of its own for as long as the `with` lasts: it is handed what tells it to stop."""
+    """Work in a thread of its own for as long as the `with` lasts:
+    it is handed what tells it to stop."""
     stops = threading.Event()
     thread = threading.Thread(target=work, args=(stops, *arguments))
     thread.start()
@@ -135,15 +136,19 @@ def measure(wires, server, hellos, rate, given):
 
 @cli.script
 def main():
-    given = cli.given(__doc__, rounds=5, only={"rates": RATES}, binary=EXAMPLES / "link_bench", root=True)
+    given = cli.given(__doc__, rounds=5, only={"rates": RATES}, binary=EXAMPLES / "link_bench",
+                      root=True)
     words = ["target", "--listen", f"udp:{TARGET}", "--device", f"null:{GIB}"]
     with Wires() as wires:
         run("ip", "-n", wires.spaces[1], "addr", "add", f"{THIEF}/24", "dev", "w0")
         with concurrent.futures.ThreadPoolExecutor(1) as threads:
             hellos = threads.submit(recorded, wires, given.binary).result()
-        with wires.ready(0, given.binary, *words) as server, beside(relay, wires.spaces[1], RTT_MS / 2000):
-            rows = list(page.as_they_come([f"{RTT_MS} ms", *measure(wires, server, hellos, rate, given)]
+        with wires.ready(0, given.binary, *words) as server, \
+                beside(relay, wires.spaces[1], RTT_MS / 2000):
+            rows = list(page.as_they_come([f"{RTT_MS} ms",
+                                           *measure(wires, server, hellos, rate, given)]
                                           for rate in map(int, given.only)))
     before, _ = page.around(given.page, begin="| round trip |")
-    head = ["round trip", "hellos a second", "connected", "start to first read", "cores of the target"]
+    head = ["round trip", "hellos a second", "connected", "start to first read",
+            "cores of the target"]
     page.write(given.page, before + page.table(head, rows))

@@ -1,23 +1,27 @@
 #!/usr/bin/env python3
-"""What a link carries and costs: each carrier, sealed and not, beside iSCSI (tgt) and our own NBD over TCP.
+"""What a link carries and costs: each carrier, sealed and not, beside iSCSI (tgt)
+and our own NBD over TCP.
 
-As root, half an hour. Two network namespaces with veth pairs of MTU 9000 between them, removed at the end; a
-target in one, a load in the other, and a pair for each contestant. They take turns in each round of a cell,
-so that a busy host slows all of them; figures are medians, ratios are taken within a round. CPU is of both
-processes while requests flow (for qemu-img: of its whole run, less that of one request). Then one null device
-over 1, 2 and 4 links that `tc tbf` limits to 1 Gb/s each, sealed: payload beside the sum of the limits.
+As root, half an hour. Two network namespaces with veth pairs of MTU 9000 between them, removed at
+the end; a target in one, a load in the other, and a pair for each contestant. They take turns in
+each round of a cell, so that a busy host slows all of them; figures are medians, ratios are taken
+within a round. CPU is of both processes while requests flow (for qemu-img: of its whole run, less
+that of one request). Then one null device over 1, 2 and 4 links that `tc tbf` limits to 1 Gb/s
+each, sealed: payload beside the sum of the limits.
 
-iSCSI is tuned to move as much at once as it can (segments and bursts of 256 KiB, immediate data). A veth
-passes 64 KiB of TCP or UDP on as one, and eth's frames one by one: a card would cut, and treat them more
-alike. Needs `cargo build --release -p sawmill-link -p sawmill-frontend --examples`; without tgt, qemu-utils
-and qemu-block-extra those columns are missing. Not here: both ends of ours (`crates/link/examples`).
+iSCSI is tuned to move as much at once as it can (segments and bursts of 256 KiB, immediate data). A
+veth passes 64 KiB of TCP or UDP on as one, and eth's frames one by one: a card would cut, and treat
+them more alike. Needs `cargo build --release -p sawmill-link -p sawmill-frontend --examples`;
+without tgt, qemu-utils and qemu-block-extra those columns are missing. Not here: both ends of ours
+(`crates/link/examples`).
 """
 
 import itertools
 import os
 
 from frame import (
-    EXAMPLES, KIB, MIB, MTU, PATIENCE_S, Rounds, Unfit, Wires, cli, machine, page, run, turns, wait_until)
+    EXAMPLES, KIB, MIB, MTU, PATIENCE_S, Rounds, Unfit, Wires, cli, machine, page, run, turns,
+    wait_until)
 from frame.page import kept, table
 
 SIZES, DEPTHS, WAYS = (4 * KIB, 256 * KIB, 4 * MIB), (1, 16, 64), ("read", "write")
@@ -29,11 +33,16 @@ LIMITED_S = 1.5
 WZBLK = """\
 ## What WZBLK reported
 
-Theirs, not measured here (thesis of 2014, section 3.1.4: Linux kernel modules at both ends, 8 cores of
-Opterons each, 4 links of 10 Gb/s, MTU 9000, a disk that copies nothing, 3 to 4 cores busy at each end): up to
-4 GB/s written, almost 2 GB/s read, more than 170,000 requests/s, growing up to 64 outstanding; iSCSI (tgt,
-null backend) on the same machines at most 650 MB/s and 100,000 requests/s, no more beyond 16 outstanding.
-What differs here: user space, newer processors but two cores for both ends together, links that are memory,
+Theirs, not measured here (thesis of 2014, section 3.1.4: \
+Linux kernel modules at both ends, 8 cores of
+Opterons each, 4 links of 10 Gb/s, MTU 9000, a disk that copies nothing, \
+3 to 4 cores busy at each end): up to
+4 GB/s written, almost 2 GB/s read, more than 170,000 requests/s, \
+growing up to 64 outstanding; iSCSI (tgt,
+null backend) on the same machines at most 650 MB/s and 100,000 requests/s, \
+no more beyond 16 outstanding.
+What differs here: user space, newer processors but two cores for both ends together, \
+links that are memory,
 and every packet sealed where it does not say insecure.
 """
 
@@ -53,7 +62,8 @@ class Ours:
         self.server = wires.ready(0, self.binary, "target", *words)
 
     def cell(self, way, size, depth, seconds):
-        words = ["--to", self.addresses, "--op", way, "--bytes", size, "--depth", depth, "--seconds", seconds]
+        words = ["--to", self.addresses, "--op", way, "--bytes", size, "--depth", depth,
+                 "--seconds", seconds]
         with self.wires.within(1, self.binary, "load", *words, *self.more) as load:
             load.expect("begin")
             before = self.server.threads_cpu_s()
@@ -76,7 +86,8 @@ class Delayed(Ours):
 
 
 class QemuImg:
-    """Somebody's null device that `qemu-img bench` reads and writes; a subclass serves it at `uri`."""
+    """Somebody's null device that `qemu-img bench` reads and writes;
+    a subclass serves it at `uri`."""
 
     def __init__(self):
         self.rates = {}
@@ -128,7 +139,8 @@ class Tgt(QemuImg):
         self.uri = f"iscsi://{address}:3260/{IQN}/1"
         portal = ["--iscsi", f"portal={address}:3260"]
         self.server = self.wires.within(0, "tgtd", "-f", "-C", 7, *portal, log=os.devnull)
-        wait_until("tgtd answers", lambda: self.tgtadm("target", "new", "-T", IQN, how=machine.succeeds))
+        wait_until("tgtd answers",
+                   lambda: self.tgtadm("target", "new", "-T", IQN, how=machine.succeeds))
         self.tgtadm("logicalunit", "new", "--lun", 1, "--bstype", "null", "-b", "/dev/null")
         self.tgtadm("target", "bind", "-I", "ALL")
         for name in ("MaxRecvDataSegment", "MaxXmitDataSegment", "MaxBurst", "FirstBurst"):
@@ -137,7 +149,8 @@ class Tgt(QemuImg):
             self.tgtadm("target", "update", "--name", name, "--value", value)
 
     def tgtadm(self, mode, operation, *words, how=run):
-        command = ["tgtadm", "-C", 7, "--lld", "iscsi", "--mode", mode, "--op", operation, "--tid", 1, *words]
+        command = ["tgtadm", "-C", 7, "--lld", "iscsi", "--mode", mode, "--op", operation,
+                   "--tid", 1, *words]
         return how("ip", "netns", "exec", self.wires.spaces[0], *command)
 
 
@@ -160,7 +173,8 @@ def figures(found, cells):
     """Requests a second and MB/s, then what they cost."""
     rates, costs = [], []
     for cell in cells:
-        rate, cost = ([found.median(name, cell, key) for name in found.names()] for key in ("rate", "cpu_s"))
+        rate, cost = ([found.median(name, cell, key) for name in found.names()]
+                      for key in ("rate", "cpu_s"))
         if cell[1] < 64 * KIB:
             rates.append([words_of(cell), *(f"{each:,.0f} /s" for each in rate)])
             costs.append([words_of(cell), *(f"{each * 1e6:.1f} µs" for each in cost)])
@@ -181,11 +195,13 @@ def aims(found, shares):
                 (large, "cpu_s", "CPU per byte", "≤", 1.0)):
             ratio = found.ratio(f"{carrier}, insecure", "tgt", cell, key)
             if ratio is not None:
-                rows.append((f"{carrier}, insecure, {words_of(cell)}: {what} beside tgt", sign, limit, ratio))
+                rows.append((f"{carrier}, insecure, {words_of(cell)}: {what} beside tgt", sign,
+                             limit, ratio))
     for (name, way, links), share in shares.items():
         rows.append((f"{name}, {way}, {links} × 1 Gb/s: share of the sum", "≥", 0.93, share))
     return table(["aim", "limit", "measured", "kept"], [
-        [what, f"{sign} {limit}", f"{value:.2f}", kept(value >= limit if sign == "≥" else value <= limit)]
+        [what, f"{sign} {limit}", f"{value:.2f}",
+         kept(value >= limit if sign == "≥" else value <= limit)]
         for what, sign, limit, value in rows], True)
 
 
@@ -203,19 +219,23 @@ def delayed(given):
 
 def growth(found):
     cells = list(itertools.product(WAYS, SIZES, [64]))
-    rows = [[name, *(f"{found.median(name, cell, 'rate') / found.median(name, (*cell[:2], 16), 'rate'):.2f}"
-                     for cell in cells)] for name in found.names()]
-    return f"From 16 to 64 outstanding, times as much:\n\n{table(['', *map(words_of, cells)], rows, True)}\n"
+    rows = [[name, *(
+        f"{found.median(name, cell, 'rate') / found.median(name, (*cell[:2], 16), 'rate'):.2f}"
+        for cell in cells)] for name in found.names()]
+    return ("From 16 to 64 outstanding, times as much:\n\n"
+            f"{table(['', *map(words_of, cells)], rows, True)}\n")
 
 
 def limited(given):
-    """Share of the sum of limited links, by (contestant, way, links); counted without any headers."""
+    """Share of the sum of limited links, by (contestant, way, links);
+    counted without any headers."""
     shares, cells = {}, [(way, 256 * KIB, 16) for way in WAYS]
     for links, carrier in itertools.product((1, 2, 4), given.only):
         # What xdp sends passes tbf by.
         if carrier != "xdp":
             with Wires(links, RATE_MBIT) as wires:
-                found = measured([Ours(given, carrier, links=links)], wires, cells, given, LIMITED_S)
+                found = measured([Ours(given, carrier, links=links)], wires, cells, given,
+                                 LIMITED_S)
             for cell in cells:
                 rate = found.median(carrier, cell, "rate") * cell[1]
                 shares[carrier, cell[0], links] = rate / (RATE_BYTES * links)
@@ -224,7 +244,8 @@ def limited(given):
 
 def contestants_of(device, given):
     """Ours on this device, and others beside the null ones; and which are missing, and why."""
-    everyone = [Ours(given, carrier, device, insecure) for carrier in given.only for insecure in (False, True)
+    everyone = [Ours(given, carrier, device, insecure) for carrier in given.only
+                for insecure in (False, True)
                 if given.seals in ("both", "insecure" if insecure else "sealed")]
     absent = ""
     for other in (Nbd(), Tgt()) if device == "null" and not given.no_others else ():
@@ -240,8 +261,8 @@ def main():
     given = cli.given(
         __doc__, ("--devices", tuple(DEVICES)), ("--seals", ["both", "sealed", "insecure"]),
         ("--sizes", SIZES), ("--depths", DEPTHS), ("--no-others", False), ("--no-limited", False),
-        ("--no-delayed", False), rounds=3, seconds=1.0, only={"carriers": CARRIERS}, only_too="--carriers",
-        binary=EXAMPLES / "link_bench", root=True)
+        ("--no-delayed", False), rounds=3, seconds=1.0, only={"carriers": CARRIERS},
+        only_too="--carriers", binary=EXAMPLES / "link_bench", root=True)
     cells = [(way, size, depth) for size in given.sizes for depth in given.depths for way in WAYS]
     text, found, load_before = "", {"null": Rounds()}, os.getloadavg()[0]
     for device in given.devices:
@@ -257,12 +278,13 @@ def main():
     if given.page:
         image = given.page.with_suffix(".svg")
         page.bars(image, f"requests/s; bars for {', '.join(map(str, DEPTHS))} outstanding", [
-            ((name, way), [found["null"].median(name, (way, 4 * KIB, depth), "rate") for depth in DEPTHS])
+            ((name, way), [found["null"].median(name, (way, 4 * KIB, depth), "rate")
+                           for depth in DEPTHS])
             for name, way in itertools.product(found["null"].names(), WAYS)])
         head = (
             f"# What a link carries, and costs\n\n`bench/link.py --rounds {given.rounds} --seconds "
-            f"{given.seconds:g}`, medians; {os.cpu_count()} cores for both ends and whatever else ran; veth "
-            f"pairs of MTU {MTU}. How each number comes about: the head of the script. Load average "
-            f"{load_before:.1f} before and {os.getloadavg()[0]:.1f} after: with more than 2, rates say less "
-            f"than CPU.\n\n![requests per second]({image.name})\n\n")
+            f"{given.seconds:g}`, medians; {os.cpu_count()} cores for both ends and whatever else "
+            f"ran; veth pairs of MTU {MTU}. How each number comes about: the head of the script. "
+            f"Load average {load_before:.1f} before and {os.getloadavg()[0]:.1f} after: with more "
+            f"than 2, rates say less than CPU.\n\n![requests per second]({image.name})\n\n")
     page.write(given.page, f"{head}## The aims\n\n{aims(found['null'], shares)}\n{text}{WZBLK}")

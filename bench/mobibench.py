@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""MobiBench's traces (Facebook, Twitter) on the link: by bytes, beside whole pages with read-modify-write.
+"""MobiBench's traces (Facebook, Twitter) on the link:
+by bytes, beside whole pages with read-modify-write.
 
-A TRACE is MobiGen's output, plain or as .zst (mobigen.facebook.zst). The bench is that of bench/bass.py: the
-same namespaces, relay and stacks. Needs root, and the zstd program for .zst.
+A TRACE is MobiGen's output, plain or as .zst (mobigen.facebook.zst). The bench is that of
+bench/bass.py: the same namespaces, relay and stacks. Needs root, and the zstd program for .zst.
 
 The traces are calls of a file system, in bytes. They become requests of a device as follows.
-- Calls of all threads in one order, by their time, as MobiBench's own replay has it; one at a time, each as
-  soon as the one before is answered. The pauses of the trace are left out.
-- Each file is a row of pages of its own: from a page's start on, as long as the furthest byte that a call
-  reaches. `open` of a path in quotation marks finds the file again; other paths have lost their names, and
-  each open of one is a new file. `write` and `read` go on where the last one of that descriptor ended.
-- `write` and `pwrite` of n bytes are one write of n bytes there, `read` and `pread` one read. `fsync` and
-  `fdatasync` are a flush of the whole device. All other calls are left out, and nothing stands for the file
-  system's own metadata and journal.
+- Calls of all threads in one order, by their time, as MobiBench's own replay has it; one at a time,
+  each as soon as the one before is answered. The pauses of the trace are left out.
+- Each file is a row of pages of its own: from a page's start on, as long as the furthest byte that
+  a call reaches. `open` of a path in quotation marks finds the file again; other paths have lost
+  their names, and each open of one is a new file. `write` and `read` go on where the last one of
+  that descriptor ended.
+- `write` and `pwrite` of n bytes are one write of n bytes there, `read` and `pread` one read.
+  `fsync` and `fdatasync` are a flush of the whole device. All other calls are left out, and nothing
+  stands for the file system's own metadata and journal.
 - All files are there in full before, and none is cached (BASS, section 5.2).
 Not here: both stacks and their target (`bench/bass.py`).
 """
@@ -29,19 +31,27 @@ from bass import PAGE_BYTES, STACKS
 from frame import Wires, cli, page, turns
 
 # BASS, section 5.2 and figure 14: latency of all writes, per cent less than with whole pages.
-PAPER = {("facebook", True): 33, ("twitter", True): 40, ("facebook", False): 47, ("twitter", False): 77}
+PAPER = {("facebook", True): 33, ("twitter", True): 40, ("facebook", False): 47,
+         ("twitter", False): 77}
 SECTION = """\
 {traces}
 
-BASS replays two traces of an Android device (section 5.2), and so does `bench/mobibench.py`. They are calls
-of a file system, in bytes. Each file becomes a row of pages of the device, `write` and `pwrite` of n bytes
-become one write of n bytes, `read` and `pread` one read, `fsync` and `fdatasync` a flush of the whole device;
-a file system's own metadata and journal have no stand-in. One call at a time in the order of the trace,
-without its pauses; no page is cached at first, and all files are there in full, as in the paper. Many writes
+BASS replays two traces of an Android device (section 5.2), and so does `bench/mobibench.py`. \
+They are calls
+of a file system, in bytes. Each file becomes a row of pages of the device, \
+`write` and `pwrite` of n bytes
+become one write of n bytes, `read` and `pread` one read, \
+`fsync` and `fdatasync` a flush of the whole device;
+a file system's own metadata and journal have no stand-in. \
+One call at a time in the order of the trace,
+without its pauses; no page is cached at first, and all files are there in full, \
+as in the paper. Many writes
 have under 16 bytes and go to pseudo-files of Android, which MobiBench made files.
 
-A file system that knows where a file ends would not read a page behind the end, and most pages of these
-traces are first written there: on a device, and in the paper, where files were made before, they are read.
+A file system that knows where a file ends would not read a page behind the end, \
+and most pages of these
+traces are first written there: on a device, and in the paper, where files were made before, \
+they are read.
 
 Medians of {given.rounds} rounds in turn, {given.delay_us} us of delay there and back.
 Mean, median and 99th percentile of one write in microseconds, sums in milliseconds.
@@ -124,8 +134,8 @@ def less(mine, theirs):
     return f"{100 * (1 - mine / theirs):.0f} %" if theirs else "-"
 
 
-HEAD = ["trace", "fsync", "stack", "writes", "under 16 B", "mean", "median", "99 %", "sum of writes",
-        "of fsyncs", "of reads", "read below, KB", "wire, KB"]
+HEAD = ["trace", "fsync", "stack", "writes", "under 16 B", "mean", "median", "99 %",
+        "sum of writes", "of fsyncs", "of reads", "read below, KB", "wire, KB"]
 LESS_HEAD = ["trace", "fsync", "latency of writes", "writes and fsyncs", "all",
              "BASS's own: latency of writes", "bytes on the wire"]
 

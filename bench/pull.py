@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""A link pulled and put back under fio verify, again and again: no error, no wrong byte, how long users wait.
+"""A link pulled and put back under fio verify, again and again:
+no error, no wrong byte, how long users wait.
 
-Two network namespaces with --links veth pairs. `sawmill target memory:` in one, `sawmill attach --nbd`
-over all links in the other, sealed; fio writes and verifies there. One link after the other is taken down
-at the target's end, left down for 0.3 s, and put up again; with `--links 1` nothing is left meanwhile.
-fio must end without an error. The stall is the longest that any request of fio took. Needs root. Not here:
-how much a link carries (`bench/link.py`).
+Two network namespaces with --links veth pairs. `sawmill target memory:` in one, `sawmill attach
+--nbd` over all links in the other, sealed; fio writes and verifies there. One link after the other
+is taken down at the target's end, left down for 0.3 s, and put up again; with `--links 1` nothing
+is left meanwhile. fio must end without an error. The stall is the longest that any request of fio
+took. Needs root. Not here: how much a link carries (`bench/link.py`).
 """
 
 import json
@@ -18,8 +19,8 @@ SIZE_BYTES, DOWN_S = 32 * MIB, 0.3
 HOW = """\
 # A link pulled and put back under fio verify
 
-`bench/pull.py --pulls {pulls}`: every {down_s} s a link is taken down for as long; with one link nothing is \
-left meanwhile.
+`bench/pull.py --pulls {pulls}`: every {down_s} s a link is taken down for as long; with one link \
+nothing is left meanwhile.
 No error, no wrong byte. Longest request of fio, in ms.
 
 """
@@ -33,12 +34,14 @@ def measure(given, carrier, links):
 
         def start(end, *words):
             return wires.ready(
-                end, given.binary, *words, "--key-file", folder / "key", "--json", wait=Process.expect_event,
-                log=folder / f"log{end}", env=os.environ | {"XDG_STATE_HOME": str(folder / f"state{end}")})
+                end, given.binary, *words, "--key-file", folder / "key", "--json",
+                wait=Process.expect_event, log=folder / f"log{end}",
+                env=os.environ | {"XDG_STATE_HOME": str(folder / f"state{end}")})
 
         def load(seconds=20):
             target = fio.nbd(f"nbd+unix:///{name}?socket={door}")
-            return fio.verifying(target, "4k-64k", SIZE_BYTES, "20m", seconds, folder, "--verify_backlog=256")
+            return fio.verifying(target, "4k-64k", SIZE_BYTES, "20m", seconds, folder,
+                                 "--verify_backlog=256")
 
         def pull(number):
             wires.pull([number % links], DOWN_S)
@@ -55,8 +58,9 @@ def measure(given, carrier, links):
 
 @cli.script
 def main():
-    given = cli.given(__doc__, ("--pulls", 50), ("--links", (1, 2)), only={"carriers": ["udp", "tcp", "eth"]},
-                      only_too="--carriers", binary=cli.SAWMILL, work=cli.TEMPORARY, root=True)
+    given = cli.given(__doc__, ("--pulls", 50), ("--links", (1, 2)),
+                      only={"carriers": ["udp", "tcp", "eth"]}, only_too="--carriers",
+                      binary=cli.SAWMILL, work=cli.TEMPORARY, root=True)
     rows = page.as_they_come(
         measure(given, carrier, links) for carrier in given.only for links in given.links)
     table = page.table(["carrier", "links", "undisturbed ms", "pulls", "longest ms"], rows)

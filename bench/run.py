@@ -2,7 +2,8 @@
 """Measures Sawmill beside its peers and the limits of the machine, in one run.
 
     bench/run.py                         everything; an hour. Writes bench/results/DATE.md
-    bench/run.py --quick                 everything in small, to see that it runs: its numbers mean nothing
+    bench/run.py --quick                 everything in small, to see that it runs:
+                                         its numbers mean nothing
     bench/run.py --only randwrite-4k     one workload, contestant or part (see --list); repeatable
 
 Raw numbers go to bench/results/raw/. How each number comes about: bench/README.md. Not here: how a
@@ -17,8 +18,8 @@ import sys
 from pathlib import Path
 
 from frame import (
-    EXAMPLES, MIB, ROOT, Place, Rounds, Sawmill, cli, difference, machine, page, run, say, temporary_place,
-    turns)
+    EXAMPLES, MIB, ROOT, Place, Rounds, Sawmill, cli, difference, machine, page, run, say,
+    temporary_place, turns)
 from suite import opening, report
 from suite.contest import COST, PEERS, WORKLOADS, Peer
 from suite.s3 import Minio, S3backer
@@ -43,7 +44,8 @@ def arguments():
 
 def names(given):
     return {"workloads": [workload.name for workload in WORKLOADS],
-            "servers": [server.name for server in contestants(given, Place(), Minio(Place(), None))],
+            "servers": [server.name
+                        for server in contestants(given, Place(), Minio(Place(), None))],
             "parts": ["cost", "recovery", "memory", "journal"]}
 
 
@@ -59,7 +61,8 @@ def ours(binary, place, minio, mark=""):
 
 def contestants(given, place, minio):
     if given.before:
-        return ours(given.before.resolve(), place, minio, "-before") + ours(given.binary, place, minio)
+        return (ours(given.before.resolve(), place, minio, "-before")
+                + ours(given.binary, place, minio))
     peers = [Peer(place, *peer) for peer in PEERS]
     return [*peers, *ours(given.binary, place, minio), S3backer(place, minio)]
 
@@ -88,7 +91,8 @@ def build(given):
 
 
 def cells(given, chosen, place, minio, document):
-    """Prepares those that can take part, and measures them in turn; a failure ends its contestant alone."""
+    """Prepares those that can take part, and measures them in turn;
+    a failure ends its contestant alone."""
     ready, absent, failed, found = [], {}, document["failed"], Rounds(document["cells"])
     for server in contestants(given, place, minio):
         if server.name in chosen["servers"]:
@@ -129,7 +133,8 @@ def cost(given, chosen, place, minio):
             server.settle()
             counted = difference(before, server.counters())
         found[name] = {
-            "writes": cell["requests"], "written_bytes": cell["bytes"], "counted_until_stored": counted,
+            "writes": cell["requests"], "written_bytes": cell["bytes"],
+            "counted_until_stored": counted,
             # With the last checkpoint, which closing makes.
             "store_bytes_after_close": machine.bytes_below(server.store_folder()) - before_bytes,
             "iops": cell["iops"]}
@@ -163,12 +168,14 @@ def main():
     programs = {"sawmill": given.binary, "fio": "fio", "nbdkit": "nbdkit", "qemu": "qemu-nbd",
                 "s3backer": "s3backer"}
     document = {
-        "date": datetime.date.today().isoformat(), "command": shlex.join(["bench/run.py", *sys.argv[1:]]),
-        "machine": machine.describe(), "load": [os.getloadavg()[0]],
+        "date": datetime.date.today().isoformat(),
+        "command": shlex.join(["bench/run.py", *sys.argv[1:]]), "machine": machine.describe(),
+        "load": [os.getloadavg()[0]],
         "versions": {name: machine.version(program) for name, program in programs.items()},
-        "settings": {"rounds": given.rounds, "runtime_s": given.seconds, "size_bytes": given.size * MIB},
-        "workloads": chosen["workloads"], "servers": {}, "absent": {}, "failed": {}, "cells": [], "cost": {},
-        "recovery": None, "memory": None, "journal": None}
+        "settings": {"rounds": given.rounds, "runtime_s": given.seconds,
+                     "size_bytes": given.size * MIB},
+        "workloads": chosen["workloads"], "servers": {}, "absent": {}, "failed": {}, "cells": [],
+        "cost": {}, "recovery": None, "memory": None, "journal": None}
     prepared = ROOT / ".prepared/bin/minio"
     program = given.minio or (prepared if prepared.exists() else shutil.which("minio"))
     with temporary_place(given.work, given.size * MIB) as place:

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""How a device with a null driver grows with cores: batch layer and plain mode, in-process load; NBD beside.
+"""How a device with a null driver grows with cores:
+batch layer and plain mode, in-process load; NBD beside.
 
-The load, the host and the driver of one process may use one core, then two, up to all (taskset); a queue
-and a loader for each core. The mode `copy` is the load without host and driver: what the cores can do at
-most. Tied: with tie_queues=1. 4 MiB: of shared memory for a queue's writes, in chunks of 512 KiB, instead of
-32: what is in flight then stays in caches. Rounds are interleaved, figures are medians. Beside them, one NBD
-connection with fio: nbdkit's null plugin and `sawmill run` with the null example; and what the BUSE thesis
-measured on its machines. Writes a table and a chart beside the page. Not here: a kernel between
-(`bench/doors.py`).
+The load, the host and the driver of one process may use one core, then two, up to all (taskset); a
+queue and a loader for each core. The mode `copy` is the load without host and driver: what the
+cores can do at most. Tied: with tie_queues=1. 4 MiB: of shared memory for a queue's writes, in
+chunks of 512 KiB, instead of 32: what is in flight then stays in caches. Rounds are interleaved,
+figures are medians. Beside them, one NBD connection with fio: nbdkit's null plugin and `sawmill
+run` with the null example; and what the BUSE thesis measured on its machines. Writes a table and a
+chart beside the page. Not here: a kernel between (`bench/doors.py`).
 """
 
 import itertools
@@ -15,16 +16,18 @@ import json
 import os
 
 from frame import (
-    EXAMPLES, KIB, MIB, ROOT, Process, Rounds, cli, fio, machine, page, run, temporary_place, wait_until)
+    EXAMPLES, KIB, MIB, ROOT, Process, Rounds, cli, fio, machine, page, run, temporary_place,
+    wait_until)
 
 MODES = ("copy", "batch", "batch, tied", "batch, tied, 4 MiB", "plain", "plain, tied")
 WAYS, SIZES = ("write", "read"), (4 * KIB, 64 * KIB)
-# Theirs: null drivers behind the kernel, fio at depth 4 with a job for each virtual CPU, m5zn of EC2.
+# Theirs: null drivers behind the kernel, fio at depth 4 with a job for each virtual CPU,
+# m5zn of EC2.
 PAGE = """\
 {rates}
 {nbd}
-Not ours and not of this machine: GB/s of 64 KiB requests through a kernel to a null driver, from the BUSE \
-thesis (2021, tables 5.2 to 5.5).
+Not ours and not of this machine: GB/s of 64 KiB requests through a kernel to a null driver, from \
+the BUSE thesis (2021, tables 5.2 to 5.5).
 
 | their virtual CPUs | way | BUSE | NBD (nbdkit) | TCMU | BDUS |
 | --- | --- | --- | --- | --- | --- |
@@ -53,7 +56,8 @@ def over_nbd(place, export, seconds, *server):
     uri = f"nbd+unix:///{export}?socket={door}"
     with Process(*server, log=os.devnull, env=os.environ | {"XDG_STATE_HOME": str(place.memory)}):
         wait_until(f"{server[0]} listens", lambda: machine.succeeds("nbdinfo", "--size", uri), 20)
-        found = fio.call(fio.words(fio.nbd(uri), "randwrite", "4k", 64, "64M", seconds=seconds), place.folder)
+        found = fio.call(fio.words(fio.nbd(uri), "randwrite", "4k", 64, "64M", seconds=seconds),
+                         place.folder)
     door.unlink(missing_ok=True)
     return found["write"]
 
@@ -73,18 +77,20 @@ def measured(program, cores, given, place):
             mode_only, *how = mode.split(", ")
             memory = (4 if "4 MiB" in how else 32) * MIB
             first = ",".join(map(str, sorted(os.sched_getaffinity(0))[:count]))
-            told = run("taskset", "--cpu-list", first, program, mode_only, *request, count, given.seconds,
-                       int("tied" in how), memory)
+            told = run("taskset", "--cpu-list", first, program, mode_only, *request, count,
+                       given.seconds, int("tied" in how), memory)
             rates.keep(number, count, (mode, *request), json.loads(told))
         for name, (export, *server) in servers.items():
             nbd.keep(number, None, name, over_nbd(place, export, given.seconds, *server))
-    return ({kind: [rates.median(kind, count, "requests_per_s") for count in cores] for kind in kinds},
+    return ({kind: [rates.median(kind, count, "requests_per_s") for count in cores]
+             for kind in kinds},
             {name: nbd.median(name, None, "iops") for name in servers})
 
 
 def page_of(rates, nbd, cores):
     rows = [[mode, f"{way} {size // KIB} KiB", *(f"{rate:,.0f}" for rate in each),
-             f"{each[-1] * size / 1e9:.2f}", f"{each[-1] / cores[-1]:,.0f}", f"{each[-1] / each[0]:.2f}"]
+             f"{each[-1] * size / 1e9:.2f}", f"{each[-1] / cores[-1]:,.0f}",
+             f"{each[-1] / each[0]:.2f}"]
             for (mode, way, size), each in rates.items()]
     head = [f"{count} core{'s' * (count > 1)}, requests/s" for count in cores]
     head = ["mode", "request", *head, "GB/s", "per core", f"{cores[-1]} to 1"]
@@ -104,9 +110,11 @@ def main():
     head = ""
     if given.page:
         image = given.page.with_suffix(".svg")
-        groups = [((mode.replace(", tied", " tied").replace(", 4 MiB", " 4M"), f"{way} {size // KIB}K"), each)
+        groups = [((mode.replace(", tied", " tied").replace(", 4 MiB", " 4M"),
+                    f"{way} {size // KIB}K"), each)
                   for (mode, way, size), each in rates.items() if mode != "copy"]
         page.bars(image, f"requests/s; a bar for 1 to {cores[-1]} cores", groups)
-        head = (f"# A null driver and more cores\n\n`bench/scaling.py --rounds {given.rounds} --seconds "
-                f"{given.seconds:g}`, medians, {most} cores.\n\n![chart]({image.name})\n\n")
+        head = (f"# A null driver and more cores\n\n`bench/scaling.py --rounds {given.rounds} "
+                f"--seconds {given.seconds:g}`, medians, {most} cores.\n\n"
+                f"![chart]({image.name})\n\n")
     page.write(given.page, head + page_of(rates, nbd, cores))

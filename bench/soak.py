@@ -1,21 +1,22 @@
 #!/usr/bin/env python3
 """A link under load and trouble for a long time: what grows, what leaks, what is lost.
 
-Two network namespaces with two veth pairs between them, removed at the end. In one a target with four disks
-in memory; in the other a process with two connections, one over two UDP links and one by TCP, both sealed.
-Each uses two of the disks: sixteen threads read, write, write packed, discard, zero and flush their own
-regions and know every byte of them; a connection has 8 credits, so that requests wait for them.
+Two network namespaces with two veth pairs between them, removed at the end. In one a target with
+four disks in memory; in the other a process with two connections, one over two UDP links and one by
+TCP, both sealed. Each uses two of the disks: sixteen threads read, write, write packed, discard,
+zero and flush their own regions and know every byte of them; a connection has 8 credits, so that
+requests wait for them.
 
-A cycle is a dozen seconds of load, with trouble in most of them (a pair of interfaces pulled, all of them,
-for longer than the target waits for silent peers; one made so narrow that it loses frames; all of the target
-but its disks made anew; the connections made anew), and a rest: no requests, all links joined again. At rest
-both processes are looked at: resident memory, bytes that are allocated, open descriptors, threads, credits.
-Medians of the second tenth of the rests are compared with those of the last tenth. Any answer that is not
-what was written, any error, and any rest that does not come within a minute fails the soak, as does
-growth beyond the tolerances at the head of this file.
+A cycle is a dozen seconds of load, with trouble in most of them (a pair of interfaces pulled, all
+of them, for longer than the target waits for silent peers; one made so narrow that it loses frames;
+all of the target but its disks made anew; the connections made anew), and a rest: no requests, all
+links joined again. At rest both processes are looked at: resident memory, bytes that are allocated,
+open descriptors, threads, credits. Medians of the second tenth of the rests are compared with those
+of the last tenth. Any answer that is not what was written, any error, and any rest that does not
+come within a minute fails the soak, as does growth beyond the tolerances at the head of this file.
 
-Needs `cargo build --release -p sawmill-link --example link_soak`; --binary names another copy of it. Not
-here: who asks and remembers (`crates/link/examples/link_soak`).
+Needs `cargo build --release -p sawmill-link --example link_soak`; --binary names another copy of
+it. Not here: who asks and remembers (`crates/link/examples/link_soak`).
 """
 
 import json
@@ -31,9 +32,9 @@ from frame import EXAMPLES, MIB, Unfit, Wires, cli, page
 
 DISKS, DISK_BYTES, PAIRS = "a,b,c,d", 8 * MIB, 2
 CYCLE_S, SILENCE_S = 12, 20
-# (what, its unit, share that it may grow, and at least so much). The allocator of the C library keeps what
-# threads that come and go leave behind, in an arena for each of many: resident memory moves by itself, less
-# with one arena; what is allocated does not.
+# (what, its unit, share that it may grow, and at least so much). The allocator of the C library
+# keeps what threads that come and go leave behind, in an arena for each of many: resident memory
+# moves by itself, less with one arena; what is allocated does not.
 WATCHED = {
     "rss_kib": ("resident memory", "KiB", 0.05, 4096),
     "bytes_in_use": ("allocated at rest", "bytes", 0, 65536),
@@ -60,7 +61,8 @@ class Trouble:
 
     def __init__(self, wires, target, seed):
         self.wires, self.target, self.dice = wires, target, random.Random(seed)
-        self.counts = dict.fromkeys(("one pulled", "all pulled", "silence", "one narrow", "target anew"), 0)
+        self.counts = dict.fromkeys(("one pulled", "all pulled", "silence", "one narrow",
+                                     "target anew"), 0)
 
     def cause(self):
         """Some of it; everything is mended at its end."""
@@ -96,11 +98,12 @@ def soak(given):
     with Wires(PAIRS) as wires:
         udp, tcp = wires.addresses("udp"), "tcp:10.96.0.1"
         disks = ["--exports", DISKS, "--bytes", DISK_BYTES]
-        how = {"wait": lambda process: process.hear(), "env": os.environ | {"MALLOC_ARENA_MAX": "1"}}
-        with wires.ready(0, given.binary, "target", "--listen", f"{udp},{tcp}", *disks, "--silence-s",
-                         SILENCE_S, **how) as target, \
-                wires.ready(1, given.binary, "load", "--udp", udp, "--tcp", tcp, *disks, "--rate", given.rate,
-                            "--seed", given.seed, **how) as load:
+        how = {"wait": lambda process: process.hear(),
+               "env": os.environ | {"MALLOC_ARENA_MAX": "1"}}
+        with wires.ready(0, given.binary, "target", "--listen", f"{udp},{tcp}", *disks,
+                         "--silence-s", SILENCE_S, **how) as target, \
+                wires.ready(1, given.binary, "load", "--udp", udp, "--tcp", tcp, *disks,
+                            "--rate", given.rate, "--seed", given.seed, **how) as load:
             return cycles(given, Trouble(wires, target, given.seed), target, load)
 
 
@@ -118,7 +121,8 @@ def cycles(given, trouble, target, load):
         if ends:
             ask(load, "verify")
         said, target_said = ask(load, "rest"), ask(target, "rest")
-        if said["mismatches"] or said["errors"] or said["pending"] or said["slots"] != said["slots_free"]:
+        if (said["mismatches"] or said["errors"] or said["pending"]
+                or said["slots"] != said["slots_free"]):
             raise Unfit(f"after {lasted_s:.0f} s: {said}")
         samples.append({"at_s": round(lasted_s, 1), "load": {**said, **look(load)},
                         "target": {**target_said, **look(target)}})
@@ -146,36 +150,40 @@ def growth(samples):
 PAGE = """\
 {before}<!-- bench/soak.py writes from here -->
 
-`bench/soak.py --seconds {given.seconds:g} --rate {given.rate} --seed {given.seed}`; how it comes about: the \
-head of the script. {at_s:,.0f} s, {rests} rests; load average {busy:.1f} at the end.
+`bench/soak.py --seconds {given.seconds:g} --rate {given.rate} --seed {given.seed}`; how it comes \
+about: the head of the script. {at_s:,.0f} s, {rests} rests; load average {busy:.1f} at the end.
 
-{requests:,} requests ({kinds}), {gb:.1f} GB; {last[mismatches]} answers that were not what was written, \
-{last[errors]} errors, {missing} credits missing at any rest. Trouble: {troubles}. The longest request of a \
-cycle took {middle_ms:,.0f} ms in the median, {longest_ms:,.0f} ms at most.
+{requests:,} requests ({kinds}), {gb:.1f} GB; {last[mismatches]} answers that were not what was \
+written, {last[errors]} errors, {missing} credits missing at any rest. Trouble: {troubles}. The \
+longest request of a cycle took {middle_ms:,.0f} ms in the median, {longest_ms:,.0f} ms at most.
 
 {table}
 {after}"""
 
 
 def page_of(given, samples, trouble, rows):
-    last, longest_ms = samples[-1]["load"], [sample["load"]["longest_us"] / 1000 for sample in samples]
+    last, longest_ms = (samples[-1]["load"],
+                        [sample["load"]["longest_us"] / 1000 for sample in samples])
     cells = [[end, words, *(f"{number:,.0f} {unit}".strip() for number in numbers), page.kept(kept)]
              for end, words, unit, *numbers, kept in rows]
-    before, after = page.around(given.page, "<!-- bench/soak.py writes from here -->", "<!-- to here -->")
+    before, after = page.around(given.page, "<!-- bench/soak.py writes from here -->",
+                                "<!-- to here -->")
     return PAGE.format(
-        before=before, after=after, given=given, at_s=samples[-1]["at_s"], rests=len(samples), last=last,
-        busy=os.getloadavg()[0], requests=sum(last[kind] for kind in KINDS), gb=last["bytes"] / 1e9,
-        missing=last["slots"] - last["slots_free"], middle_ms=median(longest_ms), longest_ms=max(longest_ms),
+        before=before, after=after, given=given, at_s=samples[-1]["at_s"], rests=len(samples),
+        last=last, busy=os.getloadavg()[0], requests=sum(last[kind] for kind in KINDS),
+        gb=last["bytes"] / 1e9, missing=last["slots"] - last["slots_free"],
+        middle_ms=median(longest_ms), longest_ms=max(longest_ms),
         kinds=", ".join(f"{last[kind]:,} {kind}" for kind in KINDS),
         troubles=", ".join(f"{what} {count}" for what, count in trouble.items()),
-        table=page.table(["end", "what", "second tenth", "last tenth", "limit", "kept"], cells, range(2, 5)))
+        table=page.table(["end", "what", "second tenth", "last tenth", "limit", "kept"], cells,
+                         range(2, 5)))
 
 
 @cli.script
 def main():
-    given = cli.given(__doc__, ("--rate", 2000, "requests a second, of all threads together"), ("--seed", 1),
-                      ("--samples", Path, "where each rest's numbers go"), seconds=3600.0,
-                      binary=EXAMPLES / "link_soak", root=True)
+    given = cli.given(__doc__, ("--rate", 2000, "requests a second, of all threads together"),
+                      ("--seed", 1), ("--samples", Path, "where each rest's numbers go"),
+                      seconds=3600.0, binary=EXAMPLES / "link_soak", root=True)
     given.told_to_end = False
     # Told to end, it rests once more and says how it was.
     signal.signal(signal.SIGTERM, lambda *_: setattr(given, "told_to_end", True))

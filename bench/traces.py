@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Recorded requests through `sawmill simulate`: agreement with an independent reference, and our defaults.
+"""Recorded requests through `sawmill simulate`: agreement with an independent reference,
+and our defaults.
 
-    SAWMILL_TRACES=FOLDER bench/traces.py      every trace of the folder; writes docs/measurements/traces.md
+    SAWMILL_TRACES=FOLDER bench/traces.py      every trace of the folder; writes
+                                               docs/measurements/traces.md
 
-FOLDER holds the files named in REFERENCE (packed or not; what is missing is left out and said so), and any
-others. The reference's figures are from a simulator of LSVD's method that shares nothing with Sawmill: an
-array with an entry per block, batches closed by size alone, 70 % to 75 %. SAWMILL_BINARY is measured, else
-target/release/sawmill. Not here: made-up requests (`bench/collection.py`).
+FOLDER holds the files named in REFERENCE (packed or not; what is missing is left out and said so),
+and any others. The reference's figures are from a simulator of LSVD's method that shares nothing
+with Sawmill: an array with an entry per block, batches closed by size alone, 70 % to 75 %.
+SAWMILL_BINARY is measured, else target/release/sawmill. Not here: made-up requests
+(`bench/collection.py`).
 """
 
 import contextlib
@@ -21,8 +24,8 @@ TOLERANCE = 0.03
 MARKS = (".zst", ".gz", ".xz", ".bz2")
 WAY_LSVD = ("--segment-age", "0", "--gc-start", "0.70", "--gc-stop", "0.75")
 
-# Trace, batch, rounds: extents without and with plugged holes, 1 + copied / written without and with,
-# stored / written without, merge ratio.
+# Trace, batch, rounds: extents without and with plugged holes, 1 + copied / written without and
+# with, stored / written without, merge ratio.
 REFERENCE = [
     ("cloudPhysicsIO.vscsi", "32M", 1, (7430, 7421, 1.005, 1.005, 0.968, 0.037)),
     ("linux-mysql.load", "32M", 1, (11385, 11237, 1.175, 1.176, 1.045, 0.130)),
@@ -48,45 +51,62 @@ REFERENCE = [
 
 PAGE = """# What recorded requests come to
 
-Written by `bench/traces.py` from a folder of public block traces (`SAWMILL_TRACES`); the traces are other
+Written by `bench/traces.py` from a folder of public block traces (`SAWMILL_TRACES`); \
+the traces are other
 people's and no part of this repository. What the columns mean: [simulate](../guide/simulate.md).
 
 ## Agreement with an independent reference
 
-The reference simulates LSVD's method (section 4.6 of the paper) with an array that has an entry for each
-block, and shares nothing with Sawmill: greedy, 70 % to 75 %, batches closed by size alone, an empty disk at
-the start. `sawmill simulate` with the same parameters runs the engine's own code. Ours / the reference's;
-*copied* is 1 + bytes copied by garbage collection / bytes written, *stored* is bytes put / bytes written
+The reference simulates LSVD's method (section 4.6 of the paper) \
+with an array that has an entry for each
+block, and shares nothing with Sawmill: greedy, 70 % to 75 %, batches closed by size alone, \
+an empty disk at
+the start. `sawmill simulate` with the same parameters runs the engine's own code. \
+Ours / the reference's;
+*copied* is 1 + bytes copied by garbage collection / bytes written, \
+*stored* is bytes put / bytes written
 (without plugged holes). Bold: further apart than 3 %.
 
 {agreement}{absent}
 What differs, and why:
 
-- **postmark** writes up to several MiB at once. The engine cuts a write into records of at most 1 MiB and
-  closes a batch between two records; the reference closes it between two writes, so its batches are larger.
+- **postmark** writes up to several MiB at once. The engine cuts a write into records of at \
+most 1 MiB and
+  closes a batch between two records; the reference closes it between two writes, \
+so its batches are larger.
   With records as long as the writes, ours are 4,849 and 5,118 extents: the reference's.
-- **rocksdb-ycsb-a**: the reference ends a batch at each of the trace's 231 discards. The engine coalesces a
-  discard like a write, and so has fewer pieces. With a batch ended at each discard, ours are 162 / 158
+- **rocksdb-ycsb-a**: the reference ends a batch at each of the trace's 231 discards. \
+The engine coalesces a
+  discard like a write, and so has fewer pieces. With a batch ended at each discard, \
+ours are 162 / 158
   extents at 32 MiB (the reference's: 159 / 157) and 215 / 213 at 8 MiB (215 / 215).
-- Elsewhere up to 1.2 %: the reference counts segments that hold nothing live in the utilisation until they
-  are collected; the engine's checkpoints delete them, so they count in nothing. And the engine plugs a hole
+- Elsewhere up to 1.2 %: the reference counts segments that hold nothing live in the \
+utilisation until they
+  are collected; the engine's checkpoints delete them, so they count in nothing. \
+And the engine plugs a hole
   that is mapped in part, the reference only one that is mapped throughout.
 
 ## Sawmill's defaults beside greedy 70/75
 
-Bytes put / bytes written, of each trace ten times in a row: nearer to the steady state of a long one. Ours:
-batches of 8 MiB or 5 s, 70 % to 72 %, greedy, holes plugged. Traces in which nothing is collected are left
-out. LSVD's batches wait for 32 MiB however long that takes, and so coalesce more: what was written in that
+Bytes put / bytes written, of each trace ten times in a row: \
+nearer to the steady state of a long one. Ours:
+batches of 8 MiB or 5 s, 70 % to 72 %, greedy, holes plugged. \
+Traces in which nothing is collected are left
+out. LSVD's batches wait for 32 MiB however long that takes, and so coalesce more: \
+what was written in that
 time is not in the store when the machine is lost.
 
 {defaults}
 {ways}
 ## Beside LSVD's Table 5
 
-The paper's nine volumes are a week each of CloudPhysics' traces, which cannot be had; the one CloudPhysics
-trace above is two hours of a volume without a name. So no row can be compared with a row. The paper:
+The paper's nine volumes are a week each of CloudPhysics' traces, which cannot be had; \
+the one CloudPhysics
+trace above is two hours of a volume without a name. So no row can be compared with a \
+row. The paper:
 
-| volume | written, GB | extents, M: no merge / merge / defrag | amplification: no merge / merge / defrag \
+| volume | written, GB | extents, M: no merge / merge / defrag | amplification: \
+no merge / merge / defrag \
 | merge ratio |
 | --- | --- | --- | --- | --- |
 | w10 | 484 | 3.88 / 3.51 / 3.51 | 1.11 / 1.10 / 1.10 | 0.01 |
@@ -99,9 +119,12 @@ trace above is two hours of a volume without a name. So no row can be compared w
 | w41 | 127 | 0.59 / 0.58 / 0.05 | 1.44 / 1.14 / 1.14 | 0.71 |
 | w05 | 389 | 6.80 / 3.06 / 3.06 | 1.08 / 1.08 / 1.08 | 0.00 |
 
-Ours with the same parameters (first table): amplification 1.00 to 1.51, where the paper has 1.02 to 1.83 with
-merging; merge ratios 0.00 to 0.86 (the paper: 0.00 to 0.71). Plugging holes saves up to 5 % of extents here
-and up to 91 % (w41) in the paper, for up to 0.03 more amplification here and 0.07 (w07) in the paper.
+Ours with the same parameters (first table): amplification 1.00 to 1.51, \
+where the paper has 1.02 to 1.83 with
+merging; merge ratios 0.00 to 0.86 (the paper: 0.00 to 0.71). \
+Plugging holes saves up to 5 % of extents here
+and up to 91 % (w41) in the paper, for up to 0.03 more amplification here and 0.07 (w07) \
+in the paper.
 """
 
 
@@ -130,7 +153,8 @@ def cell(ours, reference, form):
 
 
 def agreement(traces):
-    """The table, the traces that are further apart than they may be, and those that are not there."""
+    """The table, the traces that are further apart than they may be,
+    and those that are not there."""
     rows, apart_in, absent = [], set(), set()
     for name, batch, rounds, reference in REFERENCE:
         if name not in traces:
@@ -145,8 +169,8 @@ def agreement(traces):
         if any("**" in text for text in cells):
             apart_in.add(name)
         rows.append([name, f"{batch}iB, {rounds}", *cells])
-    head = ["trace", "batch, rounds", "extents", "extents, plugged", "copied", "copied, plugged", "stored",
-            "merge ratio"]
+    head = ["trace", "batch, rounds", "extents", "extents, plugged", "copied", "copied, plugged",
+            "stored", "merge ratio"]
     return page.table(head, rows), sorted(apart_in), sorted(absent)
 
 
@@ -168,20 +192,23 @@ def beside(traces, rounds, *options):
 
 
 def defaults(traces):
-    """Each trace ten times in a row: our defaults, 70/75 with the same batches, LSVD's parameters."""
+    """Each trace ten times in a row: our defaults, 70/75 with the same batches,
+    LSVD's parameters."""
     count, runs = beside(traces, 10)
     rows = []
     for name, (ours, wider) in runs.items():
         aged = traces[name]("--gc-choice", "cost-benefit", "--repeat", 10)
         lsvd = traces[name]("--segment-bytes", "32M", *WAY_LSVD, "--repeat", 10)
         written_gib = ours["written_bytes"] / GIB
-        rows.append([name, f"{written_gib:.2f}", *(f"{put(one):.4f}" for one in (ours, wider, aged, lsvd)),
-                     f"{ours['merge_ratio']:.3f}", f"{ours['extents']:,}", f"{ours['map_bytes'] / 1024:,.0f}",
+        rows.append([name, f"{written_gib:.2f}",
+                     *(f"{put(one):.4f}" for one in (ours, wider, aged, lsvd)),
+                     f"{ours['merge_ratio']:.3f}", f"{ours['extents']:,}",
+                     f"{ours['map_bytes'] / 1024:,.0f}",
                      f"{ours['store_bytes'] / max(1, ours['live_bytes']):.2f}",
                      f"{ours['store_requests']['put'] / written_gib:,.0f}"])
     head = ["trace", "written, GiB", "ours, 70/72", "the same, 70/75", "ours, cost-benefit",
-            "LSVD: 32 MiB, no age, 70/75", "merge ratio", "extents", "map, KiB", "in the store / live",
-            "PUTs per written GiB"]
+            "LSVD: 32 MiB, no age, 70/75", "merge ratio", "extents", "map, KiB",
+            "in the store / live", "PUTs per written GiB"]
     return page.table(head, rows), count
 
 

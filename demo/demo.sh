@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The two-minute tour: a disk in a local folder, a file system on it, kill -9 in the middle of writing, and
-# every synced byte still there. Installs what is missing (and says so), builds, and leaves its folder behind.
+# The two-minute tour: a disk in a local folder, a file system on it, kill -9 in the middle of
+# writing, and every synced byte still there. Installs what is missing (and says so), builds, and
+# leaves its folder behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin"
@@ -83,7 +84,9 @@ step "A disk of $size in $home/store"
 serve
 tell "served at $uri"
 
-can_mount() { [[ $(id -u) == 0 && -w /dev/fuse && -w /dev/loop-control && -z ${SAWMILL_DEMO_PLAIN:-} ]]; }
+can_mount() {
+    [[ $(id -u) == 0 && -w /dev/fuse && -w /dev/loop-control && -z ${SAWMILL_DEMO_PLAIN:-} ]]
+}
 
 kill_in_the_middle() {
     kill -9 "$server"
@@ -136,7 +139,8 @@ else
     nbdcopy "$home/image" "$uri" 2>/dev/null &
     writer=$!
     flushed=$(status | jq '.volumes[0].counters.written_bytes')
-    until [[ $(status | jq '.volumes[0].counters.written_bytes') -gt $((flushed + (32 << 20))) ]]; do :; done
+    until [[ $(status | jq '.volumes[0].counters.written_bytes') -gt $((flushed + (32 << 20))) ]]
+    do :; done
     before=$(status)
     step "kill -9 in the middle of writing"
     kill_in_the_middle
@@ -163,10 +167,12 @@ jq -rn --argjson before "$before" --argjson after "$after" '
     def calls(kind): sum(.stores[0][kind].requests);
     sum(.volumes[0].counters.written_bytes) as $written
     | sum(.volumes[0].counters.segment_bytes_stored) as $stored
-    | "    written by the file system: \($written | mib) in \(sum(.volumes[0].counters.writes)) writes, "
+    | "    written by the file system: \($written | mib) in "
+      + "\(sum(.volumes[0].counters.writes)) writes, "
       + "\(sum(.volumes[0].counters.flushes)) flushes",
       "    stored: \($stored | mib) in \(sum(.volumes[0].counters.segments_stored)) segments; "
-      + "write amplification \(if $written > 0 then ($stored / $written * 1000 | round / 1000) else 0 end)",
+      + "write amplification "
+      + "\(if $written > 0 then ($stored / $written * 1000 | round / 1000) else 0 end)",
       "    store requests: \(calls("put")) PUT, \(calls("get")) GET, \(calls("list")) LIST, "
       + "\(calls("delete")) DELETE"'
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs one test program, as cargo's runner: a test that hangs costs its own program and nobody else's, and
-# what it waited for is told: each process below this one, and where in the kernel it sleeps.
+# Runs one test program, as cargo's runner: a test that hangs costs its own program and nobody
+# else's, and what it waited for is told: each process below this one, and where in the kernel it
+# sleeps.
 set -uo pipefail
 limit_s=${SAWMILL_TEST_LIMIT_S:-900}
 

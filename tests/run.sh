@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that must hold before a change is kept: set-up, lint, build, all tests, and their count.
-# Ends with one line: "N passed, N failed, N skipped". Exit code 0 only when nothing failed.
+# Everything that must hold before a change is kept: set-up, lint, build, all tests, and their
+# count. Ends with one line: "N passed, N failed, N skipped". Exit code 0 only when nothing failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,7 +36,8 @@ reference() {
 step reference reference
 step build cargo build --release --package sawmill --package sawmill-frontend --bins --examples
 # Drivers in Rust, and the library for those in C.
-step drivers cargo build --release --package sawmill-driver --package sawmill-c --lib --bins --examples
+step drivers cargo build --release --package sawmill-driver --package sawmill-c \
+    --lib --bins --examples
 # A test that hangs must not take all others with it, nor their count.
 runner="target.'cfg(unix)'.runner='$PWD/tests/one.sh'"
 tests() {
@@ -63,8 +64,8 @@ count() {
         END { print sum + 0 }' "$log/tests"
 }
 ran=$(($(count passed) + $(grep -c '^ok ' "$log/guests"))) ignored=$(count ignored)
-# A program that died has no such line: its failures are counted one by one, and each failed step that no
-# failed test explains counts as one more.
+# A program that died has no such line: its failures are counted one by one, and each failed step
+# that no failed test explains counts as one more.
 failed=$(($(grep -c '^test .* FAILED$' "$log/tests") + $(grep -c '^FAILED ' "$log/guests")))
 for name in "${failed_steps[@]}"; do
     if [[ $name != tests && $name != schedules && $name != guests ]] || ((failed == 0)); then
@@ -76,18 +77,24 @@ if ((left_out)); then
     echo "skipped, and why:"
     sed 's/^/  /' "$SAWMILL_SKIP_LOG"
 fi
-# The end of this output may be all that anybody keeps: first what the failures said, then their names.
+# The end of this output may be all that anybody keeps:
+# first what the failures said, then their names.
 if ((${#failed_steps[@]})); then
     echo "the program that ran last, and its tests that took over a minute:"
-    tac "$log/tests" | awk '/has been running for over/ { print "  " $0 } /^ +Running / { print; exit }'
-    grep -A 40 '^test TIME LIMIT' "$log/tests" | grep -E '^test TIME|^ +(process|[^ ]+ in )' | head -60
+    tac "$log/tests" |
+        awk '/has been running for over/ { print "  " $0 } /^ +Running / { print; exit }'
+    grep -A 40 '^test TIME LIMIT' "$log/tests" | grep -E '^test TIME|^ +(process|[^ ]+ in )' |
+        head -60
     grep -A 20 '^FAILED ' "$log/guests" | grep -v '^ok ' | head -60
     printf 'failed: %s\n' "${failed_steps[@]}"
     grep -hE '^(test .* FAILED$|FAILED )' "$log/tests" "$log/guests" | cut -c1-200 | sed 's/^/  /'
-    echo "one test alone: cargo test -p PACKAGE --test PROGRAM NAME, with the SAWMILL_SEED that it printed"
+    echo "one test alone: cargo test -p PACKAGE --test PROGRAM NAME," \
+        "with the SAWMILL_SEED that it printed"
 fi
 echo "the ten test programs that took longest, in seconds:"
-awk '/^ +Running / { name = $0; sub(/^ +Running (unittests )?/, "", name); sub(/ \(.*deps\//, " (", name) }
+awk '/^ +Running / {
+        name = $0; sub(/^ +Running (unittests )?/, "", name); sub(/ \(.*deps\//, " (", name)
+    }
     /^test result:.* finished in / { s = $NF; sub(/s$/, "", s); printf "  %8.1f  %s\n", s, name }' \
     "$log/tests" | sort -rn | head -10
 echo "$SECONDS s in all"

@@ -1,9 +1,9 @@
 """What all measurements have in common; a script of `bench/` holds only what is particular to it.
 
-`cli` options and the end of a script · `machine` facts, programs, files · `process` children that go on ·
-`rounds` turns, medians, ratios · `page` tables and pages · `fio` loads · `serve`, `sawmill` disks that are
-served · `wires` two network namespaces · `guest` a kernel of its own. Nothing here knows who is compared with
-whom.
+`cli` options and the end of a script · `machine` facts, programs, files · `process` children that
+go on · `rounds` turns, medians, ratios · `page` tables and pages · `fio` loads · `serve`, `sawmill`
+disks that are served · `wires` two network namespaces · `guest` a kernel of its own. Nothing here
+knows who is compared with whom.
 """
 
 from frame import cli, fio, guest, machine, page

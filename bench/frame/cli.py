@@ -1,6 +1,8 @@
-"""The command line that all measurements have: options with one name and one meaning, and how a script ends.
+"""The command line that all measurements have: options with one name and one meaning,
+and how a script ends.
 
-A script says which of them mean something to it, and adds its own. Not here: what is done with them.
+A script says which of them mean something to it, and adds its own.
+Not here: what is done with them.
 """
 
 import argparse
@@ -16,7 +18,8 @@ from frame.machine import RELEASE, Unfit
 SCRIPT = Path(sys.argv[0]).name
 BUILT = RELEASE / "sawmill"
 SAWMILL = Path(os.environ.get("SAWMILL_BINARY", BUILT))
-# Where disks go by default: with what is built, or where paths are short enough for control sockets.
+# Where disks go by default: with what is built, or where paths are short enough for
+# control sockets.
 TARGET, TEMPORARY = RELEASE.parent, Path(tempfile.gettempdir())
 COMMON = {
     "rounds": ("--rounds", "how often each is measured"),
@@ -32,7 +35,8 @@ def say(text):
 
 
 def add(parser, names, default, about=""):
-    """An option. Its default says what it takes: a type, a tuple with commas, one of a list, yes or no."""
+    """An option. Its default says what it takes: a type, a tuple with commas, one of a list,
+    yes or no."""
     how = {"default": default, "type": type(default), "help": f"{about} ({default})".strip()}
     if isinstance(default, type):
         how = {"type": default, "help": about} | ({} if names.startswith("-") else {"nargs": "+"})
@@ -46,18 +50,21 @@ def add(parser, names, default, about=""):
 
 
 def given(doc, *own, only=None, only_too="", root=False, page=Path, **common):
-    """The options: the common ones that are named here, with their defaults, and a script's own, each
-    (names, default, words).
+    """The options: the common ones that are named here, with their defaults, and a script's own,
+    each (names, default, words).
 
-    `only`: the names to choose from, by kind, or what makes them of the options. The result's `only` has the
-    chosen ones in their order, all where none is named, which `whole` tells.
+    `only`: the names to choose from, by kind, or what makes them of the options. The result's
+    `only` has the chosen ones in their order, all where none is named, which `whole` tells.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=doc,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     common["page"] = page
-    for option in [(names, common[key], about) for key, (names, about) in COMMON.items() if key in common]:
+    for option in [(names, common[key], about) for key, (names, about) in COMMON.items()
+                   if key in common]:
         add(parser, *option)
     if only:
-        parser.add_argument("--only", *only_too.split(), action="append", default=[], metavar="NAME",
+        parser.add_argument("--only", *only_too.split(), action="append", default=[],
+                            metavar="NAME",
                             help="measure this of --list alone; repeatable, or several with commas")
         add(parser, "--list", False, "print the names that --only knows")
     for option in own:

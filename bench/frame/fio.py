@@ -11,7 +11,8 @@ from frame.process import PATIENCE_S, Process
 
 
 def nbd(uri):
-    """fio's arguments for an NBD server. It refuses --direct: there is no cache on its side anyway."""
+    """fio's arguments for an NBD server. It refuses --direct:
+    there is no cache on its side anyway."""
     return ["--ioengine=nbd", f"--uri={uri}"]
 
 
@@ -58,7 +59,8 @@ def percentile_us(side, percent):
 
 
 class Load(Process):
-    """fio while something else is done; it ends by itself, and must end without an error or a wrong byte."""
+    """fio while something else is done; it ends by itself,
+    and must end without an error or a wrong byte."""
 
     def __init__(self, jobs, folder):
         self.output = folder / "fio.json"
@@ -78,7 +80,8 @@ class Load(Process):
 
 def verifying(target, block, size, rate, seconds, folder, *more):
     """Starts reading and writing at a steady rate; every byte that is read is compared."""
-    more = ("--verify=crc32c", "--verify_state_save=0", f"--rate={rate},{rate}", "--randrepeat=0", *more)
+    more = ("--verify=crc32c", "--verify_state_save=0", f"--rate={rate},{rate}", "--randrepeat=0",
+            *more)
     return Load(words(target, "randrw", block, 8, size, *more, seconds=seconds), folder)
 
 
@@ -97,5 +100,6 @@ def disturbed_ms(start, disturb, count):
 
 def latencies(folder):
     """What --write_lat_log has left: when in ms of the day's clock, and how long in ms."""
-    rows = (line.split(",") for path in folder.glob("*_clat*.log") for line in path.read_text().splitlines())
+    rows = (line.split(",") for path in folder.glob("*_clat*.log")
+            for line in path.read_text().splitlines())
     return [(int(at_ms), int(took_ns) / 1e6) for at_ms, took_ns, *_ in rows]

@@ -1,7 +1,7 @@
 """A measurement in a guest with a kernel of its own: both sides of it.
 
-Outside, a script of `tests/vm/bench` is booted; it calls the same measurement with `--inside`, whose lines of
-JSON are what comes back. Not here: how a guest is booted (`tests/vm/run.py`).
+Outside, a script of `tests/vm/bench` is booted; it calls the same measurement with `--inside`,
+whose lines of JSON are what comes back. Not here: how a guest is booted (`tests/vm/run.py`).
 """
 
 import contextlib
@@ -36,10 +36,11 @@ def boot(script, given, **variables):
     """Boots, measures, gives the lines of the guest."""
     environment = {"VM_MEMORY": "3G", **os.environ, "VM_ROUNDS": str(given.rounds),
                    "VM_ONLY": json.dumps(given.only), **variables}
-    done = subprocess.run([ROOT / "tests/vm/run.py", f"bench/{script}", "--keep-log"], env=environment,
-                          stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run([ROOT / "tests/vm/run.py", f"bench/{script}", "--keep-log"],
+                          env=environment, stdout=subprocess.PIPE, text=True, check=False)
     print(done.stdout)
-    folder = next(line.rpartition(" ")[2] for line in done.stdout.splitlines() if "all output is in" in line)
+    folder = next(line.rpartition(" ")[2] for line in done.stdout.splitlines()
+                  if "all output is in" in line)
     if done.returncode:
         raise Unfit(f"the guest did not get through; see {folder}")
     lines = (Path(folder) / f"bench/{script}.log").read_text().splitlines()
@@ -64,5 +65,6 @@ def tables(table_of):
 
 def absent(lines):
     """Who took no part, as a list of Markdown."""
-    return "\n".join(f"- {line['name']}{' ×' * ('queues' in line)}{line.get('queues', '')}: {line['absent']}"
+    return "\n".join(f"- {line['name']}{' ×' * ('queues' in line)}{line.get('queues', '')}: "
+                     f"{line['absent']}"
                      for line in lines if "absent" in line)

@@ -1,6 +1,7 @@
 """The machine that is measured: what it is, what its programs say, what its page cache holds.
 
-Whatever cannot be done here raises `Unfit`, which says why. Not here: children that go on (`process.py`).
+Whatever cannot be done here raises `Unfit`, which says why.
+Not here: children that go on (`process.py`).
 """
 
 import contextlib
@@ -41,7 +42,8 @@ def describe():
 def version(program):
     """First line of what a program says of its version; the empty text if it is not there."""
     try:
-        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20,
+                              check=False)
     except OSError:
         return ""
     return (done.stdout + done.stderr).strip().partition("\n")[0]
@@ -54,7 +56,8 @@ def missing(*programs):
 
 
 def run(*words, **more):
-    """Runs a program to its end and returns its standard output; what it said goes into the error."""
+    """Runs a program to its end and returns its standard output;
+    what it said goes into the error."""
     words = [str(word) for word in words]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, **more)

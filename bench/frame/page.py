@@ -31,7 +31,8 @@ def shown(value, form=",.0f"):
 
 
 def written_by(command, facts):
-    return f"Written by `{command}` on {facts['cores']} cores of {facts['cpu']}, kernel {facts['kernel']}.\n"
+    return (f"Written by `{command}` on {facts['cores']} cores of {facts['cpu']}, "
+            f"kernel {facts['kernel']}.\n")
 
 
 def kept(is_kept):
@@ -66,7 +67,8 @@ def write_raw(name, document):
 
 def bars(path, head, groups):
     """A chart: groups of bars, each (two lines of words, figures), as tall as their figures."""
-    width, height, top = 90 * len(groups) + 60, 260, max((max(figures) for _, figures in groups), default=0)
+    width, height, top = (90 * len(groups) + 60, 260,
+                          max((max(figures) for _, figures in groups), default=0))
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + 40}" '
              'font-family="sans-serif" font-size="11">']
     for group, (words, figures) in enumerate(groups):
@@ -74,8 +76,9 @@ def bars(path, head, groups):
         for place, figure in enumerate(figures):
             tall = figure / top * (height - 20)
             shade = 200 - 150 * place // max(1, len(figures) - 1)
-            parts.append(f'<rect x="{left + place * bar}" y="{height - tall:.0f}" width="{bar - 2}" '
-                         f'height="{tall:.0f}" fill="rgb({shade},{shade},{shade})"/>')
+            parts.append(f'<rect x="{left + place * bar}" y="{height - tall:.0f}" '
+                         f'width="{bar - 2}" height="{tall:.0f}" '
+                         f'fill="rgb({shade},{shade},{shade})"/>')
         parts += [f'<text x="{left}" y="{height + 16 + 14 * line}">{text}</text>'
                   for line, text in enumerate(words)]
     parts.append(f'<text x="4" y="14">{top:,.0f} {head}</text></svg>\n')

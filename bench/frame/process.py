@@ -1,7 +1,7 @@
 """Children that go on: servers, loads, helpers.
 
-Each is in a session of its own, so that an interrupt of ours reaches it as an orderly end, and is ended by
-its id alone. Not here: programs that run to their end (`machine.run`).
+Each is in a session of its own, so that an interrupt of ours reaches it as an orderly end, and is
+ended by its id alone. Not here: programs that run to their end (`machine.run`).
 """
 
 import json
@@ -19,7 +19,8 @@ PATIENCE_S = 120
 
 
 class Process:
-    """One child. One that `talks` has a line to it and lines from it, and may end when its input does."""
+    """One child. One that `talks` has a line to it and lines from it,
+    and may end when its input does."""
 
     def __init__(self, *words, log=None, env=None, cwd=None, talks=False):
         """Without a `log` its errors go where ours go, and its output nowhere."""
@@ -27,8 +28,8 @@ class Process:
         self.name, self.log, self.heard, self.cpu_total_s = Path(words[0]).name, log, b"", None
         with open(log or os.devnull, "a") as out:
             self.child = subprocess.Popen(
-                words, bufsize=0, env=env, cwd=cwd, start_new_session=True, stderr=out if log else None,
-                stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+                words, bufsize=0, env=env, cwd=cwd, start_new_session=True,
+                stderr=out if log else None, stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
                 stdout=subprocess.PIPE if talks else out)
         self.pid = self.child.pid
 
@@ -87,7 +88,8 @@ class Process:
         return sum(map(int, spent)) / os.sysconf("SC_CLK_TCK")
 
     def threads_cpu_s(self):
-        """Processor time of the threads that it has now: exact, where the other counts in hundredths."""
+        """Processor time of the threads that it has now:
+        exact, where the other counts in hundredths."""
         spent = 0
         for path in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
             try:
@@ -101,7 +103,8 @@ class Process:
         return int(fields(f"/proc/{self.pid}/status")[kind].split()[0])
 
     def end(self, sign=signal.SIGTERM, seconds=600):
-        """Asks it to end (`None`: it does so by itself), waits, kills it after `seconds`; its exit code.
+        """Asks it to end (`None`: it does so by itself), waits, kills it after `seconds`;
+        its exit code.
 
         `cpu_total_s` is set then.
         """

@@ -1,7 +1,7 @@
 """Rounds, in which contestants take turns, and what they found: medians, and ratios within a round.
 
-A ratio is taken within each round and then the median, so that a slow minute counts for both. Not here: how
-something is measured.
+A ratio is taken within each round and then the median, so that a slow minute counts for both. Not
+here: how something is measured.
 """
 
 from statistics import median
@@ -10,7 +10,8 @@ from frame.cli import say
 
 
 def turns(count, cells, contestants):
-    """(round, cell, contestant): rounds over cells over contestants, of which each begins with another."""
+    """(round, cell, contestant): rounds over cells over contestants,
+    of which each begins with another."""
     everyone = list(contestants)
     for number in range(count):
         say(f"round {number + 1} of {count}")
@@ -21,7 +22,8 @@ def turns(count, cells, contestants):
 
 
 class Rounds:
-    """Rows of figures by round, cell and contestant. `key` names one figure, or makes it of a row."""
+    """Rows of figures by round, cell and contestant.
+    `key` names one figure, or makes it of a row."""
 
     def __init__(self, rounds=None):
         # A list of {cell: {contestant: row}}.
@@ -34,7 +36,8 @@ class Rounds:
 
     def names(self):
         """Contestants, in the order in which they came first."""
-        return list(dict.fromkeys(name for cells in self.rounds for rows in cells.values() for name in rows))
+        return list(dict.fromkeys(name for cells in self.rounds for rows in cells.values()
+                                  for name in rows))
 
     def of(self, name, cell, key):
         """One figure per round, `None` where a round has none."""

@@ -25,7 +25,8 @@ class Sawmill(Server):
     def __init__(self, place, binary, options=(), name=None, s3=None):
         super().__init__(place, name)
         self.binary, self.s3 = binary, s3
-        # The control socket lies below XDG_STATE_HOME: a short path. The rest is on the measured disk.
+        # The control socket lies below XDG_STATE_HOME: a short path.
+        # The rest is on the measured disk.
         self.state = place.memory / f"{self.name}-state"
         self.journal, self.cache = self.folder / "journal", self.folder / "cache"
         self.options = list(options)
@@ -56,8 +57,8 @@ class Sawmill(Server):
         self.sawmill("create", self.volume, "--size", size or self.size_bytes, *more)
 
     def start(self):
-        self.serve("--nbd", f"unix:{self.socket}", "--admin", "127.0.0.1:0", "--journal", self.journal,
-                   "--cache", self.cache, "--staging", self.place.memory)
+        self.serve("--nbd", f"unix:{self.socket}", "--admin", "127.0.0.1:0",
+                   "--journal", self.journal, "--cache", self.cache, "--staging", self.place.memory)
 
     def serve(self, *words):
         """Serves with these doors and places, until it is ready."""

@@ -1,7 +1,8 @@
 """Whoever keeps a disk and shows it on a Unix socket, and one cell measured at it.
 
-A server is prepared once, then started and ended around every cell, so that what it puts off is done (and its
-CPU time counted) before the next one runs. Not here: which servers there are (`sawmill.py`, `suite/`).
+A server is prepared once, then started and ended around every cell, so that what it puts off is
+done (and its CPU time counted) before the next one runs. Not here: which servers there are
+(`sawmill.py`, `suite/`).
 """
 
 import contextlib
@@ -17,8 +18,8 @@ from frame.process import Process
 
 
 class Place(NamedTuple):
-    """Where a run keeps things: a folder on the disk that is measured, and one in memory, with a short path
-    that fits sockets."""
+    """Where a run keeps things: a folder on the disk that is measured, and one in memory, with a
+    short path that fits sockets."""
 
     folder: Path = Path()
     memory: Path = Path()
@@ -35,7 +36,8 @@ def temporary_place(work, size_bytes=0):
 
 
 def in_parts(given, parts, size_bytes):
-    """Measures the chosen parts, each in a place of its own: figures by part, and the sections they make."""
+    """Measures the chosen parts, each in a place of its own:
+    figures by part, and the sections they make."""
     found, sections = {}, []
     for name in given.only:
         with temporary_place(given.work, size_bytes) as place:

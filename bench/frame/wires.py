@@ -1,6 +1,7 @@
 """Two network namespaces with cables between them, for both ends of a link.
 
-Both, and what still runs in them, are gone afterwards. Only root makes them. Not here: what runs in them.
+Both, and what still runs in them, are gone afterwards. Only root makes them.
+Not here: what runs in them.
 """
 
 import json
@@ -29,7 +30,8 @@ class Wires:
             run("ip", "-n", space, "link", "set", "lo", "up")
         for index in range(self.count):
             wire = f"w{index}"
-            run("ip", "-n", a, "link", "add", wire, "type", "veth", "peer", "name", wire, "netns", b)
+            run("ip", "-n", a, "link", "add", wire, "type", "veth", "peer",
+                "name", wire, "netns", b)
             for end, space in enumerate(self.spaces, 1):
                 run("ip", "-n", space, "addr", "add", f"10.96.{index}.{end}/24", "dev", wire)
                 run("ip", "-n", space, "link", "set", wire, "mtu", MTU, "up")
@@ -61,7 +63,8 @@ class Wires:
         return process
 
     def pull(self, indexes, seconds):
-        """Takes links down at the target's end, and puts them up again: the time itself is the fault."""
+        """Takes links down at the target's end, and puts them up again:
+        the time itself is the fault."""
         self.set(indexes, "down")
         time.sleep(seconds)
         self.set(indexes, "up")
@@ -71,9 +74,10 @@ class Wires:
             run("ip", "-n", self.spaces[0], "link", "set", f"w{index}", state)
 
     def narrow(self, index, rate_mbit, burst=40000, limit=40000, space=None):
-        """One end, the target's, sends so fast at most, and what its queue does not hold is lost."""
-        run("tc", "-n", space or self.spaces[0], "qdisc", "replace", "dev", f"w{index}", "root", "tbf",
-            "rate", f"{rate_mbit}mbit", "burst", burst, "limit", limit)
+        """One end, the target's, sends so fast at most,
+        and what its queue does not hold is lost."""
+        run("tc", "-n", space or self.spaces[0], "qdisc", "replace", "dev", f"w{index}", "root",
+            "tbf", "rate", f"{rate_mbit}mbit", "burst", burst, "limit", limit)
 
     def widen(self, index):
         run("tc", "-n", self.spaces[0], "qdisc", "del", "dev", f"w{index}", "root")

@@ -1,5 +1,5 @@
-"""Who takes part in `run.py` beside Sawmill, and what all do: peers, each with a disk of the same size on the
-same file system, and workloads.
+"""Who takes part in `run.py` beside Sawmill, and what all do: peers, each with a disk of the same
+size on the same file system, and workloads.
 
 Not here: S3 (`s3.py`), how a cell is measured (`frame/serve.py`).
 """
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from frame import Server, fio
 
-# Name, title, command; whether it keeps what is written, and whether it still has it after a restart.
+# Name, title, command; whether it keeps what is written,
+# and whether it still has it after a restart.
 PEERS = [
     # The limit: a file, without any server.
     ("raw", "raw file, io_uring O_DIRECT", "", True, True),
@@ -64,14 +65,17 @@ class Workload:
         # A cold block is cold once: the run ends early when all have been read.
         if seconds:
             more += [f"--runtime={seconds}"] if self.cold else ["--norandommap"]
-        job = fio.call(fio.words(server.target, self.mode, self.block, self.depth, server.size_bytes, *more,
-                                 seconds=None if self.cold else seconds, name=self.name),
+        job = fio.call(fio.words(server.target, self.mode, self.block, self.depth,
+                                 server.size_bytes, *more, seconds=None if self.cold else seconds,
+                                 name=self.name),
                        server.folder, (seconds or 0) + 900)
         side = job["write" if self.writes else "read"]
         latencies = [side, {"clat_ns": job["sync"]["lat_ns"]}] if self.fsync else [side]
-        p50_us, p99_us = (sum(fio.percentile_us(each, percent) for each in latencies) for percent in (50, 99))
-        return {"iops": side["iops"], "p50_us": p50_us, "p99_us": p99_us, "requests": side["total_ios"],
-                "bytes": side["io_bytes"], "seconds": side["runtime"] / 1000}
+        p50_us, p99_us = (sum(fio.percentile_us(each, percent) for each in latencies)
+                          for percent in (50, 99))
+        return {"iops": side["iops"], "p50_us": p50_us, "p99_us": p99_us,
+                "requests": side["total_ios"], "bytes": side["io_bytes"],
+                "seconds": side["runtime"] / 1000}
 
 
 WORKLOADS = [

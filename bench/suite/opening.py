@@ -1,5 +1,5 @@
-"""How long the real binary takes to open a volume whose log is far past its checkpoint, step by step, and
-what a volume costs while nobody uses it: memory, and requests to the store.
+"""How long the real binary takes to open a volume whose log is far past its checkpoint, step by
+step, and what a volume costs while nobody uses it: memory, and requests to the store.
 
 Not here: the builder of such volumes (`crates/volume/examples/bench_volume.rs`).
 """
@@ -25,7 +25,8 @@ def recovery(place, binary, examples, segments):
     volume.folder.mkdir(parents=True)
     say(f"building a volume of {segments} segments past its checkpoint")
     built = run(examples / "bench_volume", "log", volume.folder, segments).strip()
-    # The staging memory of the builder, where the server looks for it. Its journal is there already.
+    # The staging memory of the builder, where the server looks for it.
+    # Its journal is there already.
     for staging in volume.folder.glob("*.staging"):
         shutil.move(staging, place.memory)
     opened = {"warm": [], "cold": []}
@@ -46,8 +47,9 @@ def recovery(place, binary, examples, segments):
 def recovery_rows(found):
     """Rows of (step, what it found, warm ms, cold ms), and the totals in seconds."""
     opened = found["opened"]
-    rows = [(step["name"], step["detail"], *(median(one["recovery"][index]["took_ms"] for one in opened[kind])
-                                             for kind in ("warm", "cold")))
+    rows = [(step["name"], step["detail"],
+             *(median(one["recovery"][index]["took_ms"] for one in opened[kind])
+               for kind in ("warm", "cold")))
             for index, step in enumerate(opened["warm"][0]["recovery"])]
     return rows, {kind: median(one["after_s"] for one in every) for kind, every in opened.items()}
 
@@ -63,8 +65,8 @@ def watched(volume, seconds):
         extents, opened_s = volume.told()["extents"], volume.ready["after_s"]
     shutil.rmtree(volume.folder)
     requests = sum(counted[call] for call in ("gets", "puts", "lists", "deletes"))
-    return {"extents": extents, "opened_s": opened_s, "resident_bytes": resident, "peak_bytes": peak,
-            "watched_s": seconds, "requests": requests}
+    return {"extents": extents, "opened_s": opened_s, "resident_bytes": resident,
+            "peak_bytes": peak, "watched_s": seconds, "requests": requests}
 
 
 def memory(place, binary, examples, extents, seconds):

@@ -1,7 +1,7 @@
 """From what `run.py` has measured to its page.
 
-Every number of the page is in the raw document; nothing is measured here. Not here: tables and ratios
-(`frame/`).
+Every number of the page is in the raw document; nothing is measured here.
+Not here: tables and ratios (`frame/`).
 """
 
 from frame import GIB, MIB, Rounds
@@ -24,7 +24,8 @@ class Results(Rounds):
     def __init__(self, document):
         super().__init__(document["cells"])
         self.document, self.servers = document, document["servers"]
-        self.workloads = [workload for workload in WORKLOADS if workload.name in document["workloads"]]
+        self.workloads = [workload for workload in WORKLOADS
+                          if workload.name in document["workloads"]]
 
     def by_workload(self, rows):
         """A table with a column for each workload, if it has rows."""
@@ -43,16 +44,20 @@ def speed(results):
     for name, title in servers.items():
         pairs = ([results.median(name, workload.name, key) for key in ("iops", "p50_us")]
                  for workload in results.workloads)
-        rows.append([title, *("–" if iops is None else f"{iops:,.0f} ({p50:,.0f})" for iops, p50 in pairs)])
+        rows.append([title, *("–" if iops is None else f"{iops:,.0f} ({p50:,.0f})"
+                              for iops, p50 in pairs)])
     text = section("Requests per second (p50 latency, µs)", results.by_workload(rows))
-    text += "".join(f"\n{name} did not take part: {why}\n" for name, why in document["absent"].items())
+    text += "".join(f"\n{name} did not take part: {why}\n"
+                    for name, why in document["absent"].items())
     ours = [name for name in OURS if name in servers]
     pairs = [(name, base) for name in ours for base in ("raw", "nbdkit-null", "nbdkit-file")]
     pairs += [(name, f"{name}-before") for name in ours]
     rows = []
     for name, base in (pair for pair in pairs if pair[1] in servers):
-        ratios = (results.ratio(name, base, workload.name, "iops") for workload in results.workloads)
-        rows.append([f"{servers[name]} / {servers[base]}", *(shown(ratio, ".2f") for ratio in ratios)])
+        ratios = (results.ratio(name, base, workload.name, "iops")
+                  for workload in results.workloads)
+        rows.append([f"{servers[name]} / {servers[base]}",
+                     *(shown(ratio, ".2f") for ratio in ratios)])
     text += section("Ratios", rows and results.by_workload(rows))
     return text + spread(results) + processor(results)
 
@@ -65,18 +70,22 @@ def spread(results):
                  for server in results.servers)
         apart = [max(each) / min(each) for each in found if each]
         worst.append(f"{workload.name} {max([1.0, *apart]):.2f}")
-    return f"\nFastest round over slowest, the worst contestant of each workload: {', '.join(worst)}.\n"
+    return ("\nFastest round over slowest, the worst contestant of each workload: "
+            f"{', '.join(worst)}.\n")
 
 
 def processor(results):
     rows = []
     for name, title in results.servers.items():
-        values = [results.median(name, workload.name, lambda cell: cell["more"].get("cpu_s_per_gib") or 0)
+        values = [results.median(name, workload.name,
+                                 lambda cell: cell["more"].get("cpu_s_per_gib") or 0)
                   for workload in results.workloads]
         if any(values):
             rows.append([title, *(shown(value or None, ".2f") for value in values)])
-    told = "User and system time until the server has ended, with what it puts off, without MinIO's.\n\n"
-    return section("CPU seconds of the server per GiB moved", rows and told + results.by_workload(rows))
+    told = ("User and system time until the server has ended, with what it puts off, "
+            "without MinIO's.\n\n")
+    return section("CPU seconds of the server per GiB moved",
+                   rows and told + results.by_workload(rows))
 
 
 def cost(document):
@@ -86,11 +95,13 @@ def cost(document):
         rows.append([
             document["servers"].get(name, name), f"{found['writes']:,}",
             f"1/{found['writes'] / max(counted['puts'], 1):,.0f}",
-            f"{counted['segment_bytes_stored'] / written:.4f}", f"{counted['put_bytes'] / written:.4f}",
+            f"{counted['segment_bytes_stored'] / written:.4f}",
+            f"{counted['put_bytes'] / written:.4f}",
             f"{found['store_bytes_after_close'] / written:.4f}",
             f"{counted['journal_written_bytes'] / written:.3f}"])
-    head = ["16 KiB random writes, each block once", "writes", "PUTs per write", "segment bytes per byte",
-            "bytes put per byte", "bytes in the store after close per byte", "journal bytes per byte"]
+    head = ["16 KiB random writes, each block once", "writes", "PUTs per write",
+            "segment bytes per byte", "bytes put per byte",
+            "bytes in the store after close per byte", "journal bytes per byte"]
     return section("What writes cost at the store", rows and table(head, rows))
 
 
@@ -102,8 +113,10 @@ def store_work(results):
             counted = [cell["more"].get("counted") or {} for cell in cells]
             if any(counted):
                 requests = sum(cell["requests"] for cell in cells)
-                puts, gets = (sum(one.get(key, 0) for one in counted) / requests for key in ("puts", "gets"))
-                rows.append([results.servers[name], workload, f"{requests:,}", f"{puts:.5f}", f"{gets:.3f}"])
+                puts, gets = (sum(one.get(key, 0) for one in counted) / requests
+                              for key in ("puts", "gets"))
+                rows.append([results.servers[name], workload, f"{requests:,}", f"{puts:.5f}",
+                             f"{gets:.3f}"])
     return section("Store requests of the workloads above, per request of the client",
                    rows and table(["", "workload", "requests", "PUTs", "GETs"], rows))
 
@@ -113,10 +126,12 @@ def recovery(document):
         return ""
     rows, total = opening.recovery_rows(document["recovery"])
     rows = [(name, detail, f"{warm:.0f}", f"{cold:.0f}") for name, detail, warm, cold in rows]
-    rows.append(("**start to ready**", "", *(f"**{total[kind] * 1000:.0f}**" for kind in ("warm", "cold"))))
+    rows.append(("**start to ready**", "",
+                 *(f"**{total[kind] * 1000:.0f}**" for kind in ("warm", "cold"))))
     return section("Recovery", (
-        f"{document['recovery']['built']}; opened by the real binary, medians of {opening.OPENS}, ms. Each "
-        f"opening adds a fence.\n\n{table(['step', 'found', 'page cache warm', 'cold'], rows)}"))
+        f"{document['recovery']['built']}; opened by the real binary, medians of {opening.OPENS}, "
+        "ms. Each opening adds a fence.\n\n"
+        f"{table(['step', 'found', 'page cache warm', 'cold'], rows)}"))
 
 
 def footprint(document):
@@ -126,9 +141,11 @@ def footprint(document):
     empty, rows = found["empty"], []
     for one in [empty, *found["full"]]:
         what = ["empty, idle", 0] if one is empty else [
-            f"{one['extents']:,} extents of 1 to {one['pages_max']} pages", f"{one['opened_s']:.1f}"]
+            f"{one['extents']:,} extents of 1 to {one['pages_max']} pages",
+            f"{one['opened_s']:.1f}"]
         rows.append([*what, *(f"{one[key] / MIB:.1f}" for key in ("resident_bytes", "peak_bytes"))])
-    made = f"\nThe empty one made {empty['requests']} store requests in {empty['watched_s']} s of idleness.\n"
+    made = (f"\nThe empty one made {empty['requests']} store requests in {empty['watched_s']} s "
+            "of idleness.\n")
     head = ["", "start to ready, s", "resident MiB", "at the peak"]
     return section("Memory of a served volume of 1 TiB", table(head, rows) + made)
 
@@ -146,14 +163,17 @@ def promises(results):
                 row(f"{workload}, {name} / {base}", f"≥ {least}", f"{ratio:.2f}", ratio >= least)
     for name, found in document["cost"].items():
         puts = found["counted_until_stored"]["puts"] / found["writes"]
-        row(f"PUTs per 16 KiB write, {name}", "≤ 1/256", f"1/{1 / max(puts, 1e-9):.0f}", puts <= 1 / 256)
+        row(f"PUTs per 16 KiB write, {name}", "≤ 1/256", f"1/{1 / max(puts, 1e-9):.0f}",
+            puts <= 1 / 256)
         stored = found["store_bytes_after_close"] / found["written_bytes"]
         row(f"bytes stored per byte written, {name}", "≤ 1.05", f"{stored:.4f}", stored <= 1.05)
     for name in OURS:
-        # Frames are larger than blocks, so most reads find theirs fetched: the second leaves those out.
+        # Frames are larger than blocks, so most reads find theirs fetched:
+        # the second leaves those out.
         gets, strict = (results.median(name, "cold-4k", key) for key in (
             lambda cell: cell["more"]["counted"]["gets"] / max(cell["requests"], 1),
-            lambda cell: cell["more"]["counted"]["gets"] / max(cell["more"]["counted"]["reads_store"], 1)))
+            lambda cell: cell["more"]["counted"]["gets"]
+            / max(cell["more"]["counted"]["reads_store"], 1)))
         if gets is not None:
             measured = f"{gets:.3f}; {strict:.3f} per read that no cache had"
             row(f"GETs per cold read, {name}", "≤ 1", measured, gets <= 1 and strict <= 1)
@@ -164,7 +184,8 @@ def promises(results):
         empty = document["memory"]["empty"]
         size = empty["resident_bytes"] / MIB
         row("idle 1 TiB, resident", "< 60 MiB", f"{size:.1f} MiB", size < 60)
-        row(f"idle {empty['watched_s']} s, store requests", "0", empty["requests"], empty["requests"] == 0)
+        row(f"idle {empty['watched_s']} s, store requests", "0", empty["requests"],
+            empty["requests"] == 0)
         for full in document["memory"]["full"]:
             size = full["resident_bytes"] / MIB
             what = f"{full['extents']:,} extents of 1 to {full['pages_max']} pages, resident"
@@ -178,12 +199,12 @@ def page(document):
     programs = "; ".join(filter(None, document["versions"].values()))
     before, after = document["load"]
     text = (f"# Bench of {document['date']}\n\n"
-            f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, {machine['system']}, "
-            f"Linux {machine['kernel']}; load average {before:.1f} before and {after:.1f} after. "
-            f"{programs}.\n\n"
+            f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+            f"{machine['system']}, Linux {machine['kernel']}; load average {before:.1f} before and "
+            f"{after:.1f} after. {programs}.\n\n"
             f"{settings['rounds']} rounds of {settings['runtime_s']} s per cell, disks of "
-            f"{settings['size_bytes'] / GIB:g} GiB; medians, ratios within a round first. How each number "
-            f"comes about: `bench/README.md`. Again: `{document['command']}`.\n")
+            f"{settings['size_bytes'] / GIB:g} GiB; medians, ratios within a round first. How each "
+            f"number comes about: `bench/README.md`. Again: `{document['command']}`.\n")
     text += promises(results) + speed(results) + cost(document) + store_work(results)
     text += recovery(document) + footprint(document)
     text += "".join(f"\n**{name} failed:** {why}\n" for name, why in document["failed"].items())

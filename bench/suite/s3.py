@@ -67,9 +67,11 @@ class Minio:
 
 
 class S3backer(Server):
-    """s3backer, blocks of 4 KiB, a disk cache of the whole disk, through FUSE and nbdkit's file plugin.
+    """s3backer, blocks of 4 KiB, a disk cache of the whole disk,
+    through FUSE and nbdkit's file plugin.
 
-    Its disk is an eighth of the others': every block is an object, and filling a larger one takes minutes.
+    Its disk is an eighth of the others': every block is an object,
+    and filling a larger one takes minutes.
     """
 
     name, title, program = "s3backer", "s3backer on MinIO, through FUSE and nbdkit file", "s3backer"

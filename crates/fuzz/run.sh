@@ -3,9 +3,10 @@
 #
 #   run.sh [MINUTES [TARGET...]]     minutes in all (12), shared among the targets (all)
 #
-# Starts from corpus/ and from what earlier runs found (target/fuzz/corpus, not kept in the repository). What
-# breaks a target lies in target/fuzz/found/TARGET and ends the run with failure: minimise it, mend the bug,
-# and put the input into corpus/TARGET, where every `make test` tries it again.
+# Starts from corpus/ and from what earlier runs found (target/fuzz/corpus, not kept in the
+# repository). What breaks a target lies in target/fuzz/found/TARGET and ends the run with failure:
+# minimise it, mend the bug, and put the input into corpus/TARGET, where every `make test` tries it
+# again.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -22,14 +23,14 @@ folder=$PWD/target/fuzz
 export TMPDIR=$folder/tmp
 mkdir -p "$TMPDIR"
 trap 'rm -rf "$TMPDIR"' EXIT
-# What a fuzzer wants to see: every edge, and both sides of every comparison. With --target, build scripts do
-# without.
+# What a fuzzer wants to see: every edge, and both sides of every comparison.
+# With --target, build scripts do without.
 passes=(-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
     -Cllvm-args=-sanitizer-coverage-trace-compares)
 host=$(rustc -vV | sed -n 's/^host: //p')
-RUSTFLAGS="${passes[*]}" cargo build --release --locked --target "$host" --target-dir "$folder/build" \
-    --manifest-path crates/fuzz/libfuzzer/Cargo.toml
+RUSTFLAGS="${passes[*]}" cargo build --release --locked --target "$host" \
+    --target-dir "$folder/build" --manifest-path crates/fuzz/libfuzzer/Cargo.toml
 
 failed=()
 for target in "${targets[@]}"; do
@@ -37,8 +38,9 @@ for target in "${targets[@]}"; do
     echo "== $target: $seconds s"
     # A single input may take 5 s and the process 2 GiB; more is a finding.
     if ! SAWMILL_FUZZ_TARGET=$target "$folder/build/$host/release/sawmill-libfuzzer" \
-        -max_total_time="$seconds" -timeout=5 -rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 \
-        -artifact_prefix="$folder/found/$target/" "$folder/corpus/$target" "crates/fuzz/corpus/$target" \
+        -max_total_time="$seconds" -timeout=5 -rss_limit_mb=2048 -max_len=16384 \
+        -print_final_stats=1 -artifact_prefix="$folder/found/$target/" \
+        "$folder/corpus/$target" "crates/fuzz/corpus/$target" \
         >"$folder/$target.log" 2>&1; then
         failed+=("$target")
         tail -n 30 "$folder/$target.log"

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Reads one segment object by segment.md alone: `read_segment.py FILE` verifies it, prints what it writes."""
+"""Reads one segment object by segment.md alone: `read_segment.py FILE` verifies it,
+prints what it writes."""
 
 import struct
 import sys
@@ -29,7 +30,8 @@ def header_of(segment):
     need(magic == b"SAWM" and kind == 2, "preamble")
     need(version in (1, 2), "version")
     need(164 <= length <= len(segment), "length")
-    need(struct.unpack_from("<I", segment, length - 4)[0] == crc32c(segment[: length - 4]), "header checksum")
+    need(struct.unpack_from("<I", segment, length - 4)[0] == crc32c(segment[: length - 4]),
+         "header checksum")
     return segment[:length]
 
 
@@ -42,7 +44,8 @@ def data_of(segment, header, frame_count, frames_at):
         stored = segment[start : start + stored_bytes]
         need(len(stored) == stored_bytes, f"frame {frame} size")
         crc, data_bytes, payload_bytes, codec = struct.unpack_from("<IIIB", stored)
-        need(crc == crc32c(place + struct.pack("<I", frame) + stored[4:]), f"frame {frame} checksum")
+        need(crc == crc32c(place + struct.pack("<I", frame) + stored[4:]),
+             f"frame {frame} checksum")
         need(codec == 0 and data_bytes == payload_bytes == stored_bytes - 16, f"frame {frame} head")
         data += stored[16:]
     return data
@@ -64,15 +67,18 @@ def main():
     data = data_of(segment, header, frame_count, 160 + 24 * extent_count)
     need(len(data) == data_bytes, "data_bytes")
     print(f"volume {header[16:32].hex()} sequence {sequence} epoch {epoch} role {role}")
-    print(f"positions {position_start} to {position_end}, data {data_bytes} bytes in {frame_count} frames")
+    print(f"positions {position_start} to {position_end}, "
+          f"data {data_bytes} bytes in {frame_count} frames")
     if version == 2:
         print(f"disk {size_bytes} bytes")
     for extent in range(extent_count):
         address, length, data_offset, kind = struct.unpack_from("<QQIB", header, 160 + 24 * extent)
         shown = " bytes " + data[data_offset : data_offset + length].hex() if kind == 1 else ""
-        origin = "%d+%d" % struct.unpack_from("<QI", header, origins_at + 16 * extent) if moved else ""
+        origin = ("%d+%d" % struct.unpack_from("<QI", header, origins_at + 16 * extent)
+                  if moved else "")
         source = f" from {origin}" if moved else ""
-        print(f"{('data', 'zero', 'discard')[kind - 1]} address {address} length {length}{source}{shown}")
+        print(f"{('data', 'zero', 'discard')[kind - 1]} address {address} length "
+              f"{length}{source}{shown}")
 
 
 if __name__ == "__main__":

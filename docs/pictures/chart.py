@@ -12,10 +12,12 @@ import sys
 from pathlib import Path
 
 HEADING = "## Requests per second"
-# Columns of that table by their beginning, and the rows that are drawn: text on the page, text in the chart.
+# Columns of that table by their beginning, and the rows that are drawn:
+# text on the page, text in the chart.
 WORKLOADS = ("4 KiB random writes, qd 32", "16 KiB random writes", "4 KiB random writes, fsync",
              "4 KiB random reads, warm", "64 KiB sequential reads")
-ROWS = (("raw file", "raw file: the disk's limit"), ("nbdkit null", "nbdkit null: the protocol's limit"),
+ROWS = (("raw file", "raw file: the disk's limit"),
+        ("nbdkit null", "nbdkit null: the protocol's limit"),
         ("**Sawmill** on file", "Sawmill, store in a folder"),
         ("**Sawmill** on MinIO", "Sawmill, store in MinIO"),
         ("nbdkit file", "nbdkit file"), ("qemu-nbd raw, cache=none", "qemu-nbd"),

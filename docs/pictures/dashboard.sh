@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Makes docs/pictures/dashboard.png: the dashboard of a real server, under a real load of a few seconds.
-# Needs chromium and fio beside what the build needs.
+# Makes docs/pictures/dashboard.png: the dashboard of a real server, under a real load of a few
+# seconds. Needs chromium and fio beside what the build needs.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 for program in chromium fio jq; do
-    command -v "$program" >/dev/null || { echo "missing: $program (apt-get install $program)" >&2; exit 1; }
+    command -v "$program" >/dev/null || {
+        echo "missing: $program (apt-get install $program)" >&2
+        exit 1
+    }
 done
 cargo build --release --quiet --package sawmill
 sawmill=$PWD/target/release/sawmill
@@ -30,8 +33,8 @@ read -r ready <"$home/events"
 uri=$(jq -r .uri <<<"$ready") admin=$(jq -r .admin <<<"$ready")
 
 # A database's mix; held back, so that the picture shows a disk that keeps up.
-fio --name=load --ioengine=nbd --uri="$uri" --rw=randrw --rwmixread=60 --bs=8k --iodepth=8 --fsync=32 \
-    --rate_iops=1200,800 --size=2G --time_based --runtime=60 --minimal >/dev/null &
+fio --name=load --ioengine=nbd --uri="$uri" --rw=randrw --rwmixread=60 --bs=8k --iodepth=8 \
+    --fsync=32 --rate_iops=1200,800 --size=2G --time_based --runtime=60 --minimal >/dev/null &
 load=$!
 # The page draws as time goes by, and a browser takes its picture when a page has loaded.
 coproc docs/pictures/slowly.py "$admin" 25

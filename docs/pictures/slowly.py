@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Passes a page on, and lets its load take some seconds: a browser that takes a picture when a page has
-loaded then takes it of a page that has run for a while.
+"""Passes a page on, and lets its load take some seconds: a browser that takes a picture when a page
+has loaded then takes it of a page that has run for a while.
 
     slowly.py ADDRESS SECONDS      prints the address under which to ask; ends when its input ends
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the documents as a site into target/site, and fails on a link or an anchor that leads nowhere.
+# Builds the documents as a site into target/site, and fails on a link or an anchor
+# that leads nowhere.
 #
 # MkDocs comes from PyPI into .prepared/mkdocs (ignored by git), once.
 set -euo pipefail
@@ -17,5 +18,6 @@ cp ./*.md "$source/"
 cp bench/README.md "$source/bench/"
 cp -r docs "$source/docs"
 rm -r "$source/docs/site"
-"$venv/bin/mkdocs" build --strict --config-file docs/site/mkdocs.yml 2>&1 | { grep -v '^INFO' || true; }
+"$venv/bin/mkdocs" build --strict --config-file docs/site/mkdocs.yml 2>&1 |
+    { grep -v '^INFO' || true; }
 echo "the site is in target/site: open target/site/index.html"

@@ -1,17 +1,20 @@
-"""What MkDocs cannot know of this repository: folders of pages, and links to files that are no pages."""
+"""What MkDocs cannot know of this repository: folders of pages,
+and links to files that are no pages."""
 
 import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FOLDERS = [("Formats", "docs/format"), ("Decisions", "docs/decisions"), ("Measurements", "docs/measurements")]
+FOLDERS = [("Formats", "docs/format"), ("Decisions", "docs/decisions"),
+           ("Measurements", "docs/measurements")]
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_config(config):
     """Adds a section for each folder whose pages all belong to it."""
     for title, folder in FOLDERS:
-        pages = sorted(path.name for path in (ROOT / folder).glob("*.md") if path.name != "README.md")
+        pages = sorted(path.name for path in (ROOT / folder).glob("*.md")
+                       if path.name != "README.md")
         index = [f"{folder}/README.md"] if (ROOT / folder / "README.md").is_file() else []
         config.nav.append({title: index + [f"{folder}/{name}" for name in pages]})
     return config

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Stands in for qemu-nbd before a suite that starts its servers itself: serves a disk of the size of the file
-# that it is given, from Sawmill or, for comparison, the file itself from nbdkit.
+# Stands in for qemu-nbd before a suite that starts its servers itself: serves a disk of the size of
+# the file that it is given, from Sawmill or, for comparison, the file itself from nbdkit.
 #
-#   EXTERNAL_SERVER=sawmill|nbdkit EXTERNAL_PLACE=FOLDER as_qemu_nbd.sh --pid-file=PATH -k SOCKET [-r] FILE
+#   EXTERNAL_SERVER=sawmill|nbdkit EXTERNAL_PLACE=FOLDER \
+#       as_qemu_nbd.sh --pid-file=PATH -k SOCKET [-r] FILE
 #
-# With --fork it returns once the server listens. Other options of qemu-nbd are read over. What the server
-# says goes to FOLDER/log: suites compare every word on their own outputs. The export is called `disk`;
-# without a name there is only this one to be meant.
+# With --fork it returns once the server listens. Other options of qemu-nbd are read over. What the
+# server says goes to FOLDER/log: suites compare every word on their own outputs. The export is
+# called `disk`; without a name there is only this one to be meant.
 set -euo pipefail
 
 pid_file='' socket='' file='' read_only=() forks=0
@@ -37,14 +38,15 @@ if [[ $EXTERNAL_SERVER == nbdkit ]]; then
     serve=(nbdkit --foreground --unix "$socket" ${read_only:+-r} file "$file")
 else
     size=$(stat --format=%s "$file")
-    # No suite here needs what a file holds; one that did would see zeroes, so stop rather. (QEMU allocates
-    # the first block of an empty file.)
+    # No suite here needs what a file holds; one that did would see zeroes, so stop rather. (QEMU
+    # allocates the first block of an empty file.)
     if (($(stat --format=%b "$file") > 8)); then
         echo "as_qemu_nbd: $file holds data, which is not brought into the disk" >&2
         exit 1
     fi
     place=$(mktemp -d "$EXTERNAL_PLACE/disk-XXXXXX")
-    export HOME=$place XDG_STATE_HOME=$place/state XDG_RUNTIME_DIR=$place/run XDG_CACHE_HOME=$place/cache
+    export HOME=$place XDG_STATE_HOME=$place/state XDG_RUNTIME_DIR=$place/run
+    export XDG_CACHE_HOME=$place/cache
     export SAWMILL_STORE=file://$place/store
     # Nobody else can reach this store; asking whether it keeps writers apart would only take time.
     "$SAWMILL_BINARY" create disk --size "$size" --block-size 512 --no-fencing >&2

@@ -3,13 +3,14 @@
 
     tests/external/run.py [SUITE...]
 
-Suites: `iotests` (QEMU's own, for a raw image over NBD), `libnbd` (its programs that keep a shadow copy of a
-disk which many connections write at once), `tester` (nbd-tester-client of the nbd package: recorded traces,
-oversized requests, handshakes). `tests/setup/prepare.sh external` brings their sources; nothing of them is
-kept here. Prints a table, names each failure, and ends with 0 only if Sawmill failed nothing but what
-EXPECTED lists with its reason, and all of that.
+Suites: `iotests` (QEMU's own, for a raw image over NBD), `libnbd` (its programs that keep a shadow
+copy of a disk which many connections write at once), `tester` (nbd-tester-client of the nbd
+package: recorded traces, oversized requests, handshakes). `tests/setup/prepare.sh external` brings
+their sources; nothing of them is kept here. Prints a table, names each failure, and ends with 0
+only if Sawmill failed nothing but what EXPECTED lists with its reason, and all of that.
 
-Not here: tests of ours on the same door (crates/frontend/tests/nbd, tests/tests/serving/real_clients.rs).
+Not here: tests of ours on the same door (crates/frontend/tests/nbd,
+tests/tests/serving/real_clients.rs).
 """
 
 import contextlib
@@ -85,8 +86,9 @@ class Place:
 
     def run(self, *words, **more):
         """A program to its end, and both of its outputs."""
-        return subprocess.run([str(word) for word in words], env=self.environment, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        return subprocess.run([str(word) for word in words], env=self.environment,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, errors="replace",
                               timeout=LIMIT_S, preexec_fn=die_with_parent, **more)
 
     @contextlib.contextmanager
@@ -141,7 +143,8 @@ def iotests(place):
     said = place.run("./check", "-raw", "-nbd", *names, cwd=folder).stdout
     results = {}
     for line in said.splitlines():
-        found = re.search(r"(\d{3})\s+(pass|fail|not run)\s+\[[\d:]+\] \[[\d:]+\]\s+\S+\s*(.*)$", line)
+        found = re.search(r"(\d{3})\s+(pass|fail|not run)\s+\[[\d:]+\] \[[\d:]+\]\s+\S+\s*(.*)$",
+                          line)
         if found:
             why = difference(folder, place, found[1]) if found[2] == FAIL else found[3].strip()
             results[found[1]] = found[2], why
@@ -169,20 +172,23 @@ def is_for_raw_nbd(path):
 
 
 def libnbd(place):
-    """Each program knows the size of the disk, and two of them that it begins with nbdkit's pattern."""
+    """Each program knows the size of the disk, and two of them that it begins with
+    nbdkit's pattern."""
     results = {}
     for name, size_bytes in [("aio-parallel", 64 * MIB), ("synch-parallel", 8 * MIB),
                              ("aio-parallel-load", 64 * MIB)]:
         with place.disk(size_bytes) as path:
             if name != "aio-parallel-load":
-                pattern = ["[", "nbdkit", "--exit-with-parent", "pattern", f"size={size_bytes}", "]"]
+                pattern = ["[", "nbdkit", "--exit-with-parent", "pattern", f"size={size_bytes}",
+                           "]"]
                 place.run("nbdcopy", "--", *pattern, f"nbd+unix:///?socket={path}", check=True)
             results[name] = outcome_of(place.run(EXTERNAL / "bin" / name, path))
     return results
 
 
 def tester(place):
-    """The modes that nbd's own `make check` uses, on a Unix socket; not those that need its own server."""
+    """The modes that nbd's own `make check` uses, on a Unix socket;
+    not those that need its own server."""
     traces = next(EXTERNAL.glob("nbd-*/tests/run"))
     modes = {
         "read": [],
@@ -208,7 +214,8 @@ SUITES = {"iotests": iotests, "libnbd": libnbd, "tester": tester}
 def run(suite, server):
     """The results of one suite before one server, and the seconds it took."""
     began = time.monotonic()
-    # In memory: iotests wait one second for a server to listen, and syncs of a busy disk may take longer.
+    # In memory: iotests wait one second for a server to listen,
+    # and syncs of a busy disk may take longer.
     with tempfile.TemporaryDirectory(prefix="sawmill-ext-", dir="/dev/shm") as folder:
         try:
             results = SUITES[suite](Place(server, folder))

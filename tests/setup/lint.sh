@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Formatting, clippy without a single warning, and the rules of CONTRIBUTING.md that a test can check.
+# Formatting, clippy without a single warning, and the rules of CONTRIBUTING.md that
+# a test can check.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo fmt --all --check
@@ -13,7 +14,8 @@ if git merge-base --is-ancestor "$since" HEAD 2>/dev/null; then
     for commit in $(git rev-list --no-merges "$since"..HEAD); do
         title=$(git log -1 --format=%s "$commit") body=$(git log -1 --format=%b "$commit")
         if [[ ! $title =~ ^[^:]+:\ .+ || ${#title} -gt 65 || -z $body ]]; then
-            echo "commit $commit: write 'area: what' in at most 65 characters, and a body: $title" >&2
+            echo "commit $commit: write 'area: what' in at most 65 characters," \
+                "and a body: $title" >&2
             exit 1
         fi
     done

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Brings a fresh Debian 12 with rustup's Rust to where the demo, the tests or the benches run.
 #
-#   prepare.sh demo|test|vm|stores|external|bench|fuzz   install what that needs and is missing, saying which
+#   prepare.sh demo|test|vm|stores|external|bench|fuzz   install what that needs and
+#                                                        is missing, saying which
 #
 # Packages come from the distribution; MinIO is built from source through the Go module proxy into
-# .prepared/bin (ignored by git, about three minutes, once); `stores` builds four more S3 servers (about
-# ten minutes, once), `external` fetches sources of other people's test suites, `vm` (also a part of `test`)
-# unpacks a newer Debian kernel for guests into .prepared/kernel and leaves /boot alone. Nothing of it is
-# ever committed. Safe to run again at any time.
+# .prepared/bin (ignored by git, about three minutes, once); `stores` builds four more S3 servers
+# (about ten minutes, once), `external` fetches sources of other people's test suites, `vm` (also a
+# part of `test`) unpacks a newer Debian kernel for guests into .prepared/kernel and leaves /boot
+# alone. Nothing of it is ever committed. Safe to run again at any time.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -23,8 +24,8 @@ s3s_fs_version=0.14.1
 virtme_version=1.42
 
 # What guests are made of; tests inside one use the host's programs.
-vm_packages=(qemu-system-x86_64:qemu-system-x86 busybox:busybox-static modprobe:kmod depmod:kmod file:file
-    udevadm:udev nbd-client:nbd-client nbdkit:nbdkit mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs
+vm_packages=(qemu-system-x86_64:qemu-system-x86 busybox:busybox-static modprobe:kmod depmod:kmod
+    file:file udevadm:udev nbd-client:nbd-client nbdkit:nbdkit mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs
     mkfs.btrfs:btrfs-progs fio:fio)
 mode=${1:-}
 case $mode in
@@ -32,10 +33,11 @@ demo) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq nbdfuse:libnbd-bin
     fusermount3:fuse3 mkfs.ext4:e2fsprogs losetup:mount) ;;
 fuzz) packages=(gcc:gcc g++:g++) ;;
 vm) packages=("${vm_packages[@]}") ;;
-test | stores | external | bench) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq nbdfuse:libnbd-bin
-    nbdinfo:libnbd-bin nbdcopy:libnbd-bin fusermount3:fuse3 losetup:mount mkfs.ext4:e2fsprogs
-    mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fio:fio nbdkit:nbdkit qemu-img:qemu-utils qemu-nbd:qemu-utils
-    qemu-storage-daemon:qemu-system-common ip:iproute2 gzip:gzip zstd:zstd xz:xz-utils bzip2:bzip2) ;;
+test | stores | external | bench) packages=(gcc:gcc make:make pkg-config:pkg-config jq:jq
+    nbdfuse:libnbd-bin nbdinfo:libnbd-bin nbdcopy:libnbd-bin fusermount3:fuse3 losetup:mount
+    mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs fio:fio nbdkit:nbdkit
+    qemu-img:qemu-utils qemu-nbd:qemu-utils qemu-storage-daemon:qemu-system-common ip:iproute2
+    gzip:gzip zstd:zstd xz:xz-utils bzip2:bzip2) ;;
 *)
     echo "usage: $0 demo|test|vm|stores|external|bench|fuzz" >&2
     exit 2
@@ -58,7 +60,8 @@ stop() {
 export PATH="$PATH:/usr/sbin:/sbin:/usr/local/go/bin:$HOME/.cargo/bin"
 
 # Rust is the one thing we do not install: people choose how to.
-command -v cargo >/dev/null || stop "cargo is missing: install Rust with rustup, then run this again"
+command -v cargo >/dev/null ||
+    stop "cargo is missing: install Rust with rustup, then run this again"
 
 as_root() { if [[ $(id -u) == 0 ]]; then "$@"; else sudo "$@"; fi; }
 # Ends here, saying what somebody has to install, where we cannot.
@@ -80,7 +83,8 @@ install() {
         stop "could not install $*"
     fi
 }
-# PostgreSQL's programs. Its package would make a server and start it: it is told not to, while it installs.
+# PostgreSQL's programs. Its package would make a server and start it:
+# it is told not to, while it installs.
 install_postgresql() {
     local outcome=0 told=/etc/postgresql-common/createcluster.d/sawmill.conf
     can_install postgresql
@@ -136,10 +140,11 @@ if [[ $mode != vm ]] && ! command -v nbdfuse >/dev/null; then
     install nbdfuse
 fi
 
-# The Go that builds them: the machine's if it is new enough, else a pinned one that lives in the module
-# cache (a Go distribution is itself a Go module, so any Go can fetch it).
+# The Go that builds them: the machine's if it is new enough, else a pinned one that lives in the
+# module cache (a Go distribution is itself a Go module, so any Go can fetch it).
 new_enough() {
-    "$1" version 2>/dev/null | awk '{ split(substr($3, 3), v, "."); exit !(v[1] > 1 || v[2] >= 25) }'
+    "$1" version 2>/dev/null |
+        awk '{ split(substr($3, 3), v, "."); exit !(v[1] > 1 || v[2] >= 25) }'
 }
 find_go() {
     if command -v go >/dev/null && GOTOOLCHAIN=local new_enough go; then
@@ -166,7 +171,8 @@ find_go() {
     go=$root/bin/go
 }
 
-# build NAME VERSION COMMAND...: runs it unless that version is there, remembers the version, says how long.
+# build NAME VERSION COMMAND...: runs it unless that version is there, remembers the version,
+# says how long.
 build() {
     local name=$1 version=$2 from=$SECONDS
     shift 2
@@ -176,20 +182,22 @@ build() {
     say "building $name $version"
     mkdir -p .prepared/bin
     nice "$@" >".prepared/$name.log" 2>&1 ||
-        stop "$name did not build; the end of .prepared/$name.log: $(tail -n 5 ".prepared/$name.log")"
+        stop "$name did not build; the end of .prepared/$name.log:" \
+            "$(tail -n 5 ".prepared/$name.log")"
     echo "$version" >".prepared/$name.version"
     say "built $name in $((SECONDS - from)) s"
 }
 # go_program NAME MODULE VERSION: a command of a Go module.
 go_program() {
     [[ "$(cat ".prepared/$1.version" 2>/dev/null)" == "$3" ]] || find_go
-    build "$1" "$3" env GOTOOLCHAIN=local GOFLAGS=-trimpath CGO_ENABLED=0 GOBIN="$PWD/.prepared/bin" \
-        "${go:-go}" install -ldflags='-s -w' "$2@$3"
+    build "$1" "$3" env GOTOOLCHAIN=local GOFLAGS=-trimpath CGO_ENABLED=0 \
+        GOBIN="$PWD/.prepared/bin" "${go:-go}" install -ldflags='-s -w' "$2@$3"
 }
 # moto in a virtual environment of its own, whatever Python made it.
 moto() {
     rm -rf .prepared/moto
-    python3 -m venv .prepared/moto && .prepared/moto/bin/pip --quiet install "moto[server,s3]==$moto_version"
+    python3 -m venv .prepared/moto &&
+        .prepared/moto/bin/pip --quiet install "moto[server,s3]==$moto_version"
 }
 
 if [[ $mode != demo && $mode != external && $mode != vm ]]; then
@@ -214,8 +222,8 @@ machine_mirror() {
     apt-get indextargets "${targets[@]}" "Codename: $(machine_release)" | head -n 1
 }
 machine_release() { (. /etc/os-release && echo "$VERSION_CODENAME"); }
-# own_lists TYPE SUITE: sets `apt` to options for package lists of our own, so that the machine's stay as they
-# are. The mirror is the one that the machine's packages come from.
+# own_lists TYPE SUITE: sets `apt` to options for package lists of our own, so that the machine's
+# stay as they are. The mirror is the one that the machine's packages come from.
 own_lists() {
     local lists=$PWD/.prepared/lists-$1-$2 mirror
     mkdir -p "$lists/partial"
@@ -224,9 +232,11 @@ own_lists() {
     [[ $mirror ]] || as_root apt-get -qq update
     mirror=$(machine_mirror)
     [[ $mirror ]] || { echo "apt knows no mirror of this release" >&2 && return 1; }
-    echo "$1 [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $2 main" >"$lists.list"
-    apt=(-o "Dir::Etc::SourceList=$lists.list" -o Dir::Etc::SourceParts=- -o "Dir::State::Lists=$lists"
-        -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= -o APT::Sandbox::User="$(id -un)")
+    echo "$1 [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $2 main" \
+        >"$lists.list"
+    apt=(-o "Dir::Etc::SourceList=$lists.list" -o Dir::Etc::SourceParts=-
+        -o "Dir::State::Lists=$lists" -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache=
+        -o APT::Sandbox::User="$(id -un)")
     apt-get -qq "${apt[@]}" update
 }
 fetch_sources() { # fetch_sources SUITE PACKAGE...: sources of Debian packages
@@ -249,8 +259,9 @@ build_clients() {
             "${libnbd}tests/$program.c" -o "$into/$program" -lnbd -lpthread
     done
     # shellcheck disable=SC2046 # these flags are words
-    gcc "${flags[@]}" -I"$nbd" $(pkg-config --cflags glib-2.0) "${nbd}tests/run/nbd-tester-client.c" \
-        "${nbd}cliserv.c" -o "$into/nbd-tester-client" $(pkg-config --libs glib-2.0)
+    gcc "${flags[@]}" -I"$nbd" $(pkg-config --cflags glib-2.0) \
+        "${nbd}tests/run/nbd-tester-client.c" "${nbd}cliserv.c" \
+        -o "$into/nbd-tester-client" $(pkg-config --libs glib-2.0)
 }
 external() {
     set -euo pipefail
@@ -269,7 +280,8 @@ fi
 # What boots guests, in a virtual environment of its own.
 virtme() {
     rm -rf .prepared/venv
-    python3 -m venv .prepared/venv && .prepared/venv/bin/pip --quiet install "virtme-ng==$virtme_version"
+    python3 -m venv .prepared/venv &&
+        .prepared/venv/bin/pip --quiet install "virtme-ng==$virtme_version"
 }
 # Debian's kernel 6.12 or later with its modules, unpacked and not installed.
 kernel() {
@@ -279,7 +291,8 @@ kernel() {
         suite=bookworm-backports
     fi
     own_lists deb "$suite"
-    image=$(apt-cache "${apt[@]}" depends linux-image-amd64 | awk '/Depends: linux-image-[0-9]/ { print $2 }')
+    image=$(apt-cache "${apt[@]}" depends linux-image-amd64 |
+        awk '/Depends: linux-image-[0-9]/ { print $2 }')
     rm -rf .prepared/kernel .prepared/kernel-package
     mkdir .prepared/kernel-package
     (cd .prepared/kernel-package && apt-get -qq "${apt[@]}" download "$image")

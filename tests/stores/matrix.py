@@ -3,14 +3,15 @@
 
     tests/stores/matrix.py [--runs N] [SERVER...]
 
-Starts each server on the loopback with a fresh folder, runs `sawmill doctor` on it N times (20 if not told),
-prints a table of servers and checks, and asserts: an honest server passes every check of every run; the
-dishonest one is found out in every run by the races (and by them alone), with advice, and `create` and
-`serve` refuse it. moto looks and makes in two steps without a lock, but quickly: a few races have several
-winners, most do not, so its races are shown and not asserted. Exit code 0 only if all of that holds.
+Starts each server on the loopback with a fresh folder, runs `sawmill doctor` on it N times (20 if
+not told), prints a table of servers and checks, and asserts: an honest server passes every check of
+every run; the dishonest one is found out in every run by the races (and by them alone), with
+advice, and `create` and `serve` refuse it. moto looks and makes in two steps without a lock, but
+quickly: a few races have several winners, most do not, so its races are shown and not asserted.
+Exit code 0 only if all of that holds.
 
-A server dies with this program however it ends: the kernel sees to it. `tests/setup/prepare.sh stores` builds
-the servers. Not here: our own small dishonest server, which `make test` uses
+A server dies with this program however it ends: the kernel sees to it. `tests/setup/prepare.sh
+stores` builds the servers. Not here: our own small dishonest server, which `make test` uses
 (tests/tests/stores/dishonest_store.rs).
 """
 
@@ -51,12 +52,13 @@ def minio(address, folder):
 
 def versitygw(address, folder):
     (folder / BUCKET).mkdir()
-    return [PREPARED / "bin/versitygw", "--port", address, "--access", USER, "--secret", SECRET, "--quiet",
-            "posix", folder]
+    return [PREPARED / "bin/versitygw", "--port", address, "--access", USER, "--secret", SECRET,
+            "--quiet", "posix", folder]
 
 
 def gofakes3(address, folder):
-    return [PREPARED / "bin/gofakes3", "-host", address, "-backend", "memory", "-initialbucket", BUCKET]
+    return [PREPARED / "bin/gofakes3", "-host", address, "-backend", "memory",
+            "-initialbucket", BUCKET]
 
 
 def moto(address, folder):
@@ -67,8 +69,8 @@ def moto(address, folder):
 def s3s_fs(address, folder):
     (folder / BUCKET).mkdir()
     host, port = address.split(":")
-    return [PREPARED / "bin/s3s-fs", "--host", host, "--port", port, "--access-key", USER, "--secret-key",
-            SECRET, folder]
+    return [PREPARED / "bin/s3s-fs", "--host", host, "--port", port, "--access-key", USER,
+            "--secret-key", SECRET, folder]
 
 
 # How a server does in races: it never lets two win, it seldom does, it always does.
@@ -104,12 +106,12 @@ def running(name, command_of):
         folder = Path(folder)
         address, data, log = free_address(), folder / "data", folder / "log"
         data.mkdir()
-        environment = dict(os.environ, MINIO_ROOT_USER=USER, MINIO_ROOT_PASSWORD=SECRET, MINIO_BROWSER="off",
-                           MINIO_UPDATE="off")
+        environment = dict(os.environ, MINIO_ROOT_USER=USER, MINIO_ROOT_PASSWORD=SECRET,
+                           MINIO_BROWSER="off", MINIO_UPDATE="off")
         with open(log, "wb") as output:
-            server = subprocess.Popen([str(word) for word in command_of(address, data)], env=environment,
-                                      stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder,
-                                      preexec_fn=die_with_parent)
+            server = subprocess.Popen([str(word) for word in command_of(address, data)],
+                                      env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                                      stderr=output, cwd=folder, preexec_fn=die_with_parent)
         try:
             wait_until_ready(name, server, address, log)
             yield address, data
@@ -123,8 +125,8 @@ def wait_until_ready(name, server, address, log):
     deadline = time.monotonic() + READY_S
     while True:
         with contextlib.suppress(OSError):
-            # moto keeps buckets in memory and takes a request without a signature; for the others it is a
-            # question like any other.
+            # moto keeps buckets in memory and takes a request without a signature; for the others
+            # it is a question like any other.
             method = "PUT" if name == "moto" else "GET"
             request = urllib.request.Request(f"http://{address}/{BUCKET}", method=method)
             try:
@@ -140,10 +142,11 @@ def wait_until_ready(name, server, address, log):
 
 def environment_of(address, home):
     """What makes the server reachable, and a home in which nothing is yet."""
-    return dict(os.environ, AWS_ACCESS_KEY_ID=USER, AWS_SECRET_ACCESS_KEY=SECRET, AWS_REGION="us-east-1",
-                AWS_ENDPOINT_URL=f"http://{address}", AWS_ALLOW_HTTP="true", HOME=str(home),
-                XDG_STATE_HOME=f"{home}/state", XDG_DATA_HOME=f"{home}/data", XDG_RUNTIME_DIR=f"{home}/run",
-                XDG_CACHE_HOME=f"{home}/cache", SAWMILL_STORE=f"s3://{BUCKET}/yard")
+    return dict(os.environ, AWS_ACCESS_KEY_ID=USER, AWS_SECRET_ACCESS_KEY=SECRET,
+                AWS_REGION="us-east-1", AWS_ENDPOINT_URL=f"http://{address}", AWS_ALLOW_HTTP="true",
+                HOME=str(home), XDG_STATE_HOME=f"{home}/state", XDG_DATA_HOME=f"{home}/data",
+                XDG_RUNTIME_DIR=f"{home}/run", XDG_CACHE_HOME=f"{home}/cache",
+                SAWMILL_STORE=f"s3://{BUCKET}/yard")
 
 
 def sawmill(environment, *words):
@@ -164,20 +167,23 @@ def doctor(name, environment):
 
 def expect_refusal(name, what, done):
     """A refusal says what is wrong and what to do."""
-    words = ["cannot fence a second writer", "had several winners", "sawmill doctor", "--no-fencing"]
+    words = ["cannot fence a second writer", "had several winners", "sawmill doctor",
+             "--no-fencing"]
     missing = [word for word in words if word not in done.stderr]
     if done.returncode != REFUSED or missing:
-        raise Broken(f"{name}: {what} was to be refused with {words}; it ended with {done.returncode}: "
-                     f"{done.stdout}{done.stderr}")
+        raise Broken(f"{name}: {what} was to be refused with {words}; it ended with "
+                     f"{done.returncode}: {done.stdout}{done.stderr}")
 
 
 def check_refusals(name, environment, data):
-    """A store that lets two win is refused by create, and by serve for a volume that is there already."""
+    """A store that lets two win is refused by create,
+    and by serve for a volume that is there already."""
     expect_refusal(name, "create", sawmill(environment, "create", "disk1", "--size", "16M"))
     made = sawmill(environment, "create", "disk2", "--size", "16M", "--no-fencing")
     if made.returncode != 0:
         raise Broken(f"{name}: create --no-fencing failed: {made.stderr}")
-    expect_refusal(name, "serve", sawmill(environment, "serve", "disk2", "--nbd", f"unix:{data}/nbd.sock"))
+    expect_refusal(name, "serve",
+                   sawmill(environment, "serve", "disk2", "--nbd", f"unix:{data}/nbd.sock"))
 
 
 def judge(name, kind, runs):
@@ -189,30 +195,35 @@ def judge(name, kind, runs):
             details = [check["detail"] for check in checks if not check["ok"]]
             faults.append(f"{name}: run {number} failed {sorted(failed)}: {details}")
         if kind == DISHONEST and INTERLEAVED not in failed:
-            faults.append(f"{name}: run {number} was to fail in races of halves; it failed {sorted(failed)}")
+            faults.append(f"{name}: run {number} was to fail in races of halves; "
+                          f"it failed {sorted(failed)}")
         for check in checks:
-            if not check["ok"] and not ("winner" in check["detail"] and "--no-fencing" in check["advice"]):
+            if not check["ok"] and not ("winner" in check["detail"]
+                                        and "--no-fencing" in check["advice"]):
                 faults.append(f"{name}: run {number}: no clear text: {check}")
     return faults
 
 
 def print_table(results, took):
     names = list(results)
-    checks = list(dict.fromkeys(check["name"] for runs in results.values() for run in runs for check in run))
+    checks = list(dict.fromkeys(check["name"] for runs in results.values() for run in runs
+                                for check in run))
     width = max(map(len, checks), default=0)
     print("\nruns in which a check passed, of all runs")
     print(" " * width, *(f"{name:>12}" for name in names))
     for title in checks:
         cells = []
         for name in names:
-            passed = Counter(check["ok"] for run in results[name] for check in run if check["name"] == title)
+            passed = Counter(check["ok"] for run in results[name] for check in run
+                             if check["name"] == title)
             cells.append(f"{passed[True]}/{passed.total()}")
         print(title.ljust(width), *(f"{cell:>12}" for cell in cells))
     print("seconds for all runs".ljust(width), *(f"{took[name]:>12.1f}" for name in names))
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Other people's S3 servers before `sawmill doctor`.")
+    parser = argparse.ArgumentParser(description="Other people's S3 servers "
+                                     "before `sawmill doctor`.")
     parser.add_argument("--runs", type=int, default=20, help="runs of doctor per server")
     parser.add_argument("servers", nargs="*", metavar="SERVER", help="these servers only")
     arguments = parser.parse_args()
@@ -225,7 +236,8 @@ def main():
         print(f"{name}: {arguments.runs} runs", flush=True)
         results[name], began = [], time.monotonic()
         try:
-            with running(name, command_of) as (address, data), tempfile.TemporaryDirectory() as home:
+            with running(name, command_of) as (address, data), \
+                    tempfile.TemporaryDirectory() as home:
                 environment = environment_of(address, home)
                 for _ in range(arguments.runs):
                     results[name].append(doctor(name, environment))

@@ -1,8 +1,9 @@
-"""Drivers that tests in a guest want, built on this machine before the boot: `drivers: c` in a test's head.
+"""Drivers that tests in a guest want, built on this machine before the boot:
+`drivers: c` in a test's head.
 
-Each kind goes into a folder of its own, `$BIN/drivers/KIND`. Invariant: what this machine cannot build is
-a reason to skip, in words; what it can build and does not compile is an error. Not here: which test wants
-what, and what it does with it (`driver/*.sh`).
+Each kind goes into a folder of its own, `$BIN/drivers/KIND`. Invariant: what this machine cannot
+build is a reason to skip, in words; what it can build and does not compile is an error. Not here:
+which test wants what, and what it does with it (`driver/*.sh`).
 """
 
 import os

@@ -1,11 +1,12 @@
-# The five examples that each language has, judged on ublk: after scene.sh, `. "$VM_TESTS/drivers.sh"`. It is
-# no test itself.
+# The five examples that each language has, judged on ublk: after scene.sh,
+# `. "$VM_TESTS/drivers.sh"`. It is no test itself.
 #
 # shellcheck shell=bash
 # What VM_EXAMPLES names, else all.
 examples=${VM_EXAMPLES:-null ram file mirror lazy}
 
-# arguments EXAMPLE: what it is started with, into the array of that name; and what must be there first.
+# arguments EXAMPLE: what it is started with, into the array of that name;
+# and what must be there first.
 arguments() {
     arguments=(24M)
     case $1 in
@@ -27,8 +28,8 @@ arguments() {
 # Emulation is slow.
 patience=(--within 180 --option request_timeout_s=120)
 
-# judge WORD...: `sawmill conform` of each example behind ublk; % in the words stands for its name. All are
-# judged, also after one that failed.
+# judge WORD...: `sawmill conform` of each example behind ublk; % in the words stands for its name.
+# All are judged, also after one that failed.
 judge() {
     local example from failed=0 kind
     for example in $examples; do

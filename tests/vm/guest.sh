@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The guest's side of the lab: runs the tests that run.py wrote into the plan, one after the other, and leaves
-# of each its output, the kernel's log and how it ended in the shared folder.
+# The guest's side of the lab: runs the tests that run.py wrote into the plan, one after the other,
+# and leaves of each its output, the kernel's log and how it ended in the shared folder.
 #
 #   guest.sh SHARED_FOLDER
 #
-# A test is alone: it has a control group, a scratch folder and its modules, and all of them must go away when
-# it ends. What cannot be ended (a process that waits in the kernel for ever, a module still in use) fails its
-# test and ends this guest, and run.py boots another for the rest.
+# A test is alone: it has a control group, a scratch folder and its modules, and all of them must go
+# away when it ends. What cannot be ended (a process that waits in the kernel for ever, a module
+# still in use) fails its test and ends this guest, and run.py boots another for the rest.
 #
 # Not here: which tests there are, time limits of the guest as a whole (run.py).
 set -uo pipefail
@@ -16,7 +16,8 @@ groups=/sys/fs/cgroup
 room=/run/lab
 end_s=30 # for killed processes to be gone
 # What a kernel log must not say. A test that breaks its own disk names what it expects.
-io_errors='I/O error|EXT4-fs (error|warning)|XFS .*([Cc]orrupt|error)|BTRFS (error|critical)|Aborting journal'
+io_errors='I/O error|EXT4-fs (error|warning)|XFS .*([Cc]orrupt|error)|BTRFS (error|critical)'
+io_errors+='|Aborting journal'
 faults='BUG:|WARNING:|Oops|general protection|Kernel panic|blocked for more than|UBSAN|refcount'
 
 export BIN=$room/bin SET VM_TESTS=${0%/*}

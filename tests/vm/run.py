@@ -1,30 +1,32 @@
 #!/usr/bin/env python3
-"""The guest lab: boots Debian's newer kernel and runs tests inside that need one, with the built binaries.
+"""The guest lab: boots Debian's newer kernel and runs tests that need one, with built binaries.
 
     tests/vm/run.py [NAME...] [--quick] [--list] [--keep-log]
 
 A test is a script `tests/vm/TOPIC/NAME.sh`, which bash runs as root in the guest; a NAME here is
-`TOPIC/NAME` or a whole TOPIC. All share one boot; after a hang or a panic the rest get another. `--quick`
-takes those that `make test` runs. Each test gets one line, and the exit status is the number that failed.
-A program `TOPIC/NAME.py` that says `where: host` in its head is a test as well: it boots what it tests.
-`--keep-log` keeps and names the folder with all output even when nothing failed. Machines without hardware
-virtualization emulate, which takes a core and is about fifteen times slower.
+`TOPIC/NAME` or a whole TOPIC. All share one boot; after a hang or a panic the rest get another.
+`--quick` takes those that `make test` runs. Each test gets one line, and the exit status is the
+number that failed. A program `TOPIC/NAME.py` that says `where: host` in its head is a test as well:
+it boots what it tests. `--keep-log` keeps and names the folder with all output even when nothing
+failed. Machines without hardware virtualization emulate, which takes a core and is about fifteen
+times slower.
 
 In a script's head:
 
     # what it shows, in one line
-    # set: quick                part of `make test` too (else: full); bench: only when asked for by name
+    # set: quick                part of `make test` too (else: full); bench: only when asked for
     # seconds: 60 600           time limit when quick, and in full; one number for both
     # needs: nbd null_blk       kernel modules, loaded before and removed after it
-    # drivers: c                what drivers.py builds for it first; it is skipped where that cannot be
+    # drivers: c                what drivers.py builds for it first; skipped where that cannot be
     # expects-io-errors         the kernel's log may tell of them
     # fails-with: WORDS         it must fail, for this reason: a test of the lab itself
-    # where: host               it runs here, with $SET and VM_ variables alone; no modules, no kernel's log
+    # where: host               it runs here, with $SET and VM_ variables; no modules, no log
 
-A script finds in its environment $BIN (a folder with `sawmill` and the examples of crates/frontend), $SCRATCH
-(an empty folder in memory, its own, and its working folder), $SET (`quick` or `full`), $VM_TESTS (this
-folder; scene.sh in it has what many need) and each variable of the caller that begins with VM_. It fails by
-its exit status, by what the kernel logs, and by what it leaves behind.
+A script finds in its environment $BIN (a folder with `sawmill` and the examples of
+crates/frontend), $SCRATCH (an empty folder in memory, its own, and its working folder), $SET
+(`quick` or `full`), $VM_TESTS (this folder; scene.sh in it has what many need) and each variable of
+the caller that begins with VM_. It fails by its exit status, by what the kernel logs, and by what
+it leaves behind.
 
 Not here: how a single test is carried out (guest.sh); where kernel and programs come from
 (tests/setup/prepare.sh vm).
@@ -64,9 +66,10 @@ KERNEL_OPTIONS = [
     # A host that is busy starves the guest, which must not be taken for a fault of its kernel.
     "rcupdate.rcu_cpu_stall_suppress=1", "nowatchdog",
     # Hardware that QEMU shows and nobody here needs; to probe it takes a third of the boot.
-    "module_blacklist=ahci,libahci,libata,cdrom,sr_mod,sg,i2c_i801,i2c_smbus,lpc_ich,iTCO_wdt,i6300esb,"
-    "psmouse,pcspkr,button,kvm,kvm_amd,kvm_intel,powernow_k8,acpi_cpufreq,joydev,evdev,hid,usbhid,xhci_hcd,"
-    "aesni_intel,ghash_clmulni_intel,sha512_ssse3,sha256_ssse3,sha1_ssse3,crct10dif_pclmul,polyval_clmulni",
+    "module_blacklist=ahci,libahci,libata,cdrom,sr_mod,sg,i2c_i801,i2c_smbus,lpc_ich,iTCO_wdt,"
+    "i6300esb,psmouse,pcspkr,button,kvm,kvm_amd,kvm_intel,powernow_k8,acpi_cpufreq,joydev,evdev,"
+    "hid,usbhid,xhci_hcd,aesni_intel,ghash_clmulni_intel,sha512_ssse3,sha256_ssse3,sha1_ssse3,"
+    "crct10dif_pclmul,polyval_clmulni",
 ]
 PR_SET_PDEATHSIG = 1
 
@@ -115,14 +118,16 @@ class Test:
 
 def tests(names, quick):
     """Those that are asked for, by name."""
-    everything = [Test.of(path, quick) for path in sorted([*HERE.glob("*/*.sh"), *HERE.glob("*/*.py")])]
+    everything = [Test.of(path, quick)
+                  for path in sorted([*HERE.glob("*/*.sh"), *HERE.glob("*/*.py")])]
     everything = [test for test in everything if test.on_host or test.path.suffix == ".sh"]
     for name in names:
         if not any(name in (test.name, test.name.split("/")[0]) for test in everything):
             raise SystemExit(f"there is no test {name}: tests/vm/run.py --list shows all")
     bench = ["bench"] if names else []
     wanted = [t for t in everything if not names or {t.name, t.name.split("/")[0]} & set(names)]
-    return [test for test in wanted if test.set in (["quick"] if quick else ["quick", "full", *bench])]
+    return [test for test in wanted
+            if test.set in (["quick"] if quick else ["quick", "full", *bench])]
 
 
 def has_virtualization():
@@ -140,7 +145,8 @@ def fill(share, quick):
     (share / "bin").mkdir()
     sawmill = Path(os.environ.get("SAWMILL_BINARY", RELEASE / "sawmill"))
     examples = [path for path in (RELEASE / "examples").glob("*")
-                if os.access(path, os.X_OK) and path.is_file() and re.fullmatch(r"[a-z0-9_]+", path.name)]
+                if os.access(path, os.X_OK) and path.is_file()
+                and re.fullmatch(r"[a-z0-9_]+", path.name)]
     for path in [sawmill, *examples]:
         if not path.exists():
             raise SystemExit(f"{path} is missing: cargo build --release -p sawmill")
@@ -172,21 +178,25 @@ class Guest:
         kernel = next((KERNEL / "boot").glob("vmlinuz-*"), None)
         if kernel is None or not VNG.exists():
             raise SystemExit("no kernel to boot: run tests/setup/prepare.sh vm")
-        words = [VNG, "--run", kernel, "--force-9p", "--disable-microvm", "--user", "root", "--verbose",
-                 "--cpus", "2", "--memory", os.environ.get("VM_MEMORY", "2G"), f"--rwdir={share}"]
+        words = [VNG, "--run", kernel, "--force-9p", "--disable-microvm", "--user", "root",
+                 "--verbose", "--cpus", "2", "--memory", os.environ.get("VM_MEMORY", "2G"),
+                 f"--rwdir={share}"]
         words += [word for option in KERNEL_OPTIONS for word in ("--append", option)]
         if not accelerated:
-            words += ["--disable-kvm", f"--qemu-opts=-cpu {EMULATED_CPU} -accel tcg,thread=multi,tb-size=512"]
+            words += ["--disable-kvm", f"--qemu-opts=-cpu {EMULATED_CPU} "
+                      "-accel tcg,thread=multi,tb-size=512"]
         words += ["--", f"exec {HERE / 'guest.sh'} {share}"]
         environment = dict(os.environ, PATH=f"{VNG.parent}:{os.environ['PATH']}:/usr/sbin:/sbin")
         self.process = subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
-                                        start_new_session=True, preexec_fn=die_with_parent)
+                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                        env=environment, start_new_session=True,
+                                        preexec_fn=die_with_parent)
         self.console = threading.Thread(target=self.copy_console, daemon=True)
         self.console.start()
 
     def copy_console(self):
-        """What boot and kernel say goes into a file. QEMU opens its output by name, so that is a pipe."""
+        """What boot and kernel say goes into a file.
+        QEMU opens its output by name, so that is a pipe."""
         with open(self.share / "console", "ab") as console:
             while said := self.process.stdout.read1():
                 console.write(said)
@@ -228,7 +238,8 @@ class Guest:
 def last_words(path, count):
     if not path.exists():
         return "it said nothing"
-    lines = [line.rstrip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line.rstrip() for line in path.read_text(errors="replace").splitlines()
+             if line.strip()]
     return "\n    ".join(lines[-count:]) or "it said nothing"
 
 
@@ -261,7 +272,8 @@ class Lab:
                     print(f"booted in {time.monotonic() - from_s:.0f} s", flush=True)
                     remaining = self.follow(guest, remaining)
                 elif self.accelerated:
-                    print("the guest did not start with hardware virtualization: emulating", flush=True)
+                    print("the guest did not start with hardware virtualization: emulating",
+                          flush=True)
                     self.accelerated = False
                 elif self.starts_spare and not guest.is_running():
                     print("the machine ended before its kernel was up: once more", flush=True)
@@ -280,10 +292,11 @@ class Lab:
         log.parent.mkdir(exist_ok=True)
         environment = dict(os.environ, SET="quick" if quick else "full")
         with open(log, "wb") as into:
-            process = subprocess.Popen([test.path], stdin=subprocess.DEVNULL, stdout=into, stderr=into,
-                                       env=environment, preexec_fn=die_with_parent)
+            process = subprocess.Popen([test.path], stdin=subprocess.DEVNULL, stdout=into,
+                                       stderr=into, env=environment, preexec_fn=die_with_parent)
         try:
-            said = "ok" if process.wait(test.seconds) == 0 else f"it ended with {process.returncode}"
+            said = ("ok" if process.wait(test.seconds) == 0
+                    else f"it ended with {process.returncode}")
         except subprocess.TimeoutExpired:
             # It has others to end.
             process.terminate()
@@ -313,12 +326,15 @@ class Lab:
 def main():
     words = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     words.add_argument("names", nargs="*", metavar="NAME")
-    words.add_argument("--quick", action="store_true", help="only what make test runs, and less of it")
+    words.add_argument("--quick", action="store_true",
+                       help="only what make test runs, and less of it")
     words.add_argument("--list", action="store_true", help="show the tests and run none")
-    words.add_argument("--keep-log", action="store_true", help="keep all output even when nothing failed")
+    words.add_argument("--keep-log", action="store_true",
+                       help="keep all output even when nothing failed")
     words = words.parse_args()
     if platform.machine() != "x86_64":
-        print(f"skipped all guest tests: their kernel is of x86_64, this machine is {platform.machine()}")
+        print("skipped all guest tests: their kernel is of x86_64, this machine is "
+              f"{platform.machine()}")
         return 0
     chosen = tests(words.names, words.quick)
     if words.list:
@@ -344,7 +360,8 @@ def main():
             shutil.rmtree(share / "bin")
         else:
             shutil.rmtree(share)
-    print(f"guest tests: {lab.passed} passed, {len(lab.failed)} failed in {time.monotonic() - from_s:.0f} s")
+    print(f"guest tests: {lab.passed} passed, {len(lab.failed)} failed in "
+          f"{time.monotonic() - from_s:.0f} s")
     return len(lab.failed)
 
 

@@ -16,7 +16,8 @@ await() {
     done
 }
 
-# serve WORD...: `sawmill serve` of these words, until it has said that it is ready. Its process is $server.
+# serve WORD...: `sawmill serve` of these words, until it has said that it is ready.
+# Its process is $server.
 serve() {
     : >"$SCRATCH/serve.out"
     "$BIN/sawmill" serve "$@" >"$SCRATCH/serve.out" &
@@ -32,7 +33,8 @@ kill_server() {
     wait "$server" 2>/dev/null || true
 }
 
-# filesystem_life KIND DEVICE: makes it, fills it to the brim, reads all back after a new mount, checks it.
+# filesystem_life KIND DEVICE: makes it, fills it to the brim,
+# reads all back after a new mount, checks it.
 filesystem_life() {
     local kind=$1 device=$2 at=$SCRATCH/mounted n=0 options=()
     [[ $kind == ext4 ]] && options=(-q -F) || options=(-q -f)
@@ -58,17 +60,18 @@ filesystem_life() {
     echo "$kind: $n files filled it"
 }
 
-# verify_while DEVICE COMMAND...: fio writes and verifies over and over as long as the command runs, and both
-# must succeed. FIO_OPTIONS may hold more for fio.
+# verify_while DEVICE COMMAND...: fio writes and verifies over and over as long as the command runs,
+# and both must succeed. FIO_OPTIONS may hold more for fio.
 verify_while() {
     local device=$1 runs=0
     shift
     rm -f "$SCRATCH/enough"
     (
         until [[ -e $SCRATCH/enough ]]; do
-            fio --name=verify --filename="$device" --rw=randwrite --bsrange=4k-64k --size=32M --direct=1 \
-                --ioengine=libaio --iodepth=16 --verify=crc32c --verify_fatal=1 --randrepeat=0 \
-                --fsync=64 ${FIO_OPTIONS:-} >"$SCRATCH/fio" 2>&1 || { cat "$SCRATCH/fio" && exit 1; }
+            fio --name=verify --filename="$device" --rw=randwrite --bsrange=4k-64k \
+                --size=32M --direct=1 --ioengine=libaio --iodepth=16 --verify=crc32c \
+                --verify_fatal=1 --randrepeat=0 --fsync=64 ${FIO_OPTIONS:-} >"$SCRATCH/fio" 2>&1 ||
+                { cat "$SCRATCH/fio" && exit 1; }
             runs=$((runs + 1))
         done
         echo "fio wrote and verified $runs times"

@@ -1,8 +1,8 @@
 /* bdus.h: programs that were written for BDUS 0.1, on the block devices of Sawmill.
  *
- * The names, layouts and rules are those of libbdus 0.1.2 (https://github.com/albertofaria/bdus, libbdus under MIT); the text is
- * our own.  What a device of an unmodified kernel cannot carry is accepted here and never called: write_same,
- * secure_erase, ioctl.  See docs/guide/bdus.md.
+ * The names, layouts and rules are those of libbdus 0.1.2 (https://github.com/albertofaria/bdus,
+ * libbdus under MIT); the text is our own.  What a device of an unmodified kernel cannot carry is
+ * accepted here and never called: write_same, secure_erase, ioctl.  See docs/guide/bdus.md.
  */
 #ifndef BDUS_HEADER_BDUS_H_
 #define BDUS_HEADER_BDUS_H_
@@ -17,16 +17,17 @@
 #define BDUS_HEADER_VERSION_PATCH 2
 
 /* A program may say which version it was written for: all three, or none. */
-#if !defined(BDUS_REQUIRE_VERSION_MAJOR) && !defined(BDUS_REQUIRE_VERSION_MINOR) && !defined(BDUS_REQUIRE_VERSION_PATCH)
+#if !defined(BDUS_REQUIRE_VERSION_MAJOR) && !defined(BDUS_REQUIRE_VERSION_MINOR) && \
+    !defined(BDUS_REQUIRE_VERSION_PATCH)
 #define BDUS_REQUIRE_VERSION_MAJOR BDUS_HEADER_VERSION_MAJOR
 #define BDUS_REQUIRE_VERSION_MINOR BDUS_HEADER_VERSION_MINOR
 #define BDUS_REQUIRE_VERSION_PATCH BDUS_HEADER_VERSION_PATCH
 #elif !defined(BDUS_REQUIRE_VERSION_MAJOR) || !defined(BDUS_REQUIRE_VERSION_MINOR) || \
     !defined(BDUS_REQUIRE_VERSION_PATCH)
-#error "define all of BDUS_REQUIRE_VERSION_MAJOR, BDUS_REQUIRE_VERSION_MINOR, BDUS_REQUIRE_VERSION_PATCH, or none"
+#error "define all of BDUS_REQUIRE_VERSION_MAJOR, _MINOR and _PATCH, or none"
 #endif
-#if BDUS_REQUIRE_VERSION_MAJOR != 0 || BDUS_REQUIRE_VERSION_MINOR != 1 || BDUS_REQUIRE_VERSION_PATCH < 0 || \
-    BDUS_REQUIRE_VERSION_PATCH > 2
+#if BDUS_REQUIRE_VERSION_MAJOR != 0 || BDUS_REQUIRE_VERSION_MINOR != 1 || \
+    BDUS_REQUIRE_VERSION_PATCH < 0 || BDUS_REQUIRE_VERSION_PATCH > 2
 #error "this bdus.h is of version 0.1.2: it serves programs that require 0.1.0, 0.1.1 or 0.1.2"
 #endif
 
@@ -54,8 +55,8 @@ struct bdus_ctx {
 #endif
 };
 
-/* The driver.  What is NULL is not supported.  All return 0; read to discard also ENOLINK, ENOSPC, ETIMEDOUT, which
- * users see, or anything else, which is EIO; or bdus_abort. */
+/* The driver.  What is NULL is not supported.  All return 0; read to discard also ENOLINK, ENOSPC,
+ * ETIMEDOUT, which users see, or anything else, which is EIO; or bdus_abort. */
 struct bdus_ops {
     int (*initialize)(struct bdus_ctx *ctx);
     int (*on_device_available)(struct bdus_ctx *ctx);
@@ -93,12 +94,16 @@ struct bdus_version {
     uint32_t patch;
 };
 
-bool bdus_run_0_1_0_(const struct bdus_ops *ops, const struct bdus_attrs *attrs, void *private_data);
-bool bdus_run_0_1_1_(const struct bdus_ops *ops, const struct bdus_attrs *attrs, void *private_data);
+bool bdus_run_0_1_0_(
+    const struct bdus_ops *ops, const struct bdus_attrs *attrs, void *private_data);
+bool bdus_run_0_1_1_(
+    const struct bdus_ops *ops, const struct bdus_attrs *attrs, void *private_data);
 bool bdus_rerun_0_1_0_(
-    uint64_t dev_id, const struct bdus_ops *ops, const struct bdus_attrs *attrs, void *private_data);
+    uint64_t dev_id, const struct bdus_ops *ops, const struct bdus_attrs *attrs,
+    void *private_data);
 bool bdus_rerun_0_1_1_(
-    uint64_t dev_id, const struct bdus_ops *ops, const struct bdus_attrs *attrs, void *private_data);
+    uint64_t dev_id, const struct bdus_ops *ops, const struct bdus_attrs *attrs,
+    void *private_data);
 bool bdus_get_dev_id_from_path_0_1_0_(uint64_t *out_dev_id, const char *dev_path);
 bool bdus_flush_dev_0_1_0_(uint64_t dev_id);
 bool bdus_destroy_dev_0_1_0_(uint64_t dev_id);
@@ -106,8 +111,10 @@ const char *bdus_get_error_message_0_1_0_(void);
 const struct bdus_version *bdus_get_libbdus_version_0_1_0_(void);
 bool bdus_get_kbdus_version_0_1_0_(struct bdus_version *out_kbdus_version);
 
-/* Serves a new device until it is destroyed or another driver comes.  False: errno and bdus_get_error_message(). */
-static inline bool bdus_run(const struct bdus_ops *ops, const struct bdus_attrs *attrs, void *private_data)
+/* Serves a new device until it is destroyed or another driver comes.  False: errno and
+ * bdus_get_error_message(). */
+static inline bool bdus_run(
+    const struct bdus_ops *ops, const struct bdus_attrs *attrs, void *private_data)
 {
 #if BDUS_REQUIRE_VERSION_PATCH >= 1
     return bdus_run_0_1_1_(ops, attrs, private_data);

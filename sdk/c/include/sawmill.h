@@ -1,8 +1,9 @@
 /* sawmill.h: block devices whose drivers are ordinary programs.  C99 and C++.
  *
- * A driver is a table of functions.  They may be called by several threads at once, with ranges that lie inside the
- * device; each returns 0, or an errno: users see ENOSPC, ETIMEDOUT, ENOLINK and EROFS as they are, others as EIO.
- * The manual: sawmill_serve(3).  What the options mean: docs/format/driver.md.
+ * A driver is a table of functions.  They may be called by several threads at once, with ranges
+ * that lie inside the device; each returns 0, or an errno: users see ENOSPC, ETIMEDOUT, ENOLINK and
+ * EROFS as they are, others as EIO.  The manual: sawmill_serve(3).  What the options mean:
+ * docs/format/driver.md.
  */
 #ifndef SAWMILL_H
 #define SAWMILL_H
@@ -16,7 +17,7 @@ extern "C" {
 
 /* What a driver can do besides what its functions say. */
 enum {
-    SAWMILL_FUA = 1,     /* write() with fua set makes that write durable; else flush() follows it */
+    SAWMILL_FUA = 1,     /* write() with fua set makes that write durable; else flush() follows */
     SAWMILL_ANY_BYTE = 2 /* ranges may begin and end at any byte; else at blocks */
 };
 
@@ -46,8 +47,9 @@ struct sawmill_record {
     uint64_t flag;     /* 1: a write */
 };
 
-/* A driver.  A function that is NULL is not there: without write() and write_chunk() the device is read-only, without
- * flush() what was answered is durable.  write_chunk() and flush_queue() instead of write() and flush() want chunks. */
+/* A driver.  A function that is NULL is not there: without write() and write_chunk() the device is
+ * read-only, without flush() what was answered is durable.  write_chunk() and flush_queue() instead
+ * of write() and flush() want chunks. */
 struct sawmill_driver {
     size_t struct_bytes; /* sizeof(struct sawmill_driver) */
     unsigned abilities;  /* SAWMILL_FUA | SAWMILL_ANY_BYTE */
@@ -60,29 +62,34 @@ struct sawmill_driver {
     int (*flush_queue)(void *user, uint32_t queue);
     /* The host took the driver on: orders come now. */
     void (*attached)(void *user, struct sawmill_device *device);
-    /* The device can be used: "KIND ADDRESS" for each door, then NULL.  The strings are good during the call. */
+    /* The device can be used: "KIND ADDRESS" for each door, then NULL.  The strings are good during
+     * the call. */
     void (*ready)(void *user, const char *const *doors);
 };
 
-/* Serves a device until it ends or another driver comes.  `options` are strings "name=value", then NULL; it may be NULL.
- * Besides those of the protocol ("size=67108864"): "name", "door" (as often as there are doors), "threads", "socket" (of
- * a host, instead of what SAWMILL_DRIVER says) and "replace=1".  Returns SAWMILL_ENDED, SAWMILL_REPLACED or a
- * negative errno, of which sawmill_error says more. */
+/* Serves a device until it ends or another driver comes.  `options` are strings "name=value", then
+ * NULL; it may be NULL.  Besides those of the protocol ("size=67108864"): "name", "door" (as often
+ * as there are doors), "threads", "socket" (of a host, instead of what SAWMILL_DRIVER says) and
+ * "replace=1".  Returns SAWMILL_ENDED, SAWMILL_REPLACED or a negative errno, of which sawmill_error
+ * says more. */
 int sawmill_serve(const struct sawmill_driver *driver, void *user, const char *const *options);
 
 /* Comes after the driver of the device of this name.  As sawmill_serve. */
-int sawmill_rerun(const char *name, const struct sawmill_driver *driver, void *user, const char *const *options);
+int sawmill_rerun(
+    const char *name, const struct sawmill_driver *driver, void *user, const char *const *options);
 
-/* "flush", "end", "fail" or "replace" to the device of this name.  Returns 0 or a negative errno. */
+/* "flush", "end", "fail" or "replace" to the device of this name.  0, or a negative errno. */
 int sawmill_ask(const char *name, const char *what);
 
-/* The device shall end when everything is answered; or at once, with requests failing.  From any thread. */
+/* The device shall end when everything is answered; or at once, with requests failing.  From any
+ * thread. */
 void sawmill_device_end(struct sawmill_device *device);
 void sawmill_device_fail(struct sawmill_device *device, const char *message);
 
-/* The value of an option in effect, or of "name", "generation"; its length, 0 without one.  Written to `into`, cut
- * to `length` bytes with the NUL at the end. */
-size_t sawmill_device_option(struct sawmill_device *device, const char *name, char *into, size_t length);
+/* The value of an option in effect, or of "name", "generation"; its length, 0 without one.  Written
+ * to `into`, cut to `length` bytes with the NUL at the end. */
+size_t sawmill_device_option(
+    struct sawmill_device *device, const char *name, char *into, size_t length);
 
 /* What went wrong in this thread last.  Never NULL; good until the next call here. */
 const char *sawmill_error(void);

@@ -1,13 +1,16 @@
-/* The places that both headers promise, checked by the compiler; and a table that the library must take or refuse. */
+/* The places that both headers promise, checked by the compiler; and a table that the library must
+ * take or refuse. */
 #include <assert.h>
 #include <bdus.h>
 #include <sawmill.h>
 #include <stdio.h>
 #include <string.h>
 
-#define AT(type, field, place) static_assert(offsetof(struct type, field) == place, #type "." #field)
+#define AT(type, field, place) \
+    static_assert(offsetof(struct type, field) == place, #type "." #field)
 
-static_assert(sizeof(struct bdus_ctx) == 56 && sizeof(struct bdus_ops) == 96 && sizeof(struct bdus_attrs) == 40, "");
+static_assert(sizeof(struct bdus_ctx) == 56 && sizeof(struct bdus_ops) == 96, "");
+static_assert(sizeof(struct bdus_attrs) == 40, "");
 static_assert(sizeof(struct bdus_version) == 12 && bdus_abort == INT_MIN, "");
 AT(bdus_ctx, id, 0);
 AT(bdus_ctx, path, 8);
@@ -55,7 +58,8 @@ int main(void)
     struct sawmill_driver driver = {0};
     driver.struct_bytes = sizeof driver - 8;
     /* A table of another size is of another library. */
-    if (sawmill_serve(&driver, NULL, NULL) != -22 || strstr(sawmill_error(), "struct_bytes") == NULL)
+    if (sawmill_serve(&driver, NULL, NULL) != -22 ||
+        strstr(sawmill_error(), "struct_bytes") == NULL)
         return puts(sawmill_error()), 1;
     driver.struct_bytes = sizeof driver;
     if (sawmill_serve(&driver, NULL, NULL) != -22 || strstr(sawmill_error(), "read()") == NULL)

@@ -1,9 +1,10 @@
-// Package buse has the API of BUSE's library of the same name (github.com/asch/buse/lib/go/buse), on Sawmill:
-// programs written for the BUSE kernel module, such as BS3, build against it with one replace line and work on
-// kernels without that module. README.md lists what differs and why.
+// Package buse has the API of BUSE's library of the same name (github.com/asch/buse/lib/go/buse),
+// on Sawmill: programs written for the BUSE kernel module, such as BS3, build against it with one
+// replace line and work on kernels without that module. README.md lists what differs and why.
 //
-// Invariants: BusePreRun comes before the first request, BusePostRemove after the last; a chunk has the layout and
-// the numbers of the original; bytes of a read that the callback leaves alone are zeroes.
+// Invariants: BusePreRun comes before the first request, BusePostRemove after the last; a chunk has
+// the layout and the numbers of the original; bytes of a read that the callback leaves alone are
+// zeroes.
 //
 // Not here: the protocol and starting a host (internal/driver), option checks (options.go).
 package buse
@@ -23,7 +24,8 @@ type BuseReadWriter interface {
 	// BuseRead fills chunk with length blocks from block sector on; both count in Options.BlockSize.
 	BuseRead(sector, length int64, chunk []byte) error
 	// BuseWrite stores the writes of a chunk. chunk has WriteChunkSize bytes: records of 32 bytes each
-	// (docs/format/write_chunk.md), from WriteChunkSize/BlockSize*32 on the data. It may be written to.
+	// (docs/format/write_chunk.md), from WriteChunkSize/BlockSize*32 on the data.
+	// It may be written to.
 	BuseWrite(writes int64, chunk []byte) error
 	// BusePreRun is called by Run before any request.
 	BusePreRun()
@@ -48,8 +50,9 @@ type device struct {
 	ended   bool          // in order: the host ends by itself
 }
 
-// New checks the options and makes the device, which has the name buse and the number of Options.Major. Requests
-// wait until Run. A device of that name whose driver died, and whose host waits, is taken up again.
+// New checks the options and makes the device, which has the name buse and the number of
+// Options.Major. Requests wait until Run. A device of that name whose driver died, and whose host
+// waits, is taken up again.
 func New(rw BuseReadWriter, o Options) (Buse, error) {
 	o, err := o.checked()
 	if err != nil {
@@ -69,7 +72,9 @@ func (b *Buse) Run() {
 	}
 	defer close(b.device.gone)
 	b.ReadWriter.BusePreRun()
-	work := driver.Work{Do: b.do, Depth: int(b.Options.QueueDepth), Log: func(text string) { log.Print(text) }}
+	work := driver.Work{
+		Do: b.do, Depth: int(b.Options.QueueDepth), Log: func(text string) { log.Print(text) },
+	}
 	outcome, err := b.device.session.Serve(context.Background(), work)
 	if err != nil {
 		log.Printf("buse%d: %v", b.Options.Major, err)
@@ -94,7 +99,8 @@ func (b *Buse) do(_ context.Context, order driver.Order) error {
 		for i := range order.Data {
 			order.Data[i] = 0
 		}
-		return b.ReadWriter.BuseRead(order.Address/b.Options.BlockSize, order.Length/b.Options.BlockSize, order.Data)
+		block := b.Options.BlockSize
+		return b.ReadWriter.BuseRead(order.Address/block, order.Length/block, order.Data)
 	case driver.WriteChunk:
 		return b.ReadWriter.BuseWrite(order.Records, order.Data)
 	case driver.Flush:
@@ -106,7 +112,8 @@ func (b *Buse) do(_ context.Context, order driver.Order) error {
 // StopDevice ends the device: what was accepted is done first, then Run returns.
 func (b *Buse) StopDevice() error { return b.device.session.Leave(nil) }
 
-// RemoveDevice ends the host of a device that has stopped or was never run, and calls BusePostRemove.
+// RemoveDevice ends the host of a device that has stopped or was never run,
+// and calls BusePostRemove.
 func (b *Buse) RemoveDevice() error {
 	if b.device.begin() {
 		_ = b.device.session.Leave(errors.New("it was removed before it ran"))

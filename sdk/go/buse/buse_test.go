@@ -28,10 +28,13 @@ var fine = Options{
 	Size: 1 << 30, CollisionArea: 1 << 20, QueueDepth: 8, Threads: 1,
 }
 
-const effect = "mode=batch\nwrite_chunk_size=65536\nmetadata_bytes=512\ncollision_area_size=1048576\n"
+const effect = "mode=batch\nwrite_chunk_size=65536\nmetadata_bytes=512\n" +
+	"collision_area_size=1048576\n"
 
 // running is a device on a mock host, that runs, with what it said first.
-func running(t *testing.T, rw BuseReadWriter, o Options) (*mockhost.Driver, *Buse, string, chan struct{}) {
+func running(
+	t *testing.T, rw BuseReadWriter, o Options,
+) (*mockhost.Driver, *Buse, string, chan struct{}) {
 	t.Helper()
 	host := mockhost.New(t)
 	t.Setenv("SAWMILL_DRIVER", host.Path)
@@ -60,12 +63,17 @@ func Test_options_that_do_not_go_together_are_refused_in_the_words_of_old(t *tes
 		change func(o *Options)
 	}{
 		{"Not enough memory!", func(o *Options) { o.ReadShmSize = 1 << 60 }},
-		{"Write buffer size has to be a multiple of chunk size!", func(o *Options) { o.WriteChunkSize = 3 << 16 }},
-		{"Write buffer size has to be a multiple of chunk size!", func(o *Options) { o.WriteChunkSize = 0 }},
+		{"Write buffer size has to be a multiple of chunk size!",
+			func(o *Options) { o.WriteChunkSize = 3 << 16 }},
+		{"Write buffer size has to be a multiple of chunk size!",
+			func(o *Options) { o.WriteChunkSize = 0 }},
 		{"Block size has to 512 or 4096!", func(o *Options) { o.BlockSize = 1024 }},
-		{"Minimal IO has to be at least a block size and a power of 2!", func(o *Options) { o.IOMin = 512 }},
-		{"Minimal IO has to be at least a block size and a power of 2!", func(o *Options) { o.IOMin = 12288 }},
-		{"Optimal IO has to be at least a block size and a power of 2!", func(o *Options) { o.IOOpt = 6 << 10 }},
+		{"Minimal IO has to be at least a block size and a power of 2!",
+			func(o *Options) { o.IOMin = 512 }},
+		{"Minimal IO has to be at least a block size and a power of 2!",
+			func(o *Options) { o.IOMin = 12288 }},
+		{"Optimal IO has to be at least a block size and a power of 2!",
+			func(o *Options) { o.IOOpt = 6 << 10 }},
 	} {
 		o := fine
 		c.change(&o)
@@ -76,7 +84,9 @@ func Test_options_that_do_not_go_together_are_refused_in_the_words_of_old(t *tes
 }
 
 func Test_options_have_the_defaults_of_old(t *testing.T) {
-	o, err := Options{BlockSize: 4096, WriteChunkSize: 65536, WriteShmSize: 65536, Threads: 1 << 20}.checked()
+	o, err := Options{
+		BlockSize: 4096, WriteChunkSize: 65536, WriteShmSize: 65536, Threads: 1 << 20,
+	}.checked()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +115,9 @@ func Test_callbacks_get_blocks_and_whole_chunks_between_pre_run_and_post_remove(
 		},
 	}
 	driver, device, hello, over := running(t, rw, fine)
-	for _, line := range []string{"mode=batch\n", "hw_queues=1\n", "collision_area_size=1048576\n", "size=1073741824\n"} {
+	for _, line := range []string{
+		"mode=batch\n", "hw_queues=1\n", "collision_area_size=1048576\n", "size=1073741824\n",
+	} {
 		if !strings.Contains(hello, line) {
 			t.Errorf("HELLO %q lacks %q", hello, line)
 		}
@@ -116,8 +128,12 @@ func Test_callbacks_get_blocks_and_whole_chunks_between_pre_run_and_post_remove(
 	driver.Memory[0][65536] = 9
 	driver.Memory[1][4096] = 1
 	driver.Memory[1][5000] = 1
-	driver.Order(0, mockhost.Order{Kind: mockhost.Chunk, Number: 1, Offset: 65536, Length: 9000, Records: 2})
-	driver.Order(1, mockhost.Order{Kind: mockhost.Read, Number: 2, Address: 3 * 4096, Length: 8192, Offset: 4096})
+	driver.Order(0, mockhost.Order{
+		Kind: mockhost.Chunk, Number: 1, Offset: 65536, Length: 9000, Records: 2,
+	})
+	driver.Order(1, mockhost.Order{
+		Kind: mockhost.Read, Number: 2, Address: 3 * 4096, Length: 8192, Offset: 4096,
+	})
 	for lane := range driver.Lanes {
 		if _, errno, err := driver.Answer(lane); errno != 0 || err != nil {
 			t.Fatal(errno, err)
@@ -165,9 +181,13 @@ func Test_an_error_of_a_callback_is_answered_as_one(t *testing.T) {
 
 func Test_a_flush_of_a_durable_device_waits_for_its_chunks(t *testing.T) {
 	goOn := make(chan struct{})
-	rw := recorder{calls: make(chan string, 4), write: func(int64, []byte) error { <-goOn; return nil }}
+	rw := recorder{
+		calls: make(chan string, 4), write: func(int64, []byte) error { <-goOn; return nil },
+	}
 	driver, _, _, over := running(t, rw, fine)
-	driver.Order(0, mockhost.Order{Kind: mockhost.Chunk, Number: 1}, mockhost.Order{Kind: mockhost.Flush, Number: 2})
+	driver.Order(0,
+		mockhost.Order{Kind: mockhost.Chunk, Number: 1},
+		mockhost.Order{Kind: mockhost.Flush, Number: 2})
 	close(goOn)
 	for number := uint64(1); number <= 2; number++ {
 		if n, errno, err := driver.Answer(0); n != number || errno != 0 || err != nil {

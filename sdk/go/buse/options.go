@@ -30,8 +30,8 @@ type Options struct {
 	CPUsPerNode    int   // not used but checked: memory is near the one who touches it first
 }
 
-// checked is the options with defaults, or what is wrong with them. The original's checks come in its order and
-// with its words.
+// checked is the options with defaults, or what is wrong with them. The original's checks come in
+// its order and with its words.
 func (o Options) checked() (Options, error) {
 	if cpus := runtime.NumCPU(); true {
 		if o.Threads <= 0 || o.Threads > cpus {
@@ -49,7 +49,8 @@ func (o Options) checked() (Options, error) {
 	}
 	powerOfTwo := func(n int64) bool { return n >= o.BlockSize && n&(n-1) == 0 }
 	switch {
-	case o.WriteShmSize < 0 || o.ReadShmSize < 0 || tooMuch(int64(o.Threads), o.WriteShmSize, o.ReadShmSize):
+	case o.WriteShmSize < 0 || o.ReadShmSize < 0 ||
+		tooMuch(int64(o.Threads), o.WriteShmSize, o.ReadShmSize):
 		return o, errors.New("Not enough memory!")
 	case o.WriteChunkSize <= 0 || o.WriteShmSize%o.WriteChunkSize != 0:
 		return o, errors.New("Write buffer size has to be a multiple of chunk size!")
@@ -130,7 +131,8 @@ func attach(o Options) (*device, error) {
 	return made, nil
 }
 
-// doors are those of SAWMILL_DOORS, else the disk /dev/ublkb<Major> where it can be had, else an NBD socket.
+// doors are those of SAWMILL_DOORS, else the disk /dev/ublkb<Major> where it can be had,
+// else an NBD socket.
 func doors(major int64) []string {
 	doors := driver.DefaultDoors()
 	for i, door := range doors {

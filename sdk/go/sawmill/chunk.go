@@ -19,13 +19,13 @@ type Chunk struct {
 	Used          int64  // bytes that mean something
 	Queue         int
 	Again         bool // a former driver had it
-	// What the Resolver goes by: the last ordinal that was given when this chunk was closed, and the ordinal
-	// below which all chunks have been answered.
+	// What the Resolver goes by: the last ordinal that was given when this chunk was closed, and the
+	// ordinal below which all chunks have been answered.
 	Horizon, Floor uint64
 }
 
-// Record is one write of a chunk. Address and Length are bytes; of two records that overlap the one with the
-// higher Sequence is newer.
+// Record is one write of a chunk. Address and Length are bytes; of two records that overlap the one
+// with the higher Sequence is newer.
 type Record struct {
 	Address, Length int64
 	Sequence        uint64
@@ -52,7 +52,8 @@ func (c Chunk) record(n int) (Record, error) {
 	sector, sectors, flag := word(0), word(8), word(24)
 	const most = 1 << 54 // sectors of 2^63 bytes
 	if flag != 1 || sector >= most || sectors >= most {
-		return Record{}, fmt.Errorf("record %d of a chunk: sector %d, sectors %d, flag %d", n, sector, sectors, flag)
+		return Record{}, fmt.Errorf("record %d of a chunk: sector %d, sectors %d, flag %d",
+			n, sector, sectors, flag)
 	}
 	return Record{int64(sector) * sectorBytes, int64(sectors) * sectorBytes, word(16)}, nil
 }
@@ -60,7 +61,8 @@ func (c Chunk) record(n int) (Record, error) {
 // check sees whether all records lie in the chunk, so that Records can go through them.
 func (c Chunk) check() error {
 	if c.MetadataBytes > len(c.Bytes) || c.Count > c.MetadataBytes/recordBytes {
-		return fmt.Errorf("a chunk of %d bytes with %d records in %d", len(c.Bytes), c.Count, c.MetadataBytes)
+		return fmt.Errorf("a chunk of %d bytes with %d records in %d",
+			len(c.Bytes), c.Count, c.MetadataBytes)
 	}
 	left := int64(len(c.Bytes) - c.MetadataBytes)
 	for n := range c.Count {
@@ -69,25 +71,30 @@ func (c Chunk) check() error {
 			return err
 		}
 		if record.Length > left {
-			return fmt.Errorf("record %d of a chunk is %d bytes long, and %d are left", n, record.Length, left)
+			return fmt.Errorf("record %d of a chunk is %d bytes long, and %d are left",
+				n, record.Length, left)
 		}
 		left -= record.Length
 	}
 	return nil
 }
 
-// ChunkDevice gets writes in chunks, from all queues side by side: chunks are applied in any order, and a
-// Resolver keeps older bytes from coming after newer ones. It may be a Discarder and a Zeroer too.
+// ChunkDevice gets writes in chunks, from all queues side by side: chunks are applied in any order,
+// and a Resolver keeps older bytes from coming after newer ones. It may be a Discarder and a Zeroer
+// too.
 type ChunkDevice interface {
 	ReadAt(ctx context.Context, p []byte, off int64) error
 	// WriteChunk stores all writes of a chunk, whose bytes are its own until it returns.
 	WriteChunk(ctx context.Context, chunk Chunk) error
-	// Flush makes durable what WriteChunk has returned for. All chunks of the queue before it have been.
+	// Flush makes durable what WriteChunk has returned for.
+	// All chunks of the queue before it have been.
 	Flush(ctx context.Context) error
 }
 
 // performChunks does one order of batch mode.
-func performChunks(device ChunkDevice, metadataBytes int64) func(context.Context, driver.Order) error {
+func performChunks(
+	device ChunkDevice, metadataBytes int64,
+) func(context.Context, driver.Order) error {
 	return func(ctx context.Context, order driver.Order) error {
 		switch order.Kind {
 		case driver.Read:

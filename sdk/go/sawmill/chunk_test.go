@@ -29,8 +29,9 @@ func chunkOf(metadata, size int, records []Record, values []byte) Chunk {
 	return chunk
 }
 
-// Chunks of random writes are applied in random order by several goroutines; what they were cut from says what
-// must come out. Horizon and floor are those of a host that lets so many chunks be with the driver at a time.
+// Chunks of random writes are applied in random order by several goroutines; what they were cut
+// from says what must come out. Horizon and floor are those of a host that lets so many chunks be
+// with the driver at a time.
 func Test_every_byte_ends_with_what_was_written_last(t *testing.T) {
 	for seed := int64(1); seed <= 60; seed++ {
 		if got, expected := shuffled(seed, 4096); !bytes.Equal(got, expected) {
@@ -138,7 +139,9 @@ func Test_a_chunk_that_makes_no_sense_is_refused(t *testing.T) {
 	flagged.Bytes[24] = 9
 	many := chunkOf(512, 2048, nil, nil)
 	many.Count = 17
-	for expected, chunk := range map[string]Chunk{"2560 bytes long": long, "flag 9": flagged, "17 records": many} {
+	for expected, chunk := range map[string]Chunk{
+		"2560 bytes long": long, "flag 9": flagged, "17 records": many,
+	} {
 		if err := chunk.check(); err == nil || !strings.Contains(err.Error(), expected) {
 			t.Errorf("%v, expected %q", err, expected)
 		}
@@ -168,7 +171,9 @@ func Test_an_ordinary_device_takes_chunks_where_the_host_batches(t *testing.T) {
 	older := chunkOf(4096, 65536, []Record{{0, 2048, 1}}, []byte{1})
 	copy(driver.Memory[0], newer.Bytes)
 	copy(driver.Memory[0][65536:], older.Bytes)
-	order := mockhost.Order{Kind: mockhost.Chunk, Number: 1, Length: 4608, Records: 1, Horizon: 2, Floor: 1}
+	order := mockhost.Order{
+		Kind: mockhost.Chunk, Number: 1, Length: 4608, Records: 1, Horizon: 2, Floor: 1,
+	}
 	driver.Order(0, order)
 	expect(t, driver, 0, 1, 0)
 	order.Number, order.Offset, order.Length = 2, 65536, 6144
@@ -199,7 +204,8 @@ func Test_a_flush_waits_for_the_chunks_before_it(t *testing.T) {
 	came := make(chan *mockhost.Driver, 1)
 	go func() {
 		driver, _ := host.Accept()
-		driver.Welcome("mode=batch\nwrite_chunk_size=65536\nmetadata_bytes=4096\ncollision_area_size=4096\n")
+		driver.Welcome("mode=batch\nwrite_chunk_size=65536\nmetadata_bytes=4096\n" +
+			"collision_area_size=4096\n")
 		came <- driver
 	}()
 	device := chunky{make(chan struct{}), make(chan struct{})}

@@ -9,8 +9,9 @@ import (
 	"sawmill/internal/driver"
 )
 
-// Device is what a driver does. Callbacks run side by side, on goroutines of their own; offsets are bytes and,
-// like lengths, multiples of the block unless Options.ByteGranular. The context ends when the host is gone.
+// Device is what a driver does. Callbacks run side by side, on goroutines of their own; offsets are
+// bytes and, like lengths, multiples of the block unless Options.ByteGranular. The context ends
+// when the host is gone.
 type Device interface {
 	// ReadAt fills all of p with the bytes at off.
 	ReadAt(ctx context.Context, p []byte, off int64) error
@@ -42,7 +43,8 @@ type FUA interface {
 	WriteFUA(ctx context.Context, p []byte, off int64) error
 }
 
-// abilities says what a device can. Flushes come to each, and are answered for those without a cache.
+// abilities says what a device can. Flushes come to each,
+// and are answered for those without a cache.
 func abilities(device any) driver.Facts {
 	facts := driver.Facts{}
 	if _, ok := device.(FUA); ok {
@@ -99,9 +101,9 @@ func rarely(ctx context.Context, device any, order driver.Order) error {
 	return syscall.EOPNOTSUPP
 }
 
-// FromReaderWriterAt makes a device of the interfaces of package io. Bytes behind the end of what is read are
-// zeroes. If w has a method Sync() error, as files have, it is the flush. Without w the device is read-only: say
-// so in Options.ReadOnly too.
+// FromReaderWriterAt makes a device of the interfaces of package io. Bytes behind the end of what
+// is read are zeroes. If w has a method Sync() error, as files have, it is the flush. Without w the
+// device is read-only: say so in Options.ReadOnly too.
 func FromReaderWriterAt(r io.ReaderAt, w io.WriterAt) Device {
 	device := ioDevice{r, w}
 	if syncer, ok := w.(interface{ Sync() error }); ok {

@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// Main is the end of a driver's main function: it prints where the device is, when it starts the host itself, and
-// serves until the device has ended, which SIGINT and SIGTERM ask for. It exits with 1 and a line of the log when
-// something went wrong.
+// Main is the end of a driver's main function: it prints where the device is, when it starts the
+// host itself, and serves until the device has ended, which SIGINT and SIGTERM ask for. It exits
+// with 1 and a line of the log when something went wrong.
 func Main(device Device, options Options) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -8,13 +8,15 @@ import (
 	"sawmill/internal/driver"
 )
 
-// Options are those of docs/format/driver.md. What is zero is not said, so that its default, or what the host
-// was told, is in effect.
+// Options are those of docs/format/driver.md. What is zero is not said, so that its default, or
+// what the host was told, is in effect.
 type Options struct {
-	// Name of the device where this program starts its host. Empty: the program's own with its process id.
+	// Name of the device where this program starts its host.
+	// Empty: the program's own with its process id.
 	Name string
-	// Doors of a host that is started here, such as "nbd=unix:/run/disk.sock", "ublk", "fuse=/mnt". Empty: those
-	// of $SAWMILL_DOORS (divided by spaces), else ublk where it can be had, else an NBD socket.
+	// Doors of a host that is started here, such as "nbd=unix:/run/disk.sock", "ublk", "fuse=/mnt".
+	// Empty: those of $SAWMILL_DOORS (divided by spaces), else ublk where it can be had, else an NBD
+	// socket.
 	Doors []string
 	// Replace comes after a driver that is there, when it has finished.
 	Replace bool
@@ -61,7 +63,9 @@ func (o Options) facts(facts driver.Facts) driver.Facts {
 			facts = facts.With(name, value)
 		}
 	}
-	seconds := func(duration time.Duration) string { return strconv.FormatFloat(duration.Seconds(), 'f', -1, 64) }
+	seconds := func(duration time.Duration) string {
+		return strconv.FormatFloat(duration.Seconds(), 'f', -1, 64)
+	}
 	number("size", o.Size)
 	number("blocksize", o.BlockSize)
 	text(o.ByteGranular, "byte_granular", "1")

@@ -2,11 +2,11 @@ package sawmill
 
 import "sync"
 
-// Resolver applies the records of chunks so that every byte ends with what was written last, whatever the order
-// in which chunks come: late writes are ignored (docs/format/write_chunk.md).
+// Resolver applies the records of chunks so that every byte ends with what was written last,
+// whatever the order in which chunks come: late writes are ignored (docs/format/write_chunk.md).
 //
-// Two writes of one collision area are never applied at the same time. What was applied is remembered for as
-// long as something older may come.
+// Two writes of one collision area are never applied at the same time. What was applied is
+// remembered for as long as something older may come.
 type Resolver struct {
 	areaBytes int64
 	mu        sync.Mutex // of what follows; an area has a lock of its own
@@ -38,8 +38,8 @@ func NewResolver(areaBytes int64) *Resolver {
 	return &Resolver{areaBytes: areaBytes, areas: make(map[int64]*area)}
 }
 
-// Apply calls write for those bytes of a chunk that nothing newer has written. When write fails the record it
-// was for counts as not applied, and the rest of the chunk is left.
+// Apply calls write for those bytes of a chunk that nothing newer has written. When write fails the
+// record it was for counts as not applied, and the rest of the chunk is left.
 func (r *Resolver) Apply(chunk Chunk, write func(p []byte, off int64) error) error {
 	r.forget(chunk.Floor)
 	done := passed{horizon: chunk.Horizon}

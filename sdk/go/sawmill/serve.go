@@ -26,9 +26,9 @@ type Handle struct {
 	err     error
 }
 
-// Serve drives a device until it has ended, another driver has replaced this one (both nil), or something went
-// wrong. When ctx ends the device does: its doors close, and everything is answered and flushed before Serve
-// returns nil.
+// Serve drives a device until it has ended, another driver has replaced this one (both nil), or
+// something went wrong. When ctx ends the device does: its doors close, and everything is answered
+// and flushed before Serve returns nil.
 func Serve(ctx context.Context, device Device, options Options) error {
 	handle, err := Start(ctx, device, options)
 	if err != nil {
@@ -46,8 +46,8 @@ func ServeChunks(ctx context.Context, device ChunkDevice, options Options) error
 	return handle.Wait()
 }
 
-// Start is Serve that does not wait: the driver works when it returns. The host is that of $SAWMILL_DRIVER, else
-// one is started.
+// Start is Serve that does not wait: the driver works when it returns. The host is that of
+// $SAWMILL_DRIVER, else one is started.
 func Start(ctx context.Context, device Device, options Options) (*Handle, error) {
 	return start(ctx, "", plain(device), options)
 }
@@ -60,8 +60,8 @@ func StartChunks(ctx context.Context, device ChunkDevice, options Options) (*Han
 	return start(ctx, "", chunked(device), options)
 }
 
-// Rerun becomes the driver of a device that runs, of that name: the driver that is there, if any, finishes what it
-// has first. Options are as they are in effect, or not given.
+// Rerun becomes the driver of a device that runs, of that name: the driver that is there, if any,
+// finishes what it has first. Options are as they are in effect, or not given.
 func Rerun(ctx context.Context, name string, device Device, options Options) (*Handle, error) {
 	socket, err := driver.SocketOf(ctx, name)
 	if err != nil {
@@ -149,7 +149,8 @@ func chunked(device ChunkDevice) way {
 	}}
 }
 
-// start attaches a driver and lets it work. An empty socket: that of $SAWMILL_DRIVER, else of a new host.
+// start attaches a driver and lets it work. An empty socket:
+// that of $SAWMILL_DRIVER, else of a new host.
 func start(ctx context.Context, socket string, way way, options Options) (*Handle, error) {
 	handle := &Handle{doors: make(chan struct{}), done: make(chan struct{})}
 	if socket == "" {

@@ -24,7 +24,9 @@ func (d disk) WriteAt(_ context.Context, p []byte, off int64) error { return d.w
 var silent = slog.New(slog.NewTextHandler(io.Discard, nil))
 
 // attached is a device on a mock host, with what it said first.
-func attached(t *testing.T, device Device, options Options, effect string) (*mockhost.Driver, *Handle, string) {
+func attached(
+	t *testing.T, device Device, options Options, effect string,
+) (*mockhost.Driver, *Handle, string) {
 	t.Helper()
 	host := mockhost.New(t)
 	t.Setenv("SAWMILL_DRIVER", host.Path)
@@ -63,9 +65,13 @@ func Test_payloads_are_slices_of_the_shared_memory(t *testing.T) {
 	}
 	driver, handle, _ := attached(t, device, Options{}, "mode=plain\n")
 	copy(driver.Memory[0][4096:], "written")
-	driver.Order(0, mockhost.Order{Kind: mockhost.Write, Number: 7, Address: 512, Length: 7, Offset: 4096})
+	driver.Order(0, mockhost.Order{
+		Kind: mockhost.Write, Number: 7, Address: 512, Length: 7, Offset: 4096,
+	})
 	expect(t, driver, 0, 7, 0)
-	driver.Order(0, mockhost.Order{Kind: mockhost.Read, Number: 8, Address: 1024, Length: 8, Offset: 8192})
+	driver.Order(0, mockhost.Order{
+		Kind: mockhost.Read, Number: 8, Address: 1024, Length: 8, Offset: 8192,
+	})
 	expect(t, driver, 0, 8, 0)
 	if got := string(driver.Memory[0][8192:8200]); seen != "written" || got != "8@1024\x00\x00" {
 		t.Fatalf("wrote %q, read %q", seen, got)
@@ -84,7 +90,9 @@ func Test_an_errno_is_that_errno_and_anything_else_is_eio(t *testing.T) {
 	}
 	device := disk{read: func(_ []byte, off int64) error { return outcomes[off]() }}
 	driver, handle, _ := attached(t, device, Options{}, "mode=plain\n")
-	for off, errno := range map[uint64]syscall.Errno{0: syscall.ENOSPC, 512: syscall.EIO, 1024: syscall.EIO} {
+	for off, errno := range map[uint64]syscall.Errno{
+		0: syscall.ENOSPC, 512: syscall.EIO, 1024: syscall.EIO,
+	} {
 		driver.Order(0, mockhost.Order{Kind: mockhost.Read, Number: off, Address: off, Length: 512})
 		expect(t, driver, 0, off, errno)
 	}
@@ -120,7 +128,8 @@ func Test_orders_run_side_by_side_and_end_waits_for_them(t *testing.T) {
 }
 
 func Test_what_was_not_given_is_not_said(t *testing.T) {
-	driver, handle, hello := attached(t, disk{}, Options{Size: 4096, FailOnDeath: true}, "mode=plain\n")
+	options := Options{Size: 4096, FailOnDeath: true}
+	driver, handle, hello := attached(t, disk{}, options, "mode=plain\n")
 	for _, line := range strings.Split(strings.TrimSpace(hello), "\n") {
 		name, _, _ := strings.Cut(line, "=")
 		if !strings.Contains("protocol program size on_death", name) {
@@ -166,11 +175,19 @@ func Test_a_host_that_dies_is_an_error(t *testing.T) {
 
 func Test_a_driver_that_is_not_wanted_hears_why(t *testing.T) {
 	for expected, say := range map[string]func(d *mockhost.Driver){
-		"busy as can be":     func(d *mockhost.Driver) { d.Say(mockhost.Refused, "errno=16\nmessage=busy as can be\n") },
-		"speaks protocol":    func(d *mockhost.Driver) { d.Say(mockhost.Welcome, "protocol=2\n") },
-		"before WELCOME":     func(d *mockhost.Driver) { d.Say(mockhost.Attached, "") },
-		"0 descriptors":      func(d *mockhost.Driver) { d.Say(2, "protocol=1\n"); d.Say(3, "queue=0\nmemory_bytes=1\n") },
-		"handed 0 queue":     func(d *mockhost.Driver) { d.Say(2, "protocol=1\nhw_queues=2\n"); d.Say(4, "") },
+		"busy as can be": func(d *mockhost.Driver) {
+			d.Say(mockhost.Refused, "errno=16\nmessage=busy as can be\n")
+		},
+		"speaks protocol": func(d *mockhost.Driver) { d.Say(mockhost.Welcome, "protocol=2\n") },
+		"before WELCOME":  func(d *mockhost.Driver) { d.Say(mockhost.Attached, "") },
+		"0 descriptors": func(d *mockhost.Driver) {
+			d.Say(2, "protocol=1\n")
+			d.Say(3, "queue=0\nmemory_bytes=1\n")
+		},
+		"handed 0 queue": func(d *mockhost.Driver) {
+			d.Say(2, "protocol=1\nhw_queues=2\n")
+			d.Say(4, "")
+		},
 		"with the line":      func(d *mockhost.Driver) { d.Say(mockhost.Welcome, "nonsense\n") },
 		"the host hung up":   func(d *mockhost.Driver) { d.Control.Close() },
 		"kind 7 before ATTA": func(d *mockhost.Driver) { d.Say(mockhost.Finish, "") },

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""file PATH [SIZE]: a file or a block device, passed through. With SIZE the file is made, or grows."""
+"""file PATH [SIZE]: a file or a block device, passed through.
+With SIZE the file is made, or grows."""
 
 import os
 import sys

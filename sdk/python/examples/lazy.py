@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""lazy URL FILE: a disk that is copied from a web server as it is read. FILE keeps what was read or
-written; FILE.map says which parts it has, a byte for each."""
+"""lazy URL FILE: a disk copied from a web server as it is read; FILE.map has a byte per part."""
 
 import os
 import sys
 import threading
-import urllib.request
+from urllib.request import Request, urlopen
 
 import sawmill
 
@@ -15,12 +14,12 @@ PART_BYTES = 1 << 16
 class Lazy(sawmill.Device):
     """A part is fetched whole, once. Its byte in the map follows when it is safe in FILE."""
 
-    def __init__(self, url: str, path: str):
+    def __init__(self, url: str, to: str):
         self.lock = threading.Lock()
-        self.ask = lambda **how: urllib.request.urlopen(urllib.request.Request(url, **how), timeout=60)
+        self.ask = lambda **how: urlopen(Request(url, **how), timeout=60)
         with self.ask(method="HEAD") as answer:
             self.size = int(answer.headers["Content-Length"]) // 512 * 512
-        self.file, self.map = (os.open(name, os.O_RDWR | os.O_CREAT, 0o600) for name in (path, path + ".map"))
+        self.file, self.map = (os.open(p, os.O_RDWR | os.O_CREAT, 0o600) for p in (to, to + ".map"))
         os.truncate(self.file, self.size)
         os.truncate(self.map, -(-self.size // PART_BYTES))
 
@@ -36,7 +35,8 @@ class Lazy(sawmill.Device):
                     with self.ask(headers={"Range": f"bytes={start}-{end - 1}"}) as answer:
                         data = answer.read()
                     if answer.status != 206 or os.pwrite(self.file, data, start) != end - start:
-                        raise ValueError(f"the server sent {len(data)} bytes for {end - start} at {start}")
+                        raise ValueError(
+                            f"the server sent {len(data)} bytes for {end - start} at {start}")
                     os.fdatasync(self.file)
                     self.here[part] = os.pwrite(self.map, b"\1", part)
 

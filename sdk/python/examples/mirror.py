@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""mirror A B: two files or devices of one size. A holds the bytes, B each byte XOR 0xFF; a read sees that
-they agree."""
+"""mirror A B: two files or devices of one size. A holds the bytes, B each byte XOR 0xFF; a read
+sees that they agree."""
 
 import errno
 import os
@@ -18,12 +18,17 @@ class Mirror(sawmill.Device):
         self.one, self.other = (os.open(path, os.O_RDWR) for path in (one, other))
         self.size, size = (os.lseek(file, 0, os.SEEK_END) for file in (self.one, self.other))
         if self.size != size:
-            sys.exit(f"{one} has {self.size} bytes, {other} has {size}: a mirror has two sides of one size")
+            sys.exit(
+                f"{one} has {self.size} bytes, {other} has {size}: "
+                "a mirror has two sides of one size"
+            )
 
     def read(self, offset, buffer):
         done = os.preadv(self.one, [buffer], offset)
         if os.pread(self.other, len(buffer), offset).translate(INVERSE) != buffer:
-            raise OSError(errno.EIO, f"the sides do not agree within {len(buffer)} bytes at {offset}")
+            raise OSError(
+                errno.EIO, f"the sides do not agree within {len(buffer)} bytes at {offset}"
+            )
         return done
 
     def write(self, offset, data, fua):

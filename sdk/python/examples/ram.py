@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""ram [SIZE]: a disk in the memory of this process. A process that comes after it begins with zeroes; for
-users that must not see that, add `recoverable = False` to the class."""
+"""ram [SIZE]: a disk in the memory of this process. A process that comes after it begins with
+zeroes; for users that must not see that, add `recoverable = False` to the class."""
 
 import mmap
 import sys

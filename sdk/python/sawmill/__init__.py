@@ -1,4 +1,5 @@
-"""Write a block device in Python; Sawmill shows it: as /dev/ublkbN, over NBD, as a file, to virtual machines.
+"""Write a block device in Python; Sawmill shows it:
+as /dev/ublkbN, over NBD, as a file, to virtual machines.
 
     import sawmill
 

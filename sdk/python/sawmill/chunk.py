@@ -1,7 +1,7 @@
 """A write chunk: many writes in one piece of shared memory. docs/format/write_chunk.md is the law.
 
-Invariant: a chunk is checked as a whole before a device sees it. What makes no sense is the host's fault,
-and ends the connection.
+Invariant: a chunk is checked as a whole before a device sees it. What makes no sense is the host's
+fault, and ends the connection.
 
 Not here: which of two writes is newer (resolver.py).
 """

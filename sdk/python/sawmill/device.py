@@ -1,12 +1,13 @@
 """What a device is: an object with methods. Those that it has decide what it can do.
 
-A subclass of `Device` overrides what it wants; any other object with methods of these names does as well.
-Methods may be coroutines with `serve_async`. They are called by several threads at once if there are
-several queues or threads. When a method returns, the request is answered: not earlier, and never twice.
+A subclass of `Device` overrides what it wants; any other object with methods of these names does as
+well. Methods may be coroutines with `serve_async`. They are called by several threads at once if
+there are several queues or threads. When a method returns, the request is answered: not earlier,
+and never twice.
 
 What a method raises is the request's outcome: an OSError with an errno that one (users see ENOSPC,
-ETIMEDOUT, ENOLINK and EROFS as they are, others as an I/O error), anything else an I/O error, with the
-traceback in the log of "sawmill". The driver goes on.
+ETIMEDOUT, ENOLINK and EROFS as they are, others as an I/O error), anything else an I/O error, with
+the traceback in the log of "sawmill". The driver goes on.
 """
 
 import inspect
@@ -20,26 +21,28 @@ METHODS = ("attached", "read", "write", "flush", "discard", "write_zeroes", "wri
 
 
 class Device:
-    """See the head of this file. Offsets and lengths are bytes, and multiples of the block size unless the
-    device is `byte_granular`. Buffers are shared memory: they are only good until the method returns."""
+    """See the head of this file. Offsets and lengths are bytes, and multiples of the block size
+    unless the device is `byte_granular`. Buffers are shared memory: they are only good until the
+    method returns."""
 
     def attached(self, options: Effective) -> None:
-        """This driver alone has the device from now on: read here what a former driver may have left."""
+        """This driver alone has the device from now on:
+        read here what a former driver may have left."""
 
     def read(self, offset: int, buffer: memoryview) -> int | None | Awaitable[int | None]:
-        """Fills the whole buffer; where nothing was written, with zeroes. May return how many bytes it
-        filled: fewer than the buffer holds are an I/O error."""
+        """Fills the whole buffer; where nothing was written, with zeroes. May return how many bytes
+        it filled: fewer than the buffer holds are an I/O error."""
         raise NotImplementedError
 
     def write(self, offset: int, data: memoryview, fua: bool) -> int | None | Awaitable[int | None]:
-        """Stores the data; with `fua` (only if `can_fua` is asked for) durably. Without this method and
-        without `write_chunk` the device is read-only. May return how many bytes it stored: fewer are an I/O
-        error."""
+        """Stores the data; with `fua` (only if `can_fua` is asked for) durably. Without this method
+        and without `write_chunk` the device is read-only. May return how many bytes it stored:
+        fewer are an I/O error."""
         raise NotImplementedError
 
     def flush(self) -> None | Awaitable[None]:
-        """Makes durable what was written before. Without this method what `write` has stored must be
-        durable."""
+        """Makes durable what was written before. Without this method what `write`
+        has stored must be durable."""
         raise NotImplementedError
 
     def discard(self, offset: int, length: int) -> None | Awaitable[None]:
@@ -61,7 +64,9 @@ def has(device: object, method: str) -> bool:
     return callable(found) and getattr(type(device), method, None) is not getattr(Device, method)
 
 
-def asked(device: object, arguments: dict[str, object], *, coroutines: bool = False) -> dict[str, object]:
+def asked(
+    device: object, arguments: dict[str, object], *, coroutines: bool = False
+) -> dict[str, object]:
     """The options that a device asks for: those told, and those that its methods decide."""
     if not has(device, "read"):
         raise TypeError(f"{type(device).__name__} has no method `read`")

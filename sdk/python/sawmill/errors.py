@@ -1,5 +1,5 @@
-"""What can go wrong between a driver and its host. What goes wrong with one request is an OSError of a
-device's method (see device.py) and ends nothing."""
+"""What can go wrong between a driver and its host. What goes wrong with one request is an OSError
+of a device's method (see device.py) and ends nothing."""
 
 
 class SawmillError(Exception):
@@ -11,8 +11,8 @@ class NoHost(SawmillError):
 
 
 class Refused(SawmillError):
-    """The host does not want this driver. `errno`: EBUSY when the device has a driver, EINVAL for an
-    option."""
+    """The host does not want this driver. `errno`:
+    EBUSY when the device has a driver, EINVAL for an option."""
 
     def __init__(self, errno: int, message: str):
         super().__init__(message)
@@ -20,8 +20,8 @@ class Refused(SawmillError):
 
 
 class HostGone(SawmillError):
-    """The host died or closed the connection. What was not answered is given to nobody any more, or to the
-    next driver when the host lives."""
+    """The host died or closed the connection. What was not answered is given to nobody any more, or
+    to the next driver when the host lives."""
 
 
 class ProtocolError(SawmillError):

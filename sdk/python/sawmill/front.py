@@ -1,4 +1,5 @@
-"""The front of the library: serve a device, with threads or coroutines, anew or in place of another driver.
+"""The front of the library: serve a device, with threads or coroutines,
+anew or in place of another driver.
 
 Not here: what a device is (device.py).
 """
@@ -32,14 +33,15 @@ def start(
 
     device    an object with methods, see `Device`
     name      of the device; the host finds one when there is none
-    doors     where to show it: "ublk", "nbd=unix:/path", "nbd=tcp:host:port", "fuse=/folder", "loop=/folder",
-              "vhost-user=/path". None: /dev/ublkbN for root where there is ublk, else NBD on a Unix socket
+    doors     where to show it: "ublk", "nbd=unix:/path", "nbd=tcp:host:port", "fuse=/folder",
+              "loop=/folder", "vhost-user=/path". None: /dev/ublkbN for root where there is ublk,
+              else NBD on a Unix socket
     replace   take the device `name`, which runs, over from its driver, or from one that died
     threads   for each queue; with more than one the device's methods are called side by side
     options   see `Options`
 
-    A program that `sawmill run` has started serves the device of that host, whose command line says name and
-    doors. Raises NoHost, Refused, TypeError and ValueError for options.
+    A program that `sawmill run` has started serves the device of that host, whose command line says
+    name and doors. Raises NoHost, Refused, TypeError and ValueError for options.
     """
     if threads < 1:
         raise ValueError("a device needs a thread")
@@ -69,13 +71,13 @@ def serve(
     opened: Callable[[list[Door]], object] | None = announce,
     **arguments: Any,
 ) -> str:
-    """Serves a device until it has ended, or another driver has it: "ended" or "replaced". Arguments as
-    `start`.
+    """Serves a device until it has ended, or another driver has it:
+    "ended" or "replaced". Arguments as `start`.
 
     `opened` is called with the doors when they are open; as it is, it prints them.
 
-    In the main thread, SIGINT (Ctrl-C) and SIGTERM end the device in order; the second one gives up. Raises
-    also HostGone and ProtocolError.
+    In the main thread, SIGINT (Ctrl-C) and SIGTERM end the device in order; the second one gives
+    up. Raises also HostGone and ProtocolError.
     """
     with signals() as ended_by:
         handle = start(device, name, doors, **arguments)
@@ -104,9 +106,11 @@ async def serve_async(
     opened: Callable[[list[Door]], object] | None = announce,
     **options: Any,
 ) -> str:
-    """As `serve`, in the running event loop. Methods may be coroutines: all requests that the host hands
-    out are under way at once. Cancelling ends the device in order."""
-    session, started = await asyncio.to_thread(connect, device, name, list(doors), replace, options, True)
+    """As `serve`, in the running event loop. Methods may be coroutines: all requests that the host
+    hands out are under way at once. Cancelling ends the device in order."""
+    session, started = await asyncio.to_thread(
+        connect, device, name, list(doors), replace, options, True
+    )
     return await tasks.serve(session, device, started, opened)
 
 

@@ -1,4 +1,5 @@
-"""Finding a host, or starting one: `sawmill run`, in a session of its own, so that it outlives this driver.
+"""Finding a host, or starting one: `sawmill run`, in a session of its own,
+so that it outlives this driver.
 
 The program is $SAWMILL, else `sawmill` on the path. A driver that a host has started finds it in
 $SAWMILL_DRIVER.
@@ -29,7 +30,9 @@ def program() -> str:
     """The path of the program."""
     told = os.environ.get(PROGRAM_VARIABLE) or shutil.which("sawmill")
     if told is None:
-        raise NoHost(f"no program `sawmill` on the path: install it, or set {PROGRAM_VARIABLE} to its path")
+        raise NoHost(
+            f"no program `sawmill` on the path: install it, or set {PROGRAM_VARIABLE} to its path"
+        )
     return told
 
 
@@ -41,7 +44,9 @@ def running(name: str) -> str:
     except OSError as error:
         raise cannot_start(error) from None
     if asked.returncode:
-        raise NoHost(f"device {name!r} does not run: {asked.stderr.strip() or asked.stdout.strip()}")
+        raise NoHost(
+            f"device {name!r} does not run: {asked.stderr.strip() or asked.stdout.strip()}"
+        )
     return asked.stdout.strip()
 
 
@@ -71,8 +76,8 @@ class Host:
         self.socket = self._listening()
 
     def ended(self, surely: bool) -> SawmillError | None:
-        """Waits for the end of the host; returns what was wrong, if anything. A host that does not end
-        `surely` may go on without this driver, and wait for another."""
+        """Waits for the end of the host; returns what was wrong, if anything. A host that does not
+        end `surely` may go on without this driver, and wait for another."""
         try:
             status = self._process.wait(None if surely else GRACE_S)
         except subprocess.TimeoutExpired:

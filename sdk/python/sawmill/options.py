@@ -1,9 +1,9 @@
 """Options of a device: their names, what a driver asks for, and what is in effect.
 
 A driver asks for few; the host has a default for each. Three places are looked at, in this order:
-arguments of `serve` and the like, the device's attribute `options`, the device's attributes of an option's
-name. The methods of the device decide the rest (device.py). docs/format/driver.md says what each option
-means.
+arguments of `serve` and the like, the device's attribute `options`, the device's attributes of an
+option's name. The methods of the device decide the rest (device.py). docs/format/driver.md says
+what each option means.
 """
 
 from dataclasses import dataclass, fields
@@ -28,7 +28,8 @@ def size_bytes(text: int | str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a driver asks for. None: what the host says, or its default. Sizes may be text, as "64M"."""
+    """What a driver asks for. None: what the host says, or its default.
+    Sizes may be text, as "64M"."""
 
     mode: str | None = None
     size: int | str | None = None
@@ -60,7 +61,9 @@ class Options:
 NAMES = tuple(field.name for field in fields(Options))
 TEXTS = ("mode", "on_death")
 SECONDS = ("death_timeout_s", "request_timeout_s")
-SIZES = ("size", "request_bytes_max", "io_min", "io_opt") + NAMES[NAMES.index("collision_area_size") :][:4]
+SIZES = ("size", "request_bytes_max", "io_min", "io_opt") + NAMES[
+    NAMES.index("collision_area_size") :
+][:4]
 
 
 def asked(device: object, arguments: dict[str, object]) -> dict[str, object]:
@@ -96,8 +99,8 @@ def spelled(name: str, value: object) -> object:
 
 @dataclass(frozen=True)
 class Effective:
-    """The options that are in effect, as the host's welcome says; only what a driver needs to do its work
-    by name, all in `facts`."""
+    """The options that are in effect, as the host's welcome says; only what a driver needs to do
+    its work by name, all in `facts`."""
 
     batch: bool
     size: int

@@ -1,9 +1,9 @@
-"""Late writes are ignored (thesis section 4.3.2): chunks of several queues are applied in any order, by
-several threads, and every byte ends with what was written last.
+"""Late writes are ignored (thesis section 4.3.2): chunks of several queues are applied in any
+order, by several threads, and every byte ends with what was written last.
 
-Invariants: two writes of one collision area are never applied at the same time; a byte is never written
-with an older number after a newer one. What was applied is remembered for as long as something older may
-still come.
+Invariants: two writes of one collision area are never applied at the same time; a byte is never
+written with an older number after a newer one. What was applied is remembered for as long as
+something older may still come.
 
 Not here: where numbers, horizons and floors come from (the host; docs/format/write_chunk.md).
 """
@@ -33,8 +33,9 @@ class Resolver:
         self._applied = 0
 
     def apply(self, chunk: Chunk, write: Callable[[int, memoryview], object]) -> None:
-        """Applies those parts of a chunk that nothing newer has written: `write` gets the address of each,
-        and its bytes. What `write` raises is raised; what was not written then counts as not applied."""
+        """Applies those parts of a chunk that nothing newer has written: `write` gets the address
+        of each, and its bytes. What `write` raises is raised; what was not written then counts as
+        not applied."""
         written: list[tuple[int, int]] = []
         try:
             for address, length, sequence, data in chunk.records():

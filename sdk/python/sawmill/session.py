@@ -1,10 +1,11 @@
-"""A driver's connection with its host: who is who, the queues with their sockets and memory, and the end.
+"""A driver's connection with its host: who is who, the queues with their sockets and memory,
+and the end.
 
-Invariants: every descriptor that came is owned by somebody or closed; the first reason for a failure is
-the one that is told.
+Invariants: every descriptor that came is owned by somebody or closed; the first reason for a
+failure is the one that is told.
 
-Not here: orders (work.py), threads (threads.py), coroutines (tasks.py), how a host is found or started
-(host.py).
+Not here: orders (work.py), threads (threads.py), coroutines (tasks.py),
+how a host is found or started (host.py).
 """
 
 import logging
@@ -30,7 +31,8 @@ BATCH_READS = {Kind.READ}
 
 
 class Door(NamedTuple):
-    """Where the device can be used: "nbd" and "nbd+unix:///?socket=/run/disk", "ublk" and "/dev/ublkb0"."""
+    """Where the device can be used: "nbd" and "nbd+unix:///?socket=/run/disk",
+    "ublk" and "/dev/ublkb0"."""
 
     kind: str
     address: str
@@ -81,13 +83,15 @@ class Session:
         return kind
 
     def leave(self, failure: str | None = None) -> None:
-        """Asks the host to end the device: when everything is answered, or at once as failed. Once is
-        enough."""
+        """Asks the host to end the device: when everything is answered, or at once as failed.
+        Once is enough."""
         with self._lock:
             if self._left:
                 return
             self._left = True
-        facts = {"outcome": "ended"} if failure is None else {"outcome": "failed", "message": failure}
+        facts = (
+            {"outcome": "ended"} if failure is None else {"outcome": "failed", "message": failure}
+        )
         try:
             wire.send(self.control, wire.encode(Control.LEAVE, facts))
         except HostGone:
@@ -101,13 +105,14 @@ class Session:
             shut(each)
 
     def silent(self) -> None:
-        """The host says nothing any more. Queues may still end in order after a FINISH; without it they
-        cannot."""
+        """The host says nothing any more. Queues may still end in order after a FINISH;
+        without it they cannot."""
         if self.reason is None:
             self.fail(self.gone)
 
     def over(self, in_order: bool) -> str:
-        """How it ended, `in_order` if all queues did: "ended", "replaced", or "" and there is an `error`."""
+        """How it ended, `in_order` if all queues did:
+        "ended", "replaced", or "" and there is an `error`."""
         if in_order and self.error is self.gone:
             self.error = None
         return "" if self.error or not in_order else self.reason or "ended"
@@ -141,14 +146,23 @@ def attach(path: str | Path, device: object, asked: dict[str, object], *, replac
         raise
 
 
-def welcomed(control: socket.socket, device: object, asked: dict[str, object], *, replace: bool) -> Session:
+def welcomed(
+    control: socket.socket, device: object, asked: dict[str, object], *, replace: bool
+) -> Session:
     """The hand-shake."""
     program = Path(sys.argv[0]).name or "python"
-    hello = {"protocol": wire.PROTOCOL, "program": program, **({"replace": 1} if replace else {}), **asked}
+    hello = {
+        "protocol": wire.PROTOCOL,
+        "program": program,
+        **({"replace": 1} if replace else {}),
+        **asked,
+    }
     wire.send(control, wire.encode(Control.HELLO, hello))
     _, facts, _ = awaited(control, Control.WELCOME)
     if facts.number("protocol") != wire.PROTOCOL:
-        raise ProtocolError(f"the host speaks protocol {facts.get('protocol')}, this is {wire.PROTOCOL}")
+        raise ProtocolError(
+            f"the host speaks protocol {facts.get('protocol')}, this is {wire.PROTOCOL}"
+        )
     options = Effective.of(facts)
     name, again = facts.get("name") or "", facts.get("again") == "1"
     session = Session(control, name, facts.number("generation"), again, options)
@@ -202,11 +216,15 @@ def lanes(
     try:
         number = facts.number("queue")
         if len(descriptors) != 2 * len(kinds) or number != before // len(kinds):
-            raise ProtocolError(f"queue {number} came out of turn, or with {len(descriptors)} descriptors")
+            raise ProtocolError(
+                f"queue {number} came out of turn, or with {len(descriptors)} descriptors"
+            )
         for suffix, size, allowed in kinds:
             length = facts.number(size)
             memory = Memory(descriptors.pop(1), length, writable=Kind.READ in allowed)
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=descriptors.pop(0))
+            connection = socket.socket(
+                socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=descriptors.pop(0)
+            )
             worker = Worker(device, options, memory, allowed)
             made.append(Lane(connection, worker, options.batch, f"sawmill-{number}{suffix}"))
         return made

@@ -1,5 +1,5 @@
-"""Orders carried out by coroutines: one task for each, all in one event loop. What threads.py is with
-threads.
+"""Orders carried out by coroutines: one task for each, all in one event loop.
+What threads.py is with threads.
 
 Invariants: as there. A method that is no coroutine function is called in the loop, and holds it up.
 
@@ -102,7 +102,8 @@ async def serve(session: Session, device: Any, host: Host | None, opened: Opened
     """Serves until the device has ended: "ended" or "replaced"."""
     loop = asyncio.get_running_loop()
     work = asyncio.ensure_future(life(session, device, opened))
-    # A cancelled task ends in order, and so SIGINT does; SIGTERM as well, unless the program has its own way.
+    # A cancelled task ends in order, and so SIGINT does;
+    # SIGTERM as well, unless the program has its own way.
     is_ours = threading.current_thread() is threading.main_thread()
     is_ours = is_ours and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if is_ours:

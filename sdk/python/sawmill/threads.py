@@ -1,7 +1,7 @@
 """Threads that carry out orders, and the handle on a device that they serve.
 
-Invariants: an answer is sent after the method has returned, once. On END a lane answers what it has, then
-closes. When the device has ended no method runs any more, whatever the reason.
+Invariants: an answer is sent after the method has returned, once. On END a lane answers what it
+has, then closes. When the device has ended no method runs any more, whatever the reason.
 
 Not here: what an order means (work.py), the same with coroutines (tasks.py).
 """
@@ -101,8 +101,8 @@ def carry_out(session: Session, inbox: Inbox) -> None:
 
 
 class Handle:
-    """A device that is served by threads of this process. Leaving a `with` block ends it, as does the end
-    of the program.
+    """A device that is served by threads of this process.
+    Leaving a `with` block ends it, as does the end of the program.
 
     name, doors, options    of the device
     outcome                 "ended" or "replaced" (another driver has it now), when it is over
@@ -114,7 +114,9 @@ class Handle:
         self._opened, self._over = threading.Event(), threading.Event()
         self._inboxes = [Inbox(lane, threads) for lane in session.lanes]
         self._threads = [
-            threading.Thread(target=carry_out, args=(session, inbox), name=inbox.lane.name, daemon=True)
+            threading.Thread(
+                target=carry_out, args=(session, inbox), name=inbox.lane.name, daemon=True
+            )
             for inbox in self._inboxes
             for _ in range(threads)
         ]
@@ -135,7 +137,8 @@ class Handle:
         self._session.leave()
 
     def stop(self) -> None:
-        """Ends the device: its users are gone or get errors, everything is answered, the doors are closed."""
+        """Ends the device: its users are gone or get errors, everything is answered,
+        the doors are closed."""
         self.leave()
         self.wait()
 
@@ -145,8 +148,8 @@ class Handle:
         self._over.wait()
 
     def give_up(self) -> None:
-        """Leaves the device as if this program had died: another driver may take it, unless the host is
-        ours."""
+        """Leaves the device as if this program had died:
+        another driver may take it, unless the host is ours."""
         atexit.unregister(self._at_exit)
         self._session.fail(SawmillError("given up"))
         if self._host:
@@ -179,7 +182,9 @@ class Handle:
         self.stop()
 
     def __repr__(self) -> str:
-        state = self.outcome or ("gone" if self._over.is_set() else "on " + ", ".join(map(str, self.doors)))
+        state = self.outcome or (
+            "gone" if self._over.is_set() else "on " + ", ".join(map(str, self.doors))
+        )
         return f"<device {self.name}, {self.options.size} bytes, {state}>"
 
     def _listen(self) -> None:

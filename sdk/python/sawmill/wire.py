@@ -1,7 +1,8 @@
-"""The bytes between a host and a driver: control packets, orders, answers. docs/format/driver.md is the law.
+"""The bytes between a host and a driver: control packets, orders, answers.
+docs/format/driver.md is the law.
 
-Invariants: nothing that the host sends is trusted, what makes no sense is a ProtocolError; a packet comes
-whole or not at all; descriptors of a packet that is refused are closed.
+Invariants: nothing that the host sends is trusted, what makes no sense is a ProtocolError; a packet
+comes whole or not at all; descriptors of a packet that is refused are closed.
 
 Not here: what follows from a packet (session.py, work.py).
 """
@@ -72,7 +73,8 @@ class Order(NamedTuple):
 
 
 class Facts(list[tuple[str, str]]):
-    """The lines `name=value` of a control packet, in their order. A name may come more than once."""
+    """The lines `name=value` of a control packet, in their order.
+    A name may come more than once."""
 
     def get(self, name: str) -> str | None:
         """The first value of this name."""
@@ -135,10 +137,13 @@ def orders(packet: memoryview | bytes) -> Iterator[Order]:
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """The next control packet with its descriptors. Waits for one; without bytes: the host has closed."""
+    """The next control packet with its descriptors. Waits for one; without bytes:
+    the host has closed."""
     room = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
     try:
-        packet, ancillary, flags, _ = connection.recvmsg(PACKET_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC)
+        packet, ancillary, flags, _ = connection.recvmsg(
+            PACKET_BYTES_MAX, room, socket.MSG_CMSG_CLOEXEC
+        )
     except ConnectionResetError:
         return b"", []
     descriptors: list[int] = []

@@ -1,7 +1,8 @@
 """From an order to a method of the device, and from its outcome to an answer.
 
-Invariants: an order is checked before the device sees it; what a method raises is an answer, what the host
-gets wrong is a ProtocolError. No method ever gets memory outside of the piece that the queue has.
+Invariants: an order is checked before the device sees it; what a method raises is an answer, what
+the host gets wrong is a ProtocolError. No method ever gets memory outside of the piece that the
+queue has.
 
 Not here: who calls whom, and when (threads.py, tasks.py).
 """
@@ -41,7 +42,9 @@ class Memory:
         try:
             # Touching what is not there would kill the process.
             if not 0 < length <= os.fstat(descriptor).st_size:
-                raise ProtocolError(f"the host says {length} bytes of memory and sends another size")
+                raise ProtocolError(
+                    f"the host says {length} bytes of memory and sends another size"
+                )
             self._map = mmap.mmap(descriptor, length, mmap.MAP_SHARED, access)
         except (OSError, OverflowError) as error:
             told = f"the host's shared memory of {length} bytes cannot be used: {error}"
@@ -63,7 +66,9 @@ class Call:
 
     __slots__ = ("arguments", "method", "order", "part")
 
-    def __init__(self, order: Order, method: Callable[..., Any], part: memoryview | None, *arguments: Any):
+    def __init__(
+        self, order: Order, method: Callable[..., Any], part: memoryview | None, *arguments: Any
+    ):
         self.order, self.method, self.part, self.arguments = order, method, part, arguments
 
     def __call__(self) -> Any:
@@ -74,7 +79,9 @@ class Call:
         length = self.order.length
         counts = self.order.kind in (Kind.READ, Kind.WRITE) and type(result) is int
         if counts and result != length:
-            return self.failed(ValueError(f"`{self.method.__name__}` did {result} bytes of {length}"))
+            return self.failed(
+                ValueError(f"`{self.method.__name__}` did {result} bytes of {length}")
+            )
         self._let_go()
         return ANSWER.pack(self.order.number, 0, 0)
 
@@ -90,7 +97,8 @@ class Call:
         return ANSWER.pack(self.order.number, number, 0)
 
     def _let_go(self) -> None:
-        """From here on the bytes are the host's: whoever kept them gets a ValueError, not another's bytes."""
+        """From here on the bytes are the host's: whoever kept them gets a ValueError,
+        not another's bytes."""
         if self.part is not None:
             try:
                 self.part.release()
@@ -151,7 +159,9 @@ class InBatches:
 
     def write_chunk(self, chunk: Chunk) -> None:
         """Writes what of the chunk is not late."""
-        self._resolver.apply(chunk, lambda address, data: whole(self._write(address, data, False), len(data)))
+        self._resolver.apply(
+            chunk, lambda address, data: whole(self._write(address, data, False), len(data))
+        )
 
 
 def whole(result: object, length: int) -> None:

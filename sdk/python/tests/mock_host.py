@@ -1,8 +1,8 @@
 """A small host for tests: says what a test wants it to, also what no host should.
 
-`MockHost` listens; `welcome` shakes hands with the next driver, and is then that driver's `Attached`,
-which hands out orders and reads answers. Reads and writes go through the queue's memory as with a real
-host.
+`MockHost` listens; `welcome` shakes hands with the next driver, and is then that driver's
+`Attached`, which hands out orders and reads answers. Reads and writes go through the queue's memory
+as with a real host.
 """
 
 import mmap
@@ -15,8 +15,8 @@ from sawmill import wire
 from sawmill.wire import ANSWER, ORDER, Control, Kind
 
 DEFAULTS = {
-    "mode": "plain", "size": 1 << 20, "blocksize": 512, "hw_queues": 1, "queue_depth": 64, "read_only": 0,
-    "collision_area_size": 4096, "write_chunk_size": 65536, "metadata_bytes": 4096,
+    "mode": "plain", "size": 1 << 20, "blocksize": 512, "hw_queues": 1, "queue_depth": 64,
+    "read_only": 0, "collision_area_size": 4096, "write_chunk_size": 65536, "metadata_bytes": 4096,
 }  # fmt: skip
 MEMORY_BYTES = 1 << 20
 
@@ -39,9 +39,14 @@ class MockHost:
         return control, dict(facts)
 
     def welcome(self, doors=("nbd nbd+unix:///?socket=/somewhere",), **options):
-        """Welcomes the next driver with these options in effect, besides its own and the defaults."""
+        """Welcomes the next driver with these options in effect,
+        besides its own and the defaults."""
         control, hello = self.accept()
-        own = {name: value for name, value in hello.items() if name not in ("protocol", "program", "replace")}
+        own = {
+            name: value
+            for name, value in hello.items()
+            if name not in ("protocol", "program", "replace")
+        }
         facts = {"protocol": 1, "name": "disk", "generation": 1, **DEFAULTS, **own, **options}
         control.send(wire.encode(Control.WELCOME, facts))
         attached = Attached(control, hello, facts)
@@ -68,7 +73,18 @@ class Queue:
         self.memory = mmap.mmap(self.descriptor, MEMORY_BYTES)
         self._number = 0
 
-    def send(self, kind, address=0, length=0, flags=0, offset=0, records=0, horizon=0, floor=0, number=None):
+    def send(
+        self,
+        kind,
+        address=0,
+        length=0,
+        flags=0,
+        offset=0,
+        records=0,
+        horizon=0,
+        floor=0,
+        number=None,
+    ):
         """Hands out an order; returns its number."""
         if number is None:
             self._number += 1
@@ -125,7 +141,12 @@ class Attached:
     def add_queue(self, **facts):
         number = len(self.writes if self.batch else self.queues)
         made = [Queue(), Queue()] if self.batch else [Queue()]
-        told = {"queue": number, "memory_bytes": MEMORY_BYTES, "read_memory_bytes": MEMORY_BYTES, **facts}
+        told = {
+            "queue": number,
+            "memory_bytes": MEMORY_BYTES,
+            "read_memory_bytes": MEMORY_BYTES,
+            **facts,
+        }
         descriptors = [each for queue in made for each in (queue.theirs.fileno(), queue.descriptor)]
         socket.send_fds(self.control, [wire.encode(Control.QUEUE, told)], descriptors)
         for queue in made:

@@ -32,7 +32,8 @@ class AsyncRam(Ram):
 
 class Coroutines(Case):
     def serve(self, device, work, cancel=False, **options):
-        """Runs a driver in an event loop, and `work` as its host. Returns what `serve_async` did."""
+        """Runs a driver in an event loop, and `work` as its host.
+        Returns what `serve_async` did."""
         hosts = []
 
         def host():
@@ -147,7 +148,9 @@ class Coroutines(Case):
 
         async def driver():
             opened = asyncio.Event()
-            work = asyncio.create_task(sawmill.serve_async(AsyncRam(), opened=lambda doors: opened.set()))
+            work = asyncio.create_task(
+                sawmill.serve_async(AsyncRam(), opened=lambda doors: opened.set())
+            )
             host = await asyncio.to_thread(self.host.welcome)
             await opened.wait()
             work.cancel()

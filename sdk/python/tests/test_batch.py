@@ -110,7 +110,11 @@ class Chunks(Case):
     def test_a_chunk_that_makes_no_sense_ends_the_connection(self):
         good = [(0, 1, b"a" * 512)]
         for told, writes, more in (
-            ("CHUNK 1 of .* more than it has room for", good, {"records": METADATA_BYTES // 32 + 1}),
+            (
+                "CHUNK 1 of .* more than it has room for",
+                good,
+                {"records": METADATA_BYTES // 32 + 1},
+            ),
             ("more than it has room for", good, {"records": 1 << 63}),
             ("outside of the queue's memory", good, {"offset": (1 << 20) - METADATA_BYTES}),
             ("flag 3", good, {"flag": 3}),
@@ -141,7 +145,8 @@ class Chunks(Case):
 
 
 class Resolved(Case):
-    """Writes that were given out to queues and come in any order, against what a disk would hold."""
+    """Writes that were given out to queues and come in any order,
+    against what a disk would hold."""
 
     def written(self, dice, writes_count, areas):
         """Writes in their order with their numbers, and the disk after them."""
@@ -200,7 +205,9 @@ class Resolved(Case):
             self.assertTrue(same, f"seed {seed}")
 
     def test_the_test_finds_a_resolver_that_does_not_look_at_numbers(self):
-        with unittest.mock.patch("sawmill.resolver.free", lambda applied, start, end, _: [(start, end)]):
+        with unittest.mock.patch(
+            "sawmill.resolver.free", lambda applied, start, end, _: [(start, end)]
+        ):
             self.assertFalse(all(self.trial(seed)[0] for seed in range(50)))
 
     def test_the_test_finds_a_resolver_that_forgets_too_soon(self):
@@ -229,7 +236,9 @@ class Resolved(Case):
             chunks = self.chunks_of(dice, writes, 2)
             dice.shuffle(chunks)
             device = Ram()
-            handle, host = self.start(device, driver={"mode": "batch", "threads": 3, "hw_queues": 2})
+            handle, host = self.start(
+                device, driver={"mode": "batch", "threads": 3, "hw_queues": 2}
+            )
             self.assertEqual(host.hello["mode"], "batch")
             for n in range(0, len(chunks), 8):
                 some = chunks[n : n + 8]

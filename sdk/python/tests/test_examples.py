@@ -1,4 +1,5 @@
-"""The five examples, each with a host: what was written is read, whatever bytes the protocol allows."""
+"""The five examples, each with a host: what was written is read,
+whatever bytes the protocol allows."""
 
 import errno
 import http.server
@@ -65,7 +66,9 @@ class Examples(Case):
             length = min(dice.choice([1, 511, 512, 4096, 100_000]), len(disk) - start)
             match dice.choice([Kind.READ, Kind.WRITE, Kind.WRITE_ZEROES, Kind.DISCARD, Kind.FLUSH]):
                 case Kind.READ:
-                    self.assertEqual(queue.read(start, length, offset=4096), disk[start : start + length])
+                    self.assertEqual(
+                        queue.read(start, length, offset=4096), disk[start : start + length]
+                    )
                 case Kind.WRITE:
                     disk[start : start + length] = data = dice.randbytes(length)
                     self.assertEqual(queue.write(start, data), 0)
@@ -131,7 +134,9 @@ class Examples(Case):
     def test_lazy_says_an_io_error_when_its_source_is_gone_and_nothing_is_kept(self):
         web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Web)
         threading.Thread(target=web.serve_forever).start()
-        device = example("lazy").Lazy(f"http://127.0.0.1:{web.server_port}/", str(self.folder / "copy"))
+        device = example("lazy").Lazy(
+            f"http://127.0.0.1:{web.server_port}/", str(self.folder / "copy")
+        )
         web.shutdown()
         web.server_close()
         _, host = self.start(device)

@@ -79,7 +79,9 @@ class Orders(Case):
     def test_what_was_written_is_read(self):
         handle, host = self.start(Ram())
         self.assertEqual(host.queues[0].write(512, b"x" * 1024), 0)
-        self.assertEqual(host.queues[0].read(0, 2048, offset=4096), bytes(512) + b"x" * 1024 + bytes(512))
+        self.assertEqual(
+            host.queues[0].read(0, 2048, offset=4096), bytes(512) + b"x" * 1024 + bytes(512)
+        )
         host.finish()
         self.assertTrue(handle.wait())
         self.assertEqual(handle.outcome, "ended")
@@ -347,7 +349,9 @@ class LifeCycle(Case):
 
     def refuse(self):
         control, _ = self.host.accept()
-        control.send(wire.encode(Control.REFUSED, {"errno": errno.EBUSY, "message": "disk has a driver"}))
+        control.send(
+            wire.encode(Control.REFUSED, {"errno": errno.EBUSY, "message": "disk has a driver"})
+        )
         control.close()
 
     def test_without_a_host_the_error_says_where_none_listens(self):
@@ -360,14 +364,22 @@ class LifeCycle(Case):
         program = NULL + opened + "print(sawmill.serve(N(), opened=opened))"
         coroutines = NULL + opened + "import asyncio\n"
         coroutines += "print(asyncio.run(sawmill.serve_async(N(), opened=opened)))"
-        attempts = [(program, signal.SIGTERM), (program, signal.SIGINT), (coroutines, signal.SIGTERM)]
+        attempts = [
+            (program, signal.SIGTERM),
+            (program, signal.SIGINT),
+            (coroutines, signal.SIGTERM),
+        ]
         for program, number in attempts:
-            driver = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+            driver = subprocess.Popen(
+                [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+            )
             host = self.host.welcome()
             self.assertEqual(driver.stdout.readline(), "open\n")
             driver.send_signal(number)
             self.assertLeaves(host, "ended")
-            self.assertEqual(host.queues[0].read(0, 512), bytes(512), "it goes on until it is told to end")
+            self.assertEqual(
+                host.queues[0].read(0, 512), bytes(512), "it goes on until it is told to end"
+            )
             host.finish()
             self.assertEqual((driver.communicate()[0], driver.returncode), ("ended\n", 0))
 

@@ -1,5 +1,5 @@
-"""A host that breaks the protocol gets a closed connection, the driver's program a clear error, and nothing
-crashes."""
+"""A host that breaks the protocol gets a closed connection, the driver's program a clear error,
+and nothing crashes."""
 
 import os
 import random
@@ -42,12 +42,16 @@ class InHandShake(Case):
         self.raises("unknown kind 99", lambda control: control.send(KIND.pack(99)))
         self.raises("no text", lambda control: control.send(KIND.pack(2) + b"a=\xff\n"))
         self.raises("the line 'size'", lambda control: control.send(KIND.pack(2) + b"size"))
-        self.raises("too long", lambda control: control.send(KIND.pack(2) + b"a=" + b"x" * 70_000 + b"\n"))
+        self.raises(
+            "too long", lambda control: control.send(KIND.pack(2) + b"a=" + b"x" * 70_000 + b"\n")
+        )
         self.raises("closed the connection", lambda control: None)
 
     def test_packets_out_of_turn(self):
         self.raises("FINISH where WELCOME", lambda control: control.send(KIND.pack(Control.FINISH)))
-        self.raises("ATTACHED where WELCOME", lambda control: control.send(KIND.pack(Control.ATTACHED)))
+        self.raises(
+            "ATTACHED where WELCOME", lambda control: control.send(KIND.pack(Control.ATTACHED))
+        )
 
         def twice(control):
             self.welcome(control)
@@ -71,7 +75,9 @@ class InHandShake(Case):
                 one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 memory = os.memfd_create("small")
                 os.ftruncate(memory, 4096)
-                socket.send_fds(control, [told], [one.fileno(), memory, memory, memory][:descriptors])
+                socket.send_fds(
+                    control, [told], [one.fileno(), memory, memory, memory][:descriptors]
+                )
                 control.send(KIND.pack(Control.ATTACHED))
                 one.close()
                 other.close()
@@ -128,10 +134,14 @@ class InWork(Case):
 
     def test_packets_that_hold_no_whole_orders(self):
         for bytes_ in (1, 63, 65, 127):
-            self.raises("no whole orders", lambda host, n=bytes_: host.queues[0].socket.send(b"\1" * n))
+            self.raises(
+                "no whole orders", lambda host, n=bytes_: host.queues[0].socket.send(b"\1" * n)
+            )
 
     def test_packets_of_orders_that_are_too_long(self):
-        flushes = ORDER.pack(Kind.FLUSH, 0, 1, 0, 0, 0, 0, 0, 0) * (wire.PACKET_BYTES_MAX // ORDER.size + 1)
+        flushes = ORDER.pack(Kind.FLUSH, 0, 1, 0, 0, 0, 0, 0, 0) * (
+            wire.PACKET_BYTES_MAX // ORDER.size + 1
+        )
         self.raises("too long", lambda host: host.queues[0].socket.send(flushes))
 
     def test_control_packets_that_do_not_belong_here(self):

@@ -12,6 +12,9 @@ const FUNCTION_LINES_MAX: usize = 70;
 /// Source files directly in one folder.
 const FOLDER_FILES_MAX: usize = 25;
 const LINE_COLUMNS_MAX: usize = 100;
+/// Endings of what people write in lines: all but Markdown, whose lines are paragraphs and tables.
+const WRITTEN_IN_LINES: [&str; 10] =
+    [".rs", ".py", ".go", ".c", ".h", ".cpp", ".sh", ".toml", ".yml", "Makefile"];
 const FORBIDDEN_MODULES: [&str; 10] =
     ["utils", "util", "common", "misc", "helpers", "helper", "base", "manager", "mgr", "stuff"];
 
@@ -176,6 +179,20 @@ pub(crate) fn files(endings: &[&str]) -> Vec<(PathBuf, String)> {
     found
 }
 
+/// Files that lie in the root itself, such as the Makefile, with their texts.
+fn files_of_the_root() -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(repository()).expect("the repository").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if WRITTEN_IN_LINES.iter().any(|ending| name.ends_with(ending)) {
+            let text = std::fs::read_to_string(entry.path()).expect("a text file");
+            found.push((PathBuf::from(name), text));
+        }
+    }
+    assert!(found.iter().any(|(path, _)| path.ends_with("Makefile")), "the root is elsewhere");
+    found
+}
+
 pub(crate) fn none(faults: &[String]) {
     assert!(faults.is_empty(), "{} untidy:\n{}", faults.len(), faults.join("\n"));
 }
@@ -235,7 +252,7 @@ fn no_function_is_longer_than_a_screen() {
 #[test]
 fn no_line_is_wider_than_the_page() {
     let mut faults = Vec::new();
-    for (path, text) in files(&[".rs", ".sh", ".py"]) {
+    for (path, text) in files(&WRITTEN_IN_LINES).into_iter().chain(files_of_the_root()) {
         for (n, line) in text.lines().enumerate() {
             let columns = line.chars().count();
             if columns > LINE_COLUMNS_MAX {

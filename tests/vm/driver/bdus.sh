@@ -1,4 +1,4 @@
-# a program written for BDUS is a ublk device: numbers, flush, destroy, replaced under load, without rights
+# a program for BDUS is a ublk device: numbers, flush, destroy, replaced under load, without rights
 # set: full
 # seconds: 900
 # needs: ublk_drv
@@ -21,7 +21,8 @@ ends_with() {
     wait "$driver" || code=$?
     ((code == $1)) || fail "the driver ended with $code, not $1"
 }
-# start WORD...: a driver in the foreground; $driver, and what it says of its device: $id, $node, $numbers.
+# start WORD...: a driver in the foreground; $driver, and what it says of its device:
+# $id, $node, $numbers.
 start() {
     started=$((started + 1))
     said=$SCRATCH/said-$started
@@ -35,13 +36,15 @@ echo "== a device with numbers"
 start log
 [[ $node == /dev/ublkb* && -b $node ]] || fail "$node is no ublk device"
 [[ $numbers == "$(cat "/sys/class/block/${node##*/}/dev")" ]] || fail "$node is not $numbers"
-[[ $(blockdev --getsize64 --getss "$node" | tr '\n' ' ') == "16777216 512 " ]] || fail "other attributes"
+[[ $(blockdev --getsize64 --getss "$node" | tr '\n' ' ') == "16777216 512 " ]] ||
+    fail "other attributes"
 head -c 1M /dev/urandom >"$SCRATCH/data"
 dd if="$SCRATCH/data" of="$node" bs=64k seek=3 conv=notrunc status=none
 bdus flush "$node"
 bdus logs "$id" >"$SCRATCH/logs"
 grep -q '^.*flush() = 0' "$SCRATCH/logs" || fail "no flush: $(tail -n 5 "$SCRATCH/logs")"
-cmp -n 1M "$SCRATCH/data" <(dd if="$node" bs=64k skip=3 iflag=direct status=none) || fail "other bytes"
+cmp -n 1M "$SCRATCH/data" <(dd if="$node" bs=64k skip=3 iflag=direct status=none) ||
+    fail "other bytes"
 [[ $(bdus version --kbdus) == 0.1.2 ]] || fail "another version"
 
 echo "== what no device carries is refused, and zeroes are not"
@@ -67,7 +70,8 @@ ends_with 137
 await 60 is_gone "$node"
 
 echo "== not for everybody"
-if setpriv --reuid 65534 --regid 65534 --clear-groups "$programs/ram" foreground 2>"$SCRATCH/refused"; then
+if setpriv --reuid 65534 --regid 65534 --clear-groups "$programs/ram" foreground \
+    2>"$SCRATCH/refused"; then
     fail "anybody makes block devices"
 fi
 grep -q 'errno 1:' "$SCRATCH/refused" || fail "refused otherwise: $(cat "$SCRATCH/refused")"
@@ -99,7 +103,8 @@ await 60 is_gone "$node"
 # The kernel keeps the device's number for whoever has it open.
 exec {held}<&-
 wait "$destroying"
-cmp "$SCRATCH/data" <(dd if="$image" bs=64k skip=32 count=16 status=none) || fail "destroyed too early"
+cmp "$SCRATCH/data" <(dd if="$image" bs=64k skip=32 count=16 status=none) ||
+    fail "destroyed too early"
 
 echo "== replaced, and killed and followed, under load"
 start recoverable "file=$image" threads=4

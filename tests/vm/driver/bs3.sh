@@ -10,7 +10,9 @@ export MINIO_ROOT_USER=sawmill MINIO_ROOT_PASSWORD=sawmill-secret
 at=$SCRATCH/mounted
 mkdir "$at" "$SCRATCH/minio"
 "$VM_TESTS/../../.prepared/bin/minio" server --quiet --address 127.0.0.1:9000 "$SCRATCH/minio" &
-minio_is_up() { curl --silent --fail --output "$SCRATCH/health" http://127.0.0.1:9000/minio/health/live; }
+minio_is_up() {
+    curl --silent --fail --output "$SCRATCH/health" http://127.0.0.1:9000/minio/health/live
+}
 await 300 minio_is_up
 
 cat >"$SCRATCH/config.toml" <<CONFIG

@@ -1,4 +1,4 @@
-# A device of another machine as /dev/ublkbN: a file system lives on it, and deaths of its target are pauses
+# A device of another machine as /dev/ublkbN: a file system lives on it, target deaths are pauses
 # seconds: 1500
 # needs: ublk_drv
 # expects-io-errors
@@ -10,7 +10,8 @@ link=udp:127.0.0.1:9700,tcp:127.0.0.1:9700
 "$BIN/sawmill" create disk --size 32M
 "$BIN/sawmill" link key "$SCRATCH/key"
 
-# begin NAME WORD...: `sawmill` of these words, until it has said that it is ready. Its process is $begun.
+# begin NAME WORD...: `sawmill` of these words, until it has said that it is ready.
+# Its process is $begun.
 begin() {
     local said=$SCRATCH/$1.out
     shift

@@ -3,10 +3,11 @@
 
     attach.py SOCKET_PATH EXPORT INDEX [--connections N] [--timeout SECONDS] [--dead SECONDS]
 
-The kernel keeps requests while it has no connection for --dead seconds, and sends those again that got no
-answer within --timeout. It does so only for a device that was configured through netlink, and it wants
-somebody to hand it the new connections: that is this program. Prints `attached` and `attached again`;
-disconnects the device and ends with SIGTERM. (docs/guide/kernel-nbd.md says what nbd-client can do.)
+The kernel keeps requests while it has no connection for --dead seconds, and sends those again that
+got no answer within --timeout. It does so only for a device that was configured through netlink,
+and it wants somebody to hand it the new connections: that is this program. Prints `attached` and
+`attached again`; disconnects the device and ends with SIGTERM. (docs/guide/kernel-nbd.md says what
+nbd-client can do.)
 """
 
 import argparse
@@ -57,7 +58,8 @@ class Netlink:
     def ask(self, family, command, attributes):
         """Attributes of the answer; raises what the kernel refuses with."""
         body = struct.pack("=BBxx", command, 1) + attributes
-        self.link.send(struct.pack("=IHHII", 16 + len(body), family, REQUEST | ACKNOWLEDGE, 0, 0) + body)
+        self.link.send(struct.pack("=IHHII", 16 + len(body), family, REQUEST | ACKNOWLEDGE, 0, 0)
+                       + body)
         answer = b""
         while True:
             said = self.link.recv(1 << 16)
@@ -100,7 +102,8 @@ def open_export(path, name):
         elif kind == REPLY_ACK:
             return server, size, flags
         elif kind & 1 << 31:
-            raise ConnectionError(f"the server refuses {name!r}: {payload.decode(errors='replace')}")
+            raise ConnectionError(f"the server refuses {name!r}: "
+                                  f"{payload.decode(errors='replace')}")
 
 
 def sockets_of(servers):
@@ -109,7 +112,8 @@ def sockets_of(servers):
 
 
 def insist(attempt):
-    """Until it goes well: a server that is not back yet, a socket that the kernel has not given up yet."""
+    """Until it goes well: a server that is not back yet,
+    a socket that the kernel has not given up yet."""
     while True:
         try:
             return attempt()
@@ -151,8 +155,8 @@ def main():
         server, size, flags = open_export(arguments.socket, arguments.export)
         servers.append(server)
     netlink.nbd(CONNECT, u32(INDEX, arguments.index), u64(SIZE_BYTES, size), u64(BLOCK_BYTES, 4096),
-                u64(TIMEOUT, arguments.timeout), u64(SERVER_FLAGS, flags), u64(DEAD, arguments.dead),
-                sockets_of(servers))
+                u64(TIMEOUT, arguments.timeout), u64(SERVER_FLAGS, flags),
+                u64(DEAD, arguments.dead), sockets_of(servers))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print("attached", flush=True)
     try:

@@ -1,4 +1,4 @@
-# kill -9 of the server under load is a pause for the kernel's NBD device: no I/O error, no byte lost
+# kill -9 of the server under load is a pause for the kernel's NBD device: no error, no byte lost
 # set: quick
 # seconds: 240 1800
 # needs: nbd
@@ -8,7 +8,8 @@ rounds=${VM_KILLS:-$(quick_or_full 2 50)}
 doors=(--nbd "unix:$SCRATCH/sock" --journal "$SCRATCH/journal" --journal-bytes 128M)
 "$BIN/sawmill" create disk --size 64M
 serve disk "${doors[@]}"
-python3 "$VM_TESTS/nbd/attach.py" "$SCRATCH/sock" disk 0 --connections 2 --timeout 5 >"$SCRATCH/attach" &
+python3 "$VM_TESTS/nbd/attach.py" "$SCRATCH/sock" disk 0 --connections 2 --timeout 5 \
+    >"$SCRATCH/attach" &
 attach=$!
 await 30 grep -q attached "$SCRATCH/attach"
 

@@ -32,9 +32,11 @@ grep -qF '[none]' "$queue/scheduler" || fail "the scheduler is $(cat "$queue/sch
     fail "it is not listed"
 ! "$SERVER" delete "${NODES#/dev/ublkb}" || fail "a device was deleted under its living server"
 
-# Threads that serve a disk get memory without writing to one (PF_MEMALLOC_NOIO and PF_LOCAL_THROTTLE).
+# Threads that serve a disk get memory without writing to one (PF_MEMALLOC_NOIO
+# and PF_LOCAL_THROTTLE).
 for stat in /proc/$SERVER_PID/task/*/stat; do
-    [[ $(cat "$stat") != *"(ublk-"* ]] || (( ($(cut -d ' ' -f 9 "$stat") & 0x180000) == 0x180000)) ||
+    [[ $(cat "$stat") != *"(ublk-"* ]] ||
+        (( ($(cut -d ' ' -f 9 "$stat") & 0x180000) == 0x180000)) ||
         fail "not marked: $(cat "$stat")"
 done
 
@@ -48,7 +50,8 @@ cmp -n 3000000 /dev/zero "$NODES" || fail "the memory device keeps discarded byt
 dd if=written of="$NODES" bs=64k conv=fsync,notrunc status=none || fail "a write failed"
 blkdiscard -z "$NODES" || fail "a write of zeroes failed"
 cmp -n 3000000 /dev/zero "$NODES" || fail "zeroes were not written"
-dd if="$NODES" of=/dev/null bs=4096 skip=$((64 << 8)) count=1 status=none || fail "a read at the end failed"
+dd if="$NODES" of=/dev/null bs=4096 skip=$((64 << 8)) count=1 status=none ||
+    fail "a read at the end failed"
 
 echo drain >&"$SERVER_INPUT"
 wait_for 20 grep -q '^drained' server.attributes.out || fail "the device does not get quiet"

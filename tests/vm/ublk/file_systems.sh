@@ -24,7 +24,8 @@ try() {
     umount mounted || fail "$kind cannot be unmounted"
     $check "$NODES" >check.log 2>&1 || fail "$kind: its check finds: $(cat check.log)"
     mount -t "$kind" "$NODES" mounted || fail "$kind cannot be mounted again"
-    (cd mounted && find . -path ./lost+found -prune -o -type f -exec sha256sum {} + | sort -k 2) >found
+    (cd mounted && find . -path ./lost+found -prune -o -type f -exec sha256sum {} + |
+        sort -k 2) >found
     cmp sums found || fail "$kind: other files came back"
     fstrim mounted || fail "$kind: no fstrim"
     umount mounted || fail "$kind cannot be unmounted again"

@@ -8,14 +8,15 @@ rounds=$(quick_or_full 3 20)
 serve() { start_server handoff --file "$SCRATCH/bytes" --size 64 --queues 2 --depth 16 "$@"; }
 serve
 node=$NODES
-fio --name=job --filename="$node" --ioengine=libaio --direct=1 --rw=randrw --bsrange=512-32k --iodepth=32 \
-    --verify=crc32c --verify_backlog=64 --verify_fatal=1 --size=48m --io_size=1000g --time_based \
-    --runtime=3600 --output=fio.log --eta=never &
+fio --name=job --filename="$node" --ioengine=libaio --direct=1 --rw=randrw --bsrange=512-32k \
+    --iodepth=32 --verify=crc32c --verify_backlog=64 --verify_fatal=1 --size=48m --io_size=1000g \
+    --time_based --runtime=3600 --output=fio.log --eta=never &
 fio=$!
 for round in $(seq "$rounds"); do
     sleep "0.$((RANDOM % 9 + 1))"
     echo drain >&"$SERVER_INPUT"
-    wait_for 30 grep -q '^drained' server.handoff.out || fail "round $round: the device does not get quiet"
+    wait_for 30 grep -q '^drained' server.handoff.out ||
+        fail "round $round: the device does not get quiet"
     echo leave >&"$SERVER_INPUT"
     wait_for 30 grep -q '^left' server.handoff.out || fail "round $round: the server does not leave"
     exec {SERVER_INPUT}>&-
@@ -38,7 +39,8 @@ wait $fio || true
 grep -q 'err= 0' fio.log || fail "fio said nothing: $(tail -n 30 fio.log)"
 echo counts >&"$SERVER_INPUT"
 wait_for 20 grep -q '^DoorCounts' server.handoff.out || fail "no counts"
-grep -q 'errors: 0,.*protocol_violations: 0' server.handoff.out || fail "errors: $(cat server.handoff.out)"
+grep -q 'errors: 0,.*protocol_violations: 0' server.handoff.out ||
+    fail "errors: $(cat server.handoff.out)"
 stop_server
 grep -E '^ +(read|write):' fio.log | tail -n 2
 echo "$rounds hand-offs"

@@ -10,9 +10,9 @@ serve
 node=$NODES
 id=${node#/dev/ublkb}
 # More requests than the queues have tags, so that a kill finds every tag in the server's hands.
-fio --name=job --filename="$node" --ioengine=libaio --direct=1 --rw=randwrite --bsrange=512-32k --iodepth=64 \
-    --verify=crc32c --verify_backlog=64 --verify_fatal=1 --size=48m --io_size=1000g --time_based \
-    --runtime=3600 --randseed="$RANDOM" --output=fio.log --eta=never &
+fio --name=job --filename="$node" --ioengine=libaio --direct=1 --rw=randwrite --bsrange=512-32k \
+    --iodepth=64 --verify=crc32c --verify_backlog=64 --verify_fatal=1 --size=48m --io_size=1000g \
+    --time_based --runtime=3600 --randseed="$RANDOM" --output=fio.log --eta=never &
 fio=$!
 slowest=0
 for round in $(seq "$rounds"); do

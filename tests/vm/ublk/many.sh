@@ -13,7 +13,8 @@ began=$(date +%s%N)
 READY_S=700 start_server many --devices "$devices" --workers 2 --depth 16 --size 1024
 took=$((($(date +%s%N) - began) / 1000000))
 # How much of it is the kernel's own work.
-spent=$(awk -v "ticks=$(getconf CLK_TCK)" '{ print $14 / ticks " s user, " $15 / ticks " s kernel" }' \
+spent=$(awk -v "ticks=$(getconf CLK_TCK)" \
+    '{ print $14 / ticks " s user, " $15 / ticks " s kernel" }' \
     "/proc/$SERVER_PID/stat")
 free_after=$(awk '/^MemAvailable/ { print $2 }' /proc/meminfo)
 [ "$(ls /dev/ublkb* | wc -l)" = "$devices" ] || fail "not $devices devices"

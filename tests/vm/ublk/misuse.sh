@@ -24,7 +24,8 @@ refuses "more than the volume's" --recover 7 --size 8
 dd if=/dev/ublkb7 of=read bs=4k count=1 iflag=direct status=none &
 reader=$!
 "$SERVER" list | grep -q 'state: Quiesced.*alive: false' || wait_for 40 sh -c \
-    "$SERVER list | grep -q 'state: Quiesced.*alive: false'" || fail "the server's death is not seen"
+    "$SERVER list | grep -q 'state: Quiesced.*alive: false'" ||
+    fail "the server's death is not seen"
 kill -0 $reader || fail "a reader did not wait for the next server"
 start_server one --size 16 --recover 7
 wait $reader || fail "a reader got an error"
@@ -38,7 +39,8 @@ rm -r /run/sawmill
 refuses "served by process $SERVER_PID" delete 7
 stop_server
 
-# A device that was added, and whose server has no claim yet, beside the file of an older one of that number.
+# A device that was added, and whose server has no claim yet,
+# beside the file of an older one of that number.
 mkdir -p /run/sawmill/ublk
 touch /run/sawmill/ublk/7
 exec {claim}>>/run/sawmill/ublk/7
@@ -50,7 +52,8 @@ exec {half_input}>half.in
 wait_for 5 sh -c "$SERVER list | grep -q 'id: 7'" || fail "it was not added"
 kill -STOP "$half"
 flock -u "$claim"
-"$SERVER" list | grep -q 'id: 7, state: Dead.*alive: true' || fail "taken for an orphan: $("$SERVER" list)"
+"$SERVER" list | grep -q 'id: 7, state: Dead.*alive: true' ||
+    fail "taken for an orphan: $("$SERVER" list)"
 ! "$SERVER" sweep | grep -q . || fail "a device was swept away from under the server that makes it"
 refuses "served by process $half" delete 7
 kill -CONT "$half"

@@ -4,7 +4,8 @@
 # needs: ublk_drv
 . "$VM_TESTS/ublk/parts/server.sh"
 
-# What udev would do: the control node is for everybody, a device's nodes are for the user who added it.
+# What udev would do: the control node is for everybody,
+# a device's nodes are for the user who added it.
 chmod 666 /dev/ublk-control
 chmod 755 "$SCRATCH/.."
 install -d -o 1000 run
@@ -23,8 +24,9 @@ head -c 3000000 /dev/urandom >written
 dd if=written of="$NODES" bs=64k conv=fsync,notrunc status=none || fail "a write failed"
 echo 3 >/proc/sys/vm/drop_caches
 cmp -n 3000000 written "$NODES" || fail "other bytes came back"
-fio --name=job --filename="$NODES" --ioengine=libaio --direct=1 --rw=randrw --bsrange=512-64k --iodepth=16 \
-    --size=16m --verify=crc32c --verify_fatal=1 >fio.log 2>&1 || fail "$(tail -n 20 fio.log)"
+fio --name=job --filename="$NODES" --ioengine=libaio --direct=1 --rw=randrw --bsrange=512-64k \
+    --iodepth=16 --size=16m --verify=crc32c --verify_fatal=1 >fio.log 2>&1 ||
+    fail "$(tail -n 20 fio.log)"
 as_user "$privileged" --run "$PWD/run" list | grep -q 'state: Live.*alive: true, ours: true' ||
     fail "it is not listed"
 "$privileged" --run "$PWD/run" list | grep -q 'state: Live.*alive: true, ours: true' ||

@@ -1,23 +1,24 @@
 #!/usr/bin/env python3
-# a guest of QEMU on `serve --vhost-user` sees its server killed, replaced and the disk grow, and no error
+# a guest of QEMU on `serve --vhost-user` sees its server killed and replaced, growth, and no error
 # set: quick
 # where: host
 # seconds: 300 1800
-"""A real guest on the vhost-user door: QEMU boots Debian's newer kernel with the door's socket as its disk.
+"""A real guest on the vhost-user door: QEMU boots Debian's newer kernel with it as its disk.
 
     tests/vm/vhost/disk.py [--quick] [--kills N] [--handoffs N] [--keep]
 
-The disk is a volume in a folder. The guest makes an ext4 file system, and runs fio with verification, round
-after round, while the server is killed (kill -9) and started again, and gives way to a new process, by
-turns. The volume grows, once under a guest at work and once while QEMU has no server, and the guest's
-kernel must hear of it. In the end the guest grows and checks its file system, and its kernel's log must not
-know of any error. Between two blows the guest must have got on: nothing here waits for a time.
+The disk is a volume in a folder. The guest makes an ext4 file system, and runs fio with
+verification, round after round, while the server is killed (kill -9) and started again, and gives
+way to a new process, by turns. The volume grows, once under a guest at work and once while QEMU has
+no server, and the guest's kernel must hear of it. In the end the guest grows and checks its file
+system, and its kernel's log must not know of any error. Between two blows the guest must have got
+on: nothing here waits for a time.
 
-QEMU offers the guest a packed ring as well, which the door does not have: the guest must do without. The
-guest sees the host's files read-only, for its programs.
+QEMU offers the guest a packed ring as well, which the door does not have: the guest must do
+without. The guest sees the host's files read-only, for its programs.
 
-The lab runs this as `vhost/disk` (tests/vm/run.py); what needs it is installed by tests/setup/prepare.sh vm.
-Not here: guests that mean harm (crates/frontend/tests/vhost).
+The lab runs this as `vhost/disk` (tests/vm/run.py); what needs it is installed by
+tests/setup/prepare.sh vm. Not here: guests that mean harm (crates/frontend/tests/vhost).
 """
 
 import argparse
@@ -74,7 +75,8 @@ GUEST = """
 fail() { echo "GUEST-FAILED $1"; dmesg | tail -n 40; exit 1; }
 grep -q vda /proc/partitions || fail "there is no disk"
 echo; echo "DISK $(cat /sys/block/vda/size) $(cat /sys/block/vda/serial)" \\
-    "queues $(ls /sys/block/vda/mq | wc -l) discard $(cat /sys/block/vda/queue/discard_max_bytes)" \\
+    "queues $(ls /sys/block/vda/mq | wc -l) discard \
+$(cat /sys/block/vda/queue/discard_max_bytes)" \\
     "features $(cat /sys/block/vda/device/features) cache $(cat /sys/block/vda/queue/write_cache)"
 mkfs.ext4 -q -F -b 4096 /dev/vda || fail "mkfs"
 mount -t ext4 -o discard /dev/vda /mnt/disk || fail "mount"
@@ -86,8 +88,10 @@ round=0
 while ! test -e WORK/stop; do
     round=$((round + 1))
     fio --name=verify --directory=/mnt/disk --size=FILE_SIZE --rw=randwrite --bsrange=4k-64k \\
-        --ioengine=libaio --iodepth=16 --numjobs=2 --direct=1 --verify=crc32c --verify_fatal=1 --fsync=64 \\
-        --randseed=$round --verify_state_save=0 --eta=never --group_reporting --output=/mnt/fio.log ||
+        --ioengine=libaio --iodepth=16 --numjobs=2 --direct=1 --verify=crc32c --verify_fatal=1 \
+--fsync=64 \\
+        --randseed=$round --verify_state_save=0 --eta=never --group_reporting \
+--output=/mnt/fio.log ||
         { cat /mnt/fio.log; fail "fio, round $round"; }
     echo "ROUND $round"
 done
@@ -100,7 +104,8 @@ rm -f /mnt/disk/verify*
 fstrim /mnt/disk || fail "fstrim"
 umount /mnt/disk || fail "umount"
 fsck.ext4 -f -n /dev/vda || fail "fsck"
-dmesg | grep -E 'I/O error|EXT4-fs (error|warning)|blk_update|blocked for more|BUG:|WARNING:|Oops' &&
+dmesg | grep -E 'I/O error|EXT4-fs (error|warning)|blk_update|blocked for more|\
+BUG:|WARNING:|Oops' &&
     fail "the kernel's log has errors"
 exit 0
 """
@@ -120,7 +125,8 @@ def modules(version):
     for module in MODULES:
         asked = ["modprobe", "-n", "--show-depends", "-d", KERNEL, "-S", version, module]
         plan = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True,
-                              env=dict(os.environ, PATH=f"{os.environ['PATH']}:/usr/sbin:/sbin")).stdout
+                              env=dict(os.environ,
+                                       PATH=f"{os.environ['PATH']}:/usr/sbin:/sbin")).stdout
         for line in plan.splitlines():
             if line.startswith("insmod") and line.split()[1] not in paths:
                 paths.append(line.split()[1])
@@ -130,7 +136,8 @@ def modules(version):
 def initramfs(version, work):
     """A root for the guest: busybox, a few modules, and the way to the host's files."""
     archive = newc("bin", stat.S_IFDIR | 0o755, b"") + newc("modules", stat.S_IFDIR | 0o755, b"")
-    archive += newc("bin/busybox", stat.S_IFREG | 0o755, pathlib.Path(shutil.which("busybox")).read_bytes())
+    archive += newc("bin/busybox", stat.S_IFREG | 0o755,
+                    pathlib.Path(shutil.which("busybox")).read_bytes())
     archive += newc("init", stat.S_IFREG | 0o755, INIT.replace("WORK", str(work)).encode())
     for number, path in enumerate(modules(version)):
         content = pathlib.Path(path).read_bytes()
@@ -161,11 +168,12 @@ class Server:
         return done.stdout
 
     def serve(self):
-        words = ["serve", "disk", "--vhost-user", self.work / "disk.sock", "--journal", self.work / "journal",
-                 "--journal-bytes", "64M", "--cache-bytes", "64M", "--staging", self.work / "run"]
+        words = ["serve", "disk", "--vhost-user", self.work / "disk.sock",
+                 "--journal", self.work / "journal", "--journal-bytes", "64M",
+                 "--cache-bytes", "64M", "--staging", self.work / "run"]
         with open(self.work / "server.log", "a") as log:
-            child = subprocess.Popen([SAWMILL, *words], env=self.environment, stdout=subprocess.PIPE,
-                                     stderr=log, start_new_session=True)
+            child = subprocess.Popen([SAWMILL, *words], env=self.environment,
+                                     stdout=subprocess.PIPE, stderr=log, start_new_session=True)
         self.follow(child.pid)
         if not child.stdout.readline():
             sys.exit(f"FAILED: the server ended before it was ready{self.last_words()}")
@@ -216,7 +224,8 @@ class Guest:
             "-append", KERNEL_OPTIONS,
             "-chardev", f"socket,id=door,path={work}/disk.sock,reconnect=1",
             "-device", f"vhost-user-blk-pci,chardev=door,num-queues={queues},packed=on",
-            "-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
+            "-virtfs",
+            "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
         ]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                         stderr=subprocess.STDOUT)
@@ -277,7 +286,8 @@ class Guest:
 def blows(kills, handoffs):
     """What happens to the server, by turns."""
     counted = {"kill": kills, "hand-off": handoffs}
-    return [blow for n in range(max(kills, handoffs)) for blow, count in counted.items() if n < count]
+    return [blow for n in range(max(kills, handoffs)) for blow, count in counted.items()
+            if n < count]
 
 
 def trouble(guest, server, options):
@@ -330,7 +340,8 @@ def main():
         guest.process.wait(PATIENCE_S)
         server.end(signal.SIGTERM)
         print(server.sawmill("check", "disk"))
-        print(f"{options.kills} kills, {options.handoffs} hand-offs, {guest.answered} requests answered")
+        print(f"{options.kills} kills, {options.handoffs} hand-offs, "
+              f"{guest.answered} requests answered")
     finally:
         guest.process.kill()
         guest.process.wait()

@@ -1,4 +1,4 @@
-# A volume as /dev/ublkbN: a file system lives on it, kills and hand-offs are pauses, other doors come and go
+# A volume as /dev/ublkbN: a file system lives on it, kills and hand-offs pause it, other doors come
 # set: quick
 # seconds: 300 1800
 # needs: ublk_drv

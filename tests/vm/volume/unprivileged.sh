@@ -1,10 +1,11 @@
-# A user without privileges serves a volume as /dev/ublkbN: it ends with its server, and the bytes stay
+# A user without privileges serves a volume as /dev/ublkbN: it ends with its server, the bytes stay
 # set: full
 # seconds: 200
 # needs: ublk_drv
 . "$VM_TESTS/scene.sh"
 
-# What udev would do: the control node is for everybody, a device's nodes are for the user who added it.
+# What udev would do: the control node is for everybody,
+# a device's nodes are for the user who added it.
 chmod 666 /dev/ublk-control
 chmod 755 "$SCRATCH/.."
 install -d -o 1000 -m 700 home
@@ -22,8 +23,8 @@ give_nodes &
 giver=$!
 begin() {
     : >"$SCRATCH/serve.out"
-    setpriv --reuid 1000 --regid 1000 --clear-groups "$BIN/sawmill" serve disk --ublk --ublk-unprivileged \
-        --journal-bytes 128M --cache-bytes 0 >"$SCRATCH/serve.out" &
+    setpriv --reuid 1000 --regid 1000 --clear-groups "$BIN/sawmill" serve disk --ublk \
+        --ublk-unprivileged --journal-bytes 128M --cache-bytes 0 >"$SCRATCH/serve.out" &
     server=$!
     await 60 ready_or_dead
     node=$(cat "$SCRATCH/serve.out")

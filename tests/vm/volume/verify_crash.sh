@@ -1,4 +1,4 @@
-# sawmill verify-crash on a ublk device: its server killed or replaced with requests in flight, many times
+# sawmill verify-crash on a ublk device: its server killed or replaced under requests, many times
 # set: quick
 # seconds: 300 1500
 # needs: ublk_drv
@@ -16,8 +16,8 @@ WORDS
 serve disk --ublk --journal "$SCRATCH/journal" --journal-bytes 64M --cache-bytes 0
 node=$(cat "$SCRATCH/serve.out")
 verify() {
-    "$BIN/sawmill" verify-crash --target "$node" --overwrite --trim --rule prefix --rounds "$rounds" \
-        --requests 300 --seed "$RANDOM" "$@"
+    "$BIN/sawmill" verify-crash --target "$node" --overwrite --trim --rule prefix \
+        --rounds "$rounds" --requests 300 --seed "$RANDOM" "$@"
 }
 verify --crash "bash -euo pipefail crash"
 verify --crash "$BIN/sawmill handoff disk --timeout 120s --stall-max 60s"

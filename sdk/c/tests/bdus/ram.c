@@ -1,5 +1,7 @@
-/* ram [recoverable] [foreground] [log] [threads=N] [rerun=ID] [none=CALLBACK] [fail=CALLBACK:VALUE] [drop] [file=PATH]
- * A BDUS program that the tests steer: a disk of 16 MiB in memory, or in a file, that several drivers share. */
+/* ram [recoverable] [foreground] [log] [threads=N] [rerun=ID] [none=CALLBACK]
+ *     [fail=CALLBACK:VALUE] [drop] [file=PATH]
+ * A BDUS program that the tests steer: a disk of 16 MiB in memory, or in a file,
+ * that several drivers share. */
 #define _GNU_SOURCE
 #include <bdus.h>
 #include <errno.h>
@@ -20,7 +22,8 @@ static const char *failing = "";
 static int failure;
 static pthread_t caller;
 
-/* What the callback of this name returns; with one callback at a time, only on the thread that called bdus_run(). */
+/* What the callback of this name returns; with one callback at a time, only on the thread that
+ * called bdus_run(). */
 static int outcome(const char *name)
 {
     if (is_alone && !pthread_equal(caller, pthread_self()))
@@ -87,8 +90,10 @@ static int on_ioctl(uint32_t command, void *argument, struct bdus_ctx *ctx)
 
 int main(int argc, char **argv)
 {
-    struct bdus_ops ops = {.initialize = on_initialize, .on_device_available = on_available, .terminate = on_terminate,
-        .read = on_read, .write = on_write, .write_zeros = on_write_zeros, .flush = on_flush, .ioctl = on_ioctl};
+    struct bdus_ops ops = {
+        .initialize = on_initialize, .on_device_available = on_available,
+        .terminate = on_terminate, .read = on_read, .write = on_write,
+        .write_zeros = on_write_zeros, .flush = on_flush, .ioctl = on_ioctl};
     struct bdus_attrs attrs = {.logical_block_size = 512, .size = SIZE};
     const char *rerun = NULL, *path = NULL;
     for (int at = 1; at < argc; at++) {
@@ -97,7 +102,8 @@ int main(int argc, char **argv)
         else if (strcmp(word, "foreground") == 0) attrs.dont_daemonize = true;
         else if (strcmp(word, "log") == 0) attrs.log = true;
         else if (strcmp(word, "drop") == 0) drops = true;
-        else if (strncmp(word, "threads=", 8) == 0) attrs.max_concurrent_callbacks = atoi(value + 1);
+        else if (strncmp(word, "threads=", 8) == 0)
+            attrs.max_concurrent_callbacks = atoi(value + 1);
         else if (strncmp(word, "rerun=", 6) == 0) rerun = value + 1;
         else if (strncmp(word, "file=", 5) == 0) path = value + 1;
         else if (strncmp(word, "size=", 5) == 0) attrs.size = strtoull(value + 1, NULL, 10);
@@ -112,11 +118,13 @@ int main(int argc, char **argv)
     }
     int file = path ? open(path, O_RDWR | O_CREAT, 0666) : -1;
     if (path && (file < 0 || ftruncate(file, SIZE) != 0)) return perror(path), 2;
-    disk = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, path ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file, 0);
+    disk = mmap(NULL, SIZE, PROT_READ | PROT_WRITE,
+                path ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, file, 0);
     if (disk == MAP_FAILED) return perror("mmap"), 2;
     is_alone = attrs.max_concurrent_callbacks <= 1;
     caller = pthread_self();
-    bool done = rerun ? bdus_rerun(strtoull(rerun, NULL, 10), &ops, &attrs, NULL) : bdus_run(&ops, &attrs, NULL);
+    bool done = rerun ? bdus_rerun(strtoull(rerun, NULL, 10), &ops, &attrs, NULL)
+                      : bdus_run(&ops, &attrs, NULL);
     if (!done)
         return fprintf(stderr, "errno %d: %s\n", errno, bdus_get_error_message()), 1;
     return 0;

@@ -1,4 +1,5 @@
-// file PATH [SIZE]: a file, or another disk, as a disk. A file that is not there is made, with SIZE.
+// file PATH [SIZE]: a file, or another disk, as a disk.
+// A file that is not there is made, with SIZE.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// lazy URL FILE: a disk fetched as it is used. FILE holds what was, FILE.map a byte for each block of it.
+// lazy URL FILE: a disk fetched as it is used. FILE holds what was,
+// FILE.map a byte for each block of it.
 package main
 
 import (
@@ -30,7 +31,8 @@ func (l *lazy) keep(off int64, length int) (err error) {
 		if _, err = l.kept.ReadAt(mark, n); err != nil || mark[0] == 1 {
 			continue
 		}
-		_, err = io.Copy(io.NewOffsetWriter(l.file, n*block), io.NewSectionReader(l.source, n*block, block))
+		from := io.NewSectionReader(l.source, n*block, block)
+		_, err = io.Copy(io.NewOffsetWriter(l.file, n*block), from)
 		if err = errors.Join(err, l.file.Sync()); err == nil {
 			_, err = l.kept.WriteAt([]byte{1}, n)
 		}
@@ -58,6 +60,7 @@ func main() {
 	if err := errors.Join(file.Truncate(source.Size), kept.Truncate(source.Size/block+1)); err != nil {
 		log.Fatal(err)
 	}
-	device := lazy{Device: sawmill.FromReaderWriterAt(file, file), source: source, file: file, kept: kept}
+	under := sawmill.FromReaderWriterAt(file, file)
+	device := lazy{Device: under, source: source, file: file, kept: kept}
 	sawmill.Main(&device, sawmill.Options{Size: source.Size})
 }

@@ -1,4 +1,5 @@
-// mirror A B: two files or disks of one size. A holds the bytes, B each of them XOR 0xFF; a read checks both.
+// mirror A B: two files or disks of one size. A holds the bytes, B each of them XOR 0xFF;
+// a read checks both.
 package main
 
 import (
@@ -44,7 +45,9 @@ func (m *mirror) WriteAt(_ context.Context, p []byte, off int64) error {
 	return errors.Join(errA, errB)
 }
 
-func (m *mirror) Flush(context.Context) error { return errors.Join(m.half[0].Sync(), m.half[1].Sync()) }
+func (m *mirror) Flush(context.Context) error {
+	return errors.Join(m.half[0].Sync(), m.half[1].Sync())
+}
 
 func main() {
 	m, size := mirror{}, [2]int64{} // of what cannot be opened: 0

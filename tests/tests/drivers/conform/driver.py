@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A driver for the tests of `sawmill conform`, against docs/format/driver.md, with Python's library alone.
+"""A driver for the tests of `sawmill conform`, against docs/format/driver.md,
+with Python's library alone.
 
-driver.py [OPTION=VALUE]... [FAULT]...: keeps its bytes in memory, or in the file of path=FILE. Each fault
-makes it wrong in one way. In batch mode it wants hw_queues=1: then chunks come in the order of their
-sequences. Not here: speed, and what a driver of yours should look like.
+driver.py [OPTION=VALUE]... [FAULT]...: keeps its bytes in memory, or in the file of path=FILE. Each
+fault makes it wrong in one way. In batch mode it wants hw_queues=1: then chunks come in the order
+of their sequences. Not here: speed, and what a driver of yours should look like.
 """
 import array
 import mmap
@@ -79,7 +80,8 @@ class Driver:
         while orders := queue.recv(65536):
             answers = b""
             for at in range(0, len(orders), 64):
-                kind, _, number, address, length, offset, records = struct.unpack_from("<IIQQQQQ", orders, at)
+                kind, _, number, address, length, offset, records = struct.unpack_from(
+                    "<IIQQQQQ", orders, at)
                 if kind == END:
                     if answers:
                         queue.send(answers)
@@ -99,7 +101,8 @@ class Driver:
 
 def main():
     words = sys.argv[1:]
-    facts = {"protocol": 1, "program": "driver.py", "size": 32 << 20, "hw_queues": 2, "can_discard": 1}
+    facts = {"protocol": 1, "program": "driver.py", "size": 32 << 20, "hw_queues": 2,
+             "can_discard": 1}
     facts.update(can_write_zeroes=1)
     facts.update(word.split("=", 1) for word in words if "=" in word)
     faults = {word for word in words if "=" not in word}

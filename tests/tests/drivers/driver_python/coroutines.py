@@ -1,4 +1,5 @@
-"""A disk in memory whose methods are coroutines, or with the argument `batch` one that takes chunks."""
+"""A disk in memory whose methods are coroutines, or with the argument `batch` one
+that takes chunks."""
 
 import asyncio
 import sys

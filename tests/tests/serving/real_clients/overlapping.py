@@ -1,5 +1,6 @@
-"""Writes that overlap in flight, over several connections, at any byte: after each round every byte is of one
-of the writes that cover it, and any two writes lie over each other the same way everywhere they meet.
+"""Writes that overlap in flight, over several connections, at any byte: after each round every byte
+is of one of the writes that cover it, and any two writes lie over each other the same way
+everywhere they meet.
 
 usage: overlapping.py URI SEED IMAGE    (IMAGE: where to leave what was read at the end)
 """
@@ -48,7 +49,8 @@ for round_number in range(ROUNDS):
     assert all(other == seen[0] for other in seen), f"round {round_number}: readers differ"
     seen = seen[0]
 
-    # A sweep over the points where coverage changes: between two of them every byte has the same candidates.
+    # A sweep over the points where coverage changes:
+    # between two of them every byte has the same candidates.
     points = sorted({low, high} | {p for write in writes for p in write[:2]})
     above = set()  # (a, b): where both were, a was seen
     for left, right in zip(points, points[1:]):

@@ -14,8 +14,8 @@ fail() {
 # wait_for SECONDS COMMAND...: whether it succeeds within that time.
 wait_for() { await "$@" 2>/dev/null; }
 
-# start_server NAME OPTIONS...: returns when its devices can be opened, within READY_S. Sets SERVER_PID and
-# NODES.
+# start_server NAME OPTIONS...: returns when its devices can be opened, within READY_S.
+# Sets SERVER_PID and NODES.
 start_server() {
     local name=$1
     shift

@@ -40,8 +40,8 @@ func (e *RefusedError) Error() string { return "the host refused this driver: " 
 // Unwrap gives the errno, so that errors.Is(err, syscall.EBUSY) works.
 func (e *RefusedError) Unwrap() error { return e.Errno }
 
-// Attach connects to a host and becomes its driver. With replace it waits until the one that is there has
-// answered what it has. Options are said as they are given.
+// Attach connects to a host and becomes its driver. With replace it waits until the one that is
+// there has answered what it has. Options are said as they are given.
 func Attach(ctx context.Context, path string, replace bool, options Facts) (*Session, error) {
 	control, err := dial(path)
 	if err != nil {
@@ -115,7 +115,8 @@ func (s *Session) attaching(kind Kind, facts Facts, files []*os.File) error {
 	switch kind {
 	case Welcome:
 		if facts.Get("protocol") != protocolVersion {
-			return fmt.Errorf("the host speaks protocol %q, this driver %s", facts.Get("protocol"), protocolVersion)
+			return fmt.Errorf("the host speaks protocol %q, this driver %s",
+				facts.Get("protocol"), protocolVersion)
 		}
 		s.Facts = facts
 		if facts.Get("mode") == "batch" {
@@ -144,7 +145,8 @@ func (s *Session) takeQueue(facts Facts, files []*os.File) error {
 		err = errors.New("the host sent QUEUE before WELCOME")
 	}
 	if err == nil && len(files) != 2*len(names) {
-		err = fmt.Errorf("QUEUE %d came with %d descriptors instead of %d", queue, len(files), 2*len(names))
+		err = fmt.Errorf("QUEUE %d came with %d descriptors instead of %d",
+			queue, len(files), 2*len(names))
 	}
 	if err != nil {
 		closeAll(files)

@@ -66,7 +66,8 @@ func (f Facts) All(name string) []string {
 func (f Facts) Number(name string) (int64, error) {
 	number, err := strconv.ParseInt(f.Get(name), 10, 64)
 	if err != nil || number < 0 {
-		return 0, fmt.Errorf("a control packet of the host says %s=%q, which is no number", name, f.Get(name))
+		return 0, fmt.Errorf("a control packet of the host says %s=%q, which is no number",
+			name, f.Get(name))
 	}
 	return number, nil
 }

@@ -31,8 +31,8 @@ func Program() string {
 	return "sawmill"
 }
 
-// DefaultDoors are those of $SAWMILL_DOORS, divided by space; else ublk for root where the kernel has it, else
-// none, which is an NBD socket.
+// DefaultDoors are those of $SAWMILL_DOORS, divided by space; else ublk for root where the kernel
+// has it, else none, which is an NBD socket.
 func DefaultDoors() []string {
 	if told := strings.Fields(os.Getenv("SAWMILL_DOORS")); len(told) > 0 {
 		return told

@@ -21,8 +21,8 @@ const (
 
 // Work is what is done with orders.
 type Work struct {
-	// Do fulfils an order; it runs on a goroutine of its own. A flush of a batch driver waits for the chunks
-	// before it first.
+	// Do fulfils an order; it runs on a goroutine of its own.
+	// A flush of a batch driver waits for the chunks before it first.
 	Do func(context.Context, Order) error
 	// Log gets a line for errors that users see as EIO, and for panics.
 	Log func(text string)
@@ -78,8 +78,8 @@ func (s *Session) Leave(failure error) error {
 	return nil
 }
 
-// Serve works until the host says END on every socket, or is gone. Nothing of the session is left then.
-// Callbacks get ctx, which ends when the host is gone.
+// Serve works until the host says END on every socket, or is gone. Nothing of the session is left
+// then. Callbacks get ctx, which ends when the host is gone.
 func (s *Session) Serve(ctx context.Context, work Work) (Outcome, error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -96,7 +96,8 @@ func (s *Session) Serve(ctx context.Context, work Work) (Outcome, error) {
 			s.closeSockets()
 		}
 	}
-	// Everything is answered: only now may the host think that this driver is gone. Its last words are heard.
+	// Everything is answered: only now may the host think that this driver is gone.
+	// Its last words are heard.
 	_ = s.control.CloseWrite()
 	<-s.hearing
 	s.closeSockets()
@@ -120,7 +121,8 @@ func (s *Session) closeSockets() {
 	}
 }
 
-// serve works on one socket until END, which it returns nil for. All its callbacks have returned then.
+// serve works on one socket until END, which it returns nil for.
+// All its callbacks have returned then.
 func (l lane) serve(ctx context.Context, chunk int64, work Work) error {
 	var running, chunks sync.WaitGroup
 	defer running.Wait()
@@ -137,7 +139,8 @@ func (l lane) serve(ctx context.Context, chunk int64, work Work) error {
 			return fmt.Errorf("queue %d: %w", l.queue, err)
 		}
 		if len(packet)%orderBytes != 0 {
-			return fmt.Errorf("queue %d: the host broke the protocol: a packet of %d bytes", l.queue, len(packet))
+			return fmt.Errorf("queue %d: the host broke the protocol: a packet of %d bytes",
+				l.queue, len(packet))
 		}
 		for ; len(packet) > 0; packet = packet[orderBytes:] {
 			order, err := decodeOrder(packet[:orderBytes], l.memory, chunk)

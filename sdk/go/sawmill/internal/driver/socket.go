@@ -35,7 +35,8 @@ func receive(conn *net.UnixConn, buffer []byte) ([]byte, []*os.File, error) {
 	}
 	files, err := filesOf(beside[:besides])
 	if err == nil && flags&(syscall.MSG_TRUNC|syscall.MSG_CTRUNC) != 0 {
-		err = fmt.Errorf("a packet of more than %d bytes or %d descriptors", packetBytesMax, descriptorsMax)
+		err = fmt.Errorf("a packet of more than %d bytes or %d descriptors",
+			packetBytesMax, descriptorsMax)
 	}
 	if err != nil {
 		closeAll(files)

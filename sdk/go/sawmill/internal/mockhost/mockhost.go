@@ -1,5 +1,5 @@
-// Package mockhost is a host for tests: it says what a test wants, right or wrong. It encodes by itself, so that a
-// mistake of the driver's code does not hide here.
+// Package mockhost is a host for tests: it says what a test wants, right or wrong. It encodes by
+// itself, so that a mistake of the driver's code does not hide here.
 package mockhost
 
 import (
@@ -30,7 +30,8 @@ type Host struct {
 // Driver is one that has connected.
 type Driver struct {
 	Control *net.UnixConn
-	// Lanes are the sockets of the queues, in the order in which they were handed; Memory goes with them.
+	// Lanes are the sockets of the queues, in the order in which they were handed;
+	// Memory goes with them.
 	Lanes  []*net.UnixConn
 	Memory [][]byte
 	t      testing.TB
@@ -126,7 +127,8 @@ func (d *Driver) lane() []int {
 	if err := memory.Truncate(1 << 20); err != nil {
 		panic(err)
 	}
-	mapped, err := syscall.Mmap(int(memory.Fd()), 0, 1<<20, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	mapped, err := syscall.Mmap(int(memory.Fd()), 0, 1<<20,
+		syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
 	if err != nil {
 		panic(err)
 	}
@@ -147,7 +149,9 @@ func (d *Driver) Order(lane int, orders ...Order) {
 		bytes := make([]byte, 64)
 		binary.LittleEndian.PutUint32(bytes, o.Kind)
 		binary.LittleEndian.PutUint32(bytes[4:], o.Flags)
-		for i, word := range []uint64{o.Number, o.Address, o.Length, o.Offset, o.Records, o.Horizon, o.Floor} {
+		for i, word := range []uint64{
+			o.Number, o.Address, o.Length, o.Offset, o.Records, o.Horizon, o.Floor,
+		} {
 			binary.LittleEndian.PutUint64(bytes[8+8*i:], word)
 		}
 		packet = append(packet, bytes...)
