@@ -25,8 +25,7 @@ impl Driver for Lazy {
         self.2.read_exact_at(into, offset)
     }
     fn write(&self, offset: u64, bytes: &[u8], _fua: bool) -> io::Result<()> {
-        // The rest of its blocks comes from the server.
-        self.read(offset, &mut vec![0; bytes.len()])?;
+        self.read(offset, &mut vec![0; bytes.len()])?; // fetches the rest of its blocks
         self.2.write_all_at(bytes, offset)
     }
     fn flush(&self) -> io::Result<()> {
