@@ -5,12 +5,17 @@
 //! follow a piece named `door`, which has the door's plan, the volumes it serves and the number of
 //! pieces.
 //!
-//! Modules: [`plan`] (the requested doors), `open` (each kind of door), [`added`] (doors that
-//! return after a crash although no option names them). Not here: the protocol of a door.
+//! Modules: [`kind`] (what a kind of door is), one module for each kind, [`plan`] (the table of
+//! kinds, and the requested doors), [`added`] (doors that return after a crash although no option
+//! names them). Not here: the protocol of a door.
 
 pub(crate) mod added;
-mod open;
+mod fuse;
+pub(crate) mod kind;
+pub(crate) mod nbd;
 pub(crate) mod plan;
+mod ublk;
+mod vhost_user;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +29,7 @@ use sawmill_frontend::{Door, Handed};
 use sawmill_sys::FileLock;
 
 use crate::admin::status::{DoorStatus, NbdMemoryStatus};
-use open::{Orphans, Workers};
+use kind::Opened;
 use plan::DoorPlan;
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -52,17 +57,58 @@ pub(crate) struct Shown {
     pub(crate) outlives_server: bool,
 }
 
+impl Shown {
+    /// The name as a file name: names of past states have a colon, which some programs reject.
+    fn file_name(&self) -> String {
+        self.name.replace(':', "-")
+    }
+}
+
+/// What the doors of a process share. A kind that shares something adds a field.
+#[derive(Default)]
+struct Shared {
+    /// Threads for the queues of many devices, once there are many.
+    ublk_workers: ublk::Workers,
+    /// Memory of all NBD servers.
+    nbd_budget: Budget,
+}
+
+/// What a door is opened with.
+struct Opening<'a> {
+    /// The volumes that it shows.
+    volumes: &'a [Shown],
+    /// How many volumes the process serves.
+    volumes_in_process: usize,
+    shared: &'a Shared,
+    orphans: &'a ublk::Orphans,
+}
+
+impl Opening<'_> {
+    /// The volume of a door that shows exactly one.
+    fn only(&self) -> sawmill_device::Result<&Shown> {
+        self.volumes.first().ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, "this process does not serve the volume of this door")
+        })
+    }
+}
+
 /// One open door.
 pub(crate) struct OpenDoor {
     plan: DoorPlan,
     /// The names of the volumes it serves.
     shows: Vec<String>,
     pub(crate) door: Arc<dyn Door>,
-    /// The right to a mount, if there is one: see [`open`].
+    /// See [`Opened`].
     claim: Mutex<Option<FileLock>>,
 }
 
 impl OpenDoor {
+    fn new(plan: DoorPlan, volumes: &[Shown], opened: Opened) -> Self {
+        let shows = volumes.iter().map(|volume| volume.name.clone()).collect();
+        let Opened { door, claim } = opened;
+        OpenDoor { plan, shows, door, claim: Mutex::new(claim) }
+    }
+
     /// The kind of the door, and the address that gives users this volume.
     pub(crate) fn told(&self, name: &str) -> (&'static str, String) {
         (self.door.kind(), self.door.address_of(name))
@@ -77,41 +123,46 @@ pub(crate) struct Doors {
     changing: Mutex<()>,
     /// The doors belong to another process.
     gone: AtomicBool,
-    /// Threads for the queues of many devices, once there are many.
-    workers: Workers,
-    /// Memory of all NBD servers.
-    nbd_budget: Budget,
+    /// The most volumes that doors were opened for together.
+    volumes: AtomicUsize,
+    shared: Shared,
 }
 
 impl Doors {
     /// Starts without doors.
     pub(crate) fn new(nbd_budget: Budget) -> Self {
-        Doors { nbd_budget, ..Doors::default() }
+        let shared = Shared { nbd_budget, ..Shared::default() };
+        Doors { shared, ..Doors::default() }
     }
 
-    fn shared(&self) -> open::Shared<'_> {
-        open::Shared { workers: &self.workers, nbd_budget: &self.nbd_budget }
+    fn opening<'a>(&'a self, volumes: &'a [Shown], orphans: &'a ublk::Orphans) -> Opening<'a> {
+        let volumes_in_process = self.volumes.load(Ordering::Relaxed);
+        Opening { volumes, volumes_in_process, shared: &self.shared, orphans }
     }
 
     /// The memory of all NBD servers.
     pub(crate) fn nbd_memory(&self) -> NbdMemoryStatus {
-        let BudgetUse { bytes_max, bytes, waiting } = self.nbd_budget.in_use();
+        let BudgetUse { bytes_max, bytes, waiting } = self.shared.nbd_budget.in_use();
         NbdMemoryStatus { bytes_max, bytes, waiting }
     }
 
     /// Opens the doors of the plans for these volumes: one door for all of them, or one each.
     pub(crate) fn open_all(&self, plans: &[DoorPlan], volumes: &[Shown]) -> Result<()> {
-        self.workers.share_from(volumes.len())?;
-        let orphans = Orphans::default();
+        self.volumes.fetch_max(volumes.len(), Ordering::Relaxed);
+        let orphans = ublk::Orphans::default();
         for plan in plans {
-            if plan.is_shared() {
-                self.open_with(plan.clone(), volumes, &orphans)?;
+            if let [only] = volumes {
+                self.open_with(plan.clone(), std::slice::from_ref(only), &orphans)?;
                 continue;
             }
-            for volume in volumes {
-                let plan =
-                    if volumes.len() > 1 { plan.of_volume(&volume.name) } else { plan.clone() };
-                self.open_with(plan, std::slice::from_ref(volume), &orphans)?;
+            let of_volumes = volumes.iter().map(|volume| plan.of_volume(&volume.name));
+            match of_volumes.collect::<Option<Vec<_>>>() {
+                None => drop(self.open_with(plan.clone(), volumes, &orphans)?),
+                Some(each) => {
+                    for (plan, volume) in each.into_iter().zip(volumes) {
+                        self.open_with(plan, std::slice::from_ref(volume), &orphans)?;
+                    }
+                }
             }
         }
         Ok(())
@@ -119,18 +170,19 @@ impl Doors {
 
     /// Opens one door.
     pub(crate) fn open(&self, plan: DoorPlan, volumes: &[Shown]) -> Result<Arc<OpenDoor>> {
-        self.open_with(plan, volumes, &Orphans::default())
+        self.open_with(plan, volumes, &ublk::Orphans::default())
     }
 
     fn open_with(
         &self,
         plan: DoorPlan,
         volumes: &[Shown],
-        orphans: &Orphans,
+        orphans: &ublk::Orphans,
     ) -> Result<Arc<OpenDoor>> {
         let _one_at_a_time = self.changing.lock();
         self.demand_ours()?;
-        let opened = Arc::new(open::open(plan, volumes, &self.shared(), orphans)?);
+        let opened = plan.open(&self.opening(volumes, orphans))?;
+        let opened = Arc::new(OpenDoor::new(plan, volumes, opened));
         self.open.write().push(Arc::clone(&opened));
         Ok(opened)
     }
@@ -304,8 +356,8 @@ impl Doors {
     /// Takes over the doors of another process, in parallel, so that a slow one delays no other.
     /// Returns an error for each door that cannot be taken over; the others are open.
     pub(crate) fn take_over(&self, handed: Vec<Handed>, volumes: &[Shown]) -> Vec<Error> {
-        let mut failed: Vec<Error> =
-            self.workers.share_from(volumes.len()).err().into_iter().collect();
+        self.volumes.fetch_max(volumes.len(), Ordering::Relaxed);
+        let mut failed = Vec::new();
         let mut handed = handed.into_iter();
         let mut doors = Vec::new();
         while let Some(head) = handed.next() {
@@ -389,7 +441,8 @@ impl Doors {
             .filter(|volume| shows.contains(&volume.name.as_str()))
             .cloned()
             .collect();
-        open::take_over(plan, &shown, pieces, &self.shared())
+        let opened = plan.take_over(pieces, &self.opening(&shown, &ublk::Orphans::default()))?;
+        Ok(OpenDoor::new(plan, &shown, opened))
     }
 }
 
