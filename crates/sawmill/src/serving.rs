@@ -378,8 +378,7 @@ impl Serving {
                 reason: meter.last_error.map(|(_, what)| what),
             };
         }
-        let doors = self.doors.of(served.name());
-        let clients = doors.iter().flat_map(|open| open.door.peers_of(served.name())).collect();
+        let clients = self.doors.peers(served.name());
         let addresses = self.doors.addresses(served.name());
         VolumeStatus {
             store: served.address.store_url.clone(),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use clap::ArgMatches;
 use sawmill_device::{BlockDevice, Geometry};
-use sawmill_frontend::{Door, Handed};
+use sawmill_frontend::{Door, Handed, QuietDoor};
 use sawmill_sys::FileLock;
 
 use super::Opening;
@@ -59,7 +59,7 @@ pub(super) trait Plan: fmt::Display + Send + Sync {
     /// Opens a new door.
     fn open(&self, opening: &Opening<'_>) -> Result<Opened>;
 
-    /// Takes over the door of another process, which has let go of it. It is quiet.
+    /// Takes over the door of another process, which has let go of it. It may be quiet still.
     fn take_over(
         &self,
         pieces: Vec<Handed>,
@@ -70,13 +70,15 @@ pub(super) trait Plan: fmt::Display + Send + Sync {
 /// A door, as its kind opened it.
 pub(super) struct Opened {
     pub(super) door: Arc<dyn Door>,
+    /// The same door, if it is quiet.
+    pub(super) quiet: Option<Box<dyn QuietDoor>>,
     /// Held as long as this process serves the door: only the process with this lock may serve it.
     pub(super) claim: Option<FileLock>,
 }
 
 impl Opened {
     pub(super) fn new(door: impl Door + 'static) -> Self {
-        Opened { door: Arc::new(door), claim: None }
+        Opened { door: Arc::new(door), quiet: None, claim: None }
     }
 }
 

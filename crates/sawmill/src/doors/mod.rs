@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use sawmill_device::{BlockDevice, Error, ErrorKind};
 use sawmill_frontend::nbd::{Budget, BudgetUse};
-use sawmill_frontend::{Door, Handed};
+use sawmill_frontend::{Door, Handed, QuietDoor, Stop};
 use sawmill_sys::FileLock;
 
 use crate::admin::status::{DoorStatus, NbdMemoryStatus};
@@ -97,7 +97,9 @@ pub(crate) struct OpenDoor {
     plan: DoorPlan,
     /// The names of the volumes it serves.
     shows: Vec<String>,
-    pub(crate) door: Arc<dyn Door>,
+    door: Arc<dyn Door>,
+    /// The same door, while it is quiet.
+    quiet: Mutex<Option<Box<dyn QuietDoor>>>,
     /// See [`Opened`].
     claim: Mutex<Option<FileLock>>,
 }
@@ -105,13 +107,42 @@ pub(crate) struct OpenDoor {
 impl OpenDoor {
     fn new(plan: DoorPlan, volumes: &[Shown], opened: Opened) -> Self {
         let shows = volumes.iter().map(|volume| volume.name.clone()).collect();
-        let Opened { door, claim } = opened;
-        OpenDoor { plan, shows, door, claim: Mutex::new(claim) }
+        let Opened { door, quiet, claim } = opened;
+        OpenDoor { plan, shows, door, quiet: Mutex::new(quiet), claim: Mutex::new(claim) }
+    }
+
+    fn quiesce(&self, patience: Duration) -> sawmill_device::Result<()> {
+        *self.quiet.lock() = Some(self.door.quiesce(patience)?);
+        Ok(())
+    }
+
+    /// A door that is not quiet goes on.
+    fn resume(&self) {
+        if let Some(quiet) = self.quiet.lock().take() {
+            quiet.resume();
+        }
+    }
+
+    fn hand_over(&self) -> sawmill_device::Result<Vec<Handed>> {
+        let quiet = self.quiet.lock();
+        let quiet = quiet.as_ref().ok_or_else(|| {
+            Error::new(ErrorKind::Internal, format!("{} is not quiet", self.door.address()))
+        })?;
+        quiet.hand_over()
+    }
+
+    /// Releases the door, which is quiet, to its new owner or the next server.
+    fn let_go(&self) {
+        match self.quiet.lock().take() {
+            Some(quiet) => quiet.let_go(),
+            None => tracing::error!("cannot release {}: it is not quiet", self.door.address()),
+        }
+        self.claim.lock().take();
     }
 
     /// The kind of the door, and the address that gives users this volume.
     pub(crate) fn told(&self, name: &str) -> (&'static str, String) {
-        (self.door.kind(), self.door.address_of(name))
+        (self.door.kind(), self.door.export(name).address)
     }
 }
 
@@ -193,12 +224,12 @@ impl Doors {
         let _one_at_a_time = self.changing.lock();
         self.demand_ours()?;
         let found = self.of(volume).into_iter().find(|open| {
-            [open.door.address_of(volume), open.door.address(), open.plan.to_string()]
+            [open.door.export(volume).address, open.door.address(), open.plan.to_string()]
                 .contains(&address.to_owned())
         });
         let Some(found) = found else {
             let there: Vec<_> =
-                self.of(volume).iter().map(|open| open.door.address_of(volume)).collect();
+                self.of(volume).iter().map(|open| open.door.export(volume).address).collect();
             return Err(Failure::new(
                 Exit::NotFound,
                 format!("volume {volume} has no door {address}; it has: {}", there.join(", ")),
@@ -211,7 +242,7 @@ impl Doors {
                 found.shows.len()
             )));
         }
-        found.door.stop();
+        found.door.stop(Stop::Drained);
         self.open.write().retain(|open| !Arc::ptr_eq(open, &found));
         Ok(found.plan.clone())
     }
@@ -260,6 +291,11 @@ impl Doors {
         self.of(volume).iter().map(|open| open.told(volume)).collect()
     }
 
+    /// The connected users of this volume, where the kind of door knows them.
+    pub(crate) fn peers(&self, volume: &str) -> Vec<String> {
+        self.of(volume).iter().flat_map(|open| open.door.export(volume).peers).collect()
+    }
+
     /// Notifies users that the volume has another size, where the kind of door can do that.
     pub(crate) fn resized(&self, volume: &str) {
         for open in self.of(volume) {
@@ -284,7 +320,7 @@ impl Doors {
         let work = || {
             while let Some(open) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let left = deadline.saturating_duration_since(Instant::now());
-                match open.door.quiesce(left) {
+                match open.quiesce(left) {
                     Ok(()) => {}
                     Err(error) if error.kind() == ErrorKind::Closed => {
                         tracing::warn!("dropping a door that has ended: {error}");
@@ -311,7 +347,7 @@ impl Doors {
     pub(crate) fn resume_but(&self, away: &[&str]) {
         let stays =
             |open: &Arc<OpenDoor>| open.shows.iter().all(|name| away.contains(&name.as_str()));
-        self.all().iter().filter(|open| !stays(open)).for_each(|open| open.door.resume());
+        self.all().iter().filter(|open| !stays(open)).for_each(|open| open.resume());
     }
 
     /// Leaves the doors of these volumes as a killed process does. Devices and mounts wait for the
@@ -321,11 +357,10 @@ impl Doors {
         let is_away = |name: &String| away.contains(&name.as_str());
         for open in self.all().iter().filter(|open| open.shows.iter().any(is_away)) {
             if open.shows.iter().all(is_away) {
-                open.door.let_go();
-                open.claim.lock().take();
+                open.let_go();
             } else {
                 // The door resumes for other volumes, but has requests that wait for this one.
-                open.door.stop_now();
+                open.door.stop(Stop::Now);
             }
             self.open.write().retain(|other| !Arc::ptr_eq(other, open));
         }
@@ -335,7 +370,7 @@ impl Doors {
     pub(crate) fn hand_over(&self) -> sawmill_device::Result<Vec<Handed>> {
         let mut all = Vec::new();
         for open in self.all() {
-            let pieces = match open.door.hand_over() {
+            let pieces = match open.hand_over() {
                 Err(error) if error.kind() == ErrorKind::Closed => {
                     tracing::warn!("dropping a door that has ended: {error}");
                     continue;
@@ -384,7 +419,7 @@ impl Doors {
         let work = || loop {
             let Some((index, door)) = next.lock().next() else { return };
             let outcome = open(door);
-            outcome.iter().for_each(|opened| opened.door.resume());
+            outcome.iter().for_each(OpenDoor::resume);
             taken.lock().push((index, outcome));
         };
         std::thread::scope(|scope| {
@@ -410,21 +445,18 @@ impl Doors {
     /// Releases everything that was handed over; its new owner has it.
     pub(crate) fn let_go(&self) {
         self.gone.store(true, Ordering::Release);
-        for open in self.all() {
-            open.door.let_go();
-            open.claim.lock().take();
-        }
+        self.all().iter().for_each(|open| open.let_go());
     }
 
     /// Closes all doors: requests in flight finish, then users see the end.
     pub(crate) fn stop(&self) {
         let _one_at_a_time = self.changing.lock();
-        self.all().iter().for_each(|open| open.door.stop());
+        self.all().iter().for_each(|open| open.door.stop(Stop::Drained));
     }
 
     /// Closes all doors immediately.
     pub(crate) fn stop_now(&self) {
-        self.all().iter().for_each(|open| open.door.stop_now());
+        self.all().iter().for_each(|open| open.door.stop(Stop::Now));
     }
 
     fn take_over_one(

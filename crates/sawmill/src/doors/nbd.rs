@@ -162,7 +162,7 @@ impl Plan for NbdPlan {
         opening: &Opening<'_>,
     ) -> sawmill_device::Result<Opened> {
         let exports = opening.volumes.iter().map(export).collect();
-        NbdServer::take_over_quiet(self.options(opening.shared), exports, pieces).map(Opened::new)
+        NbdServer::take_over(self.options(opening.shared), exports, pieces).map(Opened::new)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Device nodes through the kernel's ublk driver, one for each volume.
 //!
 //! Invariant: the device that a dead server of a volume left, whose users wait, is taken over
-//! before a new one is made. Not here: the protocol, and the devices of other volumes (`sawmill device`).
+//! before a new one is made. Not here: the protocol, and the devices of other volumes
+//! (`sawmill device`).
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};

@@ -97,6 +97,7 @@ impl Plan for VhostPlan {
     ) -> sawmill_device::Result<Opened> {
         let volume = opening.only()?;
         let device = Arc::clone(&volume.device);
-        VhostDoor::take_over(self.options(volume), device, pieces).map(Opened::new)
+        let (door, quiet) = VhostDoor::take_over(self.options(volume), device, pieces)?;
+        Ok(Opened { quiet: Some(quiet), ..Opened::new(door) })
     }
 }
