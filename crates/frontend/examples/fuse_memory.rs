@@ -19,8 +19,8 @@ use sawmill_device::{
     Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Outcome, Reply,
     Request,
 };
-use sawmill_frontend::Door;
 use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
+use sawmill_frontend::{Door, Stop};
 
 const THREADS: usize = 3;
 
@@ -134,8 +134,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         match line.as_str() {
             "let-go" => {
                 let began = Instant::now();
-                door.quiesce(Duration::from_secs(5))?;
-                door.let_go();
+                door.quiesce(Duration::from_secs(5))?.let_go();
                 println!("let go after {:?}", began.elapsed());
                 return Ok(());
             }
@@ -144,7 +143,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             other => println!("unknown: {other}"),
         }
     }
-    door.stop();
+    door.stop(Stop::Drained);
     println!("stopped");
     Ok(())
 }

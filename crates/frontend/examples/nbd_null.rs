@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use sawmill_device::{MemoryDevice, NullDevice};
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
+use sawmill_frontend::{Door, Stop};
 
 const SIZE_BYTES: u64 = 1 << 30;
 
@@ -31,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     server.add_export(Export { name: "memory".into(), description, device: memory })?;
     println!("{}\n{}", server.uri("null"), server.uri("memory"));
     std::io::stdin().read_to_end(&mut Vec::new())?;
-    server.stop();
+    server.stop(Stop::Drained);
     println!("{:#?}", server.metrics());
     Ok(())
 }

@@ -18,8 +18,8 @@ use sawmill_device::{
     BlockDevice, Error, ErrorKind, Geometry, MemoryDevice, NullDevice, Operation, Operations,
     Reply, Request, Result,
 };
-use sawmill_frontend::Door;
 use sawmill_frontend::ublk::{self, UblkDoor, UblkOptions, UblkWorkers};
+use sawmill_frontend::{Door, QuietDoor, Stop};
 
 const USAGE: &str = "\
 ublk_memory [--null] [--size MIB] [--devices N] [--workers N] [--queues N] [--depth N] [--id ID] \
@@ -165,12 +165,16 @@ struct Served {
     device: Arc<dyn BlockDevice>,
 }
 
+fn quiesce(served: &[Served]) -> Result<Vec<Box<dyn QuietDoor>>> {
+    served.iter().map(|served| served.door.quiesce(Duration::from_secs(10))).collect()
+}
+
 /// Gives every device to a server in the same process, and says how long users had to wait.
 fn swap(served: &mut [Served]) -> Result<()> {
     let began = Instant::now();
-    served.iter().try_for_each(|served| served.door.quiesce(Duration::from_secs(10)))?;
+    let doors = quiesce(served)?;
     let quiet = began.elapsed();
-    served.iter().for_each(|served| served.door.let_go());
+    doors.into_iter().for_each(|door| door.let_go());
     let gone = began.elapsed();
     for Served { door, options, device } in served {
         *door = UblkDoor::recover(door.id(), options.clone(), device.clone())?;
@@ -195,19 +199,16 @@ fn allow_many_files() {
 
 /// Follows lines of standard input until one of them, or its end, is the end.
 fn listen(served: &mut [Served]) -> Result<()> {
-    let patience = Duration::from_secs(10);
     for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
         match line.trim() {
             "stop" => break,
             "drain" => {
-                served.iter().try_for_each(|served| served.door.quiesce(patience))?;
-                served.iter().for_each(|served| served.door.resume());
+                quiesce(served)?.into_iter().for_each(|door| door.resume());
                 println!("drained");
             }
             "swap" => swap(served)?,
             "leave" => {
-                served.iter().try_for_each(|served| served.door.quiesce(patience))?;
-                served.iter().for_each(|served| served.door.let_go());
+                quiesce(served)?.into_iter().for_each(|door| door.let_go());
                 println!("left");
                 return Ok(());
             }
@@ -216,7 +217,7 @@ fn listen(served: &mut [Served]) -> Result<()> {
         }
     }
     let began = Instant::now();
-    served.iter().for_each(|served| served.door.stop());
+    served.iter().for_each(|served| served.door.stop(Stop::Drained));
     eprintln!("stopped in {} ms", began.elapsed().as_millis());
     Ok(())
 }

@@ -27,7 +27,7 @@ use sawmill_device::{
     BlockDevice, Error, ErrorKind, Geometry, MemoryDevice, Operation, Operations, Request,
 };
 use sawmill_frontend::vhost::{VhostDoor, VhostOptions};
-use sawmill_frontend::{Door, Handed};
+use sawmill_frontend::{Door, Handed, Stop};
 
 const SIZE_BYTES: u64 = 1 << 30;
 const THREADS: usize = 4;
@@ -157,8 +157,8 @@ fn take_over(
     while let Some(piece) = receive(&stream)? {
         pieces.push(piece);
     }
-    let door = VhostDoor::take_over(options, device, pieces)?;
-    door.resume();
+    let (door, quiet) = VhostDoor::take_over(options, device, pieces)?;
+    quiet.resume();
     Ok(door)
 }
 
@@ -166,9 +166,9 @@ fn take_over(
 fn give(door: &VhostDoor, control: &UnixListener) -> Fallible<()> {
     let (stream, _) = control.accept()?;
     let start = Instant::now();
-    door.quiesce(Duration::from_secs(10))?;
-    let pieces = door.hand_over()?;
-    door.let_go();
+    let quiet = door.quiesce(Duration::from_secs(10))?;
+    let pieces = quiet.hand_over()?;
+    quiet.let_go();
     pieces.iter().try_for_each(|piece| send(&stream, piece))?;
     eprintln!("let go after {:?}", start.elapsed());
     Ok(())
@@ -195,7 +195,7 @@ fn main() -> Fallible<()> {
         }
         None => {
             std::io::stdin().read_to_end(&mut Vec::new())?;
-            door.stop();
+            door.stop(Stop::Drained);
         }
     }
     eprintln!("{:#?}", door.counts());

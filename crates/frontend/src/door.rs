@@ -1,12 +1,14 @@
 //! The interface of every door, whatever its protocol.
 //!
-//! A door is *quiet* between [`Door::quiesce`] and [`Door::resume`]: it accepts no request, and
+//! A door is *quiet* from [`Door::quiesce`] to [`QuietDoor::resume`]: it accepts no request, and
 //! every accepted request is answered. Users wait in the meantime and notice nothing else. Only a
 //! quiet door can be handed over to another process, which needs a few facts and the descriptors of
 //! the door.
 //!
-//! Invariant: until [`Door::let_go`], a door that was handed over can still resume, so a hand-off
-//! can be rolled back. Not here: how the pieces travel between processes.
+//! Invariants: until [`QuietDoor::let_go`], a door that was handed over can still resume, so a
+//! hand-off can be rolled back. Nothing but [`QuietDoor::resume`] resumes a quiet door: a process
+//! that fails in the middle of a hand-off must not serve what another may have. Not here: how the
+//! pieces travel between processes.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -22,40 +24,62 @@ pub trait Door: Send + Sync {
     /// What a user opens: an address, a device node, a socket, a file.
     fn address(&self) -> String;
 
-    /// The address for the export with this name; a door with one device has one address.
-    fn address_of(&self, name: &str) -> String;
-
-    /// The connected peers of the export with this name, if the door knows them, the oldest first.
-    fn peers_of(&self, name: &str) -> Vec<String>;
+    /// The export with this name. A door with one device has one export, whatever the name.
+    fn export(&self, name: &str) -> ExportSeen;
 
     /// The counters since the start.
     fn counts(&self) -> DoorCounts;
 
     /// Accepts no more requests and waits until the accepted ones are answered. Returns
-    /// `Unavailable` if that takes longer than `patience`; the door has resumed then.
-    fn quiesce(&self, patience: Duration) -> Result<()>;
-
-    /// Accepts requests again after [`Door::quiesce`].
-    fn resume(&self);
-
-    /// What another process needs to take over this door, which must be quiet. Descriptors are
-    /// duplicates.
-    fn hand_over(&self) -> Result<Vec<Handed>>;
-
-    /// Releases everything that was handed over to its new owner, without ending any connection.
-    /// Only for a quiet door.
-    fn let_go(&self);
+    /// `Unavailable` if that takes longer than `patience`; the door has resumed then. Returns
+    /// `Closed` for a door that has ended.
+    ///
+    /// A quiet door stays so, and the caller gets another value for it.
+    fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>>;
 
     /// The device has another size: tells the user. Errors: `Refused` where this door or kernel
     /// cannot; the text says how the user comes to see it.
     fn resized(&self) -> Result<()>;
 
-    /// Accepts no more requests, answers the accepted ones, and closes the door.
-    fn stop(&self);
+    /// Closes the door, which may be quiet.
+    fn stop(&self, how: Stop);
+}
 
-    /// Closes the door immediately. Requests in flight continue in their devices, without an answer
-    /// to the user.
-    fn stop_now(&self);
+/// A door that accepts no request and has answered all that it accepted.
+///
+/// Dropping this changes nothing: the door stays quiet, and its users wait until somebody resumes
+/// it through another value, or stops it. If the door has resumed or ended in the meantime, this
+/// value is stale.
+#[must_use = "the users of a quiet door wait until it is resumed"]
+pub trait QuietDoor: Send {
+    /// What another process needs to take over this door. Descriptors are duplicates. Returns an
+    /// error if this value is stale.
+    fn hand_over(&self) -> Result<Vec<Handed>>;
+
+    /// Releases everything that was handed over to its new owner, without ending any connection.
+    /// The door has ended then.
+    fn let_go(self: Box<Self>);
+
+    /// Accepts requests again.
+    fn resume(self: Box<Self>);
+}
+
+/// How a door closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// It accepts no more requests and answers the accepted ones first.
+    Drained,
+    /// Immediately. Requests in flight continue in their devices, without an answer to the user.
+    Now,
+}
+
+/// An export of a door, as its users see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportSeen {
+    /// What a user opens.
+    pub address: String,
+    /// The connected peers, if the door knows them, the oldest first.
+    pub peers: Vec<String>,
 }
 
 /// One piece of a door for another process: a listening socket, a connection, a device.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use sawmill_device::MemoryDevice;
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
-use sawmill_frontend::{Handed, pack, unpack};
+use sawmill_frontend::{Door, Handed, Stop, pack, unpack};
 
 use crate::nbd::no_thread_panicked;
 
@@ -54,6 +54,6 @@ fn take_over(mut pieces: Vec<Handed>) {
     let export = Export { name: "disk".into(), description: String::new(), device };
     if let Ok(server) = NbdServer::take_over(options, vec![export], pieces) {
         drop(clients);
-        server.stop();
+        server.stop(Stop::Drained);
     }
 }

@@ -13,6 +13,12 @@ pub(crate) fn make_folder(path: &Path) -> Result<()> {
     made.map_err(|error| Failure::io(format!("cannot make the folder {}", path.display()), &error))
 }
 
+/// Creates the folder that a socket or mount point is in.
+pub(crate) fn make_parent(path: &Path) -> Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.map_or(Ok(()), make_folder)
+}
+
 /// Creates a volume's folder and notes its store in it: a volume and its replica have the same id.
 pub(crate) fn make_volume_folder(path: &Path, store_url: &str) -> Result<()> {
     make_folder(path)?;

@@ -28,7 +28,7 @@ use crate::config::VolumeAddress;
 use crate::control::protocol::{
     Changed, Collected, ControlRequest, DoorAdded, DoorRemoved, HandOff, Resized,
 };
-use crate::doors::added::{Added, as_noted};
+use crate::doors::added::Added;
 use crate::doors::plan::DoorPlan;
 use crate::doors::{Doors, Shown};
 use crate::handoff::Asked;
@@ -378,8 +378,7 @@ impl Serving {
                 reason: meter.last_error.map(|(_, what)| what),
             };
         }
-        let doors = self.doors.of(served.name());
-        let clients = doors.iter().flat_map(|open| open.door.peers_of(served.name())).collect();
+        let clients = self.doors.peers(served.name());
         let addresses = self.doors.addresses(served.name());
         VolumeStatus {
             store: served.address.store_url.clone(),
@@ -492,7 +491,7 @@ impl Serving {
                 served
                     .added
                     .as_ref()
-                    .map_or(Ok(()), |added| added.forget(&as_noted(plan, &address)))?;
+                    .map_or(Ok(()), |added| added.forget(&plan.reopened_at(&address)))?;
                 serde_json::json!(DoorRemoved { removed: address })
             }
             ControlRequest::HandOff(wanted) => self.order_hand_off(wanted)?,
@@ -510,7 +509,7 @@ impl Serving {
         drop(served.volume()?);
         let opened = self.doors.open(plan.clone(), &[served.as_shown()])?;
         let (kind, address) = opened.told(served.name());
-        let plan = as_noted(plan, &address);
+        let plan = plan.reopened_at(&address);
         if let Some(Err(failure)) = served.added.as_ref().map(|added| added.note(&plan)) {
             // Otherwise, users of a door that does not return after a crash could hang.
             self.doors.remove(served.name(), &address)?;

@@ -3,9 +3,6 @@
 //! Invariants: what was opened is closed again when a later step fails. Nothing here decides what a
 //! user meant (the commands do) or what a number means (`admin` does).
 
-use std::io;
-use std::net::TcpListener;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::Arc;
@@ -22,6 +19,7 @@ use crate::config::{Places, VolumeAddress};
 use crate::control;
 use crate::doors::plan::DoorPlan;
 use crate::folders::{make_folder, make_volume_folder};
+use crate::listening::check_free;
 use crate::memory;
 use crate::plan::{CachePlan, Plan};
 use crate::seen;
@@ -62,11 +60,7 @@ pub(crate) fn serve(
     claim_descriptors(plan.volumes.len())?;
     make_folder(&places.state_folder()?)?;
     // Checked before anything is attached: a wrong address must not cost an epoch.
-    for door in &plan.doors {
-        if let DoorPlan::Nbd { listen, .. } = door {
-            check_free(listen, "--nbd")?;
-        }
-    }
+    plan.doors.iter().try_for_each(DoorPlan::check_free)?;
     plan.admin.map_or(Ok(()), |address| check_free(&Listen::Tcp(address), "--admin"))?;
     let (volumes, cache) = open_all(places, &plan, &mut Stores::default())?;
     let serving = Serving::new(volumes, cache, &plan, started, hand_off);
@@ -226,23 +220,6 @@ pub(crate) fn staging_folder(plan: &Plan, journal_path: Option<&Path>) -> PathBu
         Some(journal) if given.as_os_str().is_empty() => memory::folder(journal),
         _ => given.clone(),
     }
-}
-
-/// Fails if a process already listens on the address. (If one starts after this check, listening
-/// itself fails.)
-pub(crate) fn check_free(listen: &Listen, option: &str) -> Result<()> {
-    let taken = match listen {
-        Listen::Unix(path) => UnixStream::connect(path).is_ok(),
-        Listen::Tcp(address) => {
-            TcpListener::bind(address).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
-        }
-    };
-    if !taken {
-        return Ok(());
-    }
-    let text =
-        format!("another process listens on {listen} already; give another address with {option}");
-    Err(Failure::new(Exit::InUse, text))
 }
 
 /// Starts the admin server: a control socket per volume, and a loopback address if requested.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use sawmill_device::{BlockDevice, BlockDeviceExt};
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
+use sawmill_frontend::{Door, Stop};
 
 use crate::bridge::{FusedFile, LoopDevice, can_mount};
 use crate::file_system::FileSystem;
@@ -122,7 +123,7 @@ pub fn above(
     } else {
         on_block_device(&uri, work, seed, &clock, folder, || Ok(disk.entry_count()))?
     };
-    server.stop();
+    server.stop(Stop::Drained);
     let recorded = Recorded { recording: disk.finish()?, before, first, knowledge };
     recorded.save(folder)?;
     Ok((recorded, wrong))

@@ -168,7 +168,8 @@ prop_compose! {
             // As a checkpoint of any age may say it; see `checkpoints`.
             let attached_s = (wall_unix_ms as u32) & 0xffff;
             CutEntry {
-                kind, number, through_sequence, name, put_id, position, wall_unix_ms, pin, attached_s,
+                kind, number, through_sequence, name, put_id, position, wall_unix_ms, pin,
+                attached_s,
             }
         }).collect();
         cuts.sort();
@@ -184,11 +185,11 @@ prop_compose! {
         dead in vec((1u64..1 << 40, any::<u64>()), 0..6),
     ) -> Kept {
         let (mut through_sequence, mut sequence) = (0, 0);
-        let step = |(step, (volume_id, _), [pin, cut_number, cut_through])| {
+        let lineage = lineage.into_iter().map(|(step, (volume_id, _), numbers)| {
+            let [pin, cut_number, cut_through] = numbers;
             through_sequence += step;
             LineageEntry { through_sequence, volume_id, pin, cut_number, cut_through }
-        };
-        let lineage = lineage.into_iter().map(step).collect();
+        }).collect();
         let dead = dead.into_iter().map(|(step, since)| {
             sequence += step;
             DeadEntry { sequence, since }
@@ -322,13 +323,13 @@ prop_compose! {
         entries in vec((any::<[u32; 6]>(), any::<u8>(), uniform16(any::<u32>())), 0..20),
     ) -> CacheIndex {
         let owners: Vec<_> = owners.into_iter().map(|(volume_id, _)| volume_id).collect();
-        let entry = |([owner, sequence, epoch, frame, slot, data], tier, crcs)| {
+        let entries = entries.into_iter().map(|(numbers, tier, crcs)| {
+            let [owner, sequence, epoch, frame, slot, data] = numbers;
             let (sequence, epoch) = (u64::from(sequence) << 20, u64::from(epoch) << 20);
             let (owner, slot) = (owner % owners.len() as u32, slot % slot_count);
             let data_bytes = 1 + data % frame_bytes;
             CacheEntry { owner, sequence, epoch, frame, slot, data_bytes, tier, crcs }
-        };
-        let entries = entries.into_iter().map(entry).collect();
+        }).collect();
         CacheIndex { frame_bytes, slot_count, cache_tag, owners, entries }
     }
 }

@@ -29,14 +29,18 @@ use super::options::{
 use super::protocol::init;
 use super::worker::{Served, work};
 use crate::mount_holder::MountHolder;
-use crate::{Door, DoorCounts, Handed};
+use crate::{Door, DoorCounts, ExportSeen, Handed, QuietDoor, Stop};
 
 /// How long a stop waits for short-time users of a device, such as udev.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// A volume as one file in a folder of its own. Dropping it ends it immediately, as
-/// [`Door::stop_now`] does.
+/// A volume as one file in a folder of its own. Dropping it is [`Stop::Now`].
 pub struct FuseDoor {
+    mounted: Arc<Mounted>,
+}
+
+/// A mount and the threads that serve it.
+struct Mounted {
     link: Arc<Link>,
     served: Arc<Served>,
     mount: Mount,
@@ -77,13 +81,13 @@ impl FuseDoor {
         let (agreed, mount_holder) = made.inspect_err(|_| mount.abandon())?;
         let door = Self::open(&options, device, mount, kernel, agreed, mount_holder)?;
         // From now on the kernel caches the folder, also while no server runs.
-        let _ = std::fs::metadata(&door.mount.path);
-        door.attach(&options)?;
+        let _ = std::fs::metadata(&door.mounted.mount.path);
+        door.mounted.attach(&options)?;
         Ok(door)
     }
 
     /// Takes over the door of another process, on the same mount, with the result of its
-    /// [`Door::hand_over`]. Returns `Invalid` if that is not a mount, or not the one that the
+    /// [`QuietDoor::hand_over`]. Returns `Invalid` if that is not a mount, or not the one that the
     /// options name.
     pub fn take_over(
         options: FuseOptions,
@@ -140,12 +144,13 @@ impl FuseDoor {
         }
         let door = Self::open(options, device, mount, kernel, agreed, mount_holder)?;
         let device = number.map(LoopDevice::numbered).filter(|device| device.is_of(&door.file()));
-        *door.loop_device.lock() = device;
+        *door.mounted.loop_device.lock() = device;
         // Users wait behind this door: a missing part is logged, and is no reason to close it.
-        let known = if resized { door.resized() } else { door.tell_mount_holder() };
-        let whole = known.and_then(|()| door.attach(options));
+        let mounted = &door.mounted;
+        let known = if resized { mounted.resized() } else { mounted.tell_mount_holder() };
+        let whole = known.and_then(|()| mounted.attach(options));
         if let Err(error) = whole {
-            tracing::error!(mountpoint = %door.mount.path.display(), "fuse: the mount resumes, \
+            tracing::error!(mountpoint = %mounted.mount.path.display(), "fuse: the mount resumes, \
                 but: {error}");
         }
         Ok(door)
@@ -176,7 +181,7 @@ impl FuseDoor {
             let thread = std::thread::Builder::new().name(format!("fuse-{n}"));
             workers.push(thread.spawn(move || work(&link, &served)).map_err(failed)?);
         }
-        let door = FuseDoor {
+        let mounted = Mounted {
             link,
             served,
             mount,
@@ -187,12 +192,12 @@ impl FuseDoor {
             over: AtomicBool::new(false),
         };
         if let (Some(how), Some(mount_holder)) = (&options.mount_holder, mount_holder) {
-            let kept = door.handed().map(|handed| Kept::new(how, mount_holder, handed));
-            *door.mount_holder.lock() = kept
+            let kept = mounted.handed().map(|handed| Kept::new(how, mount_holder, handed));
+            *mounted.mount_holder.lock() = kept
                 .inspect_err(|error| tracing::error!("the mount holder is not watched: {error}"))
                 .ok();
         }
-        Ok(door)
+        Ok(FuseDoor { mounted: Arc::new(mounted) })
     }
 
     /// Starts a mount holder if one is requested and useful.
@@ -211,6 +216,27 @@ impl FuseDoor {
         MountHolder::start(&mount_holder.socket, &mount_holder.command, &handed).map(Some)
     }
 
+    /// The file with the volume.
+    #[must_use]
+    pub fn file(&self) -> PathBuf {
+        self.mounted.file()
+    }
+
+    /// The loop device, if one is attached.
+    #[must_use]
+    pub fn loop_device(&self) -> Option<LoopDevice> {
+        *self.mounted.loop_device.lock()
+    }
+
+    /// The counters since the start.
+    #[must_use]
+    pub fn metrics(&self) -> FuseMetrics {
+        let link = &self.mounted.link;
+        link.counters.snapshot(!link.is_finished(), link.in_flight())
+    }
+}
+
+impl Mounted {
     /// Attaches a loop device if one is requested and there is none.
     fn attach(&self, options: &FuseOptions) -> Result<()> {
         let mut slot = self.loop_device.lock();
@@ -251,28 +277,16 @@ impl FuseDoor {
     }
 
     /// The file with the volume.
-    #[must_use]
-    pub fn file(&self) -> PathBuf {
+    fn file(&self) -> PathBuf {
         self.mount.path.join(&self.served.name)
-    }
-
-    /// The loop device, if one is attached.
-    #[must_use]
-    pub fn loop_device(&self) -> Option<LoopDevice> {
-        *self.loop_device.lock()
-    }
-
-    /// The counters since the start.
-    #[must_use]
-    pub fn metrics(&self) -> FuseMetrics {
-        self.link.counters.snapshot(!self.link.is_finished(), self.link.in_flight())
     }
 
     /// Notifies the kernel, and the loop device, of the new size of the device. Not while the door
     /// is quiet.
-    pub fn resized(&self) -> Result<()> {
+    fn resized(&self) -> Result<()> {
         self.link.send(&[&answer::invalidate_file()]);
-        if let Some(device) = self.loop_device() {
+        let device = *self.loop_device.lock();
+        if let Some(device) = device {
             // The loop device uses the kernel's cached size of the file, so refresh that first.
             let told = std::fs::metadata(self.file()).and_then(|_| device.take_size());
             told.map_err(|error| {
@@ -314,87 +328,6 @@ impl FuseDoor {
             mount_holder.end();
         }
     }
-}
-
-/// Whether a mount with these flags can survive its server, so that a mount holder is useful.
-fn can_outlive(flags: u64) -> bool {
-    let can = flags & init::RESEND != 0;
-    if !can {
-        // Requests that a dead server took would never be resent, and their users would hang.
-        tracing::warn!(
-            "fuse: this kernel is older than 6.9: the mount cannot survive the death of the server"
-        );
-    }
-    can
-}
-
-/// Whether the condition becomes true in time.
-fn patiently(mut is: impl FnMut() -> bool) -> bool {
-    let until = Instant::now() + BUSY_TIME_MAX;
-    loop {
-        if is() {
-            return true;
-        }
-        if Instant::now() >= until {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// The longest request to allow the kernel, in whole pages.
-fn request_bytes_max(device: &dyn BlockDevice) -> u32 {
-    device.geometry().request_bytes_max.min(REQUEST_BYTES_MAX) / REQUEST_BYTES_MIN
-        * REQUEST_BYTES_MIN
-}
-
-fn check(options: &FuseOptions, device: &dyn BlockDevice) -> Result<()> {
-    let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
-    let name = &options.file_name;
-    if name.is_empty()
-        || name.len() > NAME_BYTES_MAX
-        || name.contains(['/', '\0'])
-        || name == "."
-        || name == ".."
-    {
-        return invalid(format!("fuse: {name:?} is not a valid file name"));
-    }
-    if !(1..=WORKERS_MAX).contains(&options.workers) {
-        return invalid(format!(
-            "fuse: {} workers are not supported; use 1 to {WORKERS_MAX}",
-            options.workers
-        ));
-    }
-    if request_bytes_max(device) < REQUEST_BYTES_MIN {
-        let longest = device.geometry().request_bytes_max;
-        return invalid(format!(
-            "fuse: the device accepts requests of at most {longest} bytes; 4096 are required"
-        ));
-    }
-    Ok(())
-}
-
-impl Door for FuseDoor {
-    fn kind(&self) -> &'static str {
-        "fuse"
-    }
-
-    fn address(&self) -> String {
-        let file = self.file();
-        self.loop_device().map_or(file, |device| device.path()).display().to_string()
-    }
-
-    fn address_of(&self, _name: &str) -> String {
-        self.address()
-    }
-
-    fn peers_of(&self, _name: &str) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn counts(&self) -> DoorCounts {
-        self.metrics().counts
-    }
 
     fn quiesce(&self, patience: Duration) -> Result<()> {
         if self.link.quiesce(patience) {
@@ -408,14 +341,6 @@ impl Door for FuseDoor {
             patience.as_millis()
         );
         Err(Error::new(ErrorKind::Unavailable, text))
-    }
-
-    fn resume(&self) {
-        self.link.resume();
-    }
-
-    fn resized(&self) -> Result<()> {
-        FuseDoor::resized(self)
     }
 
     fn hand_over(&self) -> Result<Vec<Handed>> {
@@ -487,8 +412,118 @@ impl Door for FuseDoor {
     }
 }
 
+/// Whether a mount with these flags can survive its server, so that a mount holder is useful.
+fn can_outlive(flags: u64) -> bool {
+    let can = flags & init::RESEND != 0;
+    if !can {
+        // Requests that a dead server took would never be resent, and their users would hang.
+        tracing::warn!(
+            "fuse: this kernel is older than 6.9: the mount cannot survive the death of the server"
+        );
+    }
+    can
+}
+
+/// Whether the condition becomes true in time.
+fn patiently(mut is: impl FnMut() -> bool) -> bool {
+    let until = Instant::now() + BUSY_TIME_MAX;
+    loop {
+        if is() {
+            return true;
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The longest request to allow the kernel, in whole pages.
+fn request_bytes_max(device: &dyn BlockDevice) -> u32 {
+    device.geometry().request_bytes_max.min(REQUEST_BYTES_MAX) / REQUEST_BYTES_MIN
+        * REQUEST_BYTES_MIN
+}
+
+fn check(options: &FuseOptions, device: &dyn BlockDevice) -> Result<()> {
+    let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
+    let name = &options.file_name;
+    if name.is_empty()
+        || name.len() > NAME_BYTES_MAX
+        || name.contains(['/', '\0'])
+        || name == "."
+        || name == ".."
+    {
+        return invalid(format!("fuse: {name:?} is not a valid file name"));
+    }
+    if !(1..=WORKERS_MAX).contains(&options.workers) {
+        return invalid(format!(
+            "fuse: {} workers are not supported; use 1 to {WORKERS_MAX}",
+            options.workers
+        ));
+    }
+    if request_bytes_max(device) < REQUEST_BYTES_MIN {
+        let longest = device.geometry().request_bytes_max;
+        return invalid(format!(
+            "fuse: the device accepts requests of at most {longest} bytes; 4096 are required"
+        ));
+    }
+    Ok(())
+}
+
+impl Door for FuseDoor {
+    fn kind(&self) -> &'static str {
+        "fuse"
+    }
+
+    fn address(&self) -> String {
+        let file = self.file();
+        self.loop_device().map_or(file, |device| device.path()).display().to_string()
+    }
+
+    fn export(&self, _name: &str) -> ExportSeen {
+        ExportSeen { address: self.address(), peers: Vec::new() }
+    }
+
+    fn counts(&self) -> DoorCounts {
+        self.metrics().counts
+    }
+
+    fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>> {
+        self.mounted.quiesce(patience)?;
+        Ok(Box::new(Quiet(Arc::clone(&self.mounted))))
+    }
+
+    /// Not while the door is quiet.
+    fn resized(&self) -> Result<()> {
+        self.mounted.resized()
+    }
+
+    fn stop(&self, how: Stop) {
+        match how {
+            Stop::Drained => self.mounted.stop(),
+            Stop::Now => self.mounted.stop_now(),
+        }
+    }
+}
+
+struct Quiet(Arc<Mounted>);
+
+impl QuietDoor for Quiet {
+    fn hand_over(&self) -> Result<Vec<Handed>> {
+        self.0.hand_over()
+    }
+
+    fn let_go(self: Box<Self>) {
+        self.0.let_go();
+    }
+
+    fn resume(self: Box<Self>) {
+        self.0.link.resume();
+    }
+}
+
 impl Drop for FuseDoor {
     fn drop(&mut self) {
-        self.stop_now();
+        self.mounted.stop_now();
     }
 }

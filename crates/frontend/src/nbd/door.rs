@@ -17,9 +17,9 @@ use super::listener::Listener;
 use super::options::NbdOptions;
 use super::origin::Origin;
 use super::outbox::Link;
-use super::server::{Client, Entry, Export, NbdServer};
+use super::server::{Client, Entry, Export, NbdServer, Shared};
 use super::session::{Session, Unread};
-use crate::{Door, DoorCounts, Handed};
+use crate::{Door, DoorCounts, ExportSeen, Handed, QuietDoor, Stop};
 
 /// Time for a thread from the end of a handshake to its pause.
 const QUIET_WITHIN: Duration = Duration::from_secs(1);
@@ -38,18 +38,18 @@ impl NbdServer {
         exports: Vec<Export>,
         pieces: Vec<Handed>,
     ) -> Result<Self> {
-        let server = Self::take_over_quiet(options, exports, pieces)?;
-        Door::resume(&server);
+        let (server, quiet) = Self::take_over_quiet(options, exports, pieces)?;
+        quiet.resume();
         Ok(server)
     }
 
-    /// As [`NbdServer::take_over`], but the server stays quiet until [`Door::resume`]. If it is
+    /// As [`NbdServer::take_over`], but the server stays quiet until it is resumed. If it is
     /// dropped before that, everything stays with the other process.
     pub fn take_over_quiet(
         options: NbdOptions,
         exports: Vec<Export>,
         pieces: Vec<Handed>,
-    ) -> Result<Self> {
+    ) -> Result<(Self, Box<dyn QuietDoor>)> {
         let mut listener = None;
         let mut connections = Vec::new();
         for piece in pieces {
@@ -69,7 +69,8 @@ impl NbdServer {
         for connection in connections {
             server.adopt(connection);
         }
-        Ok(server)
+        let quiet = Box::new(Quiet(Arc::clone(&server.shared)));
+        Ok((server, quiet))
     }
 
     /// Takes over one connection, or logs why not.
@@ -142,13 +143,10 @@ impl Door for NbdServer {
         self.shared.listener.address.to_string()
     }
 
-    fn address_of(&self, name: &str) -> String {
-        self.uri(name)
-    }
-
-    fn peers_of(&self, name: &str) -> Vec<String> {
+    fn export(&self, name: &str) -> ExportSeen {
         let has_it = |client: &Client| client.export.as_deref() == Some(name);
-        self.clients().into_iter().filter(has_it).map(|client| client.peer).collect()
+        let clients = self.clients().into_iter().filter(has_it);
+        ExportSeen { address: self.uri(name), peers: clients.map(|client| client.peer).collect() }
     }
 
     fn counts(&self) -> DoorCounts {
@@ -175,26 +173,40 @@ impl Door for NbdServer {
 
     /// A client that does not read its replies is no obstacle: they stay unsent. Nor is one in its
     /// handshake: it has 20 ms to finish and be included. Otherwise it continues after
-    /// [`Door::resume`], or [`Door::let_go`] closes it and it must reconnect. New clients wait in
-    /// the system's queue.
-    fn quiesce(&self, patience: Duration) -> Result<()> {
-        self.shared.quiesce(patience)
+    /// [`QuietDoor::resume`], or [`QuietDoor::let_go`] closes it and it must reconnect. New clients
+    /// wait in the system's queue.
+    fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>> {
+        self.shared.quiesce(patience)?;
+        Ok(Box::new(Quiet(Arc::clone(&self.shared))))
     }
 
-    fn resume(&self) {
-        self.shared.on_trial.store(false, Relaxed);
-        self.shared.resume();
+    fn resized(&self) -> Result<()> {
+        let text = "users of this door see a new size only after they reopen it";
+        Err(Error::new(ErrorKind::Refused, text))
     }
 
+    /// Waits until all connections are closed. A second call returns together with the first.
+    fn stop(&self, how: Stop) {
+        match how {
+            Stop::Drained => self.shared.end(Link::stop),
+            Stop::Now => self.shared.end(Link::close),
+        }
+    }
+}
+
+struct Quiet(Arc<Shared>);
+
+impl QuietDoor for Quiet {
     /// One `listener`, and a `connection` for each client; `docs/format/hand_over.md` says where
     /// their facts are described. Returns `Invalid` if the door is not quiet.
     fn hand_over(&self) -> Result<Vec<Handed>> {
-        let counted = self.metrics();
-        let registry = self.shared.registry.lock();
-        if !self.shared.is_pausing() || !registry.is_quiet() {
+        let shared = &self.0;
+        let counted = shared.metrics();
+        let registry = shared.registry.lock();
+        if !shared.is_pausing() || !registry.is_quiet() {
             return Err(invalid("the door is not quiet; quiesce it first".into()));
         }
-        let mut pieces = vec![self.shared.listener.piece(&counted)?];
+        let mut pieces = vec![shared.listener.piece(&counted)?];
         for Entry { link, peer, export, held, .. } in registry.entries.values() {
             if let (Some(export), Some(held)) = (export, held) {
                 pieces.push(HandedConnection::piece(
@@ -210,45 +222,41 @@ impl Door for NbdServer {
     }
 
     /// Closes the connections of clients that were not handed over (in their handshake, or ending).
-    fn let_go(&self) {
+    fn let_go(self: Box<Self>) {
+        self.0.let_go();
+    }
+
+    fn resume(self: Box<Self>) {
+        self.0.on_trial.store(false, Relaxed);
+        self.0.resume();
+    }
+}
+
+impl Shared {
+    /// See [`QuietDoor::let_go`].
+    pub(super) fn let_go(&self) {
         {
-            let mut registry = self.shared.registry.lock();
+            let mut registry = self.registry.lock();
             // A thread that has just finished its handshake is on its way to its pause.
-            while self.shared.is_pausing()
-                && !registry.is_quiet()
-                && !self.shared.on_trial.load(Relaxed)
-            {
-                if self.shared.changed.wait_for(&mut registry, QUIET_WITHIN).timed_out() {
+            while self.is_pausing() && !registry.is_quiet() && !self.on_trial.load(Relaxed) {
+                if self.changed.wait_for(&mut registry, QUIET_WITHIN).timed_out() {
                     break;
                 }
             }
-            let quiet = self.shared.is_pausing() && registry.is_quiet();
+            let quiet = self.is_pausing() && registry.is_quiet();
             // On trial, nothing was taken yet, whether the threads know that or not.
-            if !quiet && !self.shared.on_trial.load(Relaxed) {
+            if !quiet && !self.on_trial.load(Relaxed) {
                 tracing::error!("nbd: cannot hand over a door that is not quiet; it resumes");
                 return;
             }
-            self.shared.stopping.store(true, Relaxed);
+            self.stopping.store(true, Relaxed);
             registry.entries.values().for_each(|entry| entry.link.let_go());
         }
-        self.shared.waker.wake();
-        self.shared.nudge();
+        self.waker.wake();
+        self.nudge();
         if let Some(thread) = self.accepting.lock().take() {
             let _ = thread.join();
         }
-        self.shared.wait_until_all_left();
-    }
-
-    fn resized(&self) -> Result<()> {
-        let text = "users of this door see a new size only after they reopen it";
-        Err(Error::new(ErrorKind::Refused, text))
-    }
-
-    fn stop(&self) {
-        NbdServer::stop(self);
-    }
-
-    fn stop_now(&self) {
-        NbdServer::stop_now(self);
+        self.wait_until_all_left();
     }
 }

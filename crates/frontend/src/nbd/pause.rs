@@ -121,7 +121,7 @@ impl Shared {
         Err(error)
     }
 
-    /// See [`crate::Door::resume`].
+    /// See [`crate::QuietDoor::resume`].
     pub(super) fn resume(&self) {
         self.release(&mut self.registry.lock());
     }

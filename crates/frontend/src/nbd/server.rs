@@ -24,7 +24,6 @@ use super::options::{Listen, NbdOptions};
 use super::origin::Origin;
 use super::outbox::Link;
 use super::session::Held;
-use crate::Door;
 
 /// A device under a name.
 #[derive(Clone)]
@@ -115,12 +114,12 @@ pub(super) struct Shared {
     pub(super) on_trial: AtomicBool,
     /// Wakes the accepting thread.
     pub(super) waker: Waker,
+    pub(super) accepting: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A running NBD server. Dropping it stops it immediately, as [`NbdServer::stop_now`] does.
+/// A running NBD server. Dropping it is [`Stop::Now`](crate::Stop::Now).
 pub struct NbdServer {
     pub(super) shared: Arc<Shared>,
-    pub(super) accepting: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl NbdServer {
@@ -163,13 +162,17 @@ impl NbdServer {
             complaints: Complaints::default(),
             on_trial: AtomicBool::new(on_trial),
             waker,
+            accepting: Mutex::default(),
         });
         let accepting = shared.clone();
         let thread = std::thread::Builder::new()
             .name("nbd-accept".into())
             .spawn(move || accepting.accept_all());
         match thread {
-            Ok(thread) => Ok(NbdServer { shared, accepting: Mutex::new(Some(thread)) }),
+            Ok(thread) => {
+                *shared.accepting.lock() = Some(thread);
+                Ok(NbdServer { shared })
+            }
             Err(error) => {
                 shared.listener.remove_unless(on_trial);
                 Err(system(error))
@@ -254,15 +257,7 @@ impl NbdServer {
     /// The counters since the start.
     #[must_use]
     pub fn metrics(&self) -> NbdMetrics {
-        let registry = self.shared.registry.lock();
-        let mut metrics = registry.past;
-        for entry in registry.entries.values() {
-            metrics.connections += 1;
-            metrics.handshakes += u64::from(entry.export.is_none());
-            entry.link.counters.add_to(&mut metrics);
-            metrics.in_flight += entry.link.in_flight();
-        }
-        metrics
+        self.shared.metrics()
     }
 
     /// The clients connected now, oldest first.
@@ -274,44 +269,46 @@ impl NbdServer {
         };
         self.shared.registry.lock().entries.values().map(client).collect()
     }
-
-    /// Stops accepting, lets requests in flight finish and sends their replies, closes every
-    /// connection and waits for that. A second call returns together with the first.
-    pub fn stop(&self) {
-        self.end(Link::stop);
-    }
-
-    /// Closes every connection immediately. Requests in flight continue in their devices, without
-    /// replies.
-    pub fn stop_now(&self) {
-        self.end(Link::close);
-    }
-
-    fn end(&self, how: impl Fn(&Link)) {
-        // On trial, everything belongs to another process and must not be ended.
-        if self.shared.on_trial.load(Relaxed) {
-            return Door::let_go(self);
-        }
-        self.shared.stopping.store(true, Relaxed);
-        self.shared.waker.wake();
-        self.shared.nudge();
-        if let Some(thread) = self.accepting.lock().take() {
-            let _ = thread.join();
-            self.shared.listener.remove();
-        }
-        self.shared.registry.lock().entries.values().for_each(|entry| how(&entry.link));
-        self.shared.nudge();
-        self.shared.wait_until_all_left();
-    }
 }
 
 impl Drop for NbdServer {
     fn drop(&mut self) {
-        self.stop_now();
+        self.shared.end(Link::close);
     }
 }
 
 impl Shared {
+    pub(super) fn metrics(&self) -> NbdMetrics {
+        let registry = self.registry.lock();
+        let mut metrics = registry.past;
+        for entry in registry.entries.values() {
+            metrics.connections += 1;
+            metrics.handshakes += u64::from(entry.export.is_none());
+            entry.link.counters.add_to(&mut metrics);
+            metrics.in_flight += entry.link.in_flight();
+        }
+        metrics
+    }
+
+    /// Stops accepting, ends every connection and waits for that. A second call returns together
+    /// with the first.
+    pub(super) fn end(&self, how: impl Fn(&Link)) {
+        // On trial, everything belongs to another process and must not be ended.
+        if self.on_trial.load(Relaxed) {
+            return self.let_go();
+        }
+        self.stopping.store(true, Relaxed);
+        self.waker.wake();
+        self.nudge();
+        if let Some(thread) = self.accepting.lock().take() {
+            let _ = thread.join();
+            self.listener.remove();
+        }
+        self.registry.lock().entries.values().for_each(|entry| how(&entry.link));
+        self.nudge();
+        self.wait_until_all_left();
+    }
+
     pub(super) fn wait_until_all_left(&self) {
         let mut registry = self.registry.lock();
         while !registry.entries.is_empty() {

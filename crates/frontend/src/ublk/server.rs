@@ -24,7 +24,7 @@ use super::progress::Progress;
 use super::protocol;
 use super::registry::{self, Claim, Facts, failed};
 use super::worker::Worker;
-use crate::{Door, DoorCounts, Handed};
+use crate::{Door, DoorCounts, ExportSeen, Handed, QuietDoor, Stop};
 
 /// The features of all our devices.
 const FLAGS: u64 = feature::USER_RECOVERY
@@ -69,7 +69,7 @@ struct Shared {
     quiet: Mutex<bool>,
 }
 
-/// A ublk device and the threads that serve it. Dropping it ends it, as [`Door::stop_now`] does.
+/// A ublk device and the threads that serve it. Dropping it is [`Stop::Now`].
 pub struct UblkDoor {
     shared: Arc<Shared>,
 }
@@ -131,9 +131,9 @@ impl UblkDoor {
         Ok(Self::new(id, options, device, features, serving))
     }
 
-    /// Takes over a device whose server is gone, after a crash or [`Door::let_go`]. Its users wait
-    /// until then, and requests that the old server had not answered are served now. The number of
-    /// queues and the limits stay the same.
+    /// Takes over a device whose server is gone, after a crash or [`QuietDoor::let_go`]. Its users
+    /// wait until then, and requests that the old server had not answered are served now. The
+    /// number of queues and the limits stay the same.
     ///
     /// Errors: `NotFound`; `Refused` for a device of another program or volume, or one that cannot
     /// be taken over; `InUse` if its server still runs; `Unavailable` if the kernel does not notice
@@ -466,6 +466,32 @@ impl Shared {
         counts
     }
 
+    fn quiesce(&self, patience: Duration) -> Result<()> {
+        let waiting =
+            self.serving.lock().as_ref().map(|now| (now.links.len(), now.progress.clone()));
+        let Some((queues, progress)) = waiting else {
+            return Err(Error::new(
+                ErrorKind::Closed,
+                format!("ublk: device {} is not served", self.id),
+            ));
+        };
+        let round = progress.begin_round();
+        self.order_all(|link| Order::Quiesce(link, round));
+        if progress.wait_quiet(queues, patience) {
+            *self.quiet.lock() = true;
+            return Ok(());
+        }
+        self.resume();
+        let text =
+            format!("ublk: requests of device {} were not answered within {patience:?}", self.id);
+        Err(Error::new(ErrorKind::Unavailable, text))
+    }
+
+    fn resume(&self) {
+        *self.quiet.lock() = false;
+        self.order_all(Order::Resume);
+    }
+
     /// Takes the serving state, once.
     fn end(&self) -> Option<Serving> {
         let counts = self.counts();
@@ -516,93 +542,35 @@ impl Door for UblkDoor {
         self.node().display().to_string()
     }
 
-    fn address_of(&self, _name: &str) -> String {
-        self.address()
-    }
-
-    fn peers_of(&self, _name: &str) -> Vec<String> {
-        Vec::new()
+    fn export(&self, _name: &str) -> ExportSeen {
+        ExportSeen { address: self.address(), peers: Vec::new() }
     }
 
     fn counts(&self) -> DoorCounts {
         self.shared.counts()
     }
 
-    fn quiesce(&self, patience: Duration) -> Result<()> {
-        let waiting =
-            self.shared.serving.lock().as_ref().map(|now| (now.links.len(), now.progress.clone()));
-        let Some((queues, progress)) = waiting else {
-            return Err(Error::new(
-                ErrorKind::Closed,
-                format!("ublk: device {} is not served", self.id()),
-            ));
-        };
-        let round = progress.begin_round();
-        self.shared.order_all(|link| Order::Quiesce(link, round));
-        if progress.wait_quiet(queues, patience) {
-            *self.shared.quiet.lock() = true;
-            return Ok(());
-        }
-        self.resume();
-        let text =
-            format!("ublk: requests of device {} were not answered within {patience:?}", self.id());
-        Err(Error::new(ErrorKind::Unavailable, text))
-    }
-
-    fn resume(&self) {
-        *self.shared.quiet.lock() = false;
-        self.shared.order_all(Order::Resume);
+    fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>> {
+        self.shared.quiesce(patience)?;
+        Ok(Box::new(Quiet(Arc::clone(&self.shared))))
     }
 
     fn resized(&self) -> Result<()> {
         self.resize()
     }
 
-    /// One piece, `device`, with the facts `id` and `volume`: for [`UblkDoor::recover`]. No
-    /// descriptors, because the kernel keeps the device.
-    fn hand_over(&self) -> Result<Vec<Handed>> {
-        if !*self.shared.quiet.lock() {
-            return Err(Error::new(
-                ErrorKind::Invalid,
-                format!("ublk: device {} is not quiet", self.id()),
-            ));
-        }
-        if self.shared.options.unprivileged {
-            let text = "is unprivileged and ends with its server, so it cannot be handed over";
-            return Err(Error::new(
-                ErrorKind::Invalid,
-                format!("ublk: device {} {text}", self.id()),
-            ));
-        }
-        let facts = BTreeMap::from([
-            ("id".to_owned(), self.id().to_string()),
-            ("volume".to_owned(), self.shared.options.volume.clone()),
-        ]);
-        Ok(vec![Handed { what: "device".to_owned(), facts, ..Handed::default() }])
-    }
-
-    /// With shared threads, the kernel notices this when all devices of a thread were released, or
-    /// this process has exited.
-    fn let_go(&self) {
-        if !*self.shared.quiet.lock() {
-            tracing::warn!(
-                id = self.id(),
-                "ublk: releasing a device that is not quiet; waiting for it"
-            );
-            let _ = self.quiesce(Duration::MAX);
-        }
-        if let Some(serving) = self.shared.end() {
-            leave(serving);
+    /// [`Stop::Drained`] writes what the kernel has cached of the node. A file system that is still
+    /// mounted on it fails from now on. With [`Stop::Now`] the device vanishes when its requests in
+    /// flight are answered; this does not wait for that.
+    fn stop(&self, how: Stop) {
+        match how {
+            Stop::Drained => self.shared.stop(),
+            Stop::Now => self.stop_now(),
         }
     }
+}
 
-    /// Waits for requests in flight. Writes what the kernel has cached of the node. A file system
-    /// that is still mounted on it fails from now on.
-    fn stop(&self) {
-        self.shared.stop();
-    }
-
-    /// The device vanishes when its requests in flight are answered; this does not wait for that.
+impl UblkDoor {
     fn stop_now(&self) {
         if self.shared.serving.lock().is_none() {
             return;
@@ -612,6 +580,45 @@ impl Door for UblkDoor {
         if let Err(error) = std::thread::Builder::new().name("ublk-stop".into()).spawn(stop) {
             tracing::warn!(%error, id = self.id(), "ublk: cannot start a thread to stop a device");
         }
+    }
+}
+
+struct Quiet(Arc<Shared>);
+
+impl QuietDoor for Quiet {
+    /// One piece, `device`, with the facts `id` and `volume`: for [`UblkDoor::recover`]. No
+    /// descriptors, because the kernel keeps the device.
+    fn hand_over(&self) -> Result<Vec<Handed>> {
+        let Shared { id, options, .. } = &*self.0;
+        if !*self.0.quiet.lock() {
+            return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {id} is not quiet")));
+        }
+        if options.unprivileged {
+            let text = "is unprivileged and ends with its server, so it cannot be handed over";
+            return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {id} {text}")));
+        }
+        let facts = BTreeMap::from([
+            ("id".to_owned(), id.to_string()),
+            ("volume".to_owned(), options.volume.clone()),
+        ]);
+        Ok(vec![Handed { what: "device".to_owned(), facts, ..Handed::default() }])
+    }
+
+    /// With shared threads, the kernel notices this when all devices of a thread were released, or
+    /// this process has exited.
+    fn let_go(self: Box<Self>) {
+        let id = self.0.id;
+        if !*self.0.quiet.lock() {
+            tracing::warn!(id, "ublk: releasing a device that is not quiet; waiting for it");
+            let _ = self.0.quiesce(Duration::MAX);
+        }
+        if let Some(serving) = self.0.end() {
+            leave(serving);
+        }
+    }
+
+    fn resume(self: Box<Self>) {
+        self.0.resume();
     }
 }
 

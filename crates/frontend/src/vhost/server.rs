@@ -23,7 +23,7 @@ use super::options::{QUEUE_SIZE_MAX, QUEUES_MAX, VhostOptions};
 use super::protocol::ID_BYTES;
 use super::session::{Common, Session};
 use super::wire::{self, End};
-use crate::door::{Door, DoorCounts, Handed};
+use crate::door::{Door, DoorCounts, ExportSeen, Handed, QuietDoor, Stop};
 use crate::unix_socket::UnixSocket;
 
 /// The pause after a failure to accept a connection.
@@ -45,14 +45,14 @@ struct Shared {
     stopping: AtomicBool,
     /// Wakes the thread.
     waker: Waker,
-}
-
-/// A running vhost-user-blk door. Dropping it stops it immediately, as [`Door::stop_now`] does.
-pub struct VhostDoor {
-    shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Set when the socket belongs to another process.
     gone: AtomicBool,
+}
+
+/// A running vhost-user-blk door. Dropping it is [`Stop::Now`].
+pub struct VhostDoor {
+    shared: Arc<Shared>,
 }
 
 impl VhostDoor {
@@ -66,19 +66,21 @@ impl VhostDoor {
         Self::run(common, listener, Inside { session: None, held: false })
     }
 
-    /// Takes over the door of another process. The door is quiet: it serves from [`Door::resume`]
-    /// on, which must come only after the other process has released it.
+    /// Takes over the door of another process. The door is quiet: it serves once it is resumed,
+    /// which must come only after the other process has released it.
     ///
     /// Errors: as [`VhostDoor::start`]; `Invalid` if the pieces are incomplete.
     pub fn take_over(
         options: VhostOptions,
         device: Arc<dyn BlockDevice>,
         handed: Vec<Handed>,
-    ) -> Result<Self> {
+    ) -> Result<(Self, Box<dyn QuietDoor>)> {
         let common = common(&options, device)?;
         let pieces = handover::unpack(&common, handed)?;
         let listener = UnixSocket::adopt("vhost-user", &options.socket, pieces.listener);
-        Self::run(common, listener, Inside { session: pieces.session, held: true })
+        let door = Self::run(common, listener, Inside { session: pieces.session, held: true })?;
+        let quiet = Box::new(Quiet(Arc::clone(&door.shared)));
+        Ok((door, quiet))
     }
 
     fn run(common: Arc<Common>, listener: UnixSocket, inside: Inside) -> Result<Self> {
@@ -94,16 +96,17 @@ impl VhostDoor {
             socket: Mutex::new(socket),
             stopping: AtomicBool::new(false),
             waker,
+            thread: Mutex::default(),
+            gone: AtomicBool::new(false),
         });
         let serving = shared.clone();
         let thread =
             std::thread::Builder::new().name("vhost-serve".into()).spawn(move || serving.serve());
         match thread {
-            Ok(thread) => Ok(VhostDoor {
-                shared,
-                thread: Mutex::new(Some(thread)),
-                gone: AtomicBool::new(false),
-            }),
+            Ok(thread) => {
+                *shared.thread.lock() = Some(thread);
+                Ok(VhostDoor { shared })
+            }
             Err(error) => {
                 shared.listener.remove();
                 Err(system(error))
@@ -115,17 +118,6 @@ impl VhostDoor {
     pub fn resized(&self) {
         if let Some(session) = &self.shared.inside.lock().session {
             session.announce_config();
-        }
-    }
-
-    fn end_thread(&self) {
-        self.shared.stopping.store(true, Ordering::SeqCst);
-        self.shared.waker.wake();
-        if let Some(thread) = self.thread.lock().take() {
-            let _ = thread.join();
-        }
-        if !self.gone.load(Ordering::SeqCst) {
-            self.shared.listener.remove();
         }
     }
 }
@@ -226,6 +218,105 @@ impl Shared {
         inside.session = Some(Session::new(self.common.clone(), socket));
         None
     }
+
+    fn quiesce(&self, patience: Duration) -> Result<()> {
+        let busy = || {
+            let left = self.common.counters.snapshot().in_flight;
+            let text = format!("vhost-user: {left} requests were not answered within {patience:?}");
+            Error::new(ErrorKind::Unavailable, text)
+        };
+        let deadline = Instant::now() + patience;
+        let mut inside = self.inside.try_lock_until(deadline).ok_or_else(busy)?;
+        if inside.held {
+            return Ok(());
+        }
+        if let Some(session) = &mut inside.session {
+            session.pause(Some(deadline)).map_err(|_| busy())?;
+        }
+        // Includes what an earlier frontend left in the device.
+        let lingering: Vec<_> = self.common.roster.lock().clone();
+        if lingering.iter().any(|queue| queue.lingers_until(deadline)) {
+            if let Some(session) = &mut inside.session {
+                session.go();
+            }
+            return Err(busy());
+        }
+        inside.held = true;
+        drop(inside);
+        self.waker.wake();
+        Ok(())
+    }
+
+    fn resume(&self) {
+        let mut inside = self.inside.lock();
+        if !std::mem::take(&mut inside.held) {
+            return;
+        }
+        if let Some(session) = &mut inside.session {
+            session.go();
+            // After a take-over, none is running yet.
+            if let Err(violation) = session.run_what_can_run() {
+                self.common.counters.violations.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(%violation, "vhost-user: cannot resume a queue; the others resume");
+            }
+        }
+        drop(inside);
+        self.waker.wake();
+    }
+
+    fn hand_over(&self) -> Result<Vec<Handed>> {
+        let inside = self.inside.lock();
+        if !inside.held {
+            let text = "vhost-user: only a quiet door can be handed over";
+            return Err(Error::new(ErrorKind::Internal, text));
+        }
+        handover::pack(&self.listener, inside.session.as_ref())
+    }
+
+    fn let_go(&self) {
+        self.gone.store(true, Ordering::SeqCst);
+        self.end_thread();
+        *self.socket.lock() = None;
+        // Nothing is in flight, and closing our descriptors ends nothing, because others have
+        // duplicates.
+        self.inside.lock().session = None;
+    }
+
+    fn stop(&self) {
+        {
+            let mut inside = self.inside.lock();
+            if let Some(session) = &mut inside.session {
+                let _ = session.pause(None);
+            }
+            inside.held = true;
+        }
+        self.stop_now();
+    }
+
+    fn stop_now(&self) {
+        for queue in self.common.roster.lock().clone() {
+            // The frontend does not wait for its answers any more.
+            queue.detach();
+        }
+        if let Some(socket) = &*self.socket.lock()
+            && !self.gone.load(Ordering::SeqCst)
+        {
+            let _ = shutdown(socket, Shutdown::Both);
+        }
+        self.end_thread();
+        self.inside.lock().session = None;
+    }
+
+    fn end_thread(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.waker.wake();
+        if let Some(thread) = self.thread.lock().take() {
+            let _ = thread.join();
+        }
+        if !self.gone.load(Ordering::SeqCst) {
+            self.listener.remove();
+        }
+    }
 }
 
 impl Door for VhostDoor {
@@ -237,61 +328,17 @@ impl Door for VhostDoor {
         self.shared.listener.path.display().to_string()
     }
 
-    fn address_of(&self, _name: &str) -> String {
-        self.address()
-    }
-
-    fn peers_of(&self, _name: &str) -> Vec<String> {
-        Vec::new()
+    fn export(&self, _name: &str) -> ExportSeen {
+        ExportSeen { address: self.address(), peers: Vec::new() }
     }
 
     fn counts(&self) -> DoorCounts {
         self.shared.common.counters.snapshot()
     }
 
-    fn quiesce(&self, patience: Duration) -> Result<()> {
-        let busy = || {
-            let left = self.counts().in_flight;
-            let text = format!("vhost-user: {left} requests were not answered within {patience:?}");
-            Error::new(ErrorKind::Unavailable, text)
-        };
-        let deadline = Instant::now() + patience;
-        let mut inside = self.shared.inside.try_lock_until(deadline).ok_or_else(busy)?;
-        if inside.held {
-            return Ok(());
-        }
-        if let Some(session) = &mut inside.session {
-            session.pause(Some(deadline)).map_err(|_| busy())?;
-        }
-        // Includes what an earlier frontend left in the device.
-        let lingering: Vec<_> = self.shared.common.roster.lock().clone();
-        if lingering.iter().any(|queue| queue.lingers_until(deadline)) {
-            if let Some(session) = &mut inside.session {
-                session.go();
-            }
-            return Err(busy());
-        }
-        inside.held = true;
-        drop(inside);
-        self.shared.waker.wake();
-        Ok(())
-    }
-
-    fn resume(&self) {
-        let mut inside = self.shared.inside.lock();
-        if !std::mem::take(&mut inside.held) {
-            return;
-        }
-        if let Some(session) = &mut inside.session {
-            session.go();
-            // After a take-over, none is running yet.
-            if let Err(violation) = session.run_what_can_run() {
-                self.shared.common.counters.violations.fetch_add(1, Ordering::Relaxed);
-                tracing::error!(%violation, "vhost-user: cannot resume a queue; the others resume");
-            }
-        }
-        drop(inside);
-        self.shared.waker.wake();
+    fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>> {
+        self.shared.quiesce(patience)?;
+        Ok(Box::new(Quiet(Arc::clone(&self.shared))))
     }
 
     fn resized(&self) -> Result<()> {
@@ -299,52 +346,32 @@ impl Door for VhostDoor {
         Ok(())
     }
 
+    fn stop(&self, how: Stop) {
+        match how {
+            Stop::Drained => self.shared.stop(),
+            Stop::Now => self.shared.stop_now(),
+        }
+    }
+}
+
+struct Quiet(Arc<Shared>);
+
+impl QuietDoor for Quiet {
     fn hand_over(&self) -> Result<Vec<Handed>> {
-        let inside = self.shared.inside.lock();
-        if !inside.held {
-            let text = "vhost-user: only a quiet door can be handed over";
-            return Err(Error::new(ErrorKind::Internal, text));
-        }
-        handover::pack(&self.shared.listener, inside.session.as_ref())
+        self.0.hand_over()
     }
 
-    fn let_go(&self) {
-        self.gone.store(true, Ordering::SeqCst);
-        self.end_thread();
-        *self.shared.socket.lock() = None;
-        // Nothing is in flight, and closing our descriptors ends nothing, because others have
-        // duplicates.
-        self.shared.inside.lock().session = None;
+    fn let_go(self: Box<Self>) {
+        self.0.let_go();
     }
 
-    fn stop(&self) {
-        {
-            let mut inside = self.shared.inside.lock();
-            if let Some(session) = &mut inside.session {
-                let _ = session.pause(None);
-            }
-            inside.held = true;
-        }
-        self.stop_now();
-    }
-
-    fn stop_now(&self) {
-        for queue in self.shared.common.roster.lock().clone() {
-            // The frontend does not wait for its answers any more.
-            queue.detach();
-        }
-        if let Some(socket) = &*self.shared.socket.lock()
-            && !self.gone.load(Ordering::SeqCst)
-        {
-            let _ = shutdown(socket, Shutdown::Both);
-        }
-        self.end_thread();
-        self.shared.inside.lock().session = None;
+    fn resume(self: Box<Self>) {
+        self.0.resume();
     }
 }
 
 impl Drop for VhostDoor {
     fn drop(&mut self) {
-        self.stop_now();
+        self.shared.stop_now();
     }
 }

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use rustix::io::Errno;
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, Geometry, MemoryDevice, Request};
-use sawmill_frontend::Door;
 use sawmill_frontend::fuse::{FuseDoor, FuseOptions};
+use sawmill_frontend::{Door, Stop};
 
 use crate::devices::Held;
 use crate::process::Server;
@@ -85,11 +85,11 @@ fn a_stop_unmounts_and_a_second_one_does_nothing() {
     let shown = show(memory());
     assert!(is_mounted(shown.folder.path()));
     assert_eq!(shown.door.counts().connections, 1);
-    shown.door.stop();
+    shown.door.stop(Stop::Drained);
     assert!(!is_mounted(shown.folder.path()));
     assert_eq!(shown.door.counts().connections, 0);
-    shown.door.stop();
-    shown.door.stop_now();
+    shown.door.stop(Stop::Drained);
+    shown.door.stop(Stop::Now);
     drop(
         FuseDoor::mount(FuseOptions::new(shown.folder.path(), "disk"), memory())
             .expect("the folder is free"),
@@ -105,7 +105,7 @@ fn a_stop_answers_what_is_in_flight() {
         let file = shown.open();
         let writing = scope.spawn(move || file.write_all_at(b"the last write", 7));
         wait_until("the write at the device", || device.count() == 1);
-        let stopping = scope.spawn(|| shown.door.stop());
+        let stopping = scope.spawn(|| shown.door.stop(Stop::Drained));
         wait_until("the mount to go out of sight", || {
             !is_mounted(shown.folder.path()) || device.count() == 1
         });
@@ -122,7 +122,7 @@ fn a_file_still_open_at_a_stop_gets_errors_and_the_folder_is_free() {
     let shown = show(memory());
     let file = shown.open();
     file.write_all_at(b"before", 0).expect("room");
-    shown.door.stop();
+    shown.door.stop(Stop::Drained);
     assert!(!is_mounted(shown.folder.path()));
     assert_eq!(errno(file.write_at(b"after", 0)), Errno::NOTCONN);
 }
@@ -136,7 +136,7 @@ fn stop_now_does_not_wait_for_the_device() {
         let file = shown.open();
         let writing = scope.spawn(move || file.write_all_at(b"lost", 0));
         wait_until("the write at the device", || device.count() == 1);
-        shown.door.stop_now();
+        shown.door.stop(Stop::Now);
         writing.join().expect("no panic").expect_err("nobody answers");
     });
     assert!(!is_mounted(shown.folder.path()));
@@ -152,8 +152,8 @@ fn an_unmount_by_somebody_else_ends_the_door() {
     // Another door in the same place is none of ours to end.
     let other =
         FuseDoor::mount(FuseOptions::new(shown.folder.path(), "disk"), memory()).expect("free");
-    shown.door.stop();
-    shown.door.stop_now();
+    shown.door.stop(Stop::Drained);
+    shown.door.stop(Stop::Now);
     assert_eq!(std::fs::metadata(other.file()).expect("it lives").len(), SIZE);
 }
 
@@ -227,10 +227,10 @@ fn a_mountpoint_may_be_a_link() {
     std::os::unix::fs::symlink("real", &link).expect("a link");
     let door = FuseDoor::mount(FuseOptions::new(&link, "disk"), memory()).expect("it mounts");
     assert_eq!(door.file(), place.path().canonicalize().expect("there").join("real/disk"));
-    door.quiesce(std::time::Duration::from_secs(30)).expect("nothing is in flight");
-    let handed = door.hand_over().expect("quiet");
+    let quiet = door.quiesce(std::time::Duration::from_secs(30)).expect("nothing is in flight");
+    let handed = quiet.hand_over().expect("quiet");
     let next =
         FuseDoor::take_over(FuseOptions::new(&link, "disk"), memory(), handed).expect("the same");
-    door.let_go();
+    quiet.let_go();
     assert_eq!(std::fs::metadata(next.file()).expect("served").len(), SIZE);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use sawmill_device::{BlockDevice, BlockDeviceExt, Geometry, MemoryDevice};
-use sawmill_frontend::Door;
+use sawmill_frontend::{Door, Stop};
 
 use crate::devices::Elsewhere;
 use crate::setting::{
@@ -46,7 +46,7 @@ fn lives_on(make: &[&str], check: &[&str]) {
     run(check[0], &[&check[1..], &[&device]].concat());
     let metrics = shown.door.metrics().counts;
     assert!(metrics.flushes > 0 && metrics.discards > 0 && metrics.errors == 0, "{metrics:?}");
-    shown.door.stop();
+    shown.door.stop(Stop::Drained);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_discard_on_the_loop_device_gives_space_back() {
     assert_eq!(device.resident_bytes(), SIZE - (8 << 20));
     run("blkdiscard", &["--zeroout", &path]);
     assert_eq!(device.read_at(0, SIZE as usize).expect("in range"), vec![0; SIZE as usize]);
-    shown.door.stop();
+    shown.door.stop(Stop::Drained);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn a_stop_detaches_the_loop_device() {
     needs_mounts!();
     let (shown, _) = attach(memory());
     let device = shown.door.loop_device().expect("attached");
-    shown.door.stop();
+    shown.door.stop(Stop::Drained);
     assert!(!device.is_of(&shown.path()));
     assert_eq!(shown.door.loop_device(), None);
 }
@@ -114,7 +114,7 @@ fn a_loop_device_in_use_at_a_stop_goes_when_it_is_closed() {
     let (shown, path) = attach(memory());
     let device = shown.door.loop_device().expect("attached");
     let user = std::fs::OpenOptions::new().read(true).write(true).open(&path).expect("it opens");
-    shown.door.stop();
+    shown.door.stop(Stop::Drained);
     assert_eq!(errno(user.write_at(&[1; 4096], 0).and_then(|_| user.sync_all())), Errno::IO);
     drop(user);
     wait_until("it is detached", || device.backing_file().expect("asked").is_none());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind};
 use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
-use sawmill_frontend::{Door, Handed};
+use sawmill_frontend::{Door, Handed, Stop};
 
 use crate::devices::{Elsewhere, Held};
 use crate::process::SOCKET;
@@ -22,11 +22,11 @@ fn users_of_a_quiet_door_wait_and_see_nothing_of_it() {
     let shown = show(device.clone());
     let file = shown.open();
     std::thread::scope(|scope| {
-        shown.door.quiesce(PATIENCE).expect("nothing is in flight");
+        let quiet = shown.door.quiesce(PATIENCE).expect("nothing is in flight");
         let writing = scope.spawn(|| file.write_all_at(b"later", 0));
         assert_eq!(device.read_at(0, 5).expect("in range"), [0; 5]);
         assert!(!writing.is_finished());
-        shown.door.resume();
+        quiet.resume();
         writing.join().expect("no panic").expect("answered");
     });
     assert_eq!(device.read_at(0, 5).expect("in range"), b"later");
@@ -37,15 +37,17 @@ fn a_door_that_cannot_be_quiet_in_time_resumes() {
     needs_mounts!();
     let device = Arc::new(Held::new(SIZE));
     let shown = show(device.clone());
+    let stale = shown.door.quiesce(PATIENCE).expect("nothing is in flight");
+    shown.door.quiesce(PATIENCE).expect("it stays quiet").resume();
     std::thread::scope(|scope| {
         let file = shown.open();
         let writing = scope.spawn(move || file.write_all_at(b"slow", 0));
         wait_until("the write at the device", || device.count() == 1);
-        let error =
-            shown.door.quiesce(Duration::from_millis(1)).expect_err("the write is in flight");
+        let late = shown.door.quiesce(Duration::from_millis(1));
+        let error = late.err().expect("the write is in flight");
         assert_eq!(error.kind(), ErrorKind::Unavailable);
         assert!(error.to_string().contains("1 requests"), "{error}");
-        assert_eq!(shown.door.hand_over().expect_err("not quiet").kind(), ErrorKind::Invalid);
+        assert_eq!(stale.hand_over().expect_err("not quiet").kind(), ErrorKind::Invalid);
         // Others are served again.
         assert_eq!(std::fs::metadata(shown.path()).expect("answered").len(), SIZE);
         device.let_go();
@@ -55,10 +57,10 @@ fn a_door_that_cannot_be_quiet_in_time_resumes() {
 
 /// Takes a door over in this process, as another process would.
 fn take_over(old: &FuseDoor, options: FuseOptions, device: Arc<dyn BlockDevice>) -> FuseDoor {
-    old.quiesce(PATIENCE).expect("it becomes quiet");
-    let handed = old.hand_over().expect("it is quiet");
+    let quiet = old.quiesce(PATIENCE).expect("it becomes quiet");
+    let handed = quiet.hand_over().expect("it is quiet");
     let new = FuseDoor::take_over(options, device, handed).expect("all is there");
-    old.let_go();
+    quiet.let_go();
     new
 }
 
@@ -100,7 +102,7 @@ fn a_door_changes_hands_twenty_times_under_load_and_no_write_is_lost() {
     });
     let last = doors.pop().expect("twenty");
     drop(doors);
-    last.stop();
+    last.stop(Stop::Drained);
     assert!(!number.is_of(&last.file()));
 }
 
@@ -108,9 +110,9 @@ fn a_door_changes_hands_twenty_times_under_load_and_no_write_is_lost() {
 fn a_hand_over_that_is_taken_back_goes_on() {
     needs_mounts!();
     let shown = show(memory());
-    shown.door.quiesce(PATIENCE).expect("nothing is in flight");
-    drop(shown.door.hand_over().expect("it is quiet"));
-    shown.door.resume();
+    let quiet = shown.door.quiesce(PATIENCE).expect("nothing is in flight");
+    drop(quiet.hand_over().expect("it is quiet"));
+    quiet.resume();
     shown.open().write_all_at(b"as before", 0).expect("served");
 }
 
@@ -118,7 +120,7 @@ fn a_hand_over_that_is_taken_back_goes_on() {
 fn what_is_not_this_mount_is_not_taken_over() {
     needs_mounts!();
     let shown = show(memory());
-    shown.door.quiesce(PATIENCE).expect("nothing is in flight");
+    let quiet = shown.door.quiesce(PATIENCE).expect("nothing is in flight");
     let elsewhere = tempfile::tempdir().expect("a temporary folder");
     let refused = |options: FuseOptions, handed: Vec<Handed>| {
         let error = FuseDoor::take_over(options, memory(), handed).err().expect("it must not");
@@ -126,19 +128,19 @@ fn what_is_not_this_mount_is_not_taken_over() {
     };
     let here = FuseOptions::new(shown.folder.path(), "disk");
     let (kind, text) =
-        refused(FuseOptions::new(elsewhere.path(), "disk"), shown.door.hand_over().expect("quiet"));
+        refused(FuseOptions::new(elsewhere.path(), "disk"), quiet.hand_over().expect("quiet"));
     assert!(kind == ErrorKind::Refused && text.contains("users of"), "{text}");
     let other = FuseOptions { file_name: "other".into(), ..here.clone() };
-    assert_eq!(refused(other, shown.door.hand_over().expect("quiet")).0, ErrorKind::Refused);
+    assert_eq!(refused(other, quiet.hand_over().expect("quiet")).0, ErrorKind::Refused);
     assert_eq!(refused(here.clone(), Vec::new()).0, ErrorKind::Invalid);
-    let mut handed = shown.door.hand_over().expect("quiet");
+    let mut handed = quiet.hand_over().expect("quiet");
     handed[0].facts.remove("flags");
     let (kind, text) = refused(here.clone(), handed);
     assert!(kind == ErrorKind::Invalid && text.contains("lacks flags"), "{text}");
-    let mut handed = shown.door.hand_over().expect("quiet");
+    let mut handed = quiet.hand_over().expect("quiet");
     handed[0].descriptors.clear();
     assert!(refused(here, handed).1.contains("lacks the descriptor"));
-    shown.door.resume();
+    quiet.resume();
     shown.open().write_all_at(b"unharmed", 0).expect("served");
 }
 
@@ -148,8 +150,8 @@ fn a_mount_of_a_kernel_that_cannot_resend_gets_no_mount_holder_from_who_takes_it
     needs_mounts!();
     let place = tempfile::tempdir().expect("a temporary folder");
     let shown = show(memory());
-    shown.door.quiesce(PATIENCE).expect("nothing is in flight");
-    let mut handed = shown.door.hand_over().expect("quiet");
+    let quiet = shown.door.quiesce(PATIENCE).expect("nothing is in flight");
+    let mut handed = quiet.hand_over().expect("quiet");
     let flags: u64 = handed[0].parsed("flags").expect("a number");
     handed[0].facts.insert("flags".into(), (flags & !RESEND).to_string());
     // A start leaves this socket, also one that fails.
@@ -158,8 +160,8 @@ fn a_mount_of_a_kernel_that_cannot_resend_gets_no_mount_holder_from_who_takes_it
         Some(MountHolderOptions { socket: socket.clone(), command: vec!["false".into()] });
     let options = FuseOptions { mount_holder, ..FuseOptions::new(shown.folder.path(), "disk") };
     let new = FuseDoor::take_over(options, memory(), handed).expect("all is there");
-    shown.door.let_go();
+    quiet.let_go();
     assert!(!socket.exists(), "users would wait for ever for what a dead server had taken");
     shown.open().write_all_at(b"served", 0).expect("by the next");
-    new.stop();
+    new.stop(Stop::Drained);
 }

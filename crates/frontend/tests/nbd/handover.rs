@@ -8,7 +8,7 @@ use std::time::Duration;
 use sawmill_device::layer::ReadOnly;
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, MemoryDevice, Result};
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
-use sawmill_frontend::{Door, DoorCounts, Handed, pack, passing, unpack};
+use sawmill_frontend::{Door, DoorCounts, Handed, QuietDoor, Stop, pack, passing, unpack};
 
 use crate::client::{
     BLOCK_STATUS, Client, DISCONNECT, FLUSH, PAYLOAD_LEN, READ, STYLES, Served, Style, TRIM, WRITE,
@@ -29,8 +29,8 @@ pub(crate) fn export(name: &str, device: Arc<dyn BlockDevice>) -> Export {
 }
 
 /// The pieces of a quiet server, as another process has them.
-pub(crate) fn handed(server: &NbdServer) -> Vec<Handed> {
-    let pieces = server.hand_over().expect("a quiet door");
+pub(crate) fn handed(quiet: &dyn QuietDoor) -> Vec<Handed> {
+    let pieces = quiet.hand_over().expect("a quiet door");
     let (near, far) = UnixStream::pair().expect("a pair of sockets");
     std::thread::scope(|threads| {
         threads.spawn(|| {
@@ -56,10 +56,10 @@ pub(crate) fn take_over(
 
 /// Another server in the place of this one, which is gone.
 pub(crate) fn replaced(served: Served, device: Arc<dyn BlockDevice>) -> Served {
-    served.server.quiesce(PATIENCE).expect("it becomes quiet");
-    let pieces = handed(&served.server);
+    let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
+    let pieces = handed(&*quiet);
     let server = take_over(&served, device, pieces).expect("it goes on");
-    served.server.let_go();
+    quiet.let_go();
     let Served { server: old, path, folder } = served;
     drop(old);
     Served { server, path, folder }
@@ -251,14 +251,14 @@ fn a_client_that_left_is_seen_off_by_the_next_server() {
     let mut polite = served.client(Style::Simple);
     let rude = served.client(Style::Simple);
     let mut torn = served.client(Style::Simple);
-    served.server.quiesce(PATIENCE).expect("it becomes quiet");
+    let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
     polite.request(0, READ, 0, 9);
     polite.request(0, DISCONNECT, 0, 0);
     rude.stream.shutdown(std::net::Shutdown::Both).expect("connected");
     torn.send(b"half a request");
     drop(torn);
-    let pieces = handed(&served.server);
-    served.server.let_go();
+    let pieces = handed(&*quiet);
+    quiet.let_go();
     let server = take_over(&served, device, pieces).expect("it goes on");
     assert_eq!(polite.answer().data, [0; 9]);
     polite.expect_closed();
@@ -289,11 +289,11 @@ fn a_connection_whose_export_is_gone_or_has_changed_is_given_up() {
     {
         let served = serve(memory());
         let mut client = served.client(Style::Structured);
-        served.server.quiesce(PATIENCE).expect("it becomes quiet");
-        let pieces = handed(&served.server);
+        let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
+        let pieces = handed(&*quiet);
         let server = NbdServer::take_over(options(&served), vec![export(name, device)], pieces);
         let server = server.expect("the listener goes on");
-        served.server.let_go();
+        quiet.let_go();
         client.expect_closed();
         assert_eq!(server.metrics().connections, 0);
         let mut client = served.raw();
@@ -318,9 +318,9 @@ fn pieces_that_cannot_be_are_refused_by_the_name_of_the_fact() {
     let device = memory();
     let served = serve(device.clone());
     let mut client = served.client(Style::Structured);
-    served.server.quiesce(PATIENCE).expect("it becomes quiet");
+    let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
     let refused = |what: &str, change: &dyn Fn(&mut Vec<Handed>)| {
-        let mut pieces = handed(&served.server);
+        let mut pieces = handed(&*quiet);
         change(&mut pieces);
         let error = take_over(&served, device.clone(), pieces).err().expect("it cannot be");
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
@@ -368,7 +368,7 @@ fn pieces_that_cannot_be_are_refused_by_the_name_of_the_fact() {
         pieces[0].facts.insert("transport".into(), "tcp".into());
         pieces[0].facts.insert("address".into(), "192.0.2.1:10809".into());
     });
-    served.server.resume();
+    quiet.resume();
     client.write_ok(0, b"nothing has happened");
 }
 
@@ -377,13 +377,12 @@ fn facts_of_a_later_version_are_no_obstacle() {
     let device = memory();
     let served = serve(device.clone());
     let mut client = served.client(Style::Simple);
-    served.server.quiesce(PATIENCE).expect("it becomes quiet");
-    let pieces =
-        handed(&served.server).into_iter().map(|piece| piece.with("of a later version", "yes"));
+    let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
+    let pieces = handed(&*quiet).into_iter().map(|piece| piece.with("of a later version", "yes"));
     let server = take_over(&served, device, pieces.collect()).expect("it goes on");
-    served.server.let_go();
+    quiet.let_go();
     client.write_ok(0, b"on");
-    server.stop();
+    server.stop(Stop::Drained);
 }
 
 #[test]

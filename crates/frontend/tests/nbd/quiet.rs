@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sawmill_device::{BlockDeviceExt, ErrorKind};
-use sawmill_frontend::Door;
 use sawmill_frontend::nbd::{Listen, NbdOptions, NbdServer};
+use sawmill_frontend::{Door, QuietDoor, Stop};
 
 use crate::client::{
     Client, FLUSH, LIST, READ, Served, Style, pattern, serve, serve_with, wait_until,
@@ -28,7 +28,7 @@ fn a_door_that_cannot_become_quiet_says_so_and_goes_on() {
     client.go("quick");
     let cookie = stuck.request(0, FLUSH, 0, 0);
     wait_until("the flush", || device.count() == 1);
-    let error = served.server.quiesce(NO_PATIENCE).expect_err("the device does not answer");
+    let error = served.server.quiesce(NO_PATIENCE).err().expect("the device does not answer");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let text = error.to_string();
     assert!(text.contains("1 requests are not answered") && text.contains("\"disk\""), "{text}");
@@ -36,7 +36,7 @@ fn a_door_that_cannot_become_quiet_says_so_and_goes_on() {
     served.raw().go("quick");
     device.let_go();
     assert_eq!(stuck.answer().cookie, cookie);
-    served.server.quiesce(PATIENCE).expect("now it can");
+    drop(served.server.quiesce(PATIENCE).expect("now it can"));
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn a_door_is_quiet_only_when_what_it_took_is_answered() {
         });
         assert!(hear.try_recv().is_err(), "requests are in flight");
         device.let_go();
-        hear.recv().expect("it ends").expect("it is quiet");
+        drop(hear.recv().expect("it ends").expect("it is quiet"));
     });
     let answers: Vec<u64> = cookies.iter().map(|_| client.answer().cookie).collect();
     assert_eq!(answers, cookies, "replies were sent while the door was quiet");
@@ -74,8 +74,8 @@ fn a_quiet_door_takes_nothing_and_goes_on_when_resumed() {
     let mut idle = served.client(Style::Simple);
     client.write_ok(0, b"before");
     for round in 0..3u8 {
-        served.server.quiesce(PATIENCE).expect("it becomes quiet");
-        served.server.quiesce(PATIENCE).expect("and stays so");
+        drop(served.server.quiesce(PATIENCE).expect("it becomes quiet"));
+        let quiet = served.server.quiesce(PATIENCE).expect("and stays so");
         let before = served.server.counts();
         let bytes = client.write_bytes(0, 100, &[round; 10]);
         client.send(&bytes);
@@ -83,11 +83,11 @@ fn a_quiet_door_takes_nothing_and_goes_on_when_resumed() {
         let newcomer = std::thread::spawn(move || {
             Client::hello(UnixStream::connect(path).expect("there is a queue"), 3).go("disk");
         });
-        let pieces = served.server.hand_over().expect("a quiet door");
+        let pieces = quiet.hand_over().expect("a quiet door");
         assert_eq!(served.server.counts(), before, "nothing was taken");
         assert_eq!(pieces.len(), 3);
         drop(pieces);
-        served.server.resume();
+        quiet.resume();
         assert_eq!(client.answer().error, 0);
         assert_eq!(idle.read_ok(100, 10), [round; 10]);
         newcomer.join().expect("it was accepted in the end");
@@ -99,17 +99,23 @@ fn a_quiet_door_takes_nothing_and_goes_on_when_resumed() {
 fn a_door_that_is_not_quiet_is_neither_handed_over_nor_let_go() {
     let served = serve(memory());
     let mut client = served.client(Style::Simple);
-    let refused = |text: &str| {
-        let error = served.server.hand_over().expect_err("it is not quiet");
-        assert_eq!(error.kind(), ErrorKind::Invalid);
-        assert!(error.to_string().contains(text), "{error}");
+    // Of two values for a door, one is stale as soon as the other has resumed it.
+    let stale = || {
+        let stale = served.server.quiesce(PATIENCE).expect("it becomes quiet");
+        served.server.quiesce(PATIENCE).expect("it stays quiet").resume();
+        stale
     };
-    refused("not quiet");
-    served.server.let_go();
+    let refused = |quiet: &dyn QuietDoor| {
+        let error = quiet.hand_over().expect_err("it is not quiet");
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains("not quiet"), "{error}");
+    };
+    let quiet = stale();
+    refused(&*quiet);
+    quiet.let_go();
     client.write_ok(0, b"it goes on");
-    served.server.quiesce(PATIENCE).expect("it becomes quiet");
-    served.server.resume();
-    refused("not quiet");
+    refused(&*stale());
+    client.write_ok(0, b"and on");
 }
 
 #[test]
@@ -117,11 +123,12 @@ fn a_door_let_go_ends_nothing_for_those_who_were_handed_over() {
     let device = memory();
     let served = serve(device.clone());
     let mut client = served.client(Style::Simple);
-    served.server.quiesce(PATIENCE).expect("it becomes quiet");
-    let pieces = handed(&served.server);
-    served.server.let_go();
-    served.server.let_go();
-    served.server.stop();
+    let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
+    let again = served.server.quiesce(PATIENCE).expect("it stays quiet");
+    let pieces = handed(&*quiet);
+    quiet.let_go();
+    again.let_go();
+    served.server.stop(Stop::Drained);
     assert_eq!(served.server.metrics().connections, 0);
     let Served { server, path, folder } = served;
     drop(server);
@@ -133,7 +140,7 @@ fn a_door_let_go_ends_nothing_for_those_who_were_handed_over() {
         NbdServer::take_over(options, vec![export("disk", device)], pieces).expect("it goes on");
     assert_eq!(client.answer().data, [0; 5]);
     Client::hello(waiting, 3).go("disk");
-    server.stop();
+    server.stop(Stop::Drained);
     assert!(!path.exists(), "who took it over removes it at the end");
     drop(folder);
 }
@@ -155,26 +162,26 @@ fn a_server_on_trial_leaves_everything_as_it_was() {
     let mut reader = served.client(Style::Simple);
     reader.request(0, READ, 0, 16 << 20);
     wait_until("the read is taken", || served.server.counts().reads == 1);
-    served.server.quiesce(PATIENCE).expect("it becomes quiet");
+    let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
     // Once all that was sent is taken there is room for the rest of the reply, which nobody may
     // send.
     let mut reply = Vec::new();
     take_what_came(&mut reader, &mut reply);
     assert!(!reply.is_empty() && reply.len() < 16 << 20);
     for ending in ["dropped", "stopped", "let go", "failed"] {
-        let pieces = handed(&served.server);
+        let pieces = handed(&*quiet);
         let mut exports = vec![export("disk", device.clone())];
         if ending == "failed" {
             exports.push(export("disk", device.clone()));
         }
         let tried = NbdServer::take_over_quiet(options(&served), exports, pieces);
-        if let Ok(server) = &tried {
-            server.quiesce(PATIENCE).expect("it is");
+        if let Ok((server, _)) = &tried {
+            drop(server.quiesce(PATIENCE).expect("it is"));
         }
         match (ending, tried) {
-            ("dropped", Ok(server)) => drop(server),
-            ("stopped", Ok(server)) => server.stop(),
-            ("let go", Ok(server)) => server.let_go(),
+            ("dropped", Ok((server, _))) => drop(server),
+            ("stopped", Ok((server, _))) => server.stop(Stop::Drained),
+            ("let go", Ok((_server, quiet))) => quiet.let_go(),
             ("failed", Err(error)) => assert_eq!(error.kind(), ErrorKind::Invalid),
             (_, tried) => panic!("{ending}: {:?}", tried.map(drop)),
         }
@@ -183,7 +190,7 @@ fn a_server_on_trial_leaves_everything_as_it_was() {
     let before = reply.len();
     take_what_came(&mut reader, &mut reply);
     assert_eq!(reply.len(), before, "who is on trial sends nothing");
-    served.server.resume();
+    quiet.resume();
     client.write_ok(20 << 20, b"as before");
     reply.extend(reader.bytes(16 + (16 << 20) - before));
     assert!(reply[16..] == pattern(5, 16 << 20));
@@ -197,18 +204,18 @@ fn a_client_in_its_handshake_is_no_obstacle() {
     let mut staying = served.raw();
     let mut leaving = served.raw();
     let before = staying.option(LIST, b"");
-    served.server.quiesce(PATIENCE).expect("it becomes quiet");
+    drop(served.server.quiesce(PATIENCE).expect("it becomes quiet"));
     assert_eq!(staying.option(LIST, b""), before, "it goes on meanwhile");
     staying.go("disk");
     let cookie = staying.request(0, READ, 0, 3);
     wait_until("it has its export", || {
         served.server.clients().iter().any(|client| client.export.is_some())
     });
-    served.server.quiesce(PATIENCE).expect("it is quiet");
+    let quiet = served.server.quiesce(PATIENCE).expect("it is quiet");
     assert_eq!(served.server.counts().reads, 0, "its first request waits");
-    let pieces = handed(&served.server);
+    let pieces = handed(&*quiet);
     let server = take_over(&served, device, pieces).expect("it goes on");
-    served.server.let_go();
+    quiet.let_go();
     assert_eq!(staying.answer().cookie, cookie);
     leaving.expect_closed();
     assert_eq!(server.metrics().connections, 1);
@@ -249,16 +256,17 @@ fn a_quiet_server_can_be_stopped_and_its_exports_removed() {
     let mut client = served.client(Style::Simple);
     let mut other = served.raw();
     other.go("other");
-    served.server.quiesce(PATIENCE).expect("it becomes quiet");
+    drop(served.server.quiesce(PATIENCE).expect("it becomes quiet"));
     served.server.remove_export("other").expect("it is there");
     other.expect_closed();
-    served.server.stop();
+    served.server.stop(Stop::Drained);
     client.expect_closed();
     assert!(!served.path.exists());
-    assert_eq!(served.server.quiesce(PATIENCE).expect_err("it is over").kind(), ErrorKind::Closed);
+    let over = served.server.quiesce(PATIENCE).err().expect("it is over");
+    assert_eq!(over.kind(), ErrorKind::Closed);
     let served = serve(memory());
     let mut client = served.client(Style::Simple);
-    served.server.quiesce(PATIENCE).expect("it becomes quiet");
-    served.server.stop_now();
+    drop(served.server.quiesce(PATIENCE).expect("it becomes quiet"));
+    served.server.stop(Stop::Now);
     client.expect_closed();
 }

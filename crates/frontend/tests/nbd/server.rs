@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use sawmill_device::{BlockDeviceExt, ErrorKind, MemoryDevice};
 use sawmill_frontend::nbd::{Client as Connected, Export, Listen, NbdOptions, NbdServer};
+use sawmill_frontend::{Door, Stop};
 
 use crate::client::{FLUSH, READ, Style, serve, serve_with, wait_until};
 use crate::devices::Held;
@@ -31,10 +32,10 @@ fn the_socket_is_its_owners_alone_and_goes_with_the_server() {
     let served = serve(memory());
     let mode = std::fs::metadata(&served.path).expect("it is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    served.server.stop();
+    served.server.stop(Stop::Drained);
     assert!(!served.path.exists());
-    served.server.stop();
-    served.server.stop_now();
+    served.server.stop(Stop::Drained);
+    served.server.stop(Stop::Now);
 }
 
 #[test]
@@ -72,7 +73,7 @@ fn somebody_elses_socket_at_the_path_is_not_removed() {
     let served = serve(memory());
     std::fs::remove_file(&served.path).expect("the server's socket");
     let other = UnixListener::bind(&served.path).expect("another socket at the path");
-    served.server.stop();
+    served.server.stop(Stop::Drained);
     assert!(served.path.exists());
     drop(other);
 }
@@ -187,7 +188,7 @@ fn stop_answers_what_is_in_flight_and_takes_no_more() {
     busy.send(&bytes);
     wait_until("the write at the device", || device.count() == 1);
     std::thread::scope(|scope| {
-        let stopping = scope.spawn(|| served.server.stop());
+        let stopping = scope.spawn(|| served.server.stop(Stop::Drained));
         idle.expect_closed();
         haggling.expect_closed();
         assert!(!stopping.is_finished(), "a request is in flight");
@@ -207,7 +208,7 @@ fn stop_now_does_not_wait_for_the_device() {
     let mut client = served.client(Style::Structured);
     client.request(0, FLUSH, 0, 0);
     wait_until("the flush at the device", || device.count() == 1);
-    served.server.stop_now();
+    served.server.stop(Stop::Now);
     client.expect_closed();
     device.let_go();
 }

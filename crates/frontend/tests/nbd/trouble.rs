@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sawmill_device::{BlockDeviceExt, MemoryDevice};
+use sawmill_frontend::{Door, Stop};
 
 use crate::client::{
     BLOCK_STATUS, DISCONNECT, FLUSH, PAYLOAD_LEN, READ, STYLES, Style, WRITE, pattern, serve,
@@ -186,7 +187,7 @@ fn stop_does_not_wait_for_ever_for_a_client_that_takes_no_replies() {
     let bytes: Vec<u8> = (0..300).flat_map(|_| client.header(0, READ, 0, 1 << 20)).collect();
     client.send(&bytes);
     wait_until("replies pile up", || served.server.metrics().bytes_out > 1 << 16);
-    served.server.stop();
+    served.server.stop(Stop::Drained);
     assert_eq!(served.server.clients(), []);
 }
 

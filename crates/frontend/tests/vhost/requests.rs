@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use sawmill_device::{BlockDeviceExt, Geometry, MemoryDevice, Operation};
-use sawmill_frontend::Door;
+use sawmill_frontend::{Door, Stop};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserConfigFlags;
 use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo};
@@ -302,7 +302,7 @@ fn the_socket_is_for_its_owner_and_gone_in_the_end() {
     let mode = std::fs::metadata(place.path()).expect("it is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     assert_eq!((door.kind(), door.address()), ("vhost-user", place.path().display().to_string()));
-    door.stop();
+    door.stop(Stop::Drained);
     assert!(!place.path().exists());
 }
 

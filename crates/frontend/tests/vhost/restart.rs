@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sawmill_device::{BlockDeviceExt, ErrorKind, MemoryDevice};
-use sawmill_frontend::Door;
 use sawmill_frontend::vhost::VhostDoor;
+use sawmill_frontend::{Door, Stop};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 
@@ -56,7 +56,7 @@ fn requests_in_flight_are_carried_out_by_the_next_process_in_the_order_they_came
     reap(&mut guest);
     reap(&mut guest);
     // As good as dead: what it was asked is never done, nor answered.
-    door.stop_now();
+    door.stop(Stop::Now);
     drop((door, front));
     assert_eq!(guest.used(0), 105);
     let second = Gate::before(memory.clone());
@@ -149,18 +149,18 @@ fn a_door_is_handed_over_with_its_connection() {
     let front = guest.connect(&place.path());
     for round in 0..5u8 {
         assert_eq!(guest.ask(0, STORE, 0, &[round; 512], 0).0, 0);
-        door.quiesce(PATIENCE).expect("nothing is slow");
+        let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
         // Offered while nobody looks: the next one finds it.
         let head = guest.prepare(1, READ, 0, &[], 512);
         guest.offer(1, head);
         guest.kick(1);
-        let pieces = door.hand_over().expect("it is quiet");
-        door.let_go();
-        let next =
+        let pieces = quiet.hand_over().expect("it is quiet");
+        quiet.let_go();
+        let (next, quiet) =
             VhostDoor::take_over(place.options(), memory.clone(), pieces).expect("it is whole");
         drop(door);
         assert_eq!(guest.used(1), u16::from(round), "nothing is served before the word");
-        next.resume();
+        quiet.resume();
         assert_eq!(guest.wait(1), head);
         assert_eq!((guest.status(head), guest.get(data_at(head), 512)), (0, vec![round; 512]));
         door = next;
@@ -170,7 +170,7 @@ fn a_door_is_handed_over_with_its_connection() {
     assert_eq!(front.get_vring_base(1).expect("an answer"), 5);
     assert_eq!(door.counts().connections_total, 0);
     drop(front);
-    door.stop();
+    door.stop(Stop::Drained);
     assert!(!place.path().exists(), "the last one removes the socket");
 }
 
@@ -181,9 +181,9 @@ fn a_hand_over_can_be_taken_back() {
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
     assert_eq!(guest.ask(0, STORE, 0, &[1; 512], 0).0, 0);
-    door.quiesce(PATIENCE).expect("nothing is slow");
-    drop(door.hand_over().expect("it is quiet"));
-    door.resume();
+    let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
+    drop(quiet.hand_over().expect("it is quiet"));
+    quiet.resume();
     assert_eq!(guest.ask(0, STORE, 0, &[2; 512], 0).0, 0);
 }
 
@@ -193,16 +193,18 @@ fn a_door_that_cannot_be_quiet_goes_on() {
     let door = place.serve(gate.clone());
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
-    assert_eq!(door.hand_over().expect_err("it is not quiet").kind(), ErrorKind::Internal);
+    let stale = door.quiesce(PATIENCE).expect("nothing is slow");
+    door.quiesce(PATIENCE).expect("it stays quiet").resume();
+    assert_eq!(stale.hand_over().expect_err("it is not quiet").kind(), ErrorKind::Internal);
     gate.close();
     offer_writes(&mut guest, &gate, 0..2);
-    let error = door.quiesce(Duration::ZERO).expect_err("two requests are in flight");
+    let error = door.quiesce(Duration::ZERO).err().expect("two requests are in flight");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     gate.let_through();
     guest.wait(0);
     guest.wait(0);
     assert_eq!(guest.ask(0, STORE, 0, &[2; 512], 0).0, 0);
-    door.quiesce(PATIENCE).expect("nothing is in flight");
+    drop(door.quiesce(PATIENCE).expect("nothing is in flight"));
 }
 
 #[test]
@@ -211,9 +213,9 @@ fn pieces_that_are_not_whole_are_refused() {
     let door = place.serve(gate.clone());
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
-    door.quiesce(PATIENCE).expect("nothing is slow");
+    let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
     let refused = |spoil: &dyn Fn(&mut Vec<sawmill_frontend::Handed>)| {
-        let mut pieces = door.hand_over().expect("it is quiet");
+        let mut pieces = quiet.hand_over().expect("it is quiet");
         spoil(&mut pieces);
         let taken = VhostDoor::take_over(place.options(), gate.clone(), pieces);
         assert_eq!(taken.err().expect("refused").kind(), ErrorKind::Invalid);
@@ -231,11 +233,12 @@ fn pieces_that_are_not_whole_are_refused() {
         pieces[1].descriptors.pop();
     });
     // An unknown fact is of a newer version's making, and no harm.
-    let mut pieces = door.hand_over().expect("it is quiet");
+    let mut pieces = quiet.hand_over().expect("it is quiet");
     pieces[1].facts.insert("colour".into(), "green".into());
-    door.let_go();
-    let next = VhostDoor::take_over(place.options(), gate.clone(), pieces).expect("it is whole");
-    next.resume();
+    quiet.let_go();
+    let (_next, quiet) =
+        VhostDoor::take_over(place.options(), gate.clone(), pieces).expect("it is whole");
+    quiet.resume();
     assert_eq!(guest.ask(0, STORE, 0, &[2; 512], 0).0, 0);
 }
 
@@ -266,7 +269,7 @@ fn stopping_a_door_answers_what_it_took() {
     gate.close();
     let heads = offer_writes(&mut guest, &gate, 0..3);
     let stopping = door.clone();
-    let stopped = std::thread::spawn(move || stopping.stop());
+    let stopped = std::thread::spawn(move || stopping.stop(Stop::Drained));
     gate.let_through();
     stopped.join().expect("no panic");
     assert_eq!(guest.used(0), 3);

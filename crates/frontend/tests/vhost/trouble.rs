@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 use proptest::prelude::*;
-use sawmill_frontend::Door;
 use sawmill_frontend::vhost::VhostDoor;
+use sawmill_frontend::{Door, Stop};
 use vhost::VhostBackend;
 
 use crate::Place;
@@ -171,7 +171,7 @@ fn a_frontend_in_the_middle_of_a_word_does_not_hold_up_the_end() {
     while door.counts().connections == 0 {
         std::thread::yield_now();
     }
-    door.stop_now();
+    door.stop(Stop::Now);
     assert_eq!(stream.read(&mut [0; 64]).unwrap_or(0), 0);
 }
 
@@ -207,11 +207,12 @@ fn a_queue_that_cannot_run_takes_no_other_with_it() {
     for queue in [1, 2] {
         assert_eq!(guest.ask(queue, STORE, 0, &[1; 512], 0).0, 0, "queue {queue} goes on");
     }
-    door.quiesce(PATIENCE).expect("nothing is slow");
-    let pieces = door.hand_over().expect("it is quiet");
-    door.let_go();
-    let next = VhostDoor::take_over(place.options(), gate.clone(), pieces).expect("it is whole");
-    next.resume();
+    let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
+    let pieces = quiet.hand_over().expect("it is quiet");
+    quiet.let_go();
+    let (next, quiet) =
+        VhostDoor::take_over(place.options(), gate.clone(), pieces).expect("it is whole");
+    quiet.resume();
     assert_eq!(
         next.counts().protocol_violations,
         1,

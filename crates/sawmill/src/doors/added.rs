@@ -14,18 +14,6 @@ use parking_lot::Mutex;
 use super::plan::DoorPlan;
 use sawmill_console::exit::{Failure, Result};
 
-/// A plan in the form that is noted: a device with an arbitrary number keeps the one that its users
-/// know.
-pub(crate) fn as_noted(plan: DoorPlan, address: &str) -> DoorPlan {
-    match plan {
-        DoorPlan::Ublk { id: None, unprivileged } => {
-            let id = address.strip_prefix("/dev/ublkb").and_then(|number| number.parse().ok());
-            DoorPlan::Ublk { id, unprivileged }
-        }
-        other => other,
-    }
-}
-
 /// The note of one volume.
 pub(crate) struct Added {
     path: PathBuf,
@@ -146,26 +134,24 @@ mod tests {
     #[test]
     fn a_device_of_any_number_is_noted_with_the_one_it_got() {
         let plan = |text: &str| DoorPlan::parse(text).unwrap();
-        assert_eq!(as_noted(plan("ublk"), "/dev/ublkb7"), plan("ublk=7"));
-        assert_eq!(as_noted(plan("ublk-unprivileged"), "/dev/ublkb0"), plan("ublk-unprivileged=0"));
-        assert_eq!(as_noted(plan("fuse=/mnt/a"), "/mnt/a/disk"), plan("fuse=/mnt/a"));
+        assert_eq!(plan("ublk").reopened_at("/dev/ublkb7"), plan("ublk=7"));
+        let unprivileged = plan("ublk-unprivileged").reopened_at("/dev/ublkb0");
+        assert_eq!(unprivileged, plan("ublk-unprivileged=0"));
+        assert_eq!(plan("fuse=/mnt/a").reopened_at("/mnt/a/disk"), plan("fuse=/mnt/a"));
     }
 
     #[test]
     fn a_line_without_meaning_costs_its_own_door_alone() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("doors"), "iscsi=1\nublk=3\n\0\n").unwrap();
-        assert_eq!(
-            Added::of(folder.path()).left(&[]),
-            [DoorPlan::Ublk { id: Some(3), unprivileged: false }]
-        );
+        assert_eq!(Added::of(folder.path()).left(&[]), [DoorPlan::parse("ublk=3").unwrap()]);
     }
 
     #[test]
     fn a_note_that_cannot_be_kept_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let note = Added::of(&folder.path().join("gone"));
-        let failure = note.note(&DoorPlan::Ublk { id: None, unprivileged: false }).unwrap_err();
+        let failure = note.note(&DoorPlan::parse("ublk").unwrap()).unwrap_err();
         assert!(failure.to_string().contains("doors"), "{failure}");
     }
 }

@@ -5,12 +5,17 @@
 //! follow a piece named `door`, which has the door's plan, the volumes it serves and the number of
 //! pieces.
 //!
-//! Modules: [`plan`] (the requested doors), `open` (each kind of door), [`added`] (doors that
-//! return after a crash although no option names them). Not here: the protocol of a door.
+//! Modules: [`kind`] (what a kind of door is), one module for each kind, [`plan`] (the table of
+//! kinds, and the requested doors), [`added`] (doors that return after a crash although no option
+//! names them). Not here: the protocol of a door.
 
 pub(crate) mod added;
-mod open;
+mod fuse;
+pub(crate) mod kind;
+pub(crate) mod nbd;
 pub(crate) mod plan;
+mod ublk;
+mod vhost_user;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,11 +25,11 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use sawmill_device::{BlockDevice, Error, ErrorKind};
 use sawmill_frontend::nbd::{Budget, BudgetUse};
-use sawmill_frontend::{Door, Handed};
+use sawmill_frontend::{Door, Handed, QuietDoor, Stop};
 use sawmill_sys::FileLock;
 
 use crate::admin::status::{DoorStatus, NbdMemoryStatus};
-use open::{Orphans, Workers};
+use kind::Opened;
 use plan::DoorPlan;
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -52,20 +57,92 @@ pub(crate) struct Shown {
     pub(crate) outlives_server: bool,
 }
 
+impl Shown {
+    /// The name as a file name: names of past states have a colon, which some programs reject.
+    fn file_name(&self) -> String {
+        self.name.replace(':', "-")
+    }
+}
+
+/// What the doors of a process share. A kind that shares something adds a field.
+#[derive(Default)]
+struct Shared {
+    /// Threads for the queues of many devices, once there are many.
+    ublk_workers: ublk::Workers,
+    /// Memory of all NBD servers.
+    nbd_budget: Budget,
+}
+
+/// What a door is opened with.
+struct Opening<'a> {
+    /// The volumes that it shows.
+    volumes: &'a [Shown],
+    /// How many volumes the process serves.
+    volumes_in_process: usize,
+    shared: &'a Shared,
+    orphans: &'a ublk::Orphans,
+}
+
+impl Opening<'_> {
+    /// The volume of a door that shows exactly one.
+    fn only(&self) -> sawmill_device::Result<&Shown> {
+        self.volumes.first().ok_or_else(|| {
+            Error::new(ErrorKind::NotFound, "this process does not serve the volume of this door")
+        })
+    }
+}
+
 /// One open door.
 pub(crate) struct OpenDoor {
     plan: DoorPlan,
     /// The names of the volumes it serves.
     shows: Vec<String>,
-    pub(crate) door: Arc<dyn Door>,
-    /// The right to a mount, if there is one: see [`open`].
+    door: Arc<dyn Door>,
+    /// The same door, while it is quiet.
+    quiet: Mutex<Option<Box<dyn QuietDoor>>>,
+    /// See [`Opened`].
     claim: Mutex<Option<FileLock>>,
 }
 
 impl OpenDoor {
+    fn new(plan: DoorPlan, volumes: &[Shown], opened: Opened) -> Self {
+        let shows = volumes.iter().map(|volume| volume.name.clone()).collect();
+        let Opened { door, quiet, claim } = opened;
+        OpenDoor { plan, shows, door, quiet: Mutex::new(quiet), claim: Mutex::new(claim) }
+    }
+
+    fn quiesce(&self, patience: Duration) -> sawmill_device::Result<()> {
+        *self.quiet.lock() = Some(self.door.quiesce(patience)?);
+        Ok(())
+    }
+
+    /// A door that is not quiet goes on.
+    fn resume(&self) {
+        if let Some(quiet) = self.quiet.lock().take() {
+            quiet.resume();
+        }
+    }
+
+    fn hand_over(&self) -> sawmill_device::Result<Vec<Handed>> {
+        let quiet = self.quiet.lock();
+        let quiet = quiet.as_ref().ok_or_else(|| {
+            Error::new(ErrorKind::Internal, format!("{} is not quiet", self.door.address()))
+        })?;
+        quiet.hand_over()
+    }
+
+    /// Releases the door, which is quiet, to its new owner or the next server.
+    fn let_go(&self) {
+        match self.quiet.lock().take() {
+            Some(quiet) => quiet.let_go(),
+            None => tracing::error!("cannot release {}: it is not quiet", self.door.address()),
+        }
+        self.claim.lock().take();
+    }
+
     /// The kind of the door, and the address that gives users this volume.
     pub(crate) fn told(&self, name: &str) -> (&'static str, String) {
-        (self.door.kind(), self.door.address_of(name))
+        (self.door.kind(), self.door.export(name).address)
     }
 }
 
@@ -77,41 +154,46 @@ pub(crate) struct Doors {
     changing: Mutex<()>,
     /// The doors belong to another process.
     gone: AtomicBool,
-    /// Threads for the queues of many devices, once there are many.
-    workers: Workers,
-    /// Memory of all NBD servers.
-    nbd_budget: Budget,
+    /// The most volumes that doors were opened for together.
+    volumes: AtomicUsize,
+    shared: Shared,
 }
 
 impl Doors {
     /// Starts without doors.
     pub(crate) fn new(nbd_budget: Budget) -> Self {
-        Doors { nbd_budget, ..Doors::default() }
+        let shared = Shared { nbd_budget, ..Shared::default() };
+        Doors { shared, ..Doors::default() }
     }
 
-    fn shared(&self) -> open::Shared<'_> {
-        open::Shared { workers: &self.workers, nbd_budget: &self.nbd_budget }
+    fn opening<'a>(&'a self, volumes: &'a [Shown], orphans: &'a ublk::Orphans) -> Opening<'a> {
+        let volumes_in_process = self.volumes.load(Ordering::Relaxed);
+        Opening { volumes, volumes_in_process, shared: &self.shared, orphans }
     }
 
     /// The memory of all NBD servers.
     pub(crate) fn nbd_memory(&self) -> NbdMemoryStatus {
-        let BudgetUse { bytes_max, bytes, waiting } = self.nbd_budget.in_use();
+        let BudgetUse { bytes_max, bytes, waiting } = self.shared.nbd_budget.in_use();
         NbdMemoryStatus { bytes_max, bytes, waiting }
     }
 
     /// Opens the doors of the plans for these volumes: one door for all of them, or one each.
     pub(crate) fn open_all(&self, plans: &[DoorPlan], volumes: &[Shown]) -> Result<()> {
-        self.workers.share_from(volumes.len())?;
-        let orphans = Orphans::default();
+        self.volumes.fetch_max(volumes.len(), Ordering::Relaxed);
+        let orphans = ublk::Orphans::default();
         for plan in plans {
-            if plan.is_shared() {
-                self.open_with(plan.clone(), volumes, &orphans)?;
+            if let [only] = volumes {
+                self.open_with(plan.clone(), std::slice::from_ref(only), &orphans)?;
                 continue;
             }
-            for volume in volumes {
-                let plan =
-                    if volumes.len() > 1 { plan.of_volume(&volume.name) } else { plan.clone() };
-                self.open_with(plan, std::slice::from_ref(volume), &orphans)?;
+            let of_volumes = volumes.iter().map(|volume| plan.of_volume(&volume.name));
+            match of_volumes.collect::<Option<Vec<_>>>() {
+                None => drop(self.open_with(plan.clone(), volumes, &orphans)?),
+                Some(each) => {
+                    for (plan, volume) in each.into_iter().zip(volumes) {
+                        self.open_with(plan, std::slice::from_ref(volume), &orphans)?;
+                    }
+                }
             }
         }
         Ok(())
@@ -119,18 +201,19 @@ impl Doors {
 
     /// Opens one door.
     pub(crate) fn open(&self, plan: DoorPlan, volumes: &[Shown]) -> Result<Arc<OpenDoor>> {
-        self.open_with(plan, volumes, &Orphans::default())
+        self.open_with(plan, volumes, &ublk::Orphans::default())
     }
 
     fn open_with(
         &self,
         plan: DoorPlan,
         volumes: &[Shown],
-        orphans: &Orphans,
+        orphans: &ublk::Orphans,
     ) -> Result<Arc<OpenDoor>> {
         let _one_at_a_time = self.changing.lock();
         self.demand_ours()?;
-        let opened = Arc::new(open::open(plan, volumes, &self.shared(), orphans)?);
+        let opened = plan.open(&self.opening(volumes, orphans))?;
+        let opened = Arc::new(OpenDoor::new(plan, volumes, opened));
         self.open.write().push(Arc::clone(&opened));
         Ok(opened)
     }
@@ -141,12 +224,12 @@ impl Doors {
         let _one_at_a_time = self.changing.lock();
         self.demand_ours()?;
         let found = self.of(volume).into_iter().find(|open| {
-            [open.door.address_of(volume), open.door.address(), open.plan.to_string()]
+            [open.door.export(volume).address, open.door.address(), open.plan.to_string()]
                 .contains(&address.to_owned())
         });
         let Some(found) = found else {
             let there: Vec<_> =
-                self.of(volume).iter().map(|open| open.door.address_of(volume)).collect();
+                self.of(volume).iter().map(|open| open.door.export(volume).address).collect();
             return Err(Failure::new(
                 Exit::NotFound,
                 format!("volume {volume} has no door {address}; it has: {}", there.join(", ")),
@@ -159,7 +242,7 @@ impl Doors {
                 found.shows.len()
             )));
         }
-        found.door.stop();
+        found.door.stop(Stop::Drained);
         self.open.write().retain(|open| !Arc::ptr_eq(open, &found));
         Ok(found.plan.clone())
     }
@@ -208,6 +291,11 @@ impl Doors {
         self.of(volume).iter().map(|open| open.told(volume)).collect()
     }
 
+    /// The connected users of this volume, where the kind of door knows them.
+    pub(crate) fn peers(&self, volume: &str) -> Vec<String> {
+        self.of(volume).iter().flat_map(|open| open.door.export(volume).peers).collect()
+    }
+
     /// Notifies users that the volume has another size, where the kind of door can do that.
     pub(crate) fn resized(&self, volume: &str) {
         for open in self.of(volume) {
@@ -232,7 +320,7 @@ impl Doors {
         let work = || {
             while let Some(open) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let left = deadline.saturating_duration_since(Instant::now());
-                match open.door.quiesce(left) {
+                match open.quiesce(left) {
                     Ok(()) => {}
                     Err(error) if error.kind() == ErrorKind::Closed => {
                         tracing::warn!("dropping a door that has ended: {error}");
@@ -259,7 +347,7 @@ impl Doors {
     pub(crate) fn resume_but(&self, away: &[&str]) {
         let stays =
             |open: &Arc<OpenDoor>| open.shows.iter().all(|name| away.contains(&name.as_str()));
-        self.all().iter().filter(|open| !stays(open)).for_each(|open| open.door.resume());
+        self.all().iter().filter(|open| !stays(open)).for_each(|open| open.resume());
     }
 
     /// Leaves the doors of these volumes as a killed process does. Devices and mounts wait for the
@@ -269,11 +357,10 @@ impl Doors {
         let is_away = |name: &String| away.contains(&name.as_str());
         for open in self.all().iter().filter(|open| open.shows.iter().any(is_away)) {
             if open.shows.iter().all(is_away) {
-                open.door.let_go();
-                open.claim.lock().take();
+                open.let_go();
             } else {
                 // The door resumes for other volumes, but has requests that wait for this one.
-                open.door.stop_now();
+                open.door.stop(Stop::Now);
             }
             self.open.write().retain(|other| !Arc::ptr_eq(other, open));
         }
@@ -283,7 +370,7 @@ impl Doors {
     pub(crate) fn hand_over(&self) -> sawmill_device::Result<Vec<Handed>> {
         let mut all = Vec::new();
         for open in self.all() {
-            let pieces = match open.door.hand_over() {
+            let pieces = match open.hand_over() {
                 Err(error) if error.kind() == ErrorKind::Closed => {
                     tracing::warn!("dropping a door that has ended: {error}");
                     continue;
@@ -304,8 +391,8 @@ impl Doors {
     /// Takes over the doors of another process, in parallel, so that a slow one delays no other.
     /// Returns an error for each door that cannot be taken over; the others are open.
     pub(crate) fn take_over(&self, handed: Vec<Handed>, volumes: &[Shown]) -> Vec<Error> {
-        let mut failed: Vec<Error> =
-            self.workers.share_from(volumes.len()).err().into_iter().collect();
+        self.volumes.fetch_max(volumes.len(), Ordering::Relaxed);
+        let mut failed = Vec::new();
         let mut handed = handed.into_iter();
         let mut doors = Vec::new();
         while let Some(head) = handed.next() {
@@ -332,7 +419,7 @@ impl Doors {
         let work = || loop {
             let Some((index, door)) = next.lock().next() else { return };
             let outcome = open(door);
-            outcome.iter().for_each(|opened| opened.door.resume());
+            outcome.iter().for_each(OpenDoor::resume);
             taken.lock().push((index, outcome));
         };
         std::thread::scope(|scope| {
@@ -358,21 +445,18 @@ impl Doors {
     /// Releases everything that was handed over; its new owner has it.
     pub(crate) fn let_go(&self) {
         self.gone.store(true, Ordering::Release);
-        for open in self.all() {
-            open.door.let_go();
-            open.claim.lock().take();
-        }
+        self.all().iter().for_each(|open| open.let_go());
     }
 
     /// Closes all doors: requests in flight finish, then users see the end.
     pub(crate) fn stop(&self) {
         let _one_at_a_time = self.changing.lock();
-        self.all().iter().for_each(|open| open.door.stop());
+        self.all().iter().for_each(|open| open.door.stop(Stop::Drained));
     }
 
     /// Closes all doors immediately.
     pub(crate) fn stop_now(&self) {
-        self.all().iter().for_each(|open| open.door.stop_now());
+        self.all().iter().for_each(|open| open.door.stop(Stop::Now));
     }
 
     fn take_over_one(
@@ -389,7 +473,8 @@ impl Doors {
             .filter(|volume| shows.contains(&volume.name.as_str()))
             .cloned()
             .collect();
-        open::take_over(plan, &shown, pieces, &self.shared())
+        let opened = plan.take_over(pieces, &self.opening(&shown, &ublk::Orphans::default()))?;
+        Ok(OpenDoor::new(plan, &shown, opened))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use sawmill_device::Result;
-use sawmill_frontend::DoorCounts;
+use sawmill_frontend::{DoorCounts, ExportSeen};
 
 use super::*;
 
@@ -31,19 +31,15 @@ impl Door for Fake {
         self.name.to_owned()
     }
 
-    fn address_of(&self, _name: &str) -> String {
-        self.address()
-    }
-
-    fn peers_of(&self, _name: &str) -> Vec<String> {
-        Vec::new()
+    fn export(&self, _name: &str) -> ExportSeen {
+        ExportSeen { address: self.address(), peers: Vec::new() }
     }
 
     fn counts(&self) -> DoorCounts {
         DoorCounts::default()
     }
 
-    fn quiesce(&self, patience: Duration) -> Result<()> {
+    fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>> {
         let peers = self.peers.lock();
         peers.iter().for_each(|peer| peer.send(()).unwrap());
         for _ in 0..peers.len() {
@@ -51,19 +47,10 @@ impl Door for Fake {
             self.asked.lock().recv_timeout(patience).map_err(late)?;
         }
         self.say("quiet");
-        self.outcome.map_or(Ok(()), |kind| Err(Error::new(kind, "as was wanted")))
-    }
-
-    fn resume(&self) {
-        self.say("resumes");
-    }
-
-    fn hand_over(&self) -> Result<Vec<Handed>> {
-        Ok(vec![Handed::new("piece").with("of", self.name)])
-    }
-
-    fn let_go(&self) {
-        self.say("let go");
+        match self.outcome {
+            None => Ok(Box::new(FakeQuiet { name: self.name, said: self.said.clone() })),
+            Some(kind) => Err(Error::new(kind, "as was wanted")),
+        }
     }
 
     fn resized(&self) -> Result<()> {
@@ -71,12 +58,28 @@ impl Door for Fake {
         Err(Error::new(ErrorKind::Refused, text))
     }
 
-    fn stop(&self) {
-        self.say("stops");
+    fn stop(&self, how: Stop) {
+        self.say(if how == Stop::Now { "stops now" } else { "stops" });
+    }
+}
+
+/// See [`Fake`].
+struct FakeQuiet {
+    name: &'static str,
+    said: Sender<String>,
+}
+
+impl QuietDoor for FakeQuiet {
+    fn hand_over(&self) -> Result<Vec<Handed>> {
+        Ok(vec![Handed::new("piece").with("of", self.name)])
     }
 
-    fn stop_now(&self) {
-        self.say("stops now");
+    fn let_go(self: Box<Self>) {
+        self.said.send(format!("{} let go", self.name)).unwrap();
+    }
+
+    fn resume(self: Box<Self>) {
+        self.said.send(format!("{} resumes", self.name)).unwrap();
     }
 }
 
@@ -92,7 +95,8 @@ fn doors(fakes: &[(&'static str, &[&str], Option<ErrorKind>)]) -> (Doors, Receiv
         let door = Arc::new(Fake { name, said, peers, asked, outcome });
         let shows = shows.iter().map(|&name| name.to_owned()).collect();
         let plan = DoorPlan::parse("ublk").unwrap();
-        doors.open.write().push(Arc::new(OpenDoor { plan, shows, door, claim: Mutex::default() }));
+        let (quiet, claim) = (Mutex::default(), Mutex::default());
+        doors.open.write().push(Arc::new(OpenDoor { plan, shows, door, quiet, claim }));
     }
     (doors, hear)
 }
@@ -126,7 +130,7 @@ fn a_door_that_cannot_be_quiet_is_named() {
     assert_eq!(doors.all().len(), 2);
     drop(sorted(&hear));
     doors.resume_but(&[]);
-    assert_eq!(sorted(&hear), ["a resumes", "b resumes"]);
+    assert_eq!(sorted(&hear), ["a resumes"], "b has resumed by itself");
 }
 
 #[test]
@@ -146,8 +150,12 @@ fn a_door_that_has_ended_is_left_behind_and_stops_no_hand_off() {
 fn doors_of_what_is_away_stay_quiet_and_are_left_as_by_a_killed_process() {
     let (doors, hear) =
         doors(&[("a", &["oak"], None), ("b", &["ash"], None), ("c", &["oak", "ash"], None)]);
+    doors.quiesce(PATIENCE).unwrap();
+    drop(sorted(&hear));
     doors.resume_but(&["ash"]);
     assert_eq!(sorted(&hear), ["a resumes", "c resumes"]);
+    doors.resume_but(&["ash"]);
+    assert_eq!(sorted(&hear), Vec::<String>::new(), "they are not quiet any more");
     doors.leave(&["ash"]);
     assert_eq!(sorted(&hear), ["b let go", "c stops now"], "nobody waits for what nobody answers");
     assert_eq!(doors.addresses("oak"), [("fake", "a".to_owned())]);
@@ -156,6 +164,8 @@ fn doors_of_what_is_away_stay_quiet_and_are_left_as_by_a_killed_process() {
 #[test]
 fn a_door_that_is_slow_to_be_taken_over_and_is_lost_holds_up_no_other() {
     let (theirs, hear) = doors(&[("a", &["oak"], None), ("b", &["oak"], None)]);
+    theirs.quiesce(PATIENCE).unwrap();
+    drop(sorted(&hear));
     let handed = std::mem::take(&mut *theirs.open.write());
     let slow_first: Vec<Option<Arc<OpenDoor>>> =
         std::iter::once(None).chain(handed.into_iter().map(Some)).collect();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use sawmill_device::BlockDevice;
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
+use sawmill_frontend::{Door, Stop};
 
 use super::{RecordedDisk, Remains, Revived, Running, Subject};
 use crate::nbd::{Client, Style};
@@ -56,7 +57,7 @@ impl Running for Serving {
     }
 
     fn stop(self: Box<Self>) -> Result<()> {
-        self.server.stop();
+        self.server.stop(Stop::Drained);
         Ok(())
     }
 }

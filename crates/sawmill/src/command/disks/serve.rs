@@ -22,10 +22,12 @@ use crate::command::Context;
 use crate::command::opening::{Opening, Tuning};
 use crate::config::Places;
 use crate::daemon::{self, DoorOf, print_event};
-use crate::doors::plan::{DoorOptions, NbdMemory, resolve};
+use crate::doors::nbd::NbdMemory;
+use crate::doors::plan::DoorOptions;
 use crate::handoff::again::Again;
 use crate::handoff::predecessor::Predecessor;
 use crate::handoff::{Asked, Done, successor};
+use crate::listening::resolve;
 use crate::plan::Plan;
 use crate::seen;
 use crate::serving::{Served, Serving};
@@ -183,7 +185,8 @@ fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
         .iter()
         .map(|text| places.resolve_cut(text))
         .collect::<Result<Vec<_>>>()?;
-    let doors = arguments.doors.plans_of_serve(volumes.len(), &places.nbd_socket()?)?;
+    let doors = arguments.doors.plans_or(&places.nbd_socket()?);
+    doors.iter().try_for_each(|door| door.check(volumes.len()))?;
     let plan = arguments.opening.plan(places, &arguments.tuning, volumes)?;
     Ok(Plan { doors, nbd_budget: arguments.nbd_memory.budget(), admin: arguments.admin, ..plan })
 }

@@ -132,7 +132,7 @@ fn recover(context: &Context, run_folder: &Path, id: u32) -> Result<Exit> {
     let folder = folder
         .map(|folder| context.places.state_folder().map(|state| state.join(folder)))
         .transpose()?;
-    let request = ControlRequest::AddDoor(DoorPlan::Ublk { id: Some(id), unprivileged: false });
+    let request = ControlRequest::AddDoor(DoorPlan::parse(&format!("ublk={id}"))?);
     let served = match folder {
         Some(folder) => control::attached(&folder)?.map(|_| folder),
         None => None,

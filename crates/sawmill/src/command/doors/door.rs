@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use crate::command::Context;
 use crate::control;
 use crate::control::protocol::{ControlRequest, DoorAdded, DoorRemoved};
-use crate::doors::plan::DoorOptions;
+use crate::doors::plan::{self, DoorOptions};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 
@@ -89,7 +89,7 @@ fn folder_of(context: &Context, volume: &Volume) -> Result<(PathBuf, String)> {
 fn add(context: &Context, arguments: &Add) -> Result<Exit> {
     let plans = arguments.doors.plans();
     if plans.is_empty() {
-        return Err(Failure::usage("name a door: --nbd, --ublk, --vhost-user or --fuse"));
+        return Err(Failure::usage(format!("name a door: {}", plan::options())));
     }
     let (folder, name) = folder_of(context, &arguments.volume)?;
     for plan in plans {

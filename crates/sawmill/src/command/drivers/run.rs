@@ -5,11 +5,11 @@ use std::path::Path;
 
 use clap::Args;
 use sawmill_driver::protocol::Facts;
-use sawmill_frontend::nbd::Listen;
 
 use crate::command::Context;
 use crate::daemon;
-use crate::doors::plan::{DoorOptions, DoorPlan, NbdMemory};
+use crate::doors::nbd::NbdMemory;
+use crate::doors::plan::{self, DoorOptions, DoorPlan};
 use crate::driving::{self, Plan, Told};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
@@ -28,9 +28,7 @@ pub(in crate::command) struct Arguments {
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// A door as one word: nbd=unix:/path, nbd=tcp:127.0.0.1:10809, ublk, ublk=3, vhost-user=/path,
-    /// fuse=/folder, loop=/folder. May be repeated. Default: an NBD Unix socket.
-    #[arg(long = "door", value_name = "DOOR", value_parser = parse_door)]
+    #[arg(long = "door", value_name = "DOOR", value_parser = parse_door, help = door_help())]
     doors: Vec<DoorPlan>,
 
     #[command(flatten)]
@@ -61,6 +59,11 @@ pub(in crate::command) struct Arguments {
     command: Vec<OsString>,
 }
 
+fn door_help() -> String {
+    let examples = plan::examples();
+    format!("A door as one word: {examples}. May be repeated. Default: an NBD Unix socket")
+}
+
 fn parse_door(text: &str) -> Result<DoorPlan, String> {
     DoorPlan::parse(text).map_err(|failure| failure.to_string())
 }
@@ -76,12 +79,10 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     daemon::start();
     let name = name_of(arguments)?;
     let folder = context.places.driver_folder(&name)?;
-    let mut doors: Vec<DoorPlan> =
-        arguments.doors.iter().cloned().map(DoorPlan::absolute).collect();
+    let mut doors = arguments.doors.clone();
     doors.extend(arguments.more_doors.plans());
     if doors.is_empty() {
-        doors
-            .push(DoorPlan::Nbd { listen: Listen::Unix(folder.join("nbd.sock")), insecure: false });
+        doors.push(DoorPlan::at_socket(&folder.join("nbd.sock")));
     }
     let given = arguments.options.iter();
     let layers = arguments.layers.clone();

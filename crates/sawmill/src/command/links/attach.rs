@@ -5,7 +5,6 @@
 //! link works (`sawmill-link`), what is reported of it (`link::told`).
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
@@ -25,14 +24,15 @@ use crate::command::Context;
 use crate::command::disks::serve::{REMIND_EVERY, parse_loopback};
 use crate::config::check_name;
 use crate::daemon::{self, DoorOf};
-use crate::doors::plan::{DoorOptions, DoorPlan, NbdMemory};
+use crate::doors::nbd::NbdMemory;
+use crate::doors::plan::{DoorOptions, DoorPlan};
 use crate::doors::{Doors, Shown};
 use crate::folders::make_folder;
 use crate::link::KeyOptions;
 use crate::link::place::LinkPlace;
 use crate::link::remote::{Remote, own_name};
 use crate::link::told::{CacheTold, ConnectionTold, EndTold, Teller, Telling};
-use crate::wiring::check_free;
+use crate::listening::check_free;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::{human_size, parse_duration, parse_size};
 
@@ -239,7 +239,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let security = arguments.key.security()?;
     let timeout_s = whole_seconds(arguments.timeout);
     let options = InitiatorOptions { name: own_name(), timeout_s, ..InitiatorOptions::default() };
-    let plans = plans(&arguments.doors, &folder);
+    let plans = arguments.doors.plans_or(&folder.join("nbd.sock"));
     let cache = arguments.cache.options()?;
     check_addresses(&plans, arguments.admin)?;
     let remote = Remote::connect(&place, security, options)?;
@@ -293,22 +293,9 @@ fn name_of(arguments: &Arguments, export: &str) -> Result<String> {
     }
 }
 
-fn plans(doors: &DoorOptions, folder: &std::path::Path) -> Vec<DoorPlan> {
-    let mut plans = doors.plans();
-    if plans.is_empty() {
-        let socket: PathBuf = folder.join("nbd.sock");
-        plans.push(DoorPlan::Nbd { listen: Listen::Unix(socket), insecure: false });
-    }
-    plans
-}
-
 /// Checked before anything is fenced, so that a door that cannot open fences nothing.
 fn check_addresses(plans: &[DoorPlan], admin: Option<SocketAddr>) -> Result<()> {
-    for plan in plans {
-        if let DoorPlan::Nbd { listen, .. } = plan {
-            check_free(listen, "--nbd")?;
-        }
-    }
+    plans.iter().try_for_each(DoorPlan::check_free)?;
     admin.map_or(Ok(()), |address| check_free(&Listen::Tcp(address), "--admin"))
 }
 

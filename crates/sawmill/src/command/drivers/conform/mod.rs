@@ -2,14 +2,12 @@
 //!
 //! Each clause gets a driver of its own: a new process, and a device that is zeroed where the tests
 //! look, so that one broken clause does not spoil the others. Modules: `stage` (the host, one
-//! driver, one door), `behind` (devices behind doors), `life` (what only drivers do: die, be
-//! replaced, end).
+//! driver, one door), `life` (what only drivers do: die, be replaced, end).
 //!
 //! Invariants: a request without an answer fails its clause and does not hang the command; no
 //! process and no door outlives the command. Not here: the clauses of the contract
 //! (`sawmill_device::conformance`).
 
-mod behind;
 mod life;
 mod stage;
 
@@ -20,6 +18,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use sawmill_device::conformance::{self, Clause};
 use serde::Serialize;
@@ -28,10 +27,14 @@ use signal_hook::flag;
 
 use crate::command::Context;
 use crate::daemon;
+use crate::doors::kind::Trial;
+use crate::doors::plan;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use stage::{Plan, Stage};
 
+/// The value of `--door` for no door.
+const DIRECT: &str = "direct";
 /// A clause that takes longer has lost a request: the contract's own clauses give up after two
 /// minutes.
 const CLAUSE_WITHIN: Duration = Duration::from_secs(150);
@@ -52,8 +55,8 @@ const GIVES_UP_WITHIN: Duration = Duration::from_secs(10);
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     /// The door through which the tests use the device.
-    #[arg(long, value_name = "DOOR", value_enum, default_value_t = DoorKind::Direct)]
-    door: DoorKind,
+    #[arg(long, value_name = "DOOR", value_parser = through(), default_value = DIRECT)]
+    door: Through,
 
     /// Kind of device. A null device keeps nothing; a read-only device refuses writes and reads as
     /// zeroes.
@@ -80,19 +83,17 @@ pub(in crate::command) struct Arguments {
     command: Vec<OsString>,
 }
 
-/// The door under test.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(in crate::command) enum DoorKind {
-    /// No door: this process sends requests straight to the driver
-    Direct,
-    /// An NBD socket with an NBD client
-    Nbd,
-    /// A file through FUSE (may need privileges)
-    Fuse,
-    /// A loop device on a FUSE file (needs privileges)
-    Loop,
-    /// A ublk device (needs privileges and the kernel module ublk_drv)
-    Ublk,
+/// The door under test. `None`: no door; this process sends requests straight to the driver.
+#[derive(Clone, Copy)]
+pub(in crate::command) struct Through(Option<&'static Trial>);
+
+/// Reads the door under test.
+fn through() -> impl TypedValueParser<Value = Through> {
+    let direct = "No door: this process sends requests straight to the driver";
+    let doors = plan::trials().map(|trial| PossibleValue::new(trial.name).help(trial.help));
+    let values = std::iter::once(PossibleValue::new(DIRECT).help(direct)).chain(doors);
+    PossibleValuesParser::new(values)
+        .map(|name| Through(plan::trials().find(|trial| trial.name == name)))
 }
 
 /// What the device must be able to do.
@@ -204,9 +205,9 @@ impl Test {
 
     /// Why it cannot be tested through this door.
     fn left_out(&self, plan: &Plan) -> Option<&'static str> {
-        let through_kernel = !matches!(plan.door, DoorKind::Direct | DoorKind::Nbd);
+        let kernel_checks = plan.through.0.is_some_and(|trial| trial.kernel_checks);
         let name = self.name();
-        if through_kernel && (name.starts_with("d6_") || name.starts_with("d7_")) {
+        if kernel_checks && (name.starts_with("d6_") || name.starts_with("d7_")) {
             return Some("the kernel refuses such requests before the driver sees them");
         }
         None

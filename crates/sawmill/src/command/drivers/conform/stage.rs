@@ -4,7 +4,6 @@
 //! dropped.
 
 use std::ffi::OsString;
-use std::path::Path;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,14 +14,11 @@ use sawmill_device::{BlockDevice, BlockDeviceExt, Error, ErrorKind};
 use sawmill_driver::DeviceOptions;
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::Facts;
-use sawmill_frontend::nbd::Listen;
 
-use super::behind::NbdDevice;
-use super::{DoorKind, Kind};
+use super::{Kind, Through};
 use crate::doors::plan::DoorPlan;
 use crate::doors::{Doors, Shown};
 use crate::driving::child::Drivers;
-use crate::file_device::FileDevice;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Time for a driver to answer an order, unless the user sets another limit.
@@ -32,7 +28,7 @@ const ZEROED_BYTES: (u64, u64) = (17 << 20, 1 << 20);
 
 /// What is judged.
 pub(super) struct Plan {
-    pub(super) door: DoorKind,
+    pub(super) through: Through,
     pub(super) kind: Kind,
     given: Facts,
     command: Vec<OsString>,
@@ -70,7 +66,7 @@ pub(super) struct Stage {
 
 impl Plan {
     pub(super) fn new(
-        door: DoorKind,
+        through: Through,
         kind: Kind,
         options: &[(String, String)],
         command: &[OsString],
@@ -81,7 +77,14 @@ impl Plan {
         if given.get("request_timeout_s").is_none() {
             given.add("request_timeout_s", ANSWER_WITHIN_S);
         }
-        Plan { door, kind, given, command: command.to_vec(), within, interrupted: Arc::default() }
+        Plan {
+            through,
+            kind,
+            given,
+            command: command.to_vec(),
+            within,
+            interrupted: Arc::default(),
+        }
     }
 }
 
@@ -115,7 +118,7 @@ impl Stage {
         };
         stage.start_driver()?;
         stage.attached().map_err(|why| Failure::new(Exit::Unavailable, why))?;
-        stage.device = Some(stage.open_door(plan.door)?);
+        stage.device = Some(stage.open_door(plan.through)?);
         Ok(stage)
     }
 
@@ -175,21 +178,12 @@ impl Stage {
         }
     }
 
-    fn open_door(&self, kind: DoorKind) -> Result<Arc<dyn BlockDevice>> {
+    fn open_door(&self, through: Through) -> Result<Arc<dyn BlockDevice>> {
         let Some(device) = self.host.device() else {
             return Err(Failure::new(Exit::Internal, "a driver connected, but there is no device"));
         };
-        let mountpoint = self.folder.path().join("mount");
-        let plan = match kind {
-            DoorKind::Direct => return Ok(device),
-            DoorKind::Nbd => DoorPlan::Nbd {
-                listen: Listen::Unix(self.folder.path().join("nbd.sock")),
-                insecure: false,
-            },
-            DoorKind::Fuse => DoorPlan::Fuse { mountpoint, with_loop: false },
-            DoorKind::Loop => DoorPlan::Fuse { mountpoint, with_loop: true },
-            DoorKind::Ublk => DoorPlan::Ublk { id: None, unprivileged: false },
-        };
+        let Some(trial) = through.0 else { return Ok(device) };
+        let plan = DoorPlan::parse(&(trial.line)(self.folder.path()))?;
         let name = self.host.name().to_owned();
         let shown = Shown {
             name: name.clone(),
@@ -201,10 +195,7 @@ impl Stage {
         };
         let open = self.doors.open(plan, &[shown])?;
         let (_, address) = open.told(&name);
-        match kind {
-            DoorKind::Nbd => Ok(Arc::new(NbdDevice::connect(&address, &device.geometry())?)),
-            _ => Ok(Arc::new(FileDevice::open(Path::new(&address), &device.geometry())?)),
-        }
+        (trial.connect)(&address, &device.geometry())
     }
 
     /// Zeroes the device where the clauses look.

@@ -11,7 +11,7 @@ use sawmill_nbd_client::{Client, Command, Failure as NbdFailure, Style, flag};
 use sawmill_console::exit::{Failure, Result};
 
 /// An export of an NBD server.
-pub(super) struct NbdDevice {
+pub(crate) struct NbdDevice {
     client: Client,
     geometry: Geometry,
     /// What a request of this client can express.
@@ -20,7 +20,7 @@ pub(super) struct NbdDevice {
 
 impl NbdDevice {
     /// Connects to the export. `inner` is the geometry behind the door, for what NBD does not say.
-    pub(super) fn connect(uri: &str, inner: &Geometry) -> Result<Self> {
+    pub(crate) fn connect(uri: &str, inner: &Geometry) -> Result<Self> {
         let failed = |error| Failure::io(format!("cannot connect to {uri}"), &error);
         let client = Client::connect(uri, Style::Extended).map_err(failed)?;
         let export = client.export();

@@ -1,0 +1,177 @@
+//! Files through FUSE, one mount for each volume, and loop devices on them.
+//!
+//! Invariant: one process at a time serves the mount of a volume, because its mount holder serves
+//! one: the claim of an opened door says who. Not here: the protocol, and the mount holder.
+
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::{ArgMatches, Args, FromArgMatches};
+use sawmill_device::{Error, ErrorKind};
+use sawmill_format::crc::crc32c;
+use sawmill_frontend::Handed;
+use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
+use sawmill_sys::FileLock;
+
+use super::kind::{Kind, Opened, Plan, Requested, Trial, absolute, hold_memory, open_file};
+use super::{Opening, Shown};
+use crate::folders::make_parent;
+use sawmill_console::exit::{Failure, Result};
+
+pub(super) const KIND: Kind = Kind {
+    words: &["fuse", "loop"],
+    forms: &["fuse=FOLDER", "loop=FOLDER"],
+    examples: &["fuse=/folder", "loop=/folder"],
+    parse,
+    add_options: Options::augment_args,
+    requested,
+    trials: &[
+        Trial {
+            name: "fuse",
+            help: "A file through FUSE (may need privileges)",
+            line: |folder| format!("fuse={}", folder.join("mount").display()),
+            connect: open_file,
+            kernel_checks: true,
+        },
+        Trial {
+            name: "loop",
+            help: "A loop device on a FUSE file (needs privileges)",
+            line: |folder| format!("loop={}", folder.join("mount").display()),
+            connect: open_file,
+            kernel_checks: true,
+        },
+    ],
+};
+
+#[derive(Args)]
+#[group(skip)]
+struct Options {
+    /// A file in this folder, through FUSE; with several volumes, one subfolder for each.
+    #[arg(long, value_name = "FOLDER")]
+    fuse: Option<PathBuf>,
+
+    /// With --fuse: also a loop device on that file, /dev/loopN.
+    #[arg(long = "loop", requires = "fuse")]
+    with_loop: bool,
+}
+
+fn requested(matches: &ArgMatches) -> Requested {
+    let Options { fuse, with_loop } = Options::from_arg_matches(matches)?;
+    Ok(fuse.map(|mountpoint| FusePlan::boxed(&mountpoint, with_loop)))
+}
+
+fn parse(word: &str, value: &str) -> Result<Box<dyn Plan>> {
+    match value {
+        "" => Err(Failure::usage(format!("the door '{word}' needs a path"))),
+        path => Ok(FusePlan::boxed(Path::new(path), word == "loop")),
+    }
+}
+
+/// `fuse=/mountpoint`: a file; `loop=/mountpoint`: a file and a loop device on it.
+struct FusePlan {
+    mountpoint: PathBuf,
+    with_loop: bool,
+}
+
+impl FusePlan {
+    fn boxed(mountpoint: &Path, with_loop: bool) -> Box<dyn Plan> {
+        Box::new(FusePlan { mountpoint: absolute(mountpoint), with_loop })
+    }
+}
+
+impl fmt::Display for FusePlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = if self.with_loop { "loop" } else { "fuse" };
+        write!(f, "{word}={}", self.mountpoint.display())
+    }
+}
+
+impl Plan for FusePlan {
+    fn check(&self, _volumes: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn check_free(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn of_volume(&self, name: &str) -> Option<Box<dyn Plan>> {
+        let mountpoint = self.mountpoint.join(name);
+        Some(Box::new(FusePlan { mountpoint, with_loop: self.with_loop }))
+    }
+
+    fn reopened_at(&self, _address: &str) -> Option<Box<dyn Plan>> {
+        None
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> Result<Opened> {
+        make_mountpoint(&self.mountpoint)?;
+        if self.with_loop {
+            hold_memory();
+        }
+        let volume = opening.only()?;
+        let claim = self.claim(volume)?;
+        let door = FuseDoor::mount(self.options(volume)?, Arc::clone(&volume.device))?;
+        Ok(Opened { claim: Some(claim), ..Opened::new(door) })
+    }
+
+    fn take_over(
+        &self,
+        pieces: Vec<Handed>,
+        opening: &Opening<'_>,
+    ) -> sawmill_device::Result<Opened> {
+        let volume = opening.only()?;
+        let claim = self.claim(volume)?;
+        let device = Arc::clone(&volume.device);
+        let door = FuseDoor::take_over(self.options(volume)?, device, pieces)?;
+        Ok(Opened { claim: Some(claim), ..Opened::new(door) })
+    }
+}
+
+impl FusePlan {
+    fn options(&self, volume: &Shown) -> sawmill_device::Result<FuseOptions> {
+        let own = crate::program::own().map_err(|error| {
+            Error::caused(ErrorKind::Unavailable, "fuse: cannot find the sawmill program", error)
+        })?;
+        let socket = self.holder_socket(volume);
+        let mount_holder =
+            MountHolderOptions { socket, command: vec![own.into(), crate::command::KEEP.into()] };
+        let mount_holder = volume.outlives_server.then_some(mount_holder);
+        let options = FuseOptions::new(&self.mountpoint, volume.file_name());
+        Ok(FuseOptions { attach_loop: self.with_loop, mount_holder, ..options })
+    }
+
+    /// The socket of the mount holder: one for each mount of the volume.
+    fn holder_socket(&self, volume: &Shown) -> PathBuf {
+        // The name differs from those of control sockets.
+        let name = format!("keeper-{:08x}", crc32c(self.mountpoint.as_os_str().as_bytes()));
+        volume.folder.join(name)
+    }
+
+    /// Locks this mount of the volume.
+    fn claim(&self, volume: &Shown) -> sawmill_device::Result<FileLock> {
+        FileLock::of_name(&self.holder_socket(volume)).map_err(|error| {
+            let (kind, what) = match error.kind() {
+                std::io::ErrorKind::WouldBlock => (ErrorKind::InUse, "is served already".into()),
+                _ => (ErrorKind::Unavailable, format!("cannot be locked: {error}")),
+            };
+            let mountpoint = self.mountpoint.display();
+            Error::new(kind, format!("fuse: {mountpoint} of volume {} {what}", volume.name))
+        })
+    }
+}
+
+/// Creates the folder of a mount if it does not exist. An existing folder is not touched: it may be
+/// a mount that waits for this very process.
+fn make_mountpoint(path: &Path) -> Result<()> {
+    make_parent(path)?;
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(Failure::io(format!("cannot create the folder {}", path.display()), &error))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,118 @@
+//! What a kind of door is to the rest of this crate: an entry of the table [`super::plan::KINDS`],
+//! and a type for the doors that users request, with [`Plan`].
+//!
+//! Invariant: only the file of a kind knows what is special about it. Not here: the kinds.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::ArgMatches;
+use sawmill_device::{BlockDevice, Geometry};
+use sawmill_frontend::{Door, Handed, QuietDoor};
+use sawmill_sys::FileLock;
+
+use super::Opening;
+use crate::file_device::FileDevice;
+use sawmill_console::exit::Result;
+
+/// A kind of door.
+pub(crate) struct Kind {
+    /// The words that begin the text form of a door: all before the `=`. The first is also the name
+    /// of its option.
+    pub(super) words: &'static [&'static str],
+    /// The text forms, for a user who wrote none of them.
+    pub(super) forms: &'static [&'static str],
+    /// Examples of the text form, for help.
+    pub(super) examples: &'static [&'static str],
+    /// Reads the text form: one of `words`, and what follows the `=`, empty without one.
+    pub(super) parse: fn(&str, &str) -> Result<Box<dyn Plan>>,
+    /// Adds the options of the kind to a command.
+    pub(super) add_options: fn(clap::Command) -> clap::Command,
+    /// The door that these options request, if any.
+    pub(super) requested: fn(&ArgMatches) -> Requested,
+    /// How `sawmill conform` tests a device through such a door; empty if it cannot.
+    pub(super) trials: &'static [Trial],
+}
+
+/// See [`Kind::requested`].
+pub(super) type Requested = Result<Option<Box<dyn Plan>>, clap::Error>;
+
+/// A requested door. `Display` writes its text form, which travels to other processes: paths in it
+/// are absolute, and [`Kind::parse`] reads it.
+pub(super) trait Plan: fmt::Display + Send + Sync {
+    /// Returns a usage error if the request makes no sense for this many volumes.
+    fn check(&self, volumes: usize) -> Result<()>;
+
+    /// Returns `InUse` if another process has the address. Called before anything is opened or
+    /// fenced.
+    fn check_free(&self) -> Result<()>;
+
+    /// The same door for one volume of several: paths are below a folder, by the volume's name.
+    /// `None`: one door serves all of them.
+    fn of_volume(&self, name: &str) -> Option<Box<dyn Plan>>;
+
+    /// The request that opens this door again for the same users, now that its address is known.
+    /// `None`: this one does.
+    fn reopened_at(&self, address: &str) -> Option<Box<dyn Plan>>;
+
+    /// Opens a new door.
+    fn open(&self, opening: &Opening<'_>) -> Result<Opened>;
+
+    /// Takes over the door of another process, which has let go of it. It may be quiet still.
+    fn take_over(
+        &self,
+        pieces: Vec<Handed>,
+        opening: &Opening<'_>,
+    ) -> sawmill_device::Result<Opened>;
+}
+
+/// A door, as its kind opened it.
+pub(super) struct Opened {
+    pub(super) door: Arc<dyn Door>,
+    /// The same door, if it is quiet.
+    pub(super) quiet: Option<Box<dyn QuietDoor>>,
+    /// Held as long as this process serves the door: only the process with this lock may serve it.
+    pub(super) claim: Option<FileLock>,
+}
+
+impl Opened {
+    pub(super) fn new(door: impl Door + 'static) -> Self {
+        Opened { door: Arc::new(door), quiet: None, claim: None }
+    }
+}
+
+/// How `sawmill conform` uses a device through a door.
+pub(crate) struct Trial {
+    /// The value of `--door`, and its help.
+    pub(crate) name: &'static str,
+    pub(crate) help: &'static str,
+    /// The text form of a door with all its files in this folder.
+    pub(crate) line: fn(&Path) -> String,
+    /// Opens the device at the address of the door. The geometry is the one behind the door, for
+    /// what the door does not say.
+    pub(crate) connect: fn(&str, &Geometry) -> Result<Arc<dyn BlockDevice>>,
+    /// The kernel checks requests, so that invalid ones do not reach the door.
+    pub(crate) kernel_checks: bool,
+}
+
+/// Opens a file or device node of the kernel: see [`Trial::connect`].
+pub(super) fn open_file(path: &str, behind: &Geometry) -> Result<Arc<dyn BlockDevice>> {
+    Ok(Arc::new(FileDevice::open(Path::new(path), behind)?))
+}
+
+/// The same path, valid in another process.
+pub(super) fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// A kernel that writes memory to a device of ours must not wait until our own memory is read back
+/// in.
+pub(super) fn hold_memory() {
+    if let Err(error) = sawmill_sys::reclaim::lock_memory() {
+        tracing::warn!(
+            "cannot lock memory, so the kernel may swap this process out to a disk that it serves: \
+            {error}"
+        );
+    }
+}

@@ -1,0 +1,215 @@
+//! NBD servers: one for all volumes of a process, with an export for each.
+//!
+//! Invariant: all servers of a process share one budget of memory. Not here: the protocol.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::{ArgMatches, Args, FromArgMatches};
+use sawmill_device::{BlockDevice, Geometry};
+use sawmill_frontend::Handed;
+use sawmill_frontend::nbd::{Budget, Export, Listen, NbdOptions, NbdServer};
+
+use super::kind::{Kind, Opened, Plan, Requested, Trial, absolute};
+use super::{Opening, Shared, Shown};
+use crate::folders::make_parent;
+use crate::listening::{check_free, resolve};
+use crate::nbd_device::NbdDevice;
+use sawmill_console::exit::{Failure, Result};
+use sawmill_console::units::parse_size;
+
+pub(super) const KIND: Kind = Kind {
+    words: &["nbd", "nbd-insecure"],
+    forms: &["nbd=ADDRESS"],
+    examples: &["nbd=unix:/path", "nbd=tcp:127.0.0.1:10809"],
+    parse,
+    add_options: Options::augment_args,
+    requested,
+    trials: &[Trial {
+        name: "nbd",
+        help: "An NBD socket with an NBD client",
+        line: |folder| format!("nbd=unix:{}", folder.join("nbd.sock").display()),
+        connect,
+        kernel_checks: false,
+    }],
+};
+
+#[derive(Args)]
+#[group(skip)]
+struct Options {
+    /// An NBD server at unix:/path or tcp:127.0.0.1:10809 (port 0 takes a free one).
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
+    nbd: Option<Listen>,
+
+    /// Allow --nbd on an address that other machines can reach. There is no encryption and no
+    /// password.
+    #[arg(long)]
+    insecure_listen: bool,
+}
+
+/// Memory of all NBD doors of a process.
+#[derive(Args)]
+#[command(next_help_heading = "Doors")]
+pub(crate) struct NbdMemory {
+    /// Memory for the requests and replies of all NBD connections of this process, at least 160M.
+    /// When it is full, clients wait; a client that does not read its replies is disconnected when
+    /// others wait.
+    #[arg(long, value_name = "SIZE", value_parser = parse_budget, default_value = "1G")]
+    nbd_memory_max: Budget,
+}
+
+impl NbdMemory {
+    /// The memory that all doors of the process share.
+    pub(crate) fn budget(&self) -> Budget {
+        self.nbd_memory_max.clone()
+    }
+}
+
+fn parse_budget(text: &str) -> Result<Budget, String> {
+    Budget::new(parse_size(text)?).map_err(|error| error.to_string())
+}
+
+fn parse_listen(text: &str) -> Result<Listen, String> {
+    match text.split_once(':') {
+        Some(("unix", path)) if !path.is_empty() => Ok(Listen::Unix(PathBuf::from(path))),
+        Some(("tcp", address)) => resolve(address).map(Listen::Tcp),
+        _ => Err(format!(
+            "'{text}' is not an address; write unix:/path/of/socket or tcp:127.0.0.1:10809"
+        )),
+    }
+}
+
+fn requested(matches: &ArgMatches) -> Requested {
+    let Options { nbd, insecure_listen } = Options::from_arg_matches(matches)?;
+    Ok(nbd.map(|listen| NbdPlan::boxed(listen, insecure_listen)))
+}
+
+fn parse(word: &str, value: &str) -> Result<Box<dyn Plan>> {
+    let listen = parse_listen(value).map_err(Failure::usage)?;
+    Ok(NbdPlan::boxed(listen, word == "nbd-insecure"))
+}
+
+/// An NBD server at this Unix socket: what a command opens if the user requests no door.
+pub(super) fn at_socket(path: &Path) -> Box<dyn Plan> {
+    NbdPlan::boxed(Listen::Unix(path.to_owned()), false)
+}
+
+/// `nbd=unix:/path`, `nbd=tcp:127.0.0.1:10809`.
+struct NbdPlan {
+    listen: Listen,
+    /// `nbd-insecure=...`: also where other machines can connect.
+    insecure: bool,
+}
+
+impl NbdPlan {
+    fn boxed(listen: Listen, insecure: bool) -> Box<dyn Plan> {
+        let listen = match listen {
+            Listen::Unix(path) => Listen::Unix(absolute(&path)),
+            tcp => tcp,
+        };
+        Box::new(NbdPlan { listen, insecure })
+    }
+
+    fn options(&self, shared: &Shared) -> NbdOptions {
+        NbdOptions {
+            insecure_listen: self.insecure,
+            budget: shared.nbd_budget.clone(),
+            ..NbdOptions::new(self.listen.clone())
+        }
+    }
+}
+
+impl fmt::Display for NbdPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = if self.insecure { "nbd-insecure" } else { "nbd" };
+        let family = if matches!(self.listen, Listen::Unix(_)) { "unix" } else { "tcp" };
+        write!(f, "{word}={family}:{}", self.listen)
+    }
+}
+
+impl Plan for NbdPlan {
+    fn check(&self, _volumes: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn check_free(&self) -> Result<()> {
+        check_free(&self.listen, "--nbd")
+    }
+
+    fn of_volume(&self, _name: &str) -> Option<Box<dyn Plan>> {
+        None
+    }
+
+    fn reopened_at(&self, _address: &str) -> Option<Box<dyn Plan>> {
+        None
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> Result<Opened> {
+        if let Listen::Unix(path) = &self.listen {
+            make_parent(path)?;
+        }
+        let server = NbdServer::start(self.options(opening.shared))?;
+        for volume in opening.volumes {
+            server.add_export(export(volume))?;
+        }
+        Ok(Opened::new(server))
+    }
+
+    fn take_over(
+        &self,
+        pieces: Vec<Handed>,
+        opening: &Opening<'_>,
+    ) -> sawmill_device::Result<Opened> {
+        let exports = opening.volumes.iter().map(export).collect();
+        NbdServer::take_over(self.options(opening.shared), exports, pieces).map(Opened::new)
+    }
+}
+
+fn export(volume: &Shown) -> Export {
+    let Shown { name, description, device, .. } = volume.clone();
+    Export { name, description, device }
+}
+
+fn connect(uri: &str, behind: &Geometry) -> Result<Arc<dyn BlockDevice>> {
+    Ok(Arc::new(NbdDevice::connect(uri, behind)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_the_door_are_read_or_refused_with_an_example() {
+        assert_eq!(parse_listen("unix:/run/x.sock"), Ok(Listen::Unix("/run/x.sock".into())));
+        assert_eq!(
+            parse_listen("tcp:127.0.0.1:0"),
+            Ok(Listen::Tcp("127.0.0.1:0".parse().unwrap()))
+        );
+        assert_eq!(
+            parse_listen("tcp:[::1]:10809"),
+            Ok(Listen::Tcp("[::1]:10809".parse().unwrap()))
+        );
+        for text in [
+            "",
+            "unix:",
+            "tcp:",
+            "tcp:127.0.0.1",
+            "127.0.0.1:10809",
+            "/run/x.sock",
+            "tcp:1.2.3.4:99999",
+        ] {
+            let error = parse_listen(text).unwrap_err();
+            assert!(error.contains("10809"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn memory_of_the_doors_is_a_size_that_is_large_enough() {
+        assert_eq!(parse_budget("160M").unwrap().in_use().bytes_max, 160 << 20);
+        for text in ["", "much", "0", "159M"] {
+            assert!(parse_budget(text).is_err(), "{text}");
+        }
+        assert!(parse_budget("1M").unwrap_err().contains("160 MiB"));
+    }
+}

@@ -1,0 +1,241 @@
+//! Device nodes through the kernel's ublk driver, one for each volume.
+//!
+//! Invariant: the device that a dead server of a volume left, whose users wait, is taken over
+//! before a new one is made. Not here: the protocol, and the devices of other volumes
+//! (`sawmill device`).
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use clap::{ArgMatches, Args, FromArgMatches};
+use parking_lot::Mutex;
+use sawmill_device::{Error, ErrorKind};
+use sawmill_frontend::Handed;
+use sawmill_frontend::ublk::{self, DeviceState, UblkDoor, UblkOptions, UblkWorkers};
+
+use super::kind::{Kind, Opened, Plan, Requested, Trial, hold_memory, open_file};
+use super::{Opening, Shown};
+use crate::config::UBLK_FOLDER;
+use sawmill_console::exit::{Failure, Result};
+
+pub(super) const KIND: Kind = Kind {
+    words: &["ublk", UNPRIVILEGED],
+    forms: &["ublk", "ublk=ID"],
+    examples: &["ublk", "ublk=3"],
+    parse,
+    add_options: Options::augment_args,
+    requested,
+    trials: &[Trial {
+        name: "ublk",
+        help: "A ublk device (needs privileges and the kernel module ublk_drv)",
+        line: |_| "ublk".to_owned(),
+        connect: open_file,
+        kernel_checks: true,
+    }],
+};
+
+const UNPRIVILEGED: &str = "ublk-unprivileged";
+
+#[derive(Args)]
+#[group(skip)]
+struct Options {
+    /// A device node /dev/ublkbID (Linux 6.5 and later, module ublk_drv); --ublk=ID selects the
+    /// number.
+    #[arg(
+        long, value_name = "ID", num_args = 0..=1, require_equals = true,
+        default_missing_value = "any",
+        value_parser = parse_id
+    )]
+    ublk: Option<DeviceId>,
+
+    /// With --ublk: a device that an unprivileged user may serve. It ends with its server, and its
+    /// users then get errors: no restart, no hand-off.
+    #[arg(long, requires = "ublk")]
+    ublk_unprivileged: bool,
+}
+
+/// The number in `--ublk`.
+#[derive(Clone, Copy, Debug)]
+struct DeviceId(Option<u32>);
+
+fn parse_id(text: &str) -> Result<DeviceId, String> {
+    match text {
+        "any" => Ok(DeviceId(None)),
+        number => match number.parse() {
+            Ok(id) => Ok(DeviceId(Some(id))),
+            Err(_) => {
+                Err(format!("'{text}' is not a ublk device number; write --ublk or --ublk=3"))
+            }
+        },
+    }
+}
+
+fn requested(matches: &ArgMatches) -> Requested {
+    let Options { ublk, ublk_unprivileged: unprivileged } = Options::from_arg_matches(matches)?;
+    Ok(ublk.map(|DeviceId(id)| Box::new(UblkPlan { id, unprivileged }) as Box<dyn Plan>))
+}
+
+fn parse(word: &str, value: &str) -> Result<Box<dyn Plan>> {
+    let number = |_| Failure::usage(format!("'{value}' is not a ublk device number"));
+    let id = if value.is_empty() { None } else { Some(value.parse().map_err(number)?) };
+    Ok(Box::new(UblkPlan { id, unprivileged: word == UNPRIVILEGED }))
+}
+
+/// `ublk`, `ublk=3`: a device node, with any number or this one.
+#[derive(Clone)]
+struct UblkPlan {
+    id: Option<u32>,
+    /// `ublk-unprivileged...`: one that ends with its server.
+    unprivileged: bool,
+}
+
+impl fmt::Display for UblkPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.unprivileged { UNPRIVILEGED } else { "ublk" })?;
+        self.id.map_or(Ok(()), |id| write!(f, "={id}"))
+    }
+}
+
+impl Plan for UblkPlan {
+    fn check(&self, volumes: usize) -> Result<()> {
+        if volumes > 1 && self.id.is_some() {
+            return Err(Failure::usage(format!(
+                "--ublk=ID names one device, but there are {volumes} volumes; write --ublk"
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_free(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn of_volume(&self, _name: &str) -> Option<Box<dyn Plan>> {
+        Some(Box::new(self.clone()))
+    }
+
+    /// A device with any number keeps the one that its users know.
+    fn reopened_at(&self, address: &str) -> Option<Box<dyn Plan>> {
+        let id = address.strip_prefix("/dev/ublkb").and_then(|number| number.parse().ok());
+        let id = self.id.or(id);
+        Some(Box::new(UblkPlan { id, unprivileged: self.unprivileged }))
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> Result<Opened> {
+        hold_memory();
+        let volume = opening.only()?;
+        let options = self.options(volume, opening.workers()?);
+        Ok(Opened::new(open(options, volume, opening.orphans)?))
+    }
+
+    fn take_over(
+        &self,
+        pieces: Vec<Handed>,
+        opening: &Opening<'_>,
+    ) -> sawmill_device::Result<Opened> {
+        let volume = opening.only()?;
+        let piece = pieces
+            .first()
+            .ok_or_else(|| Error::new(ErrorKind::Invalid, "hand-off: a ublk device has no id"))?;
+        let workers = opening.workers().unwrap_or_else(|error| {
+            // Its users wait: threads of its own are as good.
+            tracing::warn!("ublk: devices do not share threads: {error}");
+            None
+        });
+        let options = self.options(volume, workers);
+        let door = UblkDoor::recover(piece.parsed("id")?, options, Arc::clone(&volume.device))?;
+        Ok(Opened::new(door))
+    }
+}
+
+impl UblkPlan {
+    fn options(&self, volume: &Shown, workers: Option<UblkWorkers>) -> UblkOptions {
+        let options = UblkOptions {
+            id: self.id,
+            link: Some(volume.file_name()),
+            workers,
+            recoverable: volume.outlives_server,
+            ..UblkOptions::new(&volume.identity)
+        };
+        if !self.unprivileged {
+            return options;
+        }
+        UblkOptions {
+            unprivileged: true,
+            // Only root can make links in /dev.
+            link: None,
+            // Each request that may be in flight has a buffer.
+            queue_depth: 32,
+            request_bytes_max: 256 << 10,
+            run_folder: volume.folder.with_file_name(UBLK_FOLDER),
+            ..options
+        }
+    }
+}
+
+/// Opens a device for a volume: the one that a dead server of it left, whose users wait, or a new
+/// one. Removes the remains of devices that are unusable.
+fn open(
+    options: UblkOptions,
+    volume: &Shown,
+    orphans: &Orphans,
+) -> sawmill_device::Result<UblkDoor> {
+    for found in orphans.listed(&options)? {
+        if found.state == DeviceState::Dead {
+            tracing::info!(id = found.id, "ublk: removing the remains of a dead device");
+            // Another server may have removed it first.
+            let _ = ublk::delete(&options.run_folder, &options.link_folder, found.id);
+        } else if !options.unprivileged
+            && options.recoverable
+            && found.is_for(&options.volume)
+            && options.id.is_none_or(|id| id == found.id)
+        {
+            return UblkDoor::recover(found.id, options, Arc::clone(&volume.device));
+        }
+    }
+    UblkDoor::start(options, Arc::clone(&volume.device))
+}
+
+impl Opening<'_> {
+    /// The threads that all devices share, if this process has many.
+    fn workers(&self) -> sawmill_device::Result<Option<UblkWorkers>> {
+        self.shared.ublk_workers.for_volumes(self.volumes_in_process)
+    }
+}
+
+/// Threads that serve the queues of many devices. A few devices have threads of their own.
+#[derive(Default)]
+pub(super) struct Workers(Mutex<Option<UblkWorkers>>);
+
+impl Workers {
+    /// From this number of volumes on, the devices of a process share threads.
+    const VOLUMES_MIN: usize = 9;
+    /// More threads than this do not help.
+    const THREADS_MAX: usize = 32;
+
+    /// The threads, which start if a process serves this many volumes.
+    fn for_volumes(&self, volumes: usize) -> sawmill_device::Result<Option<UblkWorkers>> {
+        let mut workers = self.0.lock();
+        if workers.is_none() && volumes >= Self::VOLUMES_MIN {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            *workers = Some(UblkWorkers::start(cores.min(Self::THREADS_MAX))?);
+        }
+        Ok(workers.clone())
+    }
+}
+
+/// Devices without a server at the first request, looked up once for all volumes of a command,
+/// which may be hundreds.
+#[derive(Default)]
+pub(super) struct Orphans(OnceLock<Vec<ublk::DeviceInfo>>);
+
+impl Orphans {
+    fn listed(&self, options: &UblkOptions) -> sawmill_device::Result<&[ublk::DeviceInfo]> {
+        if self.0.get().is_none() {
+            let all = ublk::devices(&options.run_folder)?;
+            // If another thread was first, its list is as good.
+            let _ = self.0.set(all.into_iter().filter(ublk::DeviceInfo::is_orphan).collect());
+        }
+        Ok(self.0.get().map_or(&[], Vec::as_slice))
+    }
+}

@@ -1,0 +1,103 @@
+//! vhost-user-blk sockets for virtual machines, one for each volume. Not here: the protocol.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::{ArgMatches, Args, FromArgMatches};
+use sawmill_frontend::Handed;
+use sawmill_frontend::vhost::{VhostDoor, VhostOptions};
+
+use super::kind::{Kind, Opened, Plan, Requested, absolute};
+use super::{Opening, Shown};
+use crate::folders::make_parent;
+use sawmill_console::exit::{Failure, Result};
+
+pub(super) const KIND: Kind = Kind {
+    words: &["vhost-user"],
+    forms: &["vhost-user=PATH"],
+    examples: &["vhost-user=/path"],
+    parse,
+    add_options: Options::augment_args,
+    requested,
+    // Its users are virtual machines.
+    trials: &[],
+};
+
+#[derive(Args)]
+#[group(skip)]
+struct Options {
+    /// A vhost-user-blk socket for QEMU and Cloud Hypervisor; with several volumes, a folder of
+    /// sockets.
+    #[arg(long, value_name = "PATH")]
+    vhost_user: Option<PathBuf>,
+}
+
+fn requested(matches: &ArgMatches) -> Requested {
+    let Options { vhost_user } = Options::from_arg_matches(matches)?;
+    Ok(vhost_user.map(|path| VhostPlan::boxed(&path)))
+}
+
+fn parse(word: &str, value: &str) -> Result<Box<dyn Plan>> {
+    match value {
+        "" => Err(Failure::usage(format!("the door '{word}' needs a path"))),
+        path => Ok(VhostPlan::boxed(Path::new(path))),
+    }
+}
+
+/// `vhost-user=/path`: a socket.
+struct VhostPlan {
+    path: PathBuf,
+}
+
+impl VhostPlan {
+    fn boxed(path: &Path) -> Box<dyn Plan> {
+        Box::new(VhostPlan { path: absolute(path) })
+    }
+
+    fn options(&self, volume: &Shown) -> VhostOptions {
+        VhostOptions { serial: volume.name.clone(), ..VhostOptions::new(self.path.clone()) }
+    }
+}
+
+impl fmt::Display for VhostPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "vhost-user={}", self.path.display())
+    }
+}
+
+impl Plan for VhostPlan {
+    fn check(&self, _volumes: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn check_free(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn of_volume(&self, name: &str) -> Option<Box<dyn Plan>> {
+        Some(Box::new(VhostPlan { path: self.path.join(format!("{name}.sock")) }))
+    }
+
+    fn reopened_at(&self, _address: &str) -> Option<Box<dyn Plan>> {
+        None
+    }
+
+    fn open(&self, opening: &Opening<'_>) -> Result<Opened> {
+        make_parent(&self.path)?;
+        let volume = opening.only()?;
+        let door = VhostDoor::start(self.options(volume), Arc::clone(&volume.device))?;
+        Ok(Opened::new(door))
+    }
+
+    fn take_over(
+        &self,
+        pieces: Vec<Handed>,
+        opening: &Opening<'_>,
+    ) -> sawmill_device::Result<Opened> {
+        let volume = opening.only()?;
+        let device = Arc::clone(&volume.device);
+        let (door, quiet) = VhostDoor::take_over(self.options(volume), device, pieces)?;
+        Ok(Opened { quiet: Some(quiet), ..Opened::new(door) })
+    }
+}

@@ -1,0 +1,35 @@
+//! Addresses that a process listens on: read from options, and checked before anything is opened.
+//! Not here: who listens.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_frontend::nbd::Listen;
+
+/// The socket address behind `host:port`.
+pub(crate) fn resolve(text: &str) -> Result<SocketAddr, String> {
+    let wrong = |why: String| {
+        format!("'{text}' is not an address ({why}); write host:port, as in 127.0.0.1:10809")
+    };
+    let mut found = text.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
+    found.next().ok_or_else(|| wrong("the host has no IP address".to_owned()))
+}
+
+/// Fails if a process already listens on the address, with advice to use `option`. (If one starts
+/// after this check, listening itself fails.)
+pub(crate) fn check_free(listen: &Listen, option: &str) -> Result<()> {
+    let taken = match listen {
+        Listen::Unix(path) => UnixStream::connect(path).is_ok(),
+        Listen::Tcp(address) => {
+            TcpListener::bind(address).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+        }
+    };
+    if !taken {
+        return Ok(());
+    }
+    let text =
+        format!("another process listens on {listen} already; give another address with {option}");
+    Err(Failure::new(Exit::InUse, text))
+}
