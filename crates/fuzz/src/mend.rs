@@ -67,10 +67,9 @@ fn share(bytes: &mut Vec<u8>, fixed: usize, first: (Field, usize), second: (Fiel
     bytes.truncate(fixed + first_count * first.1 + second_count * second.1 + CRC_BYTES);
 }
 
-/// The structure of this kind that `bytes` are nearest to.
-pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
-    let mut bytes = bytes.to_vec();
-    let fixed = match kind {
+/// How long the part of a structure is that every one of its kind has.
+fn fixed_bytes(kind: Kind) -> usize {
+    match kind {
         Kind::VolumeRecord => volume_record::at::SIZE,
         Kind::Segment => segment::at::SIZE,
         Kind::Checkpoint => checkpoint::at::SIZE,
@@ -83,7 +82,13 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::Role => role::at::SIZE,
         Kind::JournalSuperblock | Kind::Staging => 4096 - CRC_BYTES,
         Kind::Pin => kept::pin_at::SIZE - CRC_BYTES,
-    };
+    }
+}
+
+/// The structure of this kind that `bytes` are nearest to.
+pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let fixed = fixed_bytes(kind);
     bytes.resize(bytes.len().max(fixed + CRC_BYTES), 0);
     match kind {
         Kind::VolumeRecord => {
@@ -124,21 +129,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
             let identity_bytes = bytes.len() - fixed - CRC_BYTES;
             put_count(&mut bytes, export_state::at::IDENTITY_BYTES, identity_bytes);
         }
-        Kind::NameRecord => {
-            let target =
-                u16::from_le_bytes([bytes[name_record::at::TARGET_BYTES.offset], 0]).into();
-            let volume = fixed + bytes.len().saturating_sub(fixed + CRC_BYTES).min(target);
-            put(
-                &mut bytes,
-                name_record::at::TARGET_BYTES,
-                &((volume - fixed) as u16).to_le_bytes(),
-            );
-            let end = bytes.len() - CRC_BYTES;
-            let inner = mended(&bytes[volume..end], Kind::VolumeRecord);
-            bytes.truncate(volume);
-            bytes.extend_from_slice(&inner);
-            bytes.extend_from_slice(&[0; CRC_BYTES]);
-        }
+        Kind::NameRecord => mend_name_record(&mut bytes, fixed),
         Kind::Role => {
             let source_bytes = bytes.len() - fixed - CRC_BYTES;
             put(&mut bytes, role::at::SOURCE_BYTES, &(source_bytes as u16).to_le_bytes());
@@ -152,6 +143,19 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         _ => seal(&mut bytes, kind),
     }
     bytes
+}
+
+/// A record of a name: what it points to, then the record of the volume.
+fn mend_name_record(bytes: &mut Vec<u8>, fixed: usize) {
+    use name_record::at::TARGET_BYTES;
+    let target = usize::from(bytes[TARGET_BYTES.offset]);
+    let volume = fixed + bytes.len().saturating_sub(fixed + CRC_BYTES).min(target);
+    put(bytes, TARGET_BYTES, &((volume - fixed) as u16).to_le_bytes());
+    let end = bytes.len() - CRC_BYTES;
+    let inner = mended(&bytes[volume..end], Kind::VolumeRecord);
+    bytes.truncate(volume);
+    bytes.extend_from_slice(&inner);
+    bytes.extend_from_slice(&[0; CRC_BYTES]);
 }
 
 /// A segment's header ends somewhere in its object. Frames are made to fit what the counts say.

@@ -138,27 +138,9 @@ impl Settings {
     /// The settings of a seed, without edges.
     #[must_use]
     pub fn of(dice: &mut Dice) -> Self {
-        let mut odds = |choices: &[u64]| *dice.pick(choices);
-        let store = StoreFaults {
-            fail_odds: odds(&[0, 0, 8, 30]),
-            unheard_odds: odds(&[0, 0, 8, 30]),
-            late_odds: odds(&[0, 0, 5, 20]),
-            lag_odds: odds(&[0, 0, 3]),
-            garble_odds: odds(&[0, 0, 0, 0, 0, 40]),
-            half_odds: 0,
-            ghost_odds: 0,
-        };
-        let disk = DiskFaults {
-            write_odds: odds(&[0, 0, 0, 0, 0, 60]),
-            sync_odds: odds(&[0, 0, 0, 0, 0, 20]),
-            read_odds: odds(&[0, 0, 0, 0, 0, 60]),
-            make_odds: odds(&[0, 0, 0, 0, 0, 2]),
-            short_odds: 0,
-            full_odds: 0,
-            lie_odds: 0,
-        };
-        let size_bytes = odds(&[
-            16 << 10,
+        let (store, disk) = (store_faults(dice), disk_faults(dice));
+        let size_bytes = *dice.pick(&[
+            16_u64 << 10,
             64 << 10,
             64 << 10,
             64 << 10,
@@ -215,5 +197,33 @@ impl Settings {
             jump_odds: if past_odds > 0 { *dice.pick(&[0, 80]) } else { 0 },
             edges: Edges::default(),
         }
+    }
+}
+
+/// The trouble that a seed has with the store.
+fn store_faults(dice: &mut Dice) -> StoreFaults {
+    let mut odds = |choices: &[u64]| *dice.pick(choices);
+    StoreFaults {
+        fail_odds: odds(&[0, 0, 8, 30]),
+        unheard_odds: odds(&[0, 0, 8, 30]),
+        late_odds: odds(&[0, 0, 5, 20]),
+        lag_odds: odds(&[0, 0, 3]),
+        garble_odds: odds(&[0, 0, 0, 0, 0, 40]),
+        half_odds: 0,
+        ghost_odds: 0,
+    }
+}
+
+/// The trouble that a seed has with the journal's disk.
+fn disk_faults(dice: &mut Dice) -> DiskFaults {
+    let mut odds = |choices: &[u64]| *dice.pick(choices);
+    DiskFaults {
+        write_odds: odds(&[0, 0, 0, 0, 0, 60]),
+        sync_odds: odds(&[0, 0, 0, 0, 0, 20]),
+        read_odds: odds(&[0, 0, 0, 0, 0, 60]),
+        make_odds: odds(&[0, 0, 0, 0, 0, 2]),
+        short_odds: 0,
+        full_odds: 0,
+        lie_odds: 0,
     }
 }

@@ -17,7 +17,9 @@
 //! 5. What `head` writes is in memory before the slot after it can be reserved: after the death of
 //!    the process a slot that was reserved and never filled can be stepped over.
 //!
-//! Not here: what a record is, when to write, durability.
+//! Not here: what a record is, when to write, durability; whose a file is (`ownership`).
+
+mod ownership;
 
 use std::fs::File;
 use std::io;
@@ -26,9 +28,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{self, AtomicU32, Ordering};
 
-use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
+use self::ownership::{allocate, fault_of, invalid, is_fresh};
 use crate::BLOCK_BYTES;
 use crate::mapping::Mapping;
 use crate::sync::{AtomicU64, Mutex, RwLock, may_switch};
@@ -221,51 +224,6 @@ impl StagingFile {
         });
         (ring.clone(), Consumer { ring })
     }
-}
-
-/// Whether a file can be nobody else's: another user may have made it in a folder where everybody
-/// may, to look in later, and a second name may be that of a file in use.
-fn is_fresh(file: &File, length: u64) -> io::Result<bool> {
-    let about = rustix::fs::fstat(file)?;
-    Ok(fault_of(&about).is_none() && about.st_size as u64 == length)
-}
-
-/// Why a file is not this user's alone.
-fn fault_of(about: &rustix::fs::Stat) -> Option<&'static str> {
-    if FileType::from_raw_mode(about.st_mode) != FileType::RegularFile {
-        return Some("it is no regular file");
-    }
-    if about.st_uid != rustix::process::geteuid().as_raw() {
-        return Some("it belongs to another user");
-    }
-    if Mode::from_raw_mode(about.st_mode) != Mode::RUSR | Mode::WUSR {
-        return Some("others may read or write it");
-    }
-    (about.st_nlink != 1).then_some("it has a second name")
-}
-
-fn invalid(why: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why)
-}
-
-/// A new file of zeroes for a ring of `capacity_bytes`, replacing one of that name.
-fn allocate(path: &Path, capacity_bytes: u64) -> io::Result<File> {
-    assert!(
-        capacity_bytes > 0 && capacity_bytes.is_multiple_of(BLOCK_BYTES),
-        "capacity is in whole blocks"
-    );
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
-    // All of it now: a tmpfs that is full later would kill the process where it writes.
-    match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, PREFIX_BYTES + capacity_bytes) {
-        Err(Errno::OPNOTSUPP) => file.set_len(PREFIX_BYTES + capacity_bytes)?,
-        other => other?,
-    }
-    Ok(file)
 }
 
 /// Why a slot cannot be reserved now.

@@ -145,6 +145,24 @@ fn serve_again(image: &Image, store: &Path, folder: &Path) -> Result<Vec<u8>, St
     client.read_all().map_err(|failure| failure.to_string())
 }
 
+/// Fails when a store has objects that its copy lacks.
+fn see_nothing_new(live: &Path, copied: &Path) {
+    let objects =
+        |store: &Path| run(command("find").arg(store).args(["-type", "f", "-printf", "%P\n"]));
+    let (now, then) = (objects(live), objects(copied));
+    let more: Vec<&str> =
+        now.lines().filter(|key| !then.lines().any(|known| known == *key)).collect();
+    assert!(more.is_empty(), "stored meanwhile, so the store is not what a cut needs: {more:?}");
+}
+
+/// How many writes were found again after a cut. Fails when one that was flushed was not.
+fn kept_after(cut: &Cut, made: &Made, found: Result<Vec<u8>, String>) -> usize {
+    let found = found.unwrap_or_else(|why| panic!("after the cut {cut}: {why}"));
+    let verdict = check_flushed_kept(&as_of(made, cut), &found)
+        .unwrap_or_else(|violation| panic!("after the cut {cut}: {violation}"));
+    verdict.kept
+}
+
 #[test]
 fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
     requires!(can_mount());
@@ -175,12 +193,7 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
     for entry in fs::read_dir(place.memory()).expect("the folder in memory").flatten() {
         fs::remove_file(entry.path()).expect("a staging file can be removed");
     }
-    let objects =
-        |store: &Path| run(command("find").arg(store).args(["-type", "f", "-printf", "%P\n"]));
-    let (now, then) = (objects(live), objects(&store));
-    let more: Vec<&str> =
-        now.lines().filter(|key| !then.lines().any(|known| known == *key)).collect();
-    assert!(more.is_empty(), "stored meanwhile, so the store is not what a cut needs: {more:?}");
+    see_nothing_new(live, &store);
     assert!(daemon.stop().success(), "qemu-storage-daemon ends in order: {}", daemon.said());
 
     let recording = Recording::open(&log).expect("QEMU's log can be read");
@@ -193,16 +206,12 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
         (0..WORKERS).map(|worker| inside(&format!("again-{worker}"))).collect();
     let check = &|worker: usize| {
         let mut replay = recorded.replay();
-        let mut kept = 0;
-        for cut in plan.cuts.iter().skip(worker).step_by(WORKERS) {
+        let cuts = plan.cuts.iter().skip(worker).step_by(WORKERS);
+        cuts.map(|cut| {
             let image = replay.image(cut).expect("the log can be replayed");
-            let found = serve_again(&image, &store, &folders[worker])
-                .unwrap_or_else(|why| panic!("after the cut {cut}: {why}"));
-            let verdict = check_flushed_kept(&as_of(&made, cut), &found)
-                .unwrap_or_else(|violation| panic!("after the cut {cut}: {violation}"));
-            kept += verdict.kept;
-        }
-        kept
+            kept_after(cut, &made, serve_again(&image, &store, &folders[worker]))
+        })
+        .sum::<usize>()
     };
     let kept: usize = std::thread::scope(|scope| {
         let workers: Vec<_> =

@@ -296,6 +296,12 @@ fn what_cannot_be_a_link_is_refused_with_what_to_write() {
     with_key(&shown.link("memory"), &["--admin", "192.0.2.1:9101"], 2, &["--admin", "loopback"]);
     with_key("link:udp:127.0.0.1:99999/memory", &[], 2, &["port"]);
     with_key("link:udp:127.0.0.1,udp:127.0.0.1/memory", &[], 2, &["twice"]);
+}
+
+#[test]
+fn what_link_and_target_cannot_do_is_refused_with_what_to_write() {
+    let shown = memory(&["udp"]);
+    let key = ["--key-file", &*shown.key];
     let link = |words: &[&str], code: i32, told: &[&str]| {
         shown.place.sawmill(&[&["link"], words].concat()).refused(code, told);
     };

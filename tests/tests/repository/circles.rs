@@ -52,6 +52,22 @@ fn a_circle_is_found_through_a_re_export_and_one_with_a_child_is_none() {
     assert_eq!(circles(&Crate::read(&files).arrows()), [["a", "b"]]);
 }
 
+/// The paths in code without its `use` lines that say where they begin.
+fn paths_in(code: &str) -> Vec<&str> {
+    let is_path = |letter: char| letter.is_alphanumeric() || letter == '_' || letter == ':';
+    let begins_a_word =
+        |at: usize| !code[..at].ends_with(|letter: char| letter.is_alphanumeric() || letter == ':');
+    let roots = ["crate::", "super::", "self::"].into_iter();
+    roots
+        .flat_map(|root| code.match_indices(root))
+        .filter(|(at, _)| begins_a_word(*at))
+        .map(|(at, _)| {
+            let length = code[at..].find(|letter| !is_path(letter));
+            &code[at..length.map_or(code.len(), |length| at + length)]
+        })
+        .collect()
+}
+
 fn module_of(file: &str) -> Module {
     let path = file.trim_end_matches(".rs");
     let parts = path.split('/').filter(|part| !["mod", "lib", "main", ""].contains(part));
@@ -72,20 +88,8 @@ impl Crate {
                     found.note(module, &path, is_public);
                 }
             }
-            for root in ["crate::", "super::", "self::"] {
-                for (at, _) in rest.match_indices(root) {
-                    let inside_a_word = rest[..at]
-                        .ends_with(|letter: char| letter.is_alphanumeric() || letter == ':');
-                    if !inside_a_word {
-                        let is_path = |letter: char| {
-                            letter.is_alphanumeric() || letter == '_' || letter == ':'
-                        };
-                        let end = rest[at..]
-                            .find(|letter| !is_path(letter))
-                            .map_or(rest.len(), |end| at + end);
-                        found.note(module, &rest[at..end], false);
-                    }
-                }
+            for path in paths_in(&rest) {
+                found.note(module, path, false);
             }
         }
         found

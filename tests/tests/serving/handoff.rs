@@ -20,6 +20,8 @@ on_each_store!(
 );
 
 const VOLUME_BYTES: u64 = 16 << 20;
+/// How a successor begins to speak.
+const HELLO: &str = "say(word='hello', conversation=1, version='9.9')\n";
 
 fn served(place: &Place) -> (Server, Vec<Client>, Load) {
     place.create("disk", "16M", &["--segment-bytes", "256K"]);
@@ -76,88 +78,91 @@ fn refused_unfelt(
     clients: &[Client],
     binary: &Path,
     more: &[&str],
-    (code, words): (i32, &[&str]),
+    refusal: &Refusal,
 ) {
     let binary = binary.display().to_string();
     let mut line = vec!["handoff", "disk", "--binary", &binary];
     line.extend(more);
-    let tally = load.drive(clients, 200, || place.sawmill(&line).refused(code, words));
+    let tally =
+        load.drive(clients, 200, || place.sawmill(&line).refused(refusal.code, refusal.words));
     assert_eq!((tally.refused, tally.unanswered), (0, 0), "{binary} was felt: {tally:?}");
     see_nothing_lost(load, &clients[0]);
+}
+
+/// A successor that fails: what it does, how long it may, and what the refusal says.
+struct Failing {
+    lines: String,
+    more: &'static [&'static str],
+    refusal: Refusal,
+}
+
+/// The exit code of a refusal, and what its text must say.
+struct Refusal {
+    code: i32,
+    words: &'static [&'static str],
+}
+
+fn failing(lines: &str, refusal: Refusal) -> Failing {
+    Failing { lines: lines.to_owned(), more: &[], refusal }
+}
+
+fn refusal(code: i32, words: &'static [&'static str]) -> Refusal {
+    Refusal { code, words }
+}
+
+/// Successors that fail at each step of the conversation.
+fn failing_successors(ready: &str) -> Vec<Failing> {
+    let gone = format!("{ready}hear()\nhear()\n");
+    vec![
+        failing("sys.exit(1)\n", refusal(7, &["still serves", "did not get ready"])),
+        Failing {
+            more: &["--timeout", "500ms"],
+            ..failing("signal.pause()\n", refusal(7, &["still serves", "in time"]))
+        },
+        failing("s.sendall(b'x' * 64)\n", refusal(7, &["still serves", "invalid message"])),
+        failing(
+            "say(word='hello', conversation=2, version='9.9')\n",
+            refusal(5, &["9.9", "version 2", "stop this"]),
+        ),
+        failing("say(word='dance')\n", refusal(7, &["still serves", "invalid message"])),
+        failing(
+            // What an older program says of a volume that a newer one has written.
+            &format!(
+                "{HELLO}say(word='failed', text='checkpoint 7 has format version 9', exit=9)\n"
+            ),
+            refusal(9, &["still serves", "format version 9"]),
+        ),
+        failing(HELLO, refusal(7, &["still serves"])),
+        failing(ready, refusal(7, &["still serves"])),
+        failing(&gone, refusal(7, &["still serves"])),
+        Failing {
+            more: &["--stall-max", "300ms"],
+            ..failing(&format!("{gone}signal.pause()\n"), refusal(7, &["still serves", "in time"]))
+        },
+        failing(
+            &format!("{gone}say(word='serving', lost_doors=[])\nsignal.pause()\n"),
+            refusal(7, &["out of turn"]),
+        ),
+    ]
 }
 
 fn what_a_failed_successor_left_behind_hurts_nobody(store: &StoreUnderTest) {
     let place = Place::new(store);
     let (mut server, clients, mut load) = served(&place);
-    let hello = "say(word='hello', conversation=1, version='9.9')\n";
-    let ready = format!("{hello}say(word='prepared')\n");
-    let gone = format!("{ready}hear()\nhear()\n");
-    let short = ["--timeout", "500ms"].as_slice();
-    let brief = ["--stall-max", "300ms"].as_slice();
-    // What it does, how long it may, the exit code and what the text must say.
-    let cases: &[(&str, &[&str], i32, &[&str])] = &[
-        ("sys.exit(1)\n", &[], 7, &["still serves", "did not get ready"]),
-        ("signal.pause()\n", short, 7, &["still serves", "in time"]),
-        ("s.sendall(b'x' * 64)\n", &[], 7, &["still serves", "invalid message"]),
-        (
-            "say(word='hello', conversation=2, version='9.9')\n",
-            &[],
-            5,
-            &["9.9", "version 2", "stop this"],
-        ),
-        ("say(word='dance')\n", &[], 7, &["still serves", "invalid message"]),
-        (
-            // What an older program says of a volume that a newer one has written.
-            &format!(
-                "{hello}say(word='failed', text='checkpoint 7 has format version 9', exit=9)\n"
-            ),
-            &[],
-            9,
-            &["still serves", "format version 9"],
-        ),
-        (hello, &[], 7, &["still serves"]),
-        (&ready, &[], 7, &["still serves"]),
-        (&gone, &[], 7, &["still serves"]),
-        (&format!("{gone}signal.pause()\n"), brief, 7, &["still serves", "in time"]),
-        (
-            &format!("{gone}say(word='serving', lost_doors=[])\nsignal.pause()\n"),
-            &[],
-            7,
-            &["out of turn"],
-        ),
-    ];
-    for (lines, more, code, words) in cases {
-        let program = impostor(&place, lines);
+    let ready = format!("{HELLO}say(word='prepared')\n");
+    let mut refused = |binary: &Path, more: &[&str], refusal: &Refusal| {
+        refused_unfelt(&place, &mut load, &clients, binary, more, refusal);
+    };
+    for Failing { lines, more, refusal } in failing_successors(&ready) {
         println!("-- {lines}");
-        refused_unfelt(&place, &mut load, &clients, &program, more, (*code, words));
+        refused(&impostor(&place, &lines), more, &refusal);
     }
-    refused_unfelt(
-        &place,
-        &mut load,
-        &clients,
-        &place.path("nowhere"),
-        &[],
-        (3, &["cannot start"]),
-    );
-    refused_unfelt(
-        &place,
-        &mut load,
-        &clients,
-        Path::new("/bin/false"),
-        &[],
-        (7, &["did not get ready"]),
-    );
+    refused(&place.path("nowhere"), &[], &refusal(3, &["cannot start"]));
+    refused(Path::new("/bin/false"), &[], &refusal(7, &["did not get ready"]));
     let spare = spare_of(&place);
     std::fs::write(&spare, "preallocated by a process that got ready and no further")
         .expect("a file in memory");
-    refused_unfelt(
-        &place,
-        &mut load,
-        &clients,
-        &impostor(&place, &ready),
-        &[],
-        (7, &["still serves"]),
-    );
+    refused(&impostor(&place, &ready), &[], &refusal(7, &["still serves"]));
     assert!(!spare.exists(), "memory that nobody will use");
     // After all that, one that can.
     let tally = load.drive(&clients, 200, || drop(server.hand_off(&place, "disk")));

@@ -8,6 +8,7 @@ use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::machine::wait_for;
 use sawmill_tests::nbd::{Command, Pending};
 use sawmill_tests::place::{Place, field};
+use sawmill_tests::server::Server;
 use sawmill_tests::stamp::check_nothing_accepted_lost;
 use sawmill_tests::store::{Minio, StoreUnderTest};
 
@@ -19,13 +20,11 @@ fn unsigned(info: &serde_json::Value, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("no {name} in {info:#}"))
 }
 
-#[test]
-fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns() {
-    let minio = Arc::new(Minio::start());
-    let place = Place::new(&StoreUnderTest::Minio(Arc::clone(&minio)));
-    place.create("disk", "64M", &["--segment-bytes", "256K"]);
-    let server =
-        place.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
+/// A server of a journal of 16 MiB that has a MiB at 60 MiB in its cache, and nowhere else.
+fn served_with_cached_data(place: &Place) -> Server {
+    let serve =
+        || place.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
+    let server = serve();
     let client = server.connect();
     client.write(60 << 20, &[0x5a; 1 << 20]).expect("accepted");
     let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
@@ -33,16 +32,24 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
     // holds goes when the journal fills.
     drop(client);
     server.kill();
-    let server =
-        place.serve("disk").with(&["--journal-bytes", "16M", "--admin", "127.0.0.1:0"]).start();
+    let server = serve();
     let client = server.connect();
     loop {
         let before = unsigned(&server.status(), "reads_store");
         client.read(60 << 20, 1 << 20).expect("readable");
         if unsigned(&server.status(), "reads_store") == before {
-            break;
+            return server;
         }
     }
+}
+
+#[test]
+fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns() {
+    let minio = Arc::new(Minio::start());
+    let place = Place::new(&StoreUnderTest::Minio(Arc::clone(&minio)));
+    place.create("disk", "64M", &["--segment-bytes", "256K"]);
+    let server = served_with_cached_data(&place);
+    let client = server.connect();
 
     minio.pause();
     let asked: Vec<Pending> = (0..512_u64)

@@ -26,6 +26,7 @@ mod protocol;
 mod queue;
 mod registry;
 mod server;
+mod serving;
 #[cfg(test)]
 mod tests;
 mod ticket;

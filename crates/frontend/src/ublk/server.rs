@@ -2,13 +2,11 @@
 //!
 //! Invariants: the kernel has all commands of all queues before the device is started. The
 //! character device is closed before the device is deleted. A device that was released is not
-//! touched again. Not here: requests.
+//! touched again. Not here: its queues (`serving`), requests (`worker`).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -18,12 +16,11 @@ use sawmill_sys::ublk::{
 };
 
 use super::limits::{LOOK_AGAIN, NODE_TIME_MAX};
-use super::link::{Inbox, Link, NewQueue, Order};
+use super::link::{Link, Order};
 use super::options::UblkOptions;
-use super::progress::Progress;
 use super::protocol;
 use super::registry::{self, Claim, Facts, failed};
-use super::worker::Worker;
+use super::serving::{Serving, Source};
 use crate::{Door, DoorCounts, ExportSeen, Handed, QuietDoor, Stop};
 
 /// The features of all our devices.
@@ -33,29 +30,6 @@ const FLAGS: u64 = feature::USER_RECOVERY
     | feature::CMD_IOCTL_ENCODE;
 /// The features of an unprivileged device: the driver allows no more.
 const FLAGS_UNPRIVILEGED: u64 = feature::UNPRIVILEGED_DEV | feature::CMD_IOCTL_ENCODE;
-
-/// The state while the device is served.
-struct Serving {
-    links: Vec<Arc<Link>>,
-    progress: Arc<Progress>,
-    /// The threads of this door only; none if threads are shared.
-    workers: Vec<Worker>,
-    claim: Claim,
-    /// Sets the queue's limits, in parallel to everything else.
-    limiting: Option<JoinHandle<()>>,
-}
-
-impl Serving {
-    fn new(claim: Claim) -> Self {
-        Serving {
-            links: Vec::new(),
-            progress: Arc::default(),
-            workers: Vec::new(),
-            claim,
-            limiting: None,
-        }
-    }
-}
 
 struct Shared {
     id: u32,
@@ -182,7 +156,10 @@ impl UblkDoor {
         claim.write(&facts(&options, true))?;
         let mut serving = Serving::new(claim);
         let served = open_char_device(id).and_then(|char_device| {
-            serve(&mut control, &info, &options, &device, char_device, &mut serving)
+            let (info, options, device) = (&info, &options, &device);
+            let char_device = Arc::new(char_device);
+            let source = Source { info, options, device, char_device };
+            serving.serve_all(&mut control, &source)
         });
         let served = served.and_then(|()| {
             let ended = control.end_recovery(id, std::process::id());
@@ -191,7 +168,7 @@ impl UblkDoor {
         });
         if let Err(error) = served {
             // Its users continue to wait: the next attempt may succeed.
-            leave(serving);
+            serving.leave();
             return Err(error);
         }
         registry::make_link(&options.link_folder, options.link.as_deref(), id);
@@ -269,111 +246,6 @@ fn open_char_device(id: u32) -> Result<CharDevice> {
     }
 }
 
-/// Assigns all queues to threads. Returns when the kernel has all their commands. After an error,
-/// some may be served.
-fn serve(
-    control: &mut Control,
-    info: &KernelInfo,
-    options: &UblkOptions,
-    device: &Arc<dyn BlockDevice>,
-    char_device: CharDevice,
-    serving: &mut Serving,
-) -> Result<()> {
-    let char_device = Arc::new(char_device);
-    for queue in 0..info.queues {
-        let inbox = inbox_for(control, info.id, queue, options, serving)?;
-        serve_queue(info, queue, inbox, device, &char_device, serving)?;
-    }
-    Ok(())
-}
-
-/// The inbox of the thread that serves a queue: its own thread, or the next of the shared ones.
-fn inbox_for(
-    control: &mut Control,
-    id: u32,
-    queue: u16,
-    options: &UblkOptions,
-    serving: &mut Serving,
-) -> Result<Arc<Inbox>> {
-    if let Some(workers) = &options.workers {
-        return workers.choose();
-    }
-    let cores =
-        if options.pin { control.queue_cores(id, queue).unwrap_or_default() } else { Vec::new() };
-    let worker = Worker::start(format!("ublk-{id}-{queue}"), 1, cores)?;
-    let inbox = worker.inbox.clone();
-    serving.workers.push(worker);
-    Ok(inbox)
-}
-
-fn serve_queue(
-    info: &KernelInfo,
-    queue: u16,
-    inbox: Arc<Inbox>,
-    device: &Arc<dyn BlockDevice>,
-    char_device: &Arc<CharDevice>,
-    serving: &mut Serving,
-) -> Result<()> {
-    let id = info.id;
-    let descriptors = char_device.descriptors(queue, info.queue_depth);
-    let descriptors = descriptors.map_err(|error| {
-        failed(&format!("device {id}: cannot map the requests of queue {queue}"), &error)
-    })?;
-    let user_copy = info.flags & feature::USER_COPY != 0;
-    let progress = serving.progress.clone();
-    let link = Arc::new(Link::new(char_device.clone(), queue, user_copy, inbox.clone(), progress));
-    let bytes_max = info.request_bytes_max;
-    let device = device.clone();
-    let queue =
-        NewQueue { link: link.clone(), device, descriptors, tags: info.queue_depth, bytes_max };
-    let (answer, answered) = sync_channel(1);
-    if !inbox.order(Order::Attach(queue, answer)) {
-        return Err(Error::new(ErrorKind::Unavailable, "ublk: the thread of a queue has ended"));
-    }
-    serving.links.push(link);
-    answered.recv().unwrap_or_else(|_| {
-        Err(Error::new(ErrorKind::Internal, "ublk: a thread ended while it took over a queue"))
-    })
-}
-
-/// Takes back all queues of a device that was never started, or is already stopped.
-fn abandon(control: &mut Control, id: u32, serving: Serving) {
-    if let Err(error) = control.stop(id) {
-        tracing::warn!(%error, id, "ublk: cannot stop a device; it waits for a server");
-        return leave(serving);
-    }
-    let Serving { links, progress, mut workers, claim, limiting } = serving;
-    // Before the number can belong to another device.
-    if let Some(limiting) = limiting {
-        let _ = limiting.join();
-    }
-    progress.wait_gone(links.len());
-    drop(links);
-    for worker in &mut workers {
-        worker.inbox.order(Order::Stop);
-        worker.join();
-    }
-    claim.remove();
-}
-
-/// Leaves a device to the next server.
-fn leave(serving: Serving) {
-    let Serving { links, progress, mut workers, claim, limiting: _ } = serving;
-    for link in &links {
-        link.inbox.order(Order::LetGo(link.clone()));
-    }
-    for worker in &workers {
-        worker.inbox.order(Order::Stop);
-    }
-    if !workers.is_empty() {
-        progress.wait_gone(links.len());
-    }
-    drop(links);
-    workers.iter_mut().for_each(Worker::join);
-    // Only now may another server take it.
-    drop(claim);
-}
-
 /// Serves and starts a device that the kernel has added. After an error, it is still added.
 fn start_added(
     control: &mut Control,
@@ -385,21 +257,23 @@ fn start_added(
     let claim = Claim::wait(&options.run_folder, id)?;
     claim.write(&facts(options, false))?;
     // Only the owner of the node may command an unprivileged device.
-    let char_device = open_char_device(id)?;
+    let char_device = Arc::new(open_char_device(id)?);
     let parameters = protocol::parameters(&device.geometry(), info.request_bytes_max);
     let step = |what: &str, error| failed(&format!("device {id}: {what}"), &error);
     control
         .set_parameters(id, &parameters)
         .map_err(|error| step("the kernel refused its parameters", error))?;
     let mut serving = Serving::new(claim);
-    let served = serve(control, info, options, device, char_device, &mut serving).and_then(|()| {
+    let source = Source { info, options, device, char_device };
+    let served = serving.serve_all(control, &source).and_then(|()| {
         let started = control.start(id, std::process::id());
         started.map_err(|error| step("cannot start it", error))
     });
+    drop(source);
     match served {
         Ok(()) => Ok(serving),
         Err(error) => {
-            abandon(control, id, serving);
+            serving.abandon(control, id);
             Err(error)
         }
     }
@@ -520,14 +394,14 @@ impl Shared {
         registry::remove_link(&self.options.link_folder, self.options.link.as_deref(), id);
         match registry::control() {
             Ok(mut control) => {
-                abandon(&mut control, id, serving);
+                serving.abandon(&mut control, id);
                 if let Err(error) = control.delete(id) {
                     tracing::warn!(%error, id, "ublk: cannot delete a device");
                 }
             }
             Err(error) => {
                 tracing::warn!(%error, id, "ublk: cannot stop a device; it waits for a server");
-                leave(serving);
+                serving.leave();
             }
         }
     }
@@ -613,7 +487,7 @@ impl QuietDoor for Quiet {
             let _ = self.0.quiesce(Duration::MAX);
         }
         if let Some(serving) = self.0.end() {
-            leave(serving);
+            serving.leave();
         }
     }
 

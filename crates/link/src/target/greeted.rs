@@ -40,6 +40,25 @@ struct Answered {
     seals: Seals,
 }
 
+impl Answered {
+    /// The connection that its first sealed packet makes.
+    fn half_open(self, message: &[u8], source: Option<Source>, now: u64) -> HalfOpen {
+        HalfOpen {
+            local: self.local,
+            holder: self.holder,
+            message: message.to_vec(),
+            welcome: self.message,
+            seals: self.seals,
+            since_ns: now,
+            links: self.welcome.links.into(),
+            slots: self.welcome.slots,
+            slot_bytes: self.welcome.slot_bytes,
+            hello: self.hello,
+            source,
+        }
+    }
+}
+
 impl Target {
     pub(super) fn greeted(
         &self,
@@ -86,33 +105,20 @@ impl Target {
             }
             return;
         }
-        match self.answer(holders, message, keys.any()) {
-            Ok(answered) => {
-                let Some(answered) = answered else { return };
-                let connection = answered.hello.connection;
-                if answered.hello.versions.0 > VERSION || answered.hello.versions.1 < VERSION {
-                    return self.refuse(sender, peer, connection, &keys, Refused::Unknown);
-                }
-                self.say_to(sender, peer, PacketKind::Welcome, connection, &answered.message);
-                waiting.push(HalfOpen {
-                    local: answered.local,
-                    holder: answered.holder,
-                    message: message.to_vec(),
-                    welcome: answered.message,
-                    seals: answered.seals,
-                    since_ns: now,
-                    links: answered.welcome.links.into(),
-                    slots: answered.welcome.slots,
-                    slot_bytes: answered.welcome.slot_bytes,
-                    hello: answered.hello,
-                    source,
-                });
-            }
+        let answered = match self.answer(holders, message, keys.any()) {
+            Ok(Some(answered)) => answered,
+            Ok(None) => return,
             Err(refused) => {
                 tracing::debug!("link: refused a hello: {refused}");
-                self.refuse(sender, peer, header.connection, &keys, refused);
+                return self.refuse(sender, peer, header.connection, &keys, refused);
             }
+        };
+        let connection = answered.hello.connection;
+        if answered.hello.versions.0 > VERSION || answered.hello.versions.1 < VERSION {
+            return self.refuse(sender, peer, connection, &keys, Refused::Unknown);
         }
+        self.say_to(sender, peer, PacketKind::Welcome, connection, &answered.message);
+        waiting.push(answered.half_open(message, source, now));
     }
 
     fn refuse(

@@ -1,54 +1,17 @@
-//! The metrics: tables of names, kinds and meanings, and their text in Prometheus' exposition
-//! format 0.0.4.
+//! The metrics: tables of names, kinds and meanings, and what they say of a process.
 //!
 //! Invariants: every sample comes from a row of a table here; names carry their unit (`_bytes`,
 //! `_seconds`) and counters end in `_total`. `docs/guide/metrics.md` lists exactly these rows; a
-//! test compares them.
+//! test compares them. Not here: the metrics of links (`links`), the format (`text`).
 
-use std::fmt::Write;
+mod links;
+mod text;
 
 use super::status::{
-    CacheStatus, CallStatus, DoorStatus, HEALTH_STATES, Histogram, NbdMemoryStatus,
-    OperationStatus, ProcessStatus, StoreStatus, VolumeStatus,
+    CacheStatus, CallStatus, DoorStatus, HEALTH_STATES, NbdMemoryStatus, OperationStatus,
+    ProcessStatus, StoreStatus, VolumeStatus,
 };
-use crate::link::told::{CacheTold, ConnectionTold, EndTold, LinkTold};
-
-/// What a metric's number does over time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Grows until the process ends.
-    Counter,
-    /// Goes up and down.
-    Gauge,
-    /// Counts by size.
-    Histogram,
-}
-
-impl Kind {
-    const fn name(self) -> &'static str {
-        match self {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
-        }
-    }
-}
-
-/// One row of a table: a metric of a `T`.
-struct Metric<T: 'static> {
-    name: &'static str,
-    kind: Kind,
-    help: &'static str,
-    value: fn(&T) -> u64,
-}
-
-const fn counter<T>(name: &'static str, help: &'static str, value: fn(&T) -> u64) -> Metric<T> {
-    Metric { name, kind: Kind::Counter, help, value }
-}
-
-const fn gauge<T>(name: &'static str, help: &'static str, value: fn(&T) -> u64) -> Metric<T> {
-    Metric { name, kind: Kind::Gauge, help, value }
-}
+use text::{Exposition, Kind, Metric, counter, gauge, labels};
 
 /// Per process, without labels.
 const PROCESS: &[Metric<ProcessStatus>] = &[
@@ -290,116 +253,6 @@ const CALL: &[Metric<CallStatus>] = &[
 const CALL_LATENCY: (&str, &str) =
     ("sawmill_store_request_seconds", "Duration of requests to the store.");
 
-/// Per end of links, without labels.
-const END: &[Metric<EndTold>] = &[gauge(
-    "sawmill_link_connections",
-    "Initiators connected to a target; for an `attach`, whether it is connected.",
-    |e| e.connections.iter().filter(|c| c.connected).count() as u64,
-)];
-
-/// Per connection, labels `connection` (the same at both ends) and `peer`.
-const CONNECTION: &[Metric<ConnectionTold>] = &[
-    gauge("sawmill_link_connected", "1 while connected, 0 while the target is unreachable.", |c| {
-        u64::from(c.connected)
-    }),
-    gauge("sawmill_link_unheard_seconds", "Seconds since the last packet of the other end.", |c| {
-        c.heard_ms / 1000
-    }),
-    gauge("sawmill_link_credits", "Requests that the target accepts at a time.", |c| {
-        c.slots as u64
-    }),
-    gauge("sawmill_link_credits_in_use", "Credits in use: their requests are not done.", |c| {
-        c.slots.saturating_sub(c.slots_free) as u64
-    }),
-    gauge("sawmill_link_requests_in_flight", "Requests that wait for their answer.", |c| {
-        c.pending as u64
-    }),
-    gauge(
-        "sawmill_link_requests_waiting",
-        "Requests that wait for a credit, or for the target.",
-        |c| c.waiting as u64,
-    ),
-];
-
-/// Per link, labels `connection`, `peer`, `link` (the same at both ends) and `address`.
-const LINK: &[Metric<LinkTold>] = &[
-    gauge(
-        "sawmill_link_up",
-        "1 while the link carries requests, 0 while it is down or silent.",
-        |l| u64::from(l.state == "open"),
-    ),
-    gauge(
-        "sawmill_link_state_seconds",
-        "Seconds since the link came up, fell silent or went down.",
-        |l| l.state_ms / 1000,
-    ),
-    gauge("sawmill_link_packet_bytes", "Bytes of the longest packet that the link carries.", |l| {
-        l.packet_bytes as u64
-    }),
-    gauge("sawmill_link_window_bytes", "Bytes that may be in flight.", |l| l.window_bytes as u64),
-    counter("sawmill_link_sent_packets_total", "Packets sent.", |l| l.sent_packets),
-    counter("sawmill_link_sent_bytes_total", "Bytes of packets sent.", |l| l.sent_bytes),
-    counter(
-        "sawmill_link_received_packets_total",
-        "Packets received that were good and new.",
-        |l| l.received_packets,
-    ),
-    counter("sawmill_link_received_bytes_total", "Bytes of those packets.", |l| l.received_bytes),
-    counter("sawmill_link_lost_packets_total", "Packets that counted as lost.", |l| l.lost_packets),
-    counter(
-        "sawmill_link_sent_again_total",
-        "Pieces of lost packets (commands, data, replies) that were sent again, by any link.",
-        |l| l.sent_again,
-    ),
-    counter("sawmill_link_time_outs_total", "Times that an answer was overdue.", |l| l.time_outs),
-    counter(
-        "sawmill_link_refused_packets_total",
-        "Packets dropped because they failed authentication or their checksum.",
-        |l| l.refused_packets,
-    ),
-    counter("sawmill_link_doubled_packets_total", "Packets dropped as duplicates.", |l| {
-        l.doubled_packets
-    }),
-];
-
-/// Per link as well.
-const LINK_RTT: (&str, &str) =
-    ("sawmill_link_rtt_seconds", "Smoothed time from a packet to its acknowledgement.");
-
-/// The byte-granular cache of an `attach`, without labels.
-const LINK_CACHE: &[Metric<CacheTold>] = &[
-    gauge(
-        "sawmill_link_cache_dirty_bytes",
-        "Dirty bytes: the target does not have them yet.",
-        |k| k.dirty_bytes,
-    ),
-    gauge("sawmill_link_cache_pages", "Pages in the cache.", |k| k.pages),
-    counter("sawmill_link_cache_written_bytes_total", "Payload bytes of writes.", |k| {
-        k.written_by_user_bytes
-    }),
-    counter("sawmill_link_cache_partial_writes_total", "Writes of part of a page.", |k| {
-        k.partial_writes
-    }),
-    counter(
-        "sawmill_link_cache_sent_bytes_total",
-        "Bytes written to the target, with their positions.",
-        |k| k.sent_bytes,
-    ),
-    counter(
-        "sawmill_link_cache_saved_bytes_total",
-        "Bytes saved by not writing whole pages.",
-        |k| k.saved_bytes,
-    ),
-    counter("sawmill_link_cache_fetched_bytes_total", "Bytes read from the target.", |k| {
-        k.fetched_bytes
-    }),
-    counter(
-        "sawmill_link_cache_errors_total",
-        "Writes that the target answered with an error.",
-        |k| k.write_back_errors,
-    ),
-];
-
 /// Every metric as rows of name, kind, labels and help.
 #[cfg(test)]
 fn rows() -> Vec<(&'static str, Kind, &'static str, &'static str)> {
@@ -420,11 +273,16 @@ fn rows() -> Vec<(&'static str, Kind, &'static str, &'static str)> {
     rows.extend(of(STORE, "store"));
     rows.extend(of(CALL, "store, call"));
     rows.push((CALL_LATENCY.0, Kind::Histogram, "store, call", CALL_LATENCY.1));
-    rows.extend(of(END, ""));
-    rows.extend(of(CONNECTION, "connection, peer"));
-    rows.extend(of(LINK, "connection, peer, link, address"));
-    rows.push((LINK_RTT.0, Kind::Gauge, "connection, peer, link, address", LINK_RTT.1));
-    rows.extend(of(LINK_CACHE, ""));
+    rows.extend(of(links::END, ""));
+    rows.extend(of(links::CONNECTION, "connection, peer"));
+    rows.extend(of(links::LINK, "connection, peer, link, address"));
+    rows.push((
+        links::LINK_RTT.0,
+        Kind::Gauge,
+        "connection, peer, link, address",
+        links::LINK_RTT.1,
+    ));
+    rows.extend(of(links::LINK_CACHE, ""));
     rows
 }
 
@@ -432,7 +290,7 @@ fn rows() -> Vec<(&'static str, Kind, &'static str, &'static str)> {
 pub(crate) fn exposition(process: &ProcessStatus) -> String {
     let mut text = Exposition::default();
     text.table(PROCESS, &[(String::new(), process)]);
-    text.health(&process.volumes);
+    write_health(&mut text, &process.volumes);
     let volumes: Vec<_> =
         process.volumes.iter().map(|v| (labels(&[("volume", &v.name)]), v)).collect();
     text.table(VOLUME, &volumes);
@@ -474,113 +332,26 @@ pub(crate) fn exposition(process: &ProcessStatus) -> String {
     for (labels, stats) in &calls {
         text.histogram(CALL_LATENCY.0, labels, &stats.latency);
     }
-    text.link(process.link.as_ref());
+    links::write(&mut text, process.link.as_ref());
     text.text
 }
 
-/// `a="x",b="y"` with the values escaped.
-fn labels(pairs: &[(&str, &str)]) -> String {
-    let pairs: Vec<String> = pairs
-        .iter()
-        .map(|(name, value)| {
-            let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-            format!("{name}=\"{value}\"")
-        })
-        .collect();
-    pairs.join(",")
-}
-
-#[derive(Default)]
-struct Exposition {
-    text: String,
-}
-
-impl Exposition {
-    // Writing to a string cannot fail, so the results of `write!` are dropped.
-
-    fn head(&mut self, name: &str, kind: Kind, help: &str) {
-        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {}", kind.name());
-    }
-
-    fn sample(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
-        let _ = match labels {
-            "" => writeln!(self.text, "{name} {value}"),
-            _ => writeln!(self.text, "{name}{{{labels}}} {value}"),
-        };
-    }
-
-    fn table<T>(&mut self, metrics: &[Metric<T>], subjects: &[(String, &T)]) {
-        for metric in metrics {
-            self.head(metric.name, metric.kind, metric.help);
-            for (labels, subject) in subjects {
-                self.sample(metric.name, labels, (metric.value)(subject));
-            }
+/// One sample per state a volume can be in.
+fn write_health(text: &mut Exposition, volumes: &[VolumeStatus]) {
+    text.head(HEALTH.0, Kind::Gauge, HEALTH.1);
+    for volume in volumes {
+        for state in HEALTH_STATES {
+            let labels = labels(&[("volume", &volume.name), ("state", state)]);
+            text.sample(HEALTH.0, &labels, u8::from(volume.health.state == state));
         }
-    }
-
-    fn health(&mut self, volumes: &[VolumeStatus]) {
-        self.head(HEALTH.0, Kind::Gauge, HEALTH.1);
-        for volume in volumes {
-            for state in HEALTH_STATES {
-                let labels = labels(&[("volume", &volume.name), ("state", state)]);
-                self.sample(HEALTH.0, &labels, u8::from(volume.health.state == state));
-            }
-        }
-    }
-
-    /// The metrics of links; without any link, only their names and help.
-    fn link(&mut self, end: Option<&EndTold>) {
-        let connections = end.map_or(&[][..], |end| &end.connections);
-        let ends: Vec<_> = end.iter().map(|end| (String::new(), *end)).collect();
-        self.table(END, &ends);
-        let of = |c: &ConnectionTold| labels(&[("connection", &c.id), ("peer", &c.peer)]);
-        let told: Vec<_> = connections.iter().map(|c| (of(c), c)).collect();
-        self.table(CONNECTION, &told);
-        let of_link = |c: &ConnectionTold, l: &LinkTold| {
-            let address = l.address.as_deref().unwrap_or_default();
-            format!("{},{}", of(c), labels(&[("link", &l.link.to_string()), ("address", address)]))
-        };
-        let links: Vec<_> = connections
-            .iter()
-            .flat_map(|c| c.links.iter().map(move |l| (of_link(c, l), l)))
-            .collect();
-        self.table(LINK, &links);
-        self.head(LINK_RTT.0, Kind::Gauge, LINK_RTT.1);
-        for (labels, link) in &links {
-            self.sample(LINK_RTT.0, labels, link.rtt_us as f64 / 1e6);
-        }
-        let caches: Vec<_> = end
-            .and_then(|end| end.cache.as_ref())
-            .iter()
-            .map(|cache| (String::new(), *cache))
-            .collect();
-        self.table(LINK_CACHE, &caches);
-    }
-
-    fn histogram(&mut self, name: &str, labels: &str, histogram: &Histogram) {
-        // The bounds are fixed whatever was counted, so that series from different times can be
-        // added up.
-        const FIRST_US_LOG2: usize = 6;
-        const LAST_US_LOG2: usize = 26;
-        let counts = &histogram.buckets_us_log2;
-        let below = |end: usize| counts.iter().take(end + 1).sum::<u64>();
-        for exponent in FIRST_US_LOG2..=LAST_US_LOG2 {
-            let bound = (1u64 << exponent) as f64 / 1e6;
-            let labels = format!("{labels},le=\"{bound}\"");
-            self.sample(&format!("{name}_bucket"), &labels, below(exponent));
-        }
-        let count = histogram.count();
-        self.sample(&format!("{name}_bucket"), &format!("{labels},le=\"+Inf\""), count);
-        if let Some(sum_us) = histogram.sum_us {
-            self.sample(&format!("{name}_sum"), labels, sum_us as f64 / 1e6);
-        }
-        self.sample(&format!("{name}_count"), labels, count);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::status::Histogram;
+    use crate::link::told::{CacheTold, ConnectionTold, EndTold, LinkTold};
 
     fn sample_process() -> ProcessStatus {
         let mut process = ProcessStatus { uptime_ms: 90_500, ..ProcessStatus::default() };

@@ -12,8 +12,10 @@
 //! its requests cannot delay the disk. Over TCP it answers only to names of this machine, so that
 //! no web page elsewhere can read it through a browser.
 //!
-//! Not here: what the numbers mean (`status`), where they come from (`wiring`).
+//! Not here: what a request gets (`answer`), what the numbers mean (`status`), where they come
+//! from (`wiring`).
 
+mod answer;
 pub(crate) mod metrics;
 mod page;
 pub(crate) mod status;
@@ -32,12 +34,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
-use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST};
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use parking_lot::{Condvar, Mutex};
 use sawmill_volume::Safety;
@@ -45,8 +42,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
 use crate::control;
-use crate::control::protocol::{ControlRequest, REQUEST_BYTES_MAX, REQUEST_TARGET};
-use sawmill_console::exit::{Exit, Failure, Result};
+use crate::control::protocol::ControlRequest;
+use answer::answer;
+use sawmill_console::exit::{Failure, Result};
 use status::ProcessStatus;
 
 /// Concurrent connections to the loopback address: any user of this machine can make them.
@@ -297,43 +295,57 @@ async fn serve_all(
         match listener {
             Listener::Control(listener, volume) => {
                 let Ok(listener) = tokio::net::UnixListener::from_std(listener) else { continue };
-                let volume = Arc::new(Some(volume));
-                tokio::spawn(async move {
-                    loop {
-                        match listener.accept().await {
-                            Ok((stream, _)) if is_ours(&stream) => match Place::take(&shared, true)
-                            {
-                                Some(place) => start_connection(stream, &shared, &volume, place),
-                                None => tracing::debug!("all control connections are in use"),
-                            },
-                            Ok(_) => {
-                                tracing::warn!("a control connection of another user was closed")
-                            }
-                            Err(error) => accept_failed(&error).await,
-                        }
-                    }
-                });
+                tokio::spawn(accept_own(listener, volume, shared));
             }
             Listener::Loopback(listener) => {
                 let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { continue };
-                let volume = Arc::new(None);
-                tokio::spawn(async move {
-                    loop {
-                        match listener.accept().await {
-                            Ok((stream, _)) => match Place::take(&shared, false) {
-                                Some(place) => start_connection(stream, &shared, &volume, place),
-                                // A connection above the limit is closed immediately.
-                                None => tracing::debug!("all admin connections are in use"),
-                            },
-                            Err(error) => accept_failed(&error).await,
-                        }
-                    }
-                });
+                tokio::spawn(accept_strangers(listener, shared));
             }
         }
     }
     // An error means that the sender is gone, which also means stop.
     let _ = stopped.wait_for(|stop| *stop).await;
+}
+
+/// Takes connections to the control socket of a volume, for ever.
+async fn accept_own(listener: tokio::net::UnixListener, volume: String, shared: Arc<Shared>) {
+    let volume = Arc::new(Some(volume));
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                accept_failed(&error).await;
+                continue;
+            }
+        };
+        if !is_ours(&stream) {
+            tracing::warn!("a control connection of another user was closed");
+            continue;
+        }
+        match Place::take(&shared, Side::Own) {
+            Some(place) => start_connection(stream, &shared, &volume, place),
+            None => tracing::debug!("all control connections are in use"),
+        }
+    }
+}
+
+/// Takes connections to the loopback address, for ever.
+async fn accept_strangers(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
+    let volume = Arc::new(None);
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                accept_failed(&error).await;
+                continue;
+            }
+        };
+        match Place::take(&shared, Side::Strangers) {
+            Some(place) => start_connection(stream, &shared, &volume, place),
+            // A connection above the limit is closed immediately.
+            None => tracing::debug!("all admin connections are in use"),
+        }
+    }
 }
 
 /// Whether the peer is this user or root: they could stop the process anyway.
@@ -348,21 +360,36 @@ async fn accept_failed(error: &io::Error) {
     tokio::time::sleep(Duration::from_secs(1)).await;
 }
 
-/// A place for a connection, of our own user's or of those to the loopback address, until dropped.
+/// Who a connection belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    /// Our own user, through a control socket.
+    Own,
+    /// Anybody on this machine, through the loopback address.
+    Strangers,
+}
+
+/// A place for a connection of one side, until dropped.
 struct Place {
     shared: Arc<Shared>,
-    is_own: bool,
+    side: Side,
 }
 
 impl Place {
-    fn take(shared: &Arc<Shared>, is_own: bool) -> Option<Place> {
-        let place = Place { shared: Arc::clone(shared), is_own };
-        let places = if is_own { CONTROL_CONNECTIONS_MAX } else { LOOPBACK_CONNECTIONS_MAX };
+    fn take(shared: &Arc<Shared>, side: Side) -> Option<Place> {
+        let place = Place { shared: Arc::clone(shared), side };
+        let places = match side {
+            Side::Own => CONTROL_CONNECTIONS_MAX,
+            Side::Strangers => LOOPBACK_CONNECTIONS_MAX,
+        };
         (place.count().fetch_add(1, Ordering::AcqRel) < places).then_some(place)
     }
 
     fn count(&self) -> &AtomicU32 {
-        if self.is_own { &self.shared.own } else { &self.shared.strangers }
+        match self.side {
+            Side::Own => &self.shared.own,
+            Side::Strangers => &self.shared.strangers,
+        }
     }
 }
 
@@ -390,17 +417,18 @@ where
             .max_buf_size(16 << 10)
             .serve_connection(TokioIo::new(stream), service);
         let mut connection = std::pin::pin!(connection);
-        let ended = match place.is_own {
-            true => connection.await,
-            // A client that takes no answers, or has no more requests, must not keep its place.
-            false => match tokio::time::timeout(LOOPBACK_TIME_MAX, connection.as_mut()).await {
-                Ok(ended) => ended,
-                Err(_) => {
-                    connection.as_mut().graceful_shutdown();
-                    let last = tokio::time::timeout(LOOPBACK_WAIT_MAX + ANSWERS_WITHIN, connection);
-                    last.await.unwrap_or(Ok(()))
-                }
-            },
+        // A client that takes no answers, or has no more requests, must not keep its place.
+        let ended = match place.side {
+            Side::Own => Ok(connection.as_mut().await),
+            Side::Strangers => tokio::time::timeout(LOOPBACK_TIME_MAX, connection.as_mut()).await,
+        };
+        let ended = match ended {
+            Ok(ended) => ended,
+            Err(_) => {
+                connection.as_mut().graceful_shutdown();
+                let last = tokio::time::timeout(LOOPBACK_WAIT_MAX + ANSWERS_WITHIN, connection);
+                last.await.unwrap_or(Ok(()))
+            }
         };
         if let Err(error) = ended {
             tracing::debug!("an admin connection ended: {error}");
@@ -415,213 +443,6 @@ where
         }
         drop(place);
     });
-}
-
-async fn answer(
-    request: Request<Incoming>,
-    shared: &Arc<Shared>,
-    only: Option<&str>,
-) -> Response<Full<Bytes>> {
-    if only.is_none() && !names_this_machine(&request) {
-        return refuse(
-            StatusCode::FORBIDDEN,
-            &Failure::usage("the Host header does not name this machine"),
-        );
-    }
-    if only.is_none() && is_of_another_site(&request) {
-        return refuse(
-            StatusCode::FORBIDDEN,
-            &Failure::usage("requests from pages of other sites are refused"),
-        );
-    }
-    if request.method() == Method::POST
-        && let Some(volume) = only
-    {
-        return match read_request(request).await {
-            Ok(request) => carry_out(request, shared, volume.to_owned()).await,
-            Err(refused) => refused,
-        };
-    }
-    if request.method() != Method::GET {
-        return refuse(StatusCode::METHOD_NOT_ALLOWED, &Failure::usage("only GET is supported"));
-    }
-    match request.uri().path() {
-        "/" => reply("text/html; charset=utf-8", page::DASHBOARD),
-        "/status" => match serde_json::to_vec(&told(shared, only)) {
-            Ok(body) => reply("application/json", body),
-            Err(error) => refuse(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                &Failure::new(Exit::Internal, format!("cannot write the status: {error}")),
-            ),
-        },
-        "/metrics" => {
-            reply("text/plain; version=0.0.4", metrics::exposition(&(shared.subject.status)(only)))
-        }
-        "/wait" => wait(request.uri().query().unwrap_or_default(), shared, only).await,
-        path => refuse(
-            StatusCode::NOT_FOUND,
-            &Failure::usage(format!("unknown path {path}; try /, /status, /metrics or /wait")),
-        ),
-    }
-}
-
-/// A browser sends the name it was given. A name that merely resolves to this machine is DNS
-/// rebinding.
-fn names_this_machine(request: &Request<Incoming>) -> bool {
-    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-    let host = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => host.split(':').next().unwrap_or_default(),
-    };
-    host == "localhost"
-        || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
-/// A browser names the site that made the request: a page from elsewhere must not occupy anything
-/// here.
-fn is_of_another_site(request: &Request<Incoming>) -> bool {
-    let site = request.headers().get("sec-fetch-site").map(|site| site.as_bytes());
-    site.is_some_and(|site| site != b"same-origin" && site != b"none")
-}
-
-/// The status. Through the loopback address, which any user of this machine can read, it omits our
-/// paths.
-fn told(shared: &Shared, only: Option<&str>) -> ProcessStatus {
-    let mut status = (shared.subject.status)(only);
-    if only.is_none() {
-        status.volumes.iter_mut().for_each(|volume| volume.journal_path = None);
-        status.cache.iter_mut().for_each(|cache| cache.path.clear());
-    }
-    status
-}
-
-async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response<Full<Bytes>> {
-    let (volume, safety, mut timeout) = match parse_wait(query, only) {
-        Ok(parsed) => parsed,
-        Err(failure) => return refuse(StatusCode::BAD_REQUEST, &failure),
-    };
-    let lane = if only.is_some() { Lane::OwnWait } else { Lane::LoopbackWait };
-    if lane == Lane::LoopbackWait {
-        timeout = Some(timeout.map_or(LOOPBACK_WAIT_MAX, |timeout| timeout.min(LOOPBACK_WAIT_MAX)));
-    }
-    // If the client hangs up, this future is dropped with the token, and the wait ends.
-    let token = Arc::new(());
-    let caller = Arc::downgrade(&token);
-    let waited = blocking(shared, lane, move |subject| {
-        (subject.wait)(&volume, safety, timeout, &|| caller.strong_count() > 0)
-    })
-    .await;
-    drop(token);
-    waited.map_or_else(
-        |refused| refused,
-        |reached| reply("application/json", format!("{{\"reached\":{reached}}}")),
-    )
-}
-
-/// The request in a POST.
-async fn read_request(request: Request<Incoming>) -> Result<ControlRequest, Response<Full<Bytes>>> {
-    let path = request.uri().path();
-    if path != REQUEST_TARGET {
-        let failure =
-            Failure::usage(format!("unknown path {path}; requests go to {REQUEST_TARGET}"));
-        return Err(refuse(StatusCode::NOT_FOUND, &failure));
-    }
-    let body = Limited::new(request.into_body(), REQUEST_BYTES_MAX).collect();
-    let body = tokio::time::timeout(REQUEST_TIME_MAX, body).await;
-    let unread = |why: String| refuse(StatusCode::BAD_REQUEST, &Failure::usage(why));
-    let body = body.map_err(|late| unread(format!("the request did not arrive: {late}")))?;
-    let body = body.map_err(|error| unread(format!("the request cannot be read: {error}")))?;
-    serde_json::from_slice(&body.to_bytes())
-        .map_err(|error| unread(format!("unknown request: {error}")))
-}
-
-async fn carry_out(
-    request: ControlRequest,
-    shared: &Arc<Shared>,
-    volume: String,
-) -> Response<Full<Bytes>> {
-    let carried =
-        blocking(shared, Lane::Change, move |subject| (subject.carry_out)(&volume, request)).await;
-    carried.map_or_else(|refused| refused, |answer| reply("application/json", answer.to_string()))
-}
-
-/// Runs what blocks on a thread of its own, if its lane has one left.
-async fn blocking<T: Send + 'static>(
-    shared: &Arc<Shared>,
-    lane: Lane,
-    work: impl FnOnce(&Subject) -> Result<T> + Send + 'static,
-) -> Result<T, Response<Full<Bytes>>> {
-    let places = lane.places();
-    if shared.blocked[lane as usize].fetch_add(1, Ordering::Relaxed) >= places {
-        shared.blocked[lane as usize].fetch_sub(1, Ordering::Relaxed);
-        let failure = Failure::new(
-            Exit::Unavailable,
-            format!("{places} other requests wait already; try again later"),
-        );
-        return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, &failure));
-    }
-    let waiting = Arc::clone(shared);
-    let outcome = tokio::task::spawn_blocking(move || {
-        let outcome = work(&waiting.subject);
-        waiting.blocked[lane as usize].fetch_sub(1, Ordering::Relaxed);
-        outcome
-    })
-    .await;
-    match outcome {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(failure)) => Err(refuse(StatusCode::CONFLICT, &failure)),
-        Err(error) => {
-            let failure = Failure::new(Exit::Internal, format!("the wait ended early: {error}"));
-            Err(refuse(StatusCode::INTERNAL_SERVER_ERROR, &failure))
-        }
-    }
-}
-
-fn parse_wait(query: &str, only: Option<&str>) -> Result<(String, Safety, Option<Duration>)> {
-    let (mut volume, mut safety, mut timeout) = (only.map(str::to_owned), None, None);
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        match pair.split_once('=').unwrap_or((pair, "")) {
-            ("safety", "stored") => safety = Some(Safety::Stored),
-            ("safety", "logged") => safety = Some(Safety::Logged),
-            ("timeout_ms", text) => {
-                let milliseconds = text.parse().map_err(|_| {
-                    Failure::usage(format!(
-                        "timeout_ms={text} is not a whole number of milliseconds"
-                    ))
-                })?;
-                timeout = Some(Duration::from_millis(milliseconds));
-            }
-            ("volume", name) if only.is_none() => volume = Some(name.to_owned()),
-            (name, value) => {
-                return Err(Failure::usage(format!(
-                    "cannot read {name}={value}; give safety=stored or safety=logged, \
-                     timeout_ms=N, volume=NAME"
-                )));
-            }
-        }
-    }
-    let safety = safety.ok_or_else(|| Failure::usage("give safety=stored or safety=logged"))?;
-    let volume = volume.ok_or_else(|| Failure::usage("give volume=NAME"))?;
-    Ok((volume, safety, timeout))
-}
-
-fn reply(kind: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(body.into()));
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
-    headers.insert(CACHE_CONTROL, hyper::header::HeaderValue::from_static("no-store"));
-    headers.insert(
-        CONTENT_SECURITY_POLICY,
-        hyper::header::HeaderValue::from_static(page::CONTENT_SECURITY_POLICY),
-    );
-    response
-}
-
-fn refuse(status: StatusCode, failure: &Failure) -> Response<Full<Bytes>> {
-    let body = serde_json::json!({ "error": failure.to_string(), "exit": failure.exit().code() });
-    let mut response = reply("application/json", body.to_string());
-    *response.status_mut() = status;
-    response
 }
 
 #[cfg(test)]

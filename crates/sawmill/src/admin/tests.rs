@@ -7,7 +7,8 @@ use std::os::unix::net::UnixStream;
 
 use super::status::VolumeStatus;
 use super::*;
-use crate::control::protocol::{ControlRequest as Asked, Past};
+use crate::control::protocol::{ControlRequest as Asked, Past, REQUEST_BYTES_MAX};
+use sawmill_console::exit::Exit;
 
 /// Two volumes; waiting for `stored` runs into the time-out, and without one tells that the writer
 /// is fenced.

@@ -1,5 +1,7 @@
 //! The ring and its file: slots, spans, what the next process finds.
 
+use rustix::fs::FileType;
+
 use super::*;
 
 fn ring(capacity: u64, position: u64) -> (tempfile::TempDir, Arc<Ring>, Consumer) {

@@ -1,6 +1,7 @@
 //! What the read cache promises, on a disk in memory that can fail on demand.
 
 mod letting_go;
+mod restart;
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -329,128 +330,6 @@ fn hits_are_right_under_random_use() {
 }
 
 #[test]
-fn a_restart_keeps_the_frames_and_their_owners() {
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("cache.index");
-    let disk = MemoryDisk::with_slots(20);
-    let before = open(&disk, Some(path.clone()));
-    assert_eq!(before.stats().index, IndexState::New);
-    before.owner(VolumeId([9; 16]));
-    for number in 0..30 {
-        insert(&before, frame(&before, number));
-        get(&before, frame(&before, 3));
-    }
-    before.save_index().unwrap();
-    let after = open(&disk, Some(path));
-    assert_eq!(after.stats().index, IndexState::Restored { frames: 20 });
-    assert_eq!(after.stats().bytes, before.stats().bytes);
-    for number in 0..30 {
-        let (was, is) = (frame(&before, number), frame(&after, number));
-        assert_eq!(after.contains(is), before.contains(was), "frame {number}");
-        assert_eq!(get_written_as(&after, is, was), get(&before, was), "frame {number}");
-    }
-    assert_eq!(
-        after.owner(VolumeId([1; 16])),
-        OwnerId(0),
-        "an owner without frames is not carried along"
-    );
-    for tier in persist::QUEUES {
-        let slots =
-            |cache: &ReadCache| cache.state.lock().eviction.oldest_first(tier).collect::<Vec<_>>();
-        assert_eq!(slots(&after), slots(&before), "the order of {tier:?}");
-    }
-    scan(&after, 100..140);
-    assert_eq!(after.stats().damaged + after.stats().stale, 0);
-}
-
-#[test]
-fn a_stale_index_gives_misses_and_no_wrong_bytes() {
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("cache.index");
-    let disk = MemoryDisk::with_slots(20);
-    let before = open(&disk, Some(path.clone()));
-    scan(&before, 0..20);
-    before.save_index().unwrap();
-    scan(&before, 100..115);
-    let after = open(&disk, Some(path));
-    let hits = (0..20).filter(|number| get(&after, frame(&after, *number)).is_some()).count();
-    assert_eq!(hits, 5, "the slots not reused since");
-    assert_eq!((after.stats().stale, after.stats().damaged, after.stats().frames), (15, 0, 5));
-    scan(&after, 200..215);
-    assert_eq!(after.stats().evicted, 0, "slots of dropped frames are free");
-}
-
-#[test]
-fn a_damaged_index_leaves_an_empty_cache_that_works() {
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("cache.index");
-    let disk = MemoryDisk::with_slots(4);
-    let before = open(&disk, Some(path.clone()));
-    scan(&before, 0..4);
-    before.save_index().unwrap();
-    let good = std::fs::read(&path).unwrap();
-    let damage = |at: usize| {
-        let mut bytes = good.clone();
-        bytes[at] ^= 4;
-        bytes
-    };
-    let flipped = (0..good.len()).step_by(7).map(damage);
-    let cut = (0..good.len()).step_by(50).map(|length| good[..length].to_vec());
-    for bytes in flipped.chain(cut) {
-        std::fs::write(&path, &bytes).unwrap();
-        let after = open(&disk, Some(path.clone()));
-        assert!(matches!(after.stats().index, IndexState::Discarded { .. }));
-        assert_eq!(after.stats().frames, 0);
-        insert(&after, frame(&after, 0));
-        assert_eq!(get(&after, frame(&after, 0)), Some(()));
-    }
-}
-
-#[test]
-fn the_index_of_another_disk_or_frame_size_is_not_used() {
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("cache.index");
-    let (disk, other) = (MemoryDisk::with_slots(4), MemoryDisk::with_slots(4));
-    drop(open(&other, None));
-    let before = open(&disk, Some(path.clone()));
-    scan(&before, 0..4);
-    before.save_index().unwrap();
-    let index = |disk: &Arc<MemoryDisk>, frame_bytes| {
-        let options = CacheOptions { frame_bytes, ..CacheOptions::default() };
-        ReadCache::open(disk.clone(), Some(path.clone()), options).stats().index
-    };
-    assert!(matches!(index(&other, FRAME), IndexState::Discarded { .. }));
-    assert!(matches!(index(&disk, FRAME / 2), IndexState::Discarded { .. }));
-    assert_eq!(index(&disk, FRAME), IndexState::Restored { frames: 4 });
-}
-
-#[test]
-fn a_cache_made_smaller_or_larger_keeps_what_still_fits() {
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("cache.index");
-    let disk = MemoryDisk::with_slots(20);
-    let sized = |slots: u64| {
-        let cache_bytes = HEADER_BYTES + slots * u64::from(FRAME);
-        ReadCache::open(
-            disk.clone(),
-            Some(path.clone()),
-            CacheOptions { cache_bytes, frame_bytes: FRAME },
-        )
-    };
-    let cache = sized(10);
-    scan(&cache, 0..10);
-    cache.save_index().unwrap();
-    let larger = sized(20);
-    assert_eq!((larger.stats().frames, larger.stats().slots), (10, 20));
-    let smaller = sized(6);
-    assert_eq!((smaller.stats().frames, smaller.stats().slots), (6, 6));
-    assert_eq!(
-        (0..10).filter(|number| get(&smaller, frame(&smaller, *number)).is_some()).count(),
-        6
-    );
-}
-
-#[test]
 fn a_damaged_slot_is_a_miss_once_and_then_free() {
     let (disk, cache) = cache(4);
     let key = frame(&cache, 0);
@@ -496,18 +375,6 @@ fn a_full_disk_turns_insertion_off_for_a_while_and_reads_go_on() {
     assert_eq!(cache.stats().insertion_off, None);
     (100..107).for_each(|number| insert(&cache, frame(&cache, number)));
     assert_eq!(cache.stats().frames, 8, "no slot was lost to the failures");
-}
-
-#[test]
-fn a_disk_that_cannot_be_marked_serves_and_does_not_save() {
-    let folder = TempDir::new().unwrap();
-    let disk = MemoryDisk::with_slots(4);
-    disk.fail_writes.store(true, Relaxed);
-    let cache = open(&disk, Some(folder.path().join("cache.index")));
-    disk.fail_writes.store(false, Relaxed);
-    insert(&cache, frame(&cache, 0));
-    assert_eq!(get(&cache, frame(&cache, 0)), Some(()));
-    assert!(cache.save_index().is_err());
 }
 
 #[test]
@@ -568,23 +435,6 @@ fn readers_beside_insertions_and_deletions_never_see_wrong_bytes() {
     assert_eq!(stats.bytes, u64::from(stats.frames) * u64::from(FRAME));
     (0..24).for_each(|number| insert(&cache, frame(&cache, 1000 + number)));
     assert_eq!(cache.stats().frames, 24, "no slot was lost");
-}
-
-#[test]
-fn an_index_saved_beside_insertions_is_sound() {
-    let folder = TempDir::new().unwrap();
-    let path = folder.path().join("cache.index");
-    let disk = MemoryDisk::with_slots(16);
-    let cache = open(&disk, Some(path.clone()));
-    thread::scope(|scope| {
-        scope.spawn(|| scan(&cache, 0..400));
-        (0..20).for_each(|_| cache.save_index().unwrap());
-    });
-    let after = open(&disk, Some(path));
-    assert!(matches!(after.stats().index, IndexState::Restored { .. }));
-    let hits =
-        (0..400).filter(|number| get(&after, frame(&after, *number)).is_some()).count() as u64;
-    assert_eq!(hits, after.stats().hits);
 }
 
 #[test]

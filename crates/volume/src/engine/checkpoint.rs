@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, checkpoint_key};
-use sawmill_format::ids::PutId;
+use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
 use sawmill_store::{Class, Put, PutOutcome, StoreErrorKind};
 
@@ -27,6 +27,7 @@ use crate::ask::want;
 use crate::map::GROUP_BYTES;
 use crate::recovery::end::RolledBack;
 use crate::tally::add;
+use crate::view::View;
 use crate::{Error, ErrorKind, Result};
 
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
@@ -236,45 +237,12 @@ impl Checkpoints {
         let view = context.stored.view();
         let number = self.number + 1;
         let put_id = PutId(context.attachment.world.random()?);
-        let mut objects = Vec::new();
-        let mut parts = self.newest_root.parts.clone();
-        for group in view.map.dirty_groups() {
-            let extents: Vec<_> =
-                view.map.export_group(group).into_iter().map(MapExtent::from).collect();
-            view.map.mark_clean(group);
-            parts.retain(|part| part.group != group);
-            if extents.is_empty() {
-                continue;
-            }
-            let identity = PartIdentity {
-                volume_id: context.attachment.record.volume_id,
-                group,
-                number,
-                put_id,
-            };
-            let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
-                Error::caused(ErrorKind::Internal, "the map cannot be written", error)
-            })?;
-            parts.push(PartEntry {
-                group,
-                number,
-                put_id,
-                bytes: bytes.len() as u32,
-                extents: extents.len() as u32,
-                crc: part_crc(&bytes),
-            });
-            objects.push(Outgoing {
-                key: part_key(&identity),
-                body: Bytes::from(bytes),
-                stored: false,
-                repeat_at: None,
-            });
-        }
-        parts.sort_by_key(|part| part.group);
+        let volume_id = context.attachment.record.volume_id;
+        let (parts, mut objects) = self.freeze_map(&view, volume_id, number, put_id)?;
         let copies = self.copy_roots(&view, freeze, &mut objects);
         let (kept, segments, deletable) = self.freeze_past(&view, number);
         let root = Checkpoint {
-            volume_id: context.attachment.record.volume_id,
+            volume_id,
             put_id,
             number,
             epoch: context.attachment.epoch,
@@ -314,6 +282,48 @@ impl Checkpoints {
         }
         self.send_root_if_ready(context);
         Ok(())
+    }
+
+    /// Encodes the groups of the map that changed since the newest checkpoint: the parts of all
+    /// groups, and the objects of those.
+    fn freeze_map(
+        &self,
+        view: &View,
+        volume_id: VolumeId,
+        number: u64,
+        put_id: PutId,
+    ) -> Result<(Vec<PartEntry>, Vec<Outgoing>)> {
+        let mut objects = Vec::new();
+        let mut parts = self.newest_root.parts.clone();
+        for group in view.map.dirty_groups() {
+            let extents: Vec<_> =
+                view.map.export_group(group).into_iter().map(MapExtent::from).collect();
+            view.map.mark_clean(group);
+            parts.retain(|part| part.group != group);
+            if extents.is_empty() {
+                continue;
+            }
+            let identity = PartIdentity { volume_id, group, number, put_id };
+            let bytes = encode_part(&identity, group * GROUP_BYTES, &extents).map_err(|error| {
+                Error::caused(ErrorKind::Internal, "the map cannot be written", error)
+            })?;
+            parts.push(PartEntry {
+                group,
+                number,
+                put_id,
+                bytes: bytes.len() as u32,
+                extents: extents.len() as u32,
+                crc: part_crc(&bytes),
+            });
+            objects.push(Outgoing {
+                key: part_key(&identity),
+                body: Bytes::from(bytes),
+                stored: false,
+                repeat_at: None,
+            });
+        }
+        parts.sort_by_key(|part| part.group);
+        Ok((parts, objects))
     }
 
     fn put_object(&self, context: &Arc<Context>, object: usize) {

@@ -127,7 +127,10 @@ impl BruteForce {
     }
 
     fn extents(&self) -> u64 {
-        let follows = |pair: &[Place]| matches!(pair, [Some((a, at)), Some((b, next))] if a == b && at + 1 == *next);
+        let follows = |pair: &[Place]| match pair {
+            [Some((a, at)), Some((b, next))] => a == b && at + 1 == *next,
+            _ => false,
+        };
         let joined = self.units.windows(2).filter(|pair| follows(pair)).count();
         (self.units.iter().flatten().count() - joined) as u64
     }

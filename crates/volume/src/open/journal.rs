@@ -256,34 +256,8 @@ fn judge_against_store(
     let end = &stored.end;
     let ours = (block.epoch == end.epoch && block.epoch > 0)
         || (block.intent_epoch == end.epoch && end.fence_put_id == Some(block.intent_put_id));
-    if !ours && block.epoch == 0 {
-        // Its process died while making it, before it had the volume: it holds nothing, but its
-        // fence may still land, so it is kept as long as that is possible.
-        let pending = block.intent_epoch > end.epoch;
-        if pending && (end.clean || options.accept_journal_loss) {
-            return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
-        }
-        return absent(stored, options);
-    }
-    if !ours && block.epoch > end.epoch {
-        let text = format!(
-            "it is of epoch {}, but the store knows only {}: the store has lost objects or is an \
-            old copy",
-            block.epoch, end.epoch
-        );
-        // Also if that old copy says that it was closed cleanly.
-        return stale(stored, options, &text);
-    }
     if !ours {
-        if block.clean {
-            return overtaken(stored, options, block.epoch);
-        }
-        let text = format!(
-            "it is of epoch {}, but the volume has been attached elsewhere since (epoch {}); what \
-             it holds was never stored and must not be replayed over newer writes",
-            block.epoch, end.epoch
-        );
-        return stale(stored, options, &text);
+        return judge_other_epoch(stored, options, disk, superblock);
     }
     if block.stored_sequence > end.stored_sequence || block.stored_position > end.position {
         let text = format!(
@@ -317,6 +291,43 @@ fn judge_against_store(
         ScanOptions::of(block, from, options.accept_journal_loss).synced_through(log.synced());
     let scan = scan(&mut log, &wanted)?;
     Ok(Judged::Use(Box::new(Usable { disk, superblock, log: Some(log), scan: Some(scan) })))
+}
+
+/// A journal of another epoch than the store's newest.
+fn judge_other_epoch(
+    stored: &Stored,
+    options: &OpenOptions,
+    disk: Arc<dyn Disk>,
+    superblock: SuperblockFile,
+) -> Result<Judged> {
+    let (block, end) = (superblock.current(), &stored.end);
+    if block.epoch == 0 {
+        // Its process died while making it, before it had the volume: it holds nothing, but its
+        // fence may still land, so it is kept as long as that is possible.
+        let pending = block.intent_epoch > end.epoch;
+        if pending && (end.clean || options.accept_journal_loss) {
+            return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
+        }
+        return absent(stored, options);
+    }
+    if block.epoch > end.epoch {
+        let text = format!(
+            "it is of epoch {}, but the store knows only {}: the store has lost objects or is an \
+            old copy",
+            block.epoch, end.epoch
+        );
+        // Also if that old copy says that it was closed cleanly.
+        return stale(stored, options, &text);
+    }
+    if block.clean {
+        return overtaken(stored, options, block.epoch);
+    }
+    let text = format!(
+        "it is of epoch {}, but the volume has been attached elsewhere since (epoch {}); what \
+         it holds was never stored and must not be replayed over newer writes",
+        block.epoch, end.epoch
+    );
+    stale(stored, options, &text)
 }
 
 /// A journal of another epoch than the store's newest holds writes that are not in the store: only

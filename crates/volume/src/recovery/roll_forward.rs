@@ -69,11 +69,8 @@ pub(crate) fn roll_forward_until(
     end: &mut LogEnd,
     until: Until,
 ) -> Result<()> {
-    let mut is_copied = None;
-    'log: loop {
-        if end.next_sequence > until.sequence {
-            return Ok(());
-        }
+    let mut copier = LeftByCopier::Unknown;
+    while end.next_sequence <= until.sequence {
         let first = u64::from(sequence32(end.next_sequence)?);
         let batch: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL as u64).collect();
         for (sequence, header) in batch.iter().zip(headers(store, volume_id, &batch)) {
@@ -85,26 +82,41 @@ pub(crate) fn roll_forward_until(
             if *sequence > until.sequence {
                 return Ok(());
             }
-            match header? {
+            let header = match header? {
                 Some(header) if is_beyond(&header, until) => return Ok(()),
-                Some(header) => {
-                    if until.is_end() && header.checkpoint_number > end.checkpoint_number {
-                        let known = is_copied
-                            .map_or_else(|| is_left_by_copier(store, volume_id, end), Ok)?;
-                        if known {
-                            return Ok(());
-                        }
-                        is_copied = Some(known);
-                    }
-                    take(view.as_deref(), end, &header)?;
-                    if let (SegmentRole::Order, Some(view)) = (header.role, view.as_deref_mut()) {
-                        carry_out(store, view, end, &header)?;
-                    }
-                }
+                Some(header) => header,
                 None if is_end(store, volume_id, end, until)? => return Ok(()),
-                None => continue 'log,
+                None => break,
+            };
+            if until.is_end()
+                && header.checkpoint_number > end.checkpoint_number
+                && copier.ask(store, volume_id, end)?
+            {
+                return Ok(());
+            }
+            take(view.as_deref(), end, &header)?;
+            if let (SegmentRole::Order, Some(view)) = (header.role, view.as_deref_mut()) {
+                carry_out(store, view, end, &header)?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Whether the checkpoint rolled from was put by a copier: asked once, when it matters.
+enum LeftByCopier {
+    Unknown,
+    Known(bool),
+}
+
+impl LeftByCopier {
+    fn ask(&mut self, store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd) -> Result<bool> {
+        if let LeftByCopier::Known(is_left) = *self {
+            return Ok(is_left);
+        }
+        let is_left = is_left_by_copier(store, volume_id, end)?;
+        *self = LeftByCopier::Known(is_left);
+        Ok(is_left)
     }
 }
 
@@ -198,80 +210,93 @@ pub(crate) fn cut_view(
 
 /// Takes the next segment of the log.
 pub(crate) fn take(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result<()> {
-    let damaged = |what: String| {
-        let key = segment_key(header.volume_id, header.sequence);
-        let text = format!("{key}: {what}; nothing was changed; run `sawmill check`");
-        Err(Error::new(ErrorKind::Corrupt, text))
-    };
     end.clean = false;
     match header.role {
-        SegmentRole::Fence => {
-            if header.epoch <= end.epoch {
-                return damaged(format!(
-                    "it is a fence of epoch {} in epoch {}",
-                    header.epoch, end.epoch
-                ));
-            }
-            if header.size_bytes > limits::SIZE_BYTES_MAX {
-                return damaged(format!("{} bytes are not a valid volume size", header.size_bytes));
-            }
-            if header.size_bytes > 0 && header.checkpoint_number >= end.state_number {
-                end.size_bytes = header.size_bytes;
-                if let Some(view) = view {
-                    view.resize(header.size_bytes);
-                }
-            }
-            end.epoch_before = end.epoch;
-            end.epoch = header.epoch;
-            end.fence_put_id = Some(header.put_id);
-        }
+        SegmentRole::Fence => take_fence(view, end, header)?,
         SegmentRole::Data | SegmentRole::Moved | SegmentRole::Order => {
-            if header.epoch != end.epoch {
-                return damaged(format!(
-                    "it is of epoch {} in the log of epoch {}",
-                    header.epoch, end.epoch
-                ));
-            }
-            if header.position_start != end.position {
-                let (start, position) = (header.position_start, end.position);
-                return damaged(format!(
-                    "it begins at position {start}, and the log ends at {position}"
-                ));
-            }
-            if let Some(view) = view {
-                // What moved counts only where the map has it.
-                let written =
-                    if header.role == SegmentRole::Data { &header.extents[..] } else { &[] };
-                let reach =
-                    written.iter().map(|extent| extent.address.saturating_add(extent.length));
-                let (reach, size_bytes) = (reach.max().unwrap_or(0), view.map.size_bytes());
-                if reach > size_bytes {
-                    return damaged(format!(
-                        "it writes up to byte {reach} of a disk of {size_bytes}: the disk had \
-                         grown, and the checkpoint that says so cannot be read"
-                    ));
-                }
-                let info = SegmentInfo {
-                    epoch: header.epoch,
-                    header_bytes: header.header_bytes() as u32,
-                    data_bytes: header.data_bytes,
-                    live_bytes: live_bytes_of(header),
-                    object_bytes: header.object_bytes(),
-                    wall_unix_ms: header.wall_unix_ms,
-                    dead_since: 0,
-                    is_settled: false,
-                };
-                view.segments.add(sequence32(header.sequence)?, info);
-                apply_extents(view, header);
-            }
-            end.position = header.position_end;
-            end.log_bytes += header.object_bytes();
-            end.segments += 1;
-            end.extents += header.extents.len() as u64;
+            take_extents(view, end, header)?;
         }
     }
     end.stored_sequence = header.sequence;
     end.next_sequence = header.next_sequence;
+    Ok(())
+}
+
+/// A segment that cannot stand at its place in the log.
+fn misplaced(header: &SegmentHeader, what: &str) -> Error {
+    let key = segment_key(header.volume_id, header.sequence);
+    let text = format!("{key}: {what}; nothing was changed; run `sawmill check`");
+    Error::new(ErrorKind::Corrupt, text)
+}
+
+/// Takes a fence: from here on the log is another attachment's.
+fn take_fence(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result<()> {
+    if header.epoch <= end.epoch {
+        let what = format!("it is a fence of epoch {} in epoch {}", header.epoch, end.epoch);
+        return Err(misplaced(header, &what));
+    }
+    if header.size_bytes > limits::SIZE_BYTES_MAX {
+        let what = format!("{} bytes are not a valid volume size", header.size_bytes);
+        return Err(misplaced(header, &what));
+    }
+    if header.size_bytes > 0 && header.checkpoint_number >= end.state_number {
+        end.size_bytes = header.size_bytes;
+        if let Some(view) = view {
+            view.resize(header.size_bytes);
+        }
+    }
+    end.epoch_before = end.epoch;
+    end.epoch = header.epoch;
+    end.fence_put_id = Some(header.put_id);
+    Ok(())
+}
+
+/// Takes a segment of the attachment whose log this is.
+fn take_extents(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result<()> {
+    if header.epoch != end.epoch {
+        let what = format!("it is of epoch {} in the log of epoch {}", header.epoch, end.epoch);
+        return Err(misplaced(header, &what));
+    }
+    if header.position_start != end.position {
+        let (start, position) = (header.position_start, end.position);
+        let what = format!("it begins at position {start}, and the log ends at {position}");
+        return Err(misplaced(header, &what));
+    }
+    if let Some(view) = view {
+        add_segment(view, header)?;
+    }
+    end.position = header.position_end;
+    end.log_bytes += header.object_bytes();
+    end.segments += 1;
+    end.extents += header.extents.len() as u64;
+    Ok(())
+}
+
+/// Enters a segment and its extents into the view.
+fn add_segment(view: &View, header: &SegmentHeader) -> Result<()> {
+    // What moved counts only where the map has it.
+    let written = if header.role == SegmentRole::Data { &header.extents[..] } else { &[] };
+    let reach = written.iter().map(|extent| extent.address.saturating_add(extent.length));
+    let (reach, size_bytes) = (reach.max().unwrap_or(0), view.map.size_bytes());
+    if reach > size_bytes {
+        let what = format!(
+            "it writes up to byte {reach} of a disk of {size_bytes}: the disk had grown, and the \
+             checkpoint that says so cannot be read"
+        );
+        return Err(misplaced(header, &what));
+    }
+    let info = SegmentInfo {
+        epoch: header.epoch,
+        header_bytes: header.header_bytes() as u32,
+        data_bytes: header.data_bytes,
+        live_bytes: live_bytes_of(header),
+        object_bytes: header.object_bytes(),
+        wall_unix_ms: header.wall_unix_ms,
+        dead_since: 0,
+        is_settled: false,
+    };
+    view.segments.add(sequence32(header.sequence)?, info);
+    apply_extents(view, header);
     Ok(())
 }
 

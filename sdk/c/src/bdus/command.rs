@@ -16,7 +16,8 @@ use super::record::{self, Record};
 const USAGE: &str = "\
 Usage: bdus destroy [-q|--quiet] [--no-flush] <path_or_id>   end a device; it is flushed before
        bdus flush <path_or_id>                               make everything durable
-       bdus logs <path_or_id>                                print the requests of a driver with attribute log
+       bdus logs <path_or_id>                                print the requests of a driver with
+                                                             attribute log
        bdus version [--cmdbdus|--libbdus|--kbdus]            print versions
        bdus --help
 Exits with 0, with 1 when it failed, with 2 when it was called in a wrong way.

@@ -237,8 +237,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "an error ends the log",
         "volume/src/recovery/roll_forward.rs",
-        "match header? {\n                Some(header) if is_beyond",
-        "match header.unwrap_or(None) {\n                Some(header) if is_beyond",
+        "let header = match header? {\n",
+        "let header = match header.unwrap_or(None) {\n",
     ),
     mutant(
         "the newest checkpoint is the newest listed",
@@ -433,8 +433,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "recovery passes over orders",
         "volume/src/recovery/roll_forward.rs",
-        "                        carry_out(store, view, end, &header)?;\n",
-        "                        let _ = (carry_out, view);\n",
+        "                carry_out(store, view, end, &header)?;\n",
+        "                let _ = (carry_out, view);\n",
     ),
     mutant(
         "writes are sealed between a rollback and its checkpoint",

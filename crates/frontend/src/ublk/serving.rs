@@ -1,0 +1,146 @@
+//! The queues of one device while they are served, and the threads that serve them.
+//!
+//! Invariants: a device that is given back to the kernel, or left to the next server, has no thread
+//! of ours on any of its queues, and its claim goes last.
+//!
+//! Not here: the device's life (`server`), requests (`worker`).
+
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+
+use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
+use sawmill_sys::ublk::{CharDevice, Control, DeviceInfo as KernelInfo, feature};
+
+use super::link::{Inbox, Link, NewQueue, Order};
+use super::options::UblkOptions;
+use super::progress::Progress;
+use super::registry::{Claim, failed};
+use super::worker::Worker;
+
+/// What the queues of a device are served from.
+pub(super) struct Source<'a> {
+    pub(super) info: &'a KernelInfo,
+    pub(super) options: &'a UblkOptions,
+    pub(super) device: &'a Arc<dyn BlockDevice>,
+    pub(super) char_device: Arc<CharDevice>,
+}
+
+/// The state while the device is served.
+pub(super) struct Serving {
+    pub(super) links: Vec<Arc<Link>>,
+    pub(super) progress: Arc<Progress>,
+    /// The threads of this door only; none if threads are shared.
+    workers: Vec<Worker>,
+    pub(super) claim: Claim,
+    /// Sets the queue's limits, in parallel to everything else.
+    pub(super) limiting: Option<JoinHandle<()>>,
+}
+
+impl Serving {
+    pub(super) fn new(claim: Claim) -> Self {
+        Serving {
+            links: Vec::new(),
+            progress: Arc::default(),
+            workers: Vec::new(),
+            claim,
+            limiting: None,
+        }
+    }
+    /// Assigns all queues of the device to threads. Returns when the kernel has all their commands.
+    /// After an error, some may be served.
+    pub(super) fn serve_all(&mut self, control: &mut Control, source: &Source<'_>) -> Result<()> {
+        for queue in 0..source.info.queues {
+            let inbox = self.inbox_for(control, source, queue)?;
+            self.serve_queue(source, queue, inbox)?;
+        }
+        Ok(())
+    }
+
+    /// The inbox of the thread that serves a queue: its own thread, or the next of the shared ones.
+    fn inbox_for(
+        &mut self,
+        control: &mut Control,
+        source: &Source<'_>,
+        queue: u16,
+    ) -> Result<Arc<Inbox>> {
+        let (id, options) = (source.info.id, source.options);
+        if let Some(workers) = &options.workers {
+            return workers.choose();
+        }
+        let cores = match options.pin {
+            true => control.queue_cores(id, queue).unwrap_or_default(),
+            false => Vec::new(),
+        };
+        let worker = Worker::start(format!("ublk-{id}-{queue}"), 1, cores)?;
+        let inbox = worker.inbox.clone();
+        self.workers.push(worker);
+        Ok(inbox)
+    }
+
+    fn serve_queue(&mut self, source: &Source<'_>, queue: u16, inbox: Arc<Inbox>) -> Result<()> {
+        let Source { info, char_device, device, .. } = source;
+        let id = info.id;
+        let descriptors = char_device.descriptors(queue, info.queue_depth);
+        let descriptors = descriptors.map_err(|error| {
+            failed(&format!("device {id}: cannot map the requests of queue {queue}"), &error)
+        })?;
+        let user_copy = info.flags & feature::USER_COPY != 0;
+        let progress = self.progress.clone();
+        let link =
+            Arc::new(Link::new(char_device.clone(), queue, user_copy, inbox.clone(), progress));
+        let bytes_max = info.request_bytes_max;
+        let device = Arc::clone(device);
+        let queue =
+            NewQueue { link: link.clone(), device, descriptors, tags: info.queue_depth, bytes_max };
+        let (answer, answered) = sync_channel(1);
+        if !inbox.order(Order::Attach(queue, answer)) {
+            return Err(Error::new(
+                ErrorKind::Unavailable,
+                "ublk: the thread of a queue has ended",
+            ));
+        }
+        self.links.push(link);
+        answered.recv().unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::Internal, "ublk: a thread ended while it took over a queue"))
+        })
+    }
+
+    /// Takes back all queues of a device that was never started, or is already stopped.
+    pub(super) fn abandon(self, control: &mut Control, id: u32) {
+        if let Err(error) = control.stop(id) {
+            tracing::warn!(%error, id, "ublk: cannot stop a device; it waits for a server");
+            return self.leave();
+        }
+        let Serving { links, progress, mut workers, claim, limiting } = self;
+        // Before the number can belong to another device.
+        if let Some(limiting) = limiting {
+            let _ = limiting.join();
+        }
+        progress.wait_gone(links.len());
+        drop(links);
+        for worker in &mut workers {
+            worker.inbox.order(Order::Stop);
+            worker.join();
+        }
+        claim.remove();
+    }
+
+    /// Leaves a device to the next server.
+    pub(super) fn leave(self) {
+        let Serving { links, progress, mut workers, claim, limiting: _ } = self;
+        for link in &links {
+            link.inbox.order(Order::LetGo(link.clone()));
+        }
+        for worker in &workers {
+            worker.inbox.order(Order::Stop);
+        }
+        if !workers.is_empty() {
+            progress.wait_gone(links.len());
+        }
+        drop(links);
+        workers.iter_mut().for_each(Worker::join);
+        // Only now may another server take it.
+        drop(claim);
+    }
+}

@@ -1,0 +1,229 @@
+//! What a request gets: whether its sender may ask, what it asks for, and the answer.
+//!
+//! Invariants: through the loopback address nothing changes and no path of ours is told. A request
+//! that blocks takes a place of its lane.
+//!
+//! Not here: connections (`super`), what the numbers mean (`status`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST};
+use hyper::{Method, Request, Response, StatusCode};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_volume::Safety;
+
+use super::status::ProcessStatus;
+use super::{LOOPBACK_WAIT_MAX, Lane, REQUEST_TIME_MAX, Shared, Subject, metrics, page};
+use crate::control::protocol::{ControlRequest, REQUEST_BYTES_MAX, REQUEST_TARGET};
+
+pub(super) async fn answer(
+    request: Request<Incoming>,
+    shared: &Arc<Shared>,
+    only: Option<&str>,
+) -> Response<Full<Bytes>> {
+    if only.is_none() && !names_this_machine(&request) {
+        return refuse(
+            StatusCode::FORBIDDEN,
+            &Failure::usage("the Host header does not name this machine"),
+        );
+    }
+    if only.is_none() && is_of_another_site(&request) {
+        return refuse(
+            StatusCode::FORBIDDEN,
+            &Failure::usage("requests from pages of other sites are refused"),
+        );
+    }
+    if request.method() == Method::POST
+        && let Some(volume) = only
+    {
+        return match read_request(request).await {
+            Ok(request) => carry_out(request, shared, volume.to_owned()).await,
+            Err(refused) => refused,
+        };
+    }
+    if request.method() != Method::GET {
+        return refuse(StatusCode::METHOD_NOT_ALLOWED, &Failure::usage("only GET is supported"));
+    }
+    match request.uri().path() {
+        "/" => reply("text/html; charset=utf-8", page::DASHBOARD),
+        "/status" => match serde_json::to_vec(&told(shared, only)) {
+            Ok(body) => reply("application/json", body),
+            Err(error) => refuse(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                &Failure::new(Exit::Internal, format!("cannot write the status: {error}")),
+            ),
+        },
+        "/metrics" => {
+            reply("text/plain; version=0.0.4", metrics::exposition(&(shared.subject.status)(only)))
+        }
+        "/wait" => wait(request.uri().query().unwrap_or_default(), shared, only).await,
+        path => refuse(
+            StatusCode::NOT_FOUND,
+            &Failure::usage(format!("unknown path {path}; try /, /status, /metrics or /wait")),
+        ),
+    }
+}
+
+/// A browser sends the name it was given. A name that merely resolves to this machine is DNS
+/// rebinding.
+fn names_this_machine(request: &Request<Incoming>) -> bool {
+    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let host = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    host == "localhost"
+        || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// A browser names the site that made the request: a page from elsewhere must not occupy anything
+/// here.
+fn is_of_another_site(request: &Request<Incoming>) -> bool {
+    let site = request.headers().get("sec-fetch-site").map(|site| site.as_bytes());
+    site.is_some_and(|site| site != b"same-origin" && site != b"none")
+}
+
+/// The status. Through the loopback address, which any user of this machine can read, it omits our
+/// paths.
+fn told(shared: &Shared, only: Option<&str>) -> ProcessStatus {
+    let mut status = (shared.subject.status)(only);
+    if only.is_none() {
+        status.volumes.iter_mut().for_each(|volume| volume.journal_path = None);
+        status.cache.iter_mut().for_each(|cache| cache.path.clear());
+    }
+    status
+}
+
+async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response<Full<Bytes>> {
+    let (volume, safety, mut timeout) = match parse_wait(query, only) {
+        Ok(parsed) => parsed,
+        Err(failure) => return refuse(StatusCode::BAD_REQUEST, &failure),
+    };
+    let lane = if only.is_some() { Lane::OwnWait } else { Lane::LoopbackWait };
+    if lane == Lane::LoopbackWait {
+        timeout = Some(timeout.map_or(LOOPBACK_WAIT_MAX, |timeout| timeout.min(LOOPBACK_WAIT_MAX)));
+    }
+    // If the client hangs up, this future is dropped with the token, and the wait ends.
+    let token = Arc::new(());
+    let caller = Arc::downgrade(&token);
+    let waited = blocking(shared, lane, move |subject| {
+        (subject.wait)(&volume, safety, timeout, &|| caller.strong_count() > 0)
+    })
+    .await;
+    drop(token);
+    waited.map_or_else(
+        |refused| refused,
+        |reached| reply("application/json", format!("{{\"reached\":{reached}}}")),
+    )
+}
+
+/// The request in a POST.
+async fn read_request(request: Request<Incoming>) -> Result<ControlRequest, Response<Full<Bytes>>> {
+    let path = request.uri().path();
+    if path != REQUEST_TARGET {
+        let failure =
+            Failure::usage(format!("unknown path {path}; requests go to {REQUEST_TARGET}"));
+        return Err(refuse(StatusCode::NOT_FOUND, &failure));
+    }
+    let body = Limited::new(request.into_body(), REQUEST_BYTES_MAX).collect();
+    let body = tokio::time::timeout(REQUEST_TIME_MAX, body).await;
+    let unread = |why: String| refuse(StatusCode::BAD_REQUEST, &Failure::usage(why));
+    let body = body.map_err(|late| unread(format!("the request did not arrive: {late}")))?;
+    let body = body.map_err(|error| unread(format!("the request cannot be read: {error}")))?;
+    serde_json::from_slice(&body.to_bytes())
+        .map_err(|error| unread(format!("unknown request: {error}")))
+}
+
+async fn carry_out(
+    request: ControlRequest,
+    shared: &Arc<Shared>,
+    volume: String,
+) -> Response<Full<Bytes>> {
+    let carried =
+        blocking(shared, Lane::Change, move |subject| (subject.carry_out)(&volume, request)).await;
+    carried.map_or_else(|refused| refused, |answer| reply("application/json", answer.to_string()))
+}
+
+/// Runs what blocks on a thread of its own, if its lane has one left.
+async fn blocking<T: Send + 'static>(
+    shared: &Arc<Shared>,
+    lane: Lane,
+    work: impl FnOnce(&Subject) -> Result<T> + Send + 'static,
+) -> Result<T, Response<Full<Bytes>>> {
+    let places = lane.places();
+    if shared.blocked[lane as usize].fetch_add(1, Ordering::Relaxed) >= places {
+        shared.blocked[lane as usize].fetch_sub(1, Ordering::Relaxed);
+        let failure = Failure::new(
+            Exit::Unavailable,
+            format!("{places} other requests wait already; try again later"),
+        );
+        return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, &failure));
+    }
+    let waiting = Arc::clone(shared);
+    let outcome = tokio::task::spawn_blocking(move || {
+        let outcome = work(&waiting.subject);
+        waiting.blocked[lane as usize].fetch_sub(1, Ordering::Relaxed);
+        outcome
+    })
+    .await;
+    match outcome {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(failure)) => Err(refuse(StatusCode::CONFLICT, &failure)),
+        Err(error) => {
+            let failure = Failure::new(Exit::Internal, format!("the wait ended early: {error}"));
+            Err(refuse(StatusCode::INTERNAL_SERVER_ERROR, &failure))
+        }
+    }
+}
+
+fn parse_wait(query: &str, only: Option<&str>) -> Result<(String, Safety, Option<Duration>)> {
+    let (mut volume, mut safety, mut timeout) = (only.map(str::to_owned), None, None);
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=').unwrap_or((pair, "")) {
+            ("safety", "stored") => safety = Some(Safety::Stored),
+            ("safety", "logged") => safety = Some(Safety::Logged),
+            ("timeout_ms", text) => {
+                let milliseconds = text.parse().map_err(|_| {
+                    Failure::usage(format!(
+                        "timeout_ms={text} is not a whole number of milliseconds"
+                    ))
+                })?;
+                timeout = Some(Duration::from_millis(milliseconds));
+            }
+            ("volume", name) if only.is_none() => volume = Some(name.to_owned()),
+            (name, value) => {
+                return Err(Failure::usage(format!(
+                    "cannot read {name}={value}; give safety=stored or safety=logged, \
+                     timeout_ms=N, volume=NAME"
+                )));
+            }
+        }
+    }
+    let safety = safety.ok_or_else(|| Failure::usage("give safety=stored or safety=logged"))?;
+    let volume = volume.ok_or_else(|| Failure::usage("give volume=NAME"))?;
+    Ok((volume, safety, timeout))
+}
+
+fn reply(kind: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(kind));
+    headers.insert(CACHE_CONTROL, hyper::header::HeaderValue::from_static("no-store"));
+    headers.insert(
+        CONTENT_SECURITY_POLICY,
+        hyper::header::HeaderValue::from_static(page::CONTENT_SECURITY_POLICY),
+    );
+    response
+}
+
+fn refuse(status: StatusCode, failure: &Failure) -> Response<Full<Bytes>> {
+    let body = serde_json::json!({ "error": failure.to_string(), "exit": failure.exit().code() });
+    let mut response = reply("application/json", body.to_string());
+    *response.status_mut() = status;
+    response
+}

@@ -1,0 +1,279 @@
+//! One volume of a process that serves volumes: open, away for a hand-off, or given up.
+//!
+//! Invariants: what the doors hold stays the same while the volume is closed and reopened. A
+//! volume that is away has a closed gate, so its requests wait; one that was given up has an open
+//! gate and fails them.
+//!
+//! Not here: doors, and requests to the whole process (`super`).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, RwLock};
+use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_device::layer::{Gate, Meter};
+use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Request};
+use sawmill_format::ids::VolumeId;
+use sawmill_store::Client;
+use sawmill_volume::{Safety, Volume};
+
+use crate::admin::status::{HealthStatus, PositionsStatus, VolumeStatus};
+use crate::config::VolumeAddress;
+use crate::doors::Shown;
+use crate::doors::added::Added;
+use crate::seen;
+
+/// Interval at which the newest stored state is noted. If a store is restored from a backup, the
+/// loss of what was stored after the last note goes unnoticed, unless the journal knows of it.
+const SEEN_EVERY: Duration = Duration::from_secs(10);
+
+/// The state of a volume in this process.
+enum Held {
+    Open(Arc<Volume>),
+    /// It was closed for a hand-off.
+    Away(Absent),
+    /// It could not be reopened. It stays closed until a person fixes the cause.
+    GivenUp(Absent),
+}
+
+/// A volume that this process had open.
+struct Absent {
+    /// The status when it was closed.
+    last: VolumeStatus,
+    reason: String,
+}
+
+/// One volume, and what was used to open it.
+pub(crate) struct Served {
+    pub(crate) address: VolumeAddress,
+    pub(crate) volume_id: VolumeId,
+    shown: String,
+    held: RwLock<Held>,
+    /// What the doors hold: it stays when the volume is closed and reopened.
+    gate: Arc<Gate>,
+    pub(super) meter: Arc<Meter<Arc<Gate>>>,
+    pub(crate) store: Arc<Client>,
+    pub(crate) folder: PathBuf,
+    pub(crate) journal_path: Option<PathBuf>,
+    /// Doors that were added to it. Readers have none, because they share the writer's folder.
+    pub(super) added: Option<Added>,
+    /// When this was last compared with what is stored, and the newest segment that this loop has
+    /// noted.
+    noted: Mutex<(Instant, Option<u64>)>,
+}
+
+impl Served {
+    pub(crate) fn new(
+        address: VolumeAddress,
+        volume: Arc<Volume>,
+        store: Arc<Client>,
+        folder: PathBuf,
+        journal_path: Option<PathBuf>,
+    ) -> Self {
+        let (volume_id, noted) = (volume.status().volume_id, Mutex::new((Instant::now(), None)));
+        let gate = Arc::new(Gate::new(Arc::clone(&volume) as Arc<dyn BlockDevice>));
+        let (shown, meter) = (address.shown(), Arc::new(Meter::new(Arc::clone(&gate))));
+        let held = RwLock::new(Held::Open(volume));
+        let added = journal_path.as_ref().map(|_| Added::of(&folder));
+        Served {
+            address,
+            volume_id,
+            shown,
+            held,
+            gate,
+            meter,
+            store,
+            folder,
+            journal_path,
+            added,
+            noted,
+        }
+    }
+
+    /// The export's name: the volume's, with the cut that is served.
+    pub(crate) fn name(&self) -> &str {
+        &self.shown
+    }
+
+    /// The open volume. Returns `Unavailable` while it is away; the text says why.
+    pub(crate) fn volume(&self) -> Result<Arc<Volume>> {
+        match &*self.held.read() {
+            Held::Open(volume) => Ok(Arc::clone(volume)),
+            Held::Away(Absent { reason, .. }) | Held::GivenUp(Absent { reason, .. }) => {
+                Err(Failure::new(Exit::Unavailable, format!("volume {}: {reason}", self.shown)))
+            }
+        }
+    }
+
+    /// Closes the volume as if the process had died: what was accepted is in its journal, and
+    /// another process can open it when the last reference to the result is dropped. New requests
+    /// wait.
+    pub(crate) fn close_as_it_is(
+        &self,
+        patience: Duration,
+    ) -> sawmill_device::Result<Option<Arc<Volume>>> {
+        self.gate.shut(patience)?;
+        // Memory may not outlive this process, so answered writes go to the disk first.
+        if let Err(error) = self.log_all(patience) {
+            self.gate.open();
+            return Err(error);
+        }
+        let mut held = self.held.write();
+        let (closed, last) = match &mut *held {
+            Held::Open(volume) => (Some(Arc::clone(volume)), volume_status(volume)),
+            Held::Away(absent) | Held::GivenUp(absent) => (None, std::mem::take(&mut absent.last)),
+        };
+        let reason = "it is being handed off to another process; try again".to_owned();
+        *held = Held::Away(Absent { last, reason });
+        drop(held);
+        let Some(volume) = closed else { return Ok(None) };
+        volume.close_now();
+        self.gate.replace(Arc::new(Away(self.gate.geometry())))?;
+        Ok(Some(volume))
+    }
+
+    /// Returns when everything accepted so far is logged.
+    pub(crate) fn log_all(&self, patience: Duration) -> sawmill_device::Result<()> {
+        let Held::Open(volume) = &*self.held.read() else { return Ok(()) };
+        // A volume that has failed has nothing more to log, and reports that to its users.
+        match volume.wait(Safety::Logged, Some(patience)) {
+            Ok(false) => {
+                let text =
+                    format!("the journal of {} accepted no writes for {patience:?}", self.name());
+                Err(Error::new(ErrorKind::Unavailable, text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Puts the reopened volume back: its doors resume.
+    pub(crate) fn put_back(&self, volume: Arc<Volume>) -> sawmill_device::Result<()> {
+        self.gate.replace(Arc::clone(&volume) as Arc<dyn BlockDevice>)?;
+        *self.held.write() = Held::Open(volume);
+        self.gate.open();
+        Ok(())
+    }
+
+    /// The volume cannot be reopened now: its users wait.
+    pub(crate) fn keep_away(&self, why: &Failure) {
+        if let Held::Away(absent) = &mut *self.held.write() {
+            absent.reason = format!("a hand-off was rolled back; reopen failed, retrying: {why}");
+        }
+    }
+
+    /// The volume will not be reopened in this process: its users get errors instead of waiting.
+    pub(crate) fn give_up(&self, why: &Failure) {
+        let mut held = self.held.write();
+        if let Held::Away(absent) = &mut *held {
+            let reason = format!(
+                "a hand-off was rolled back and reopen failed; accepted writes are in its journal; \
+                 fix the cause and retry the hand-off, or restart the server: {why}"
+            );
+            *held = Held::GivenUp(Absent { last: std::mem::take(&mut absent.last), reason });
+        }
+        drop(held);
+        self.gate.open();
+    }
+
+    pub(crate) fn is_away(&self) -> bool {
+        matches!(*self.held.read(), Held::Away(_))
+    }
+
+    /// Why the volume was given up, if it was.
+    pub(super) fn given_up(&self) -> Option<String> {
+        match &*self.held.read() {
+            Held::GivenUp(absent) => Some(format!("volume {}: {}", self.shown, absent.reason)),
+            _ => None,
+        }
+    }
+
+    /// The newest status of the volume, open or not.
+    pub(super) fn known(&self) -> VolumeStatus {
+        match &*self.held.read() {
+            Held::Open(volume) => volume_status(volume),
+            Held::Away(absent) | Held::GivenUp(absent) => {
+                VolumeStatus { health: closed(absent.reason.clone()), ..absent.last.clone() }
+            }
+        }
+    }
+
+    /// The volume as doors serve it.
+    pub(crate) fn as_shown(&self) -> Shown {
+        Shown {
+            name: self.shown.clone(),
+            description: format!("{} on {}", self.shown, self.store.name()),
+            device: Arc::clone(&self.meter) as Arc<dyn BlockDevice>,
+            folder: self.folder.clone(),
+            identity: match (self.folder.file_name(), &self.address.cut) {
+                (Some(name), None) => name.to_string_lossy().into_owned(),
+                (Some(name), Some((cut, _))) => format!("{}@{cut}", name.to_string_lossy()),
+                (None, _) => self.shown.clone(),
+            },
+            outlives_server: true,
+        }
+    }
+
+    pub(crate) fn health(&self) -> HealthStatus {
+        self.known().health
+    }
+
+    pub(crate) fn positions(&self) -> PositionsStatus {
+        self.known().positions
+    }
+
+    /// Notes what the store has, now and then. A fenced process knows less than the one that fenced
+    /// it, so it notes nothing.
+    pub(super) fn note_seen(&self) {
+        let mut noted = self.noted.lock();
+        if self.journal_path.is_none() || noted.0.elapsed() < SEEN_EVERY {
+            return;
+        }
+        let Ok(volume) = self.volume() else { return };
+        noted.0 = Instant::now();
+        if noted.1 != Some(volume.status().stored_sequence) && self.health().state == "serving" {
+            noted.1 = seen::note(&self.folder, &volume);
+        }
+    }
+}
+
+fn closed(reason: String) -> HealthStatus {
+    HealthStatus { state: "closed".into(), since_ms: None, reason: Some(reason) }
+}
+
+/// The status of an open volume.
+fn volume_status(volume: &Volume) -> VolumeStatus {
+    let record = volume.record();
+    VolumeStatus {
+        block_bytes: record.block_bytes,
+        segment_bytes: record.segment_bytes,
+        flush: record.flush_mode.to_string(),
+        created_unix_ms: record.created_unix_ms,
+        ..VolumeStatus::new(&volume.status())
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // No effect on a volume that was closed cleanly; the others keep accepted writes in their
+        // journals.
+        if let Held::Open(volume) = &*self.held.read() {
+            volume.close_now();
+        }
+    }
+}
+
+/// Stands in for a volume that another process may have. Its gate is closed until the volume is
+/// given up.
+struct Away(Geometry);
+
+impl BlockDevice for Away {
+    fn geometry(&self) -> Geometry {
+        self.0
+    }
+
+    fn submit(&self, request: Request) {
+        let text = "the volume was closed for a hand-off and could not be reopened; see the log";
+        request.fail(Error::new(ErrorKind::Unavailable, text));
+    }
+}
