@@ -51,17 +51,16 @@ fn serve_alone(link: &mut Link, handler: &dyn Handler, to_the_end: bool) -> Resu
             answers.send(lane)?;
         }
         let (told, ready) = wait(link)?;
-        if told {
-            match link.hear()? {
-                Heard::Doors(doors) => {
-                    handler.ready(&doors);
-                    if !to_the_end {
-                        return Ok(false);
-                    }
+        let heard = if told { link.hear()? } else { Heard::News };
+        match heard {
+            Heard::Doors(doors) => {
+                handler.ready(&doors);
+                if !to_the_end {
+                    return Ok(false);
                 }
-                Heard::News => {}
-                Heard::End => return Err(gone()),
             }
+            Heard::News => {}
+            Heard::End => return Err(gone()),
         }
         for at in ready {
             work_one(&link.lanes[at], handler, &mut answers)?;

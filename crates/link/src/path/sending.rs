@@ -285,12 +285,13 @@ impl Sending {
             }
             for number in first.max(self.oldest)..=last {
                 let flight = &mut self.flights[Self::place(number)];
-                if flight.fate == Fate::Out {
-                    flight.fate = Fate::Settled;
-                    newly += flight.bytes as usize;
-                    if number == ack.largest {
-                        newest_sent = Some(flight.sent_ns);
-                    }
+                if flight.fate != Fate::Out {
+                    continue;
+                }
+                flight.fate = Fate::Settled;
+                newly += flight.bytes as usize;
+                if number == ack.largest {
+                    newest_sent = Some(flight.sent_ns);
                 }
             }
         }

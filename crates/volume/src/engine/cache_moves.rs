@@ -88,27 +88,35 @@ fn late_frames(context: &Context, upload: &Upload) -> Vec<bool> {
         let from = u64::from(origin.data_offset);
         for frame in from / frame_bytes..=(from + extent.length - 1) / frame_bytes {
             // Adjacent extents mostly come from one frame.
-            let asked = (origin.sequence as u32, frame as u32);
+            let asked = OldFrame { sequence: origin.sequence as u32, frame: frame as u32 };
             let is_cached = match last_asked {
                 Some((name, is_cached)) if name == asked => is_cached,
                 _ => is_cached(context, &view, asked),
             };
             last_asked = Some((asked, is_cached));
-            if is_cached {
-                // The part of that frame in this extent, at its new place.
-                let part = from.max(frame * frame_bytes)
-                    ..(from + extent.length).min((frame + 1) * frame_bytes);
-                let (first, last) = (start + part.start - from, start + part.end - 1 - from);
-                for frame in first / frame_bytes..=last / frame_bytes {
-                    late[frame as usize] = !upload.cached.frames[frame as usize];
-                }
+            if !is_cached {
+                continue;
+            }
+            // The part of that frame in this extent, at its new place.
+            let part = from.max(frame * frame_bytes)
+                ..(from + extent.length).min((frame + 1) * frame_bytes);
+            let (first, last) = (start + part.start - from, start + part.end - 1 - from);
+            for frame in first / frame_bytes..=last / frame_bytes {
+                late[frame as usize] = !upload.cached.frames[frame as usize];
             }
         }
     }
     late
 }
 
-fn is_cached(context: &Context, view: &View, (sequence, frame): (u32, u32)) -> bool {
+/// A frame of the segment that data was moved from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct OldFrame {
+    sequence: u32,
+    frame: u32,
+}
+
+fn is_cached(context: &Context, view: &View, OldFrame { sequence, frame }: OldFrame) -> bool {
     let Some(info) = view.segments.get(sequence) else { return false };
     let name = FrameName { sequence, epoch: info.epoch, frame };
     context.stored.cached(name).is_some_and(|(cache, key)| cache.contains(key))

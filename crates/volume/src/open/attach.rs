@@ -297,22 +297,21 @@ fn fence_at_end(
     for _ in 0..FENCE_TRIES_MAX {
         match fence(store, &stored.record, &mut stored.end, claim, world) {
             Ok(_) => return Ok(()),
-            Err(error) if error.kind() == ErrorKind::Exists => {
-                go_on_from(store, stored, world)?;
-                if stored.end.epoch != epoch {
-                    if stored.end.fence_put_id == Some(claim.put_id) {
-                        return Ok(());
-                    }
-                    let text = format!(
-                        "another process attached volume {} at the same moment (epoch {}): make \
-                         sure that only one attaches, then try again",
-                        stored.record.name, stored.end.epoch
-                    );
-                    return Err(Error::new(ErrorKind::Fenced, text));
-                }
-            }
+            Err(error) if error.kind() == ErrorKind::Exists => go_on_from(store, stored, world)?,
             Err(error) => return Err(error),
         }
+        if stored.end.epoch == epoch {
+            continue;
+        }
+        if stored.end.fence_put_id == Some(claim.put_id) {
+            return Ok(());
+        }
+        let text = format!(
+            "another process attached volume {} at the same moment (epoch {}): make sure that only \
+             one attaches, then try again",
+            stored.record.name, stored.end.epoch
+        );
+        return Err(Error::new(ErrorKind::Fenced, text));
     }
     let text = format!(
         "volume {} is being written faster than it can be fenced: try again",

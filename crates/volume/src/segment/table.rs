@@ -195,17 +195,15 @@ impl SegmentTable {
         let mut deletable = Vec::new();
         let mut entries = Vec::with_capacity(by_sequence.len());
         for (sequence, info) in by_sequence {
-            if info.live_bytes == 0 {
-                if info.dead_since == 0 {
-                    info.dead_since = number;
-                } else {
-                    if !needs(*sequence, info.dead_since) {
-                        deletable.push(*sequence);
-                    }
-                    if !info.is_settled {
-                        info.is_settled = true;
-                        totals.settled_object_bytes += info.object_bytes;
-                    }
+            if info.live_bytes == 0 && info.dead_since == 0 {
+                info.dead_since = number;
+            } else if info.live_bytes == 0 {
+                if !needs(*sequence, info.dead_since) {
+                    deletable.push(*sequence);
+                }
+                if !info.is_settled {
+                    info.is_settled = true;
+                    totals.settled_object_bytes += info.object_bytes;
                 }
             }
             entries.push(SegmentEntry {

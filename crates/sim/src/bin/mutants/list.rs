@@ -279,8 +279,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "segments are deleted under readers and old roots",
         "volume/src/segment/table.rs",
-        "                    info.dead_since = number;\n                } else {\n",
-        "                    info.dead_since = number;\n                }\n                {\n",
+        "dead_since = number;\n            } else if info.live_bytes == 0 {\n",
+        "dead_since = number;\n            }\n            if info.live_bytes == 0 {\n",
     ),
     mutant(
         "what a segment covers stays mapped after a discard",
