@@ -9,6 +9,7 @@
 //! Not here: the source of the numbers (`batch::areas`).
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 
 use parking_lot::Mutex;
 
@@ -26,6 +27,15 @@ struct Applied {
 }
 
 type Areas = HashMap<u64, Vec<Applied>>;
+
+/// What a chunk says of the ordinals of others.
+#[derive(Clone, Copy, Debug)]
+pub struct Marks {
+    /// The last ordinal that the host had given when it closed this chunk.
+    pub horizon: u64,
+    /// All chunks with smaller ordinals are answered.
+    pub floor: u64,
+}
 
 /// See the head of this file.
 pub struct Resolver {
@@ -49,17 +59,18 @@ impl Resolver {
         Resolver { area_bytes, shards, remembered: Mutex::default() }
     }
 
-    /// Applies the records of a chunk, and forgets what is no longer needed. `horizon` and `floor`
-    /// are the chunk's; `write` gets the first byte of each piece on the disk, and its bytes.
+    /// Applies the records of a chunk with these marks, and forgets what is no longer needed.
+    /// `write` gets the first byte of each piece on the disk, and its bytes.
     ///
     /// # Errors
     /// The first error of `write`; that record and those after it count as not applied.
     pub fn apply_chunk<'a, E>(
         &self,
         records: impl Iterator<Item = (Record, &'a [u8])>,
-        (horizon, floor): (u64, u64),
+        marks: Marks,
         mut write: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
+        let Marks { horizon, floor } = marks;
         self.forget_below(floor);
         let mut areas = Vec::new();
         let mut outcome = Ok(());
@@ -99,14 +110,12 @@ impl Resolver {
         let mut shard = self.shard(area).lock();
         let applied = shard.entry(area).or_default();
         let end = record.address + record.length;
-        let mut free = vec![(record.address, end)];
+        let mut free: Vec<Range<u64>> = std::iter::once(record.address..end).collect();
         for newer in applied.iter().filter(|applied| applied.sequence > record.sequence) {
-            free = free
-                .into_iter()
-                .flat_map(|range| without(range, (newer.start, newer.end)))
-                .collect();
+            free =
+                free.into_iter().flat_map(|part| without(part, newer.start..newer.end)).collect();
         }
-        for (start, end) in free {
+        for Range { start, end } in free {
             let at = (start - record.address) as usize;
             write(start, &data[at..at + (end - start) as usize])?;
         }
@@ -147,15 +156,19 @@ impl Resolver {
 }
 
 /// The parts of a range that are outside another one.
-fn without((start, end): (u64, u64), (from, to): (u64, u64)) -> impl Iterator<Item = (u64, u64)> {
-    let before = (start, end.min(from));
-    let after = (start.max(to), end);
-    [before, after].into_iter().filter(|(start, end)| start < end)
+fn without(part: Range<u64>, hole: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let before = part.start..part.end.min(hole.start);
+    let after = part.start.max(hole.end)..part.end;
+    [before, after].into_iter().filter(|part| !part.is_empty())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn marks(horizon: u64, floor: u64) -> Marks {
+        Marks { horizon, floor }
+    }
 
     struct World {
         resolver: Resolver,
@@ -168,7 +181,7 @@ mod tests {
         }
 
         /// One record of `length` times `value`.
-        fn chunk(&mut self, place: (u64, u64), sequence: u64, value: u8, marks: (u64, u64)) {
+        fn chunk(&mut self, place: (u64, u64), sequence: u64, value: u8, marks: Marks) {
             let record = Record { address: place.0, length: place.1, sequence };
             let data = vec![value; place.1 as usize];
             let disk = &mut self.disk;
@@ -183,8 +196,8 @@ mod tests {
     #[test]
     fn a_late_write_changes_only_what_nothing_newer_wrote() {
         let mut world = World::new();
-        world.chunk((512, 1024), 2, 2, (2, 1));
-        world.chunk((0, 2048), 1, 1, (2, 1));
+        world.chunk((512, 1024), 2, 2, marks(2, 1));
+        world.chunk((0, 2048), 1, 1, marks(2, 1));
         assert_eq!(
             (world.disk[0], world.disk[512], world.disk[1535], world.disk[1536]),
             (1, 2, 2, 1)
@@ -195,28 +208,28 @@ mod tests {
     fn a_write_is_forgotten_when_its_horizon_lies_below_the_floor_and_not_before() {
         let mut world = World::new();
         // Chunk 2 is newer than what chunk 1 has; when it was closed, chunk 3 had been opened.
-        world.chunk((0, 512), 2, 2, (3, 1));
-        world.chunk((4096, 512), 1, 3, (3, 3));
+        world.chunk((0, 512), 2, 2, marks(3, 1));
+        world.chunk((4096, 512), 1, 3, marks(3, 3));
         assert_eq!(
             world.resolver.remembered(),
             2,
             "chunk 3 is not answered: it may hold something older"
         );
-        world.chunk((0, 512), 1, 1, (3, 3));
+        world.chunk((0, 512), 1, 1, marks(3, 3));
         assert_eq!(world.disk[0], 2, "what is late is known to be late");
-        world.chunk((4096, 512), 2, 4, (4, 4));
+        world.chunk((4096, 512), 2, 4, marks(4, 4));
         assert_eq!(world.resolver.remembered(), 1, "everything up to chunk 3 is answered");
     }
 
     #[test]
     fn an_older_floor_that_comes_late_brings_nothing_back() {
         let mut world = World::new();
-        world.chunk((0, 512), 1, 1, (1, 1));
-        world.chunk((0, 512), 2, 2, (2, 2));
-        world.chunk((0, 512), 3, 3, (3, 1));
+        world.chunk((0, 512), 1, 1, marks(1, 1));
+        world.chunk((0, 512), 2, 2, marks(2, 2));
+        world.chunk((0, 512), 3, 3, marks(3, 1));
         assert_eq!(world.resolver.remembered(), 2);
         for n in 4..1000 {
-            world.chunk((n % 8 * 512, 512), n, 4, (n, n - 1));
+            world.chunk((n % 8 * 512, 512), n, 4, marks(n, n - 1));
         }
         assert!(world.resolver.remembered() <= 3, "memory is bounded by what is on its way");
     }
@@ -227,13 +240,13 @@ mod tests {
         let record = |sequence| Record { address: 0, length: 512, sequence };
         let fails = |_: u64, _: &[u8]| Err(());
         let chunk = |sequence| [(record(sequence), &[1u8; 512][..])].into_iter();
-        assert!(resolver.apply_chunk(chunk(2), (2, 1), fails).is_err());
+        assert!(resolver.apply_chunk(chunk(2), marks(2, 1), fails).is_err());
         let mut written = 0;
         let write = |_: u64, data: &[u8]| {
             written += data.len();
             Ok::<(), ()>(())
         };
-        resolver.apply_chunk(chunk(1), (2, 1), write).unwrap();
+        resolver.apply_chunk(chunk(1), marks(2, 1), write).unwrap();
         assert_eq!(written, 512);
     }
 }

@@ -100,7 +100,7 @@ fn write(part: &Part<'_>, into: &mut Body<'_>) -> bool {
             into.command(&command, inline.len(), |place| place.copy_from_slice(inline))
         }
         Part::Data(Data { slot, sequence, offset, bytes }) => {
-            into.data((slot, sequence), offset, bytes.len(), |place| place.copy_from_slice(bytes))
+            into.data(slot, sequence, offset, bytes.len(), |place| place.copy_from_slice(bytes))
         }
         Part::Reply(reply, inline) => {
             into.reply(&reply, inline.len(), |place| place.copy_from_slice(inline))

@@ -85,8 +85,8 @@ impl Going {
                 let offset = first as usize * GRAIN_BYTES;
                 let want = (end as usize * GRAIN_BYTES).min(bytes) - offset;
                 let room = body.payload_room(data_at::SIZE, want);
-                let name = (slot, sequence);
-                if room == 0 || !body.data(name, offset as u32, room, |into| fill(offset, into)) {
+                let at = offset as u32;
+                if room == 0 || !body.data(slot, sequence, at, room, |into| fill(offset, into)) {
                     return Put::More;
                 }
                 (PieceKind::Body, offset, room)

@@ -20,12 +20,6 @@ pub(crate) struct DoorOf {
     pub(crate) address: String,
 }
 
-impl From<(&'static str, String)> for DoorOf {
-    fn from((kind, address): (&'static str, String)) -> Self {
-        DoorOf { kind, address }
-    }
-}
-
 /// Makes sockets, journals and caches accessible to their owner only, and marks the process as one
 /// that reclaiming memory may depend on. Call this before any thread starts.
 pub(crate) fn start() {

@@ -16,7 +16,8 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use crate::ask::store_error;
-use crate::cuts::{Deleted, PinHolder, let_go, remove_objects, words};
+use crate::cuts::words::{self, Said};
+use crate::cuts::{Deleted, PinHolder, let_go, remove_objects};
 use crate::fencing::{Claim, demand_fencing, fence};
 use crate::options::CreateOptions;
 use crate::recovery::stored::{Stored, end_of_log, stored_of};
@@ -185,16 +186,16 @@ pub fn rename_in(
         let is_named = match to.volume {
             Some(there) if there.volume_id != record.volume_id => return Err(exists(new)),
             // The other name of two: the old one moves to where that one is claimed anew.
-            Some(_) => ledger::append(world, store, (new, number), NameStep::Claims, &record)?,
+            Some(_) => ledger::append(world, store, new, number, NameStep::Claims, &record)?,
             None => None,
         };
         let step = NameStep::Moves { to: new.to_owned(), number };
-        if ledger::append(world, store, (old, from.number + 1), step, &record)?.is_none() {
+        if ledger::append(world, store, old, from.number + 1, step, &record)?.is_none() {
             continue;
         }
         let renamed = match is_named {
             Some(renamed) => Some(renamed),
-            None => ledger::append(world, store, (new, number), NameStep::Claims, &record)?,
+            None => ledger::append(world, store, new, number, NameStep::Claims, &record)?,
         };
         if let Some(renamed) = renamed {
             ledger::remove_old(store, old, &from);
@@ -242,13 +243,13 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
         }
         let volume_id = record.volume_id;
         let word = words::newest(store, volume_id)?.number + 1;
-        if ledger::append(world, store, (name, was.number + 1), NameStep::Ends { word }, record)?
+        if ledger::append(world, store, name, was.number + 1, NameStep::Ends { word }, record)?
             .is_none()
         {
             continue;
         }
         let fence = last_fence(world, store, record)?;
-        let said = words::put(world, store, volume_id, word, Word::Deleted, (fence, name))?;
+        let said = words::put(world, store, volume_id, word, Word::Deleted, Said { fence, name })?;
         if !said && !words::newest(store, volume_id)?.is_gone() {
             let text = format!(
                 "volume {name} was attached or renamed at the same time: nothing was deleted"

@@ -11,7 +11,7 @@ use super::driver::{Abilities, Chunk, ChunkDriver, Device, Door, Driver};
 use super::work::Handler;
 use crate::batch::chunk::records;
 use crate::protocol::{Order, OrderKind};
-use crate::resolve::Resolver;
+use crate::resolve::{Marks, Resolver};
 
 /// A driver that receives each request by itself. In batch mode, chunks are taken apart for it.
 pub(super) struct Plain<'a, D: ?Sized> {
@@ -43,7 +43,7 @@ impl<'a, D: Driver + ?Sized> Plain<'a, D> {
             return Err(no_sense());
         }
         let found = records(bytes, chunks.metadata_bytes, count).flatten();
-        let marks = (order.horizon, order.floor);
+        let marks = Marks { horizon: order.horizon, floor: order.floor };
         chunks
             .resolver
             .apply_chunk(found, marks, |offset, data| self.driver.write(offset, data, false))

@@ -504,7 +504,8 @@ impl<'a> Body<'a> {
     /// Adds `bytes` of data, which `fill` writes.
     pub fn data(
         &mut self,
-        (slot, sequence): (u16, u64),
+        slot: u16,
+        sequence: u64,
         offset: u32,
         bytes: usize,
         fill: impl FnOnce(&mut [u8]),

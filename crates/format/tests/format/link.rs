@@ -56,7 +56,7 @@ fn every_part() -> Vec<u8> {
     body_of(1160, |body| {
         pushed(body.ack(1, 250, &RUNS));
         pushed(body.command(&COMMAND, 128, |into| into.fill(0xab)));
-        pushed(body.data((258, 0x0102_0304), 128, 2, |into| into.copy_from_slice(b"cd")));
+        pushed(body.data(258, 0x0102_0304, 128, 2, |into| into.copy_from_slice(b"cd")));
         pushed(body.reply(&REPLY, 4, |into| into.copy_from_slice(b"full")));
         pushed(body.word(&Word { kind: WordKind::Ping, link: 2, packet_bytes: 0, token: 0 }));
         pushed(body.word(&JOIN));
@@ -325,7 +325,7 @@ fn each_rule_of_a_part_is_refused_by_the_name_of_its_field() {
     assert_eq!(refused(&[10]), "kind");
     assert_eq!(refused(&[0, 0, 1]), "reserved");
     let data = |offset, bytes| {
-        body_of(400, |body| pushed(body.data((1, 1), offset, bytes, |into| into.fill(1))))
+        body_of(400, |body| pushed(body.data(1, 1, offset, bytes, |into| into.fill(1))))
     };
     assert_eq!(refused(&data(127, 1)), "offset");
     assert_eq!(refused(&data(128, 0)), "bytes");

@@ -19,7 +19,7 @@ fn encode_parts(parts: &[Part<'_>], room: usize) -> Vec<u8> {
                     body.command(&command, inline.len(), |into| into.copy_from_slice(inline))
                 }
                 Part::Data(Data { slot, sequence, offset, bytes }) => {
-                    body.data((slot, sequence), offset, bytes.len(), |into| {
+                    body.data(slot, sequence, offset, bytes.len(), |into| {
                         into.copy_from_slice(bytes)
                     })
                 }
@@ -217,7 +217,7 @@ proptest! {
                     prop_assert!(some <= *want && (some == *want || some.is_multiple_of(128)));
                     let fits =
                         some > 0
-                            && body.data((*slot, *sequence), *offset, some, |into| into.fill(4));
+                            && body.data(*slot, *sequence, *offset, some, |into| into.fill(4));
                     (fits, if some == 0 { usize::MAX } else { data_at::SIZE + some })
                 }
                 Sent::Reply(reply, payload) => {

@@ -94,7 +94,7 @@ fn answered(slot: u16, sequence: u64, status: u8, bytes: &[u8]) -> Vec<u8> {
 
 fn bytes_of(slot: u16, sequence: u64, offset: u32, bytes: usize) -> Vec<u8> {
     said(LATER, |body| {
-        body.data((slot, sequence), offset, bytes, |into| into.fill(4));
+        body.data(slot, sequence, offset, bytes, |into| into.fill(4));
     })
 }
 

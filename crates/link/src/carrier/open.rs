@@ -33,8 +33,23 @@ pub enum Listening {
 }
 
 impl Carrier {
-    fn of((sender, receiver): (impl Sender + 'static, impl Receiver + 'static)) -> Self {
+    fn of(sender: impl Sender + 'static, receiver: impl Receiver + 'static) -> Self {
         Carrier { sender: Arc::new(sender), receiver: Box::new(receiver) }
+    }
+
+    fn udp(options: &UdpOptions) -> io::Result<Self> {
+        let (sender, receiver) = open_udp(options)?;
+        Ok(Carrier::of(sender, receiver))
+    }
+
+    fn ethernet(name: &str) -> io::Result<Self> {
+        let (sender, receiver) = open_ethernet(name)?;
+        Ok(Carrier::of(sender, receiver))
+    }
+
+    fn express(name: &str) -> io::Result<Self> {
+        let (sender, receiver) = open_express(name)?;
+        Ok(Carrier::of(sender, receiver))
     }
 }
 
@@ -43,51 +58,52 @@ impl Carrier {
 ///
 /// Errors: those of the carrier, with a helpful text; the kind is kept.
 pub fn reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer)> {
-    let reached = match address {
-        LinkAddress::Udp(place) => place.resolve().and_then(|to| {
-            let any = if to.is_ipv6() {
-                Ipv6Addr::UNSPECIFIED.into()
-            } else {
-                Ipv4Addr::UNSPECIFIED.into()
+    try_reach(address, wait).map_err(|error| explained(address, &error))
+}
+
+fn try_reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer)> {
+    Ok(match address {
+        LinkAddress::Udp(place) => {
+            let to = place.resolve()?;
+            let any = match to.is_ipv6() {
+                true => Ipv6Addr::UNSPECIFIED.into(),
+                false => Ipv4Addr::UNSPECIFIED.into(),
             };
             let options = udp_options(SocketAddr::new(any, 0), place);
-            Ok((Carrier::of(open_udp(&options)?), Peer::Udp(to)))
-        }),
-        LinkAddress::Tcp(place) => place.resolve().and_then(|to| {
-            Ok((Carrier::of(connect(to, place.interface.as_deref(), wait)?), Peer::Stream))
-        }),
-        LinkAddress::Ethernet(name) => {
-            open_ethernet(name).map(|halves| (Carrier::of(halves), BROADCAST))
+            (Carrier::udp(&options)?, Peer::Udp(to))
         }
-        LinkAddress::Express(name) => {
-            open_express(name).map(|halves| (Carrier::of(halves), BROADCAST))
+        LinkAddress::Tcp(place) => {
+            let interface = place.interface.as_deref();
+            let (sender, receiver) = connect(place.resolve()?, interface, wait)?;
+            (Carrier::of(sender, receiver), Peer::Stream)
         }
-    };
-    reached.map_err(|error| explained(address, &error))
+        LinkAddress::Ethernet(name) => (Carrier::ethernet(name)?, BROADCAST),
+        LinkAddress::Express(name) => (Carrier::express(name)?, BROADCAST),
+    })
 }
 
 /// Listens on this address, with `receivers` carriers for UDP; Ethernet and TCP have one.
 ///
 /// Errors: as [`reach`].
 pub fn listen(address: &LinkAddress, receivers: usize) -> io::Result<Listening> {
-    let listening = match address {
-        LinkAddress::Udp(place) => place.resolve().and_then(|local| {
+    try_listen(address, receivers).map_err(|error| explained(address, &error))
+}
+
+fn try_listen(address: &LinkAddress, receivers: usize) -> io::Result<Listening> {
+    Ok(match address {
+        LinkAddress::Udp(place) => {
             let shared_port = receivers > 1;
-            let options = UdpOptions { shared_port, ..udp_options(local, place) };
-            let carriers = (0..receivers.max(1)).map(|_| open_udp(&options).map(Carrier::of));
-            Ok(Listening::Packets(carriers.collect::<io::Result<_>>()?))
-        }),
-        LinkAddress::Tcp(place) => place.resolve().and_then(|local| {
-            Ok(Listening::Streams(Listener::open(local, place.interface.as_deref())?))
-        }),
-        LinkAddress::Ethernet(name) => {
-            open_ethernet(name).map(|halves| Listening::Packets(vec![Carrier::of(halves)]))
+            let options = UdpOptions { shared_port, ..udp_options(place.resolve()?, place) };
+            let carriers = (0..receivers.max(1)).map(|_| Carrier::udp(&options));
+            Listening::Packets(carriers.collect::<io::Result<_>>()?)
         }
-        LinkAddress::Express(name) => {
-            open_express(name).map(|halves| Listening::Packets(vec![Carrier::of(halves)]))
+        LinkAddress::Tcp(place) => {
+            let interface = place.interface.as_deref();
+            Listening::Streams(Listener::open(place.resolve()?, interface)?)
         }
-    };
-    listening.map_err(|error| explained(address, &error))
+        LinkAddress::Ethernet(name) => Listening::Packets(vec![Carrier::ethernet(name)?]),
+        LinkAddress::Express(name) => Listening::Packets(vec![Carrier::express(name)?]),
+    })
 }
 
 fn udp_options(local: SocketAddr, place: &HostPort) -> UdpOptions {

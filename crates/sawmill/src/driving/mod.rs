@@ -259,7 +259,7 @@ impl Driving<'_> {
             facts.with("door", format!("{kind} {address}"))
         };
         self.host.show_doors(addresses.iter().fold(Facts::default(), told));
-        let doors = addresses.into_iter().map(DoorOf::from).collect();
+        let doors = addresses.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
         (self.tell)(&Told::Ready { name: &self.plan.name, size_bytes, doors })
     }
 

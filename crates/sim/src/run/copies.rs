@@ -9,8 +9,7 @@
 use std::sync::Arc;
 
 use sawmill_device::{BlockDevice, ErrorKind};
-use sawmill_store::ObjectStore;
-use sawmill_volume::replicate::{Copier, CopyOptions, promote};
+use sawmill_volume::replicate::{Copier, CopyOptions, VolumeAt, promote};
 use sawmill_volume::{OpenOptions, Stepped};
 
 use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
@@ -32,8 +31,8 @@ struct Aide {
 fn copy_back(aide: &Aide) -> Result<(), (ErrorKind, String)> {
     let told = |error: sawmill_volume::Error| (error.kind(), error.to_string());
     let options = CopyOptions { fail_back: true, ..CopyOptions::default() };
-    let ends = ((&aide.second as &dyn ObjectStore, NAME), (&aide.first as &dyn ObjectStore, NAME));
-    let mut copier = Copier::begin(&aide.world, ends.0, ends.1, &options).map_err(told)?;
+    let (from, to) = (VolumeAt::new(&aide.second, NAME), VolumeAt::new(&aide.first, NAME));
+    let mut copier = Copier::begin(&aide.world, from, to, &options).map_err(told)?;
     copier.round(&mut |_| ()).map(drop).map_err(told)
 }
 
@@ -85,9 +84,8 @@ impl Run {
     fn copy_with(&mut self, aide: &Aide, verdict: &mut Verdict) -> Result<(), (ErrorKind, String)> {
         let told = |error: sawmill_volume::Error| (error.kind(), error.to_string());
         let options = CopyOptions::default();
-        let ends =
-            ((&aide.first as &dyn ObjectStore, NAME), (&aide.second as &dyn ObjectStore, NAME));
-        let mut copier = Copier::begin(&aide.world, ends.0, ends.1, &options).map_err(told)?;
+        let (from, to) = (VolumeAt::new(&aide.first, NAME), VolumeAt::new(&aide.second, NAME));
+        let mut copier = Copier::begin(&aide.world, from, to, &options).map_err(told)?;
         for _ in 0..2 {
             let round = copier.round(&mut |_| {
                 for _ in 0..self.dice.below(5) {

@@ -19,7 +19,7 @@ use sawmill_format::kept::{LineageEntry, Pin, Word, pin_key, released_key, word_
 use sawmill_format::segment::{encoded_len, parse_segment_key, segment_key};
 use sawmill_store::{Blocking, Class, ObjectInfo, ObjectStore, PutOutcome};
 
-use super::words;
+use super::words::{self, Said};
 use crate::Result;
 use crate::ask::{self, store_error};
 use crate::world::World;
@@ -91,7 +91,7 @@ pub(crate) fn remove_objects(
     }
     let fence = newest.fence;
     if newest.said == Word::Deleted {
-        let said = (fence, newest.name.as_str());
+        let said = Said { fence, name: &newest.name };
         if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, said)? {
             // Another process removes it, or has revived it.
             return Ok(deleted);

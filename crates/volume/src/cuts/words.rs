@@ -46,6 +46,15 @@ pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<New
     }
 }
 
+/// What is said with a word.
+#[derive(Clone, Copy)]
+pub(crate) struct Said<'a> {
+    /// The last fence of a volume that is deleted; 0: none.
+    pub(crate) fence: u64,
+    /// The name that the volume has, or had last.
+    pub(crate) name: &'a str,
+}
+
 /// Says a word; false: somebody else has said another under that number.
 pub(crate) fn put(
     world: &dyn World,
@@ -53,7 +62,7 @@ pub(crate) fn put(
     volume_id: VolumeId,
     number: u64,
     word: Word,
-    (fence, name): (u64, &str),
+    said: Said<'_>,
 ) -> Result<bool> {
     let pin = Pin {
         volume_id,
@@ -61,8 +70,8 @@ pub(crate) fn put(
         slot: number,
         clone_id: volume_id,
         number: word as u64,
-        through_sequence: fence,
-        name: name.to_owned(),
+        through_sequence: said.fence,
+        name: said.name.to_owned(),
     };
     let put =
         Blocking(store).put(&word_key(volume_id, number), Bytes::from(pin.encode()), Class::Upload);

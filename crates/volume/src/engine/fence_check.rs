@@ -119,7 +119,7 @@ impl FenceCheck {
             // If it is a fence, our next put meets it.
             (false, Purpose::Delete(number), _) => return Some((number, Found::Odd)),
             (false, Purpose::Watch(_), Ok(found)) => {
-                self.hear_odd(context, log, (sequence, found), now)
+                self.hear_odd(context, log, sequence, found, now)
             }
             (false, Purpose::Watch(_), Err(_)) => {}
         }
@@ -186,7 +186,8 @@ impl FenceCheck {
         &mut self,
         context: &Context,
         log: &LogTail,
-        (sequence, found): (u64, &Bytes),
+        sequence: u64,
+        found: &Bytes,
         now: Duration,
     ) {
         self.is_looking = false;

@@ -21,7 +21,7 @@ use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use super::{Listed, TRIES_MAX, busy};
 use crate::ask::{self, store_error};
-use crate::cuts::words;
+use crate::cuts::words::{self, Said};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
@@ -120,10 +120,17 @@ pub(crate) fn settle(world: &dyn World, store: &dyn ObjectStore, name: &str) -> 
         // Whoever is faster has settled it too.
         match &newest.step {
             NameStep::Moves { to, number } => {
-                append(world, store, (to, *number), NameStep::Void, volume)?;
+                append(world, store, to, *number, NameStep::Void, volume)?;
             }
             NameStep::Ends { word } => {
-                words::put(world, store, volume.volume_id, *word, Word::Lives, (0, name))?;
+                words::put(
+                    world,
+                    store,
+                    volume.volume_id,
+                    *word,
+                    Word::Lives,
+                    Said { fence: 0, name },
+                )?;
             }
             NameStep::Claims | NameStep::Void => {}
         }
@@ -135,7 +142,8 @@ pub(crate) fn settle(world: &dyn World, store: &dyn ObjectStore, name: &str) -> 
 pub(crate) fn append(
     world: &dyn World,
     store: &dyn ObjectStore,
-    (name, number): (&str, u64),
+    name: &str,
+    number: u64,
     step: NameStep,
     volume: &VolumeRecord,
 ) -> Result<Option<VolumeRecord>> {
@@ -163,7 +171,7 @@ pub(crate) fn claim(
         if standing.volume.is_some() {
             return Ok(None);
         }
-        let claimed = append(world, store, (name, standing.number + 1), NameStep::Claims, volume)?;
+        let claimed = append(world, store, name, standing.number + 1, NameStep::Claims, volume)?;
         if claimed.is_some() {
             return Ok(claimed);
         }
@@ -181,7 +189,7 @@ pub(crate) fn name_again(
 ) -> Result<Option<VolumeRecord>> {
     let volume_id = volume.volume_id;
     let word = words::newest(store, volume_id)?.number + 1;
-    let said = words::put(world, store, volume_id, word, Word::Lives, (0, name))?;
+    let said = words::put(world, store, volume_id, word, Word::Lives, Said { fence: 0, name })?;
     if !said && words::newest(store, volume_id)?.is_gone() {
         return Err(busy(name));
     }

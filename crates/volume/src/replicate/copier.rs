@@ -35,7 +35,7 @@ use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::destination::{demand_copyable, demand_no_lineage, see_names, see_role, take_role};
-use super::options::CopyOptions;
+use super::options::{CopyOptions, VolumeAt};
 use super::there::{self, There, header_of};
 use super::{objects, sweep};
 use crate::ask::{self, store_error};
@@ -115,23 +115,23 @@ impl From<Error> for Stop {
 type Step<T> = std::result::Result<T, Stop>;
 
 impl<'a> Copier<'a> {
-    /// Makes the destination a replica of volume `name` of `source`, under `destination_name`, or
-    /// resumes what an earlier copier left.
+    /// Makes `to` a replica of `from`, or resumes what an earlier copier left.
     ///
     /// Errors: `Exists` if another volume has that name; `Refused` if the destination is not a
     /// replica (see [`CopyOptions::fail_back`]), is ahead of the source, has another name there, or
     /// is the source itself; `Refused` also for a clone, which shares segments with its base.
     pub fn begin(
         world: &'a dyn World,
-        (source, name): (&'a dyn ObjectStore, &str),
-        (destination, destination_name): (&'a dyn ObjectStore, &str),
+        from: VolumeAt<'a>,
+        to: VolumeAt<'a>,
         options: &CopyOptions,
     ) -> Result<Self> {
-        names::check_name(destination_name)?;
-        let record = names::find(source, name)?;
+        let (source, destination) = (from.store, to.store);
+        names::check_name(to.name)?;
+        let record = names::find(source, from.name)?;
         let newest = checkpoints::newest(source, record.volume_id)?;
         demand_copyable(source, &record, &newest.checkpoint)?;
-        let is_named = see_names(destination, &record, destination_name)?;
+        let is_named = see_names(destination, &record, to.name)?;
         let role = take_role(world, source, destination, &record, options)?;
         let found = match there::roots(destination, record.volume_id)?.is_empty() {
             true => None,
@@ -146,7 +146,7 @@ impl<'a> Copier<'a> {
             source,
             destination,
             record,
-            name: destination_name.to_owned(),
+            name: to.name.to_owned(),
             role,
             is_named,
             reached: None,

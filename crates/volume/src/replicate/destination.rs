@@ -139,14 +139,8 @@ pub(super) fn take_role(
     if let Some(role) = &found
         && role.promoted().is_none()
     {
-        return take_up(
-            world,
-            destination,
-            record,
-            role,
-            options,
-            (number, begins.filter(|_| is_before)),
-        );
+        let found = Found { role, number, begins: begins.filter(|_| is_before) };
+        return take_up(world, destination, record, &found, options);
     }
     let is_primary = found.is_some() || !there.is_empty();
     if is_primary && !(options.fail_back && is_before) {
@@ -173,17 +167,25 @@ pub(super) fn take_role(
     Ok(role)
 }
 
-/// Resumes the replica of another copier, whose newest checkpoint is `number`. A copier of another
-/// source, or of another history than the source's (which `begins` later), may still be at work: a
-/// new role ends it.
+/// A replica that another copier has left.
+struct Found<'a> {
+    role: &'a Role,
+    /// Its newest checkpoint.
+    number: u64,
+    /// Where the source's history begins, if that is later.
+    begins: Option<Promoted>,
+}
+
+/// Resumes a replica. A copier of another source, or of another history than the source's, may
+/// still be at work: a new role ends it.
 fn take_up(
     world: &dyn World,
     destination: &dyn ObjectStore,
     record: &VolumeRecord,
-    found: &Role,
+    found: &Found<'_>,
     options: &CopyOptions,
-    (number, begins): (u64, Option<Promoted>),
 ) -> Result<Role> {
+    let Found { role: found, number, begins } = *found;
     // What it wrote itself is still all it has.
     let is_own =
         matches!(found.kind, RoleKind::Returned(waits) if number < waits.checkpoint_number);

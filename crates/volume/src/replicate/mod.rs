@@ -30,5 +30,5 @@ mod there;
 pub use copier::{Copier, Round};
 pub use destination::demand_fencing;
 pub use drill::{Behind, Drill, behind, drill};
-pub use options::CopyOptions;
+pub use options::{CopyOptions, VolumeAt};
 pub use promote::{Promotion, promote, promote_as_it_is};

@@ -1,6 +1,8 @@
-//! The options of a copier.
+//! What a copier is told: which volumes, and how.
 
-/// See the head of this file.
+use sawmill_store::ObjectStore;
+
+/// The options of a copier.
 #[derive(Clone, Debug, Default)]
 pub struct CopyOptions {
     /// The name of the replica's source, for people.
@@ -8,4 +10,21 @@ pub struct CopyOptions {
     /// The destination is an earlier primary, or a promoted one: it becomes a replica, and writes
     /// that only it has are lost.
     pub fail_back: bool,
+}
+
+/// A volume by its store and its name there.
+#[derive(Clone, Copy)]
+pub struct VolumeAt<'a> {
+    /// The store that has it, or shall have it.
+    pub store: &'a dyn ObjectStore,
+    /// Its name there.
+    pub name: &'a str,
+}
+
+impl<'a> VolumeAt<'a> {
+    /// The volume `name` of `store`.
+    #[must_use]
+    pub fn new(store: &'a dyn ObjectStore, name: &'a str) -> Self {
+        VolumeAt { store, name }
+    }
 }

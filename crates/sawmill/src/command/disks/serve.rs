@@ -237,7 +237,8 @@ fn announce(json: bool, serving: &Serving, admin: &Admin) {
         }
         let Ok(volume) = served.volume() else { continue };
         let (status, steps) = (volume.status(), volume.recovery().steps.iter());
-        let doors: Vec<_> = doors.into_iter().map(DoorOf::from).collect();
+        let doors: Vec<_> =
+            doors.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
         print_event(&Event::Ready {
             volume: served.name(),
             uri: doors.first().map(|door| door.address.clone()).unwrap_or_default(),

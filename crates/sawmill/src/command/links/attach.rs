@@ -362,7 +362,8 @@ impl Attachment {
                 .try_for_each(|(_, address)| sawmill_console::output::line(address));
         }
         let geometry = self.front.device().geometry();
-        let doors: Vec<_> = addresses.into_iter().map(DoorOf::from).collect();
+        let doors: Vec<_> =
+            addresses.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
         self.emit(&Event::Ready {
             name: &self.name,
             link: self.place.to_string(),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use sawmill_volume::replicate::{self, Copier, CopyOptions, Round};
+use sawmill_volume::replicate::{self, Copier, CopyOptions, Round, VolumeAt};
 use sawmill_volume::{ErrorKind, RealWorld, World};
 use serde::Serialize;
 
@@ -103,8 +103,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let world = RealWorld::default();
     replicate::demand_fencing(&*destination)?;
     let options = CopyOptions { source_text: shown(&from), fail_back: arguments.fail_back };
-    let mut copier =
-        Copier::begin(&world, (&*source, &from.name), (&*destination, &to.name), &options)?;
+    let replica = VolumeAt::new(&*destination, &to.name);
+    let mut copier = Copier::begin(&world, VolumeAt::new(&*source, &from.name), replica, &options)?;
     if arguments.fail_back {
         // The destination gets the source's history; its own newest state says nothing about that.
         let volume_id = sawmill_volume::find(&*source, &from.name)?.volume_id.to_string();
@@ -126,7 +126,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         }
         match outcome {
             Ok(round) if is_new || !arguments.follow => {
-                tell(context, arguments.follow, (&from, &to), &round, began.elapsed())?;
+                let told = Told { from: &from, to: &to, round: &round, took: began.elapsed() };
+                told.print(context, arguments.follow)?;
             }
             Ok(_) => {}
             Err(error) if arguments.follow && passes(error.kind()) => {
@@ -153,37 +154,43 @@ fn passes(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Unavailable | ErrorKind::Denied)
 }
 
-fn tell(
-    context: &Context,
-    follow: bool,
-    (from, to): (&VolumeAddress, &VolumeAddress),
-    round: &Round,
+/// A round that is over.
+struct Told<'a> {
+    from: &'a VolumeAddress,
+    to: &'a VolumeAddress,
+    round: &'a Round,
     took: Duration,
-) -> Result<()> {
-    let destination = shown(to);
-    if context.json {
-        let document = Document {
-            event: "round",
-            volume: &from.name,
-            destination: &destination,
-            objects: round.objects,
-            bytes: round.bytes,
-            deleted: round.deleted,
-            position: round.position,
-            behind_bytes: round.behind_bytes,
-            behind_ms: round.behind_ms,
-            took_ms: milliseconds(took),
-        };
-        return if follow { output::json_event(&document) } else { output::json(&document) };
+}
+
+impl Told<'_> {
+    /// One of many documents when the copier `follow`s its source, else the only one.
+    fn print(&self, context: &Context, follow: bool) -> Result<()> {
+        let Told { from, to, round, took } = *self;
+        let destination = shown(to);
+        if context.json {
+            let document = Document {
+                event: "round",
+                volume: &from.name,
+                destination: &destination,
+                objects: round.objects,
+                bytes: round.bytes,
+                deleted: round.deleted,
+                position: round.position,
+                behind_bytes: round.behind_bytes,
+                behind_ms: round.behind_ms,
+                took_ms: milliseconds(took),
+            };
+            return if follow { output::json_event(&document) } else { output::json(&document) };
+        }
+        output::line(&format!(
+            "{} to {destination}: {} objects, {}; it was {} and {} behind",
+            from.name,
+            human_count(round.objects),
+            human_size(round.bytes),
+            human_size(round.behind_bytes),
+            human_duration(Duration::from_millis(round.behind_ms))
+        ))
     }
-    output::line(&format!(
-        "{} to {destination}: {} objects, {}; it was {} and {} behind",
-        from.name,
-        human_count(round.objects),
-        human_size(round.bytes),
-        human_size(round.behind_bytes),
-        human_duration(Duration::from_millis(round.behind_ms))
-    ))
 }
 
 impl Totals {

@@ -49,7 +49,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "an area is let go before the driver has written",
         "driver/src/resolve.rs",
         concat!(
-            "        for (start, end) in free {\n",
+            "        for Range { start, end } in free {\n",
             "            let at = (start - record.address) as usize;\n",
             "            write(start, &data[at..at + (end - start) as usize])?;\n",
             "        }\n",
@@ -58,7 +58,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         concat!(
             "        drop(shard);\n",
             "        std::thread::yield_now();\n",
-            "        for (start, end) in free {\n",
+            "        for Range { start, end } in free {\n",
             "            let at = (start - record.address) as usize;\n",
             "            write(start, &data[at..at + (end - start) as usize])?;\n",
             "        }\n",

@@ -3,7 +3,7 @@
 
 use sawmill_device::ErrorKind;
 use sawmill_store::{Blocking, Class, Fault, StoreErrorKind};
-use sawmill_volume::replicate::Copier;
+use sawmill_volume::replicate::{Copier, VolumeAt};
 use sawmill_volume::{Cut, RealWorld};
 
 use super::world::{
@@ -96,8 +96,13 @@ fn done_means_all_that_was_stored_when_it_began() {
     pair.write(&volume, 6);
     let (source, second) = (pair.primary.plain.clone(), memory());
     let world = RealWorld::default();
-    let mut copier =
-        Copier::begin(&world, (&*source, "disk"), (&*second, "disk"), &options()).unwrap();
+    let mut copier = Copier::begin(
+        &world,
+        VolumeAt::new(&*source, "disk"),
+        VolumeAt::new(&*second, "disk"),
+        &options(),
+    )
+    .unwrap();
     let mut is_done = false;
     let mut writes_before = 0;
     copier

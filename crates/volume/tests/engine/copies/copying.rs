@@ -2,7 +2,8 @@
 
 use sawmill_device::ErrorKind;
 use sawmill_store::{Fault, StoreErrorKind};
-use sawmill_volume::{CreateOptions, Fencing, check, replicate};
+use sawmill_volume::replicate::{Copier, VolumeAt};
+use sawmill_volume::{CreateOptions, Fencing, check};
 
 use super::world::{Pair, copy, copy_with, has_name, machine_at, open_to_read, options, watching};
 use crate::faulty::{copy_store, keys, memory, until};
@@ -167,8 +168,12 @@ fn a_destination_that_is_something_else_is_refused() {
     let source = pair.primary.plain.clone();
     let refused = |destination: &dyn sawmill_store::ObjectStore, name: &str| {
         let world = sawmill_volume::RealWorld::default();
-        let begun =
-            replicate::Copier::begin(&world, (&*source, "disk"), (destination, name), &options());
+        let begun = Copier::begin(
+            &world,
+            VolumeAt::new(&*source, "disk"),
+            VolumeAt::new(destination, name),
+            &options(),
+        );
         let error = begun.err().unwrap();
         (error.kind(), error.to_string())
     };

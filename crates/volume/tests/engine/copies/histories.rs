@@ -10,7 +10,7 @@ use sawmill_store::{
 };
 use sawmill_volume::RealWorld;
 use sawmill_volume::replicate::{
-    self, Behind, Copier, CopyOptions, behind, drill, promote, promote_as_it_is,
+    self, Behind, Copier, CopyOptions, VolumeAt, behind, drill, promote, promote_as_it_is,
 };
 
 use super::world::{Pair, copy, copy_with, damage, machine_at, open_to_read, options, watching};
@@ -149,12 +149,24 @@ fn a_copier_of_another_history_ends_the_one_before() {
     let named = |text: &str| CopyOptions { source_text: text.into(), ..options() };
     let (source, second) = (pair.primary.plain.clone(), pair.second.clone());
     let one = named("one");
-    let mut first = Copier::begin(&world, (&*source, "disk"), (&*third, "disk"), &one).unwrap();
+    let mut first = Copier::begin(
+        &world,
+        VolumeAt::new(&*source, "disk"),
+        VolumeAt::new(&*third, "disk"),
+        &one,
+    )
+    .unwrap();
     first.round(&mut |_| ()).unwrap();
     promoted(&second).unwrap();
     write_there(&second, 200);
     let two = named("two");
-    let mut other = Copier::begin(&world, (&*second, "disk"), (&*third, "disk"), &two).unwrap();
+    let mut other = Copier::begin(
+        &world,
+        VolumeAt::new(&*second, "disk"),
+        VolumeAt::new(&*third, "disk"),
+        &two,
+    )
+    .unwrap();
     // The old primary lives, and its copier too: it ends before the other has put anything.
     pair.write(&volume, 12);
     assert_eq!(first.round(&mut |_| ()).unwrap_err().kind(), ErrorKind::Fenced);

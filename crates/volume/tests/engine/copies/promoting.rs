@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use sawmill_device::ErrorKind;
 use sawmill_store::{CallKind, Fault, ObjectStore, StoreErrorKind};
-use sawmill_volume::replicate::{Copier, CopyOptions, drill, promote};
+use sawmill_volume::replicate::{Copier, CopyOptions, VolumeAt, drill, promote};
 use sawmill_volume::{RealWorld, check};
 
 use super::world::{Pair, SLOTS, copy, copy_with, machine_at, open_to_read, options, watching};
@@ -229,7 +229,12 @@ fn a_fail_back_that_dies_at_any_call_can_be_taken_up() {
             false => Fault::None,
         }));
         let world = RealWorld::default();
-        let begun = Copier::begin(&world, (&*pair.second, "disk"), (&*faulty, "disk"), &back);
+        let begun = Copier::begin(
+            &world,
+            VolumeAt::new(&*pair.second, "disk"),
+            VolumeAt::new(&*faulty, "disk"),
+            &back,
+        );
         let outcome = begun.and_then(|mut copier| copier.round(&mut |_| ()));
         open_to_read(old.clone()).unwrap();
         copy_with(&*pair.second, &*old, &back, &mut |_| ()).unwrap();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sawmill_store::{Blocking, Class, FaultStore, ObjectStore};
-use sawmill_volume::replicate::{Copier, CopyOptions, Round};
+use sawmill_volume::replicate::{Copier, CopyOptions, Round, VolumeAt};
 use sawmill_volume::{OpenOptions, RealWorld, Result, Volume};
 
 use crate::faulty::{Machine, keys, memory, slot_version, stored, write_slot};
@@ -77,7 +77,13 @@ pub fn copy_with(
     pace: &mut dyn FnMut(u64),
 ) -> Result<Round> {
     let world = RealWorld::default();
-    Copier::begin(&world, (source, "disk"), (destination, "disk"), options)?.round(pace)
+    Copier::begin(
+        &world,
+        VolumeAt::new(source, "disk"),
+        VolumeAt::new(destination, "disk"),
+        options,
+    )?
+    .round(pace)
 }
 
 pub fn open_to_read(store: Arc<dyn ObjectStore>) -> Result<Arc<Volume>> {
