@@ -57,23 +57,18 @@ impl Batch {
         if !self.has_waiting.load(Ordering::SeqCst) {
             return;
         }
-        let (mut in_the_way, mut written) = (Vec::new(), Vec::new());
-        {
-            let mut waiting = self.waiting.lock();
-            let mut at = 0;
-            while let Some((_, request)) = waiting.requests.get(at) {
-                match self.turn_of(&waiting, at, request) {
-                    Turn::Later(chunks) => {
-                        in_the_way.extend(chunks);
-                        at += 1;
-                    }
-                    Turn::Now => {
-                        let Some((queue, request)) = waiting.requests.remove(at) else { break };
-                        written.extend(self.go(&mut waiting, queue, request));
-                    }
-                }
+        let (mut in_the_way, mut written, mut at) = (Vec::new(), Vec::new(), 0);
+        let mut waiting = self.waiting.lock();
+        while let Some((_, request)) = waiting.requests.get(at) {
+            if let Turn::Later(chunks) = self.turn_of(&waiting, at, request) {
+                in_the_way.extend(chunks);
+                at += 1;
+                continue;
             }
+            let Some((queue, request)) = waiting.requests.remove(at) else { break };
+            written.extend(self.go(&mut waiting, queue, request));
         }
+        drop(waiting);
         self.close_all_of(&in_the_way);
         self.note_waiting();
         for request in written {

@@ -69,13 +69,7 @@ impl Link {
             let facts = packet.facts;
             match packet.kind {
                 ControlKind::Welcome => {
-                    let protocol: u32 = facts.parsed("protocol")?;
-                    if protocol != PROTOCOL {
-                        let text = format!(
-                            "the host speaks protocol {protocol}, but this driver speaks {PROTOCOL}"
-                        );
-                        return Err(Error::new(ErrorKind::Refused, text));
-                    }
+                    demand_protocol(facts.parsed("protocol")?)?;
                     self.device.welcome = Arc::new(facts);
                 }
                 ControlKind::Queue => self.add_queue(&facts, files)?,
@@ -190,4 +184,12 @@ pub(super) fn gone() -> Error {
 
 pub(super) fn odd(text: String) -> Error {
     Error::new(ErrorKind::Invalid, text)
+}
+
+fn demand_protocol(protocol: u32) -> Result<()> {
+    if protocol == PROTOCOL {
+        return Ok(());
+    }
+    let text = format!("the host speaks protocol {protocol}, but this driver speaks {PROTOCOL}");
+    Err(Error::new(ErrorKind::Refused, text))
 }

@@ -174,11 +174,8 @@ impl Host {
             match session.hear(&mut buffer) {
                 Ok(Some(packet)) if packet.kind == ControlKind::Leave => {
                     let failed = packet.facts.get("outcome") == Some("failed");
-                    let why = packet
-                        .facts
-                        .get("message")
-                        .unwrap_or("its driver reported a failure")
-                        .to_owned();
+                    let why = packet.facts.get("message");
+                    let why = why.unwrap_or("its driver reported a failure").to_owned();
                     (self.tell)(Event::EndAsked(failed.then_some(why)));
                 }
                 Ok(Some(packet)) => {

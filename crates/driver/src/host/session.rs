@@ -82,15 +82,11 @@ impl Session {
                 session.take_answers(lane, &*to);
             });
             for started in [sender, receiver] {
-                match started {
-                    Ok(handle) => threads.0.push(handle),
-                    Err(error) => {
-                        backend.pause();
-                        self.cut("cannot start its threads");
-                        threads.join();
-                        return Err(error);
-                    }
-                }
+                let Err(error) = started.map(|handle| threads.0.push(handle)) else { continue };
+                backend.pause();
+                self.cut("cannot start its threads");
+                threads.join();
+                return Err(error);
             }
         }
         Ok(threads)

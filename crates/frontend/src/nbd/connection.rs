@@ -406,18 +406,8 @@ impl Connection {
                     self.draining = Some(Drain { left: payload_bytes, cookie, offset, refusal });
                 }
                 Ok(Operation::Write) => {
-                    let length = header.length as usize;
-                    if head_bytes + length > RECEIVE_BYTES {
-                        self.intake.consume(head_bytes);
-                        self.intake.fill_apart(length);
-                        self.filling = Some(header);
-                    } else if self.intake.bytes().len() < head_bytes + length {
-                        return Ok(Pause::Hungry(head_bytes + length));
-                    } else {
-                        self.link.counters.request(command);
-                        self.intake.consume(head_bytes);
-                        let payload = self.intake.take_payload(length);
-                        self.submit(Operation::Write, &header, Some(payload));
+                    if let Some(missing) = self.take_write(header) {
+                        return Ok(missing);
                     }
                 }
                 Ok(operation) => {
@@ -427,6 +417,27 @@ impl Connection {
                 }
             }
         }
+    }
+
+    /// Submits a write whose payload is in the inbox, or begins to receive a long payload apart.
+    /// Returns what it waits for, if that is neither.
+    fn take_write(&mut self, header: RequestHeader) -> Option<Pause> {
+        let head_bytes = self.session.style.request_bytes();
+        let length = header.length as usize;
+        if head_bytes + length > RECEIVE_BYTES {
+            self.intake.consume(head_bytes);
+            self.intake.fill_apart(length);
+            self.filling = Some(header);
+            return None;
+        }
+        if self.intake.bytes().len() < head_bytes + length {
+            return Some(Pause::Hungry(head_bytes + length));
+        }
+        self.link.counters.request(Some(Command::Write));
+        self.intake.consume(head_bytes);
+        let payload = self.intake.take_payload(length);
+        self.submit(Operation::Write, &header, Some(payload));
+        None
     }
 
     /// Drops the payload of a refused request. Returns true when it is gone and the refusal is

@@ -23,6 +23,16 @@ pub(super) struct Ticket {
 
 const EIO: i32 = 5;
 
+/// Gives the bytes of a read to the kernel. Returns the result of the request.
+fn copied(link: &Link, tag: u16, bytes: &[u8]) -> i32 {
+    let Err(error) = link.char_device.write_data(link.queue, tag, bytes) else {
+        return bytes.len() as i32;
+    };
+    let queue = link.queue;
+    tracing::warn!(%error, queue, tag, "ublk: the kernel did not accept a read's data");
+    -EIO
+}
+
 impl Exchange for Ticket {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         if !self.link.user_copy {
@@ -55,17 +65,7 @@ impl Exchange for Ticket {
             (Ok(Reply::Done), Body::Empty) => 0,
             (Ok(Reply::Done), Body::Write(length)) => length as i32,
             (Ok(Reply::Done), Body::Read(length)) if !link.user_copy => length as i32,
-            (Ok(Reply::Done), Body::Read(length)) => {
-                match link.char_device.write_data(link.queue, tag, &buffer[..length as usize]) {
-                    Ok(()) => length as i32,
-                    Err(error) => {
-                        let queue = link.queue;
-                        tracing::warn!(%error, queue, tag, "ublk: the kernel did not accept a \
-                            read's data");
-                        -EIO
-                    }
-                }
-            }
+            (Ok(Reply::Done), Body::Read(length)) => copied(&link, tag, &buffer[..length as usize]),
             (Ok(Reply::Allocation(_)), _) => -EIO,
             (Err(error), _) => {
                 tracing::debug!(%error, queue = link.queue, tag, "ublk: a request failed");

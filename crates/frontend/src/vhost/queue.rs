@@ -419,15 +419,11 @@ impl Queue {
         match order {
             Ok(Order::Device { operation, address, length, flags }) => {
                 counters.request(Some(operation));
-                match operation {
-                    Operation::Read => {
-                        counters.bytes_out.fetch_add(length, Ordering::Relaxed);
-                        ticket.read_bytes = length as usize;
-                    }
-                    Operation::Write => {
-                        counters.bytes_in.fetch_add(length, Ordering::Relaxed);
-                    }
-                    _ => (),
+                if operation == Operation::Read {
+                    counters.bytes_out.fetch_add(length, Ordering::Relaxed);
+                    ticket.read_bytes = length as usize;
+                } else if operation == Operation::Write {
+                    counters.bytes_in.fetch_add(length, Ordering::Relaxed);
                 }
                 let request = Request::new(operation, address, length, flags, Box::new(ticket));
                 self.setup.device.submit(request);

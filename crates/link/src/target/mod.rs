@@ -292,30 +292,25 @@ impl Target {
             Err(breach) => {
                 tracing::warn!("link: disconnecting {}: {}", served.name, breach.0);
                 served.connection.send_close(1, breach.0);
-                self.drop_connection(&served, false);
+                return self.drop_connection(&served, false);
             }
-            Ok(Came::Dropped) => {}
-            Ok(Came::Taken) => {
-                for word in words.iter().flatten() {
-                    let own = usize::from(word.link) < served.connection.links.len()
-                        && word.link == header.link;
-                    if word.kind == WordKind::Join
-                        && !(own
-                            && served.connection.is_newest_join(word.link.into(), header.number))
-                    {
-                        continue;
-                    }
-                    self.word(
-                        &served.connection,
-                        word,
-                        Path::new(Arc::clone(sender), *peer, waker.cloned()),
-                    );
-                }
-                served.end_again_if_ended();
-                if closed {
-                    self.drop_connection(&served, false);
-                }
+            Ok(Came::Dropped) => return,
+            Ok(Came::Taken) => {}
+        }
+        for word in words.iter().flatten() {
+            let own =
+                usize::from(word.link) < served.connection.links.len() && word.link == header.link;
+            if word.kind == WordKind::Join
+                && !(own && served.connection.is_newest_join(word.link.into(), header.number))
+            {
+                continue;
             }
+            let path = Path::new(Arc::clone(sender), *peer, waker.cloned());
+            self.word(&served.connection, word, path);
+        }
+        served.end_again_if_ended();
+        if closed {
+            self.drop_connection(&served, false);
         }
     }
 

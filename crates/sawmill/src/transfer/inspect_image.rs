@@ -307,6 +307,18 @@ impl Image {
         Ok(())
     }
 
+    /// A disk that grows has a second header.
+    fn vpc_dynamic(&self, footer: u64) -> Look<()> {
+        let header = self.big_u64(footer + 16)?;
+        if header > 1 << 62 || self.bytes(header)? != *b"cxsparse" {
+            return unusable("its second header is missing");
+        }
+        if self.bytes::<16>(header + 40)? != [0; 16] {
+            return other("is a layer over another file");
+        }
+        Ok(())
+    }
+
     fn vpc(&self) -> Look<()> {
         const FOOTER_BYTES: u64 = 512;
         let failed = |error: std::io::Error| Refusal::Unusable(error.to_string());
@@ -322,15 +334,7 @@ impl Image {
             seen = true;
             match self.big_u32(footer + 60)? {
                 2 => {}
-                3 => {
-                    let header = self.big_u64(footer + 16)?;
-                    if header > 1 << 62 || self.bytes(header)? != *b"cxsparse" {
-                        return unusable("its second header is missing");
-                    }
-                    if self.bytes::<16>(header + 40)? != [0; 16] {
-                        return other("is a layer over another file");
-                    }
-                }
+                3 => self.vpc_dynamic(footer)?,
                 4 => return other("is a layer over another file"),
                 kind => return unusable(format!("a disk of type {kind}")),
             }

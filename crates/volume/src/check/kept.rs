@@ -266,15 +266,7 @@ impl KeptList {
                 // behind a rollback, whose own cut may be gone: no way leads through that.
                 _ => {
                     let next = cuts[index + 1..].iter().find(|next| next.kind == CutKind::Retained);
-                    let until = match next {
-                        None => Until::END,
-                        Some(next) if next.position > root.position => {
-                            Until { position: next.position - 1, ..Until::END }
-                        }
-                        // Nothing was written between them.
-                        Some(_) => Until { sequence: root.through_sequence, ..Until::END },
-                    };
-                    (until, None)
+                    (until_next(root, next.copied()), None)
                 }
             };
             self.add_state(store, why, root, until, last)?;
@@ -439,6 +431,18 @@ fn add_needer(needers: &mut Needers, state: usize) {
         Some((_, last)) if *last == state => {}
         Some((_, last)) if *last + 1 == state => *last = state,
         _ => needers.push((state, state)),
+    }
+}
+
+/// How far the moments of a checkpoint go that are had from it, and not from the `next` one.
+fn until_next(root: &Checkpoint, next: Option<&CutEntry>) -> Until {
+    match next {
+        None => Until::END,
+        Some(next) if next.position > root.position => {
+            Until { position: next.position - 1, ..Until::END }
+        }
+        // Nothing was written between them.
+        Some(_) => Until { sequence: root.through_sequence, ..Until::END },
     }
 }
 

@@ -96,14 +96,14 @@ impl Orders {
                 (ordered.tell)(Err(error));
                 continue;
             }
-            for order in orders() {
-                match build_order(context, log, order) {
-                    Ok(built) => log.send_batch(context, built, Vec::new()),
-                    Err(error) => {
-                        (ordered.tell)(Err(error.clone()));
-                        return context.write.fail(error);
-                    }
-                }
+            let sent: Result<()> = orders().try_for_each(|order| {
+                let built = build_order(context, log, order)?;
+                log.send_batch(context, built, Vec::new());
+                Ok(())
+            });
+            if let Err(error) = sent {
+                (ordered.tell)(Err(error.clone()));
+                return context.write.fail(error);
             }
             self.under_way = Some(ordered);
         }

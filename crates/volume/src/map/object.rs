@@ -223,14 +223,14 @@ impl ObjectMap {
             address,
             self.clamped_end(address, length),
             |group, index, base, start, stop| {
+                let moved = |run: Run| {
+                    let distance = (base + u64::from(run.start) - address) as u32;
+                    let is_there = run.location == from.advanced(distance);
+                    is_there.then(|| Run { location: to.advanced(distance), ..run })
+                };
                 let bytes = self.reshape(group, index, &mut |slot| {
                     let mut matching = Vec::new();
-                    slot.lookup(start, stop, &mut |run| {
-                        let distance = (base + u64::from(run.start) - address) as u32;
-                        if run.location == from.advanced(distance) {
-                            matching.push(Run { location: to.advanced(distance), ..run });
-                        }
-                    });
+                    slot.lookup(start, stop, &mut |run| matching.extend(moved(run)));
                     let mut ignored = |_, _| {};
                     let mut tally = Tally::new(&mut ignored);
                     for run in matching {

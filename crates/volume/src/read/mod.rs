@@ -406,20 +406,12 @@ impl Job {
                 continue;
             };
             let job = self.clone();
-            wanted.push((
-                name,
-                Some(Box::new(move |fetched| match fetched {
-                    Fetched::Frame(data) => {
-                        let end = offset as usize + atom.length as usize;
-                        match data.get(offset as usize..end) {
-                            Some(bytes) => job.arrived(&atom, bytes),
-                            None => job.end_atom(Some(short_frame(&job.context, name))),
-                        }
-                    }
-                    Fetched::Gone => job.resolve_again(&atom),
-                    Fetched::Failed(error) => job.end_atom(Some(error)),
-                })),
-            ));
+            let waiter = Box::new(move |fetched| match fetched {
+                Fetched::Frame(data) => job.arrived_in(&atom, name, offset, &data),
+                Fetched::Gone => job.resolve_again(&atom),
+                Fetched::Failed(error) => job.end_atom(Some(error)),
+            });
+            wanted.push((name, Some(waiter)));
         }
         fetch::fetch(&self.context, wanted, sawmill_store::Class::Read);
     }
@@ -456,6 +448,15 @@ impl Job {
         self.left.store(atoms.len(), Ordering::Release);
         self.serve_all(atoms);
         true
+    }
+
+    /// The frame of an atom arrived, whose bytes are at `offset` of it.
+    fn arrived_in(self: &Arc<Self>, atom: &Atom, name: FrameName, offset: u32, frame: &[u8]) {
+        let end = offset as usize + atom.length as usize;
+        match frame.get(offset as usize..end) {
+            Some(bytes) => self.arrived(atom, bytes),
+            None => self.end_atom(Some(short_frame(&self.context, name))),
+        }
     }
 
     fn arrived(self: &Arc<Self>, atom: &Atom, bytes: &[u8]) {

@@ -352,13 +352,11 @@ impl Gather {
                 let (start, end) = (address.max(wanted.start), end.min(wanted.end));
                 let from = (start - address) as usize..(end - address) as usize;
                 let into = (start - wanted.start) as usize..(end - wanted.start) as usize;
-                match request.buffer().get_mut(into) {
-                    Some(into) => into.copy_from_slice(&bytes[from]),
-                    None => {
-                        let text =
-                            format!("a read of {wanted:?} came with a buffer too short for it");
-                        self.failed = Some(Error::new(ErrorKind::Internal, text));
-                    }
+                if let Some(into) = request.buffer().get_mut(into) {
+                    into.copy_from_slice(&bytes[from]);
+                } else {
+                    let text = format!("a read of {wanted:?} came with a buffer too short for it");
+                    self.failed = Some(Error::new(ErrorKind::Internal, text));
                 }
             }
             (Err(error), _) => self.failed = Some(error),

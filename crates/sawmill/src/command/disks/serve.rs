@@ -389,6 +389,19 @@ pub(in crate::command) fn close(
     worst.map_or(Ok(Exit::Ok), Err)
 }
 
+/// Closes a volume. One that a failed hand-off left closed has everything it accepted in its
+/// journal.
+fn close_served(served: &Served) -> Result<()> {
+    let volume =
+        served.volume().map_err(|failure| Failure::new(Exit::Negative, failure.to_string()));
+    let closed = volume.and_then(|volume| {
+        volume.close().map_err(Failure::from)?;
+        seen::note(&served.folder, &volume);
+        Ok(())
+    });
+    closed.map_err(|failure| failure.of_volume(served.name()))
+}
+
 /// Lets the doors finish, then closes each volume on a thread of its own, because each may have to
 /// wait.
 fn start_closing(serving: &Arc<Serving>, tell: &SyncSender<Heard>) -> Result<()> {
@@ -406,21 +419,8 @@ fn start_closing(serving: &Arc<Serving>, tell: &SyncSender<Heard>) -> Result<()>
         std::thread::scope(|scope| {
             for (index, served) in serving.volumes.iter().enumerate() {
                 let tell = tell.clone();
-                scope.spawn(move || {
-                    // A volume that a failed hand-off left closed has everything it accepted in its
-                    // journal.
-                    let outcome = served
-                        .volume()
-                        .map_err(|failure| Failure::new(Exit::Negative, failure.to_string()));
-                    let outcome = outcome.and_then(|volume| {
-                        volume.close().map_err(Failure::from)?;
-                        seen::note(&served.folder, &volume);
-                        Ok(())
-                    });
-                    let outcome = outcome.map_err(|failure| failure.of_volume(served.name()));
-                    // After a second signal there is no listener any more.
-                    let _ = tell.send(Heard::Closed(index, outcome));
-                });
+                // After a second signal there is no listener any more.
+                scope.spawn(move || drop(tell.send(Heard::Closed(index, close_served(served)))));
             }
         });
     };
