@@ -13,7 +13,7 @@ use crate::disk::{DiskFaults, Medium};
 use crate::oracle::{Loss, Oracle};
 use crate::settings::Edges;
 use crate::settings::Settings;
-use crate::store::{SimBucket, SimStore, StoreFaults};
+use crate::store::{CallFate, SimBucket, SimStore, StoreFaults};
 use crate::story::Story;
 use crate::trace::Trace;
 use crate::world::{Clock, Shelf, SimWorld};
@@ -137,6 +137,8 @@ impl Drop for Run {
         // Whoever still lives must not die of what its end does.
         for process in [self.process.take(), self.zombie.take()].into_iter().flatten() {
             process.life.die();
+            // A call that waits holds the process that waits for it.
+            process.store.bury(|_| CallFate::Never);
         }
     }
 }
