@@ -12,23 +12,28 @@
 //! Lock order: the control, then `Shown`, then what the connection locks. Not here: the steps of a
 //! hand-shake (`connect`), of a link (`join`) and of reopened volumes (`reopen`).
 
+mod connect;
+mod join;
+mod reopen;
+
 use std::sync::Arc;
 
 use sawmill_device::{Error, ErrorKind, Request};
 use sawmill_format::link::Packet;
 use sawmill_format::link::part::Word;
 
-use super::connect::Attempt;
 use super::device::Answer;
-use super::join::Way;
 use super::pending::Chunk;
-use super::reopen::Reopening;
 use super::slots::Slots;
 use super::{Initiator, Live, Shown};
 use crate::carrier::Peer;
 use crate::clock::SECOND;
 use crate::connection::{Connection, Path};
 use crate::session::proof::Proof;
+use connect::Attempt;
+pub(crate) use connect::PROLOGUE;
+use join::Way;
+use reopen::Reopening;
 
 /// What can happen to a connection, apart from its requests.
 pub(super) enum Event<'a> {
@@ -77,31 +82,31 @@ pub(super) enum Act {
 }
 
 /// A source of ids and tokens.
-pub(super) struct Random(Box<dyn FnMut() -> u64 + Send>);
+struct Random(Box<dyn FnMut() -> u64 + Send>);
 
 impl Random {
     /// The next one, never 0.
-    pub(super) fn id(&mut self) -> u64 {
+    fn id(&mut self) -> u64 {
         (self.0)().max(1)
     }
 }
 
 /// The state of the connection that requests never look at.
 pub(super) struct Control {
-    pub(super) attempt: Attempt,
-    pub(super) ways: Box<[Way]>,
-    pub(super) reopening: Reopening,
+    attempt: Attempt,
+    ways: Box<[Way]>,
+    reopening: Reopening,
     /// Who keeps the unflushed writes of each volume, as the newest connection reports it.
-    pub(super) keepers: Vec<[u8; 16]>,
+    keepers: Vec<[u8; 16]>,
     /// Volumes that are being closed.
     pub(super) closing: Vec<Answer>,
     /// The last name of the target.
     pub(super) target_name: String,
     /// When to check next whether the connection needs new keys.
-    pub(super) rekey_look_ns: u64,
+    rekey_look_ns: u64,
     /// Until then, an unauthenticated *unknown* is ignored.
-    pub(super) unknown_next_ns: u64,
-    pub(super) random: Random,
+    unknown_next_ns: u64,
+    random: Random,
     /// The start of the time-out: when a connection with all volumes open was last heard, or when
     /// the first connection was made that did not get that far.
     patience_ns: u64,
@@ -150,6 +155,11 @@ impl Control {
         }
     }
 
+    /// See [`Initiator::hint`].
+    pub(super) fn hint(&self) -> Option<String> {
+        self.attempt.hint.clone()
+    }
+
     fn tick(&mut self, of: &Initiator, now: u64) {
         self.greet(of, now);
         self.look_at_reopened(of);
@@ -192,7 +202,7 @@ impl Control {
 
     /// Requests see this connection from now on. Their chunks in flight go back first, because no
     /// chunk may use the old connection once one can use the new one.
-    pub(super) fn show(of: &Initiator, new: Live) {
+    fn show(of: &Initiator, new: Live) {
         let chunks = {
             let mut shown = of.shown.write();
             let old = shown.live.replace(new);
@@ -202,7 +212,7 @@ impl Control {
     }
 
     /// A connection is gone or was checked: what was heard counts if it had all volumes open.
-    pub(super) fn was_served(&mut self, live: &Live) {
+    fn was_served(&mut self, live: &Live) {
         let heard_ns = live.connection.heard_ns();
         if live.opened && heard_ns > self.patience_ns {
             (self.patience_ns, self.unserved) = (heard_ns, false);
@@ -211,7 +221,7 @@ impl Control {
 
     /// A target answered a hello. The first one since a target served gets the full time to serve;
     /// later ones do not extend it.
-    pub(super) fn was_greeted(&mut self, now: u64) -> u64 {
+    fn was_greeted(&mut self, now: u64) -> u64 {
         if !std::mem::replace(&mut self.unserved, true) {
             self.patience_ns = self.patience_ns.max(now);
         }
@@ -241,7 +251,7 @@ impl Control {
     }
 
     /// Fails everything, now and in the future; the first reason stays.
-    pub(super) fn fail(&mut self, of: &Initiator, error: Error) {
+    fn fail(&mut self, of: &Initiator, error: Error) {
         let (live, first) = {
             let mut shown = of.shown.write();
             let Shown { live, failed, .. } = &mut *shown;

@@ -18,8 +18,7 @@ use sawmill_device::{
 use sawmill_format::link::control::{self, Opened};
 use sawmill_format::link::part::{Command, Operation};
 
-use super::pending::{Control, Terms, operation_of, template};
-use super::reopen::NOT_OPEN;
+use super::pending::{Asked, Terms, operation_of, template};
 use super::{Initiator, Volume};
 use crate::PackedDevice;
 
@@ -72,7 +71,7 @@ impl Initiator {
         let (told, hear) = sync_channel(1);
         let length = payload.len() as u64;
         let answer = vec![0; self.options.slot_bytes as usize];
-        let exchange = Box::new(Control { payload, answer, told });
+        let exchange = Box::new(Asked { payload, answer, told });
         let request = Request::new(Asks::Read, 0, length, Flags::default(), exchange);
         let terms = Terms { submitted_ns: self.clock.now_ns(), mark: 0, bytes_max: u64::MAX };
         self.pendings.add(Command { length, ..command }, terms, request);
@@ -142,6 +141,9 @@ impl Initiator {
         Ok(RemoteDevice { initiator: Arc::clone(self), volume, geometry })
     }
 }
+
+/// A number that no target assigns to a volume.
+pub(super) const NOT_OPEN: u8 = u8::MAX;
 
 /// The common fields of all control commands.
 fn control(operation: Operation) -> Command {

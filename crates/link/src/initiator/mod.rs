@@ -6,20 +6,16 @@
 //! process is gone, so nothing of the old connection can arrive later.
 //!
 //! The path of requests: `device`, `pending` (requests), `slots` (what is in flight), the
-//! connection. The owner of the connection: `control`, with its steps in `connect`, `join` and
-//! `reopen`. The two meet in [`Shown`], which the control writes and requests read.
+//! connection. The owner of the connection: `control`. The two meet in [`Shown`], which the control writes and requests read.
 //!
 //! Invariants: a request is answered once. A flush does not succeed if a target that kept unflushed
 //! writes is gone (the keeper of the volume changed).
 //!
 //! Not here: sockets and threads (`crate::threads`), the cache (`crate::cache`).
 
-mod connect;
 mod control;
 mod device;
-mod join;
 mod pending;
-mod reopen;
 mod slots;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -37,7 +33,7 @@ use crate::clock::{Clock, SECOND};
 use crate::connection::{Came, Connection, Path, Said};
 use crate::session::Security;
 use crate::session::proof::Proofs;
-pub(crate) use connect::PROLOGUE;
+pub(crate) use control::PROLOGUE;
 use control::{Act, Control, Event};
 use pending::{Ended, Pendings};
 use slots::Slots;
@@ -179,7 +175,7 @@ impl Initiator {
     /// unauthenticated.
     #[must_use]
     pub fn hint(&self) -> Option<String> {
-        self.control.lock().attempt.hint.clone()
+        self.control.lock().hint()
     }
 
     /// Lets the control handle an event, and does what it decided.

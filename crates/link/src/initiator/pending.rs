@@ -354,13 +354,13 @@ fn cut(template: Command, chunk: Chunk) -> Command {
 }
 
 /// The exchange of a control command: its payload is sent, its answer received.
-pub(crate) struct Control {
+pub(crate) struct Asked {
     pub(crate) payload: Vec<u8>,
     pub(crate) answer: Vec<u8>,
     pub(crate) told: std::sync::mpsc::SyncSender<(Outcome, Vec<u8>)>,
 }
 
-impl Exchange for Control {
+impl Exchange for Asked {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         let start = offset as usize;
         into.copy_from_slice(&self.payload[start..start + into.len()]);

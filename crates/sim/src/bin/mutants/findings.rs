@@ -442,7 +442,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             "forged_unknowns_at_any_rate_make_no_connection_anew",
         ),
         "whoever says that a target knows no connection is believed",
-        "link/src/initiator/connect.rs",
+        "link/src/initiator/control/connect.rs",
         "        if !(proved && sealed) {\n",
         "        if !(proved && sealed) && header.connection == 0 {\n",
     ),

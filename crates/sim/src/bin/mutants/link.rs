@@ -114,7 +114,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "who was cut off takes it back when he connects anew",
-        "link/src/initiator/reopen.rs",
+        "link/src/initiator/control/reopen.rs",
         "OpenMode { take_over: false, ..volume.mode }",
         "OpenMode { take_over: true, ..volume.mode }",
     ),
@@ -192,7 +192,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a volume that was closed on a lost connection takes another with it",
-        "link/src/initiator/reopen.rs",
+        "link/src/initiator/control/reopen.rs",
         "closed.iter().for_each(|volume| of.pendings.set_number(volume.number, NOT_OPEN));",
         "drop(closed);",
     ),
@@ -228,7 +228,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "a connection keeps its keys for ever",
-        "link/src/initiator/connect.rs",
+        "link/src/initiator/control/connect.rs",
         "if !is_due(1) || !matches!",
         "if true || !is_due(1) || !matches!",
     ),

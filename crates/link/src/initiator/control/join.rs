@@ -10,11 +10,11 @@ use std::sync::Arc;
 use sawmill_format::link::PACKET_BYTES_MIN;
 use sawmill_format::link::part::{Word, WordKind};
 
-use super::control::{Act, Control};
-use super::{Initiator, Live};
+use super::{Act, Control};
 use crate::carrier::{BROADCAST, Peer};
 use crate::clock::{MS, SECOND};
 use crate::connection::Path;
+use crate::initiator::{Initiator, Live};
 use crate::session::handshake::TOKEN_BYTES;
 use crate::session::proof::Proof;
 

@@ -12,12 +12,9 @@ use std::sync::atomic::Ordering;
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_format::link::control::Opened;
 
-use super::control::Control;
-use super::device::{Answer, OpenMode, answered_by, read_opened};
-use super::{Initiator, Volume};
-
-/// A number that no target assigns to a volume.
-pub(super) const NOT_OPEN: u8 = u8::MAX;
+use super::Control;
+use crate::initiator::device::{Answer, NOT_OPEN, OpenMode, answered_by, read_opened};
+use crate::initiator::{Initiator, Volume};
 
 /// The volumes that were requested again on connection `local`, in order, starting with the first
 /// that is not open.
@@ -30,7 +27,7 @@ pub(super) struct Reopening {
 impl Control {
     /// A volume is open from now on, as `answer` says. The answer may have come on an earlier
     /// connection.
-    pub(super) fn add_volume(
+    pub(in crate::initiator) fn add_volume(
         &mut self,
         of: &Initiator,
         export: &str,
@@ -121,7 +118,7 @@ impl Control {
     }
 
     /// Closes a volume when all of its requests are answered.
-    pub(super) fn close_volume(&mut self, of: &Initiator, volume: &Volume) {
+    pub(in crate::initiator) fn close_volume(&mut self, of: &Initiator, volume: &Volume) {
         if volume.closed.swap(true, Ordering::SeqCst) {
             return;
         }

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use sawmill_format::link::greeting::{Cookie, GREETING_BYTES_MAX, Hello, Welcome};
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, VERSION};
 
-use super::control::{Act, Control};
 use super::join::{KEEP_ALIVE_NS, Way};
-use super::slots::Slots;
-use super::{Initiator, Live};
+use super::{Act, Control};
 use crate::carrier::Batch;
 use crate::clock::{MS, SECOND};
 use crate::connection::{Connection, Path};
+use crate::initiator::slots::Slots;
+use crate::initiator::{Initiator, Live};
 use crate::session::handshake::{TOKEN_BYTES, token_of};
 use crate::session::proof::Proof;
 use crate::session::{Greeting, HANDSHAKE_BYTES, Seals, Security};
@@ -248,7 +248,13 @@ impl Initiator {
         Slots::new(welcome.slots, welcome.slot_bytes, Arc::clone(&self.pendings), ended)
     }
 
-    pub(super) fn say_hello(&self, path: &Path, link: u8, message: &[u8], cookie: Option<Proof>) {
+    pub(in crate::initiator) fn say_hello(
+        &self,
+        path: &Path,
+        link: u8,
+        message: &[u8],
+        cookie: Option<Proof>,
+    ) {
         let hello = &message[HEADER_BYTES..];
         let before = cookie.as_ref().map_or(&[][..], |cookie| &cookie[..]);
         let length = HEADER_BYTES + before.len() + hello.len();
