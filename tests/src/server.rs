@@ -34,6 +34,8 @@ pub struct Serve<'a> {
     through: Vec<String>,
     /// Nobody says where its memory lies.
     default_memory: bool,
+    /// Nobody says how large its journals and its cache are.
+    default_sizes: bool,
 }
 
 impl<'a> Serve<'a> {
@@ -50,6 +52,7 @@ impl<'a> Serve<'a> {
             environment: Vec::new(),
             through: Vec::new(),
             default_memory: false,
+            default_sizes: false,
         }
     }
 
@@ -85,6 +88,13 @@ impl<'a> Serve<'a> {
     #[must_use]
     pub fn with_default_memory(mut self) -> Self {
         self.default_memory = true;
+        self
+    }
+
+    /// Leaves it to the server how large its journals and its cache are.
+    #[must_use]
+    pub fn with_default_sizes(mut self) -> Self {
+        self.default_sizes = true;
         self
     }
 
@@ -142,8 +152,9 @@ impl<'a> Serve<'a> {
         for (option, value) in
             [("--journal-bytes", "64M"), ("--cache-bytes", "64M"), ("--staging", staging.as_str())]
         {
-            let is_wanted = option != "--staging" || !self.default_memory;
-            if is_wanted && !words.iter().any(|word| word == option) {
+            let is_default =
+                if option == "--staging" { self.default_memory } else { self.default_sizes };
+            if !is_default && !words.iter().any(|word| word == option) {
                 words.extend([option.to_owned(), value.to_owned()]);
             }
         }

@@ -15,6 +15,7 @@ use sawmill_volume::{OpenOptions, Volume, inspect, limits};
 
 use crate::config::{Places, VolumeAddress};
 use crate::folders::make_volume_folder;
+use crate::sizes::JournalSize;
 use crate::{control, memory, seen, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::parse_size;
@@ -42,8 +43,9 @@ pub(crate) struct AttachToWrite {
     journal: Option<PathBuf>,
 
     /// Size of a new journal. A journal that is created for this command only is removed after it.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
-    journal_bytes: u64,
+    /// Default: 1G, or a quarter of what is free on the disk if that is less.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    journal_bytes: Option<u64>,
 
     /// Folder for memory that outlives the process: accepted writes that are not in the journal
     /// yet. Default: as for `serve`.
@@ -94,8 +96,16 @@ impl AttachToWrite {
         record: &VolumeRecord,
         no_fencing: bool,
     ) -> Result<Attached> {
+        let path = match &self.journal {
+            Some(path) => path.clone(),
+            None => {
+                let id = record.volume_id.to_string();
+                places.volume_folder(&id, &address.store_url)?.join("journal")
+            }
+        };
+        let size = JournalSize::new(self.journal_bytes, &path, 1);
         let options = OpenOptions {
-            journal_bytes: self.journal_bytes,
+            journal_bytes: size.of(&path, limits::journal_bytes_min(record.segment_bytes)),
             staging_folder: self.staging.clone().unwrap_or_default(),
             no_fencing,
             segment_age_max: Duration::from_secs(1),

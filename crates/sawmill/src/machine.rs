@@ -3,18 +3,18 @@
 //! Invariant: the checks change nothing. What cannot be checked counts as missing, with the reason.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 
 use crate::config::Places;
 use crate::memory;
+use crate::sizes::{self, nearest_existing};
 use sawmill_console::exit::Result;
 use sawmill_console::units::human_size;
 
-/// Space for a journal and a cache of the default sizes.
-const JOURNAL_BYTES: u64 = 1 << 30;
-const CACHE_BYTES: u64 = 4 << 30;
+/// The least journal of a volume with the default segment size.
+const JOURNAL_BYTES_MIN: u64 = 32 << 20;
 /// Staging memory of one volume.
 const STAGING_BYTES: u64 = 32 << 20;
 
@@ -28,23 +28,46 @@ pub(crate) struct Finding {
     pub(crate) advice: String,
 }
 
+impl Finding {
+    fn saying(mut self, more: &str) -> Self {
+        self.detail = format!("{}; {more}", self.detail);
+        self
+    }
+}
+
 /// Runs all checks.
 pub(crate) fn examine(places: &Places) -> Result<Vec<Finding>> {
     let state = places.state_folder()?;
+    let free = sizes::free_bytes(&state);
+    let journal = sizes::journal(free, 1, JOURNAL_BYTES_MIN);
+    let cache_path = places.cache_path()?;
+    let cache = sizes::cache_of(&cache_path, None);
+    let cache_says = if cache_path.exists() { "the" } else { "a new" };
     Ok(vec![
         staging(),
         space(
             "space for journals",
             &state,
-            JOURNAL_BYTES,
+            JOURNAL_BYTES_MIN,
             "free some, set XDG_STATE_HOME, or give --journal",
-        ),
+        )
+        .saying(&format!(
+            "a new journal gets {}; the new journals of one `serve` share a quarter of what is \
+             free, at most {} each",
+            human_size(journal),
+            human_size(sizes::JOURNAL_BYTES)
+        )),
         space(
             "space for the read cache",
             &state,
-            CACHE_BYTES,
+            // It grows as it fills, and what it has is not free any more.
+            if cache_path.exists() { 0 } else { cache },
             "free some, set XDG_STATE_HOME, or give --cache, or a smaller --cache-bytes",
-        ),
+        )
+        .saying(&format!(
+            "{cache_says} cache takes up to {}, for all volumes of one `serve`",
+            human_size(cache)
+        )),
         descriptors(),
         nbd(),
         device(
@@ -128,11 +151,6 @@ fn staging() -> Finding {
         outcome,
         "free some, or give --staging and --staging-bytes",
     )
-}
-
-/// The nearest existing folder at or above `path`: there it would be created.
-fn nearest_existing(path: &Path) -> PathBuf {
-    path.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/")).to_path_buf()
 }
 
 fn space(name: &str, folder: &Path, wanted: u64, advice: &str) -> Finding {

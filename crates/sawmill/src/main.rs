@@ -36,6 +36,7 @@ mod plan;
 mod program;
 mod seen;
 mod serving;
+mod sizes;
 mod transfer;
 mod unstored;
 mod wiring;

@@ -9,6 +9,7 @@ use sawmill_volume::OpenOptions;
 
 use crate::config::{Places, VolumeAddress};
 use crate::doors::plan::DoorPlan;
+use crate::sizes::JournalSize;
 use sawmill_console::exit::Result;
 
 /// The read cache to use.
@@ -28,10 +29,12 @@ pub(crate) struct Plan {
     pub(crate) volumes: Vec<VolumeAddress>,
     /// The place of the journals.
     pub(crate) journal: JournalPlan,
-    /// All other options of opening a volume; the journal path is added for each volume.
+    pub(crate) journal_size: JournalSize,
+    /// All other options of opening a volume; each volume's journal and its size are added.
     pub(crate) options: OpenOptions,
     pub(crate) cache: CachePlan,
-    pub(crate) cache_bytes: u64,
+    /// As the user wants it; `None`: by the disk.
+    pub(crate) cache_bytes: Option<u64>,
     pub(crate) doors: Vec<DoorPlan>,
     pub(crate) nbd_budget: Budget,
     pub(crate) admin: Option<std::net::SocketAddr>,
@@ -49,6 +52,14 @@ pub(crate) enum JournalPlan {
 }
 
 impl JournalPlan {
+    /// A path on the disk that the journals are on.
+    pub(crate) fn place(&self, places: &Places) -> Result<PathBuf> {
+        match self {
+            JournalPlan::State => places.state_folder(),
+            JournalPlan::At(path) | JournalPlan::Folder(path) => Ok(path.clone()),
+        }
+    }
+
     /// The journal of one volume.
     pub(crate) fn path(
         &self,

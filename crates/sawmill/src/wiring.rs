@@ -12,7 +12,7 @@ use sawmill_format::ids::VolumeId;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_frontend::nbd::Listen;
 use sawmill_store::{Client, ObjectStore, StoreOptions};
-use sawmill_volume::{OpenOptions, Volume};
+use sawmill_volume::{OpenOptions, Volume, limits};
 
 use crate::admin::{Admin, Door, Subject};
 use crate::config::{Places, VolumeAddress};
@@ -24,6 +24,7 @@ use crate::memory;
 use crate::plan::{CachePlan, Plan};
 use crate::seen;
 use crate::serving::{Cache, HandOffBell, Served, Serving};
+use crate::sizes;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// How long a command that a user waits for tries to reach a store.
@@ -87,6 +88,10 @@ pub(crate) fn open_all(
             .map_err(|failure| failure.of_volume(&address.name))?;
         volumes.push(served);
     }
+    let journals = volumes.iter().filter_map(|served| served.journal_path.as_deref());
+    if let Some(taken) = sizes::taken(journals, cache.as_ref().map(|cache| &*cache.path)) {
+        tracing::info!("{taken}");
+    }
     Ok((volumes, cache))
 }
 
@@ -132,10 +137,13 @@ pub(crate) fn claim_descriptors(volumes: usize) -> Result<()> {
     }
 }
 
-pub(crate) fn open_cache(plan: &CachePlan, cache_bytes: u64) -> Result<Option<Cache>> {
-    let open = |path: PathBuf| match sawmill_volume::open_cache(&path, cache_bytes) {
-        Ok(cache) => Ok(Some(Cache { path, cache })),
-        Err(error) => Err(Failure::from(error)),
+pub(crate) fn open_cache(plan: &CachePlan, cache_bytes: Option<u64>) -> Result<Option<Cache>> {
+    let open = |path: PathBuf| {
+        let bytes = sizes::cache_of(&path, cache_bytes);
+        match sawmill_volume::open_cache(&path, bytes) {
+            Ok(cache) => Ok(Some(Cache { path, cache })),
+            Err(error) => Err(Failure::from(error)),
+        }
     };
     match plan {
         CachePlan::None => Ok(None),
@@ -173,8 +181,11 @@ fn open_served(
     let folder = places.volume_folder(&volume_id, &address.store_url)?;
     make_volume_folder(&folder, &address.store_url)?;
     let journal_path = plan.journal.path(places, &volume_id, &address.store_url)?;
+    let least = limits::journal_bytes_min(record.segment_bytes);
+    let journal_bytes = plan.journal_size.of(&journal_path, least);
     let journal_path = (!plan.options.read_only).then_some(journal_path);
-    let local = Local { folder: &folder, journal_path: journal_path.as_deref(), cache };
+    let local =
+        Local { folder: &folder, journal_path: journal_path.as_deref(), journal_bytes, cache };
     let volume = open_volume(plan, address, &store, record.volume_id, &local)?;
     Ok(Served::new(address.clone(), volume, store, folder, journal_path))
 }
@@ -184,6 +195,8 @@ pub(crate) struct Local<'a> {
     pub(crate) folder: &'a Path,
     /// None for a volume that is only read.
     pub(crate) journal_path: Option<&'a Path>,
+    /// For a new journal.
+    pub(crate) journal_bytes: u64,
     pub(crate) cache: Option<&'a Cache>,
 }
 
@@ -198,6 +211,7 @@ pub(crate) fn open_volume(
     let options = OpenOptions {
         staging_folder: staging_folder(plan, local.journal_path),
         journal_path: local.journal_path.map(Path::to_path_buf).unwrap_or_default(),
+        journal_bytes: local.journal_bytes,
         cache: local.cache.map(|cache| Arc::clone(&cache.cache)),
         seen: seen::of(local.folder, volume_id),
         cut: address.cut.as_ref().map(|(_, cut)| cut.clone()),

@@ -283,6 +283,39 @@ fn a_journal_that_does_not_fit_is_refused_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn the_volumes_of_one_command_share_a_small_disk() {
+    requires!(can_mount());
+    let place = Place::new(&store::folder());
+    for name in ["oak", "ash"] {
+        place.create(name, "8M", &["--segment-bytes", "256K"]);
+    }
+    let small = Tmpfs::new("320m");
+    let serve = || {
+        let serve = place.serve("oak").and("ash").with_default_sizes();
+        serve.env("XDG_STATE_HOME", &small.path("state")).start()
+    };
+    let sizes = || {
+        let folder = PathBuf::from(small.path("state/sawmill"));
+        let length = |path: PathBuf| path.metadata().expect("a file").len() >> 20;
+        let folders = std::fs::read_dir(&folder).expect("the state folder");
+        let journals = folders.map(|entry| entry.expect("an entry").path().join("journal"));
+        let journals: Vec<u64> = journals.filter(|path| path.exists()).map(length).collect();
+        (journals, length(folder.join("cache")))
+    };
+    let server = serve();
+    let (journals, cache) = sizes();
+    assert!(journals == [39, 39] || journals == [40, 40], "{journals:?} of 80 MiB");
+    assert!((79..=80).contains(&cache), "{cache}");
+    wait_for("the server says what it takes", || {
+        server.stderr().contains("the journals of 2 volumes take").then_some(())
+    });
+    let _ = server.stop().ok();
+    let server = serve();
+    assert_eq!(sizes(), (journals, cache), "less is free now, and what exists keeps its size");
+    let _ = server.stop().ok();
+}
+
+#[test]
 fn a_disk_that_fills_up_beside_the_journal_takes_nothing_from_it() {
     requires!(can_mount());
     let place = Place::new(&store::folder());

@@ -61,7 +61,8 @@ fn refused_then_accepted_as_a_cut(place: &Place, journal: &Path, load: &Load, wo
 fn a_missing_journal_is_refused_until_its_loss_is_accepted() {
     let (place, journal, load) = crashed();
     std::fs::remove_file(&journal).expect("the journal is there");
-    refused_then_accepted_as_a_cut(&place, &journal, &load, &["journal"]);
+    let says = ["journal", "the last state that reached the store (20", " ago; ", "is not known"];
+    refused_then_accepted_as_a_cut(&place, &journal, &load, &says);
 }
 
 #[test]

@@ -234,6 +234,9 @@ fn doctor_finds_a_good_store_good(store: &StoreUnderTest) {
     let report: Value = serde_json::from_str(&said.stdout).expect("doctor prints JSON");
     let text = report.to_string();
     assert!(text.contains("conditional"), "the conditional create is probed: {text}");
+    for says in ["a new journal gets ", "cache takes up to ", "for all volumes of one `serve`"] {
+        assert!(text.contains(says), "{says}: {text}");
+    }
     assert!(said.code == Some(0) || said.code == Some(code::NEGATIVE), "{}", said.stderr);
 }
 
@@ -251,6 +254,17 @@ fn a_served_volume_is_not_deleted_under_its_users(store: &StoreUnderTest) {
     assert_eq!(server.connect().read(0, 512), Ok(vec![0; 512]), "the first server was disturbed");
     let _ = server.stop().ok();
     let _ = place.sawmill(&["delete", "disk", "--yes"]).ok();
+}
+
+#[test]
+fn create_says_what_serving_takes_on_this_machine() {
+    let place = Place::new(&store::folder());
+    let said = place.sawmill(&["create", "disk", "--size", "1M"]).ok();
+    let state = place.path("state").display().to_string();
+    for says in ["created disk", "--journal-bytes", "--cache-bytes", "iB in ", &state, "share"] {
+        assert!(said.contains(says), "{says}: {said}");
+    }
+    assert_eq!(said.lines().count(), 2, "{said}");
 }
 
 #[test]

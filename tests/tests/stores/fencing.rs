@@ -166,7 +166,8 @@ fn a_fenced_journal_is_never_replayed(store: &StoreUnderTest) {
     let Err(refusal) = place.serve("disk").attempt() else {
         panic!("a journal of an older epoch was taken without a word");
     };
-    refusal.refused(5, &["journal", "--accept-journal-loss"]);
+    let age = "as it is in the store (last stored 20";
+    refusal.refused(5, &["journal", "--accept-journal-loss", age, " ago)"]);
     for (path, before) in journals.iter().zip(&before) {
         assert!(
             std::fs::read(path).expect("still there") == *before,

@@ -13,6 +13,7 @@ use sawmill_volume::{GcChoice, GcPolicy, OpenOptions, limits};
 use crate::config::{Places, VolumeAddress};
 use crate::folders;
 use crate::plan::{CachePlan, JournalPlan, Plan};
+use crate::sizes::JournalSize;
 use sawmill_console::exit::{Failure, Result};
 use sawmill_console::units::{parse_duration, parse_size};
 
@@ -23,17 +24,20 @@ pub(super) struct Opening {
     #[arg(long, value_name = "PATH")]
     journal: Option<PathBuf>,
 
-    /// Size of a new journal.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "1G")]
-    journal_bytes: u64,
+    /// Size of each new journal. Default: 1G, or less: all volumes of this command share a quarter
+    /// of what is free on the disk. A journal that exists keeps its size.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    journal_bytes: Option<u64>,
 
     /// The read cache: a file (created if absent) or a block device.
     #[arg(long, value_name = "PATH")]
     cache: Option<PathBuf>,
 
-    /// Size of the read cache; 0 for none.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "4G")]
-    cache_bytes: u64,
+    /// Size of the read cache, which all volumes of this command share; 0 for none. Default: that
+    /// of the cache if it exists; otherwise 4G, or a quarter of what is free on the disk if that is
+    /// less.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    cache_bytes: Option<u64>,
 
     /// Serve read-only: no journal, no new attachment, no writes. Can run alongside a writer.
     #[arg(long)]
@@ -169,14 +173,16 @@ impl Opening {
             ));
         }
         let cache = match &self.cache {
-            _ if self.cache_bytes == 0 => CachePlan::None,
+            _ if self.cache_bytes == Some(0) => CachePlan::None,
             Some(path) => CachePlan::At(path.clone()),
             None => CachePlan::Default(places.cache_path()?),
         };
+        let journal = plan_journal(self.journal.as_ref(), volumes.len())?;
+        let place = journal.place(places)?;
         Ok(Plan {
-            journal: plan_journal(self.journal.as_ref(), volumes.len())?,
+            journal,
+            journal_size: JournalSize::new(self.journal_bytes, &place, volumes.len()),
             options: OpenOptions {
-                journal_bytes: self.journal_bytes,
                 // Without one, `wiring` chooses the folder when it knows the journal.
                 staging_folder: tuning.staging.clone().unwrap_or_default(),
                 staging_bytes: tuning.staging_bytes,

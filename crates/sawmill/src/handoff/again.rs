@@ -14,6 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::handoff::accepting_nothing;
 use crate::plan::Plan;
 use crate::serving::{Cache, Served, Serving};
+use crate::sizes;
 use crate::wiring::{self, Local};
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -150,8 +151,11 @@ impl Again {
     /// can, the volume is given up and its users get errors.
     fn try_one(&self, index: usize, cache: Option<&Cache>) {
         let served = &self.serving.volumes[index];
-        let local =
-            Local { folder: &served.folder, journal_path: served.journal_path.as_deref(), cache };
+        let journal_path = served.journal_path.as_deref();
+        // What it has keeps its size.
+        let journal_bytes =
+            journal_path.map_or(sizes::JOURNAL_BYTES, |path| self.plan.journal_size.of(path, 0));
+        let local = Local { folder: &served.folder, journal_path, journal_bytes, cache };
         let opened = wiring::open_volume(
             &self.plan,
             &served.address,

@@ -283,7 +283,8 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
                     "the journal is damaged at position {position} ({label}); it was flushed \
                      through {mark}; nothing was changed; see `sawmill inspect journal`, restore \
                      the journal disk, or pass --accept-journal-loss to continue with what is \
-                     before it"
+                     before it: that loses at least {} bytes of the flushed log",
+                    mark.saturating_sub(position)
                 );
                 return Err(Error::new(ErrorKind::Corrupt, text));
             }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use sawmill_format::journal::{RING_START_BYTES, SUPERBLOCK_BYTES, Superblock};
 
+use super::loss;
 use super::memory::{self, Found};
 use super::seen;
 use crate::disk::{Disk, Disks, Lock};
@@ -85,12 +86,12 @@ pub(crate) fn judge(stored: &Stored, options: &OpenOptions, world: &dyn World) -
     let disk = match world.disks().open(path) {
         Ok(disk) => disk,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let judged = absent(stored, options)?;
+            let judged = absent(stored, options, world)?;
             return seen::demand_not_older(stored, options).map(|()| judged);
         }
         Err(error) => return Err(cannot_lock(path, &error)),
     };
-    let superblock = read_superblock(&disk, path, stored);
+    let superblock = read_superblock(&disk, path, stored, world);
     // A journal of a later epoch shows that the store is older.
     let tells = |superblock: &SuperblockFile| superblock.current().epoch > stored.end.epoch;
     let is_told =
@@ -111,7 +112,7 @@ fn judge_superblock(
     superblock: Result<Option<SuperblockFile>>,
 ) -> Result<Judged> {
     match superblock {
-        Ok(None) => absent(stored, options),
+        Ok(None) => absent(stored, options, world),
         Ok(Some(superblock)) => judge_against_store(stored, options, world, disk, superblock),
         Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
         // What cannot be read now may be intact, and hold the intent of a fence that is still in
@@ -119,7 +120,7 @@ fn judge_superblock(
         Err(error) if error.kind() == ErrorKind::Unavailable && !options.accept_journal_loss => {
             Err(error)
         }
-        Err(error) => unusable(stored, options, &error.to_string()),
+        Err(error) => unusable(stored, options, world, &error.to_string()),
     }
 }
 
@@ -139,7 +140,7 @@ fn cannot_lock(path: &Path, error: &std::io::Error) -> Error {
 
 /// No journal (or a file that is not ours, which is kept): that is fine only if the last attachment
 /// left nothing in one.
-fn absent(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
+fn absent(stored: &Stored, options: &OpenOptions, world: &dyn World) -> Result<Judged> {
     let path = options.journal_path.display();
     if stored.end.clean {
         let why = "none needed: the volume was closed cleanly".into();
@@ -152,15 +153,21 @@ fn absent(stored: &Stored, options: &OpenOptions) -> Result<Judged> {
     let text = format!(
         "there is no journal at {path}, and volume {} was not closed cleanly: its newest writes \
          may be in a journal elsewhere. Give it with --journal, or pass --accept-journal-loss to \
-         roll back to the last stored cut (position {})",
-        stored.record.name, stored.end.position
+         {}",
+        stored.record.name,
+        loss::rollback(stored, None, world)
     );
     Err(Error::new(ErrorKind::Refused, text))
 }
 
 /// A journal that was closed cleanly and holds nothing. But others have attached since, and theirs
 /// may.
-fn overtaken(stored: &Stored, options: &OpenOptions, epoch: u64) -> Result<Judged> {
+fn overtaken(
+    stored: &Stored,
+    options: &OpenOptions,
+    world: &dyn World,
+    epoch: u64,
+) -> Result<Judged> {
     if stored.end.clean || options.accept_journal_loss {
         let why = format!("of epoch {epoch}, closed cleanly; others have attached since");
         return Ok(Judged::Make { old: Old::Remove, why });
@@ -168,17 +175,21 @@ fn overtaken(stored: &Stored, options: &OpenOptions, epoch: u64) -> Result<Judge
     let text = format!(
         "the journal {} was closed cleanly in epoch {epoch}, but volume {} has been attached \
          elsewhere since and was not closed cleanly there: its newest writes may be in that \
-         journal. Give it with --journal, or pass --accept-journal-loss to roll back to the last \
-         stored cut (position {})",
+         journal. Give it with --journal, or pass --accept-journal-loss to {}",
         options.journal_path.display(),
         stored.record.name,
-        stored.end.position
+        loss::rollback(stored, None, world)
     );
     Err(Error::new(ErrorKind::Refused, text))
 }
 
 /// An unusable journal: kept, never overwritten.
-fn unusable(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
+fn unusable(
+    stored: &Stored,
+    options: &OpenOptions,
+    world: &dyn World,
+    why: &str,
+) -> Result<Judged> {
     let path = &options.journal_path;
     if stored.end.clean || options.accept_journal_loss {
         let why = format!("set aside: {why}");
@@ -186,9 +197,9 @@ fn unusable(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged>
     }
     let text = format!(
         "the journal {} cannot be used: {why}. It was not changed; see `sawmill inspect journal`, \
-         give another one with --journal, or pass --accept-journal-loss to set it aside and roll \
-         back to the last stored cut",
-        path.display()
+         give another one with --journal, or pass --accept-journal-loss to set it aside and {}",
+        path.display(),
+        loss::rollback(stored, None, world)
     );
     Err(Error::new(ErrorKind::Refused, text))
 }
@@ -199,6 +210,7 @@ fn read_superblock(
     disk: &Arc<dyn Disk>,
     path: &Path,
     stored: &Stored,
+    world: &dyn World,
 ) -> Result<Option<SuperblockFile>> {
     if disk.len_bytes() < RING_START_BYTES {
         if disk.len_bytes() == 0 {
@@ -211,10 +223,9 @@ fn read_superblock(
     disk.read_at(0, &mut copies).map_err(|error| {
         let text = format!(
             "the journal {} cannot be read: {error}; nothing was changed. Try again; if the disk \
-             is lost, pass --accept-journal-loss to set the journal aside and roll back to the \
-             last stored cut (position {})",
+             is lost, pass --accept-journal-loss to set the journal aside and {}",
             path.display(),
-            stored.end.position
+            loss::rollback(stored, None, world)
         );
         Error::new(ErrorKind::Unavailable, text)
     })?;
@@ -257,7 +268,7 @@ fn judge_against_store(
     let ours = (block.epoch == end.epoch && block.epoch > 0)
         || (block.intent_epoch == end.epoch && end.fence_put_id == Some(block.intent_put_id));
     if !ours {
-        return judge_other_epoch(stored, options, disk, superblock);
+        return judge_other_epoch(stored, options, world, disk, superblock);
     }
     if block.stored_sequence > end.stored_sequence || block.stored_position > end.position {
         let text = format!(
@@ -266,11 +277,12 @@ fn judge_against_store(
             block.stored_sequence, block.stored_position, end.stored_sequence, end.position
         );
         if options.accept_journal_loss {
-            return stale(stored, options, &text);
+            return stale(stored, options, world, &text);
         }
         let text = format!(
             "{text}; nothing was changed; restore it from a newer copy, or pass \
-             --accept-journal-loss to set the journal aside and continue with what the store has"
+             --accept-journal-loss to set the journal aside and {}",
+            loss::rollback(stored, Some(block.stored_position.max(block.logged)), world)
         );
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
@@ -297,6 +309,7 @@ fn judge_against_store(
 fn judge_other_epoch(
     stored: &Stored,
     options: &OpenOptions,
+    world: &dyn World,
     disk: Arc<dyn Disk>,
     superblock: SuperblockFile,
 ) -> Result<Judged> {
@@ -308,7 +321,7 @@ fn judge_other_epoch(
         if pending && (end.clean || options.accept_journal_loss) {
             return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
         }
-        return absent(stored, options);
+        return absent(stored, options, world);
     }
     if block.epoch > end.epoch {
         let text = format!(
@@ -317,22 +330,22 @@ fn judge_other_epoch(
             block.epoch, end.epoch
         );
         // Also if that old copy says that it was closed cleanly.
-        return stale(stored, options, &text);
+        return stale(stored, options, world, &text);
     }
     if block.clean {
-        return overtaken(stored, options, block.epoch);
+        return overtaken(stored, options, world, block.epoch);
     }
     let text = format!(
         "it is of epoch {}, but the volume has been attached elsewhere since (epoch {}); what \
          it holds was never stored and must not be replayed over newer writes",
         block.epoch, end.epoch
     );
-    stale(stored, options, &text)
+    stale(stored, options, world, &text)
 }
 
 /// A journal of another epoch than the store's newest holds writes that are not in the store: only
 /// the user may set it aside.
-fn stale(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
+fn stale(stored: &Stored, options: &OpenOptions, world: &dyn World, why: &str) -> Result<Judged> {
     if options.accept_journal_loss {
         let why = format!("set aside: {why}");
         return Ok(Judged::Make { old: Old::Keep, why });
@@ -340,9 +353,10 @@ fn stale(stored: &Stored, options: &OpenOptions, why: &str) -> Result<Judged> {
     let text = format!(
         "the journal {} cannot be used: {why}. It was not changed; see `sawmill inspect journal`; \
          pass --accept-journal-loss to set it aside (it is renamed, not deleted) and attach volume \
-         {} as it is in the store",
+         {} as it is in the store (last stored {})",
         options.journal_path.display(),
-        stored.record.name
+        stored.record.name,
+        loss::last_stored(stored, world)
     );
     Err(Error::new(ErrorKind::Refused, text))
 }

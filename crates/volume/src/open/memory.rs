@@ -17,6 +17,7 @@ use sawmill_format::journal::{MEMORY_FOLDER_BYTES_MAX, Memory, Superblock};
 use sawmill_format::staging::{StagingHeader, StagingIdentity};
 use sawmill_sys::StagingFile;
 
+use super::loss;
 use crate::options::OpenOptions;
 use crate::recovery::stored::Stored;
 use crate::world::World;
@@ -128,8 +129,11 @@ pub(super) fn find(
         "the memory with the newest accepted writes of volume {} is lost: the machine has not \
          rebooted since, and {lost}. Nothing was changed. Give its folder with --staging; or, if \
          it is lost for ever (as with a container's /dev/shm), pass --accept-memory-loss to \
-         continue with the flushed writes",
-        stored.record.name
+         continue with the flushed writes and all that is stored (last {}). How much only memory \
+         had is not known: at most its size, {} with the present --staging-bytes",
+        stored.record.name,
+        loss::last_stored(stored, world),
+        loss::size(options.staging_bytes)
     );
     Err(Error::new(ErrorKind::Refused, text))
 }

@@ -17,6 +17,7 @@ use crate::world::World;
 mod attach;
 mod bind;
 pub(crate) mod journal;
+mod loss;
 mod make;
 mod memory;
 mod repeat;

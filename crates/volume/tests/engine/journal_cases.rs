@@ -13,7 +13,7 @@ use sawmill_format::journal::{
     RECORD_HEADER_BYTES, RING_START_BYTES, SUPERBLOCK_BYTES, Superblock,
 };
 use sawmill_store::{Fault, StoreErrorKind};
-use sawmill_volume::{CreateOptions, Volume, inspect};
+use sawmill_volume::{CreateOptions, RealWorld, Volume, World, inspect};
 
 /// A volume with slot 0 stored and slot 1 only in the journal, flushed, its process dead.
 fn left_dirty() -> Machine {
@@ -94,6 +94,36 @@ fn a_missing_journal_is_refused() {
     let machine = left_dirty();
     std::fs::remove_file(machine.journal()).unwrap();
     refused_until_the_loss_is_accepted(machine, "there is no journal");
+}
+
+/// The time that the refusal names, in ms since 1970.
+pub(crate) fn time_of_the_stored_state(text: &str, before: &str) -> i64 {
+    let (_, rest) = text.split_once(before).unwrap_or_else(|| panic!("no time: {text}"));
+    let (time, age) = rest.split_once(", ").expect("an age");
+    assert!(age.split_once(" ago").is_some_and(|(age, _)| age.ends_with('s')), "{text}");
+    chrono::DateTime::parse_from_rfc3339(time).expect(text).timestamp_millis()
+}
+
+#[test]
+fn the_refusal_of_a_missing_journal_says_when_the_last_state_was_stored() {
+    let world = RealWorld::default();
+    // The refusal names whole seconds.
+    let from = world.unix_ms() / 1000 * 1000;
+    let machine = left_dirty();
+    let to = world.unix_ms();
+    std::fs::remove_file(machine.journal()).unwrap();
+    let (_, text) = machine.refused();
+    let at = time_of_the_stored_state(&text, "the last state that reached the store (");
+    assert!((from..=to).contains(&at.cast_unsigned()), "{from} <= {at} <= {to}: {text}");
+    assert!(text.contains("; position "), "{text}");
+}
+
+#[test]
+fn the_refusal_of_a_missing_journal_says_that_the_amount_is_not_known() {
+    let machine = left_dirty();
+    std::fs::remove_file(machine.journal()).unwrap();
+    let (_, text) = machine.refused();
+    assert!(text.ends_with("How much was accepted after it is not known"), "{text}");
 }
 
 #[test]

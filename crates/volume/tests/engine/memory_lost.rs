@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::faulty::{Machine, is_engine, root_put, write_slot};
+use crate::journal_cases::time_of_the_stored_state;
 use crate::rig::Rig;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::{CallKind, Fault, StoreErrorKind};
@@ -63,6 +64,19 @@ fn memory_that_is_gone_in_the_same_boot_is_missed() {
     let (rig, memory) = killed();
     std::fs::remove_file(memory).unwrap();
     refused_until_accepted(rig, "does not exist");
+}
+
+#[test]
+fn the_refusal_says_how_old_the_store_is_and_what_bounds_the_loss() {
+    let from = RealWorld::default().unix_ms() / 1000 * 1000;
+    let (rig, memory) = killed();
+    let to = RealWorld::default().unix_ms();
+    std::fs::remove_file(memory).unwrap();
+    let (_, text) = rig.refused();
+    let at = time_of_the_stored_state(&text, "all that is stored (last ");
+    assert!((from..=to).contains(&at.cast_unsigned()), "{from} <= {at} <= {to}: {text}");
+    let bound = format!("at most its size, {} MiB", rig.options.staging_bytes >> 20);
+    assert!(text.contains("had is not known") && text.contains(&bound), "{text}");
 }
 
 #[test]

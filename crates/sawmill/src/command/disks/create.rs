@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use sawmill_volume::{CreateOptions, FlushMode};
+use sawmill_format::volume_record::VolumeRecord;
+use sawmill_volume::{CreateOptions, FlushMode, limits};
 
 use crate::command::Context;
+use crate::sizes;
 use crate::wiring;
 use sawmill_console::exit::{Exit, Result};
 use sawmill_console::output;
@@ -88,6 +90,20 @@ impl Shape {
     }
 }
 
+/// What serving the volume takes on this machine by default.
+fn said_of_serving(context: &Context, record: &VolumeRecord) -> Option<String> {
+    let (state, cache) = (context.places.state_folder().ok()?, context.places.cache_path().ok()?);
+    let least = limits::journal_bytes_min(record.segment_bytes);
+    let journal = sizes::journal(sizes::free_bytes(&state), 1, least);
+    Some(format!(
+        "on this machine, `sawmill serve` takes {} in {} for its journal (--journal-bytes), and up \
+         to {} for a read cache that all volumes of one `serve` share (--cache-bytes)",
+        human_size(journal),
+        state.display(),
+        human_size(sizes::cache_of(&cache, None))
+    ))
+}
+
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let address = context.places.resolve(&arguments.volume)?;
     let store = wiring::open_store(&address.store_url)?;
@@ -99,6 +115,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     } else {
         let size = human_size(document.size_bytes);
         output::line(&format!("created {} ({size}) in {}", document.name, document.store))?;
+        if let Some(said) = said_of_serving(context, &record) {
+            output::line(&said)?;
+        }
     }
     Ok(Exit::Ok)
 }

@@ -28,7 +28,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "volume/src/open/journal.rs",
         concat!(
             "        if options.accept_journal_loss {\n",
-            "            return stale(stored, options, &text);\n",
+            "            return stale(stored, options, world, &text);\n",
             "        }\n"
         ),
         "",

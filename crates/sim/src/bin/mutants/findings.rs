@@ -163,7 +163,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "a later journal is set aside for a store that was closed cleanly",
         "volume/src/open/journal.rs",
         "        // Also if that old copy says that it was closed cleanly.\n",
-        "        if end.clean {\n            return absent(stored, options);\n        }\n",
+        "        if end.clean {\n            return absent(stored, options, world);\n        }\n",
     ),
     caught_by(
         &lib("sawmill-volume", "nothing_flushed_is_ever_dropped_and_nothing_broken_is_ever_kept"),
