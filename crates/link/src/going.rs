@@ -70,7 +70,8 @@ impl Going {
     /// Puts as much as fits into a packet: a head with this many bytes.
     pub(crate) fn put(
         &mut self,
-        (head, bytes): (&Head, usize),
+        head: &Head,
+        bytes: usize,
         fill: Fill<'_>,
         body: &mut Body<'_>,
         pieces: &mut Pieces,

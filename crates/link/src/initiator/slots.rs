@@ -263,7 +263,7 @@ impl Role for Slots {
         let fill = |offset: usize, into: &mut [u8]| {
             self.pendings.fill(chunk.place, chunk.offset + offset as u64, into);
         };
-        slot.going.put((&head, payload_bytes(&slot.command)), &fill, body, pieces)
+        slot.going.put(&head, payload_bytes(&slot.command), &fill, body, pieces)
     }
 
     fn lost(&self, piece: &Piece) -> bool {

@@ -203,7 +203,7 @@ impl Slots {
         let fill = |offset: usize, into: &mut [u8]| {
             into.copy_from_slice(&carried.buffer[offset..offset + into.len()]);
         };
-        slot.going.put((&head, length as usize), &fill, body, pieces)
+        slot.going.put(&head, length as usize, &fill, body, pieces)
     }
 
     /// A piece of an answer was lost. Returns whether it must be sent again.
