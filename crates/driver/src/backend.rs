@@ -1,7 +1,7 @@
 //! Holds the requests of a device until a driver has answered them: one by one (`plain`) or in
 //! chunks (`batch`).
 //!
-//! A *lane* is one socket of a driver: orders go one way, answers the other. Invariants: orders of
+//! A *lane* is one socket of a driver: commands go one way, answers the other. Invariants: commands of
 //! a lane are fetched in order and answered in any order. Nothing is fetched between
 //! [`Backend::recover`] and [`Backend::start`]. Not here: sockets, whether a driver is connected
 //! (`host`).
@@ -13,7 +13,7 @@ use std::time::Instant;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_sys::Arena;
 
-use crate::protocol::Order;
+use crate::protocol::Command;
 
 /// See the head of this file.
 pub(crate) trait Backend: BlockDevice {
@@ -23,13 +23,13 @@ pub(crate) trait Backend: BlockDevice {
     /// Pins this thread to the core of a queue, if the options of the device say so.
     fn tie(&self, queue: usize);
 
-    /// The memory that the orders of a lane refer to, for a driver that is about to start.
+    /// The memory that the commands of a lane refer to, for a driver that is about to start.
     fn memory(&self, lane: usize) -> Arc<Arena>;
 
-    /// Moves the orders of a lane into `orders`, at most `most`. Blocks until there is something.
-    fn fetch(&self, lane: usize, orders: &mut Vec<Order>, most: usize) -> Next;
+    /// Moves the commands of a lane into `commands`, at most `most`. Blocks until there is something.
+    fn fetch(&self, lane: usize, commands: &mut Vec<Command>, most: usize) -> Next;
 
-    /// The driver has completed an order. Returns `Invalid` if the driver has no order of that
+    /// The driver has completed a command. Returns `Invalid` if the driver has no command of that
     /// number.
     fn answer(&self, lane: usize, number: u64, outcome: Result<()>) -> Result<()>;
 
@@ -39,7 +39,7 @@ pub(crate) trait Backend: BlockDevice {
     /// Stops fetching until the next start: threads blocked in `fetch` return.
     fn pause(&self);
 
-    /// The driver is gone: orders without an answer are fetched again, before everything else.
+    /// The driver is gone: commands without an answer are fetched again, before everything else.
     fn recover(&self) -> Result<()>;
 
     /// Accepts nothing new; accepted requests still go to the driver.
@@ -54,10 +54,10 @@ pub(crate) trait Backend: BlockDevice {
     /// Whether everything accepted was answered.
     fn is_drained(&self) -> bool;
 
-    /// Whether the driver has orders of a lane.
+    /// Whether the driver has commands of a lane.
     fn is_owed(&self, lane: usize) -> bool;
 
-    /// When the oldest order that the driver has was fetched.
+    /// When the oldest command that the driver has was fetched.
     fn oldest(&self) -> Option<Instant>;
 
     /// The state of the device.
@@ -67,8 +67,8 @@ pub(crate) trait Backend: BlockDevice {
 /// The result of fetching from a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Orders.
-    Orders,
+    /// Commands.
+    Commands,
     /// Nothing more for this driver: its threads must stop.
     Paused,
     /// Nothing more, ever.

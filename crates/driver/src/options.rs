@@ -36,7 +36,7 @@ pub struct DeviceOptions {
     pub mode: Mode,
     /// Sizes and queues, for either mode, and the options of the batch layer.
     pub batch: BatchOptions,
-    /// Plain mode: orders may start and end at any byte.
+    /// Plain mode: commands may start and end at any byte.
     pub byte_granular: bool,
     /// Plain mode: the longest read or write.
     pub request_bytes_max: u32,
@@ -52,7 +52,7 @@ pub struct DeviceOptions {
     pub on_death: OnDeath,
     /// The longest wait for a driver. Zero: no limit.
     pub death_timeout: Duration,
-    /// A driver that takes longer for an order counts as dead. Zero: never.
+    /// A driver that takes longer for a command counts as dead. Zero: never.
     pub request_timeout: Duration,
 }
 

@@ -1,9 +1,9 @@
-//! One by one: each request goes to the driver as an order of its own.
+//! One by one: each request goes to the driver as a command of its own.
 //!
-//! Invariants: a request is answered when the driver has answered its order, with that answer. The
+//! Invariants: a request is answered when the driver has answered its command, with that answer. The
 //! next driver first gets what the last one had not answered, in the same order and with the user's
-//! bytes (memory that a former driver may still see is not reused). The driver determines the order
-//! of concurrent requests; a user who needs an order waits for an answer (D8).
+//! bytes (memory that a former driver may still see is not reused). The driver determines the command
+//! of concurrent requests; a user who needs a command waits for an answer (D8).
 //!
 //! Not here: requests that are not whole blocks (`Align`); how long to wait for a driver (`host`).
 
@@ -18,7 +18,7 @@ use sawmill_sys::{Arena, Lease};
 use crate::backend::{Backend, Life, Next, State};
 use crate::cores::{Cores, queue_of_thread};
 use crate::options::DeviceOptions;
-use crate::protocol::{Order, OrderKind};
+use crate::protocol::{Command, CommandKind};
 
 /// See the head of this file.
 pub(crate) struct Plain {
@@ -116,8 +116,8 @@ impl Plain {
         }
     }
 
-    /// The next order of a queue, if there is one, and room for it.
-    fn next_of(&self, pending: &mut Pending) -> Option<Order> {
+    /// The next command of a queue, if there is one, and room for it.
+    fn next_of(&self, pending: &mut Pending) -> Option<Command> {
         if pending.given.len() >= self.options.batch.queue_depth as usize {
             return None;
         }
@@ -130,17 +130,17 @@ impl Plain {
         let mut waiting = pending.ready.pop_front()?;
         pending.last_number += 1;
         let number = pending.last_number;
-        let mut order = order(&waiting, number);
+        let mut command = command(&waiting, number);
         let request = &mut waiting.request;
         if let Some(lease) = &mut lease {
-            order.offset = lease.offset() as u64;
-            if order.kind == OrderKind::Write {
+            command.offset = lease.offset() as u64;
+            if command.kind == CommandKind::Write {
                 request.fill(0, lease);
-                order.fua = request.flags.fua && self.options.can_fua;
+                command.fua = request.flags.fua && self.options.can_fua;
             }
         }
         pending.given.insert(number, Given { waiting, lease, since: Instant::now() });
-        Some(order)
+        Some(command)
     }
 
     /// Answers a request with the driver's result.
@@ -173,22 +173,22 @@ fn is_change(request: &Request) -> bool {
     matches!(request.operation, Operation::Write | Operation::Discard | Operation::WriteZeroes)
 }
 
-fn order(waiting: &Waiting, number: u64) -> Order {
+fn command(waiting: &Waiting, number: u64) -> Command {
     let request = &waiting.request;
     let kind = match request.operation {
-        Operation::Read => OrderKind::Read,
-        Operation::Write if !waiting.is_written => OrderKind::Write,
-        Operation::Discard if !waiting.is_written => OrderKind::Discard,
-        Operation::WriteZeroes if !waiting.is_written => OrderKind::WriteZeroes,
+        Operation::Read => CommandKind::Read,
+        Operation::Write if !waiting.is_written => CommandKind::Write,
+        Operation::Discard if !waiting.is_written => CommandKind::Discard,
+        Operation::WriteZeroes if !waiting.is_written => CommandKind::WriteZeroes,
         // A flush, or the second half of a durable change; no others are delivered.
-        _ => return Order { again: waiting.again, ..Order::new(OrderKind::Flush, number) },
+        _ => return Command { again: waiting.again, ..Command::new(CommandKind::Flush, number) },
     };
-    Order {
+    Command {
         again: waiting.again,
-        no_unmap: kind == OrderKind::WriteZeroes && request.flags.no_unmap,
+        no_unmap: kind == CommandKind::WriteZeroes && request.flags.no_unmap,
         address: request.address,
         length: request.length,
-        ..Order::new(kind, number)
+        ..Command::new(kind, number)
     }
 }
 
@@ -234,19 +234,19 @@ impl Backend for Plain {
         Arc::clone(&self.queues[lane].pending.lock().memory)
     }
 
-    fn fetch(&self, lane: usize, orders: &mut Vec<Order>, most: usize) -> Next {
+    fn fetch(&self, lane: usize, commands: &mut Vec<Command>, most: usize) -> Next {
         let queue = &self.queues[lane];
         let mut pending = queue.pending.lock();
         loop {
             if self.life.is_paused() {
                 return Next::Paused;
             }
-            while orders.len() < most {
-                let Some(order) = self.next_of(&mut pending) else { break };
-                orders.push(order);
+            while commands.len() < most {
+                let Some(command) = self.next_of(&mut pending) else { break };
+                commands.push(command);
             }
-            if !orders.is_empty() {
-                return Next::Orders;
+            if !commands.is_empty() {
+                return Next::Commands;
             }
             if self.life.state() != State::Running
                 && pending.ready.is_empty()
@@ -261,7 +261,7 @@ impl Backend for Plain {
     fn answer(&self, lane: usize, number: u64, outcome: Result<()>) -> Result<()> {
         let mut pending = self.queues[lane].pending.lock();
         let Some(given) = pending.given.remove(&number) else {
-            let text = format!("queue {lane}: the driver has no order {number}");
+            let text = format!("queue {lane}: the driver has no command {number}");
             return Err(Error::new(ErrorKind::Invalid, text));
         };
         let done = if outcome.is_ok() && self.wants_flush(&given.waiting) {
@@ -424,14 +424,15 @@ mod tests {
             plain.start().unwrap();
             let (request, hear) = write(true);
             plain.submit(request);
-            let mut orders = Vec::new();
-            plain.fetch(0, &mut orders, 64);
+            let mut commands = Vec::new();
+            plain.fetch(0, &mut commands, 64);
             plain.end();
             std::thread::scope(|scope| {
-                scope.spawn(|| plain.answer(0, orders[0].number, Ok(())).unwrap());
+                scope.spawn(|| plain.answer(0, commands[0].number, Ok(())).unwrap());
                 let mut last = Vec::new();
-                while plain.fetch(0, &mut last, 64) == Next::Orders {
-                    last.drain(..).for_each(|order| plain.answer(0, order.number, Ok(())).unwrap());
+                while plain.fetch(0, &mut last, 64) == Next::Commands {
+                    last.drain(..)
+                        .for_each(|command| plain.answer(0, command.number, Ok(())).unwrap());
                 }
             });
             assert!(hear.try_recv().is_ok(), "the lane has ended before the flush");

@@ -250,7 +250,7 @@ impl World {
         match self.batch.fetch_write_now(queue) {
             Some(Delivery::Chunk(chunk)) => self.chunks.push((queue, chunk)),
             Some(Delivery::Flush(number)) => self.flushes.push((queue, number)),
-            Some(Delivery::Range(order)) => self.ranges.push((queue, order)),
+            Some(Delivery::Range(command)) => self.ranges.push((queue, command)),
             Some(Delivery::End) | None => {}
         }
         if let Some(read) = self.batch.fetch_read_now(queue) {
@@ -284,14 +284,15 @@ impl World {
             }
         } else if choice == 2 && !self.ranges.is_empty() {
             let at = self.dice.below(self.ranges.len() as u64) as usize;
-            let (queue, order) = self.ranges.swap_remove(at);
-            let (start, end) = (order.address / BLOCK, (order.address + order.length) / BLOCK);
+            let (queue, command) = self.ranges.swap_remove(at);
+            let (start, end) =
+                (command.address / BLOCK, (command.address + command.length) / BLOCK);
             self.disk[start as usize..end as usize].fill(0);
             if self.dice.below(4) == 0 {
                 // It dies between doing and saying so.
                 return self.crash();
             }
-            self.batch.acknowledge_write(queue, order.number, Ok(())).expect("handed over");
+            self.batch.acknowledge_write(queue, command.number, Ok(())).expect("handed over");
         } else if !self.chunks.is_empty() {
             let at = self.dice.below(self.chunks.len() as u64) as usize;
             let (queue, chunk) = self.chunks.swap_remove(at);
@@ -386,7 +387,7 @@ fn seeds() -> u64 {
 }
 
 #[test]
-fn reads_flushes_and_the_end_are_right_whatever_the_order_and_whoever_dies() {
+fn reads_flushes_and_the_end_are_right_whatever_the_command_and_whoever_dies() {
     let mut seen = BTreeMap::new();
     for seed in 1..=seeds() {
         for (what, count) in story(seed, 3000, Driver::Right) {

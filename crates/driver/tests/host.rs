@@ -8,7 +8,7 @@ use puppet::{Puppet, Stage, submit, submit_with};
 use sawmill_device::{Error, ErrorKind, Flags, Operation};
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::{
-    Control, ControlKind, Facts, OrderKind, PACKET_BYTES_MAX, PacketSocket,
+    CommandKind, Control, ControlKind, Facts, PACKET_BYTES_MAX, PacketSocket,
 };
 
 const SIZE: &str = "size=1048576";
@@ -20,16 +20,16 @@ fn a_request_is_answered_by_what_the_driver_says() {
     assert_eq!(driver.welcome.get("generation"), Some("1"));
     let device = stage.device();
     let write = submit(&*device, Operation::Write, 4096, vec![7; 1024]);
-    let order = driver.expect(0, OrderKind::Write);
-    assert_eq!((order.address, order.length, order.again), (4096, 1024, false));
-    assert_eq!(driver.bytes(0, &order), vec![7; 1024]);
+    let command = driver.expect(0, CommandKind::Write);
+    assert_eq!((command.address, command.length, command.again), (4096, 1024, false));
+    assert_eq!(driver.bytes(0, &command), vec![7; 1024]);
     assert!(write.is_open(), "nobody has done it yet");
-    driver.answer(0, order.number, 28);
+    driver.answer(0, command.number, 28);
     assert_eq!(write.wait().0.unwrap_err().kind(), ErrorKind::Full);
     let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
-    let order = driver.expect(0, OrderKind::Read);
-    driver.fill(0, &order, 9);
-    driver.answer(0, order.number, 0);
+    let command = driver.expect(0, CommandKind::Read);
+    driver.fill(0, &command, 9);
+    driver.answer(0, command.number, 0);
     assert_eq!(read.wait().1, vec![9; 512]);
 }
 
@@ -40,7 +40,7 @@ fn what_a_dead_driver_left_is_handed_to_the_next_one_in_order() {
     let device = stage.device();
     let asked: Vec<_> =
         (0..3).map(|n| submit(&*device, Operation::Write, n * 512, vec![n as u8; 512])).collect();
-    let numbers: Vec<u64> = (0..3).map(|_| first.order(0).number).collect();
+    let numbers: Vec<u64> = (0..3).map(|_| first.command(0).number).collect();
     first.answer(0, numbers[1], 0);
     asked[1].wait().0.unwrap();
     let later = submit(&*device, Operation::Write, 512, vec![9; 512]);
@@ -54,15 +54,15 @@ fn what_a_dead_driver_left_is_handed_to_the_next_one_in_order() {
     );
     let mut seen = Vec::new();
     for _ in 0..3 {
-        let order = second.expect(0, OrderKind::Write);
+        let command = second.expect(0, CommandKind::Write);
         assert_eq!(
-            second.bytes(0, &order),
-            vec![if order.address == 512 { 9 } else { (order.address / 512) as u8 }; 512]
+            second.bytes(0, &command),
+            vec![if command.address == 512 { 9 } else { (command.address / 512) as u8 }; 512]
         );
-        seen.push((order.address, order.again));
-        second.answer(0, order.number, 0);
+        seen.push((command.address, command.again));
+        second.answer(0, command.number, 0);
     }
-    // Whether the first one had the last order nobody knows.
+    // Whether the first one had the last command nobody knows.
     let last = seen.pop().unwrap();
     assert_eq!(seen, [(0, true), (1024, true)]);
     assert_eq!(last.0, 512);
@@ -89,39 +89,39 @@ fn a_driver_that_is_replaced_finishes_and_the_next_one_gets_the_rest() {
     let mut old = Puppet::come(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     let begun = submit(&*device, Operation::Write, 0, vec![1; 512]);
-    let order = old.expect(0, OrderKind::Write);
+    let command = old.expect(0, CommandKind::Write);
     let path = stage.host.path().to_path_buf();
     let coming = std::thread::spawn(move || Puppet::come(&path, "replace=1").unwrap());
     // It is told, and gets nothing more.
-    assert_eq!(old.expect(0, OrderKind::End).number, 0);
+    assert_eq!(old.expect(0, CommandKind::End).number, 0);
     let waits = submit(&*device, Operation::Write, 512, vec![2; 512]);
-    assert!(begun.is_open() && !coming.is_finished(), "the old one has an order still");
-    old.answer(0, order.number, 0);
+    assert!(begun.is_open() && !coming.is_finished(), "the old one has a command still");
+    old.answer(0, command.number, 0);
     begun.wait().0.unwrap();
     drop(old);
     let mut new = coming.join().unwrap();
     assert!(stage.gone(), "it went in order");
-    let order = new.expect(0, OrderKind::Write);
-    assert_eq!((order.address, order.again), (512, false), "the old one never had it");
-    new.answer(0, order.number, 0);
+    let command = new.expect(0, CommandKind::Write);
+    assert_eq!((command.address, command.again), (512, false), "the old one never had it");
+    new.answer(0, command.number, 0);
     waits.wait().0.unwrap();
 }
 
 #[test]
-fn a_driver_that_dies_while_it_is_replaced_leaves_its_orders_to_the_new_one() {
+fn a_driver_that_dies_while_it_is_replaced_leaves_its_commands_to_the_new_one() {
     let stage = Stage::new("");
     let mut old = Puppet::come(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     let begun = submit(&*device, Operation::Write, 0, vec![1; 512]);
-    old.expect(0, OrderKind::Write);
+    old.expect(0, CommandKind::Write);
     let path = stage.host.path().to_path_buf();
     let coming = std::thread::spawn(move || Puppet::come(&path, "replace=1").unwrap());
-    old.expect(0, OrderKind::End);
+    old.expect(0, CommandKind::End);
     drop(old);
     let mut new = coming.join().unwrap();
-    let order = new.expect(0, OrderKind::Write);
-    assert!(order.again);
-    new.answer(0, order.number, 0);
+    let command = new.expect(0, CommandKind::Write);
+    assert!(command.again);
+    new.answer(0, command.number, 0);
     begun.wait().0.unwrap();
 }
 
@@ -154,13 +154,13 @@ fn who_may_not_drive_is_told_why_and_changes_nothing() {
     }
     // The one that is there serves on.
     let write = submit(&*stage.device(), Operation::Write, 0, vec![1; 512]);
-    let order = driver.expect(0, OrderKind::Write);
-    driver.answer(0, order.number, 0);
+    let command = driver.expect(0, CommandKind::Write);
+    driver.answer(0, command.number, 0);
     write.wait().0.unwrap();
 }
 
 #[test]
-fn a_driver_that_breaks_the_protocol_counts_as_dead_and_its_orders_as_not_done() {
+fn a_driver_that_breaks_the_protocol_counts_as_dead_and_its_commands_as_not_done() {
     type Break = fn(&Puppet, u64);
     let breaks: [Break; 5] = [
         |driver, number| driver.answer(0, number + 1, 0),
@@ -176,13 +176,13 @@ fn a_driver_that_breaks_the_protocol_counts_as_dead_and_its_orders_as_not_done()
         let mut driver = Puppet::come(stage.host.path(), hello).unwrap();
         hello = "";
         waits.get_or_insert_with(|| submit(&*stage.device(), Operation::Write, 0, vec![1; 512]));
-        let order = driver.expect(0, OrderKind::Write);
-        broken(&driver, order.number);
+        let command = driver.expect(0, CommandKind::Write);
+        broken(&driver, command.number);
         assert!(!stage.gone(), "it is taken for dead");
     }
     let mut sound = Puppet::come(stage.host.path(), "").unwrap();
-    let order = sound.expect(0, OrderKind::Write);
-    sound.answer(0, order.number, 0);
+    let command = sound.expect(0, CommandKind::Write);
+    sound.answer(0, command.number, 0);
     waits.unwrap().wait().0.unwrap();
 }
 
@@ -225,7 +225,7 @@ fn a_device_that_is_not_recoverable_fails_with_its_driver() {
     let mut driver = Puppet::come(stage.host.path(), "size=1048576 recoverable=0").unwrap();
     let device = stage.device();
     let waits = submit(&*device, Operation::Read, 0, vec![0; 512]);
-    driver.expect(0, OrderKind::Read);
+    driver.expect(0, CommandKind::Read);
     drop(driver);
     assert_eq!(waits.wait().0.unwrap_err().kind(), ErrorKind::Unavailable);
     let why = stage.hear(|event| if let Event::EndAsked(why) = event { why.clone() } else { None });
@@ -244,8 +244,8 @@ fn without_a_driver_requests_fail_at_once_where_that_was_asked_for() {
     assert!(told.to_string().contains("no driver now"), "{told}");
     let mut next = Puppet::come(stage.host.path(), "").unwrap();
     let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
-    let order = next.expect(0, OrderKind::Read);
-    next.answer(0, order.number, 0);
+    let command = next.expect(0, CommandKind::Read);
+    next.answer(0, command.number, 0);
     read.wait().0.unwrap();
 }
 
@@ -263,8 +263,8 @@ fn requests_that_waited_too_long_for_a_driver_fail_and_the_device_goes_on_with_t
         let mut next = Puppet::come(stage.host.path(), "").unwrap();
         let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
         let lane = usize::from(mode == "batch");
-        let order = next.expect(lane, OrderKind::Read);
-        next.answer(lane, order.number, 0);
+        let command = next.expect(lane, CommandKind::Read);
+        next.answer(lane, command.number, 0);
         read.wait().0.unwrap();
     }
 }
@@ -275,14 +275,14 @@ fn a_driver_that_does_not_answer_in_time_counts_as_dead() {
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     let waits = submit(&*device, Operation::Write, 0, vec![1; 512]);
-    driver.expect(0, OrderKind::Write);
+    driver.expect(0, CommandKind::Write);
     let pid = stage.hear(|event| if let Event::Hung { pid } = event { Some(*pid) } else { None });
     assert_eq!(pid, std::process::id());
     assert!(!stage.gone());
     let mut next = Puppet::come(stage.host.path(), "").unwrap();
-    let order = next.expect(0, OrderKind::Write);
-    assert!(order.again);
-    next.answer(0, order.number, 0);
+    let command = next.expect(0, CommandKind::Write);
+    assert!(command.again);
+    next.answer(0, command.number, 0);
     waits.wait().0.unwrap();
 }
 
@@ -293,12 +293,12 @@ fn a_driver_that_hangs_does_not_keep_its_successor_waiting_for_ever() {
     let device = stage.device();
     let path = stage.host.path().to_path_buf();
     let waits = submit(&*device, Operation::Write, 0, vec![1; 512]);
-    hung.expect(0, OrderKind::Write);
+    hung.expect(0, CommandKind::Write);
     let (tell, came) = std::sync::mpsc::channel();
     std::thread::spawn(move || tell.send(Puppet::come(&path, "replace=1").unwrap()));
     let mut next = came.recv_timeout(puppet::PATIENCE).expect("the one that hangs counts as gone");
-    let order = next.expect(0, OrderKind::Write);
-    next.answer(0, order.number, 0);
+    let command = next.expect(0, CommandKind::Write);
+    next.answer(0, command.number, 0);
     waits.wait().0.unwrap();
     drop(hung);
 }
@@ -310,7 +310,7 @@ fn a_driver_that_does_not_go_when_it_is_replaced_is_sent_away() {
     let path = stage.host.path().to_path_buf();
     let (tell, came) = std::sync::mpsc::channel();
     std::thread::spawn(move || tell.send(Puppet::come(&path, "replace=1").unwrap()));
-    stays.expect(0, OrderKind::End);
+    stays.expect(0, CommandKind::End);
     came.recv_timeout(puppet::PATIENCE).expect("the device is not the old one's for ever");
     assert!(!stage.gone(), "it did not go in order");
 }
@@ -323,12 +323,12 @@ fn a_device_ends_when_everything_was_answered_and_flushed() {
     let write = submit(&*device, Operation::Write, 0, vec![1; 512]);
     let host = stage.host.clone();
     let ending = std::thread::spawn(move || host.finish());
-    let first = driver.expect(0, OrderKind::Write);
-    let flush = driver.expect(0, OrderKind::Flush);
+    let first = driver.expect(0, CommandKind::Write);
+    let flush = driver.expect(0, CommandKind::Flush);
     driver.answer(0, first.number, 0);
     write.wait().0.unwrap();
     driver.answer(0, flush.number, 0);
-    driver.expect(0, OrderKind::End);
+    driver.expect(0, CommandKind::End);
     drop(driver);
     ending.join().unwrap().unwrap();
     assert!(stage.gone());
@@ -345,19 +345,19 @@ fn a_driver_that_dies_at_the_end_leaves_the_rest_to_the_next_one() {
     let stage = Stage::new("");
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
     let write = submit(&*stage.device(), Operation::Write, 0, vec![1; 512]);
-    driver.expect(0, OrderKind::Write);
+    driver.expect(0, CommandKind::Write);
     let host = stage.host.clone();
     let ending = std::thread::spawn(move || host.finish());
-    driver.expect(0, OrderKind::Flush);
+    driver.expect(0, CommandKind::Flush);
     drop(driver);
     assert!(!stage.gone());
     let mut next = Puppet::come(stage.host.path(), "").unwrap();
-    for kind in [OrderKind::Write, OrderKind::Flush] {
-        let order = next.expect(0, kind);
-        assert!(order.again);
-        next.answer(0, order.number, 0);
+    for kind in [CommandKind::Write, CommandKind::Flush] {
+        let command = next.expect(0, kind);
+        assert!(command.again);
+        next.answer(0, command.number, 0);
     }
-    next.expect(0, OrderKind::End);
+    next.expect(0, CommandKind::End);
     drop(next);
     ending.join().unwrap().unwrap();
     write.wait().0.unwrap();
@@ -384,10 +384,10 @@ fn a_write_that_is_to_be_durable_is_flushed_unless_the_driver_can_do_it_alone() 
     let stage = Stage::new("");
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
     let write = submit_with(&*stage.device(), Operation::Write, 0, vec![1; 512], fua);
-    let order = driver.expect(0, OrderKind::Write);
-    assert!(!order.fua);
-    driver.answer(0, order.number, 0);
-    let flush = driver.expect(0, OrderKind::Flush);
+    let command = driver.expect(0, CommandKind::Write);
+    assert!(!command.fua);
+    driver.answer(0, command.number, 0);
+    let flush = driver.expect(0, CommandKind::Flush);
     assert!(write.is_open(), "it is not durable yet");
     driver.answer(0, flush.number, 5);
     assert!(write.wait().0.is_err(), "a flush that failed made nothing durable");
@@ -395,16 +395,16 @@ fn a_write_that_is_to_be_durable_is_flushed_unless_the_driver_can_do_it_alone() 
     let stage = Stage::new("can_fua=1");
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
     let write = submit_with(&*stage.device(), Operation::Write, 0, vec![1; 512], fua);
-    let order = driver.expect(0, OrderKind::Write);
-    assert!(order.fua);
-    driver.answer(0, order.number, 0);
+    let command = driver.expect(0, CommandKind::Write);
+    assert!(command.fua);
+    driver.answer(0, command.number, 0);
     write.wait().0.unwrap();
 
     let stage = Stage::new("can_flush=0");
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
     let write = submit_with(&*stage.device(), Operation::Write, 0, vec![1; 512], fua);
-    let order = driver.expect(0, OrderKind::Write);
-    driver.answer(0, order.number, 0);
+    let command = driver.expect(0, CommandKind::Write);
+    driver.answer(0, command.number, 0);
     write.wait().0.unwrap();
     submit(&*stage.device(), Operation::Flush, 0, Vec::new()).wait().0.unwrap();
 }
@@ -415,16 +415,20 @@ fn a_durable_write_and_its_flush_are_done_by_the_same_driver() {
     let stage = Stage::new("");
     let mut first = Puppet::come(stage.host.path(), SIZE).unwrap();
     let write = submit_with(&*stage.device(), Operation::Write, 0, vec![7; 512], fua);
-    let order = first.expect(0, OrderKind::Write);
-    first.answer(0, order.number, 0);
-    first.expect(0, OrderKind::Flush);
+    let command = first.expect(0, CommandKind::Write);
+    first.answer(0, command.number, 0);
+    first.expect(0, CommandKind::Flush);
     drop(first);
     stage.gone();
     let mut second = Puppet::come(stage.host.path(), "").unwrap();
-    let order = second.expect(0, OrderKind::Write);
-    assert_eq!((second.bytes(0, &order), order.again), (vec![7; 512], true), "nobody flushed it");
-    second.answer(0, order.number, 0);
-    let flush = second.expect(0, OrderKind::Flush);
+    let command = second.expect(0, CommandKind::Write);
+    assert_eq!(
+        (second.bytes(0, &command), command.again),
+        (vec![7; 512], true),
+        "nobody flushed it"
+    );
+    second.answer(0, command.number, 0);
+    let flush = second.expect(0, CommandKind::Flush);
     assert!(write.is_open(), "it is not durable yet");
     second.answer(0, flush.number, 0);
     write.wait().0.unwrap();
@@ -437,14 +441,14 @@ fn zeroes_and_discards_that_are_to_be_durable_are_flushed_too() {
         let stage = Stage::new(&format!("{given} can_discard=1 can_write_zeroes=1"));
         let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
         for (operation, kind) in [
-            (Operation::WriteZeroes, OrderKind::WriteZeroes),
-            (Operation::Discard, OrderKind::Discard),
+            (Operation::WriteZeroes, CommandKind::WriteZeroes),
+            (Operation::Discard, CommandKind::Discard),
         ] {
             let change = submit_with(&*stage.device(), operation, 0, vec![0; 512], fua);
-            let order = driver.expect(0, kind);
-            assert!(!order.fua, "that is for writes");
-            driver.answer(0, order.number, 0);
-            let flush = driver.expect(0, OrderKind::Flush);
+            let command = driver.expect(0, kind);
+            assert!(!command.fua, "that is for writes");
+            driver.answer(0, command.number, 0);
+            let flush = driver.expect(0, CommandKind::Flush);
             assert!(change.is_open(), "{given}: it is not durable yet");
             driver.answer(0, flush.number, 0);
             change.wait().0.unwrap();
@@ -453,19 +457,19 @@ fn zeroes_and_discards_that_are_to_be_durable_are_flushed_too() {
 }
 
 #[test]
-fn no_more_orders_are_with_a_driver_than_it_takes() {
+fn no_more_commands_are_with_a_driver_than_it_takes() {
     let stage = Stage::new("queue_depth=2");
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     let asked: Vec<_> =
         (0..5).map(|n| submit(&*device, Operation::Read, n * 512, vec![0; 512])).collect();
-    let mut with_it = vec![driver.order(0), driver.order(0)];
+    let mut with_it = vec![driver.command(0), driver.command(0)];
     for request in &asked {
-        let order = with_it.remove(0);
-        driver.answer(0, order.number, 0);
+        let command = with_it.remove(0);
+        driver.answer(0, command.number, 0);
         request.wait().0.unwrap();
-        if asked.len() > 2 && order.address < 3 * 512 {
-            with_it.push(driver.order(0));
+        if asked.len() > 2 && command.address < 3 * 512 {
+            with_it.push(driver.command(0));
         }
     }
 }
@@ -478,7 +482,7 @@ fn a_batch_driver_gets_chunks_and_the_next_one_gets_them_again_with_newer_bytes(
     let metadata: usize = first.welcome.parsed("metadata_bytes").unwrap();
     submit(&*device, Operation::Write, 512, vec![1; 1024]).wait().0.unwrap();
     let flush = submit(&*device, Operation::Flush, 0, Vec::new());
-    let old = first.expect(0, OrderKind::Chunk);
+    let old = first.expect(0, CommandKind::Chunk);
     assert_eq!((old.records, old.length), (1, metadata as u64 + 1024));
     let bytes = first.bytes(0, &old);
     assert_eq!(bytes[metadata..], [1; 1024]);
@@ -487,17 +491,17 @@ fn a_batch_driver_gets_chunks_and_the_next_one_gets_them_again_with_newer_bytes(
         (1, 2, 1, 1),
         "sector, sectors, sequence, flag"
     );
-    let flushed = first.expect(0, OrderKind::Flush);
+    let flushed = first.expect(0, CommandKind::Flush);
     // A newer write of the second block, in a newer chunk: acknowledged before the older one.
     submit(&*device, Operation::Write, 1024, vec![2; 512]).wait().0.unwrap();
     let again = submit(&*device, Operation::Flush, 0, Vec::new());
-    let new = first.expect(0, OrderKind::Chunk);
+    let new = first.expect(0, CommandKind::Chunk);
     assert!(new.floor <= old.horizon, "the older one is not answered");
     first.answer(0, new.number, 0);
     drop(first);
     assert!(!stage.gone());
     let mut second = Puppet::come(stage.host.path(), "").unwrap();
-    let old = second.expect(0, OrderKind::Chunk);
+    let old = second.expect(0, CommandKind::Chunk);
     assert!(old.again);
     let bytes = second.bytes(0, &old);
     assert_eq!(
@@ -506,9 +510,9 @@ fn a_batch_driver_gets_chunks_and_the_next_one_gets_them_again_with_newer_bytes(
         "the newer bytes are in the older write"
     );
     second.answer(0, old.number, 0);
-    assert_eq!(second.expect(0, OrderKind::Flush).number, flushed.number);
+    assert_eq!(second.expect(0, CommandKind::Flush).number, flushed.number);
     second.answer(0, flushed.number, 0);
-    let last = second.expect(0, OrderKind::Flush);
+    let last = second.expect(0, CommandKind::Flush);
     second.answer(0, last.number, 0);
     flush.wait().0.unwrap();
     again.wait().0.unwrap();
@@ -523,19 +527,19 @@ fn a_chunk_that_failed_is_told_to_every_flush_of_it_and_to_no_other() {
     let before = flush();
     submit(&*device, Operation::Write, 0, vec![1; 512]).wait().0.unwrap();
     let behind = [flush(), flush()];
-    let first = driver.expect(0, OrderKind::Flush);
-    let chunk = driver.expect(0, OrderKind::Chunk);
+    let first = driver.expect(0, CommandKind::Flush);
+    let chunk = driver.expect(0, CommandKind::Chunk);
     driver.answer(0, chunk.number, 28);
     driver.answer(0, first.number, 0);
     before.wait().0.expect("it came before the write");
     for flush in behind {
-        let order = driver.expect(0, OrderKind::Flush);
-        driver.answer(0, order.number, 0);
+        let command = driver.expect(0, CommandKind::Flush);
+        driver.answer(0, command.number, 0);
         assert_eq!(flush.wait().0.unwrap_err().kind(), ErrorKind::Full);
     }
     let later = flush();
-    let order = driver.expect(0, OrderKind::Flush);
-    driver.answer(0, order.number, 0);
+    let command = driver.expect(0, CommandKind::Flush);
+    driver.answer(0, command.number, 0);
     later.wait().0.expect("it was told");
 }
 
@@ -545,12 +549,12 @@ fn a_flush_that_is_weak_tells_of_a_chunk_that_failed_before() {
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
     let device = stage.device();
     submit(&*device, Operation::Write, 0, vec![1; 512]).wait().0.unwrap();
-    let chunk = driver.expect(0, OrderKind::Chunk);
+    let chunk = driver.expect(0, CommandKind::Chunk);
     driver.answer(0, chunk.number, 5);
     // A read of the same bytes goes behind the answer.
     let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
-    let order = driver.expect(1, OrderKind::Read);
-    driver.answer(1, order.number, 0);
+    let command = driver.expect(1, CommandKind::Read);
+    driver.answer(1, command.number, 0);
     read.wait().0.unwrap();
     assert!(submit(&*device, Operation::Flush, 0, Vec::new()).wait().0.is_err());
 }
@@ -560,21 +564,21 @@ fn any_bytes_can_be_written_although_the_driver_knows_blocks() {
     let stage = Stage::new("");
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
     let write = submit(&*stage.device(), Operation::Write, 700, vec![5; 10]);
-    let read = driver.expect(0, OrderKind::Read);
+    let read = driver.expect(0, CommandKind::Read);
     assert_eq!((read.address, read.length), (512, 512));
     driver.fill(0, &read, 3);
     driver.answer(0, read.number, 0);
-    let order = driver.expect(0, OrderKind::Write);
-    let bytes = driver.bytes(0, &order);
+    let command = driver.expect(0, CommandKind::Write);
+    let bytes = driver.bytes(0, &command);
     assert_eq!((bytes.len(), bytes[187], bytes[188], bytes[197], bytes[198]), (512, 3, 5, 5, 3));
-    driver.answer(0, order.number, 0);
+    driver.answer(0, command.number, 0);
     write.wait().0.unwrap();
     let stage = Stage::new("byte_granular=1");
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
     let write = submit(&*stage.device(), Operation::Write, 700, vec![5; 10]);
-    let order = driver.expect(0, OrderKind::Write);
-    assert_eq!((order.address, order.length), (700, 10));
-    driver.answer(0, order.number, 0);
+    let command = driver.expect(0, CommandKind::Write);
+    assert_eq!((command.address, command.length), (700, 10));
+    driver.answer(0, command.number, 0);
     write.wait().0.unwrap();
 }
 

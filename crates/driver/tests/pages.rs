@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use sawmill_driver::DeviceOptions;
 use sawmill_driver::batch::chunk::{RECORD_BYTES, Record};
-use sawmill_driver::protocol::{ANSWER_BYTES, Control, ControlKind, Facts, ORDER_BYTES, OrderKind};
+use sawmill_driver::protocol::{
+    ANSWER_BYTES, COMMAND_BYTES, CommandKind, Control, ControlKind, Facts,
+};
 
 fn page(name: &str) -> String {
     let path = format!("{}/../../docs/format/{name}", env!("CARGO_MANIFEST_DIR"));
@@ -24,7 +26,7 @@ fn every_kind_has_its_number_on_the_page() {
         let bytes = Control::new(kind, Facts::default().with("a", 1)).encode();
         assert_eq!(bytes, [&(kind as u32).to_le_bytes()[..], b"a=1\n"].concat());
     }
-    use OrderKind::{Chunk, Discard, End, Flush, Read, Write, WriteZeroes};
+    use CommandKind::{Chunk, Discard, End, Flush, Read, Write, WriteZeroes};
     for (kind, name) in [
         (Read, "READ"),
         (Write, "WRITE"),
@@ -36,7 +38,7 @@ fn every_kind_has_its_number_on_the_page() {
     ] {
         assert!(page.contains(&format!("| {} | {name} |", kind as u32)), "no row of {name}");
     }
-    assert!(page.contains(&format!("orders, {ORDER_BYTES} bytes each")));
+    assert!(page.contains(&format!("commands, {COMMAND_BYTES} bytes each")));
     assert!(page.contains(&format!("answers, {ANSWER_BYTES} bytes each")));
 }
 

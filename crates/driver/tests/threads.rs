@@ -209,7 +209,7 @@ impl Life<'_> {
                 hand.push(Work::Chunk(queue, chunk));
             }
             Some(Delivery::Flush(number)) => hand.push(Work::Flush(queue, number)),
-            Some(Delivery::Range(order)) => hand.push(Work::Range(queue, order)),
+            Some(Delivery::Range(command)) => hand.push(Work::Range(queue, command)),
             Some(Delivery::End) | None => {}
         }
         drop(unapplied);
@@ -242,11 +242,11 @@ impl Life<'_> {
                 }
                 batch.acknowledge_write(queue, number, Ok(())).expect("handed over");
             }
-            Work::Range(queue, order) => {
-                for block in order.address / BLOCK..(order.address + order.length) / BLOCK {
+            Work::Range(queue, command) => {
+                for block in command.address / BLOCK..(command.address + command.length) / BLOCK {
                     *world.disk[block as usize].lock() = 0;
                 }
-                batch.acknowledge_write(queue, order.number, Ok(())).expect("handed over");
+                batch.acknowledge_write(queue, command.number, Ok(())).expect("handed over");
             }
             Work::Read(queue, read) => {
                 let mut at = (read.address / BLOCK) as usize;
@@ -328,7 +328,7 @@ fn judge_block(block: u64, history: &[&Event]) {
             "{:?} of block {block}: {value} is old",
             event.operation
         );
-        // What a flush made durable may be of a write that goes on: no order follows from seeing
+        // What a flush made durable may be of a write that goes on: no command follows from seeing
         // it.
         if event.operation == Operation::Read {
             zone.low = zone.low.min(event.end);
@@ -472,7 +472,7 @@ fn drive(world: &World, submitting: &AtomicU64) {
 }
 
 #[test]
-fn threads_that_meet_in_every_hazard_see_one_order_of_writes_whoever_dies() {
+fn threads_that_meet_in_every_hazard_see_one_command_of_writes_whoever_dies() {
     let mut seen = BTreeMap::new();
     // With room, and with so little that writers wait for it.
     for write_shm_size in [256 << 10, 32 << 10] {

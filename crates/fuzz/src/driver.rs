@@ -1,7 +1,7 @@
 //! Packets between a host and a driver: what is understood has one encoding, and is refused or
 //! understood whole.
 
-use sawmill_driver::protocol::{Answer, Control, Order};
+use sawmill_driver::protocol::{Answer, Command, Control};
 
 /// The same bytes as each kind of packet.
 pub(crate) fn packet(bytes: &[u8]) {
@@ -9,14 +9,14 @@ pub(crate) fn packet(bytes: &[u8]) {
         let again = Control::decode(&control.encode()).expect("what was encoded is understood");
         assert_eq!(again, control, "it is what was said");
     }
-    if let Ok(orders) = Order::decode_all(bytes) {
+    if let Ok(commands) = Command::decode_all(bytes) {
         assert_eq!(
-            orders.len(),
-            bytes.len() / orders[0].encode().len(),
-            "each order is understood"
+            commands.len(),
+            bytes.len() / commands[0].encode().len(),
+            "each command is understood"
         );
-        let encoded: Vec<u8> = orders.iter().flat_map(Order::encode).collect();
-        assert_eq!(Order::decode_all(&encoded).expect("it is understood"), orders);
+        let encoded: Vec<u8> = commands.iter().flat_map(Command::encode).collect();
+        assert_eq!(Command::decode_all(&encoded).expect("it is understood"), commands);
     }
     if let Ok(answers) = Answer::decode_all(bytes) {
         let encoded: Vec<u8> = answers.iter().flat_map(Answer::encode).collect();

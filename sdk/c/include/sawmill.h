@@ -60,7 +60,7 @@ struct sawmill_driver {
     int (*write_zeroes)(void *user, uint64_t offset, uint64_t length, int keep_space);
     int (*write_chunk)(void *user, const struct sawmill_chunk *chunk);
     int (*flush_queue)(void *user, uint32_t queue);
-    /* The host took the driver on: orders come now. */
+    /* The host took the driver on: commands come now. */
     void (*attached)(void *user, struct sawmill_device *device);
     /* The device can be used: "KIND ADDRESS" for each door, then NULL.  The strings are good during
      * the call. */

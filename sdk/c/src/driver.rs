@@ -199,11 +199,11 @@ impl ChunkDriver for CDriver {
             bytes: chunk.bytes.as_ptr().cast(),
             length: chunk.bytes.len(),
             metadata_bytes: chunk.metadata_bytes,
-            records: chunk.order.records,
-            horizon: chunk.order.horizon,
-            floor: chunk.order.floor,
+            records: chunk.command.records,
+            horizon: chunk.command.horizon,
+            floor: chunk.command.floor,
             queue: u32::try_from(chunk.queue).unwrap_or(u32::MAX),
-            again: u32::from(chunk.order.again),
+            again: u32::from(chunk.command.again),
         };
         // SAFETY: the program's function, with bytes that stay as they are meanwhile.
         told(unsafe { write_chunk(self.user, &told_of) })

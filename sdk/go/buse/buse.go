@@ -91,22 +91,22 @@ func (d *device) begin() bool {
 	return first
 }
 
-// do fulfils one order.
-func (b *Buse) do(_ context.Context, order driver.Order) error {
-	switch order.Kind {
+// do fulfils one command.
+func (b *Buse) do(_ context.Context, command driver.Command) error {
+	switch command.Kind {
 	case driver.Read:
 		// What a driver has no bytes for would else be bytes of another read.
-		for i := range order.Data {
-			order.Data[i] = 0
+		for i := range command.Data {
+			command.Data[i] = 0
 		}
 		block := b.Options.BlockSize
-		return b.ReadWriter.BuseRead(order.Address/block, order.Length/block, order.Data)
+		return b.ReadWriter.BuseRead(command.Address/block, command.Length/block, command.Data)
 	case driver.WriteChunk:
-		return b.ReadWriter.BuseWrite(order.Records, order.Data)
+		return b.ReadWriter.BuseWrite(command.Records, command.Data)
 	case driver.Flush:
 		return nil // the chunks before it have been waited for; without Durable none comes
 	}
-	return fmt.Errorf("an order that buse has no callback for: %v", order.Kind)
+	return fmt.Errorf("a command that buse has no callback for: %v", command.Kind)
 }
 
 // StopDevice ends the device: what was accepted is done first, then Run returns.

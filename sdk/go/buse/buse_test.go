@@ -128,10 +128,10 @@ func Test_callbacks_get_blocks_and_whole_chunks_between_pre_run_and_post_remove(
 	driver.Memory[0][65536] = 9
 	driver.Memory[1][4096] = 1
 	driver.Memory[1][5000] = 1
-	driver.Order(0, mockhost.Order{
+	driver.Command(0, mockhost.Command{
 		Kind: mockhost.Chunk, Number: 1, Offset: 65536, Length: 9000, Records: 2,
 	})
-	driver.Order(1, mockhost.Order{
+	driver.Command(1, mockhost.Command{
 		Kind: mockhost.Read, Number: 2, Address: 3 * 4096, Length: 8192, Offset: 4096,
 	})
 	for lane := range driver.Lanes {
@@ -168,8 +168,8 @@ func Test_an_error_of_a_callback_is_answered_as_one(t *testing.T) {
 		write: func(int64, []byte) error { panic("a bug") },
 	}
 	driver, _, _, over := running(t, rw, fine)
-	driver.Order(0, mockhost.Order{Kind: mockhost.Chunk, Number: 1})
-	driver.Order(1, mockhost.Order{Kind: mockhost.Read, Number: 2, Length: 4096})
+	driver.Command(0, mockhost.Command{Kind: mockhost.Chunk, Number: 1})
+	driver.Command(1, mockhost.Command{Kind: mockhost.Read, Number: 2, Length: 4096})
 	for lane := range driver.Lanes {
 		if _, errno, err := driver.Answer(lane); errno != 5 || err != nil {
 			t.Fatal(errno, err)
@@ -185,9 +185,9 @@ func Test_a_flush_of_a_durable_device_waits_for_its_chunks(t *testing.T) {
 		calls: make(chan string, 4), write: func(int64, []byte) error { <-goOn; return nil },
 	}
 	driver, _, _, over := running(t, rw, fine)
-	driver.Order(0,
-		mockhost.Order{Kind: mockhost.Chunk, Number: 1},
-		mockhost.Order{Kind: mockhost.Flush, Number: 2})
+	driver.Command(0,
+		mockhost.Command{Kind: mockhost.Chunk, Number: 1},
+		mockhost.Command{Kind: mockhost.Flush, Number: 2})
 	close(goOn)
 	for number := uint64(1); number <= 2; number++ {
 		if n, errno, err := driver.Answer(0); n != number || errno != 0 || err != nil {

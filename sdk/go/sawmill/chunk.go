@@ -91,26 +91,26 @@ type ChunkDevice interface {
 	Flush(ctx context.Context) error
 }
 
-// performChunks does one order of batch mode.
+// performChunks does one command of batch mode.
 func performChunks(
 	device ChunkDevice, metadataBytes int64,
-) func(context.Context, driver.Order) error {
-	return func(ctx context.Context, order driver.Order) error {
-		switch order.Kind {
+) func(context.Context, driver.Command) error {
+	return func(ctx context.Context, command driver.Command) error {
+		switch command.Kind {
 		case driver.Read:
-			return device.ReadAt(ctx, order.Data, order.Address)
+			return device.ReadAt(ctx, command.Data, command.Address)
 		case driver.WriteChunk:
 			chunk := Chunk{
-				Bytes: order.Data, MetadataBytes: int(metadataBytes), Count: int(order.Records),
-				Used: order.Length, Queue: order.Queue, Again: order.Flags&driver.Again != 0,
-				Horizon: order.Horizon, Floor: order.Floor,
+				Bytes: command.Data, MetadataBytes: int(metadataBytes), Count: int(command.Records),
+				Used: command.Length, Queue: command.Queue, Again: command.Flags&driver.Again != 0,
+				Horizon: command.Horizon, Floor: command.Floor,
 			}
 			if err := chunk.check(); err != nil {
 				return err
 			}
 			return device.WriteChunk(ctx, chunk)
 		default:
-			return rarely(ctx, device, order)
+			return rarely(ctx, device, command)
 		}
 	}
 }
@@ -133,13 +133,13 @@ func (d inChunks) Flush(ctx context.Context) error {
 }
 
 func (d inChunks) Discard(ctx context.Context, off, length int64) error {
-	return rarely(ctx, d.Device, driver.Order{Kind: driver.Discard, Address: off, Length: length})
+	return rarely(ctx, d.Device, driver.Command{Kind: driver.Discard, Address: off, Length: length})
 }
 
 func (d inChunks) WriteZeroes(ctx context.Context, off, length int64, keepSpace bool) error {
-	order := driver.Order{Kind: driver.WriteZeroes, Address: off, Length: length}
+	command := driver.Command{Kind: driver.WriteZeroes, Address: off, Length: length}
 	if keepSpace {
-		order.Flags = driver.NoUnmap
+		command.Flags = driver.NoUnmap
 	}
-	return rarely(ctx, d.Device, order)
+	return rarely(ctx, d.Device, command)
 }

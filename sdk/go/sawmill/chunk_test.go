@@ -45,11 +45,11 @@ func Test_without_numbers_the_model_finds_late_writes(t *testing.T) {
 		// The same kind of chance, and nobody asks who is newer.
 		chance := rand.New(rand.NewSource(seed))
 		disk, expected := make([]byte, 4096), make([]byte, 4096)
-		order := chance.Perm(32)
+		command := chance.Perm(32)
 		for n := range 32 {
 			copy(expected[n%4*512:], bytes.Repeat([]byte{byte(n + 1)}, 1024))
 		}
-		for _, n := range order {
+		for _, n := range command {
 			copy(disk[n%4*512:], bytes.Repeat([]byte{byte(n + 1)}, 1024))
 		}
 		if !bytes.Equal(disk, expected) {
@@ -153,7 +153,7 @@ func Test_an_ordinary_device_takes_chunks_where_the_host_batches(t *testing.T) {
 	bytesOf := make([]byte, 1<<20)
 	device := disk{
 		read: func(p []byte, off int64) error {
-			mu.Lock() // answers order them, which the race detector does not see
+			mu.Lock() // answers command them, which the race detector does not see
 			defer mu.Unlock()
 			copy(p, bytesOf[off:])
 			return nil
@@ -171,15 +171,15 @@ func Test_an_ordinary_device_takes_chunks_where_the_host_batches(t *testing.T) {
 	older := chunkOf(4096, 65536, []Record{{0, 2048, 1}}, []byte{1})
 	copy(driver.Memory[0], newer.Bytes)
 	copy(driver.Memory[0][65536:], older.Bytes)
-	order := mockhost.Order{
+	command := mockhost.Command{
 		Kind: mockhost.Chunk, Number: 1, Length: 4608, Records: 1, Horizon: 2, Floor: 1,
 	}
-	driver.Order(0, order)
+	driver.Command(0, command)
 	expect(t, driver, 0, 1, 0)
-	order.Number, order.Offset, order.Length = 2, 65536, 6144
-	driver.Order(0, order)
+	command.Number, command.Offset, command.Length = 2, 65536, 6144
+	driver.Command(0, command)
 	expect(t, driver, 0, 2, 0)
-	driver.Order(1, mockhost.Order{Kind: mockhost.Read, Number: 3, Length: 2048})
+	driver.Command(1, mockhost.Command{Kind: mockhost.Read, Number: 3, Length: 2048})
 	expect(t, driver, 1, 3, 0)
 	read := driver.Memory[1]
 	if read[0] != 1 || read[512] != 2 || read[1024] != 1 {
@@ -214,10 +214,10 @@ func Test_a_flush_waits_for_the_chunks_before_it(t *testing.T) {
 		t.Fatal(err)
 	}
 	driver := <-came
-	driver.Order(0,
-		mockhost.Order{Kind: mockhost.Chunk, Number: 1},
-		mockhost.Order{Kind: mockhost.Flush, Number: 2},
-		mockhost.Order{Kind: mockhost.Flush, Number: 3, Flags: 4})
+	driver.Command(0,
+		mockhost.Command{Kind: mockhost.Chunk, Number: 1},
+		mockhost.Command{Kind: mockhost.Flush, Number: 2},
+		mockhost.Command{Kind: mockhost.Flush, Number: 3, Flags: 4})
 	select {
 	case <-device.flushed:
 		t.Fatal("flushed before the chunk was stored")

@@ -59,29 +59,29 @@ func abilities(device any) driver.Facts {
 	return facts
 }
 
-// perform does one order of plain mode.
-func perform(device Device) func(context.Context, driver.Order) error {
-	return func(ctx context.Context, order driver.Order) error {
-		switch order.Kind {
+// perform does one command of plain mode.
+func perform(device Device) func(context.Context, driver.Command) error {
+	return func(ctx context.Context, command driver.Command) error {
+		switch command.Kind {
 		case driver.Read:
-			return device.ReadAt(ctx, order.Data, order.Address)
+			return device.ReadAt(ctx, command.Data, command.Address)
 		case driver.Write:
-			if durable, ok := device.(FUA); ok && order.Flags&driver.FUA != 0 {
-				return durable.WriteFUA(ctx, order.Data, order.Address)
+			if durable, ok := device.(FUA); ok && command.Flags&driver.FUA != 0 {
+				return durable.WriteFUA(ctx, command.Data, command.Address)
 			}
-			if order.Flags&driver.FUA != 0 {
+			if command.Flags&driver.FUA != 0 {
 				return syscall.EOPNOTSUPP
 			}
-			return device.WriteAt(ctx, order.Data, order.Address)
+			return device.WriteAt(ctx, command.Data, command.Address)
 		default:
-			return rarely(ctx, device, order)
+			return rarely(ctx, device, command)
 		}
 	}
 }
 
 // rarely does what is not for every device, in either mode.
-func rarely(ctx context.Context, device any, order driver.Order) error {
-	switch order.Kind {
+func rarely(ctx context.Context, device any, command driver.Command) error {
+	switch command.Kind {
 	case driver.Flush:
 		if flusher, ok := device.(Flusher); ok {
 			return flusher.Flush(ctx)
@@ -89,13 +89,13 @@ func rarely(ctx context.Context, device any, order driver.Order) error {
 		return nil
 	case driver.Discard:
 		if discarder, ok := device.(Discarder); ok {
-			return discarder.Discard(ctx, order.Address, order.Length)
+			return discarder.Discard(ctx, command.Address, command.Length)
 		}
 		return nil // it only may forget
 	case driver.WriteZeroes:
 		if zeroer, ok := device.(Zeroer); ok {
-			keepSpace := order.Flags&driver.NoUnmap != 0
-			return zeroer.WriteZeroes(ctx, order.Address, order.Length, keepSpace)
+			keepSpace := command.Flags&driver.NoUnmap != 0
+			return zeroer.WriteZeroes(ctx, command.Address, command.Length, keepSpace)
 		}
 	}
 	return syscall.EOPNOTSUPP

@@ -25,7 +25,7 @@ type Options struct {
 
 	Size            int64 // size, bytes
 	BlockSize       int64 // blocksize: 512 or 4096
-	ByteGranular    bool  // byte_granular: orders begin and end at any byte
+	ByteGranular    bool  // byte_granular: commands begin and end at any byte
 	Queues          int   // hw_queues
 	QueueDepth      int   // queue_depth: callbacks of a queue that run at once
 	RequestBytesMax int64 // request_bytes_max

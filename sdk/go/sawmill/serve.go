@@ -113,10 +113,10 @@ func (h *Handle) End() error { return h.session.Leave(nil) }
 // Fail ends the device at once: what waits fails, what was not flushed may be lost.
 func (h *Handle) Fail(reason error) error { return h.session.Leave(reason) }
 
-// work does one order.
-type work = func(context.Context, driver.Order) error
+// work does one command.
+type work = func(context.Context, driver.Command) error
 
-// way is how orders reach a device.
+// way is how commands reach a device.
 type way struct {
 	abilities driver.Facts
 	perform   func(*driver.Session) (work, error)
@@ -187,10 +187,10 @@ func start(ctx context.Context, socket string, way way, options Options) (*Handl
 	if err != nil || depth == 0 {
 		depth = 64
 	}
-	orders := driver.Work{Do: do, Depth: int(depth), Log: func(text string) {
+	commands := driver.Work{Do: do, Depth: int(depth), Log: func(text string) {
 		logger.Error(text, "device", session.Facts.Get("name"))
 	}}
-	go handle.work(context.WithoutCancel(ctx), orders)
+	go handle.work(context.WithoutCancel(ctx), commands)
 	go handle.listen()
 	go handle.endWith(ctx)
 	return handle, nil
@@ -203,8 +203,8 @@ func (h *Handle) giveUp() {
 	}
 }
 
-func (h *Handle) work(ctx context.Context, orders driver.Work) {
-	h.outcome, h.err = h.session.Serve(ctx, orders)
+func (h *Handle) work(ctx context.Context, commands driver.Work) {
+	h.outcome, h.err = h.session.Serve(ctx, commands)
 	if h.started != nil && h.outcome == driver.Ended {
 		// Its name is free again when this one is over.
 		h.started.Wait()

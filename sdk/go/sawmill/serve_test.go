@@ -65,11 +65,11 @@ func Test_payloads_are_slices_of_the_shared_memory(t *testing.T) {
 	}
 	driver, handle, _ := attached(t, device, Options{}, "mode=plain\n")
 	copy(driver.Memory[0][4096:], "written")
-	driver.Order(0, mockhost.Order{
+	driver.Command(0, mockhost.Command{
 		Kind: mockhost.Write, Number: 7, Address: 512, Length: 7, Offset: 4096,
 	})
 	expect(t, driver, 0, 7, 0)
-	driver.Order(0, mockhost.Order{
+	driver.Command(0, mockhost.Command{
 		Kind: mockhost.Read, Number: 8, Address: 1024, Length: 8, Offset: 8192,
 	})
 	expect(t, driver, 0, 8, 0)
@@ -93,7 +93,7 @@ func Test_an_errno_is_that_errno_and_anything_else_is_eio(t *testing.T) {
 	for off, errno := range map[uint64]syscall.Errno{
 		0: syscall.ENOSPC, 512: syscall.EIO, 1024: syscall.EIO,
 	} {
-		driver.Order(0, mockhost.Order{Kind: mockhost.Read, Number: off, Address: off, Length: 512})
+		driver.Command(0, mockhost.Command{Kind: mockhost.Read, Number: off, Address: off, Length: 512})
 		expect(t, driver, 0, off, errno)
 	}
 	driver.End("replaced")
@@ -102,17 +102,17 @@ func Test_an_errno_is_that_errno_and_anything_else_is_eio(t *testing.T) {
 	}
 }
 
-func Test_orders_run_side_by_side_and_end_waits_for_them(t *testing.T) {
+func Test_commands_run_side_by_side_and_end_waits_for_them(t *testing.T) {
 	met := make(chan struct{})
 	device := disk{
 		read:  func([]byte, int64) error { met <- struct{}{}; return nil },
 		write: func([]byte, int64) error { <-met; return nil },
 	}
 	driver, handle, _ := attached(t, device, Options{}, "mode=plain\n")
-	driver.Order(0,
-		mockhost.Order{Kind: mockhost.Write, Number: 1, Length: 512},
-		mockhost.Order{Kind: mockhost.Read, Number: 2, Length: 512},
-		mockhost.Order{Kind: mockhost.End})
+	driver.Command(0,
+		mockhost.Command{Kind: mockhost.Write, Number: 1, Length: 512},
+		mockhost.Command{Kind: mockhost.Read, Number: 2, Length: 512},
+		mockhost.Command{Kind: mockhost.End})
 	for range 2 {
 		if _, errno, err := driver.Answer(0); errno != 0 || err != nil {
 			t.Fatal(errno, err)
@@ -141,13 +141,13 @@ func Test_what_was_not_given_is_not_said(t *testing.T) {
 }
 
 func Test_a_host_that_breaks_the_protocol_is_told_apart(t *testing.T) {
-	for expected, order := range map[string]mockhost.Order{
+	for expected, command := range map[string]mockhost.Command{
 		"outside":      {Kind: mockhost.Read, Length: 4096, Offset: 1<<20 - 512},
 		"unknown kind": {Kind: 99},
 		"beyond 2^63":  {Kind: mockhost.Write, Address: 1 << 63},
 	} {
 		driver, handle, _ := attached(t, disk{}, Options{}, "mode=plain\n")
-		driver.Order(0, order)
+		driver.Command(0, command)
 		if err := handle.Wait(); err == nil || !strings.Contains(err.Error(), expected) {
 			t.Errorf("%v, expected %q", err, expected)
 		}
@@ -218,7 +218,7 @@ func Test_a_context_that_ends_takes_leave_and_drains(t *testing.T) {
 		driver.Say(mockhost.Doors, "door=nbd somewhere\n")
 		_, text := driver.Hear()
 		left <- text
-		driver.Order(0, mockhost.Order{Kind: mockhost.Read, Number: 1, Length: 512})
+		driver.Command(0, mockhost.Command{Kind: mockhost.Read, Number: 1, Length: 512})
 		if _, errno, err := driver.Answer(0); errno != 0 || err != nil {
 			t.Error("what comes before END is still done:", errno, err)
 		}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from .errors import ProtocolError
 from .options import Effective
-from .wire import AGAIN, Order
+from .wire import AGAIN, Command
 
 RECORD = struct.Struct("<QQQQ")
 SECTOR_BYTES = 512
@@ -38,14 +38,14 @@ class Chunk:
     again         a former driver had it
     """
 
-    def __init__(self, raw: memoryview, order: Order, options: Effective):
+    def __init__(self, raw: memoryview, command: Command, options: Effective):
         self.raw = raw
-        self.count = order.records
+        self.count = command.records
         self.metadata_bytes = options.metadata_bytes
         self.area_bytes = options.area_bytes
-        self.horizon, self.floor = order.horizon, order.floor
-        self.again = bool(order.flags & AGAIN)
-        self._records = self._checked(order, options.size)
+        self.horizon, self.floor = command.horizon, command.floor
+        self.again = bool(command.flags & AGAIN)
+        self._records = self._checked(command, options.size)
 
     def records(self) -> Iterator[Record]:
         """The writes of the chunk, in order."""
@@ -54,10 +54,10 @@ class Chunk:
             yield Record(address, length, sequence, raw[at : at + length])
             at += length
 
-    def _checked(self, order: Order, size_bytes: int) -> list[tuple[int, int, int]]:
+    def _checked(self, command: Command, size_bytes: int) -> list[tuple[int, int, int]]:
         end = self.count * RECORD.size
         if end > self.metadata_bytes or self.metadata_bytes > len(self.raw):
-            raise ProtocolError(f"{order} has {self.count} records: more than it has room for")
+            raise ProtocolError(f"{command} has {self.count} records: more than it has room for")
         room = len(self.raw) - self.metadata_bytes
         found = []
         for sector, sectors, sequence, flag in RECORD.iter_unpack(self.raw[:end]):
@@ -67,6 +67,6 @@ class Chunk:
             in_place = room >= 0 and address + length <= size_bytes
             if flag != FLAG_WRITE or length == 0 or not in_one_area or not in_place:
                 record = f"sector {sector}, sectors {sectors}, flag {flag}"
-                raise ProtocolError(f"{order} has a record that makes no sense: {record}")
+                raise ProtocolError(f"{command} has a record that makes no sense: {record}")
             found.append((address, length, sequence))
         return found

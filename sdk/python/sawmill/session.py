@@ -4,7 +4,7 @@ and the end.
 Invariants: every descriptor that came is owned by somebody or closed; the first reason for a
 failure is the one that is told.
 
-Not here: orders (work.py), threads (threads.py), coroutines (tasks.py),
+Not here: commands (work.py), threads (threads.py), coroutines (tasks.py),
 how a host is found or started (host.py).
 """
 
@@ -43,7 +43,7 @@ class Door(NamedTuple):
 
 @dataclass
 class Lane:
-    """A socket on which orders come, and what is done with them."""
+    """A socket on which commands come, and what is done with them."""
 
     socket: socket.socket
     worker: Worker
@@ -133,7 +133,7 @@ def shut(connection: socket.socket) -> None:
 
 
 def attach(path: str | Path, device: object, asked: dict[str, object], *, replace: bool) -> Session:
-    """Connects a device to the host that listens there; returns when its orders come."""
+    """Connects a device to the host that listens there; returns when its commands come."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         try:

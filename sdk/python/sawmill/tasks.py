@@ -1,9 +1,9 @@
-"""Orders carried out by coroutines: one task for each, all in one event loop.
+"""Commands carried out by coroutines: one task for each, all in one event loop.
 What threads.py is with threads.
 
 Invariants: as there. A method that is no coroutine function is called in the loop, and holds it up.
 
-Not here: what an order means (work.py).
+Not here: what a command means (work.py).
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from .device import has
 from .errors import HostGone
 from .host import Host
 from .session import Door, Lane, Session, shut
-from .wire import Kind, Order
+from .wire import Kind, Command
 from .work import Call
 
 log = logging.getLogger("sawmill")
@@ -33,7 +33,7 @@ async def settled(result: Any) -> Any:
 
 
 async def packet_of(loop: asyncio.AbstractEventLoop, lane: Lane, buffer: bytearray) -> memoryview:
-    """The next packet of orders."""
+    """The next packet of commands."""
     try:
         length = await loop.sock_recv_into(lane.socket, buffer)
     except OSError as error:
@@ -58,18 +58,18 @@ class Server:
         try:
             async with asyncio.TaskGroup() as group:
                 while not self.ended:
-                    for order in wire.orders(await packet_of(loop, self.lane, buffer)):
-                        if order.kind == Kind.END:
+                    for command in wire.commands(await packet_of(loop, self.lane, buffer)):
+                        if command.kind == Kind.END:
                             self.ended = True
                             break
-                        self._take(group, order)
+                        self._take(group, command)
         except BaseExceptionGroup as many:
             raise many.exceptions[0] from None
         shut(self.lane.socket)
 
-    def _take(self, group: asyncio.TaskGroup, order: Order) -> None:
-        call = self.lane.worker.call(order)
-        in_order = self.lane.in_order and order.kind == Kind.FLUSH
+    def _take(self, group: asyncio.TaskGroup, command: Command) -> None:
+        call = self.lane.worker.call(command)
+        in_order = self.lane.in_order and command.kind == Kind.FLUSH
         task = group.create_task(self._carry_out(call, list(self._tasks) if in_order else []))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,9 +1,9 @@
-"""Threads that carry out orders, and the handle on a device that they serve.
+"""Threads that carry out commands, and the handle on a device that they serve.
 
 Invariants: an answer is sent after the method has returned, once. On END a lane answers what it
 has, then closes. When the device has ended no method runs any more, whatever the reason.
 
-Not here: what an order means (work.py), the same with coroutines (tasks.py).
+Not here: what a command means (work.py), the same with coroutines (tasks.py).
 """
 
 import atexit
@@ -15,39 +15,39 @@ from . import wire
 from .errors import HostGone, SawmillError
 from .host import Host
 from .session import Door, Lane, Session, shut
-from .wire import Kind, Order
+from .wire import Kind, Command
 
 
 class Inbox:
-    """The orders of a lane, one after the other for whichever thread is free."""
+    """The commands of a lane, one after the other for whichever thread is free."""
 
     def __init__(self, lane: Lane, threads: int):
         self.lane, self.threads, self.ended = lane, threads, False
-        self._waiting: deque[Order] = deque()
+        self._waiting: deque[Command] = deque()
         self._taking = threading.Lock()
-        # Orders that a thread has, by their turn: what came before a flush is done before it.
+        # Commands that a thread has, by their turn: what came before a flush is done before it.
         self._turn = 0
         self._open: set[int] = set()
         self._done = threading.Condition()
         self._buffer = wire.buffer()
 
-    def take(self) -> tuple[int, Order] | None:
-        """The next order and its turn. Waits for one; None after END."""
+    def take(self) -> tuple[int, Command] | None:
+        """The next command and its turn. Waits for one; None after END."""
         with self._taking:
             while not self._waiting:
                 if self.ended:
                     return None
                 length = self._received()
-                self._waiting.extend(wire.orders(memoryview(self._buffer)[:length]))
-            order = self._waiting.popleft()
-            if order.kind == Kind.END:
+                self._waiting.extend(wire.commands(memoryview(self._buffer)[:length]))
+            command = self._waiting.popleft()
+            if command.kind == Kind.END:
                 self._waiting.clear()
                 self.ended = True
                 return None
             with self._done:
                 self._turn += 1
                 self._open.add(self._turn)
-                return self._turn, order
+                return self._turn, command
 
     def wait_for_those_before(self, turn: int) -> None:
         """Until this is the oldest that a thread has."""
@@ -55,7 +55,7 @@ class Inbox:
             self._done.wait_for(lambda: min(self._open) == turn)
 
     def done(self, turn: int) -> None:
-        """A thread has answered its order, or given up."""
+        """A thread has answered its command, or given up."""
         with self._done:
             self._open.discard(turn)
             self._done.notify_all()
@@ -82,10 +82,10 @@ def carry_out(session: Session, inbox: Inbox) -> None:
     lane = inbox.lane
     try:
         while (taken := inbox.take()) is not None:
-            turn, order = taken
+            turn, command = taken
             try:
-                call = lane.worker.call(order)
-                if lane.in_order and order.kind == Kind.FLUSH:
+                call = lane.worker.call(command)
+                if lane.in_order and command.kind == Kind.FLUSH:
                     inbox.wait_for_those_before(turn)
                 try:
                     answer = call.done(call())

@@ -1,4 +1,4 @@
-"""The bytes between a host and a driver: control packets, orders, answers.
+"""The bytes between a host and a driver: control packets, commands, answers.
 docs/format/driver.md is the law.
 
 Invariants: nothing that the host sends is trusted, what makes no sense is a ProtocolError; a packet
@@ -20,7 +20,7 @@ PROTOCOL = 1
 PACKET_BYTES_MAX = 65_536
 DESCRIPTORS_MAX = 4
 
-ORDER = struct.Struct("<IIQQQQQQQ")
+COMMAND = struct.Struct("<IIQQQQQQQ")
 ANSWER = struct.Struct("<QiI")
 KIND = struct.Struct("<I")
 
@@ -54,7 +54,7 @@ class Kind(enum.IntEnum):
     END = 7
 
 
-class Order(NamedTuple):
+class Command(NamedTuple):
     """Something that a driver is to do; the table of the protocol says what each field is."""
 
     kind: int
@@ -127,13 +127,13 @@ def buffer() -> bytearray:
     return bytearray(PACKET_BYTES_MAX + 1)
 
 
-def orders(packet: memoryview | bytes) -> Iterator[Order]:
-    """The orders of a packet."""
+def commands(packet: memoryview | bytes) -> Iterator[Command]:
+    """The commands of a packet."""
     if len(packet) > PACKET_BYTES_MAX:
         raise ProtocolError("a packet that is too long")
-    if len(packet) == 0 or len(packet) % ORDER.size:
-        raise ProtocolError(f"a packet of {len(packet)} bytes holds no whole orders")
-    return map(Order._make, ORDER.iter_unpack(packet))
+    if len(packet) == 0 or len(packet) % COMMAND.size:
+        raise ProtocolError(f"a packet of {len(packet)} bytes holds no whole commands")
+    return map(Command._make, COMMAND.iter_unpack(packet))
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:

@@ -1,6 +1,6 @@
-"""From an order to a method of the device, and from its outcome to an answer.
+"""From a command to a method of the device, and from its outcome to an answer.
 
-Invariants: an order is checked before the device sees it; what a method raises is an answer, what
+Invariants: a command is checked before the device sees it; what a method raises is an answer, what
 the host gets wrong is a ProtocolError. No method ever gets memory outside of the piece that the
 queue has.
 
@@ -19,7 +19,7 @@ from .device import has
 from .errors import ProtocolError
 from .options import Effective
 from .resolver import Resolver
-from .wire import ANSWER, FUA, NO_UNMAP, Kind, Order
+from .wire import ANSWER, FUA, NO_UNMAP, Kind, Command
 
 log = logging.getLogger("sawmill")
 
@@ -53,48 +53,48 @@ class Memory:
             os.close(descriptor)
         self.bytes = memoryview(self._map)
 
-    def part(self, order: Order) -> memoryview:
-        """The bytes of an order."""
-        end = order.offset + order.length
+    def part(self, command: Command) -> memoryview:
+        """The bytes of a command."""
+        end = command.offset + command.length
         if end > len(self.bytes):
-            raise ProtocolError(f"{order} lies outside of the queue's memory")
-        return self.bytes[order.offset : end]
+            raise ProtocolError(f"{command} lies outside of the queue's memory")
+        return self.bytes[command.offset : end]
 
 
 class Call:
-    """An order as a method of the device and its arguments: `call()` is the method's result."""
+    """A command as a method of the device and its arguments: `call()` is the method's result."""
 
-    __slots__ = ("arguments", "method", "order", "part")
+    __slots__ = ("arguments", "method", "command", "part")
 
     def __init__(
-        self, order: Order, method: Callable[..., Any], part: memoryview | None, *arguments: Any
+        self, command: Command, method: Callable[..., Any], part: memoryview | None, *arguments: Any
     ):
-        self.order, self.method, self.part, self.arguments = order, method, part, arguments
+        self.command, self.method, self.part, self.arguments = command, method, part, arguments
 
     def __call__(self) -> Any:
         return self.method(*self.arguments)
 
     def done(self, result: Any) -> bytes:
         """The answer when the method has returned this."""
-        length = self.order.length
-        counts = self.order.kind in (Kind.READ, Kind.WRITE) and type(result) is int
+        length = self.command.length
+        counts = self.command.kind in (Kind.READ, Kind.WRITE) and type(result) is int
         if counts and result != length:
             return self.failed(
                 ValueError(f"`{self.method.__name__}` did {result} bytes of {length}")
             )
         self._let_go()
-        return ANSWER.pack(self.order.number, 0, 0)
+        return ANSWER.pack(self.command.number, 0, 0)
 
     def failed(self, error: BaseException) -> bytes:
         """The answer when the method has raised this."""
         number = error.errno if isinstance(error, OSError) else None
         if not isinstance(number, int) or not 0 < number <= ERRNO_MAX:
-            log.error("%s failed: the request gets EIO", self.order, exc_info=error)
+            log.error("%s failed: the request gets EIO", self.command, exc_info=error)
             number = errno.EIO
         # What the traceback's frames hold are parts of the memory.
         error.__traceback__ = None
         self._let_go()
-        return ANSWER.pack(self.order.number, number, 0)
+        return ANSWER.pack(self.command.number, number, 0)
 
     def _let_go(self) -> None:
         """From here on the bytes are the host's: whoever kept them gets a ValueError,
@@ -103,11 +103,11 @@ class Call:
             try:
                 self.part.release()
             except BufferError:
-                log.warning("%s: the device has kept its memory, which others use now", self.order)
+                log.warning("%s: the device has kept its memory, which others use now", self.command)
 
 
 class Worker:
-    """What a device does with the orders of one socket."""
+    """What a device does with the commands of one socket."""
 
     def __init__(self, device: object, options: Effective, memory: Memory, allowed: set[Kind]):
         self._options, self._memory = options, memory
@@ -119,28 +119,28 @@ class Worker:
             # The host may ask whoever keeps nothing back, also.
             self._methods.setdefault(Kind.FLUSH, nothing)
 
-    def call(self, order: Order) -> Call:
-        """What to call for an order."""
-        kind, address, length = order.kind, order.address, order.length
+    def call(self, command: Command) -> Call:
+        """What to call for a command."""
+        kind, address, length = command.kind, command.address, command.length
         method = self._methods.get(kind)
         if method is None:
-            raise ProtocolError(f"{order} is nothing that this driver said it can do here")
+            raise ProtocolError(f"{command} is nothing that this driver said it can do here")
         if kind != Kind.CHUNK and address + length > self._size:
-            raise ProtocolError(f"{order} reaches past the end of the device at {self._size}")
+            raise ProtocolError(f"{command} reaches past the end of the device at {self._size}")
         if kind == Kind.READ:
-            part = self._memory.part(order)
-            return Call(order, method, part, address, part)
+            part = self._memory.part(command)
+            return Call(command, method, part, address, part)
         if kind == Kind.WRITE:
-            part = self._memory.part(order).toreadonly()
-            return Call(order, method, part, address, part, bool(order.flags & FUA))
+            part = self._memory.part(command).toreadonly()
+            return Call(command, method, part, address, part, bool(command.flags & FUA))
         if kind == Kind.CHUNK:
-            part = self._memory.part(order).toreadonly()
-            return Call(order, method, part, Chunk(part, order, self._options))
+            part = self._memory.part(command).toreadonly()
+            return Call(command, method, part, Chunk(part, command, self._options))
         if kind == Kind.WRITE_ZEROES:
-            return Call(order, method, None, address, length, bool(order.flags & NO_UNMAP))
+            return Call(command, method, None, address, length, bool(command.flags & NO_UNMAP))
         if kind == Kind.DISCARD:
-            return Call(order, method, None, address, length)
-        return Call(order, method, None)
+            return Call(command, method, None, address, length)
+        return Call(command, method, None)
 
 
 def nothing() -> None:

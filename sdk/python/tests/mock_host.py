@@ -1,7 +1,7 @@
 """A small host for tests: says what a test wants it to, also what no host should.
 
 `MockHost` listens; `welcome` shakes hands with the next driver, and is then that driver's
-`Attached`, which hands out orders and reads answers. Reads and writes go through the queue's memory
+`Attached`, which hands out commands and reads answers. Reads and writes go through the queue's memory
 as with a real host.
 """
 
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from sawmill import wire
-from sawmill.wire import ANSWER, ORDER, Control, Kind
+from sawmill.wire import ANSWER, COMMAND, Control, Kind
 
 DEFAULTS = {
     "mode": "plain", "size": 1 << 20, "blocksize": 512, "hw_queues": 1, "queue_depth": 64,
@@ -85,12 +85,12 @@ class Queue:
         floor=0,
         number=None,
     ):
-        """Hands out an order; returns its number."""
+        """Hands out a command; returns its number."""
         if number is None:
             self._number += 1
             number = self._number
-        order = (kind, flags, number, address, length, offset, records, horizon, floor)
-        self.socket.send(ORDER.pack(*order))
+        command = (kind, flags, number, address, length, offset, records, horizon, floor)
+        self.socket.send(COMMAND.pack(*command))
         return number
 
     def answer(self):
@@ -100,7 +100,7 @@ class Queue:
         return answers[0][:2]
 
     def does(self, kind, address=0, length=0, **more):
-        """An order that is answered at once: its errno."""
+        """A command that is answered at once: its errno."""
         number = self.send(kind, address, length, **more)
         answered, errno = self.answer()
         assert answered == number, (answered, number)

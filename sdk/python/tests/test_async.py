@@ -7,7 +7,7 @@ import threading
 import unittest
 
 import sawmill
-from sawmill.wire import ORDER, Control, Kind
+from sawmill.wire import COMMAND, Control, Kind
 from test_batch import Chunked, hand_out
 from test_plain import Case, Ram
 
@@ -71,7 +71,7 @@ class Coroutines(Case):
 
         self.assertEqual(self.serve(Ram(), work), "replaced")
 
-    def test_all_orders_are_under_way_at_once(self):
+    def test_all_commands_are_under_way_at_once(self):
         class Meeting(Ram):
             met = 0
 
@@ -96,8 +96,8 @@ class Coroutines(Case):
         def work(host):
             queue, count = host.queues[0], 2000
             for start in range(0, count, 100):
-                orders = [(Kind.READ, 0, start + n, 0, 512, 0, 0, 0, 0) for n in range(100)]
-                queue.socket.send(b"".join(ORDER.pack(*order) for order in orders))
+                commands = [(Kind.READ, 0, start + n, 0, 512, 0, 0, 0, 0) for n in range(100)]
+                queue.socket.send(b"".join(COMMAND.pack(*command) for command in commands))
             # More than a socket holds.
             poll = select.poll()
             poll.register(queue.socket, select.POLLIN)

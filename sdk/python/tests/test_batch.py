@@ -11,7 +11,7 @@ from mock_host import DEFAULTS
 from sawmill import wire
 from sawmill.chunk import FLAG_WRITE, RECORD, Chunk
 from sawmill.options import Effective
-from sawmill.wire import Kind, Order
+from sawmill.wire import Kind, Command
 from test_plain import Case, Ram
 
 METADATA_BYTES = DEFAULTS["metadata_bytes"]
@@ -79,16 +79,16 @@ class Chunks(Case):
         host.finish()
 
     def test_a_flush_follows_the_chunks_before_it_though_they_are_not_answered(self):
-        order, entered, go_on = [], threading.Event(), threading.Event()
+        command, entered, go_on = [], threading.Event(), threading.Event()
 
         class Slow(Chunked):
             def write_chunk(self, chunk):
                 entered.set()
                 go_on.wait()
-                order.append("chunk")
+                command.append("chunk")
 
             def flush(self):
-                order.append("flush")
+                command.append("flush")
 
         _, host = self.start(Slow(), driver={"threads": 3})
         queue = host.writes[0]
@@ -98,7 +98,7 @@ class Chunks(Case):
         entered.wait()
         go_on.set()
         answers = [queue.answer() for _ in range(3)]
-        self.assertEqual((answers[-1], order), ((flush, 0), ["chunk", "chunk", "flush"]))
+        self.assertEqual((answers[-1], command), ((flush, 0), ["chunk", "chunk", "flush"]))
         host.finish()
 
     def test_a_device_without_flush_has_its_chunks_flushed_when_they_are_answered(self):
@@ -139,7 +139,7 @@ class Chunks(Case):
                 handle.wait()
             host.vanish()
 
-    def test_a_device_for_chunks_alone_is_none_for_plain_orders(self):
+    def test_a_device_for_chunks_alone_is_none_for_plain_commands(self):
         with self.assertRaisesRegex(TypeError, 'say mode="batch"'):
             sawmill.start(Chunked(), mode="plain")
 
@@ -194,12 +194,12 @@ class Resolved(Case):
         for ordinal, horizon, held in chunks:
             raw = chunk_of(held)
             floor = min(waiting)
-            order = Order(Kind.CHUNK, 0, 1, 0, len(raw), 0, len(held), horizon, floor)
-            resolver.apply(Chunk(memoryview(raw), order, options), write)
+            command = Command(Kind.CHUNK, 0, 1, 0, len(raw), 0, len(held), horizon, floor)
+            resolver.apply(Chunk(memoryview(raw), command, options), write)
             waiting.discard(ordinal)
         return found == disk, resolver
 
-    def test_chunks_in_any_order_end_as_the_writes_did(self):
+    def test_chunks_in_any_command_end_as_the_writes_did(self):
         for seed in range(400):
             same, _ = self.trial(seed)
             self.assertTrue(same, f"seed {seed}")
@@ -225,8 +225,8 @@ class Resolved(Case):
         resolver = sawmill.Resolver()
         for n in range(1, 200):
             raw = chunk_of([(n % 64 * AREA_BYTES, n, b"x" * 512)])
-            order = Order(Kind.CHUNK, 0, n, 0, len(raw), 0, 1, n, n)
-            resolver.apply(Chunk(memoryview(raw), order, options), lambda address, data: None)
+            command = Command(Kind.CHUNK, 0, n, 0, len(raw), 0, 1, n, n)
+            resolver.apply(Chunk(memoryview(raw), command, options), lambda address, data: None)
             self.assertLessEqual(resolver.remembered(), 2)
 
     def test_an_ordinary_device_served_in_batches_ends_as_the_writes_did(self):

@@ -58,9 +58,9 @@ class Examples(Case):
         self.folder = Path(folder.name)
 
     def exercise(self, device, disk, **driver):
-        """Random orders against a model of the disk; True when the model is what it holds."""
+        """Random commands against a model of the disk; True when the model is what it holds."""
         handle, host = self.start(device, driver=driver)
-        queue, dice, can = host.queues[0], random.Random("orders"), host.hello
+        queue, dice, can = host.queues[0], random.Random("commands"), host.hello
         for _ in range(300):
             start = dice.randrange(len(disk))
             length = min(dice.choice([1, 511, 512, 4096, 100_000]), len(disk) - start)

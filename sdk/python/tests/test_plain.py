@@ -1,4 +1,4 @@
-"""A plain driver with its host: orders, errors, the life cycle."""
+"""A plain driver with its host: commands, errors, the life cycle."""
 
 import errno
 import logging
@@ -14,7 +14,7 @@ from unittest import mock
 import sawmill
 from mock_host import MockHost
 from sawmill import wire
-from sawmill.wire import AGAIN, FUA, NO_UNMAP, ORDER, Control, Kind
+from sawmill.wire import AGAIN, FUA, NO_UNMAP, COMMAND, Control, Kind
 
 
 # A program's beginning: a device N.
@@ -75,7 +75,7 @@ class Case(unittest.TestCase):
         return handle, welcomed[0]
 
 
-class Orders(Case):
+class Commands(Case):
     def test_what_was_written_is_read(self):
         handle, host = self.start(Ram())
         self.assertEqual(host.queues[0].write(512, b"x" * 1024), 0)
@@ -86,7 +86,7 @@ class Orders(Case):
         self.assertTrue(handle.wait())
         self.assertEqual(handle.outcome, "ended")
 
-    def test_every_order_reaches_its_method_with_what_it_says(self):
+    def test_every_command_reaches_its_method_with_what_it_says(self):
         device = Able()
         _, host = self.start(device)
         queue = host.queues[0]
@@ -119,15 +119,15 @@ class Orders(Case):
         self.assertEqual({host.hello[name] for name in told if name != "can_fua"}, {"0"})
         host.finish()
 
-    def test_many_orders_in_one_packet_are_each_answered_once(self):
+    def test_many_commands_in_one_packet_are_each_answered_once(self):
         _, host = self.start(Ram(), driver={"threads": 4})
         queue = host.queues[0]
-        orders = [(Kind.READ, 0, n, 0, 512, 512 * n, 0, 0, 0) for n in range(100)]
-        queue.socket.send(b"".join(ORDER.pack(*order) for order in orders))
-        self.assertEqual(sorted(queue.answer() for _ in orders), [(n, 0) for n in range(100)])
+        commands = [(Kind.READ, 0, n, 0, 512, 512 * n, 0, 0, 0) for n in range(100)]
+        queue.socket.send(b"".join(COMMAND.pack(*command) for command in commands))
+        self.assertEqual(sorted(queue.answer() for _ in commands), [(n, 0) for n in range(100)])
         host.finish()
 
-    def test_threads_carry_out_orders_side_by_side(self):
+    def test_threads_carry_out_commands_side_by_side(self):
         both = threading.Barrier(2, timeout=60)
 
         class Meeting(Ram):
@@ -328,7 +328,7 @@ class LifeCycle(Case):
         with self.assertRaises(sawmill.HostGone):
             handle.wait()
 
-    def test_attached_is_told_before_the_first_order_and_after_the_welcome(self):
+    def test_attached_is_told_before_the_first_command_and_after_the_welcome(self):
         class Told(Ram):
             def attached(self, options):
                 self.asked.append(options.size)

@@ -10,7 +10,7 @@ import unittest
 import sawmill
 from mock_host import DEFAULTS, MEMORY_BYTES
 from sawmill import wire
-from sawmill.wire import KIND, ORDER, Control, Kind
+from sawmill.wire import KIND, COMMAND, Control, Kind
 from test_plain import Able, Case, Ram
 
 
@@ -115,32 +115,32 @@ class InWork(Case):
         self.assertTrue(all(queue.is_closed() for queue in host.all()))
         host.vanish()
 
-    def order(self, told, kind, address=0, length=0, device=Able, **more):
+    def command(self, told, kind, address=0, length=0, device=Able, **more):
         self.raises(told, lambda host: host.queues[0].send(kind, address, length, **more), device)
 
-    def test_orders_of_no_kind_or_of_none_that_was_agreed(self):
-        self.order("kind 0", 0)
-        self.order("kind 77", 77)
-        self.order("CHUNK 1", Kind.CHUNK, 0, 512)
-        self.order("FLUSH 1", Kind.FLUSH, device=Ram)
-        self.order("DISCARD 1", Kind.DISCARD, 0, 512, device=Ram)
+    def test_commands_of_no_kind_or_of_none_that_was_agreed(self):
+        self.command("kind 0", 0)
+        self.command("kind 77", 77)
+        self.command("CHUNK 1", Kind.CHUNK, 0, 512)
+        self.command("FLUSH 1", Kind.FLUSH, device=Ram)
+        self.command("DISCARD 1", Kind.DISCARD, 0, 512, device=Ram)
 
-    def test_orders_outside_of_the_device_or_the_memory(self):
-        self.order("past the end", Kind.READ, 1 << 20, 512)
-        self.order("past the end", Kind.WRITE, (1 << 64) - 512, 1024)
-        self.order("past the end", Kind.DISCARD, 0, (1 << 20) + 1)
-        self.order("outside of the queue's memory", Kind.READ, 0, 512, offset=MEMORY_BYTES - 511)
-        self.order("outside of the queue's memory", Kind.WRITE, 0, 512, offset=(1 << 64) - 1)
+    def test_commands_outside_of_the_device_or_the_memory(self):
+        self.command("past the end", Kind.READ, 1 << 20, 512)
+        self.command("past the end", Kind.WRITE, (1 << 64) - 512, 1024)
+        self.command("past the end", Kind.DISCARD, 0, (1 << 20) + 1)
+        self.command("outside of the queue's memory", Kind.READ, 0, 512, offset=MEMORY_BYTES - 511)
+        self.command("outside of the queue's memory", Kind.WRITE, 0, 512, offset=(1 << 64) - 1)
 
-    def test_packets_that_hold_no_whole_orders(self):
+    def test_packets_that_hold_no_whole_commands(self):
         for bytes_ in (1, 63, 65, 127):
             self.raises(
-                "no whole orders", lambda host, n=bytes_: host.queues[0].socket.send(b"\1" * n)
+                "no whole commands", lambda host, n=bytes_: host.queues[0].socket.send(b"\1" * n)
             )
 
-    def test_packets_of_orders_that_are_too_long(self):
-        flushes = ORDER.pack(Kind.FLUSH, 0, 1, 0, 0, 0, 0, 0, 0) * (
-            wire.PACKET_BYTES_MAX // ORDER.size + 1
+    def test_packets_of_commands_that_are_too_long(self):
+        flushes = COMMAND.pack(Kind.FLUSH, 0, 1, 0, 0, 0, 0, 0, 0) * (
+            wire.PACKET_BYTES_MAX // COMMAND.size + 1
         )
         self.raises("too long", lambda host: host.queues[0].socket.send(flushes))
 
@@ -148,8 +148,8 @@ class InWork(Case):
         self.raises("WELCOME in the midst", lambda host: host.say(Control.WELCOME))
         self.raises("HELLO in the midst", lambda host: host.say(Control.HELLO))
 
-    def test_orders_of_any_bytes_never_kill_the_program(self):
-        dice = random.Random("orders")
+    def test_commands_of_any_bytes_never_kill_the_program(self):
+        dice = random.Random("commands")
         for _ in range(60):
             handle, host = self.start(Able(), driver={"threads": 2})
             queue = host.queues[0]
@@ -157,7 +157,7 @@ class InWork(Case):
             for _ in range(dice.randrange(1, 40)):
                 words = [dice.randrange(9), dice.getrandbits(3), *(small() for _ in range(7))]
                 try:
-                    queue.socket.send(ORDER.pack(*words))
+                    queue.socket.send(COMMAND.pack(*words))
                 except OSError:
                     break
             host.vanish()

@@ -89,7 +89,7 @@ fn wrong_drivers_are_found_out() {
         ("dies", &[], "d1_", "the driver ended during the clause"),
         ("fails", &[], "d3_reads", "failed"),
         ("stays", &[], "driver_ends", "still running"),
-        ("silent", &["--option", "request_timeout_s=1"], "d1_", "did not answer an order"),
+        ("silent", &["--option", "request_timeout_s=1"], "d1_", "did not answer a command"),
         ("backwards", &batch, "d3_random", "differs from the model"),
     ] {
         let options = [options, &["--clause", clause]].concat();

@@ -1,6 +1,6 @@
-//! The driver's side: fetches orders and acknowledges them.
+//! The driver's side: fetches commands and acknowledges them.
 //!
-//! Invariants: orders of a queue are fetched in order and acknowledged in any order. A driver may
+//! Invariants: commands of a queue are fetched in order and acknowledged in any order. A driver may
 //! fetch with several threads per queue. Not here: whether a driver is connected (`recover`).
 
 use std::ops::Deref;
@@ -152,7 +152,7 @@ impl Batch {
             Some((Item::Range(range), _)) => self.ranged(&range, outcome),
             Some((Item::Chunk(closed), _)) => self.settle(queue, closed),
             None => {
-                let text = format!("queue {queue} has no order with the number {number}");
+                let text = format!("queue {queue} has no command with the number {number}");
                 return Err(Error::new(ErrorKind::Invalid, text));
             }
         }

@@ -11,34 +11,34 @@ use sawmill_sys::Arena;
 
 use super::{Batch, Delivery, RangeOrder};
 use crate::backend::{Backend, Next, State};
-use crate::protocol::{Order, OrderKind};
+use crate::protocol::{Command, CommandKind};
 
 impl Batch {
-    fn write_order(&self, queue: usize, delivery: Delivery) -> Option<Order> {
-        let order = match delivery {
-            Delivery::Chunk(chunk) => Order {
+    fn write_command(&self, queue: usize, delivery: Delivery) -> Option<Command> {
+        let command = match delivery {
+            Delivery::Chunk(chunk) => Command {
                 length: chunk.length() as u64,
                 offset: chunk.offset() as u64,
                 records: chunk.records().len() as u64,
                 horizon: chunk.horizon(),
                 floor: self.ordinals.lock().floor(),
-                ..Order::new(OrderKind::Chunk, chunk.number)
+                ..Command::new(CommandKind::Chunk, chunk.number)
             },
-            Delivery::Flush(number) => Order::new(OrderKind::Flush, number),
+            Delivery::Flush(number) => Command::new(CommandKind::Flush, number),
             Delivery::Range(RangeOrder { number, operation, address, length, no_unmap }) => {
                 let is_zeroes = operation == Operation::WriteZeroes;
-                let kind = if is_zeroes { OrderKind::WriteZeroes } else { OrderKind::Discard };
-                Order {
+                let kind = if is_zeroes { CommandKind::WriteZeroes } else { CommandKind::Discard };
+                Command {
                     address,
                     length,
                     no_unmap: is_zeroes && no_unmap,
-                    ..Order::new(kind, number)
+                    ..Command::new(kind, number)
                 }
             }
             Delivery::End => return None,
         };
-        let again = order.number <= self.queues[queue].writes.lock().again_number;
-        Some(Order { again, ..order })
+        let again = command.number <= self.queues[queue].writes.lock().again_number;
+        Some(Command { again, ..command })
     }
 }
 
@@ -58,31 +58,31 @@ impl Backend for Batch {
         if lane.is_multiple_of(2) { writes } else { reads }
     }
 
-    fn fetch(&self, lane: usize, orders: &mut Vec<Order>, most: usize) -> Next {
+    fn fetch(&self, lane: usize, commands: &mut Vec<Command>, most: usize) -> Next {
         let queue = lane / 2;
         if lane.is_multiple_of(2) {
             let mut delivery = self.fetch_write(queue);
             while let Some(found) = delivery {
-                let Some(order) = self.write_order(queue, found) else { return Next::Ended };
-                orders.push(order);
-                delivery = if orders.len() < most { self.fetch_write_now(queue) } else { None };
+                let Some(command) = self.write_command(queue, found) else { return Next::Ended };
+                commands.push(command);
+                delivery = if commands.len() < most { self.fetch_write_now(queue) } else { None };
             }
         } else {
             let mut found = self.fetch_read(queue);
             while let Some(read) = found {
                 let again = read.number <= self.queues[queue].reads.lock().again_number;
-                orders.push(Order {
+                commands.push(Command {
                     again,
                     address: read.address,
                     length: read.length,
                     offset: read.offset as u64,
-                    ..Order::new(OrderKind::Read, read.number)
+                    ..Command::new(CommandKind::Read, read.number)
                 });
-                found = if orders.len() < most { self.fetch_read_now(queue) } else { None };
+                found = if commands.len() < most { self.fetch_read_now(queue) } else { None };
             }
         }
-        if !orders.is_empty() {
-            Next::Orders
+        if !commands.is_empty() {
+            Next::Commands
         } else if self.life.is_paused() {
             Next::Paused
         } else {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use sawmill_device::{Error, ErrorKind, Result};
 
 use crate::batch::chunk::{Record, records};
-use crate::protocol::{Control, ControlKind, Facts, Order, PacketSocket};
+use crate::protocol::{Command, Control, ControlKind, Facts, PacketSocket};
 
 /// The abilities of a driver, besides reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl Abilities {
         }
     }
 
-    /// Checks that a driver can do everything that the device may order.
+    /// Checks that a driver can do everything that the device may command.
     pub(super) fn suffice(self, options: &Facts) -> Result<()> {
         let missing = [
             ("read_only=0", options.get("read_only") == Some("0") && !self.write),
@@ -123,7 +123,7 @@ pub trait Driver: Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The host has accepted this driver; orders follow.
+    /// The host has accepted this driver; commands follow.
     fn attached(&self, device: &Device) {
         let _ = device;
     }
@@ -197,15 +197,15 @@ pub struct Chunk<'a> {
     pub metadata_bytes: usize,
     /// The queue on which it arrived.
     pub queue: usize,
-    /// Its order (docs/format/write_chunk.md): `records`, `horizon`, `floor`, and whether a former
+    /// Its command (docs/format/write_chunk.md): `records`, `horizon`, `floor`, and whether a former
     /// driver had it.
-    pub order: &'a Order,
+    pub command: &'a Command,
 }
 
 impl Chunk<'_> {
     /// Its records with their data; an invalid record gives `None` and ends the iteration.
     pub fn records(&self) -> impl Iterator<Item = Option<(Record, &[u8])>> {
-        records(self.bytes, self.metadata_bytes, usize::try_from(self.order.records).unwrap_or(0))
+        records(self.bytes, self.metadata_bytes, usize::try_from(self.command.records).unwrap_or(0))
     }
 }
 

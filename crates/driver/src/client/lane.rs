@@ -1,9 +1,9 @@
-//! A socket that carries orders, with the memory that they refer to.
+//! A socket that carries commands, with the memory that they refer to.
 //!
-//! Invariants: one thread takes an order, and answers it once; its memory is free when the answer
+//! Invariants: one thread takes a command, and answers it once; its memory is free when the answer
 //! is sent. On a lane of chunks, a flush starts when everything before it on the lane is done. One
-//! thread at a time waits for the host; a thread that takes an order makes sure that another one
-//! continues. Not here: what an order means to a driver (`work`).
+//! thread at a time waits for the host; a thread that takes a command makes sure that another one
+//! continues. Not here: what a command means to a driver (`work`).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::{Attached, Lent};
 
-use crate::protocol::{ANSWER_BYTES, Answer, Order, OrderKind, PACKET_BYTES_MAX, PacketSocket};
+use crate::protocol::{ANSWER_BYTES, Answer, Command, CommandKind, PACKET_BYTES_MAX, PacketSocket};
 
 /// Answers are sent together, but none waits longer than this for others.
 const ANSWER_WAITS: Duration = Duration::from_micros(200);
@@ -29,7 +29,7 @@ pub(super) struct Lane {
     incoming: Mutex<Incoming>,
     more: Condvar,
     has_ended: AtomicBool,
-    /// Orders that were taken and are not done, by arrival.
+    /// Commands that were taken and are not done, by arrival.
     open: Mutex<BTreeSet<u64>>,
     bell: Condvar,
 }
@@ -38,7 +38,7 @@ pub(super) struct Lane {
 struct Incoming {
     /// The buffer of the thread that waits.
     buffer: Vec<u8>,
-    pending: VecDeque<Order>,
+    pending: VecDeque<Command>,
     taken: u64,
     /// Whether a thread waits for the host.
     is_listening: bool,
@@ -46,9 +46,9 @@ struct Incoming {
     idle: usize,
 }
 
-/// An order that is being executed.
+/// A command that is being executed.
 pub(super) struct Task {
-    pub(super) order: Order,
+    pub(super) command: Command,
     pub(super) memory: Option<Lent>,
     ticket: u64,
 }
@@ -81,25 +81,25 @@ impl Lane {
         }
     }
 
-    /// Whether the last order was taken.
+    /// Whether the last command was taken.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// Whether an order can be taken without waiting for the host.
+    /// Whether a command can be taken without waiting for the host.
     pub(super) fn has_pending(&self) -> bool {
         !self.incoming.lock().pending.is_empty()
     }
 
-    /// The next order; `None` if there are no more. Sends answers before it waits.
+    /// The next command; `None` if there are no more. Sends answers before it waits.
     pub(super) fn take(&self, answers: &mut Answers) -> Result<Option<Task>> {
         let mut incoming = self.incoming.lock();
-        let order = loop {
+        let command = loop {
             if self.has_ended() {
                 return Ok(None);
             }
-            if let Some(order) = incoming.pending.pop_front() {
-                break order;
+            if let Some(command) = incoming.pending.pop_front() {
+                break command;
             }
             if !answers.are_sent() {
                 drop(incoming);
@@ -113,7 +113,7 @@ impl Lane {
                 incoming = self.listen(incoming)?;
             }
         };
-        if order.kind == OrderKind::End {
+        if command.kind == CommandKind::End {
             self.has_ended.store(true, Ordering::Release);
             self.more.notify_all();
             return Ok(None);
@@ -128,14 +128,14 @@ impl Lane {
             self.more.notify_one();
         }
         drop(incoming);
-        let memory = self.memory_of(&order).inspect_err(|_| self.close_ticket(ticket))?;
-        if self.takes_chunks && order.kind == OrderKind::Flush {
+        let memory = self.memory_of(&command).inspect_err(|_| self.close_ticket(ticket))?;
+        if self.takes_chunks && command.kind == CommandKind::Flush {
             self.wait_for_those_before(ticket);
         }
-        Ok(Some(Task { order, memory, ticket }))
+        Ok(Some(Task { command, memory, ticket }))
     }
 
-    /// Waits for the host's next orders, as the only thread.
+    /// Waits for the host's next commands, as the only thread.
     fn listen<'a>(
         &'a self,
         mut incoming: MutexGuard<'a, Incoming>,
@@ -146,13 +146,13 @@ impl Lane {
         let gone = || Error::new(ErrorKind::Closed, "the host is gone");
         let received = self.socket.receive(&mut buffer).and_then(|packet| {
             let packet = packet.ok_or_else(gone)?;
-            Order::decode_all(packet.bytes)
+            Command::decode_all(packet.bytes)
         });
         let mut incoming = self.incoming.lock();
         incoming.is_listening = false;
         incoming.buffer = buffer;
         match received {
-            Ok(orders) => incoming.pending.extend(orders),
+            Ok(commands) => incoming.pending.extend(commands),
             Err(error) => {
                 // Each of the other threads must notice.
                 self.more.notify_all();
@@ -162,17 +162,17 @@ impl Lane {
         Ok(incoming)
     }
 
-    fn memory_of(&self, order: &Order) -> Result<Option<Lent>> {
-        if !matches!(order.kind, OrderKind::Read | OrderKind::Write | OrderKind::Chunk) {
+    fn memory_of(&self, command: &Command) -> Result<Option<Lent>> {
+        if !matches!(command.kind, CommandKind::Read | CommandKind::Write | CommandKind::Chunk) {
             return Ok(None);
         }
-        let lent = self.memory.lend(order.offset, order.length).ok_or_else(|| {
+        let lent = self.memory.lend(command.offset, command.length).ok_or_else(|| {
             let text = format!(
                 "the host ordered a {:?} with {} bytes at {} of a memory of {}, or bytes that are \
                 in use",
-                order.kind,
-                order.length,
-                order.offset,
+                command.kind,
+                command.length,
+                command.offset,
                 self.memory.length_bytes()
             );
             Error::new(ErrorKind::Invalid, text)
@@ -192,12 +192,12 @@ impl Lane {
         self.bell.notify_all();
     }
 
-    /// Answers an order: soon, together with others.
+    /// Answers a command: soon, together with others.
     pub(super) fn answer(&self, task: Task, errno: i32, answers: &mut Answers) -> Result<()> {
-        let Task { order, memory, ticket } = task;
+        let Task { command, memory, ticket } = task;
         drop(memory);
         self.close_ticket(ticket);
-        answers.bytes.extend_from_slice(&Answer { number: order.number, errno }.encode());
+        answers.bytes.extend_from_slice(&Answer { number: command.number, errno }.encode());
         let since = *answers.since.get_or_insert_with(Instant::now);
         let is_time =
             answers.bytes.len() >= ANSWERS_MAX * ANSWER_BYTES || since.elapsed() >= ANSWER_WAITS;

@@ -1,6 +1,6 @@
 //! A driver's connections to its host, from HELLO to ATTACHED.
 //!
-//! Invariant: a host that sends something invalid gets no further. Not here: the orders on the
+//! Invariant: a host that sends something invalid gets no further. Not here: the commands on the
 //! queues (`lane`).
 
 use std::os::fd::OwnedFd;
@@ -19,7 +19,7 @@ use crate::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PROTOCOL, P
 pub(super) struct Link {
     pub(super) device: Device,
     pub(super) lanes: Vec<Lane>,
-    /// Why there are no more orders, once the host has said so.
+    /// Why there are no more commands, once the host has said so.
     pub(super) is_replaced: bool,
     buffer: Vec<u8>,
 }

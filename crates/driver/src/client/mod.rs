@@ -1,7 +1,7 @@
 //! The driver's side of the protocol: how a program becomes a block device.
 //!
 //! Files: `driver` (the interface), `options`, `host` (the process that holds the device), `link`
-//! and `lane` (connections), `serve` (orders become calls), `work` (threads), `in_process` (a
+//! and `lane` (connections), `serve` (commands become calls), `work` (threads), `in_process` (a
 //! driver without a host). Start with `docs/guide/driver-rust.md`. Not here: the bytes
 //! (`protocol`), the device (`host` of this crate).
 

@@ -1,4 +1,4 @@
-//! Drivers of both kinds as handlers of orders.
+//! Drivers of both kinds as handlers of commands.
 //!
 //! Not here: threads (`work`), late writes (`resolve`).
 
@@ -10,7 +10,7 @@ use sawmill_device::{Error, ErrorKind, Result};
 use super::driver::{Abilities, Chunk, ChunkDriver, Device, Door, Driver};
 use super::work::Handler;
 use crate::batch::chunk::records;
-use crate::protocol::{Order, OrderKind};
+use crate::protocol::{Command, CommandKind};
 use crate::resolve::{Marks, Resolver};
 
 /// A driver that receives each request by itself. In batch mode, chunks are taken apart for it.
@@ -30,20 +30,20 @@ impl<'a, D: Driver + ?Sized> Plain<'a, D> {
         Plain { driver, chunks: Mutex::new(None) }
     }
 
-    fn write(&self, order: &Order, bytes: &[u8]) -> io::Result<()> {
+    fn write(&self, command: &Command, bytes: &[u8]) -> io::Result<()> {
         let by_itself = self.driver.abilities().fua;
-        self.driver.write(order.address, bytes, order.fua && by_itself)?;
-        if order.fua && !by_itself { self.driver.flush() } else { Ok(()) }
+        self.driver.write(command.address, bytes, command.fua && by_itself)?;
+        if command.fua && !by_itself { self.driver.flush() } else { Ok(()) }
     }
 
-    fn store(&self, order: &Order, bytes: &[u8]) -> io::Result<()> {
+    fn store(&self, command: &Command, bytes: &[u8]) -> io::Result<()> {
         let chunks = self.chunks.lock().clone().ok_or_else(no_sense)?;
-        let count = usize::try_from(order.records).map_err(|_| no_sense())?;
+        let count = usize::try_from(command.records).map_err(|_| no_sense())?;
         if records(bytes, chunks.metadata_bytes, count).any(|record| record.is_none()) {
             return Err(no_sense());
         }
         let found = records(bytes, chunks.metadata_bytes, count).flatten();
-        let marks = Marks { horizon: order.horizon, floor: order.floor };
+        let marks = Marks { horizon: command.horizon, floor: command.floor };
         chunks
             .resolver
             .apply_chunk(found, marks, |offset, data| self.driver.write(offset, data, false))
@@ -69,17 +69,17 @@ impl<D: Driver + ?Sized> Handler for Plain<'_, D> {
         self.driver.ready(doors);
     }
 
-    fn handle(&self, _queue: usize, order: &Order, memory: &mut [u8]) -> io::Result<()> {
-        match order.kind {
-            OrderKind::Read => self.driver.read(order.address, memory),
-            OrderKind::Write => self.write(order, memory),
-            OrderKind::Flush => self.driver.flush(),
-            OrderKind::Discard => self.driver.discard(order.address, order.length),
-            OrderKind::WriteZeroes => {
-                self.driver.write_zeroes(order.address, order.length, order.no_unmap)
+    fn handle(&self, _queue: usize, command: &Command, memory: &mut [u8]) -> io::Result<()> {
+        match command.kind {
+            CommandKind::Read => self.driver.read(command.address, memory),
+            CommandKind::Write => self.write(command, memory),
+            CommandKind::Flush => self.driver.flush(),
+            CommandKind::Discard => self.driver.discard(command.address, command.length),
+            CommandKind::WriteZeroes => {
+                self.driver.write_zeroes(command.address, command.length, command.no_unmap)
             }
-            OrderKind::Chunk => self.store(order, memory),
-            OrderKind::End => Ok(()),
+            CommandKind::Chunk => self.store(command, memory),
+            CommandKind::End => Ok(()),
         }
     }
 }
@@ -110,20 +110,20 @@ impl<D: ChunkDriver + ?Sized> Handler for Batched<'_, D> {
         self.driver.ready(doors);
     }
 
-    fn handle(&self, queue: usize, order: &Order, memory: &mut [u8]) -> io::Result<()> {
-        match order.kind {
-            OrderKind::Read => self.driver.read(order.address, memory),
-            OrderKind::Flush => self.driver.flush(queue),
-            OrderKind::Discard => self.driver.discard(order.address, order.length),
-            OrderKind::WriteZeroes => {
-                self.driver.write_zeroes(order.address, order.length, order.no_unmap)
+    fn handle(&self, queue: usize, command: &Command, memory: &mut [u8]) -> io::Result<()> {
+        match command.kind {
+            CommandKind::Read => self.driver.read(command.address, memory),
+            CommandKind::Flush => self.driver.flush(queue),
+            CommandKind::Discard => self.driver.discard(command.address, command.length),
+            CommandKind::WriteZeroes => {
+                self.driver.write_zeroes(command.address, command.length, command.no_unmap)
             }
-            OrderKind::Chunk => {
+            CommandKind::Chunk => {
                 let metadata_bytes = *self.metadata_bytes.lock();
-                self.driver.write(&Chunk { bytes: memory, metadata_bytes, queue, order })
+                self.driver.write(&Chunk { bytes: memory, metadata_bytes, queue, command })
             }
-            OrderKind::Write => Err(no_sense()),
-            OrderKind::End => Ok(()),
+            CommandKind::Write => Err(no_sense()),
+            CommandKind::End => Ok(()),
         }
     }
 }

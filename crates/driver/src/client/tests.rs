@@ -19,7 +19,7 @@ use super::{
 };
 use crate::batch::chunk::Record;
 use crate::protocol::{
-    Answer, Control, ControlKind, Facts, Order, OrderKind, PACKET_BYTES_MAX, PacketSocket,
+    Answer, Command, CommandKind, Control, ControlKind, Facts, PACKET_BYTES_MAX, PacketSocket,
 };
 
 const CHUNK: usize = 64 << 10;
@@ -94,8 +94,8 @@ struct Host {
 }
 
 impl Host {
-    fn order(&self, lane: usize, order: Order) {
-        self.lanes[lane].0.send(&order.encode(), &[]).unwrap();
+    fn command(&self, lane: usize, command: Command) {
+        self.lanes[lane].0.send(&command.encode(), &[]).unwrap();
     }
 
     fn answers(&self, lane: usize, count: usize) -> Vec<Answer> {
@@ -108,10 +108,10 @@ impl Host {
         answers
     }
 
-    fn errno(&self, lane: usize, order: Order) -> i32 {
-        self.order(lane, order);
+    fn errno(&self, lane: usize, command: Command) -> i32 {
+        self.command(lane, command);
         let answers = self.answers(lane, 1);
-        assert_eq!(answers[0].number, order.number);
+        assert_eq!(answers[0].number, command.number);
         answers[0].errno
     }
 
@@ -123,7 +123,7 @@ impl Host {
         self.tell(ControlKind::Finish, Facts::default().with("reason", reason));
         let mut buffer = vec![0; PACKET_BYTES_MAX];
         for (socket, ..) in &self.lanes {
-            socket.send(&Order::new(OrderKind::End, 0).encode(), &[]).unwrap();
+            socket.send(&Command::new(CommandKind::End, 0).encode(), &[]).unwrap();
         }
         for (socket, ..) in &self.lanes {
             assert!(
@@ -193,8 +193,8 @@ fn batch() -> Facts {
     facts.with("metadata_bytes", METADATA).with("collision_area_size", 4096)
 }
 
-fn order(kind: OrderKind, number: u64, address: u64, length: u64) -> Order {
-    Order { address, length, ..Order::new(kind, number) }
+fn command(kind: CommandKind, number: u64, address: u64, length: u64) -> Command {
+    Command { address, length, ..Command::new(kind, number) }
 }
 
 /// Runs a driver against a host; what became of the driver.
@@ -223,12 +223,14 @@ fn requests_are_answered_in_shared_memory_until_the_end() {
                 for lane in 0..queues {
                     let address = (lane as u64 + 1) << 16;
                     host.lanes[lane].2[4096..8192].fill(round + 1);
-                    let write = Order { offset: 4096, ..order(OrderKind::Write, 7, address, 4096) };
+                    let write =
+                        Command { offset: 4096, ..command(CommandKind::Write, 7, address, 4096) };
                     assert_eq!(host.errno(lane, write), 0);
-                    let read = Order { offset: 8192, ..order(OrderKind::Read, 8, address, 4096) };
+                    let read =
+                        Command { offset: 8192, ..command(CommandKind::Read, 8, address, 4096) };
                     assert_eq!(host.errno(lane, read), 0);
                     assert_eq!(host.lanes[lane].2[8192..12288], [round + 1; 4096]);
-                    let zeroes = order(OrderKind::WriteZeroes, 9, address, 512);
+                    let zeroes = command(CommandKind::WriteZeroes, 9, address, 512);
                     assert_eq!(host.errno(lane, zeroes), 0);
                 }
                 if round == 0 {
@@ -252,13 +254,13 @@ fn requests_are_answered_in_shared_memory_until_the_end() {
 }
 
 #[test]
-fn many_orders_of_one_packet_are_all_answered() {
+fn many_commands_of_one_packet_are_all_answered() {
     let driver = Ram::new();
     let outcome = run(&driver, plain(), (1, 4), |host| {
         host.tell(ControlKind::Doors, Facts::default());
-        let orders = (0..200)
-            .map(|n| Order { offset: n * 4096, ..order(OrderKind::Read, n, n * 4096, 4096) });
-        let packet: Vec<u8> = orders.flat_map(|order| order.encode()).collect();
+        let commands = (0..200)
+            .map(|n| Command { offset: n * 4096, ..command(CommandKind::Read, n, n * 4096, 4096) });
+        let packet: Vec<u8> = commands.flat_map(|command| command.encode()).collect();
         host.lanes[0].0.send(&packet, &[]).unwrap();
         let mut numbers: Vec<u64> =
             host.answers(0, 200).iter().map(|answer| answer.number).collect();
@@ -284,12 +286,12 @@ impl Driver for Together {
 }
 
 #[test]
-fn as_many_orders_as_threads_are_in_work_at_once() {
+fn as_many_commands_as_threads_are_in_work_at_once() {
     let driver = Together(std::sync::Barrier::new(4));
     let outcome = run(&driver, plain(), (1, 4), |host| {
         host.tell(ControlKind::Doors, Facts::default());
         let read = |n: u64| {
-            Order { offset: n * 4096, ..order(OrderKind::Read, n, n * 4096, 4096) }.encode()
+            Command { offset: n * 4096, ..command(CommandKind::Read, n, n * 4096, 4096) }.encode()
         };
         for at_once in [1, 2, 4, 8] {
             let reads: Vec<Vec<u8>> = (0..8).map(|n| read(n).to_vec()).collect();
@@ -307,9 +309,9 @@ fn as_many_orders_as_threads_are_in_work_at_once() {
 fn a_panic_and_an_error_end_their_request_and_nothing_else() {
     let driver = Ram::new();
     let outcome = run(&driver, plain(), (1, 1), |host| {
-        assert_eq!(host.errno(0, order(OrderKind::Read, 1, 512, 512)), 5);
-        assert_eq!(host.errno(0, order(OrderKind::Read, 2, 1024, 512)), 28);
-        assert_eq!(host.errno(0, order(OrderKind::Read, 3, 0, 512)), 0);
+        assert_eq!(host.errno(0, command(CommandKind::Read, 1, 512, 512)), 5);
+        assert_eq!(host.errno(0, command(CommandKind::Read, 2, 1024, 512)), 28);
+        assert_eq!(host.errno(0, command(CommandKind::Read, 3, 0, 512)), 0);
         host.finish("ended");
     });
     assert_eq!(outcome.unwrap(), Outcome::Ended);
@@ -319,7 +321,10 @@ fn a_panic_and_an_error_end_their_request_and_nothing_else() {
 fn a_write_that_shall_be_durable_is_flushed_where_the_driver_knows_nothing_else() {
     let driver = Ram::new();
     run(&driver, plain(), (1, 1), |host| {
-        assert_eq!(host.errno(0, Order { fua: true, ..order(OrderKind::Write, 1, 0, 512) }), 0);
+        assert_eq!(
+            host.errno(0, Command { fua: true, ..command(CommandKind::Write, 1, 0, 512) }),
+            0
+        );
         host.finish("ended");
     })
     .unwrap();
@@ -327,13 +332,13 @@ fn a_write_that_shall_be_durable_is_flushed_where_the_driver_knows_nothing_else(
 }
 
 #[test]
-fn orders_that_reach_outside_their_memory_end_the_connection() {
+fn commands_that_reach_outside_their_memory_end_the_connection() {
     for (offset, length) in [(0, (1 << 20) + 1), (1 << 20, 512), (u64::MAX, 512), (0, 0)] {
         for threads in [1, 2] {
             let driver = Ram::new();
             let told = run(&driver, plain(), (1, threads), move |host| {
                 host.tell(ControlKind::Doors, Facts::default());
-                host.order(0, Order { offset, ..order(OrderKind::Write, 1, 0, length) });
+                host.command(0, Command { offset, ..command(CommandKind::Write, 1, 0, length) });
                 assert!(host.lanes[0].0.receive(&mut [0; 100]).unwrap().is_none(), "no answer");
             });
             let told = told.unwrap_err();
@@ -376,7 +381,7 @@ fn a_refusal_is_told() {
 }
 
 #[test]
-fn a_driver_that_cannot_do_what_the_device_orders_is_not_attached() {
+fn a_driver_that_cannot_do_what_the_device_commands_is_not_attached() {
     let driver = Ram { abilities: Abilities::default(), ..Ram::new() };
     let told = run(&driver, plain().with("can_discard", 1), (1, 1), |_| ()).unwrap_err();
     assert!(told.to_string().contains("can_discard=1"), "{told}");
@@ -388,12 +393,12 @@ fn chunk(
     at: usize,
     (address, length, sequence): (u64, usize, u64),
     value: u8,
-) -> Order {
+) -> Command {
     let record = Record { address, length: length as u64, sequence };
     host.lanes[0].2[at..at + 32].copy_from_slice(&record.encode());
     host.lanes[0].2[at + METADATA..at + METADATA + length].fill(value);
-    let order = order(OrderKind::Chunk, sequence, 0, CHUNK as u64);
-    Order { offset: at as u64, records: 1, horizon: 9, floor: 1, ..order }
+    let command = command(CommandKind::Chunk, sequence, 0, CHUNK as u64);
+    Command { offset: at as u64, records: 1, horizon: 9, floor: 1, ..command }
 }
 
 #[test]
@@ -404,10 +409,10 @@ fn a_driver_without_chunks_gets_their_writes_and_late_ones_change_nothing() {
         assert_eq!(host.errno(0, newer), 0);
         let older = chunk(host, CHUNK, (4096, 1024, 1), 1);
         assert_eq!(host.errno(0, older), 0);
-        let bad = Order { records: 3, ..chunk(host, 0, (8192, 512, 3), 3) };
+        let bad = Command { records: 3, ..chunk(host, 0, (8192, 512, 3), 3) };
         host.lanes[0].2[32..64].fill(255);
         assert_eq!(host.errno(0, bad), 22, "records that make no sense are refused whole");
-        assert_eq!(host.errno(1, order(OrderKind::Read, 1, 4096, 1024)), 0);
+        assert_eq!(host.errno(1, command(CommandKind::Read, 1, 4096, 1024)), 0);
         assert_eq!((host.lanes[1].2[0], host.lanes[1].2[511], host.lanes[1].2[512]), (2, 2, 1));
         host.finish("ended");
     });
@@ -451,11 +456,11 @@ fn a_flush_of_chunks_waits_for_those_before_it_and_reads_do_not() {
     let (tell, go_on) = channel();
     let (path, host) = host(folder.path(), batch(), 1, move |host| {
         host.tell(ControlKind::Doors, Facts::default());
-        let order_of_chunk = chunk(host, 0, (0, 512, 1), 5);
-        host.order(0, order_of_chunk);
-        host.order(0, Order::new(OrderKind::Flush, 2));
+        let command_of_chunk = chunk(host, 0, (0, 512, 1), 5);
+        host.command(0, command_of_chunk);
+        host.command(0, Command::new(CommandKind::Flush, 2));
         assert_eq!(hear.recv().unwrap(), "write");
-        assert_eq!(host.errno(1, order(OrderKind::Read, 1, 0, 512)), 0);
+        assert_eq!(host.errno(1, command(CommandKind::Read, 1, 0, 512)), 0);
         assert_eq!(hear.recv().unwrap(), "read");
         tell.send(()).unwrap();
         assert_eq!(host.answers(0, 2).iter().map(|answer| answer.errno).sum::<i32>(), 0);

@@ -1,4 +1,4 @@
-//! The life of an attached driver: one or more threads execute orders until the host sends END.
+//! The life of an attached driver: one or more threads execute commands until the host sends END.
 //!
 //! Invariants: everything happens on the calling thread until the doors are known, and always with
 //! one thread for one lane. A driver that panics answers EIO and continues. A thread that finds the
@@ -18,18 +18,18 @@ use super::driver::{Abilities, Device, Door, errno};
 use super::lane::{Answers, Lane, Task};
 use super::link::{Heard, Link, gone};
 use crate::cores::Cores;
-use crate::protocol::Order;
+use crate::protocol::Command;
 
-/// Executes orders: a driver of either kind.
+/// Executes commands: a driver of either kind.
 pub(super) trait Handler: Send + Sync {
     fn abilities(&self) -> Abilities;
     fn attached(&self, device: &Device);
     fn ready(&self, doors: &[Door]);
-    /// `memory` belongs to the order; it is empty if the order has none.
-    fn handle(&self, queue: usize, order: &Order, memory: &mut [u8]) -> io::Result<()>;
+    /// `memory` belongs to the command; it is empty if the command has none.
+    fn handle(&self, queue: usize, command: &Command, memory: &mut [u8]) -> io::Result<()>;
 }
 
-/// Serves until the host has no more orders.
+/// Serves until the host has no more commands.
 pub(super) fn run(mut link: Link, handler: &dyn Handler, threads: usize) -> Result<Outcome> {
     handler.attached(&link.device);
     let (threads, is_alone) = (threads.max(1), threads <= 1 && link.lanes.len() == 1);
@@ -74,7 +74,7 @@ fn serve_alone(link: &mut Link, handler: &dyn Handler, to_the_end: bool) -> Resu
     }
 }
 
-/// Waits for packets: returns whether control packets are there, and the lanes with orders.
+/// Waits for packets: returns whether control packets are there, and the lanes with commands.
 fn wait(link: &Link) -> Result<(bool, Vec<usize>)> {
     let open: Vec<usize> =
         (0..link.lanes.len()).filter(|at| !link.lanes[*at].has_ended()).collect();
@@ -148,7 +148,7 @@ fn work_off(lane: &Lane, handler: &dyn Handler) -> Result<()> {
     answers.send(lane)
 }
 
-/// Executes one order. Returns whether there are no more.
+/// Executes one command. Returns whether there are no more.
 fn work_one(lane: &Lane, handler: &dyn Handler, answers: &mut Answers) -> Result<bool> {
     let Some(mut task) = lane.take(answers)? else { return Ok(true) };
     let outcome = handle(lane.queue, handler, &mut task);
@@ -158,18 +158,20 @@ fn work_one(lane: &Lane, handler: &dyn Handler, answers: &mut Answers) -> Result
 }
 
 fn handle(queue: usize, handler: &dyn Handler, task: &mut Task) -> io::Result<()> {
-    let order = task.order;
+    let command = task.command;
     let memory = task.memory.as_deref_mut().unwrap_or_default();
-    catch_unwind(AssertUnwindSafe(|| handler.handle(queue, &order, memory))).unwrap_or_else(|_| {
-        let (kind, length, address) = (order.kind, order.length, order.address);
-        tracing::error!(
-            "the driver panicked in a {kind:?} of {length} bytes at {address}; answered EIO"
-        );
-        Err(Errno::IO.into())
-    })
+    catch_unwind(AssertUnwindSafe(|| handler.handle(queue, &command, memory))).unwrap_or_else(
+        |_| {
+            let (kind, length, address) = (command.kind, command.length, command.address);
+            tracing::error!(
+                "the driver panicked in a {kind:?} of {length} bytes at {address}; answered EIO"
+            );
+            Err(Errno::IO.into())
+        },
+    )
 }
 
-/// Reads why there are no more orders: the host has sent that before.
+/// Reads why there are no more commands: the host has sent that before.
 fn finish(link: &mut Link) {
     Link::break_off(&link.device, &link.lanes);
     while link.hear().is_ok_and(|heard| heard != Heard::End) {}

@@ -132,7 +132,7 @@ impl Host {
         Ok(())
     }
 
-    /// The driver gets orders from here on.
+    /// The driver gets commands from here on.
     fn serve(
         &self,
         control: PacketSocket,
@@ -150,7 +150,7 @@ impl Host {
             now.since = None;
         }
         served.policy.accept();
-        // The backend accepts requests before the driver is notified, and orders follow that.
+        // The backend accepts requests before the driver is notified, and commands follow that.
         let started = served.backend.start().and_then(|()| {
             session.tell(ControlKind::Attached, Facts::default());
             if let Some(doors) = self.doors.get() {

@@ -68,7 +68,7 @@ pub enum Event {
         /// What was wrong, if it was not in order.
         why: String,
     },
-    /// A driver takes too long for an order and counts as gone: the listener should end the
+    /// A driver takes too long for a command and counts as gone: the listener should end the
     /// process.
     Hung {
         /// The process.

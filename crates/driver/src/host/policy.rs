@@ -117,7 +117,8 @@ impl Host {
             // Report the reason first: after the cut, another thread reports that the driver is
             // gone.
             (self.tell)(Event::Hung { pid: session.pid });
-            session.cut(&format!("it did not answer an order within {} s", patience.as_secs_f64()));
+            session
+                .cut(&format!("it did not answer a command within {} s", patience.as_secs_f64()));
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The session of one driver: its sockets, and the threads that carry orders and answers.
+//! The session of one driver: its sockets, and the threads that carry commands and answers.
 //!
-//! Invariants: END is the last packet on a lane. An answer must be for an order that the driver
+//! Invariants: END is the last packet on a lane. An answer must be for a command that the driver
 //! has; otherwise the session is cut. When [`Session::join`] returns, nothing of this driver is
 //! left here.
 
@@ -16,12 +16,12 @@ use sawmill_device::{Error, ErrorKind, Result};
 use super::{GOES_WITHIN, thread};
 use crate::backend::{Backend, Next};
 use crate::protocol::{
-    ANSWER_BYTES, Answer, Control, ControlKind, Facts, Order, OrderKind, PACKET_BYTES_MAX,
+    ANSWER_BYTES, Answer, Command, CommandKind, Control, ControlKind, Facts, PACKET_BYTES_MAX,
     PacketSocket,
 };
 
-/// The most orders of one packet.
-const ORDERS_MAX: usize = 64;
+/// The most commands of one packet.
+const COMMANDS_MAX: usize = 64;
 
 /// See the head of this file.
 pub(super) struct Session {
@@ -67,14 +67,14 @@ impl Session {
         })
     }
 
-    /// Starts to deliver orders. The backend is running.
+    /// Starts to deliver commands. The backend is running.
     pub(super) fn start(self: &Arc<Self>, backend: &Arc<dyn Backend>) -> Result<Threads> {
         let mut threads = Threads(Vec::new());
         for lane in 0..self.lanes.len() {
             let (session, from) = (Arc::clone(self), Arc::clone(backend));
-            let sender = thread("driver-orders", move || {
+            let sender = thread("driver-commands", move || {
                 from.tie(lane / from.lanes_per_queue());
-                session.send_orders(lane, &*from);
+                session.send_commands(lane, &*from);
             });
             let (session, to) = (Arc::clone(self), Arc::clone(backend));
             let receiver = thread("driver-answers", move || {
@@ -152,20 +152,20 @@ impl Session {
         }
     }
 
-    fn send_orders(&self, lane: usize, backend: &dyn Backend) {
-        let (mut orders, mut bytes) = (Vec::with_capacity(ORDERS_MAX), Vec::new());
+    fn send_commands(&self, lane: usize, backend: &dyn Backend) {
+        let (mut commands, mut bytes) = (Vec::with_capacity(COMMANDS_MAX), Vec::new());
         loop {
-            orders.clear();
+            commands.clear();
             bytes.clear();
-            let next = backend.fetch(lane, &mut orders, ORDERS_MAX);
-            if next != Next::Orders {
+            let next = backend.fetch(lane, &mut commands, COMMANDS_MAX);
+            if next != Next::Commands {
                 self.ended[lane].store(true, Ordering::SeqCst);
-                orders.push(Order::new(OrderKind::End, 0));
+                commands.push(Command::new(CommandKind::End, 0));
             }
-            for order in &orders {
-                bytes.extend_from_slice(&order.encode());
+            for command in &commands {
+                bytes.extend_from_slice(&command.encode());
             }
-            if self.lanes[lane].send(&bytes, &[]).is_err() || next != Next::Orders {
+            if self.lanes[lane].send(&bytes, &[]).is_err() || next != Next::Commands {
                 return;
             }
         }

@@ -13,7 +13,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use sawmill_device::{BlockDevice, Flags, Operation, Outcome, Request};
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::{
-    Answer, Control, ControlKind, Facts, Order, OrderKind, PACKET_BYTES_MAX, PacketSocket,
+    Answer, Command, CommandKind, Control, ControlKind, Facts, PACKET_BYTES_MAX, PacketSocket,
 };
 
 /// Nothing here takes so long; a test that waits longer has failed.
@@ -75,7 +75,7 @@ impl Drop for Stage {
 struct Lane {
     socket: PacketSocket,
     memory: File,
-    orders: VecDeque<Order>,
+    commands: VecDeque<Command>,
 }
 
 pub struct Puppet {
@@ -103,7 +103,7 @@ impl Puppet {
                         let patience = Some(PATIENCE);
                         set_socket_timeout(&socket, Timeout::Recv, patience).expect("a socket");
                         let (socket, memory) = (PacketSocket::from(socket), File::from(memory));
-                        lanes.push(Lane { socket, memory, orders: VecDeque::new() });
+                        lanes.push(Lane { socket, memory, commands: VecDeque::new() });
                     }
                 }
                 ControlKind::Attached => {
@@ -117,34 +117,37 @@ impl Puppet {
         }
     }
 
-    /// The next order of a lane.
-    pub fn order(&mut self, lane: usize) -> Order {
+    /// The next command of a lane.
+    pub fn command(&mut self, lane: usize) -> Command {
         let lane = &mut self.lanes[lane];
-        while lane.orders.is_empty() {
+        while lane.commands.is_empty() {
             let mut buffer = vec![0; PACKET_BYTES_MAX];
             let packet =
                 lane.socket.receive(&mut buffer).expect("a packet").expect("the host is there");
-            lane.orders.extend(Order::decode_all(packet.bytes).expect("sense"));
+            lane.commands.extend(Command::decode_all(packet.bytes).expect("sense"));
         }
-        lane.orders.pop_front().expect("one came")
+        lane.commands.pop_front().expect("one came")
     }
 
-    /// The next order, which is of this kind.
-    pub fn expect(&mut self, lane: usize, kind: OrderKind) -> Order {
-        let order = self.order(lane);
-        assert_eq!(order.kind, kind, "{order:?}");
-        order
+    /// The next command, which is of this kind.
+    pub fn expect(&mut self, lane: usize, kind: CommandKind) -> Command {
+        let command = self.command(lane);
+        assert_eq!(command.kind, kind, "{command:?}");
+        command
     }
 
-    pub fn bytes(&self, lane: usize, order: &Order) -> Vec<u8> {
-        let mut bytes = vec![0; order.length as usize];
-        self.lanes[lane].memory.read_exact_at(&mut bytes, order.offset).expect("inside the memory");
+    pub fn bytes(&self, lane: usize, command: &Command) -> Vec<u8> {
+        let mut bytes = vec![0; command.length as usize];
+        self.lanes[lane]
+            .memory
+            .read_exact_at(&mut bytes, command.offset)
+            .expect("inside the memory");
         bytes
     }
 
-    pub fn fill(&self, lane: usize, order: &Order, byte: u8) {
-        let bytes = vec![byte; order.length as usize];
-        self.lanes[lane].memory.write_all_at(&bytes, order.offset).expect("inside the memory");
+    pub fn fill(&self, lane: usize, command: &Command, byte: u8) {
+        let bytes = vec![byte; command.length as usize];
+        self.lanes[lane].memory.write_all_at(&bytes, command.offset).expect("inside the memory");
     }
 
     pub fn answer(&self, lane: usize, number: u64, errno: i32) {

@@ -1,5 +1,5 @@
 //! One queue as other threads see it, and their messages to the thread that serves it: completed
-//! requests, and orders of the door.
+//! requests, and messages of the door.
 //!
 //! Invariants: while a link lives, its character device is open, so no other server can have the
 //! device. After something is put into an inbox, its thread looks at it soon: it is awake, or it is
@@ -92,8 +92,8 @@ pub(super) struct Done {
     pub(super) buffer: Vec<u8>,
 }
 
-/// An order of the door for a queue, or for the thread.
-pub(super) enum Order {
+/// A message of the door for a queue, or for the thread.
+pub(super) enum Message {
     /// Serve this queue; the answer is sent when its requests can arrive.
     Attach(NewQueue, SyncSender<Result<()>>),
     /// Accept no more requests, in this round.
@@ -109,7 +109,7 @@ pub(super) enum Order {
 #[derive(Default)]
 struct Waiting {
     done: Vec<Done>,
-    orders: Vec<Order>,
+    messages: Vec<Message>,
     asleep: bool,
     closed: bool,
 }
@@ -133,11 +133,11 @@ impl Inbox {
         self.put(|waiting| waiting.done.push(done));
     }
 
-    /// Returns whether there still is a thread to execute the order.
-    pub(super) fn order(&self, order: Order) -> bool {
+    /// Returns whether there still is a thread to execute the message.
+    pub(super) fn tell(&self, message: Message) -> bool {
         self.put(|waiting| {
             if !waiting.closed {
-                waiting.orders.push(order)
+                waiting.messages.push(message)
             }
         })
     }
@@ -155,17 +155,17 @@ impl Inbox {
     }
 
     /// Moves everything that waits into these lists.
-    pub(super) fn take(&self, done: &mut Vec<Done>, orders: &mut Vec<Order>) {
+    pub(super) fn take(&self, done: &mut Vec<Done>, messages: &mut Vec<Message>) {
         let mut waiting = self.waiting.lock();
         waiting.asleep = false;
         done.append(&mut waiting.done);
-        orders.append(&mut waiting.orders);
+        messages.append(&mut waiting.messages);
     }
 
     /// Whether nothing waits. If so, the next entry wakes the thread.
     pub(super) fn nothing_waits(&self) -> bool {
         let mut waiting = self.waiting.lock();
-        waiting.asleep = waiting.done.is_empty() && waiting.orders.is_empty();
+        waiting.asleep = waiting.done.is_empty() && waiting.messages.is_empty();
         waiting.asleep
     }
 
@@ -173,11 +173,11 @@ impl Inbox {
         self.waiting.lock().closed
     }
 
-    /// The thread is ending: no order is accepted any more. Returns the orders that were not
+    /// The thread is ending: no message is accepted any more. Returns the messages that were not
     /// executed.
-    pub(super) fn close(&self) -> Vec<Order> {
+    pub(super) fn close(&self) -> Vec<Message> {
         let mut waiting = self.waiting.lock();
         waiting.closed = true;
-        std::mem::take(&mut waiting.orders)
+        std::mem::take(&mut waiting.messages)
     }
 }

@@ -16,7 +16,7 @@ use sawmill_sys::ublk::{
 };
 
 use super::limits::{LOOK_AGAIN, NODE_TIME_MAX};
-use super::link::{Link, Order};
+use super::link::{Link, Message};
 use super::options::UblkOptions;
 use super::protocol;
 use super::registry::{self, Claim, Facts, failed};
@@ -350,7 +350,7 @@ impl Shared {
             ));
         };
         let round = progress.begin_round();
-        self.order_all(|link| Order::Quiesce(link, round));
+        self.tell_all(|link| Message::Quiesce(link, round));
         if progress.wait_quiet(queues, patience) {
             *self.quiet.lock() = true;
             return Ok(());
@@ -363,7 +363,7 @@ impl Shared {
 
     fn resume(&self) {
         *self.quiet.lock() = false;
-        self.order_all(Order::Resume);
+        self.tell_all(Message::Resume);
     }
 
     /// Takes the serving state, once.
@@ -374,16 +374,16 @@ impl Shared {
         Some(serving)
     }
 
-    fn order_all(&self, order: impl Fn(Arc<Link>) -> Order) {
+    fn tell_all(&self, message: impl Fn(Arc<Link>) -> Message) {
         if let Some(serving) = &*self.serving.lock() {
             for link in &serving.links {
-                link.inbox.order(order(link.clone()));
+                link.inbox.tell(message(link.clone()));
             }
         }
     }
 
     fn stop(&self) {
-        self.order_all(Order::Resume);
+        self.tell_all(Message::Resume);
         let Some(serving) = self.end() else { return };
         let id = self.id;
         // Once the device is being stopped, the kernel fails what is in its caches: write that

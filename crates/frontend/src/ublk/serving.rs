@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_sys::ublk::{CharDevice, Control, DeviceInfo as KernelInfo, feature};
 
-use super::link::{Inbox, Link, NewQueue, Order};
+use super::link::{Inbox, Link, Message, NewQueue};
 use super::options::UblkOptions;
 use super::progress::Progress;
 use super::registry::{Claim, failed};
@@ -94,7 +94,7 @@ impl Serving {
         let queue =
             NewQueue { link: link.clone(), device, descriptors, tags: info.queue_depth, bytes_max };
         let (answer, answered) = sync_channel(1);
-        if !inbox.order(Order::Attach(queue, answer)) {
+        if !inbox.tell(Message::Attach(queue, answer)) {
             return Err(Error::new(
                 ErrorKind::Unavailable,
                 "ublk: the thread of a queue has ended",
@@ -120,7 +120,7 @@ impl Serving {
         progress.wait_gone(links.len());
         drop(links);
         for worker in &mut workers {
-            worker.inbox.order(Order::Stop);
+            worker.inbox.tell(Message::Stop);
             worker.join();
         }
         claim.remove();
@@ -130,10 +130,10 @@ impl Serving {
     pub(super) fn leave(self) {
         let Serving { links, progress, mut workers, claim, limiting: _ } = self;
         for link in &links {
-            link.inbox.order(Order::LetGo(link.clone()));
+            link.inbox.tell(Message::LetGo(link.clone()));
         }
         for worker in &workers {
-            worker.inbox.order(Order::Stop);
+            worker.inbox.tell(Message::Stop);
         }
         if !workers.is_empty() {
             progress.wait_gone(links.len());

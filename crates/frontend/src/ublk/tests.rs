@@ -9,7 +9,7 @@ use sawmill_device::{
 };
 use sawmill_sys::ublk::{DeviceState, IoDescriptor, attribute, operation, operation_flag};
 
-use super::link::{Body, Done, Inbox, Order};
+use super::link::{Body, Done, Inbox, Message};
 use super::progress::Progress;
 use super::protocol::{self, Asked};
 use super::registry::{self, Claim};
@@ -285,16 +285,16 @@ fn many_entries_cost_a_sleeping_thread_one_wake_up() {
     inbox.done(done(1));
     assert_eq!(wakes(), 0, "the thread is awake");
     assert!(!inbox.nothing_waits(), "something waits");
-    let (mut dones, mut orders) = (Vec::new(), Vec::new());
-    inbox.take(&mut dones, &mut orders);
+    let (mut dones, mut messages) = (Vec::new(), Vec::new());
+    inbox.take(&mut dones, &mut messages);
     assert!(inbox.nothing_waits());
     (2..50).for_each(|tag| inbox.done(done(tag)));
-    assert!(inbox.order(Order::Stop));
+    assert!(inbox.tell(Message::Stop));
     assert_eq!(wakes(), 1);
-    inbox.take(&mut dones, &mut orders);
-    assert_eq!((dones.len(), orders.len()), (49, 1));
+    inbox.take(&mut dones, &mut messages);
+    assert_eq!((dones.len(), messages.len()), (49, 1));
     inbox.close();
-    assert!(inbox.is_closed() && !inbox.order(Order::Stop), "nobody follows an order any more");
+    assert!(inbox.is_closed() && !inbox.tell(Message::Stop), "nobody follows a message any more");
 }
 
 #[test]

@@ -18,7 +18,7 @@ use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::ublk::{QueueRing, RingEvent};
 
 use super::limits::{IDLE_TIME, LOOK_AGAIN, RING_ENTRIES, SHARED_SLOTS_MAX};
-use super::link::{Done, Inbox, Link, NewQueue, Order};
+use super::link::{Done, Inbox, Link, Message, NewQueue};
 use super::queue::{Queue, Spares};
 
 fn system(what: &str, error: std::io::Error) -> Error {
@@ -158,7 +158,7 @@ impl std::fmt::Debug for UblkWorkers {
 impl Drop for Pool {
     fn drop(&mut self) {
         for worker in self.workers.get_mut() {
-            worker.inbox.order(Order::Stop);
+            worker.inbox.tell(Message::Stop);
         }
     }
 }
@@ -204,20 +204,20 @@ impl Loop {
     }
 
     fn serve(&mut self) -> std::io::Result<()> {
-        let (mut events, mut done, mut orders) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut events, mut done, mut messages) = (Vec::new(), Vec::new(), Vec::new());
         loop {
             self.ring.events(&mut events)?;
             let idle = events.is_empty();
             for event in events.drain(..) {
                 self.hear(event);
             }
-            self.served.inbox.take(&mut done, &mut orders);
-            let idle = idle && done.is_empty() && orders.is_empty();
+            self.served.inbox.take(&mut done, &mut messages);
+            let idle = idle && done.is_empty() && messages.is_empty();
             for done in done.drain(..) {
                 self.answer(done)?;
             }
-            for order in orders.drain(..) {
-                self.follow(order)?;
+            for message in messages.drain(..) {
+                self.follow(message)?;
             }
             if idle {
                 self.spares.give_back();
@@ -268,26 +268,26 @@ impl Loop {
         Ok(())
     }
 
-    fn follow(&mut self, order: Order) -> std::io::Result<()> {
-        match order {
-            Order::Attach(queue, answer) => self.attach(queue, &answer)?,
-            Order::Quiesce(link, round) => {
+    fn follow(&mut self, message: Message) -> std::io::Result<()> {
+        match message {
+            Message::Attach(queue, answer) => self.attach(queue, &answer)?,
+            Message::Quiesce(link, round) => {
                 if let Some(queue) = self.served.queue_of(&link) {
                     queue.quiesce(round);
                     self.quieting = true;
                 }
             }
-            Order::Resume(link) => {
+            Message::Resume(link) => {
                 if let Some(queue) = self.served.queue_of(&link) {
                     queue.resume(&mut self.spares);
                 }
             }
-            Order::LetGo(link) => {
+            Message::LetGo(link) => {
                 if let Some(queue) = self.served.queue_of(&link) {
                     queue.state.let_go = true;
                 }
             }
-            Order::Stop => self.stop = true,
+            Message::Stop => self.stop = true,
         }
         Ok(())
     }
@@ -361,8 +361,8 @@ impl Loop {
 /// However the thread ends, even by a panic of a device: no other thread waits for it in vain.
 impl Drop for Served {
     fn drop(&mut self) {
-        for order in self.inbox.close() {
-            if let Order::Attach(queue, answer) = order {
+        for message in self.inbox.close() {
+            if let Message::Attach(queue, answer) = message {
                 let text = "ublk: the thread of a queue has ended";
                 let _ = answer.send(Err(Error::new(ErrorKind::Unavailable, text)));
                 queue.link.progress.gone();

@@ -523,14 +523,14 @@ fn kernels() {
 }
 
 fn drivers() {
-    use sawmill_driver::protocol::{Answer, Control, ControlKind, Facts, Order, OrderKind};
+    use sawmill_driver::protocol::{Answer, Command, CommandKind, Control, ControlKind, Facts};
     let facts = Facts::default().with("protocol", 1).with("size", "64M").with("door", "nbd a=b");
     write("driver_packet", "doors", &Control::new(ControlKind::Doors, facts).encode());
-    let order = Order { fua: true, length: 4096, ..Order::new(OrderKind::Write, 3) };
-    let orders = [order, Order::new(OrderKind::Flush, 4)]
+    let command = Command { fua: true, length: 4096, ..Command::new(CommandKind::Write, 3) };
+    let commands = [command, Command::new(CommandKind::Flush, 4)]
         .iter()
-        .flat_map(Order::encode)
+        .flat_map(Command::encode)
         .collect::<Vec<u8>>();
-    write("driver_packet", "orders", &orders);
+    write("driver_packet", "commands", &commands);
     write("driver_packet", "answer", &Answer { number: 3, errno: 5 }.encode());
 }

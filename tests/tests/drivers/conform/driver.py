@@ -41,23 +41,23 @@ class Driver:
         if os.fstat(descriptor).st_size < size:
             os.ftruncate(descriptor, size)
         self.bytes = mmap.mmap(descriptor, size)
-        self.orders = 0
+        self.commands = 0
         self.lock = threading.Lock()
 
     def carry_out(self, kind, address, length, offset, memory):
         """The errno, or None for no answer."""
         with self.lock:
-            self.orders += 1
-            if self.orders > 60:
+            self.commands += 1
+            if self.commands > 60:
                 if "dies" in self.faults:
                     os._exit(9)
-                if "silent" in self.faults and self.orders == 70:
+                if "silent" in self.faults and self.commands == 70:
                     return None
-                if "fails" in self.faults and self.orders % 50 == 0:
+                if "fails" in self.faults and self.commands % 50 == 0:
                     return 28
             if kind == READ:
                 memory[offset : offset + length] = self.bytes[address : address + length]
-            elif kind == WRITE and not ("forgets" in self.faults and self.orders % 40 == 0):
+            elif kind == WRITE and not ("forgets" in self.faults and self.commands % 40 == 0):
                 if "offset" in self.faults and length > 512:
                     length -= 512
                 self.bytes[address : address + length] = memory[offset : offset + length]
@@ -77,11 +77,11 @@ class Driver:
         return 0
 
     def serve(self, queue, memory):
-        while orders := queue.recv(65536):
+        while commands := queue.recv(65536):
             answers = b""
-            for at in range(0, len(orders), 64):
+            for at in range(0, len(commands), 64):
                 kind, _, number, address, length, offset, records = struct.unpack_from(
-                    "<IIQQQQQ", orders, at)
+                    "<IIQQQQQ", commands, at)
                 if kind == END:
                     if answers:
                         queue.send(answers)

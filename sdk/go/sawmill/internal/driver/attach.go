@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// lane is a socket that orders come on, with its memory.
+// lane is a socket that commands come on, with its memory.
 type lane struct {
 	queue  int
 	conn   *net.UnixConn

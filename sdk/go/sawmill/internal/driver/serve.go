@@ -19,14 +19,14 @@ const (
 	Replaced Outcome = "replaced" // another driver took over
 )
 
-// Work is what is done with orders.
+// Work is what is done with commands.
 type Work struct {
-	// Do fulfils an order; it runs on a goroutine of its own.
+	// Do fulfils a command; it runs on a goroutine of its own.
 	// A flush of a batch driver waits for the chunks before it first.
-	Do func(context.Context, Order) error
+	Do func(context.Context, Command) error
 	// Log gets a line for errors that users see as EIO, and for panics.
 	Log func(text string)
-	// Depth bounds the orders of a socket that run side by side.
+	// Depth bounds the commands of a socket that run side by side.
 	Depth int
 }
 
@@ -138,27 +138,27 @@ func (l lane) serve(ctx context.Context, chunk int64, work Work) error {
 		if err != nil {
 			return fmt.Errorf("queue %d: %w", l.queue, err)
 		}
-		if len(packet)%orderBytes != 0 {
+		if len(packet)%commandBytes != 0 {
 			return fmt.Errorf("queue %d: the host broke the protocol: a packet of %d bytes",
 				l.queue, len(packet))
 		}
-		for ; len(packet) > 0; packet = packet[orderBytes:] {
-			order, err := decodeOrder(packet[:orderBytes], l.memory, chunk)
+		for ; len(packet) > 0; packet = packet[commandBytes:] {
+			command, err := decodeOrder(packet[:commandBytes], l.memory, chunk)
 			if err != nil {
 				return fmt.Errorf("queue %d: the host broke the protocol: %w", l.queue, err)
 			}
-			order.Queue = l.queue
-			if order.Kind == End {
+			command.Queue = l.queue
+			if command.Kind == End {
 				running.Wait()
 				l.conn.Close()
 				return nil
 			}
 			started := before
-			if order.Kind == Flush && chunk > 0 {
+			if command.Kind == Flush && chunk > 0 {
 				// It is for everything before it; what comes later waits for neither.
 				before = new(sync.WaitGroup)
 				before.Add(1)
-			} else if order.Kind == WriteChunk {
+			} else if command.Kind == WriteChunk {
 				started.Add(1)
 			}
 			slots <- struct{}{}
@@ -167,26 +167,26 @@ func (l lane) serve(ctx context.Context, chunk int64, work Work) error {
 				defer running.Done()
 				defer func() { <-slots }()
 				switch {
-				case order.Kind == WriteChunk:
+				case command.Kind == WriteChunk:
 					defer now.Done()
-				case order.Kind == Flush && chunk > 0:
+				case command.Kind == Flush && chunk > 0:
 					now.Wait()
 					next.Done()
 				}
-				l.answer(order, work.errnoOf(ctx, order))
+				l.answer(command, work.errnoOf(ctx, command))
 			}(started, before)
 		}
 	}
 }
 
-func (l lane) answer(order Order, errno syscall.Errno) {
+func (l lane) answer(command Command, errno syscall.Errno) {
 	// Who cannot be told any more is found out by the one who reads.
-	_, _ = l.conn.Write(encodeAnswer(order.Number, int32(errno)))
+	_, _ = l.conn.Write(encodeAnswer(command.Number, int32(errno)))
 }
 
-// errnoOf does an order and says how it went in the protocol's words.
-func (w Work) errnoOf(ctx context.Context, order Order) syscall.Errno {
-	err := w.tried(ctx, order)
+// errnoOf does a command and says how it went in the protocol's words.
+func (w Work) errnoOf(ctx context.Context, command Command) syscall.Errno {
+	err := w.tried(ctx, command)
 	var errno syscall.Errno
 	switch {
 	case err == nil:
@@ -194,16 +194,16 @@ func (w Work) errnoOf(ctx context.Context, order Order) syscall.Errno {
 	case errors.As(err, &errno) && errno != 0:
 		return errno
 	}
-	w.Log(fmt.Sprintf("%v of %d bytes at %d failed: %v", order.Kind, order.Length, order.Address, err))
+	w.Log(fmt.Sprintf("%v of %d bytes at %d failed: %v", command.Kind, command.Length, command.Address, err))
 	return syscall.EIO
 }
 
-// tried does an order; a panic is an error like others.
-func (w Work) tried(ctx context.Context, order Order) (err error) {
+// tried does a command; a panic is an error like others.
+func (w Work) tried(ctx context.Context, command Command) (err error) {
 	defer func() {
 		if reason := recover(); reason != nil {
 			err = fmt.Errorf("panic: %v\n%s", reason, debug.Stack())
 		}
 	}()
-	return w.Do(ctx, order)
+	return w.Do(ctx, command)
 }

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// Kinds of control packets and orders, as in docs/format/driver.md.
+// Kinds of control packets and commands, as in docs/format/driver.md.
 const (
 	Hello, Welcome, Queue, Attached, Refused, Doors, Finish, Leave = 1, 2, 3, 4, 5, 6, 7, 8
 
@@ -37,8 +37,8 @@ type Driver struct {
 	t      testing.TB
 }
 
-// Order is what goes on the wire.
-type Order struct {
+// Command is what goes on the wire.
+type Command struct {
 	Kind, Flags                                              uint32
 	Number, Address, Length, Offset, Records, Horizon, Floor uint64
 }
@@ -142,10 +142,10 @@ func (d *Driver) lane() []int {
 	return []int{pair[1], theirs}
 }
 
-// Order sends orders in one packet.
-func (d *Driver) Order(lane int, orders ...Order) {
+// Command sends commands in one packet.
+func (d *Driver) Command(lane int, commands ...Command) {
 	var packet []byte
-	for _, o := range orders {
+	for _, o := range commands {
 		bytes := make([]byte, 64)
 		binary.LittleEndian.PutUint32(bytes, o.Kind)
 		binary.LittleEndian.PutUint32(bytes[4:], o.Flags)
@@ -159,7 +159,7 @@ func (d *Driver) Order(lane int, orders ...Order) {
 	d.Raw(lane, packet)
 }
 
-// Raw sends any bytes where orders are expected.
+// Raw sends any bytes where commands are expected.
 func (d *Driver) Raw(lane int, packet []byte) {
 	if _, err := d.Lanes[lane].Write(packet); err != nil {
 		d.t.Error(err)
@@ -183,7 +183,7 @@ func (d *Driver) Answer(lane int) (number uint64, errno int32, err error) {
 func (d *Driver) End(reason string) {
 	d.Say(Finish, "reason="+reason+"\n")
 	for lane := range d.Lanes {
-		d.Order(lane, Order{Kind: End})
+		d.Command(lane, Command{Kind: End})
 	}
 	for lane := range d.Lanes {
 		if _, _, err := d.Answer(lane); err == nil {

@@ -1,9 +1,9 @@
-//! Orders and answers: fixed layouts, little-endian.
+//! Commands and answers: fixed layouts, little-endian.
 
 use sawmill_device::{Error, ErrorKind, Result};
 
-/// Bytes of an order on the wire.
-pub const ORDER_BYTES: usize = 64;
+/// Bytes of a command on the wire.
+pub const COMMAND_BYTES: usize = 64;
 /// Bytes of an answer on the wire.
 pub const ANSWER_BYTES: usize = 16;
 
@@ -11,10 +11,10 @@ const FUA: u32 = 1;
 const NO_UNMAP: u32 = 2;
 const AGAIN: u32 = 4;
 
-/// The kinds of orders.
+/// The kinds of commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the table in docs/format/driver.md says what each is")]
-pub enum OrderKind {
+pub enum CommandKind {
     Read = 1,
     Write = 2,
     Flush = 3,
@@ -24,24 +24,24 @@ pub enum OrderKind {
     End = 7,
 }
 
-impl OrderKind {
+impl CommandKind {
     fn of(number: u32) -> Option<Self> {
-        use OrderKind::{Chunk, Discard, End, Flush, Read, Write, WriteZeroes};
+        use CommandKind::{Chunk, Discard, End, Flush, Read, Write, WriteZeroes};
         let all = [Read, Write, Flush, Discard, WriteZeroes, Chunk, End];
         all.into_iter().find(|kind| *kind as u32 == number)
     }
 }
 
-/// An order for a driver.
+/// A command for a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct Command {
     /// The kind.
-    pub kind: OrderKind,
+    pub kind: CommandKind,
     /// Make it durable before answering.
     pub fua: bool,
     /// The space must stay allocated.
     pub no_unmap: bool,
-    /// A former driver had this order.
+    /// A former driver had this command.
     pub again: bool,
     /// The number for the answer.
     pub number: u64,
@@ -59,13 +59,13 @@ pub struct Order {
     pub floor: u64,
 }
 
-impl Order {
-    /// An order of this kind, with this number, and nothing else.
+impl Command {
+    /// A command of this kind, with this number, and nothing else.
     #[must_use]
-    pub fn new(kind: OrderKind, number: u64) -> Self {
+    pub fn new(kind: CommandKind, number: u64) -> Self {
         let (fua, no_unmap, again) = (false, false, false);
         let (address, length, offset, records, horizon, floor) = (0, 0, 0, 0, 0, 0);
-        Order {
+        Command {
             kind,
             fua,
             no_unmap,
@@ -80,12 +80,12 @@ impl Order {
         }
     }
 
-    /// Encodes the order.
+    /// Encodes the command.
     #[must_use]
-    pub fn encode(&self) -> [u8; ORDER_BYTES] {
+    pub fn encode(&self) -> [u8; COMMAND_BYTES] {
         let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
         let flags = flag(self.fua, FUA) | flag(self.no_unmap, NO_UNMAP) | flag(self.again, AGAIN);
-        let mut bytes = [0; ORDER_BYTES];
+        let mut bytes = [0; COMMAND_BYTES];
         bytes[..4].copy_from_slice(&(self.kind as u32).to_le_bytes());
         bytes[4..8].copy_from_slice(&flags.to_le_bytes());
         let words = [
@@ -103,30 +103,30 @@ impl Order {
         bytes
     }
 
-    /// Decodes the orders of a packet.
+    /// Decodes the commands of a packet.
     ///
     /// # Errors
     /// `Invalid`: what is wrong.
     pub fn decode_all(packet: &[u8]) -> Result<Vec<Self>> {
-        let (orders, rest) = packet.as_chunks::<ORDER_BYTES>();
-        if orders.is_empty() || !rest.is_empty() {
+        let (commands, rest) = packet.as_chunks::<COMMAND_BYTES>();
+        if commands.is_empty() || !rest.is_empty() {
             return Err(bad(format!(
-                "a packet of {} bytes does not hold whole orders",
+                "a packet of {} bytes does not hold whole commands",
                 packet.len()
             )));
         }
-        orders.iter().map(Self::decode).collect()
+        commands.iter().map(Self::decode).collect()
     }
 
-    fn decode(bytes: &[u8; ORDER_BYTES]) -> Result<Self> {
+    fn decode(bytes: &[u8; COMMAND_BYTES]) -> Result<Self> {
         let number = half(bytes, 0);
-        let kind = OrderKind::of(number)
-            .ok_or_else(|| bad(format!("an order of unknown kind {number}")))?;
+        let kind = CommandKind::of(number)
+            .ok_or_else(|| bad(format!("a command of unknown kind {number}")))?;
         let flags = half(bytes, 4);
         if flags & !(FUA | NO_UNMAP | AGAIN) != 0 {
-            return Err(bad(format!("an order with unknown flags {flags:#x}")));
+            return Err(bad(format!("a command with unknown flags {flags:#x}")));
         }
-        Ok(Order {
+        Ok(Command {
             kind,
             fua: flags & FUA != 0,
             no_unmap: flags & NO_UNMAP != 0,
@@ -142,10 +142,10 @@ impl Order {
     }
 }
 
-/// The result of an order.
+/// The result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The number of the order.
+    /// The number of the command.
     pub number: u64,
     /// 0, or the error.
     pub errno: i32,
@@ -202,9 +202,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_has_its_documented_bytes() {
-        let order = Order {
-            kind: OrderKind::Chunk,
+    fn an_command_has_its_documented_bytes() {
+        let command = Command {
+            kind: CommandKind::Chunk,
             fua: true,
             no_unmap: false,
             again: true,
@@ -216,14 +216,17 @@ mod tests {
             horizon: 6,
             floor: 7,
         };
-        let bytes = order.encode();
+        let bytes = command.encode();
         assert_eq!(bytes[..16], [6, 0, 0, 0, 5, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1]);
         assert_eq!(
             (bytes[16], bytes[24], bytes[33], bytes[40], bytes[48], bytes[56]),
             (2, 3, 16, 5, 6, 7)
         );
-        let two = [bytes, Order::new(OrderKind::End, 0).encode()].concat();
-        assert_eq!(Order::decode_all(&two).unwrap(), [order, Order::new(OrderKind::End, 0)]);
+        let two = [bytes, Command::new(CommandKind::End, 0).encode()].concat();
+        assert_eq!(
+            Command::decode_all(&two).unwrap(),
+            [command, Command::new(CommandKind::End, 0)]
+        );
     }
 
     #[test]
@@ -235,14 +238,14 @@ mod tests {
 
     #[test]
     fn bytes_that_make_no_sense_are_refused_with_what_is_wrong() {
-        let order = |change: fn(&mut [u8; ORDER_BYTES])| {
-            let mut bytes = Order::new(OrderKind::Read, 1).encode();
+        let command = |change: fn(&mut [u8; COMMAND_BYTES])| {
+            let mut bytes = Command::new(CommandKind::Read, 1).encode();
             change(&mut bytes);
-            Order::decode_all(&bytes).unwrap_err().to_string()
+            Command::decode_all(&bytes).unwrap_err().to_string()
         };
-        assert!(order(|bytes| bytes[0] = 9).contains("unknown kind 9"));
-        assert!(order(|bytes| bytes[4] = 8).contains("unknown flags 0x8"));
-        assert!(Order::decode_all(&[]).is_err() && Order::decode_all(&[0; 65]).is_err());
+        assert!(command(|bytes| bytes[0] = 9).contains("unknown kind 9"));
+        assert!(command(|bytes| bytes[4] = 8).contains("unknown flags 0x8"));
+        assert!(Command::decode_all(&[]).is_err() && Command::decode_all(&[0; 65]).is_err());
         let mut bytes = Answer { number: 1, errno: 0 }.encode();
         bytes[12] = 1;
         assert!(Answer::decode_all(&bytes).is_err());
