@@ -1,8 +1,8 @@
 //! Holds the requests of a device until a driver has answered them: one by one (`plain`) or in
 //! chunks (`batch`).
 //!
-//! A *lane* is one socket of a driver: commands go one way, answers the other. Invariants: commands of
-//! a lane are fetched in order and answered in any order. Nothing is fetched between
+//! A *lane* is one socket of a driver: commands go one way, answers the other. Invariants: commands
+//! of a lane are fetched in order and answered in any order. Nothing is fetched between
 //! [`Backend::recover`] and [`Backend::start`]. Not here: sockets, whether a driver is connected
 //! (`host`).
 
@@ -26,7 +26,8 @@ pub(crate) trait Backend: BlockDevice {
     /// The memory that the commands of a lane refer to, for a driver that is about to start.
     fn memory(&self, lane: usize) -> Arc<Arena>;
 
-    /// Moves the commands of a lane into `commands`, at most `most`. Blocks until there is something.
+    /// Moves the commands of a lane into `commands`, at most `most`. Blocks until there is
+    /// something.
     fn fetch(&self, lane: usize, commands: &mut Vec<Command>, most: usize) -> Next;
 
     /// The driver has completed a command. Returns `Invalid` if the driver has no command of that

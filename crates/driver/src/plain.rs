@@ -1,9 +1,9 @@
 //! One by one: each request goes to the driver as a command of its own.
 //!
-//! Invariants: a request is answered when the driver has answered its command, with that answer. The
-//! next driver first gets what the last one had not answered, in the same order and with the user's
-//! bytes (memory that a former driver may still see is not reused). The driver determines the command
-//! of concurrent requests; a user who needs a command waits for an answer (D8).
+//! Invariants: a request is answered when the driver has answered its command, with that answer.
+//! The next driver first gets what the last one had not answered, in the same order and with the
+//! user's bytes (memory that a former driver may still see is not reused). The driver determines
+//! the order of concurrent requests; a user who needs an order waits for an answer (D8).
 //!
 //! Not here: requests that are not whole blocks (`Align`); how long to wait for a driver (`host`).
 

@@ -387,7 +387,7 @@ fn seeds() -> u64 {
 }
 
 #[test]
-fn reads_flushes_and_the_end_are_right_whatever_the_command_and_whoever_dies() {
+fn reads_flushes_and_the_end_are_right_whatever_the_order_and_whoever_dies() {
     let mut seen = BTreeMap::new();
     for seed in 1..=seeds() {
         for (what, count) in story(seed, 3000, Driver::Right) {

@@ -328,7 +328,7 @@ fn judge_block(block: u64, history: &[&Event]) {
             "{:?} of block {block}: {value} is old",
             event.operation
         );
-        // What a flush made durable may be of a write that goes on: no command follows from seeing
+        // What a flush made durable may be of a write that goes on: no order follows from seeing
         // it.
         if event.operation == Operation::Read {
             zone.low = zone.low.min(event.end);
@@ -472,7 +472,7 @@ fn drive(world: &World, submitting: &AtomicU64) {
 }
 
 #[test]
-fn threads_that_meet_in_every_hazard_see_one_command_of_writes_whoever_dies() {
+fn threads_that_meet_in_every_hazard_see_one_order_of_writes_whoever_dies() {
     let mut seen = BTreeMap::new();
     // With room, and with so little that writers wait for it.
     for write_shm_size in [256 << 10, 32 << 10] {

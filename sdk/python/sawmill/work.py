@@ -103,7 +103,9 @@ class Call:
             try:
                 self.part.release()
             except BufferError:
-                log.warning("%s: the device has kept its memory, which others use now", self.command)
+                log.warning(
+                    "%s: the device has kept its memory, which others use now", self.command
+                )
 
 
 class Worker:

@@ -1,8 +1,8 @@
 """A small host for tests: says what a test wants it to, also what no host should.
 
 `MockHost` listens; `welcome` shakes hands with the next driver, and is then that driver's
-`Attached`, which hands out commands and reads answers. Reads and writes go through the queue's memory
-as with a real host.
+`Attached`, which hands out commands and reads answers. Reads and writes go through the queue's
+memory as with a real host.
 """
 
 import mmap

@@ -18,8 +18,8 @@
 //!    it waits for those before it, and those after wait for it.
 //!
 //! Files: `options`, `chunk` (the bytes), `areas` (which write is newer), `write`, `read`, `range`
-//! (discard, write-zeroes), `flush`, `deliver` (the driver's side), `lanes` (as commands), `recover`
-//! (a driver is gone). Not here: processes, sockets (`host`).
+//! (discard, write-zeroes), `flush`, `deliver` (the driver's side), `lanes` (as commands),
+//! `recover` (a driver is gone). Not here: processes, sockets (`host`).
 
 pub mod chunk;
 pub mod options;

@@ -50,7 +50,7 @@ pub struct BatchOptions {
     pub can_discard: bool,
     /// Whether write-zeroes go to the driver; otherwise zeroes are written as data.
     pub can_write_zeroes: bool,
-    /// A flush commands writes and makes nothing durable (thesis section 4.2.1): it completes
+    /// A flush orders writes and makes nothing durable (thesis section 4.2.1): it completes
     /// immediately.
     pub weak_flush: bool,
     /// A chunk of this age goes to the driver even if it is not full. Zero: never by age, as in

@@ -56,7 +56,7 @@ impl Abilities {
         }
     }
 
-    /// Checks that a driver can do everything that the device may command.
+    /// Checks that a driver can do everything that the device may ask for.
     pub(super) fn suffice(self, options: &Facts) -> Result<()> {
         let missing = [
             ("read_only=0", options.get("read_only") == Some("0") && !self.write),
@@ -197,8 +197,8 @@ pub struct Chunk<'a> {
     pub metadata_bytes: usize,
     /// The queue on which it arrived.
     pub queue: usize,
-    /// Its command (docs/format/write_chunk.md): `records`, `horizon`, `floor`, and whether a former
-    /// driver had it.
+    /// Its command (docs/format/write_chunk.md): `records`, `horizon`, `floor`, and whether a
+    /// former driver had it.
     pub command: &'a Command,
 }
 

@@ -52,8 +52,8 @@ type Command struct {
 	Queue int
 }
 
-// decodeOrder takes a command apart; chunk is what a write chunk has of memory, 0 in plain mode.
-func decodeOrder(bytes, memory []byte, chunk int64) (Command, error) {
+// decodeCommand takes a command apart; chunk is what a write chunk has of memory, 0 in plain mode.
+func decodeCommand(bytes, memory []byte, chunk int64) (Command, error) {
 	wide := func(at int) uint64 { return binary.LittleEndian.Uint64(bytes[at:]) }
 	command := Command{
 		Kind:    CommandKind(binary.LittleEndian.Uint32(bytes)),
@@ -74,7 +74,8 @@ func decodeOrder(bytes, memory []byte, chunk int64) (Command, error) {
 		return command, nil
 	case WriteChunk:
 		if room > chunk {
-			return command, fmt.Errorf("CHUNK %d says that %d bytes of %d count", command.Number, room, chunk)
+			text := "CHUNK %d says that %d bytes of %d count"
+			return command, fmt.Errorf(text, command.Number, room, chunk)
 		}
 		room = chunk
 	case Read, Write:

@@ -143,7 +143,7 @@ func (l lane) serve(ctx context.Context, chunk int64, work Work) error {
 				l.queue, len(packet))
 		}
 		for ; len(packet) > 0; packet = packet[commandBytes:] {
-			command, err := decodeOrder(packet[:commandBytes], l.memory, chunk)
+			command, err := decodeCommand(packet[:commandBytes], l.memory, chunk)
 			if err != nil {
 				return fmt.Errorf("queue %d: the host broke the protocol: %w", l.queue, err)
 			}
@@ -194,7 +194,8 @@ func (w Work) errnoOf(ctx context.Context, command Command) syscall.Errno {
 	case errors.As(err, &errno) && errno != 0:
 		return errno
 	}
-	w.Log(fmt.Sprintf("%v of %d bytes at %d failed: %v", command.Kind, command.Length, command.Address, err))
+	text := "%v of %d bytes at %d failed: %v"
+	w.Log(fmt.Sprintf(text, command.Kind, command.Length, command.Address, err))
 	return syscall.EIO
 }
 
