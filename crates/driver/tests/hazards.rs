@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use sawmill_device::{Exchange, Flags, Operation, Outcome, Request};
 use sawmill_driver::batch::chunk::records;
-use sawmill_driver::batch::{Batch, BatchOptions, Chunk, Delivery, RangeOrder, Read};
+use sawmill_driver::batch::{Batch, BatchOptions, Chunk, Delivery, RangeCommand, Read};
 use sawmill_driver::resolve::Resolver;
 use sawmill_testkit::Dice;
 
@@ -78,7 +78,7 @@ struct World {
     resolver: Resolver,
     chunks: Vec<(usize, Chunk)>,
     flushes: Vec<(usize, u64)>,
-    ranges: Vec<(usize, RangeOrder)>,
+    ranges: Vec<(usize, RangeCommand)>,
     reads: Vec<(usize, Read)>,
     seen: BTreeMap<&'static str, u64>,
     refused: u64,

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use sawmill_device::{Error, ErrorKind, Exchange, Flags, Operation, Outcome, Request};
 use sawmill_driver::State;
 use sawmill_driver::batch::chunk::records;
-use sawmill_driver::batch::{Batch, BatchOptions, Chunk, Delivery, RangeOrder, Read};
+use sawmill_driver::batch::{Batch, BatchOptions, Chunk, Delivery, RangeCommand, Read};
 use sawmill_driver::resolve::Resolver;
 use sawmill_testkit::Dice;
 
@@ -146,7 +146,7 @@ fn submit(world: &Arc<World>, submitter: u64) {
 enum Work {
     Chunk(usize, Chunk),
     Flush(usize, u64),
-    Range(usize, RangeOrder),
+    Range(usize, RangeCommand),
     Read(usize, Read),
 }
 

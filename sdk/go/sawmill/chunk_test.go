@@ -153,7 +153,7 @@ func Test_an_ordinary_device_takes_chunks_where_the_host_batches(t *testing.T) {
 	bytesOf := make([]byte, 1<<20)
 	device := disk{
 		read: func(p []byte, off int64) error {
-			mu.Lock() // answers command them, which the race detector does not see
+			mu.Lock() // answers order them, which the race detector does not see
 			defer mu.Unlock()
 			copy(p, bytesOf[off:])
 			return nil

@@ -23,14 +23,14 @@ pub enum Delivery {
     /// number.
     Flush(u64),
     /// A range without bytes.
-    Range(RangeOrder),
+    Range(RangeCommand),
     /// Nothing more comes.
     End,
 }
 
 /// A discard or write-zeroes that the driver has: a range of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RangeOrder {
+pub struct RangeCommand {
     /// The number for the acknowledgement.
     pub number: u64,
     /// `Discard` or `WriteZeroes`.
@@ -293,7 +293,7 @@ pub(super) fn next_of(writes: &mut Writes) -> Option<Delivery> {
     Some(match item {
         Item::Chunk(closed) => Delivery::Chunk(Chunk { number, closed }),
         Item::Flush(_) => Delivery::Flush(number),
-        Item::Range(range) => Delivery::Range(RangeOrder {
+        Item::Range(range) => Delivery::Range(RangeCommand {
             number,
             operation: range.operation,
             address: range.address,

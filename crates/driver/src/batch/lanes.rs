@@ -9,7 +9,7 @@ use std::time::Instant;
 use sawmill_device::{Error, Operation, Result};
 use sawmill_sys::Arena;
 
-use super::{Batch, Delivery, RangeOrder};
+use super::{Batch, Delivery, RangeCommand};
 use crate::backend::{Backend, Next, State};
 use crate::protocol::{Command, CommandKind};
 
@@ -25,7 +25,7 @@ impl Batch {
                 ..Command::new(CommandKind::Chunk, chunk.number)
             },
             Delivery::Flush(number) => Command::new(CommandKind::Flush, number),
-            Delivery::Range(RangeOrder { number, operation, address, length, no_unmap }) => {
+            Delivery::Range(RangeCommand { number, operation, address, length, no_unmap }) => {
                 let is_zeroes = operation == Operation::WriteZeroes;
                 let kind = if is_zeroes { CommandKind::WriteZeroes } else { CommandKind::Discard };
                 Command {

@@ -42,7 +42,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Operation, Request, Result};
 use sawmill_sys::{Arena, Lease};
 
-pub use deliver::{Chunk, Delivery, RangeOrder, Read};
+pub use deliver::{Chunk, Delivery, RangeCommand, Read};
 pub use options::BatchOptions;
 
 use crate::backend::{Life, State};
