@@ -18,7 +18,8 @@ arguments() {
         ;;
     lazy)
         head -c 24M /dev/urandom >"$SCRATCH/source"
-        python3 "$VM_TESTS/../tests/driver_python/web.py" "$SCRATCH/source" >"$SCRATCH/port" &
+        python3 "$VM_TESTS/../tests/drivers/driver_python/web.py" "$SCRATCH/source" \
+                >"$SCRATCH/port" &
         await 60 test -s "$SCRATCH/port"
         arguments=("http://127.0.0.1:$(cat "$SCRATCH/port")/source" "$SCRATCH/copy")
         ;;

@@ -119,3 +119,20 @@ fn no_list_of_parameters_takes_a_tuple_apart() {
     let is_taken_apart = |one: &String| one.starts_with('(') && one.contains("): (");
     none(&functions_with("fn ", |all| all.iter().any(is_taken_apart)));
 }
+
+/// Guest tests run rarely, so a file that moves away from under them would be missed late.
+#[test]
+fn every_file_that_a_guest_test_names_exists() {
+    let guest = repository().join("tests/vm");
+    let mut lost = Vec::new();
+    for (path, text) in files(&[".sh"]) {
+        for rest in text.split("$VM_TESTS/").skip(1) {
+            let named = rest.split(['"', ' ', '\n', '`']).next().unwrap_or_default();
+            let is_known_when_run = named.contains('$') || named.contains(".prepared");
+            if !is_known_when_run && !guest.join(named).exists() {
+                lost.push(format!("{}: {named}", path.display()));
+            }
+        }
+    }
+    none(&lost);
+}

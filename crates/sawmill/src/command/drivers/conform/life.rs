@@ -39,7 +39,7 @@ pub(super) const ALL: [Life; 3] = [Life::Killed, Life::Replaced, Life::Ended];
 impl Life {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Life::Killed => "driver_killed_with_orders_outstanding_and_every_request_answered",
+            Life::Killed => "driver_killed_with_commands_outstanding_and_every_request_answered",
             Life::Replaced => "driver_replaced_under_load_and_every_request_answered",
             Life::Ended => "driver_ends_in_order_after_end",
         }
