@@ -5,7 +5,8 @@
 demo: ; @demo/demo.sh
 test: ; @tests/run.sh
 test-vm: ; @tests/setup/prepare.sh vm && \
-	cargo build --release -p sawmill -p sawmill-frontend -p sawmill-c --lib --bins --examples && \
+	cargo build --release -p sawmill -p sawmill-frontend -p sawmill-driver -p sawmill-c \
+		--lib --bins --examples && \
 	tests/vm/run.py $(TESTS)
 test-stores: ; @tests/setup/prepare.sh stores && cargo build --release -p sawmill && \
 	tests/stores/matrix.py
