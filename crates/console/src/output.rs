@@ -169,8 +169,8 @@ impl Bar {
         self.unheard = shown.err();
     }
 
-    /// Takes the bar away. Fails if progress could not be shown: nobody may take that for an
-    /// orderly end.
+    /// Removes the progress bar. Returns an error if output failed earlier, so that the command
+    /// does not exit with 0.
     pub fn end(self) -> Result<()> {
         match &self.unheard {
             None => Ok(()),

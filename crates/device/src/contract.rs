@@ -9,8 +9,8 @@ use crate::{Geometry, Request};
 /// - **D1** `submit` never blocks on I/O and never panics; it takes the request whole. The outcome
 ///   goes through the request, exactly once, on any thread, possibly before `submit` returns.
 /// - **D2** A request dropped unanswered answers itself with an error of kind `Internal`. A device
-///   that is dropped answers what it has taken; an answer may be what drops it, on any of the
-///   device's threads.
+///   that is dropped answers what it has taken. The last reference to a device may be dropped
+///   inside an answer, on one of the device's own threads.
 /// - **D3** A read returns, for every byte, the newest write completed before the read was
 ///   submitted, or one that overlaps the read in time. A byte never written reads as zero.
 /// - **D4** A flush that completes makes every write, discard and write-zeroes *completed* before

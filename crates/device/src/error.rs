@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// What kind of failure this is, chosen by what the caller can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The request is wrong (out of range, unaligned, unsupported): mend the request.
+    /// The request is wrong (out of range, unaligned, unsupported): fix the request.
     Invalid,
     /// The device cannot be written: open it for writing, or do not write.
     ReadOnly,
@@ -36,7 +36,7 @@ pub enum ErrorKind {
     Closed,
     /// Nobody answered in the time that was set: see why, or wait longer.
     TimedOut,
-    /// The way to where the bytes are is cut.
+    /// No path leads to where the bytes are: check the network or the link, then try again.
     Unreachable,
     /// A bug, or a device that broke its contract: report it, with the log.
     Internal,

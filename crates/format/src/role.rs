@@ -51,10 +51,10 @@ pub struct Promoted {
 pub enum RoleKind {
     /// A copier writes it, and nobody else.
     Replica,
-    /// It goes on by itself.
+    /// A promoted replica: it no longer follows a source.
     Promoted(Promoted),
-    /// A replica that was written by itself before: what it had is overtaken by its source's
-    /// history, which begins here. All zero: not known.
+    /// A former primary, now a replica. The source's history supersedes its own from this position
+    /// on. All zero: not known.
     Returned(Promoted),
 }
 

@@ -12,7 +12,7 @@
 //! Invariants: no allocation after `new`; every lost piece becomes ready again; a packet is opened
 //! before anything in it is trusted.
 //!
-//! Not here: sockets and threads (`carrier`, `threads`), the hand-shake (`session`).
+//! Not here: sockets and threads (`carrier`, `threads`), the handshake (`session`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

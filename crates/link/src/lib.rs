@@ -2,7 +2,7 @@
 //! byte-granular.
 //!
 //! Modules: [`carrier`] (how packets travel: UDP, TCP, raw Ethernet), [`session`] (keys, the
-//! hand-shake, sealed packets), `path` (one link: what is in flight, what was received),
+//! handshake, sealed packets), `path` (one link: what is in flight, what was received),
 //! `connection` (puts packets on the least loaded link), `going` (what a slot has to send),
 //! [`initiator`] (a block device), [`target`] (exports devices), [`threads`] (the receiving
 //! threads), [`cache`] (the initiator's byte-granular cache, BASS), `packed` (many ranges as one

@@ -3,7 +3,7 @@
 //!
 //! Invariants: what exists keeps its size, so that a default never grows or shrinks a journal or
 //! empties a cache. No default takes more than a quarter of the free space for all journals
-//! together, or for the cache, unless that is less than the least that works.
+//! together, or for the cache, unless a quarter is below the minimum size.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};

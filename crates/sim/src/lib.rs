@@ -7,6 +7,12 @@
 //! [`edges`]. The shortest story of a failure: [`shrink`](mod@shrink). Small worlds without chance:
 //! [`exhaustive`].
 //!
+//! It can inject: death at any I/O, power cuts with lost, kept and torn sectors, failed and lying
+//! syncs, full and short disks, rot, memory lost or damaged, lost journals, old images; puts,
+//! deletes and lists that fail, come late, lag, are answered wrongly or not at all; stores that are
+//! restored or copied; takeovers, hand-offs, clocks that jump, two servers, names in dispute. It
+//! cannot: threads that run at once (`shuttle` does), a kernel, a network.
+//!
 //! Not here: threads, real disks, real stores. Those are tested by the suites in `tests/`.
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
 //! Names: several people in turn create, rename, clone and delete volumes of one store, and die at
 //! any call; their lists lag and show what was deleted; their puts and deletes may come late.
 //!
-//! Invariants judged, by somebody whose store is well: a volume that was told made, and that nobody
-//! has asked to delete, has exactly one name at any time; what was told done stays done; no name
-//! means two things; whatever lives can be opened and checked, and `list` shows all of it.
+//! Checked with a fault-free store: a volume reported as created, and not requested to be deleted,
+//! has exactly one name at any time; what was reported done stays done; no name means two things;
+//! every living volume can be opened and checked, and `list` shows all of them.
 //!
 //! Not here: what is in a volume.
 

@@ -2,8 +2,8 @@
 //! lets one happen, in any order; an answer may be lost after the work is done, or the work done
 //! long after the answer "could not say".
 //!
-//! Invariants: the contract's S1 to S8 hold, and no more than they. Within a process's open, where
-//! the engine waits for answers, calls happen at once.
+//! Invariants: the contract's S1 to S8 hold, and no more than they; `garble_odds` alone breaks S5.
+//! Within a process's open, where the engine waits for answers, calls happen at once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! The contract of an object store, numbered, and the blocking comfort around it.
 //!
 //! Keys are relative to the root the store was opened with, use `/` between parts, and consist of
-//! `[A-Za-z0-9._/-]`; no part is empty, starts with a dot, or is longer than 255 bytes; a key has
-//! at most
-//! 768. No key may be the beginning of another up to a `/`: a folder of files could not hold both.
+//! `[A-Za-z0-9._/-]`; no part is empty, starts with a dot, or is longer than 255 bytes; a
+//! key has at most 768. No key may be the beginning of another up to a `/`: a folder of files could
+//! not hold both.
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;

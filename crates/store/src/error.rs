@@ -15,7 +15,8 @@ pub enum StoreErrorKind {
     /// The store could not be asked, or did not answer in time, or answered with a passing error.
     /// Nothing is known about the object.
     Unavailable,
-    /// The store answered with something that cannot be right (a short body, say), more than once.
+    /// The store answered with something that cannot be right (a short body, say), more than once:
+    /// check the store and what lies between.
     Broken,
     /// What lies under the key is nothing that the caller can have put there: it is larger than
     /// asked for, or no file. Asking again does not help.

@@ -60,8 +60,8 @@ impl StagingFile {
     /// The same out of memory preallocated before, which is used up; `None` when there is none that
     /// fits.
     pub fn take_spare(spare: &Path, path: &Path, capacity_bytes: u64) -> io::Result<Option<Self>> {
-        // Renamed first and looked at then: somebody else may lay up anew at any time, under the
-        // old name.
+        // Rename first, then inspect: another process may preallocate a new file under the old name
+        // at any time.
         match std::fs::rename(spare, path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other?,

@@ -20,8 +20,8 @@ pub trait Disk: Send + Sync {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
     /// Makes every completed write durable. A failure is final: what was unsynced may be lost.
     fn sync(&self) -> io::Result<()>;
-    /// Whether whoever opens the name that this was opened by gets this. Without that, nobody finds
-    /// again what is written.
+    /// Whether the path that this disk was opened by still leads to it. If not, a restart cannot
+    /// find what is written here.
     fn has_name(&self) -> bool;
 }
 

@@ -1,5 +1,5 @@
-//! Every bound of the engine, with the inequality that ties it to the others, proved at compile
-//! time.
+//! The bounds of the engine. Where bounds depend on each other, the inequality is here too, proved
+//! at compile time.
 
 use sawmill_format::journal::RECORD_HEADER_BYTES;
 
@@ -165,7 +165,7 @@ pub const GC_GAP_FRAMES_MAX: u32 = sized(4, 2) as u32;
 /// part of the window's log at most.
 pub const RETAINED_PER_WINDOW: u64 = sized(256, 3);
 
-/// Of what one damaged object costs, a check names so much, and counts the rest.
+/// `check` lists at most this many effects of one damaged object, and counts the rest.
 pub const CHECK_COSTS_MAX: usize = 16;
-/// Of stranded segments a check names so many, and counts the rest.
+/// `check` lists at most this many stranded segments, and counts the rest.
 pub const CHECK_STRANDED_MAX: usize = 16;

@@ -1,5 +1,5 @@
-//! How old the oldest accepted write is that is not in the store, for who wants no more than so
-//! much to be lost with a machine: past that age writes and flushes wait.
+//! The age of the oldest accepted write that is not stored. Beyond the age that the user allows,
+//! writes and flushes wait.
 //!
 //! Invariant: what lies at or behind a mark and before the next one was accepted at the mark's time
 //! or later.

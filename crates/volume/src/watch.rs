@@ -1,12 +1,12 @@
 //! When the volume was last used, when it was last known to be its only writer's, and flushes that
 //! wait for such news.
 //!
-//! Whoever takes the volume over puts a fence into the log. The owner meets it with its next
-//! segment; who only reads and flushes puts none. So, while the volume is used, the engine looks
-//! where a fence would stand (`engine::fence_check`), and a flush is not answered on old news: it
-//! waits for the next look, for as long as [`PATIENCE`]. A store that cannot be asked keeps no
-//! flush waiting for longer: what is logged is on the local disk whoever owns the volume, and the
-//! volume's health says that the store cannot be used.
+//! Whoever takes the volume over puts a fence into the log. The owner finds it when it puts its
+//! next segment. An owner that only reads and flushes puts none. So, while the volume is used, the
+//! engine looks where a fence would stand (`engine::fence_check`), and a flush is not answered on
+//! old news: it waits for the next look, for as long as [`PATIENCE`]. A store that cannot be asked
+//! keeps no flush waiting for longer: what is logged is on the local disk whoever owns the volume,
+//! and the volume's health says that the store cannot be used.
 //!
 //! Invariant: `news` is a time at which this attachment was not fenced: when a look was asked that
 //! found no fence, or when a segment was first put that came to be stored.
@@ -17,13 +17,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use sawmill_device::Request;
 
-/// A volume that was used so lately is in use.
+/// A volume that was used within this time is in use.
 const IN_USE_FOR: Duration = Duration::from_secs(10);
 /// Uses closer together than this are one: they would only fight for a cache line.
 const USE_STEP: Duration = Duration::from_millis(250);
 /// How often the engine looks for fences while the volume is in use.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// A flush is answered on news that are no older.
+/// The oldest news that a flush is answered on.
 const NEWS_FOR: Duration = Duration::from_secs(5);
 /// For how long a flush waits for news.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);

@@ -3,7 +3,8 @@
 //!
 //! Besides `crates/sys` the only place with unsafe code: what crosses here are the pointers of a C
 //! program, which keeps to the headers. Invariants: no string, table or option of a caller is kept
-//! after the call that got it; a panic of ours does not cross into C. Files: `driver` (a table of
+//! after the call that got it; a panic of ours does not cross into C: Rust aborts
+//! the program at the edge of an `extern "C"` function. Files: `driver` (a table of
 //! functions as a driver), `options`, `text` (strings, errors), `bdus/`. Not here: what a driver is
 //! (`sawmill_driver::client`).
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]

@@ -149,7 +149,7 @@ def attach(path: str | Path, device: object, asked: dict[str, object], *, replac
 def welcomed(
     control: socket.socket, device: object, asked: dict[str, object], *, replace: bool
 ) -> Session:
-    """The hand-shake."""
+    """The handshake."""
     program = Path(sys.argv[0]).name or "python"
     hello = {
         "protocol": wire.PROTOCOL,

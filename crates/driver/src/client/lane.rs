@@ -168,7 +168,7 @@ impl Lane {
         }
         let lent = self.memory.lend(command.offset, command.length).ok_or_else(|| {
             let text = format!(
-                "the host ordered a {:?} with {} bytes at {} of a memory of {}, or bytes that are \
+                "the host sent a {:?} with {} bytes at {} of a memory of {}, or bytes that are \
                 in use",
                 command.kind,
                 command.length,

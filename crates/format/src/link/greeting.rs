@@ -1,9 +1,9 @@
-//! Payloads of the hand-shake (hello, welcome, cookie) and of discovery (seek, found).
+//! Payloads of the handshake (hello, welcome, cookie) and of discovery (seek, found).
 //!
 //! Invariants: names are UTF-8 of at most [`NAME_BYTES_MAX`] bytes; what the payloads say is
-//! authenticated by the hand-shake that carries them, except in discovery, which proves nothing.
+//! authenticated by the handshake that carries them, except in discovery, which proves nothing.
 //!
-//! Not here: the hand-shake itself (`crates/link/src/session`).
+//! Not here: the handshake itself (`crates/link/src/session`).
 
 use super::{LINKS_MAX, PROOF_BYTES, check_length, check_reserved, text};
 use crate::Result;
@@ -61,7 +61,7 @@ pub const NAME_BYTES_MAX: usize = 64;
 pub const SLOTS_MAX: u16 = 4096;
 /// The least and the most bytes of a slot; they are whole grains.
 pub const SLOT_BYTES_RANGE: std::ops::RangeInclusive<u32> = 4096..=(4 << 20);
-/// The longest payload of a hand-shake.
+/// The longest payload of a handshake.
 pub const GREETING_BYTES_MAX: usize = welcome_at::SIZE + NAME_BYTES_MAX;
 
 /// What an initiator wants.

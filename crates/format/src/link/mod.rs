@@ -1,8 +1,8 @@
 //! What the two ends of a link say to each other: packets, the parts in them, and the words of the
-//! hand-shake.
+//! handshake.
 //!
 //! Modules: this file is the packet's header; [`part`] what a sealed packet carries; [`greeting`]
-//! the payloads of the hand-shake and of discovery; [`control`] what is asked of a target besides
+//! the payloads of the handshake and of discovery; [`control`] what is asked of a target besides
 //! reads and writes.
 //!
 //! Invariants: as everywhere in this crate, no decoder panics, allocates, or reads beyond what its
@@ -56,7 +56,7 @@ pub const SEALED_BYTES_MIN: usize = HEADER_BYTES + TAIL_BYTES;
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PacketKind {
-    /// The first message of the hand-shake, from the initiator.
+    /// The first message of the handshake, from the initiator.
     Hello,
     /// The second, from the target.
     Welcome,

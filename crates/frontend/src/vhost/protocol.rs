@@ -116,7 +116,7 @@ impl Status {
 
 /// A request, with the number of its payload bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum Command {
     /// A request for the device.
     Device { operation: Operation, address: u64, length: u64, flags: Flags },
     /// The name of the device.
@@ -145,20 +145,20 @@ pub(super) fn understand(
     parts: &Parts,
     negotiated: u64,
     writethrough: bool,
-) -> Result<Order, Refusal> {
+) -> Result<Command, Refusal> {
     let kind = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
     let sector = u64_at(header, 8);
     let fua = Flags { fua: writethrough, no_unmap: false };
     match kind {
         0 => payload(Operation::Read, sector, parts.data_bytes, Flags::default()),
         1 => payload(Operation::Write, sector, parts.payload_bytes, fua),
-        4 => Ok(Order::Device {
+        4 => Ok(Command::Device {
             operation: Operation::Flush,
             address: 0,
             length: 0,
             flags: Flags::default(),
         }),
-        8 if parts.data_bytes as usize >= ID_BYTES => Ok(Order::Id),
+        8 if parts.data_bytes as usize >= ID_BYTES => Ok(Command::Id),
         8 => refuse(Status::Failed, format!("a buffer of {} bytes for the name", parts.data_bytes)),
         11 if negotiated & feature::DISCARD != 0 => range(Operation::Discard, parts, fua),
         13 if negotiated & feature::WRITE_ZEROES != 0 => range(Operation::WriteZeroes, parts, fua),
@@ -170,7 +170,12 @@ fn refuse<T>(status: Status, text: String) -> Result<T, Refusal> {
     Err(Refusal(status, text))
 }
 
-fn payload(operation: Operation, sector: u64, length: u64, flags: Flags) -> Result<Order, Refusal> {
+fn payload(
+    operation: Operation,
+    sector: u64,
+    length: u64,
+    flags: Flags,
+) -> Result<Command, Refusal> {
     let address =
         sector.checked_mul(SECTOR_BYTES).filter(|address| address.checked_add(length).is_some());
     match address {
@@ -182,11 +187,11 @@ fn payload(operation: Operation, sector: u64, length: u64, flags: Flags) -> Resu
             Status::Failed,
             format!("a {operation:?} at sector {sector}, past the end of any device"),
         ),
-        Some(address) => Ok(Order::Device { operation, address, length, flags }),
+        Some(address) => Ok(Command::Device { operation, address, length, flags }),
     }
 }
 
-fn range(operation: Operation, parts: &Parts, flags: Flags) -> Result<Order, Refusal> {
+fn range(operation: Operation, parts: &Parts, flags: Flags) -> Result<Command, Refusal> {
     let Some(range) = parts.range.filter(|_| parts.payload_bytes == RANGE_BYTES) else {
         let text = format!(
             "a {operation:?} with {} bytes of ranges, but only one range is supported",

@@ -23,7 +23,7 @@ use super::Violation;
 use super::inflight::InflightQueue;
 use super::metrics::Counters;
 use super::options::{BATCH, IN_FLIGHT_BYTES_MAX, SPARE_BYTES_MAX};
-use super::protocol::{HEADER_BYTES, ID_BYTES, Order, Parts, Refusal, Status, understand};
+use super::protocol::{Command, HEADER_BYTES, ID_BYTES, Parts, Refusal, Status, understand};
 use super::ring::{Chain, Ring, total};
 
 mod ticket;
@@ -340,11 +340,11 @@ impl Queue {
         if total(&chain.writable) == 0 {
             return Err(Violation(format!("request {head} has no room for its status")));
         }
-        let order = self.read_order(&chain);
-        let moved_bytes = match &order {
-            Ok(Order::Device { operation: Operation::Read | Operation::Write, length, .. }) => {
-                *length
-            }
+        let command = self.read_command(&chain);
+        let moved_bytes = match &command {
+            Ok(Command::Device {
+                operation: Operation::Read | Operation::Write, length, ..
+            }) => *length,
             _ => 0,
         };
         {
@@ -364,11 +364,11 @@ impl Queue {
             inflight.take(head, cursor.counter);
             cursor.counter += 1;
         }
-        self.carry_out(head, chain, order, moved_bytes);
+        self.carry_out(head, chain, command, moved_bytes);
         Ok(())
     }
 
-    fn read_order(&self, chain: &Chain) -> Result<Order, Refusal> {
+    fn read_command(&self, chain: &Chain) -> Result<Command, Refusal> {
         let failed = |violation: Violation| Refusal(Status::Failed, violation.0);
         let memory = &self.setup.ring.memory;
         let payload_bytes = total(&chain.readable).checked_sub(HEADER_BYTES);
@@ -384,10 +384,10 @@ impl Queue {
         }
         let data_bytes = total(&chain.writable) - 1;
         let parts = Parts { payload_bytes, range: has_range.then_some(range), data_bytes };
-        let order = understand(&header, &parts, self.setup.negotiated, self.setup.writethrough)?;
+        let command = understand(&header, &parts, self.setup.negotiated, self.setup.writethrough)?;
         let geometry = self.setup.device.geometry();
-        match order {
-            Order::Device { operation: Operation::Read | Operation::Write, length, .. }
+        match command {
+            Command::Device { operation: Operation::Read | Operation::Write, length, .. }
                 if length > u64::from(geometry.request_bytes_max) =>
             {
                 Err(Refusal(
@@ -395,7 +395,7 @@ impl Queue {
                     format!("{length} bytes exceed the limit of one request"),
                 ))
             }
-            order => Ok(order),
+            command => Ok(command),
         }
     }
 
@@ -403,7 +403,7 @@ impl Queue {
         self: &Arc<Self>,
         head: u16,
         chain: Chain,
-        order: Result<Order, Refusal>,
+        command: Result<Command, Refusal>,
         moved_bytes: u64,
     ) {
         let counters = &self.setup.counters;
@@ -416,8 +416,8 @@ impl Queue {
             buffer: Vec::new(),
             damaged: false,
         };
-        match order {
-            Ok(Order::Device { operation, address, length, flags }) => {
+        match command {
+            Ok(Command::Device { operation, address, length, flags }) => {
                 counters.request(Some(operation));
                 if operation == Operation::Read {
                     counters.bytes_out.fetch_add(length, Ordering::Relaxed);
@@ -428,7 +428,7 @@ impl Queue {
                 let request = Request::new(operation, address, length, flags, Box::new(ticket));
                 self.setup.device.submit(request);
             }
-            Ok(Order::Id) => {
+            Ok(Command::Id) => {
                 counters.request(None);
                 ticket.answer(Status::Ok, &self.setup.id);
             }

@@ -69,7 +69,7 @@ pub struct Woken {
 /// The half of a carrier that sends.
 pub trait Sender: Send + Sync {
     /// The longest packet that fits on the way to `to`, as known now: the MTU less the carrier's
-    /// own headers. May query the kernel's routes, so use it for the hand-shake and not for each
+    /// own headers. May query the kernel's routes, so use it for the handshake and not for each
     /// packet.
     fn packet_bytes_max(&self, to: &Peer) -> usize;
 

@@ -10,7 +10,7 @@
 //! there is no connection, and no step makes one.
 //!
 //! Lock order: the control, then `Shown`, then what the connection locks. Not here: the steps of a
-//! hand-shake (`connect`), of a link (`join`) and of reopened volumes (`reopen`).
+//! handshake (`connect`), of a link (`join`) and of reopened volumes (`reopen`).
 
 mod connect;
 mod join;

@@ -1,6 +1,6 @@
 //! The initiator's slots: each carries one chunk of a request to the target, until it is answered.
 //!
-//! Invariants: a slot is the credit for a buffer of the target, granted at the hand-shake; a chunk
+//! Invariants: a slot is the credit for a buffer of the target, granted at the handshake; a chunk
 //! without a slot waits. A slot's sequence grows with each use, so that late packets of an earlier
 //! use are recognised and dropped. A slot is free again only when its whole answer has arrived.
 //!

@@ -3,19 +3,19 @@
 //!
 //! A message is {suite u8, step u8, reason u8, zero u8} and what the suite makes of its payload.
 //! Suite 2 is Noise NNpsk0 (`noise`): the pre-shared key authenticates both ends. The ephemeral
-//! keys are destroyed after the hand-shake, so a pre-shared key that is stolen later decrypts no
+//! keys are destroyed after the handshake, so a pre-shared key that is stolen later decrypts no
 //! past traffic. Suite 1 is `--insecure`, with the same shape: 32 random bytes that the answer must
 //! repeat, the payload in clear, a checksum. The [`Security`] of an end determines its suite.
 //! Nothing is negotiated, so nothing can be downgraded.
 //!
 //! Invariants: a payload is returned only after its message proved the key. A refused message
-//! leaves a [`Greeting`] as it was, so an attacker cannot spoil a hand-shake by answering first.
+//! leaves a [`Greeting`] as it was, so an attacker cannot spoil a handshake by answering first.
 //! The payload of the first message may be a replay: it proves that a holder of the key sent it at
 //! some time, not now. So a target acts on it only when the first packet opened (see
 //! `crate::target`).
 //!
 //! Snow's own state (a copy of the pre-shared key, the chaining key) is freed but not overwritten
-//! when a hand-shake ends; our keys are.
+//! when a handshake ends; our keys are.
 //!
 //! Not here: the content of payloads and prologue, retransmission, timers.
 
@@ -43,7 +43,7 @@ const GREETING: u8 = 1;
 const ANSWER: u8 = 2;
 const REFUSAL: u8 = 3;
 
-/// An initiator's hand-shake that has sent its greeting and waits for the answer.
+/// An initiator's handshake that has sent its greeting and waits for the answer.
 pub struct Greeting(State);
 
 enum State {
@@ -96,7 +96,7 @@ impl Greeting {
     /// Reads the second message. Returns the keys of this connection, and the target's payload.
     ///
     /// # Errors
-    /// All errors except [`Refused::Finished`] leave the hand-shake open. None is authenticated: a
+    /// All errors except [`Refused::Finished`] leave the handshake open. None is authenticated: a
     /// stranger can cause it. So keep waiting, and report the last one if no answer arrives. A
     /// target's refusal ([`refusal`]) becomes the reason that both ends see:
     /// [`Refused::PeerInsecure`], [`Refused::PeerSecure`], [`Refused::Unproven`],

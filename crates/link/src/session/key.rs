@@ -151,7 +151,7 @@ impl PreSharedKey {
         })
     }
 
-    /// The bytes, for the hand-shake.
+    /// The bytes, for the handshake.
     pub(super) fn bytes(&self) -> &[u8; KEY_BYTES] {
         &self.0
     }

@@ -31,7 +31,7 @@ pub enum Security {
     Insecure,
 }
 
-/// Why a packet or a message of the hand-shake was refused. The link continues; the packet is
+/// Why a packet or a message of the handshake was refused. The link continues; the packet is
 /// dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
@@ -66,21 +66,21 @@ pub enum Refused {
         --insecure"
     )]
     PeerSecure,
-    /// Not a message of a hand-shake that this version knows.
-    #[error("not a hand-shake of a known version")]
+    /// Not a message of a handshake that this version knows.
+    #[error("not a handshake of a known version")]
     Unknown,
     /// A first message where the second is due, or the reverse, as when a message returns to its
     /// sender.
-    #[error("a hand-shake message out of order (does the link lead back to this machine?)")]
+    #[error("a handshake message out of order (does the link lead back to this machine?)")]
     OutOfTurn,
-    /// A message of the hand-shake that fails to prove the key.
+    /// A message of the handshake that fails to prove the key.
     #[error("the peer does not prove that it has the same key: compare the key files of both ends")]
     Unproven,
     /// A second message that answers another first one.
-    #[error("the answer belongs to another hand-shake")]
+    #[error("the answer belongs to another handshake")]
     NotOurs,
-    /// The hand-shake is already finished.
-    #[error("the hand-shake is finished already")]
+    /// The handshake is already finished.
+    #[error("the handshake is finished already")]
     Finished,
     /// Our own message does not fit into its buffer.
     #[error("a message of {bytes} bytes does not fit into {room}")]
@@ -96,7 +96,7 @@ pub enum Refused {
 }
 
 /// Unguessable numbers, for the ids of ends and connections. On a machine without randomness it
-/// returns the same number each time; the hand-shake refuses to start there anyway.
+/// returns the same number each time; the handshake refuses to start there anyway.
 #[must_use]
 pub fn unguessable() -> Box<dyn FnMut() -> u64 + Send> {
     Box::new(|| {

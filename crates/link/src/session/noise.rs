@@ -2,7 +2,7 @@
 //! `aws-lc-rs`'s.
 //!
 //! With this, the link adds only one crate to what TLS to the object stores needs anyway, and each
-//! primitive exists once. Only the hand-shake uses this; packets use [`super::seal`].
+//! primitive exists once. Only the handshake uses this; packets use [`super::seal`].
 //!
 //! Not here: the content of the messages and their framing.
 
@@ -18,14 +18,14 @@ use zeroize::Zeroizing;
 use super::Refused;
 use super::key::PreSharedKey;
 
-/// The complete choice of cryptography. Another choice is a new version of the hand-shake.
+/// The complete choice of cryptography. Another choice is a new version of the handshake.
 const PROTOCOL: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 /// The pattern mixes in the key before the first message.
 const KEY_AT: u8 = 0;
 /// Bytes of an AES-GCM tag.
 const TAG_BYTES: usize = 16;
 
-/// The end of the hand-shake.
+/// The end of the handshake.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// Sends the first message.
@@ -34,7 +34,7 @@ pub(super) enum Role {
     Target,
 }
 
-/// A hand-shake that has sent nothing yet. `prologue` is what both ends must agree on in advance.
+/// A handshake that has sent nothing yet. `prologue` is what both ends must agree on in advance.
 pub(super) fn begin(
     key: &PreSharedKey,
     prologue: &[u8],
@@ -89,7 +89,7 @@ impl Random for SystemRandom {
     }
 }
 
-/// A key pair of one hand-shake.
+/// A key pair of one handshake.
 #[derive(Default)]
 struct X25519 {
     secret: Zeroizing<[u8; 32]>,

@@ -23,7 +23,7 @@ use crate::session::proof::Jar;
 use crate::session::{HANDSHAKE_BYTES, Refused, Seals, answer};
 use crate::source::Source;
 
-/// The state of hand-shakes.
+/// The state of handshakes.
 #[derive(Default)]
 pub(super) struct Greeted {
     pub(super) waiting: Waiting,
@@ -204,7 +204,7 @@ impl Target {
         }
     }
 
-    /// Finds the connection of a sealed packet. The first packet after a hand-shake makes the
+    /// Finds the connection of a sealed packet. The first packet after a handshake makes the
     /// connection: it shows that its sender has the key now, and that the hello was no replay.
     pub(super) fn known(&self, from: Arrival<'_>, header: &Packet, packet: &mut [u8]) -> Known {
         if let Some(served) = self.served(header.connection) {

@@ -1,7 +1,7 @@
 //! The target: exports devices to initiators, over any links that lead to it.
 //!
 //! Modules: `greeted` (hellos, and the connections that they lead to), `waiting` (unfinished
-//! hand-shakes), `keys` (their holders), `machines` (the rights of machines), `exports` (the
+//! handshakes), `keys` (their holders), `machines` (the rights of machines), `exports` (the
 //! exports, and who has them open), `standing` (what persists of that), `served` (a connection),
 //! `slots` (a command from its first part to the receipt of its answer).
 //!
@@ -212,7 +212,7 @@ impl Target {
         self.exports.add(name, device, keeper, Some((standing, keep)))
     }
 
-    /// The number of hand-shakes that wait for their first sealed packet.
+    /// The number of handshakes that wait for their first sealed packet.
     #[must_use]
     pub fn unfinished(&self) -> usize {
         self.greeted.lock().waiting.len()

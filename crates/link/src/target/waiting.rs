@@ -1,7 +1,7 @@
 //! Hand-shakes that were answered and wait for their first sealed packet, with their places and
 //! time limits.
 //!
-//! A hello may be a replay from a forged address. So only a few places, and a few hand-shakes per
+//! A hello may be a replay from a forged address. So only a few places, and a few handshakes per
 //! second, are for senders that have not proved that they receive at their address, by a cookie or
 //! by being at the end of a stream. Each proved source has a few places of its own, and loses its
 //! own first.
@@ -22,7 +22,7 @@ use crate::session::Seals;
 use crate::session::handshake::token_of;
 use crate::source::Source;
 
-/// The longest wait of a hand-shake.
+/// The longest wait of a handshake.
 const WAIT_NS: u64 = 10 * SECOND;
 /// Places for unproved senders, and the shortest time that each is kept.
 const STRANGERS_MAX: usize = 8;
@@ -38,7 +38,7 @@ const NEW_NS: u64 = 250 * MS;
 /// Remembered hellos that led to a connection.
 const SPENT_MAX: usize = 1024;
 
-/// A hand-shake that was answered.
+/// A handshake that was answered.
 pub(super) struct HalfOpen {
     pub(super) local: u64,
     /// The holder of its key.
@@ -55,7 +55,7 @@ pub(super) struct HalfOpen {
     pub(super) source: Option<Source>,
 }
 
-/// All such hand-shakes.
+/// All such handshakes.
 #[derive(Default)]
 pub(super) struct Waiting {
     places: Vec<HalfOpen>,
@@ -94,7 +94,7 @@ impl Waiting {
         &self.places[index]
     }
 
-    /// The hand-shake has become a connection: its hello is not valid for another one.
+    /// The handshake has become a connection: its hello is not valid for another one.
     pub(super) fn take(&mut self, index: usize) -> HalfOpen {
         let half = self.places.remove(index);
         if let Ok(token) = <[u8; 32]>::try_from(token_of(&half.message))
@@ -115,7 +115,7 @@ impl Waiting {
         self.spent.contains(token_of(message))
     }
 
-    /// Whether another hello may cost a hand-shake. If so, it is counted.
+    /// Whether another hello may cost a handshake. If so, it is counted.
     pub(super) fn admits(&mut self, source: Option<Source>, now: u64) -> bool {
         match source {
             None => self.admits_stranger(now),
@@ -143,7 +143,7 @@ impl Waiting {
         admits
     }
 
-    /// Takes a place, and evicts another hand-shake if necessary.
+    /// Takes a place, and evicts another handshake if necessary.
     pub(super) fn push(&mut self, half: HalfOpen) {
         match half.source {
             None => self.make_room(STRANGERS_MAX, |other| other.source.is_none()),

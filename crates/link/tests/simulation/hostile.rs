@@ -138,7 +138,7 @@ impl Scene {
         self.said.iter().filter(|bytes| kind_of(bytes).is_some_and(&is)).cloned().collect()
     }
 
-    /// Hellos of others that somebody recorded: of no hand-shake that this target has ever
+    /// Hellos of others that somebody recorded: of no handshake that this target has ever
     /// answered.
     fn recorded(&mut self, count: usize, security: &dyn Fn() -> Security) -> Vec<Vec<u8>> {
         let mut all = Vec::new();

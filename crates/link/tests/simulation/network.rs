@@ -167,7 +167,7 @@ impl Network {
             return;
         }
         let mut bytes = packet.to_vec();
-        // The first ones are hand-shakes; of the others some are kept.
+        // The first ones are handshakes; of the others some are kept.
         if self.past.len() < 64 {
             self.past.push((to, link, bytes.clone()));
         } else if self.dice.permille(100) {

@@ -199,7 +199,7 @@ fn a_target_that_answers_and_never_serves_is_not_waited_for_for_ever() {
     world.run(50 * SECOND);
     assert!(stuck.lock().expect("one thread").is_none(), "60 s are not over");
     for other in 2..12 {
-        // Those who greet push its unfinished hand-shake out, so that it says hello again.
+        // Those who greet push its unfinished handshake out, so that it says hello again.
         world.initiator(other, small_slots()).ask_list();
         world.run(11 * SECOND);
     }

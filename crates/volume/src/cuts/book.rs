@@ -5,9 +5,8 @@
 //!
 //! Why `needs` is right: let `K` be the number of a cut's checkpoint. A segment that checkpoint `K`
 //! still maps was live at `K`, so the first checkpoint that finds it dead has a higher number. A
-//! segment behind `K`'s last one was not in `K`, so the same holds. Nothing behind the cut's own
-//! last segment matters, except to a retained checkpoint, from which any later moment is rolled
-//! forward to.
+//! segment behind `K`'s last one was not in `K`, so the same holds. Segments after the cut's own
+//! last one are not needed, unless a retained checkpoint must roll forward to a later moment.
 
 use std::sync::Arc;
 

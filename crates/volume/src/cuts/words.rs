@@ -2,8 +2,8 @@
 //!
 //! Invariants: a word is created if absent under the number after the newest that was read, and
 //! stays for ever; the newest counts. So of two that want to say the next thing one does, and the
-//! other learns of it: nobody buries what somebody else has called back to life, nor the other way
-//! round.
+//! other learns of it: one process cannot remove a volume that another has just restored, or the
+//! reverse.
 
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};

@@ -1,5 +1,5 @@
-//! The checkpoints that an attachment has put, as far as something may still have their names: a
-//! stale writer must not mistake its successor's parts for garbage of its own.
+//! The put ids of this attachment's checkpoints that something may still refer to: a stale writer
+//! must not mistake its successor's parts for garbage of its own.
 //!
 //! Invariant: bounded by what checkpoints and cuts name, and by the newest [`LATEST`]. What nothing
 //! names was deleted long before it is forgotten here, unless lists have hidden it from [`LATEST`]

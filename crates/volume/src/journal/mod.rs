@@ -207,8 +207,8 @@ impl Journal {
     /// Wakes the writer when it rests, when enough waits to be written, or when a flush waits for
     /// this record or is expected.
     fn nudge(&self) {
-        // That the record is complete must be seen by whoever is not seen to wait here: else a
-        // flush that came at this moment would sleep until the writer's next look.
+        // Pairs with the fence of a waiter: either it sees this record complete, or we see it wait.
+        // Otherwise a flush could sleep until the writer's next look.
         fence(Ordering::SeqCst);
         let resting =
             self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst);

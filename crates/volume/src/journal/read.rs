@@ -17,7 +17,7 @@ use crate::{Error, ErrorKind, Result};
 #[derive(Clone, Copy)]
 pub(crate) enum Reach<'a> {
     /// Not to the device.
-    CachedFrames,
+    PageCache,
     /// To the device, if it takes that.
     Device,
     /// To what was read back, and to the device for the rest.
@@ -124,7 +124,7 @@ impl Journal {
                 continue;
             }
             match reach {
-                Reach::CachedFrames => self.disk.read_now(offset, part)?,
+                Reach::PageCache => self.disk.read_now(offset, part)?,
                 Reach::Device | Reach::ReadBack(_) => self.disk.read_at(offset, part)?,
             }
             done += length as usize;

@@ -156,8 +156,8 @@ impl LogImage {
         self.synced
     }
 
-    /// From here on the disk is synced by somebody who may die or give up of it: then whoever opens
-    /// the memory next must write anew what it reads from the disk. This attach goes on as it is.
+    /// From here on this process syncs the disk, and may die while it does. The next process must
+    /// then rewrite what it reads from the disk. This attach continues as it is.
     pub(crate) fn doubt_syncs(&mut self) {
         if let Some((staging, _)) = &mut self.staging {
             staging.doubt_syncs();

@@ -78,9 +78,9 @@ impl SuperblockFile {
         Ok(())
     }
 
-    /// Blanks a copy that was not synced: reads may show it although the disk has dropped it. Who
-    /// took it for the newest would write over the other copy, the only one that is safe. Nothing
-    /// was done by it yet.
+    /// Blanks a copy that was not synced: reads may show it although the disk has dropped it. A
+    /// reader that took it for the newest would overwrite the other, safe copy. Nothing depends on
+    /// this copy yet.
     fn take_back(&self, unsynced: &Superblock) {
         let blank = AlignedBytes::zeroed(SUPERBLOCK_BYTES);
         if let Err(error) = self.disk.write_at(unsynced.offset_bytes(), &blank) {

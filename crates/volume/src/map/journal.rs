@@ -9,8 +9,8 @@
 //!
 //! Invariants:
 //! 1. A change of an area is made under one lock: readers see it whole or not at all.
-//! 2. A lookup holds the lock of the narrow area while it looks at the wide layer. So where at
-//!    every moment one of the layers had an entry, it finds one. Writers hold one lock at a time.
+//! 2. A lookup holds the lock of the narrow area while it looks at the wide layer. So it never
+//!    misses an entry that moves from one layer to the other. Writers hold one lock at a time.
 //! 3. `slots` and `wide_slots` are never less than what is there, and both are exact when nobody
 //!    writes.
 //!

@@ -1,4 +1,5 @@
-//! A read, from request to answer. It takes no lock of the write path and never asks the engine.
+//! A read, from request to answer. It holds a shared lock of one area of a map at a time, waits for
+//! no I/O of a write, and never asks the engine.
 //!
 //! The range is resolved into *atoms*: zeroes, a part of a journal record, or a part of one frame
 //! of a stored segment. Atoms in memory are served immediately; the rest go side by side to threads
@@ -281,7 +282,7 @@ fn serve(
         Place::Record { record, offset, stored } => {
             let Some(journal) = &context.journal else { return Ok(Served::Gone) };
             sources.journal = true;
-            let reach = if may_wait { Reach::Device } else { Reach::CachedFrames };
+            let reach = if may_wait { Reach::Device } else { Reach::PageCache };
             match (journal.read(record, *offset, into, reach), stored) {
                 (Ok(JournalRead::Done), _) => Ok(Served::Done),
                 (Ok(JournalRead::Slow), _) => Ok(Served::Slow),

@@ -75,8 +75,8 @@ pub(crate) fn roll_forward_until(
         let batch: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL as u64).collect();
         for (sequence, header) in batch.iter().zip(headers(store, volume_id, &batch)) {
             if *sequence != end.next_sequence {
-                // A fence was met: the rest of this batch lies in its window, and means nothing
-                // there or not.
+                // A fence was met: the rest of this batch lies in its window and is ignored,
+                // whether it exists or not.
                 break;
             }
             if *sequence > until.sequence {

@@ -183,9 +183,8 @@ impl SegmentTable {
     }
 
     /// Marks segments without live bytes as dead since checkpoint `number`, and returns the entries
-    /// of all segments for it; the second list holds those that an earlier checkpoint had already
-    /// found dead and that nobody `needs`, asked with the sequence and the checkpoint that found it
-    /// dead.
+    /// of all segments for it. The second list holds the segments that an earlier checkpoint found
+    /// dead and for which `needs(sequence, checkpoint)` is false.
     pub(crate) fn freeze(
         &self,
         number: u64,

@@ -143,9 +143,8 @@ pub(crate) fn resume(context: &WriteContext) {
         |job| append(context, job),
         |full| {
             context.stalled.note(full, context.journal.as_deref());
-            // Whoever makes room calls this again: to ring for more would only repeat it. But in a
-            // full journal what is there must be sealed, also the part of a batch, or no room is
-            // made.
+            // Whoever frees space calls this again, so there is no need to ring. But a full journal
+            // frees space only if even a partial batch is sealed.
             if let (Full::Journal, Some(journal)) = (full, &context.journal) {
                 context.mailbox.intake.seal_through(journal.ring.next());
             }

@@ -45,11 +45,16 @@ fn write_back(record: &Record) -> Result<(), Fault> {
 /// it.
 pub(super) fn destroy(number: u64, with_flush: bool) -> Result<(), Fault> {
     let record = record::find(number)?;
+    // A device that ends while it is asked is gone, whatever it answered.
+    end(&record, with_flush).or_else(|fault| record::find(number).and(Err(fault)))
+}
+
+fn end(record: &Record, with_flush: bool) -> Result<(), Fault> {
     let status = ask(&record.socket(), "status")?;
     let has_driver = status.get("state") == Some("running");
     let in_order = with_flush && has_driver;
     if in_order {
-        write_back(&record)?;
+        write_back(record)?;
     }
     ask(&record.socket(), if in_order { "end" } else { "fail" })?;
     Ok(())

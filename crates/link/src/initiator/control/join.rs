@@ -3,7 +3,7 @@
 //! Invariants: a link carries requests only after its join was answered, in packets as long as the
 //! join. Longer packets are tried now and then, ever less often.
 //!
-//! Not here: how carriers are opened (`crate::threads`), the hand-shake (`connect`).
+//! Not here: how carriers are opened (`crate::threads`), the handshake (`connect`).
 
 use std::sync::Arc;
 

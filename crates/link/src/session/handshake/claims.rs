@@ -1,4 +1,4 @@
-//! Claims about the hand-shake: who comes through, who does not, and what he is told.
+//! Claims about the handshake: who comes through, who does not, and what he is told.
 
 use super::*;
 use crate::session::{HEADER_BYTES, PreSharedKey};

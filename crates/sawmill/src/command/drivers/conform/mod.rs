@@ -50,7 +50,7 @@ const GIVES_UP_WITHIN: Duration = Duration::from_secs(10);
 /// Starts the command once for each clause, as `sawmill run` does. OVERWRITES the content of the
 /// device, which must have 16 MiB or more. Prints a line for each clause. Exit code 0: no clause is
 /// broken; 1: at least one is. For batch mode, add --option mode=batch. A driver that does not
-/// answer an order within 20 s fails the clause; --option request_timeout_s=SECONDS changes this
+/// answer a command within 20 s fails the clause; --option request_timeout_s=SECONDS changes this
 /// limit.
 #[derive(Args)]
 pub(in crate::command) struct Arguments {

@@ -21,7 +21,7 @@ use crate::doors::{Doors, Shown};
 use crate::driving::child::Drivers;
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// Time for a driver to answer an order, unless the user sets another limit.
+/// Time for a driver to answer a command, unless the user sets another limit.
 const ANSWER_WITHIN_S: u32 = 20;
 /// Bytes that are zeroed at the start and at the end of the device: where the clauses look.
 const ZEROED_BYTES: (u64, u64) = (17 << 20, 1 << 20);
@@ -229,7 +229,7 @@ impl Stage {
                 Heard::Ended(pid, status) => self.ended.push((pid, status)),
                 Heard::Host(Event::Gone { in_order: false, why, .. }) => return Some(why),
                 Heard::Host(Event::Hung { .. }) => {
-                    return Some("it did not answer an order within request_timeout_s".to_owned());
+                    return Some("it did not answer a command within request_timeout_s".to_owned());
                 }
                 Heard::Host(Event::EndAsked(why)) => {
                     return Some(why.unwrap_or_else(|| "it asked to end the device".to_owned()));
