@@ -42,5 +42,7 @@ if [[ $SET == quick ]]; then life ext4; else life ext4 && life xfs; fi
 server=$(current)
 kill "$server"
 await 60 test ! -e "$node"
-[ "$("$BIN/sawmill" device list)" = "no ublk devices" ]
+# The node goes first, the device a moment later.
+no_device() { [ "$("$BIN/sawmill" device list)" = "no ublk devices" ]; }
+await 60 no_device
 "$BIN/sawmill" check disk

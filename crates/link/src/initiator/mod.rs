@@ -6,7 +6,7 @@
 //! process is gone, so nothing of the old connection can arrive later.
 //!
 //! The path of requests: `device`, `pending` (requests), `slots` (what is in flight), the
-//! connection. The owner of the connection: `control`. The two meet in [`Shown`], which the control
+//! connection. The owner of the connection: `control`. The two meet in `Shown`, which the control
 //! writes and requests read.
 //!
 //! Invariants: a request is answered once. A flush does not succeed if a target that kept unflushed
