@@ -4,7 +4,7 @@
 //!
 //! A wait with a timeout may here end at once or never ([`sawmill_sys::sync`]): so a wake-up that
 //! is missed is a deadlock, and found. The loop of the journal's thread is repeated here from
-//! `driver`, as that one needs a whole volume; everything it calls is real. Controls at the end
+//! `threads`, as that one needs a whole volume; everything it calls is real. Controls at the end
 //! break one rule each and must be caught.
 //!
 //! Not here: orders weaker than one total order of all steps.

@@ -1,7 +1,7 @@
 //! The journal's thread, as steps: take complete records, write them in large spans, sync once for
 //! all flushes that wait, keep the marks and the trim.
 //!
-//! Not here: the thread itself (`driver`), and what becomes of the records afterwards (`engine`).
+//! Not here: the thread itself (`threads`), and what becomes of the records afterwards (`engine`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -68,7 +68,7 @@ impl JournalWriter {
         }
     }
 
-    /// One step. Complete records are handed to `take` in order; `resident_trim` gives up stored
+    /// One step. Complete records are handed to `take` in order; `give_up` gives up stored
     /// records so that the trim can move to at most the given position, and returns how far it may.
     pub(crate) fn step(
         &mut self,
