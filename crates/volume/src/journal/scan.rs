@@ -237,6 +237,14 @@ impl ScanOptions {
     }
 }
 
+/// What is known of the loss of a log from `position` on that was flushed through `mark`.
+fn lost_behind(position: u64, mark: u64) -> String {
+    match mark.checked_sub(position) {
+        None | Some(0) => "how much was accepted from there on is not known".to_owned(),
+        Some(bytes) => format!("that loses at least {bytes} bytes of the flushed log"),
+    }
+}
+
 /// Scans a log from `options.from` to its end.
 pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
     if options.from > limits::POSITION_MAX {
@@ -283,8 +291,8 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
                     "the journal is damaged at position {position} ({label}); it was flushed \
                      through {mark}; nothing was changed; see `sawmill inspect journal`, restore \
                      the journal disk, or pass --accept-journal-loss to continue with what is \
-                     before it: that loses at least {} bytes of the flushed log",
-                    mark.saturating_sub(position)
+                     before it: {}",
+                    lost_behind(position, mark)
                 );
                 return Err(Error::new(ErrorKind::Corrupt, text));
             }
@@ -387,6 +395,14 @@ mod tests {
     use sawmill_sys::StagingFile;
 
     use super::*;
+
+    #[test]
+    fn a_loss_above_every_mark_is_not_said_to_be_nothing() {
+        assert_eq!(lost_behind(100, 300), "that loses at least 200 bytes of the flushed log");
+        for mark in [0, 100] {
+            assert!(lost_behind(100, mark).contains("is not known"), "{mark}");
+        }
+    }
 
     struct NoDisk;
 

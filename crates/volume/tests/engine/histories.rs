@@ -6,10 +6,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::faulty::{Machine, copy_store, stored, until, write_slot};
-use crate::rig::{MIB, Rig};
+use crate::rig::{MIB, Rig, pattern};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::ObjectStore;
-use sawmill_volume::{FlushMode, NewestState, open_cache};
+use sawmill_volume::{FlushMode, NewestState, inspect, open_cache};
 
 const BLOCK: usize = 4096;
 
@@ -197,6 +197,29 @@ fn a_store_that_lost_its_last_segments_is_refused_in_the_same_epoch_too() {
     machine.options.seen = Some(seen);
     let (kind, text) = machine.refused();
     assert_eq!(kind, ErrorKind::Refused, "{text}");
+}
+
+#[test]
+fn the_refusal_of_a_store_that_lost_segments_says_how_much_at_least() {
+    let machine = Machine::new();
+    let volume = machine.open();
+    let start = copy_store(&*machine.plain);
+    for slot in 0..8 {
+        volume.write_at(slot * MIB, &pattern(3, slot, 1 << 20)).unwrap();
+    }
+    stored(&volume);
+    until("the journal's superblock says that most of it is stored", || {
+        let report = inspect::journal(&machine.journal());
+        report.is_ok_and(|report| report.superblock.stored_position > 7 * MIB)
+    });
+    volume.close_now();
+    drop(volume);
+    let back = Machine::over(start);
+    std::fs::copy(machine.journal(), back.journal()).unwrap();
+    let (kind, text) = back.refused();
+    assert_eq!(kind, ErrorKind::Corrupt, "{text}");
+    let at_least = ["7 MiB", "8 MiB"].map(|size| format!("At least about {size} accepted after"));
+    assert!(at_least.iter().any(|says| text.contains(says)), "{text}");
 }
 
 #[test]

@@ -317,6 +317,13 @@ fn a_flipped_bit_below_the_flush_mark_is_refused_as_damage() {
         let (kind, text) = machine.refused();
         assert_eq!(kind, ErrorKind::Corrupt);
         assert!(text.contains("damaged at position"), "{text}");
+        let number = |before: &str| -> u64 {
+            let rest = text.split(before).nth(1).expect(before);
+            rest.split(|one: char| !one.is_ascii_digit()).next().unwrap().parse().expect(before)
+        };
+        let lost = number("it was flushed through ") - number("damaged at position ");
+        assert_eq!(number("loses at least "), lost, "{text}");
+        assert!(lost >= 9000, "{text}");
         assert_eq!(std::fs::read(machine.journal()).unwrap(), before);
         machine.options.accept_journal_loss = true;
         let volume = machine.open();
