@@ -21,8 +21,8 @@ use crate::meter::{Attempt, Meter};
 use crate::progress::{Load, Patient, unless_stalled};
 use crate::runtime::runtime;
 use crate::{
-    CallKind, Class, Done, Get, List, MeterSnapshot, ObjectInfo, ObjectStore, Put, PutOutcome,
-    Result, StoreError, StoreErrorKind,
+    Bodies, CallKind, Class, Done, Get, List, MeterSnapshot, ObjectInfo, ObjectStore, Put,
+    PutOutcome, Result, StoreError, StoreErrorKind,
 };
 
 /// Looks at an object that may be ours before it is called unreadable.
@@ -157,13 +157,6 @@ impl ObjectStore for Client {
         });
     }
 
-    fn put_in_pieces(&self, put: Put, done: Done<PutOutcome>) {
-        let checked = check_key(&put.key);
-        self.start(checked, done, |inner| {
-            Box::pin(async move { inner.put_at(put, Pace::InPieces).await })
-        });
-    }
-
     fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
         let checked = check_prefix(&list.prefix).map(drop);
         self.start(checked, done, |inner| Box::pin(async move { inner.list(list).await }));
@@ -213,13 +206,6 @@ impl Patience {
     }
 }
 
-/// How the body of a put travels.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Pace {
-    Whole,
-    InPieces,
-}
-
 /// One kind of request, ready to be repeated.
 struct Ask<'a> {
     kind: CallKind,
@@ -255,11 +241,7 @@ impl Inner {
     }
 
     async fn put(&self, put: Put) -> Result<PutOutcome> {
-        self.put_at(put, Pace::Whole).await
-    }
-
-    async fn put_at(&self, put: Put, pace: Pace) -> Result<PutOutcome> {
-        let Put { key, body, class } = put;
+        let Put { key, body, class, bodies } = put;
         let mut patience = Patience::new(class);
         let bytes = body.len() as u64;
         let ask = Ask {
@@ -270,9 +252,9 @@ impl Inner {
             unseen_bytes: 0,
         };
         loop {
-            let create = || match pace {
-                Pace::Whole => self.backend.create(&key, body.clone()),
-                Pace::InPieces => self.backend.create_in_pieces(&key, body.clone()),
+            let create = || match bodies {
+                Bodies::Whole => self.backend.create(&key, body.clone()),
+                Bodies::InHalves => self.backend.create_in_pieces(&key, body.clone()),
             };
             if self.insist(&mut patience, &ask, |_| 0, create).await? == Creation::Created {
                 return Ok(PutOutcome::Created);

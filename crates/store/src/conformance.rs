@@ -4,13 +4,17 @@
 //! `conformance/`, and delete what they made. They block, and show presence of a fault, not its
 //! absence.
 //!
-//! Not here: S1 and S8, which need a store that fails on purpose; the client's own tests have them.
+//! Not here: S8, which permits and so cannot be broken; `FaultStore` does what a caller must
+//! survive because of it. That a call is answered (S1) even when its task dies: `client`.
 
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 
 use bytes::Bytes;
 
-use crate::{Blocking, Class, ObjectStore, Put, PutOutcome, StoreError, StoreErrorKind};
+use crate::{
+    Blocking, Bodies, Class, Done, Get, List, ObjectStore, Put, PutOutcome, StoreError,
+    StoreErrorKind,
+};
 
 /// What a clause found broken.
 pub type Verdict = Result<(), String>;
@@ -19,7 +23,8 @@ pub type Verdict = Result<(), String>;
 pub type Clause = (&'static str, fn(&dyn ObjectStore) -> Verdict);
 
 /// All clauses, in order.
-pub const CLAUSES: [Clause; 10] = [
+pub const CLAUSES: [Clause; 11] = [
+    ("S1: every call of a crowd is answered", s1_every_call_is_answered),
     ("S2: one of many racing puts wins", s2_one_racer_wins),
     ("S2: nothing is overwritten", s2_nothing_is_overwritten),
     ("S2: the same put again is still ours", s2_the_same_put_again_is_ours),
@@ -40,6 +45,40 @@ pub fn run(store: &dyn ObjectStore) -> Vec<String> {
     CLAUSES.iter().filter_map(run_one).collect()
 }
 
+/// Every call of a crowd of good, futile and illegal ones is answered. (Twice it cannot be: an
+/// answer uses its hearer up.)
+pub fn s1_every_call_is_answered(store: &dyn ObjectStore) -> Verdict {
+    with_folder(store, |calls, folder| {
+        put(calls, &format!("{folder}there"), b"x", PutOutcome::Created)?;
+        let keys = [format!("{folder}there"), format!("{folder}nowhere"), "../illegal".to_owned()];
+        let (tell, hear) = channel();
+        for key in keys.iter().cycle().take(60) {
+            for range in [None, Some(0..1)] {
+                let get = Get { key: key.clone(), range, bytes_max: 64, class: Class::Read };
+                store.get(get, hearer(&tell));
+            }
+            let list = List { prefix: key.clone(), class: Class::Background };
+            store.list(list, hearer(&tell));
+            let (key, body) = (format!("{key}/below"), Bytes::from_static(b"x"));
+            let put = Put { key: key.clone(), body, class: Class::Upload, bodies: Bodies::Whole };
+            store.put(put, hearer(&tell));
+            store.delete(vec![key], Class::Background, hearer(&tell));
+        }
+        drop(tell);
+        let answers = hear.iter().count();
+        expect(answers == 60 * 5, || format!("{answers} of {} calls were answered", 60 * 5))
+    })
+}
+
+/// Says that an answer came, whatever it says.
+fn hearer<T>(tell: &Sender<()>) -> Done<T> {
+    let tell = tell.clone();
+    // The other end is gone only if the test has failed.
+    Box::new(move |_| {
+        let _ = tell.send(());
+    })
+}
+
 /// Of 16 puts of one key exactly one is `Created`, and its bytes are there.
 pub fn s2_one_racer_wins(store: &dyn ObjectStore) -> Verdict {
     with_folder(store, |calls, folder| {
@@ -48,7 +87,12 @@ pub fn s2_one_racer_wins(store: &dyn ObjectStore) -> Verdict {
         let (tell, hear) = channel();
         for body in &bodies {
             let (tell, winner) = (tell.clone(), body.clone());
-            let put = Put { key: key.clone(), body: body.clone(), class: Class::Upload };
+            let put = Put {
+                key: key.clone(),
+                body: body.clone(),
+                class: Class::Upload,
+                bodies: Bodies::Whole,
+            };
             store.put(put, Box::new(move |outcome| drop(tell.send((winner, outcome)))));
         }
         drop(tell);

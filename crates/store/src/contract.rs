@@ -39,6 +39,17 @@ pub struct Get {
     pub class: Class,
 }
 
+/// How the body of a put reaches a store across a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bodies {
+    /// At once. Everything but a probe wants this.
+    Whole,
+    /// In halves with a pause between, so that every one of several racing puts has begun before
+    /// any can end. Finds stores that look first whether the key is free, and make the object when
+    /// the body is complete. A store without a network just puts.
+    InHalves,
+}
+
 /// Create an object.
 #[derive(Clone, Debug)]
 pub struct Put {
@@ -49,6 +60,8 @@ pub struct Put {
     pub body: Bytes,
     /// Who waits.
     pub class: Class,
+    /// How the body travels.
+    pub bodies: Bodies,
 }
 
 /// How a create-only put ended.
@@ -104,12 +117,6 @@ pub trait ObjectStore: Send + Sync {
     fn get(&self, get: Get, done: Done<Bytes>);
     /// Creates an object.
     fn put(&self, put: Put, done: Done<PutOutcome>);
-    /// As `put`, slowly: over a network the body goes in pieces with a pause between, so that
-    /// racing puts are all inside the store at the same time. For probes; a store without a network
-    /// just puts.
-    fn put_in_pieces(&self, put: Put, done: Done<PutOutcome>) {
-        self.put(put, done);
-    }
     /// Lists objects.
     fn list(&self, list: List, done: Done<Vec<ObjectInfo>>);
     /// Deletes objects.
@@ -145,7 +152,9 @@ impl Blocking<'_> {
 
     /// Creates an object.
     pub fn put(&self, key: &str, body: Bytes, class: Class) -> Result<PutOutcome> {
-        Self::wait(|done| self.0.put(Put { key: key.to_owned(), body, class }, done))
+        Self::wait(|done| {
+            self.0.put(Put { key: key.to_owned(), body, class, bodies: Bodies::Whole }, done)
+        })
     }
 
     /// Lists objects.

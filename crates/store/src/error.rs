@@ -7,21 +7,22 @@ use std::sync::Arc;
 /// What kind of failure this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StoreErrorKind {
-    /// The store said, definitely, that the object is not there.
+    /// The store said, definitely, that the object is not there. For the caller to judge; only this
+    /// kind may be taken for absence.
     NotFound,
     /// The store refused us: credentials, permissions, a bucket that is missing or a store that is
-    /// read-only.
+    /// read-only. Stop and say so: a person must change the credentials or the store.
     Denied,
     /// The store could not be asked, or did not answer in time, or answered with a passing error.
-    /// Nothing is known about the object.
+    /// Nothing is known about the object: ask again later; a put or delete may still take effect.
     Unavailable,
     /// The store answered with something that cannot be right (a short body, say), more than once:
     /// check the store and what lies between.
     Broken,
     /// What lies under the key is nothing that the caller can have put there: it is larger than
-    /// asked for, or no file. Asking again does not help.
+    /// asked for, or no file. Asking again does not help: leave it, and report the key.
     Damaged,
-    /// The call or the URL is wrong.
+    /// The call or the URL is wrong: correct it.
     Invalid,
 }
 

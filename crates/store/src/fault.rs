@@ -280,7 +280,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
     use super::*;
-    use crate::{Blocking, StoreOptions, open};
+    use crate::{Blocking, Bodies, StoreOptions, open};
 
     fn memory() -> Arc<dyn ObjectStore> {
         open("memory:", StoreOptions::default()).unwrap()
@@ -292,8 +292,12 @@ mod tests {
 
     fn start_put(store: &FaultStore, key: &str) -> Receiver<Result<PutOutcome>> {
         let (tell, hear) = channel();
-        let put =
-            Put { key: key.to_owned(), body: Bytes::from_static(b"body"), class: Class::Upload };
+        let put = Put {
+            key: key.to_owned(),
+            body: Bytes::from_static(b"body"),
+            class: Class::Upload,
+            bodies: Bodies::Whole,
+        };
         store.put(put, Box::new(move |outcome| tell.send(outcome).unwrap()));
         hear
     }

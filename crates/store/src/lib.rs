@@ -1,7 +1,7 @@
 //! Object stores behind one contract. See [`ObjectStore`] for the numbered clauses.
 //!
-//! Async lives in this crate alone: callers hand in a closure and hear the outcome on one of the
-//! store's threads.
+//! The async runtime of the stores stays inside: callers hand in a closure and hear the outcome on
+//! one of the store's threads.
 //!
 //! ```text
 //! open (a URL) -> Client: retry, limits, meter -> one backend: memory | directory | cloud
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A backend makes one attempt and says what came of it; the client alone retries, times out, reads
-//! back a doubtful put, orders by priority and counts. Adding a store is one file and one line in
-//! `open`.
+//! back a doubtful put, orders by priority and counts. Adding a store is one file with its
+//! backend, its form of URL in `location`, and one line in `open`.
 //!
 //! Not here: what objects mean. This crate never looks inside one.
 #![forbid(unsafe_code)]
@@ -37,7 +37,7 @@ mod runtime;
 
 pub use client::{Client, StoreOptions};
 pub use contract::{
-    BLOCKING_GET_BYTES_MAX, Blocking, Class, Done, Get, List, ObjectInfo, ObjectStore, Put,
+    BLOCKING_GET_BYTES_MAX, Blocking, Bodies, Class, Done, Get, List, ObjectInfo, ObjectStore, Put,
     PutOutcome,
 };
 pub use error::{StoreError, StoreErrorKind};
@@ -45,7 +45,7 @@ pub use fault::{Call, Decide, Fault, FaultStore};
 pub use location::split_volume_url;
 pub use meter::{CallKind, CallStats, LATENCY_BUCKETS, MeterSnapshot};
 pub use open::{check_url, open};
-pub use probe::{Bodies, CheckResult, ProbeReport, doctor, probe_conditional_create};
+pub use probe::{CheckResult, ProbeReport, doctor, probe_conditional_create};
 
 /// The result type of this crate.
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;

@@ -37,6 +37,7 @@ struct State {
     /// Whether the last permit went to an upload.
     upload_was_last: bool,
     /// By class and way.
+    /// Bounded by the calls in flight, which each caller limits.
     waiting: [[VecDeque<Waiting>; 3]; 3],
     /// Bodies that travel up and down.
     windows: [Window; 2],

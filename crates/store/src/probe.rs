@@ -9,23 +9,13 @@ use std::sync::mpsc::sync_channel;
 use bytes::Bytes;
 
 use crate::{
-    Blocking, Class, Done, ObjectStore, Put, PutOutcome, Result, StoreError, StoreErrorKind,
+    Blocking, Bodies, Class, Done, ObjectStore, Put, PutOutcome, Result, StoreError, StoreErrorKind,
 };
 
 /// Where the probes' objects live.
 const FOLDER: &str = "probe";
 /// Size of a probe's body: more than the 4 KiB by which puts are told apart.
 const BODY_BYTES: usize = 5000;
-
-/// How the bodies of racing puts reach the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bodies {
-    /// Each at once.
-    Whole,
-    /// In halves, turn by turn: every put has begun before any can end. Finds stores that look
-    /// first whether the key is free, and make the object when the body is complete.
-    InHalves,
-}
 
 /// What a racing probe found. All counts of broken promises are 0 if the store is honest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,20 +89,17 @@ fn race(
     store: &dyn ObjectStore,
     key: &str,
     racers: usize,
-    pace: Bodies,
+    bodies: Bodies,
     report: &mut ProbeReport,
 ) -> Result<()> {
-    let bodies: Vec<Bytes> = (0..racers).map(|_| random_body()).collect::<Result<_>>()?;
+    let sent: Vec<Bytes> = (0..racers).map(|_| random_body()).collect::<Result<_>>()?;
     let (tell, hear) = sync_channel(racers);
-    for (racer, body) in bodies.iter().enumerate() {
+    for (racer, body) in sent.iter().enumerate() {
         let tell = tell.clone();
-        let put = Put { key: key.to_owned(), body: body.clone(), class: Class::Upload };
+        let put = Put { key: key.to_owned(), body: body.clone(), class: Class::Upload, bodies };
         // The hearer is gone only if this thread died.
         let done: Done<PutOutcome> = Box::new(move |outcome| drop(tell.send((racer, outcome))));
-        match pace {
-            Bodies::Whole => store.put(put, done),
-            Bodies::InHalves => store.put_in_pieces(put, done),
-        }
+        store.put(put, done);
     }
     drop(tell);
     // All answers are awaited, so that no put comes after the deletes.
@@ -131,7 +118,7 @@ fn race(
         [] => report.no_winner += 1,
         [winner] => {
             let found = Blocking(store).get(key, None, Class::Upload)?;
-            report.wrong_bytes += usize::from(found != bodies[winner]);
+            report.wrong_bytes += usize::from(found != sent[winner]);
         }
         _ => report.several_winners += 1,
     }

@@ -10,7 +10,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::{Result, StoreError, StoreErrorKind};
 
 /// Threads that run the async code. Two suffice: they only move bytes between sockets and memory.
-const WORKERS: usize = 2;
+const WORKERS_MAX: usize = 2;
 /// Most threads that may be inside blocking calls (files, name resolution).
 pub(crate) const BLOCKING_THREADS_MAX: usize = 64;
 
@@ -20,7 +20,7 @@ static RUNTIME: OnceLock<std::result::Result<Runtime, String>> = OnceLock::new()
 pub(crate) fn runtime() -> Result<&'static Runtime> {
     let started = RUNTIME.get_or_init(|| {
         Builder::new_multi_thread()
-            .worker_threads(WORKERS)
+            .worker_threads(WORKERS_MAX)
             .max_blocking_threads(BLOCKING_THREADS_MAX)
             .thread_name("sawmill-store")
             .enable_all()

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use sawmill_format::checkpoint::{parse_checkpoint_key, parse_kept_key};
 use sawmill_format::map_part::parse_part_key;
 use sawmill_format::segment::parse_segment_key;
-use sawmill_store::{Class, Get, ObjectStore, Put, PutOutcome, StoreError, StoreErrorKind};
+use sawmill_store::{Bodies, Class, Get, ObjectStore, Put, PutOutcome, StoreError, StoreErrorKind};
 
 use crate::{Error, ErrorKind, limits};
 
@@ -81,7 +81,10 @@ pub(crate) fn put_as_made(
             // Who asked may have given up.
             let _ = tell.send(outcome);
         });
-        store.put(Put { key, body: Bytes::from(body), class: Class::Upload }, done);
+        store.put(
+            Put { key, body: Bytes::from(body), class: Class::Upload, bodies: Bodies::Whole },
+            done,
+        );
     }
     drop(tell);
     hear.into_iter().try_for_each(|outcome| outcome.map(drop).map_err(|error| store_error(&error)))

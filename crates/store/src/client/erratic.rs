@@ -196,7 +196,12 @@ impl Play {
         let bodies: Vec<Bytes> = (0..racers).map(|_| self.body()).collect();
         self.told.sent.entry(key.clone()).or_default().extend(bodies.iter().cloned());
         let puts = bodies.iter().map(|body| {
-            let put = Put { key: key.clone(), body: body.clone(), class: Class::Upload };
+            let put = Put {
+                key: key.clone(),
+                body: body.clone(),
+                class: Class::Upload,
+                bodies: Bodies::Whole,
+            };
             self.client.inner.put(put)
         });
         let outcomes = join_all(puts).await;

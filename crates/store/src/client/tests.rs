@@ -88,7 +88,12 @@ fn scripted(name: &str, steps: &[Step], then: Step) -> Arc<Client> {
 }
 
 fn put_of(body: &'static [u8]) -> Put {
-    Put { key: "k".to_owned(), body: Bytes::from_static(body), class: Class::Upload }
+    Put {
+        key: "k".to_owned(),
+        body: Bytes::from_static(body),
+        class: Class::Upload,
+        bodies: Bodies::Whole,
+    }
 }
 
 fn get_of(range: Option<Range<u64>>) -> Get {
@@ -192,7 +197,7 @@ async fn a_big_body_gets_the_time_it_needs() {
         let client = scripted("", &[Hang], Pass);
         let start = Instant::now();
         let body = Bytes::from(vec![1; mebibytes << 20]);
-        let put = Put { key: "k".to_owned(), body, class: Class::Upload };
+        let put = Put { key: "k".to_owned(), body, class: Class::Upload, bodies: Bodies::Whole };
         client.inner.put(put).await.unwrap();
         assert_eq!(start.elapsed().as_secs(), limit_s);
         assert_eq!(client.meter().put.stalls, 1);
@@ -324,7 +329,12 @@ async fn every_body_arrives_over_a_link_that_starves_all_but_a_few_and_none_is_s
             let client = &client;
             async move {
                 let body = Bytes::from(vec![number as u8; BODY_BYTES]);
-                let put = Put { key: format!("k{number}"), body, class: Class::Upload };
+                let put = Put {
+                    key: format!("k{number}"),
+                    body,
+                    class: Class::Upload,
+                    bodies: Bodies::Whole,
+                };
                 // As the keeper of a volume does.
                 while client.inner.put(put.clone()).await.ok() != Some(PutOutcome::Created) {}
             }

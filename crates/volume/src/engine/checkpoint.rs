@@ -14,7 +14,7 @@ use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
-use sawmill_store::{Class, Put, PutOutcome, StoreErrorKind};
+use sawmill_store::{Bodies, Class, Put, PutOutcome, StoreErrorKind};
 
 use super::context::Context;
 use super::log_tail::LogTail;
@@ -52,6 +52,7 @@ struct Writing {
     /// Reads that may have looked up a deletable segment have this generation or an earlier one.
     generation: u64,
     /// The requesters of this checkpoint.
+    /// Bounded by the threads that wait for one.
     tell: Vec<SyncSender<()>>,
 }
 
@@ -331,8 +332,12 @@ impl Checkpoints {
         else {
             return;
         };
-        let put =
-            Put { key: outgoing.key.clone(), body: outgoing.body.clone(), class: Class::Upload };
+        let put = Put {
+            key: outgoing.key.clone(),
+            body: outgoing.body.clone(),
+            class: Class::Upload,
+            bodies: Bodies::Whole,
+        };
         let answered = context.clone();
         let tell =
             move |outcome| answered.mailbox.push_event(Event::CheckpointPut { object, outcome });

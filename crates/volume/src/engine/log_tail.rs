@@ -13,7 +13,7 @@ use bytes::Bytes;
 use sawmill_format::ids::PutId;
 use sawmill_format::journal::RecordOperation;
 use sawmill_format::segment::{SegmentHeader, SegmentRole, segment_key};
-use sawmill_store::{Class, Put, PutOutcome, StoreErrorKind};
+use sawmill_store::{Bodies, Class, Put, PutOutcome, StoreErrorKind};
 
 use super::cache_moves::is_kept_cached;
 use super::context::Context;
@@ -36,12 +36,14 @@ const REPEAT_AFTER: Duration = Duration::from_millis(500);
 /// See the head of this file.
 pub(super) struct LogTail {
     /// Records not yet in a segment, in order of position.
+    /// Bounded by `limits::RECORDS_UNSTORED_MAX`.
     pending: VecDeque<Arc<Record>>,
     pending_bytes: u64,
     /// The end of the last received record.
     received_end: u64,
     pending_since: Duration,
     /// Segments in flight, in order of sequence.
+    /// Bounded by `limits::UPLOADS_MAX` and the two beyond it.
     pub(super) uploads: VecDeque<Upload>,
     next_sequence: u64,
     /// The end of the last sealed segment.
@@ -414,7 +416,7 @@ impl LogTail {
 fn put(context: &Arc<Context>, upload: &Upload) {
     let sequence = upload.header.sequence;
     let key = segment_key(context.attachment.record.volume_id, sequence);
-    let put = Put { key, body: upload.object.clone(), class: Class::Upload };
+    let put = Put { key, body: upload.object.clone(), class: Class::Upload, bodies: Bodies::Whole };
     let answered = context.clone();
     let tell = move |outcome| answered.mailbox.push_event(Event::Put { sequence, outcome });
     context.attachment.store.put(put, Box::new(tell));

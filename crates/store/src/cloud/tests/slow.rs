@@ -9,7 +9,7 @@ use super::*;
 use crate::cloud::Cloud;
 use crate::location::{self, Location};
 use crate::progress::Patient;
-use crate::{ObjectStore, Put};
+use crate::{Bodies, ObjectStore, Put};
 
 const OBJECT_BYTES: usize = 256 << 10;
 const OBJECTS: usize = 8;
@@ -75,7 +75,12 @@ fn every_object_arrives_over_a_link_that_carries_one_in_the_time_of_many() {
     let (tell, hear) = channel();
     for number in 0..OBJECTS {
         let body = bytes::Bytes::from(vec![number as u8; OBJECT_BYTES]);
-        let put = Put { key: format!("segment/{number}"), body, class: Class::Upload };
+        let put = Put {
+            key: format!("segment/{number}"),
+            body,
+            class: Class::Upload,
+            bodies: Bodies::Whole,
+        };
         let tell = tell.clone();
         client.put(put, Box::new(move |outcome| tell.send(outcome).unwrap()));
     }
