@@ -241,7 +241,7 @@ impl Serving {
                     .map_or(Ok(()), |added| added.forget(&plan.reopened_at(&address)))?;
                 serde_json::json!(DoorRemoved { removed: address })
             }
-            ControlRequest::HandOff(wanted) => self.order_hand_off(wanted)?,
+            ControlRequest::HandOff(wanted) => self.begin_hand_off(wanted)?,
         })
     }
 
@@ -289,7 +289,7 @@ impl Serving {
     }
 
     /// Asks the serving thread to hand everything over, and waits for the result.
-    fn order_hand_off(&self, wanted: HandOff) -> Result<serde_json::Value> {
+    fn begin_hand_off(&self, wanted: HandOff) -> Result<serde_json::Value> {
         if self.is_handing_off.swap(true, Ordering::AcqRel) {
             return Err(Failure::new(Exit::InUse, "another hand-off is in progress; wait for it"));
         }
@@ -327,7 +327,7 @@ impl Serving {
                 }
                 Err(error) => tracing::warn!(volume = name, "garbage collection failed: {error}"),
             });
-            if let Err(error) = volume.order_collection(self.gc_start, told) {
+            if let Err(error) = volume.request_collection(self.gc_start, told) {
                 tracing::warn!(volume = served.name(), "garbage collection failed: {error}");
             }
         }

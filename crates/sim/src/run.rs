@@ -278,7 +278,7 @@ impl Run {
                 self.jump();
             }
             if self.dice.one_in(self.settings.gc_request_odds) {
-                self.order_collection();
+                self.request_collection();
             }
             let beside = self.zombie.is_some() && self.dice.one_in(3);
             let Some(mut process) = (if beside { self.zombie.take() } else { self.process.take() })
@@ -354,12 +354,12 @@ impl Run {
     }
 
     /// Somebody collects garbage by hand, and does not wait for it.
-    fn order_collection(&mut self) {
+    fn request_collection(&mut self) {
         let threshold = *self.dice.pick(&[0.5, 0.9, 1.0]);
         let Some(process) = &self.process else { return };
         self.say("gc", || format!("  garbage is collected by hand, threshold {threshold}"));
         // Refused when it is closing or fenced: as good as never asked.
-        let _ = process.stepped.volume().order_collection(threshold, Box::new(|_| ()));
+        let _ = process.stepped.volume().request_collection(threshold, Box::new(|_| ()));
     }
 
     fn land_late(&mut self) {

@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::Path;
 
 use crate::file_system::FileSystem;
-use crate::stamp::{Clock, Moment};
+use crate::stamp::{Clock, CutTime};
 use crate::{Error, Result};
 use sawmill_testkit::Dice;
 
@@ -84,7 +84,7 @@ impl Files {
     }
 
     /// Whether the files below `root` are what a crash at `moment` may leave; else what is wrong.
-    pub fn verify(&self, root: &Path, moment: Moment) -> Result<(), String> {
+    pub fn verify(&self, root: &Path, moment: CutTime) -> Result<(), String> {
         for record in &self.records {
             let going = record.removed.is_some_and(|removed| removed < moment.visible);
             let wanted = record.durable < moment.promised && !going;
@@ -165,11 +165,11 @@ fn read(root: &Path, name: &str) -> Result<Option<Vec<u8>>, String> {
 mod tests {
     use super::*;
 
-    fn filled() -> (tempfile::TempDir, Files, Moment) {
+    fn filled() -> (tempfile::TempDir, Files, CutTime) {
         let folder = tempfile::tempdir().unwrap();
         let (mut files, clock) = (Files::new(FileSystem::Ext4), Clock::default());
         files.fill(folder.path(), 20, &mut Dice::new(3), &clock).unwrap();
-        (folder, files, Moment::END)
+        (folder, files, CutTime::END)
     }
 
     #[test]
@@ -190,7 +190,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         assert!(files.verify(folder.path(), end).is_err());
         assert!(
-            files.verify(folder.path(), Moment::default()).is_ok(),
+            files.verify(folder.path(), CutTime::default()).is_ok(),
             "before anything was synced nothing was promised"
         );
     }

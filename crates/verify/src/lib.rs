@@ -1,8 +1,8 @@
 //! The crash checker: records what a block device is made to do, cuts the recording wherever power
 //! could fail, and judges what is left.
 //!
-//! Rooms. The recording: `recorder` (the recording device), `recording` (the write log), `image` (a
-//! device's content), `cut` (what may be left at a moment), `plan` (which cuts to look at). The
+//! Modules. The recording: `recorder` (the recording device), `recording` (the write log), `image`
+//! (a device's content), `cut` (what may be left at a moment), `plan` (which cuts to look at). The
 //! devices: `subject` (those under test), `target` (somebody's disk), `faulty` (planted faults, by
 //! which the checker itself is checked). The work and its judges: `stamp` (blocks that say who
 //! wrote them, and the judge), `load` (a stamped load), `files` (files that prove themselves),
@@ -10,7 +10,7 @@
 //! power failures as a whole: `run` (the work, recorded), `session` (what it leaves), `campaign`
 //! (cut after cut), `look` (one of them), `report`. Tools: `nbd` (the client of
 //! `crates/nbd-client`), `bridge` (an export as file, block device, mount), `program` (other
-//! people's programs), `dice` (seeded chance).
+//! people's programs).
 //!
 //! Invariant: this crate knows devices by their doors alone; nothing here names the engine or a
 //! store.

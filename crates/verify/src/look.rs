@@ -12,7 +12,7 @@ use crate::file_system::FileSystem;
 use crate::nbd::{Client, Command, Failure};
 use crate::program;
 use crate::session::{Knowledge, Recorded};
-use crate::stamp::{self, Log, Moment, SECTOR_BYTES, Violation};
+use crate::stamp::{self, CutTime, Log, SECTOR_BYTES, Violation};
 use crate::subject::{Remains, Revived, Running, Subject, Way};
 use crate::{Error, Result};
 
@@ -105,10 +105,10 @@ impl Look<'_> {
         }
         drop(client);
         let whole = remains.way == Way::DiskKept || subject.flushes_survive_its_disk();
-        self.judge_export(&*running, if whole { moment } else { Moment::default() })
+        self.judge_export(&*running, if whole { moment } else { CutTime::default() })
     }
 
-    fn judge_export(&self, running: &dyn Running, moment: Moment) -> Result<Verdict> {
+    fn judge_export(&self, running: &dyn Running, moment: CutTime) -> Result<Verdict> {
         let path: PathBuf = self.folder.join("shown");
         let file = match FusedFile::new(running.uri(), &path) {
             Err(Error::Subject(why)) => return Ok(Err(format!("it cannot be used: {why}"))),
@@ -119,7 +119,7 @@ impl Look<'_> {
 
     /// `moment`: what was promised before it must be there; the default: some earlier state will
     /// do.
-    fn judge_file(&self, path: &Path, moment: Moment) -> Result<Verdict> {
+    fn judge_file(&self, path: &Path, moment: CutTime) -> Result<Verdict> {
         match (self.judge, &self.recorded.knowledge) {
             (Judge::Script(line), _) => {
                 let line = line.replace("{image}", &path.display().to_string());

@@ -16,7 +16,7 @@ use sawmill_format::write_log::{Entry, Flags};
 
 use crate::Result;
 use crate::recording::{LogWriter, Recording, SECTOR_BYTES};
-use crate::stamp::{Clock, Moment};
+use crate::stamp::{Clock, CutTime};
 
 /// Called under the log's lock with the number of the entry that is about to be added.
 pub type Observer = Box<dyn FnMut(usize) + Send>;
@@ -135,7 +135,7 @@ impl State {
             observer(self.log.len());
         }
         // What was asked for while the observer looked may be in what it saw.
-        let moment = Moment { promised, visible: self.clock.tick() };
+        let moment = CutTime { promised, visible: self.clock.tick() };
         self.log.add(entry, data, moment).map_err(|error| {
             let why = error.to_string();
             self.broken = Some(why.clone());

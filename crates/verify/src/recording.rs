@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use sawmill_format::write_log::{Entry, Flags, SECTOR_BYTES_RANGE, Superblock};
 
 use crate::image::Image;
-use crate::stamp::Moment;
+use crate::stamp::CutTime;
 use crate::{Error, Result};
 
 /// Entries of one log, at most: what keeps a log that is no log from filling the memory.
@@ -31,7 +31,7 @@ pub struct Recorded {
     /// Where its data begin in the file.
     pub data_at: u64,
     /// When it was recorded; zeroes where nobody noted it.
-    pub moment: Moment,
+    pub moment: CutTime,
 }
 
 /// A write log that is read.
@@ -123,11 +123,11 @@ impl Recording {
 }
 
 /// The moments of a log's entries, where they were noted.
-fn read_moments(log: &Path) -> Vec<Moment> {
+fn read_moments(log: &Path) -> Vec<CutTime> {
     let text = std::fs::read_to_string(log.with_file_name("moments")).unwrap_or_default();
     let moment = |line: &str| {
         let (promised, visible) = line.split_once(' ')?;
-        Some(Moment { promised: promised.parse().ok()?, visible: visible.parse().ok()? })
+        Some(CutTime { promised: promised.parse().ok()?, visible: visible.parse().ok()? })
     };
     text.lines().map_while(moment).collect()
 }
@@ -138,7 +138,7 @@ pub struct LogWriter {
     file: File,
     path: PathBuf,
     end: u64,
-    moments: Vec<Moment>,
+    moments: Vec<CutTime>,
 }
 
 impl LogWriter {
@@ -166,7 +166,7 @@ impl LogWriter {
     }
 
     /// Adds an entry. `data` is as long as the entry says, or empty where they are zeroes.
-    pub fn add(&mut self, entry: Entry, data: &[u8], moment: Moment) -> Result<()> {
+    pub fn add(&mut self, entry: Entry, data: &[u8], moment: CutTime) -> Result<()> {
         debug_assert!(data.is_empty() || data.len() as u64 == entry.sector_count * SECTOR_BYTES);
         let end = self.end + SECTOR_BYTES * (1 + entry.data_sectors());
         let blank = data.iter().all(|&byte| byte == 0);
@@ -185,7 +185,7 @@ impl LogWriter {
     /// Completes the log and opens it for reading.
     pub fn finish(&mut self) -> Result<Recording> {
         self.write_superblock().map_err(|error| self.failed(&error))?;
-        let line = |moment: &Moment| format!("{} {}\n", moment.promised, moment.visible);
+        let line = |moment: &CutTime| format!("{} {}\n", moment.promised, moment.visible);
         let moments: String = self.moments.iter().map(line).collect();
         std::fs::write(self.path.with_file_name("moments"), moments)
             .map_err(|error| self.failed(&error))?;

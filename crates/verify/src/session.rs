@@ -12,7 +12,7 @@ use crate::files::Files;
 use crate::image::Image;
 use crate::plan::Budget;
 use crate::recording::Recording;
-use crate::stamp::{Log, Moment};
+use crate::stamp::{CutTime, Log};
 use crate::subject::Way;
 use crate::{Error, Result};
 
@@ -121,8 +121,8 @@ impl Recorded {
 
     /// The moment at which a cut strikes.
     #[must_use]
-    pub fn moment(&self, cut: &Cut) -> Moment {
-        self.recording.entries.get(cut.entry).map_or(Moment::END, |next| next.moment)
+    pub fn moment(&self, cut: &Cut) -> CutTime {
+        self.recording.entries.get(cut.entry).map_or(CutTime::END, |next| next.moment)
     }
 
     /// A replay of this recording.

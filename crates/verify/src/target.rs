@@ -22,7 +22,7 @@ use crate::nbd::{Client, Command, Failure, Style, flag};
 use crate::{Error, Result};
 
 /// Threads that work for a file, and so its requests in flight.
-const WORKERS: usize = 2;
+const WORKERS_MAX: usize = 2;
 const WORKERS_DIRECT: usize = 32;
 const REQUEST_BYTES_MAX: u32 = 32 << 20;
 
@@ -51,7 +51,7 @@ impl FileTarget {
         let failed = |error: io::Error| Error::io("cannot open", path, &error);
         let mut file = File::options().read(true).write(true).open(path).map_err(failed)?;
         let size_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
-        Self::serve(file, geometry(size_bytes, false, false), WORKERS).map_err(failed)
+        Self::serve(file, geometry(size_bytes, false, false), WORKERS_MAX).map_err(failed)
     }
 
     /// Opens it for reading and writing around the page cache, with many requests in flight.
@@ -83,7 +83,7 @@ impl FileTarget {
                     let Ok(Ok(mut request)) = next else { return };
                     let done = carry_out(&file, &mut request);
                     let failed = |error: io::Error| {
-                        DeviceError::new(ErrorKind::Unavailable, format!("the target: {error}"))
+                        DeviceError::caused(ErrorKind::Unavailable, "the target", error)
                     };
                     request.complete(done.map(|()| Reply::Done).map_err(failed));
                 }

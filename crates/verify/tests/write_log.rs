@@ -6,7 +6,7 @@ use sawmill_format::write_log::{Entry, Flags};
 use sawmill_verify::cut::{Cut, Replay};
 use sawmill_verify::image::Image;
 use sawmill_verify::recording::{LogWriter, Recording};
-use sawmill_verify::stamp::Moment;
+use sawmill_verify::stamp::CutTime;
 
 const DISK_BYTES: u64 = 8192;
 
@@ -19,8 +19,8 @@ fn entry(sector: u64, sector_count: u64, flags: Flags) -> Entry {
     Entry { sector, sector_count, flags, data_bytes: if data { sector_count * 512 } else { 0 } }
 }
 
-fn at(moment: u64) -> Moment {
-    Moment { promised: moment, visible: moment }
+fn at(moment: u64) -> CutTime {
+    CutTime { promised: moment, visible: moment }
 }
 
 /// A write, a flush, a write with FUA, a discard, and zeroes.

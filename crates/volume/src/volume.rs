@@ -83,6 +83,7 @@ pub struct Volume {
     lock: Mutex<Option<Arc<Lock>>>,
     /// Who waits for the last user to let go: they hear of it when this is dropped, after
     /// everything above.
+    /// Bounded by the callers of `when_dropped`.
     dropped: Mutex<Vec<SyncSender<()>>>,
 }
 
@@ -94,7 +95,7 @@ impl Volume {
         options: OpenOptions,
     ) -> Result<Arc<Volume>> {
         let world: Arc<dyn World> = Arc::new(RealWorld::default());
-        let threads = limits::READER_THREADS;
+        let threads = limits::READER_THREADS_MAX;
         if options.read_only {
             Self::open_to_read(store, name, &options, world, threads)?.start(None)
         } else {
@@ -350,14 +351,14 @@ impl Volume {
     pub fn collect_garbage(&self, threshold: f64) -> Result<GcReport> {
         let (tell, hear) = sync_channel(1);
         // The asker waits.
-        self.order_collection(threshold, Box::new(move |outcome| drop(tell.send(outcome))))?;
+        self.request_collection(threshold, Box::new(move |outcome| drop(tell.send(outcome))))?;
         hear.recv().map_err(|_| {
             Error::new(ErrorKind::Closed, "the volume was closed before this was done")
         })?
     }
 
     /// As [`collect_garbage`](Self::collect_garbage); `tell` hears how it ended.
-    pub fn order_collection(
+    pub fn request_collection(
         &self,
         threshold: f64,
         tell: Box<dyn FnOnce(Result<GcReport>) + Send>,

@@ -229,7 +229,7 @@ fn a_signal_during_a_hand_off_that_succeeds_is_for_the_new_server() {
 }
 
 #[test]
-fn an_order_to_collect_garbage_during_a_hand_off_is_carried_out_by_whoever_serves_then() {
+fn a_request_to_collect_garbage_during_a_hand_off_is_carried_out_by_whoever_serves_then() {
     let place = Place::new(&store::folder());
     let (mut server, _oak, _ash) = two_volumes(&place);
     let collected = |server: &Server| server.stderr().matches("collected: ").count();

@@ -57,6 +57,7 @@ struct Inner {
 struct State {
     connections: u64,
     pool_bytes: u64,
+    /// Bounded by the connections: each waits once.
     waiting: Vec<Waiting>,
     next: u64,
 }

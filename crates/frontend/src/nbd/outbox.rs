@@ -24,7 +24,7 @@ use super::limits::{SEND_BYTES, SPARE_BYTES_MAX};
 use super::metrics::Counters;
 
 /// Bytes to send in one piece.
-pub(super) enum Segment {
+pub(super) enum Outgoing {
     /// Small replies; more may be appended.
     Small(Vec<u8>),
     /// The head and data of one read. Only `bytes[..end]` is sent; the rest is kept so that the
@@ -32,16 +32,16 @@ pub(super) enum Segment {
     Read { bytes: Counted, end: usize },
 }
 
-impl Segment {
+impl Outgoing {
     fn bytes(&self) -> &[u8] {
         match self {
-            Segment::Small(bytes) => bytes,
-            Segment::Read { bytes, end } => &bytes[..*end],
+            Outgoing::Small(bytes) => bytes,
+            Outgoing::Read { bytes, end } => &bytes[..*end],
         }
     }
 }
 
-/// An open segment takes small replies up to this size.
+/// An open buffer takes small replies up to this size.
 const OPEN_BYTES_MAX: usize = 32 << 10;
 /// The largest spare buffer for small replies.
 const SPARE_SMALL: usize = 4 * OPEN_BYTES_MAX;
@@ -54,10 +54,11 @@ const ROUNDS_MAX: u32 = 4;
 /// The right to send, with what is being sent.
 #[derive(Default)]
 struct Sender {
-    queue: VecDeque<Segment>,
-    /// Sent bytes of the first segment.
+    /// Bounded by what the outbox held.
+    queue: VecDeque<Outgoing>,
+    /// Sent bytes of the first in the queue.
     gone: usize,
-    spent: Vec<Segment>,
+    spent: Vec<Outgoing>,
 }
 
 enum Sent {
@@ -89,8 +90,8 @@ impl Sender {
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
         let mut count = 0;
         let mut gone = self.gone;
-        for (piece, segment) in pieces.iter_mut().zip(&self.queue) {
-            *piece = IoSlice::new(&segment.bytes()[gone..]);
+        for (piece, outgoing) in pieces.iter_mut().zip(&self.queue) {
+            *piece = IoSlice::new(&outgoing.bytes()[gone..]);
             gone = 0;
             count += 1;
         }
@@ -115,7 +116,8 @@ impl Sender {
 
 #[derive(Default)]
 struct Outbox {
-    queue: VecDeque<Segment>,
+    /// Bounded by the replies to the requests that the budget admitted (`budget`).
+    queue: VecDeque<Outgoing>,
     /// Bytes queued here and at the sender.
     queued_bytes: u64,
     /// `None` while a thread is sending.
@@ -139,11 +141,12 @@ struct Outbox {
 
 impl Outbox {
     fn append_small(&mut self, push: impl FnOnce(&mut Vec<u8>)) {
-        if !matches!(self.queue.back(), Some(Segment::Small(last)) if last.len() < OPEN_BYTES_MAX) {
+        if !matches!(self.queue.back(), Some(Outgoing::Small(last)) if last.len() < OPEN_BYTES_MAX)
+        {
             let bytes = self.spare_small.pop().unwrap_or_default();
-            self.queue.push_back(Segment::Small(bytes));
+            self.queue.push_back(Outgoing::Small(bytes));
         }
-        if let Some(Segment::Small(last)) = self.queue.back_mut() {
+        if let Some(Outgoing::Small(last)) = self.queue.back_mut() {
             let (length, capacity) = (last.len(), last.capacity());
             push(last);
             self.queued_bytes += (last.len() - length) as u64;
@@ -152,17 +155,17 @@ impl Outbox {
     }
 
     /// Keeps the buffers of sent replies for later ones.
-    fn recycle(&mut self, spent: &mut Vec<Segment>) {
-        for segment in spent.drain(..) {
-            match segment {
-                Segment::Read { bytes, .. } => self.keep_read_buffer(bytes),
-                Segment::Small(mut bytes)
+    fn recycle(&mut self, spent: &mut Vec<Outgoing>) {
+        for outgoing in spent.drain(..) {
+            match outgoing {
+                Outgoing::Read { bytes, .. } => self.keep_read_buffer(bytes),
+                Outgoing::Small(mut bytes)
                     if self.spare_small.is_empty() && bytes.capacity() <= SPARE_SMALL =>
                 {
                     bytes.clear();
                     self.spare_small.push(bytes);
                 }
-                Segment::Small(bytes) => self.small_bytes -= bytes.capacity() as u64,
+                Outgoing::Small(bytes) => self.small_bytes -= bytes.capacity() as u64,
             }
         }
     }
@@ -219,7 +222,7 @@ impl Link {
         let end = bytes.len();
         if end > 0 {
             outbox.queued_bytes += end as u64;
-            outbox.queue.push_front(Segment::Read { bytes, end });
+            outbox.queue.push_front(Outgoing::Read { bytes, end });
         }
     }
 
@@ -228,10 +231,10 @@ impl Link {
         let outbox = self.outbox.lock();
         let mut bytes = Vec::with_capacity(outbox.queued_bytes as usize);
         if let Some(sender) = &outbox.sender {
-            sender.queue.iter().for_each(|segment| bytes.extend_from_slice(segment.bytes()));
+            sender.queue.iter().for_each(|outgoing| bytes.extend_from_slice(outgoing.bytes()));
             bytes.drain(..sender.gone);
         }
-        outbox.queue.iter().for_each(|segment| bytes.extend_from_slice(segment.bytes()));
+        outbox.queue.iter().for_each(|outgoing| bytes.extend_from_slice(outgoing.bytes()));
         bytes
     }
 
@@ -245,13 +248,13 @@ impl Link {
     }
 
     /// Queues the reply of a read and counts its request as completed.
-    pub(super) fn answer_read(&self, charged_bytes: u64, segment: Segment) {
+    pub(super) fn answer_read(&self, charged_bytes: u64, outgoing: Outgoing) {
         let mut outbox = self.outbox.lock();
         // The charge for a read is the length of its data.
         self.counters.read(charged_bytes);
         if !outbox.closed {
-            outbox.queued_bytes += segment.bytes().len() as u64;
-            outbox.queue.push_back(segment);
+            outbox.queued_bytes += outgoing.bytes().len() as u64;
+            outbox.queue.push_back(outgoing);
         }
         self.completed(outbox, charged_bytes);
     }

@@ -9,7 +9,7 @@ use sawmill_device::{Error, ErrorKind, Exchange, Outcome, Reply};
 
 use super::budget::Counted;
 use super::intake::Payload;
-use super::outbox::{Link, Segment};
+use super::outbox::{Link, Outgoing};
 use super::protocol::{Answered, Errno};
 
 /// The bytes of a request.
@@ -69,7 +69,7 @@ impl Exchange for Ticket {
         match (outcome, body) {
             (Ok(Reply::Done), Body::Read { mut bytes, head_bytes, end }) => {
                 answered.write_read_head(&mut bytes[..head_bytes], (end - head_bytes) as u32);
-                link.answer_read(charged_bytes, Segment::Read { bytes, end });
+                link.answer_read(charged_bytes, Outgoing::Read { bytes, end });
             }
             (Ok(Reply::Allocation(runs)), Body::Status { one, room }) if !runs.is_empty() => {
                 link.answer(charged_bytes, |out| answered.push_block_status(out, &runs, one));

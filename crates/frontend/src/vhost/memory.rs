@@ -31,7 +31,7 @@ pub(super) struct Given {
 
 /// Bytes of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Segment {
+pub(super) struct GuestRange {
     pub(super) address: u64,
     pub(super) length: u32,
 }
@@ -114,15 +114,15 @@ impl Memory {
         self.mapped.store(value, address_there, order).map_err(|_| outside(address, 2))
     }
 
-    /// Copies `into.len()` bytes out of the segments, from `offset` on, as if they were contiguous.
+    /// Copies `into.len()` bytes out of the ranges, from `offset` on, as if they were contiguous.
     pub(super) fn gather(
         &self,
-        segments: &[Segment],
+        ranges: &[GuestRange],
         offset: u64,
         into: &mut [u8],
     ) -> Result<(), Violation> {
         let mut done = 0;
-        for piece in pieces(segments, offset, into.len()) {
+        for piece in pieces(ranges, offset, into.len()) {
             let end = done + piece.length as usize;
             self.read(piece.address, &mut into[done..end])?;
             done = end;
@@ -130,15 +130,15 @@ impl Memory {
         if done == into.len() { Ok(()) } else { Err(outside(offset, into.len())) }
     }
 
-    /// Copies `from` into the segments, from `offset` on, as if they were contiguous.
+    /// Copies `from` into the ranges, from `offset` on, as if they were contiguous.
     pub(super) fn scatter(
         &self,
-        segments: &[Segment],
+        ranges: &[GuestRange],
         offset: u64,
         from: &[u8],
     ) -> Result<(), Violation> {
         let mut done = 0;
-        for piece in pieces(segments, offset, from.len()) {
+        for piece in pieces(ranges, offset, from.len()) {
             let end = done + piece.length as usize;
             self.write(piece.address, &from[done..end])?;
             done = end;
@@ -156,22 +156,24 @@ fn outside(address: u64, length: usize) -> Violation {
     Violation(format!("{length} bytes at {address:#x} are not in the guest's memory"))
 }
 
-/// The parts of the segments that hold `[offset, offset + length)` of their bytes.
+/// The parts of the ranges that hold `[offset, offset + length)` of their bytes.
 pub(super) fn pieces(
-    segments: &[Segment],
+    ranges: &[GuestRange],
     offset: u64,
     length: usize,
-) -> impl Iterator<Item = Segment> + '_ {
+) -> impl Iterator<Item = GuestRange> + '_ {
     let (mut skip, mut left) = (offset, length as u64);
-    segments.iter().filter_map(move |segment| {
-        let whole = u64::from(segment.length);
+    ranges.iter().filter_map(move |range| {
+        let whole = u64::from(range.length);
         let here = skip.min(whole);
         skip -= here;
         let length = (whole - here).min(left);
         left -= length;
-        // A part of a segment is not longer than the segment.
-        (length > 0)
-            .then(|| Segment { address: segment.address.wrapping_add(here), length: length as u32 })
+        // A part of a range is not longer than the range.
+        (length > 0).then(|| GuestRange {
+            address: range.address.wrapping_add(here),
+            length: length as u32,
+        })
     })
 }
 

@@ -22,7 +22,7 @@ use self::ticket::Ticket;
 use super::Violation;
 use super::inflight::InflightQueue;
 use super::metrics::Counters;
-use super::options::{BATCH, IN_FLIGHT_BYTES_MAX, SPARE_BYTES_MAX};
+use super::options::{BATCH_MAX, IN_FLIGHT_BYTES_MAX, SPARE_BYTES_MAX};
 use super::protocol::{Command, HEADER_BYTES, ID_BYTES, Parts, Refusal, Status, understand};
 use super::ring::{Chain, Ring, total};
 
@@ -263,7 +263,7 @@ impl Queue {
         self.answers.lock().batching = true;
         let taken = self.take_batch(cursor);
         self.settle();
-        if taken? == BATCH {
+        if taken? == BATCH_MAX {
             return Ok(());
         }
         let mut answers = self.answers.lock();
@@ -307,10 +307,10 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes up to [`BATCH`] requests. Returns their number.
+    /// Takes up to [`BATCH_MAX`] requests. Returns their number.
     fn take_batch(self: &Arc<Self>, cursor: &mut Cursor) -> Result<u32, Violation> {
         let mut taken = 0;
-        while taken < BATCH && !self.is_stopping() {
+        while taken < BATCH_MAX && !self.is_stopping() {
             if self.answers.lock().in_flight_bytes >= IN_FLIGHT_BYTES_MAX {
                 break;
             }

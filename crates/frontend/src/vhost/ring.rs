@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::Violation;
-use super::memory::{DirtyLog, Memory, Segment};
+use super::memory::{DirtyLog, GuestRange, Memory};
 use super::options::INDIRECT_MAX;
 
 const DESCRIPTOR_BYTES: u64 = 16;
@@ -37,14 +37,14 @@ pub(super) struct Ring {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Chain {
     /// What the device may read, in order.
-    pub(super) readable: Vec<Segment>,
+    pub(super) readable: Vec<GuestRange>,
     /// What the device may write, in order.
-    pub(super) writable: Vec<Segment>,
+    pub(super) writable: Vec<GuestRange>,
 }
 
 /// Bytes in all of them.
-pub(super) fn total(segments: &[Segment]) -> u64 {
-    segments.iter().map(|segment| u64::from(segment.length)).sum()
+pub(super) fn total(ranges: &[GuestRange]) -> u64 {
+    ranges.iter().map(|range| u64::from(range.length)).sum()
 }
 
 struct Descriptor {
@@ -140,11 +140,11 @@ impl Ring {
                     "{length} bytes at {address:#x} are not in the guest's memory"
                 ));
             }
-            let segment = Segment { address, length };
+            let range = GuestRange { address, length };
             if flags & WRITE != 0 {
-                chain.writable.push(segment);
+                chain.writable.push(range);
             } else if chain.writable.is_empty() {
-                chain.readable.push(segment);
+                chain.readable.push(range);
             } else {
                 return broken("a readable descriptor follows a writable one".into());
             }
@@ -223,13 +223,13 @@ impl Ring {
     /// Copies into the guest's memory, and records that in the dirty log.
     pub(super) fn scatter(
         &self,
-        segments: &[Segment],
+        ranges: &[GuestRange],
         offset: u64,
         from: &[u8],
     ) -> Result<(), Violation> {
-        self.memory.scatter(segments, offset, from)?;
+        self.memory.scatter(ranges, offset, from)?;
         if self.log.is_some() {
-            for piece in super::memory::pieces(segments, offset, from.len()) {
+            for piece in super::memory::pieces(ranges, offset, from.len()) {
                 self.mark(piece.address, piece.length.into());
             }
         }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use sawmill_device::{BlockDevice, MemoryDevice};
 
 use super::inflight::{Inflight, InflightQueue};
-use super::memory::{Segment, pieces};
+use super::memory::{GuestRange, pieces};
 use super::message::{Area, HEADER_BYTES, Header, InflightShape, Message, Region, Reply};
 use super::protocol::{CONFIG_BYTES, Parts, config_of, feature, features_of, understand};
 
@@ -157,15 +157,15 @@ proptest! {
         length in 0usize..500,
     ) {
         let mut next = 0;
-        let segments: Vec<Segment> = lengths.iter().map(|length| {
+        let ranges: Vec<GuestRange> = lengths.iter().map(|length| {
             next += 1000;
-            Segment { address: next, length: *length }
+            GuestRange { address: next, length: *length }
         }).collect();
-        let bytes_of = |s: Segment| s.address..s.address + u64::from(s.length);
-        let bytes: Vec<u64> = segments.iter().flat_map(|segment| bytes_of(*segment)).collect();
+        let bytes_of = |s: GuestRange| s.address..s.address + u64::from(s.length);
+        let bytes: Vec<u64> = ranges.iter().flat_map(|range| bytes_of(*range)).collect();
         let from = (offset as usize).min(bytes.len());
         let to = (from + length).min(bytes.len());
-        let found: Vec<u64> = pieces(&segments, offset, length).flat_map(bytes_of).collect();
+        let found: Vec<u64> = pieces(&ranges, offset, length).flat_map(bytes_of).collect();
         prop_assert_eq!(&found, &bytes[from..to]);
     }
 

@@ -15,7 +15,7 @@ use clap::Args;
 use sawmill_device::BlockDevice;
 
 use inject::{Inject, Rule};
-use record::Record;
+use record::RecordedDevice;
 use sawmill_console::exit::Result;
 
 /// Faults, delays and a record of requests, as options of a command.
@@ -46,7 +46,7 @@ impl LayerOptions {
         };
         match &self.trace {
             None => Ok(device),
-            Some(path) => Ok(Arc::new(Record::start(device, path)?)),
+            Some(path) => Ok(Arc::new(RecordedDevice::start(device, path)?)),
         }
     }
 }

@@ -33,9 +33,9 @@ const EVERY: Duration = Duration::from_millis(100);
 const AT_ONCE: usize = 4096;
 
 /// A device whose requests are recorded.
-pub(super) struct Record {
+pub(super) struct RecordedDevice {
     inner: Arc<dyn BlockDevice>,
-    journal: Arc<Journal>,
+    recording: Arc<Recording>,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -58,6 +58,7 @@ enum Event {
 
 #[derive(Default)]
 struct Pending {
+    /// Bounded by [`BEHIND_MAX`].
     events: Vec<Event>,
     /// Requests recorded so far; also the number of the next one.
     asked: u64,
@@ -66,13 +67,13 @@ struct Pending {
     is_closed: bool,
 }
 
-struct Journal {
+struct Recording {
     pending: Mutex<Pending>,
     changed: Condvar,
     start: Instant,
 }
 
-impl Record {
+impl RecordedDevice {
     /// Records what passes to `inner` from now on. Creates or truncates the file.
     pub(super) fn start(inner: Arc<dyn BlockDevice>, path: &Path) -> Result<Self> {
         let cannot = |error: &io::Error| {
@@ -80,31 +81,33 @@ impl Record {
         };
         let mut file = File::create(path).map_err(|error| cannot(&error))?;
         writeln!(file, "{HEADER}").map_err(|error| cannot(&error))?;
-        let journal = Arc::new(Journal {
+        let recording = Arc::new(Recording {
             pending: Mutex::default(),
             changed: Condvar::new(),
             start: Instant::now(),
         });
-        let mine = Arc::clone(&journal);
+        let mine = Arc::clone(&recording);
         let lines = Lines::new(BufWriter::with_capacity(1 << 20, file), path.to_owned());
         let writer = std::thread::Builder::new()
             .name("record".into())
             .spawn(move || mine.write(lines))
             .map_err(|error| Failure::io("cannot start the thread that records", &error))?;
-        Ok(Record { inner, journal, writer: Some(writer) })
+        Ok(RecordedDevice { inner, recording, writer: Some(writer) })
     }
 }
 
-impl BlockDevice for Record {
+impl BlockDevice for RecordedDevice {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 
     fn submit(&self, request: Request) {
-        let Some(number) = self.journal.asked(&request) else { return self.inner.submit(request) };
-        let journal = Arc::clone(&self.journal);
+        let Some(number) = self.recording.asked(&request) else {
+            return self.inner.submit(request);
+        };
+        let recording = Arc::clone(&self.recording);
         self.inner.submit(request.then(move |outcome, asker| {
-            journal.answered(
+            recording.answered(
                 number,
                 outcome.as_ref().map_or_else(|error| name(error.kind()), |_| "done"),
             );
@@ -113,10 +116,10 @@ impl BlockDevice for Record {
     }
 }
 
-impl Drop for Record {
+impl Drop for RecordedDevice {
     fn drop(&mut self) {
-        self.journal.pending.lock().is_closed = true;
-        self.journal.changed.notify_one();
+        self.recording.pending.lock().is_closed = true;
+        self.recording.changed.notify_one();
         if let Some(writer) = self.writer.take() {
             // It only writes. If it died, the file has less than it could, and nothing else is
             // lost.
@@ -146,7 +149,7 @@ fn name(kind: sawmill_device::ErrorKind) -> &'static str {
     }
 }
 
-impl Journal {
+impl Recording {
     fn now_ns(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
@@ -209,6 +212,7 @@ struct Lines<W: Write> {
     unwritten: u64,
     /// The number of the first line that waits.
     first: u64,
+    /// Bounded by [`OPEN_MAX`].
     open: VecDeque<(Asked, Option<(u64, &'static str)>)>,
 }
 
@@ -331,7 +335,8 @@ mod tests {
     fn what_was_recorded_is_read_again_as_a_trace() {
         let folder = folder();
         let path = folder.path().join("requests.csv");
-        let device = Record::start(Arc::new(MemoryDevice::new(1 << 20)), &path).expect("a file");
+        let device =
+            RecordedDevice::start(Arc::new(MemoryDevice::new(1 << 20)), &path).expect("a file");
         let fua = Flags { fua: true, ..Flags::default() };
         device.call(Operation::Write, 5, 3, fua, b"abc".to_vec()).expect("in range");
         device.allocation(0, 4096).expect("in range");
@@ -372,7 +377,7 @@ mod tests {
             _ => Decision::Pass,
         };
         let inner = Arc::new(Fault::new(MemoryDevice::new(1 << 20), hold_first));
-        let device = Record::start(Arc::clone(&inner) as _, &path).expect("a file");
+        let device = RecordedDevice::start(Arc::clone(&inner) as _, &path).expect("a file");
         std::thread::scope(|scope| {
             scope.spawn(|| device.read_at(0, 1));
             while inner.held() == 0 {
@@ -434,7 +439,10 @@ mod tests {
         let folder = folder();
         let path = folder.path().join("requests.csv");
         conformance::all(&|| {
-            Arc::new(Record::start(Arc::new(MemoryDevice::new(16 << 20)), &path).expect("a file"))
+            Arc::new(
+                RecordedDevice::start(Arc::new(MemoryDevice::new(16 << 20)), &path)
+                    .expect("a file"),
+            )
         });
     }
 }

@@ -29,9 +29,12 @@ struct OpenFile {
 /// See the head of this file.
 pub(super) struct Mobigen {
     skip_bad_lines: bool,
+    /// Bounded by the calls of one trace, which is read as a whole.
     calls: Option<VecDeque<Call>>,
+    /// Bounded by the lines of one trace.
     bad: VecDeque<Bad>,
     names: HashMap<String, u64>,
+    /// Bounded by the files that the trace has open.
     open: HashMap<i64, VecDeque<OpenFile>>,
     files: u64,
 }

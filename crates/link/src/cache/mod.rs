@@ -1,7 +1,7 @@
 //! The initiator's byte-granular cache of the link (BASS, SoCC 2016): a partial write needs no read
 //! below, and only dirty bytes travel.
 //!
-//! Modules: `segments` (some bytes of a page), `page`, `table` (the existing pages), `state`
+//! Modules: `byte_set` (some bytes of a page), `page`, `table` (the existing pages), `state`
 //! (everything under the lock, with a module for each operation on it), `options`, `stats`.
 //!
 //! # Guarantees
@@ -23,9 +23,9 @@
 //! requests with `Internal`. The device may then be dropped by an answer from below; if that
 //! matters, pass an `Arc` and keep another.
 
+mod byte_set;
 mod options;
 mod page;
-mod segments;
 mod state;
 mod stats;
 mod table;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use sawmill_device::Error;
 use sawmill_format::packed_write::entry_at;
 
-use super::segments::Segments;
+use super::byte_set::ByteSet;
 use super::{PAGE_BYTES, SUB_BLOCK_BYTES};
 
 /// The `since` of an empty set.
@@ -19,11 +19,11 @@ pub(super) const NEVER: u64 = u64::MAX;
 pub(super) struct Page {
     /// A write-back may share them; use [`Page::bytes_mut`] to change them.
     pub(super) bytes: Arc<[u8]>,
-    pub(super) known: Segments,
+    pub(super) known: ByteSet,
     /// Written and not in flight.
-    pub(super) dirty: Segments,
+    pub(super) dirty: ByteSet,
     /// In flight to the device below. Bytes that are written again in the meantime are dirty too.
-    pub(super) sending: Segments,
+    pub(super) sending: ByteSet,
     /// The number of the oldest write among `dirty`.
     pub(super) dirty_since: u64,
     /// The same among `sending`.
@@ -51,9 +51,9 @@ impl Default for Page {
     fn default() -> Self {
         Page {
             bytes: std::iter::repeat_n(0, PAGE_BYTES).collect(),
-            known: Segments::default(),
-            dirty: Segments::default(),
-            sending: Segments::default(),
+            known: ByteSet::default(),
+            dirty: ByteSet::default(),
+            sending: ByteSet::default(),
             dirty_since: NEVER,
             sending_since: NEVER,
             wanted_through: 0,

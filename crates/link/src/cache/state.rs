@@ -57,12 +57,15 @@ pub(super) struct Dirty {
 #[derive(Default)]
 struct Waiting {
     /// Writes that wait for room, in order.
+    /// Bounded by the requests that the doors admit.
     held: VecDeque<Request>,
     /// Ranges that are being changed below directly. They do not overlap.
     claims: Vec<Claim>,
     /// Requests that wait for a claim, or for an earlier request in this list, in order.
+    /// Bounded by the requests that the doors admit.
     blocked: VecDeque<Request>,
     /// Flushes that wait for all writes up to a number, in order.
+    /// Bounded by the requests that the doors admit.
     flushes: VecDeque<(u64, Request)>,
     pushes: HashMap<u64, Push>,
     reads: HashMap<u64, Reading>,

@@ -46,6 +46,7 @@ pub(super) fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
 pub(super) struct PageTable {
     pages: HashMap<u64, Box<Page>, BuildHasherDefault<PageHasher>>,
     /// The eviction queue, the oldest page first. Pages were quiet when they joined it.
+    /// Bounded by the pages of the table.
     line_out: VecDeque<u64>,
     pages_max: usize,
     /// Of the device.

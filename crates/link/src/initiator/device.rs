@@ -19,7 +19,7 @@ use sawmill_format::link::control::{self, Opened};
 use sawmill_format::link::part::{Command, Operation};
 
 use super::pending::{Asked, Terms, operation_of, template};
-use super::{Initiator, Volume};
+use super::{Initiator, OpenExport};
 use crate::PackedDevice;
 
 /// How an export is opened.
@@ -172,7 +172,7 @@ const REQUEST_BYTES_MAX: u32 = 32 << 20;
 /// A device with its bytes at the target.
 pub struct RemoteDevice {
     initiator: Arc<Initiator>,
-    volume: Arc<Volume>,
+    volume: Arc<OpenExport>,
     geometry: Geometry,
 }
 

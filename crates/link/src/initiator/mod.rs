@@ -72,7 +72,7 @@ impl Default for InitiatorOptions {
 const LIVELY_NS: u64 = SECOND;
 
 /// An opened volume. It exists as long as the initiator.
-struct Volume {
+struct OpenExport {
     export: String,
     mode: OpenMode,
     opened: sawmill_format::link::control::Opened,
@@ -115,7 +115,7 @@ pub struct Initiator {
 #[derive(Default)]
 struct Shown {
     live: Option<Live>,
-    volumes: Vec<Arc<Volume>>,
+    volumes: Vec<Arc<OpenExport>>,
     /// Why nothing works any more.
     failed: Option<Error>,
     /// The wakers of the receiving threads.
@@ -435,7 +435,7 @@ impl Initiator {
     }
 }
 
-impl Volume {
+impl OpenExport {
     /// Checks a flush that succeeded at the target: returns an error if changes before it may be
     /// lost.
     fn flushed_well(&self, terms: pending::Terms, now: u64) -> Option<Error> {

@@ -15,7 +15,7 @@ use sawmill_device::{Error, Exchange, Operation as Asks, Outcome, Reply, Request
 use sawmill_format::link::part::{self, Command, Operation};
 
 /// The most requests in flight; more of them wait.
-pub(crate) const PLACES: usize = 4096;
+pub(crate) const PLACES_MAX: usize = 4096;
 
 /// The part of a request that one slot carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,10 +81,13 @@ struct Lists {
     closed: Option<Error>,
     free: Vec<u16>,
     /// Chunks of a dead connection; they are sent first.
+    /// Bounded by the chunks of one connection (`PLACES_MAX`).
     again: VecDeque<Chunk>,
     /// Requests with bytes for which no chunk was made.
+    /// Bounded by `PLACES_MAX`.
     waiting: VecDeque<u16>,
     /// Requests without a place.
+    /// Bounded by the requests that the doors admit.
     crowd: VecDeque<(Command, Terms, Request)>,
 }
 
@@ -131,15 +134,15 @@ impl Pendings {
         };
         let lists = Lists {
             closed: None,
-            free: (0..PLACES as u16).rev().collect(),
-            again: VecDeque::with_capacity(PLACES),
-            waiting: VecDeque::with_capacity(PLACES),
-            crowd: VecDeque::with_capacity(PLACES),
+            free: (0..PLACES_MAX as u16).rev().collect(),
+            again: VecDeque::with_capacity(PLACES_MAX),
+            waiting: VecDeque::with_capacity(PLACES_MAX),
+            crowd: VecDeque::with_capacity(PLACES_MAX),
         };
         let tally =
             |number: u8| Tally { number: number.into(), changes: 0.into(), under_way: 0.into() };
         Pendings {
-            places: (0..PLACES).map(pending).collect(),
+            places: (0..PLACES_MAX).map(pending).collect(),
             lists: Mutex::new(lists),
             tallies: (0..=u8::MAX).map(tally).collect(),
         }
@@ -331,7 +334,7 @@ impl Pendings {
     /// Requests in flight or waiting.
     pub(crate) fn count(&self) -> usize {
         let lists = self.lists.lock();
-        PLACES - lists.free.len() + lists.crowd.len()
+        PLACES_MAX - lists.free.len() + lists.crowd.len()
     }
 
     /// Requests that wait for a slot: back-pressure that users notice.

@@ -107,7 +107,7 @@ fn a_wait_ends_with_yes_with_no_or_with_the_reason() {
 }
 
 #[test]
-fn orders_are_taken_on_the_control_socket_alone() {
+fn changes_are_taken_on_the_control_socket_alone() {
     let folder = tempfile::tempdir().unwrap();
     let admin = start(folder.path());
     let ask = |request| control::ask_writer::<serde_json::Value>(folder.path(), &request);
@@ -200,7 +200,7 @@ fn a_path_too_long_for_a_socket_is_refused_with_what_to_set() {
 }
 
 #[test]
-fn waits_of_others_hold_up_neither_orders_nor_our_own_waits() {
+fn waits_of_others_hold_up_neither_changes_nor_our_own_waits() {
     let folder = tempfile::tempdir().unwrap();
     let (enter, entered) = std::sync::mpsc::channel();
     let release = Arc::new(Mutex::new(()));

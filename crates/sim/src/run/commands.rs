@@ -21,7 +21,7 @@ impl Run {
         let ordered = live(|| {
             if collects {
                 // Refused when it is being fenced: as good as never asked.
-                let _ = process.stepped.volume().order_collection(threshold, Box::new(|_| ()));
+                let _ = process.stepped.volume().request_collection(threshold, Box::new(|_| ()));
                 return Ok(());
             }
             self.act_on_the_past(&mut process)

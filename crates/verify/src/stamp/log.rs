@@ -12,16 +12,16 @@ use super::{SECTOR_BYTES, Sector, Stamp};
 /// When a cut strikes, on the clock of the workload. Looking at what there is takes a while, so
 /// there are two sides to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moment {
+pub struct CutTime {
     /// What was answered before this had been promised.
     pub promised: u64,
     /// What was asked for before this may be there.
     pub visible: u64,
 }
 
-impl Moment {
+impl CutTime {
     /// After everything.
-    pub const END: Moment = Moment { promised: u64::MAX, visible: u64::MAX };
+    pub const END: CutTime = CutTime { promised: u64::MAX, visible: u64::MAX };
 }
 
 /// A clock without time: each look at it is later than all before.
@@ -178,7 +178,7 @@ impl Log {
     /// What could be known of this log at `moment`: what was submitted before, completed where it
     /// was then.
     #[must_use]
-    pub fn as_of(&self, moment: Moment) -> Self {
+    pub fn as_of(&self, moment: CutTime) -> Self {
         let done = |completed: Option<u64>| completed.filter(|&done| done < moment.promised);
         let mut log = Log { clock: Clock::default(), by_id: HashMap::new(), ..self.clone() };
         log.writes.clear();

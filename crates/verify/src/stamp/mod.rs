@@ -18,4 +18,4 @@ pub use judge::{
     Verdict, Violation, check_cut, check_flushed_kept, check_kept_before,
     check_nothing_accepted_lost, check_sectors, check_sectors_accepted,
 };
-pub use log::{Clock, Flush, Kind, Log, Moment, Write};
+pub use log::{Clock, CutTime, Flush, Kind, Log, Write};

@@ -9,8 +9,7 @@
 //! payload is a copy (BASS's temporary page). A plain one shares the pages' bytes; a write to such
 //! a page in the meantime copies it first, so bytes in flight do not change. A failed write-back
 //! leaves its bytes dirty, fails all requests that wait for them, and is retried by the next
-//! request that needs them: a flush, a tick, a writer without room. wait for them, and is tried
-//! again by the next who wants them: a flush, a tick, a writer without room.
+//! request that needs them: a flush, a tick, a writer without room.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;

@@ -14,14 +14,14 @@ use sawmill_format::link::control::Opened;
 
 use super::Control;
 use crate::initiator::device::{Answer, NOT_OPEN, OpenMode, answered_by, read_opened};
-use crate::initiator::{Initiator, Volume};
+use crate::initiator::{Initiator, OpenExport};
 
 /// The volumes that were requested again on connection `local`, in order, starting with the first
 /// that is not open.
 #[derive(Default)]
 pub(super) struct Reopening {
     local: u64,
-    asked: Vec<(Answer, Arc<Volume>)>,
+    asked: Vec<(Answer, Arc<OpenExport>)>,
 }
 
 impl Control {
@@ -34,13 +34,13 @@ impl Control {
         mode: OpenMode,
         opened: Opened,
         answer: &[u8],
-    ) -> Result<Arc<Volume>> {
+    ) -> Result<Arc<OpenExport>> {
         let mut shown = of.shown.write();
         let number = u8::try_from(shown.volumes.len()).ok().filter(|number| *number < NOT_OPEN);
         let number = number.ok_or_else(|| {
             Error::new(ErrorKind::Full, "this initiator has too many volumes open")
         })?;
-        let volume = Arc::new(Volume {
+        let volume = Arc::new(OpenExport {
             export: export.to_owned(),
             mode,
             opened,
@@ -108,7 +108,7 @@ impl Control {
     }
 
     /// The first of the volumes that were requested again is open.
-    fn reopened(&mut self, of: &Initiator, volume: &Volume, opened: &Opened) {
+    fn reopened(&mut self, of: &Initiator, volume: &OpenExport, opened: &Opened) {
         of.pendings.set_number(volume.number, opened.volume);
         let keeper = &mut self.keepers[usize::from(volume.number)];
         if std::mem::replace(keeper, opened.keeper) != opened.keeper {
@@ -118,7 +118,7 @@ impl Control {
     }
 
     /// Closes a volume when all of its requests are answered.
-    pub(in crate::initiator) fn close_volume(&mut self, of: &Initiator, volume: &Volume) {
+    pub(in crate::initiator) fn close_volume(&mut self, of: &Initiator, volume: &OpenExport) {
         if volume.closed.swap(true, Ordering::SeqCst) {
             return;
         }
@@ -137,7 +137,7 @@ fn all_open(of: &Initiator, local: u64) {
 /// Uses the volume's reservation: if another initiator has had the export since, the reservation is
 /// over. Never takes over: an initiator that has the export now took it over, or was admitted after
 /// we were given up.
-fn ask_again(of: &Initiator, volume: &Volume) -> Answer {
+fn ask_again(of: &Initiator, volume: &OpenExport) -> Answer {
     let mode = OpenMode { take_over: false, ..volume.mode };
     of.queue_open(&volume.export, mode, volume.opened.reservation)
 }

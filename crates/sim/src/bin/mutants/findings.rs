@@ -376,7 +376,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if silent.len() == usize::MAX",
     ),
     caught_by(
-        &binary("waits_of_others_hold_up_neither_orders_nor_our_own_waits"),
+        &binary("waits_of_others_hold_up_neither_changes_nor_our_own_waits"),
         "who waits at the loopback address has the threads of our own waits",
         "sawmill/src/admin/answer.rs",
         "let lane = if only.is_some() { Lane::OwnWait } else { Lane::LoopbackWait };",

@@ -58,7 +58,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "volume/src/journal/writer.rs",
         concat!(
             "            self.consumer.declare_sync_failed(self.journal.logged());\n",
-            "            return Err(disk_failed(\"sync\", &error));",
+            "            return Err(disk_failed(\"sync\", error));",
         ),
         "            drop(error);",
     ),
@@ -108,11 +108,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "volume/src/journal/writer.rs",
         concat!(
             "            self.consumer.declare_sync_failed(self.journal.logged());\n",
-            "            return Err(disk_failed(\"sync\", &error));",
+            "            return Err(disk_failed(\"sync\", error));",
         ),
         concat!(
             "            self.consumer.declare_sync_failed(self.written);\n",
-            "            return Err(disk_failed(\"sync\", &error));",
+            "            return Err(disk_failed(\"sync\", error));",
         ),
     ),
     mutant(

@@ -18,34 +18,34 @@ type Bits = [u64; PAGE_BYTES / WORD_BITS];
 
 /// Some bytes of a page.
 #[derive(Clone, Debug)]
-pub(super) enum Segments {
+pub(super) enum ByteSet {
     Few { count: u8, runs: [Run; RUNS_MAX] },
     Many(Box<Bits>),
 }
 
-impl Default for Segments {
+impl Default for ByteSet {
     fn default() -> Self {
-        Segments::Few { count: 0, runs: [(0, 0); RUNS_MAX] }
+        ByteSet::Few { count: 0, runs: [(0, 0); RUNS_MAX] }
     }
 }
 
-impl Segments {
+impl ByteSet {
     pub(super) fn is_empty(&self) -> bool {
         self.next(0, true) == PAGE_BYTES
     }
 
     /// Removes all bytes.
     pub(super) fn clear(&mut self) {
-        *self = Segments::default();
+        *self = ByteSet::default();
     }
 
     /// The number of bytes in the set.
     pub(super) fn bytes(&self) -> u64 {
         match self {
-            Segments::Few { runs, .. } => {
+            ByteSet::Few { runs, .. } => {
                 runs.iter().map(|(start, end)| u64::from(end - start)).sum()
             }
-            Segments::Many(bits) => bits.iter().map(|word| u64::from(word.count_ones())).sum(),
+            ByteSet::Many(bits) => bits.iter().map(|word| u64::from(word.count_ones())).sum(),
         }
     }
 
@@ -66,7 +66,7 @@ impl Segments {
     /// Adds a range. Returns the number of new bytes.
     pub(super) fn insert(&mut self, range: Range<usize>) -> u64 {
         debug_assert!(range.start < range.end && range.end <= PAGE_BYTES);
-        if let Segments::Few { count, runs } = self {
+        if let ByteSet::Few { count, runs } = self {
             let (start, end) = (range.start as u16, range.end as u16);
             let list = &runs[..usize::from(*count)];
             let first = list.partition_point(|run| run.1 < start);
@@ -91,7 +91,7 @@ impl Segments {
 
     /// Removes a range.
     pub(super) fn remove(&mut self, range: Range<usize>) {
-        if let Segments::Few { count, runs } = self {
+        if let ByteSet::Few { count, runs } = self {
             let (start, end) = (range.start as u16, range.end as u16);
             let list = &runs[..usize::from(*count)];
             let first = list.partition_point(|run| run.1 <= start);
@@ -116,7 +116,7 @@ impl Segments {
 
     /// Replaces runs with others. Returns whether there was room.
     fn replace(&mut self, old: Range<usize>, new: &[Run]) -> bool {
-        let Segments::Few { count, runs } = self else { return false };
+        let ByteSet::Few { count, runs } = self else { return false };
         let left = usize::from(*count) - old.len() + new.len();
         if left > RUNS_MAX {
             return false;
@@ -131,7 +131,7 @@ impl Segments {
     /// Converts to bits first if necessary.
     fn change_bits<T>(&mut self, change: impl FnOnce(&mut Bits) -> T) -> T {
         let mut bits = match std::mem::take(self) {
-            Segments::Many(bits) => bits,
+            ByteSet::Many(bits) => bits,
             few => {
                 let mut bits: Box<Bits> = Box::new([0; PAGE_BYTES / WORD_BITS]);
                 few.runs().flat_map(words_of).for_each(|(word, mask)| bits[word] |= mask);
@@ -139,7 +139,7 @@ impl Segments {
             }
         };
         let told = change(&mut bits);
-        *self = Segments::Many(bits);
+        *self = ByteSet::Many(bits);
         told
     }
 
@@ -147,7 +147,7 @@ impl Segments {
     /// none.
     fn next(&self, at: usize, is_in: bool) -> usize {
         match self {
-            Segments::Few { count, runs } => {
+            ByteSet::Few { count, runs } => {
                 let run = runs[..usize::from(*count)].iter().find(|run| usize::from(run.1) > at);
                 let (start, end) =
                     run.map_or((PAGE_BYTES, PAGE_BYTES), |run| (run.0.into(), run.1.into()));
@@ -157,7 +157,7 @@ impl Segments {
                     (false, false) => at,
                 }
             }
-            Segments::Many(bits) => {
+            ByteSet::Many(bits) => {
                 let flip = if is_in { 0 } else { u64::MAX };
                 let word_of = |word: usize| {
                     let from = if word == at / WORD_BITS {
@@ -206,13 +206,13 @@ mod tests {
 
     use super::*;
 
-    fn runs(set: &Segments) -> Vec<Range<usize>> {
+    fn runs(set: &ByteSet) -> Vec<Range<usize>> {
         set.runs().collect()
     }
 
     #[test]
     fn runs_that_touch_become_one() {
-        let mut set = Segments::default();
+        let mut set = ByteSet::default();
         assert_eq!(set.insert(10..20), 10);
         assert_eq!(set.insert(30..40), 10);
         assert_eq!(set.insert(20..30), 10);
@@ -225,12 +225,12 @@ mod tests {
 
     #[test]
     fn no_set_takes_more_than_a_bit_for_each_byte() {
-        let mut set = Segments::default();
+        let mut set = ByteSet::default();
         (0..2048).for_each(|pair| assert_eq!(set.insert(pair * 2..pair * 2 + 1), 1));
         assert_eq!((set.bytes(), runs(&set).len()), (2048, 2048));
-        assert!(size_of::<Segments>() <= 24 && size_of::<Bits>() == PAGE_BYTES / 8);
+        assert!(size_of::<ByteSet>() <= 24 && size_of::<Bits>() == PAGE_BYTES / 8);
         set.clear();
-        assert!(set.is_empty() && matches!(set, Segments::Few { .. }), "and it gives that back");
+        assert!(set.is_empty() && matches!(set, ByteSet::Few { .. }), "and it gives that back");
     }
 
     proptest! {
@@ -239,7 +239,7 @@ mod tests {
             steps in prop::collection::vec((any::<bool>(), 0usize..4096, 1usize..600), 1..60),
             asked in 0usize..4096, length in 1usize..600,
         ) {
-            let (mut set, mut bits) = (Segments::default(), vec![false; PAGE_BYTES]);
+            let (mut set, mut bits) = (ByteSet::default(), vec![false; PAGE_BYTES]);
             for (add, start, length) in steps {
                 let range = start..(start + length).min(PAGE_BYTES);
                 if add {
