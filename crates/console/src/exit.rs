@@ -127,6 +127,7 @@ pub fn table_as_help() -> String {
 pub struct Failure {
     exit: Exit,
     message: String,
+    source: Option<io::Error>,
 }
 
 /// The result of a command's parts.
@@ -137,7 +138,7 @@ impl Failure {
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
         let message: String = message.into();
         let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
-        Failure { exit, message }
+        Failure { exit, message, source: None }
     }
 
     /// A wrong command line.
@@ -155,12 +156,14 @@ impl Failure {
         if self.message.contains(name) {
             return self;
         }
-        Failure::new(self.exit, format!("volume {name}: {}", self.message))
+        let message = format!("volume {name}: {}", self.message);
+        Failure { message, ..self }
     }
 
     /// The same failure with the file it is about before its text.
     pub fn of_file(self, path: &Path) -> Self {
-        Failure::new(self.exit, format!("{}: {}", path.display(), self.message))
+        let message = format!("{}: {}", path.display(), self.message);
+        Failure { message, ..self }
     }
 
     /// An error of the operating system while doing `what`, e.g. `cannot make folder /x`.
@@ -174,7 +177,9 @@ impl Failure {
             io::ErrorKind::InvalidInput => Exit::Usage,
             _ => Exit::Unavailable,
         };
-        Failure::new(exit, format!("{what}: {error}"))
+        // An error of the system cannot be copied; its number says the same.
+        let source = error.raw_os_error().map(io::Error::from_raw_os_error);
+        Failure { source, ..Failure::new(exit, format!("{what}: {error}")) }
     }
 }
 
@@ -184,7 +189,11 @@ impl fmt::Display for Failure {
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for Failure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|source| source as _)
+    }
+}
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {

@@ -2,7 +2,8 @@
 //!
 //! Invariants: a request is answered when the driver has answered its command, with that answer.
 //! The next driver first gets what the last one had not answered, in the same order and with the
-//! user's bytes (memory that a former driver may still see is not reused). The driver determines
+//! user's bytes (memory that a former driver may still see is not reused). Only a durable change
+//! that waited for its flush is done again where that flush stood. The driver determines
 //! the order of concurrent requests; a user who needs an order waits for an answer (D8).
 //!
 //! Not here: requests that are not whole blocks (`Align`); how long to wait for a driver (`host`).
@@ -49,6 +50,7 @@ struct Given {
 
 struct Pending {
     memory: Arc<Arena>,
+    /// Bounded by the requests that the doors admit.
     ready: VecDeque<Waiting>,
     /// Requests that the driver has.
     given: BTreeMap<u64, Given>,

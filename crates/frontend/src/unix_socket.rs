@@ -36,8 +36,8 @@ impl UnixSocket {
                 format!("{door}: cannot use the socket path {shown} of {length} bytes ({error})");
             Error::new(ErrorKind::Invalid, format!("{text}; the limit is 107 bytes"))
         })?;
-        let failed = |what, error: &dyn std::fmt::Display| unavailable(door, what, path, error);
-        let socket = new_socket().map_err(|error| failed("create a socket for", &error))?;
+        let failed = |what, error| unavailable(door, what, path, error);
+        let socket = new_socket().map_err(|error| failed("create a socket for", error.into()))?;
         let bound = match bind(&socket, &address) {
             Err(OsError::ADDRINUSE) => {
                 clear_stale(door, path, &address)?;
@@ -45,14 +45,14 @@ impl UnixSocket {
             }
             other => other,
         };
-        bound.map_err(|error| failed("bind", &error))?;
+        bound.map_err(|error| failed("bind", error.into()))?;
         let listening = Self::adopt(door, path, socket);
         // Until `listen`, no process can connect, whatever the mode is.
         let ready = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
             .and_then(|()| Ok(listen(&listening.socket, BACKLOG)?));
         if let Err(error) = ready {
             listening.remove();
-            return Err(failed("listen on", &error));
+            return Err(failed("listen on", error));
         }
         Ok(listening)
     }
@@ -87,8 +87,9 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-fn unavailable(door: &str, what: &str, path: &Path, error: &dyn std::fmt::Display) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("{door}: cannot {what} {}: {error}", path.display()))
+fn unavailable(door: &str, what: &str, path: &Path, error: std::io::Error) -> Error {
+    let what = format!("{door}: cannot {what} {}", path.display());
+    Error::caused(ErrorKind::Unavailable, what, error)
 }
 
 fn new_socket() -> rustix::io::Result<OwnedFd> {
@@ -103,21 +104,21 @@ fn new_socket() -> rustix::io::Result<OwnedFd> {
 /// Removes a socket without a listener; anything else at the path is an error.
 fn clear_stale(door: &str, path: &Path, address: &SocketAddrUnix) -> Result<()> {
     let shown = path.display();
-    let failed = |what, error: &dyn std::fmt::Display| unavailable(door, what, path, error);
+    let failed = |what, error| unavailable(door, what, path, error);
     let found = match std::fs::symlink_metadata(path) {
         Ok(found) => found,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failed("look at", &error)),
+        Err(error) => return Err(failed("look at", error)),
     };
     if !found.file_type().is_socket() {
         let text = format!("{door}: {shown} exists and is not a socket; choose another path");
         return Err(Error::new(ErrorKind::Invalid, text));
     }
-    let probe = new_socket().map_err(|error| failed("probe", &error))?;
+    let probe = new_socket().map_err(|error| failed("probe", error.into()))?;
     match connect(&probe, address) {
         Err(OsError::CONNREFUSED) => {
             tracing::info!(path = %shown, "{door}: replaced a socket without a listener");
-            std::fs::remove_file(path).map_err(|error| failed("remove the stale socket", &error))
+            std::fs::remove_file(path).map_err(|error| failed("remove the stale socket", error))
         }
         Err(OsError::NOENT) => Ok(()),
         _ => {

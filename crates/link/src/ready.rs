@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 /// The queue.
 pub(crate) struct Ready {
+    /// Bounded by the number of slots.
     queue: Mutex<VecDeque<u16>>,
     queued: Box<[AtomicBool]>,
     length: AtomicUsize,

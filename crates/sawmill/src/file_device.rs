@@ -108,6 +108,7 @@ struct Threads {
 #[derive(Default)]
 struct Queue {
     /// The work to do, and whether more can come.
+    /// Bounded by the requests that the doors admit.
     waiting: Mutex<(VecDeque<Request>, bool)>,
     changed: Condvar,
     sync: Syncs,

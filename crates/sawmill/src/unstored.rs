@@ -23,16 +23,16 @@ pub(crate) fn write(journal: &Path, to: &Path) -> Result<JournalReport> {
     let mut beside = to.to_owned();
     beside.as_mut_os_string().push(".ranges");
     let (image, mut ranges) = (make(to)?, BufWriter::new(make(&beside)?));
-    let failed = |path: &PathBuf, error: &std::io::Error| {
-        Error::new(ErrorKind::Unavailable, format!("cannot write {}: {error}", path.display()))
+    let failed = |path: &PathBuf, error: std::io::Error| {
+        Error::caused(ErrorKind::Unavailable, format!("cannot write {}", path.display()), error)
     };
     let (to, mut end) = (to.to_owned(), 0);
     let report = unstored_of_journal(journal, &mut |write| {
-        put(&image, write, &mut end).map_err(|error| failed(&to, &error))?;
+        put(&image, write, &mut end).map_err(|error| failed(&to, error))?;
         let UnstoredWrite { position, address, length, payload } = write;
         let kind = if payload.is_some() { "write" } else { "zeroes" };
         writeln!(ranges, "{address} {length} {kind} {position}")
-            .map_err(|error| failed(&beside, &error))
+            .map_err(|error| failed(&beside, error))
     })?;
     let flushed = ranges.flush().and_then(|()| image.sync_all());
     flushed.map_err(|error| Failure::io(format!("cannot write {}", to.display()), &error))?;

@@ -49,7 +49,7 @@ pub const FENCE_WINDOW: u64 = sized(sawmill_format::segment::FENCE_WINDOW, 16);
 // a late put.
 const _: () =
     assert!((UPLOADS_MAX as u64) + MOVED_UPLOADS_EXTRA + UNDO_UPLOADS_EXTRA < FENCE_WINDOW);
-/// A rollback goes with the snapshot in front of it.
+/// A rollback takes two segments: the snapshot that undoes it, then the rollback.
 pub const UNDO_UPLOADS_EXTRA: u64 = 1;
 /// Collection may have so many segments on their way beyond the limit of uploads: else writers that
 /// keep all of them busy would keep garbage from ever being collected.
@@ -78,8 +78,8 @@ const _: () = assert!(
 /// Records kept for reading after they are stored, while their bytes are still in the journal.
 pub const RECORDS_RESIDENT_MAX: usize = sized(384 * KIB, 20) as usize;
 
-/// Orders (snapshots, retention, rollbacks, resizes) of one volume that wait at the same time: more
-/// are refused.
+/// Orders (snapshots, retention, rollbacks) and resizes of one volume that wait at the same time:
+/// more are refused.
 pub const ORDERS_WAITING_MAX: usize = sized(1024, 16) as usize;
 
 /// Usual bytes of log between two checkpoints.
@@ -87,11 +87,11 @@ pub const CHECKPOINT_BYTES_DEFAULT: u64 = GIB;
 /// Usual bytes read ahead of a sequential reader.
 pub const PREFETCH_BYTES_DEFAULT: u64 = MIB;
 /// Threads that wait for local disks on behalf of readers.
-pub const READER_THREADS: usize = 8;
+pub const READER_THREADS_MAX: usize = 8;
 /// Bytes fetched to learn a segment's header; a longer header costs a second request.
 pub const HEADER_PROBE_BYTES: u64 = sized(64 * KIB, 512);
 /// Segment headers fetched at once by roll-forward.
-pub const ROLL_FORWARD_PARALLEL: usize = sized(32, 3) as usize;
+pub const ROLL_FORWARD_PARALLEL_MAX: usize = sized(32, 3) as usize;
 /// The log is written to the journal disk in spans of about this size: each costs a wake of the
 /// journal's thread and one of the engine's.
 pub const SPAN_BYTES: u64 = sized(MIB, 4 * KIB);
@@ -105,14 +105,14 @@ pub const SCAN_BYTES: u64 = sized(2 * MIB, 16 * KIB);
 /// waits.
 pub const SCAN_BYTES_FIRST: u64 = sized(64 * KIB, 4 * KIB);
 
-/// The smallest journal for a volume with batches of `segment_bytes`: one batch being filled, one
-/// being uploaded, and the staging ring's reach; otherwise a full journal could wait for a batch
-/// that cannot seal.
+/// The smallest journal for a volume with batches of `segment_bytes`: four times that. One batch is
+/// being filled and one uploaded, and headers, padding and the staging ring's reach take room too.
+/// In a smaller one, a full journal could wait for a batch that cannot seal.
 #[must_use]
 pub const fn journal_bytes_min(segment_bytes: u32) -> u64 {
-    let two_batches = 4 * segment_bytes as u64;
+    let four_batches = 4 * segment_bytes as u64;
     let floor = sized(16 * MIB, 128 * KIB);
-    if two_batches > floor { two_batches } else { floor }
+    if four_batches > floor { four_batches } else { floor }
 }
 
 /// Positions never get here: at 10 GiB a second it takes 13 years of writing. What claims to lie
@@ -163,7 +163,7 @@ pub const GC_GAP_FRAMES_MAX: u32 = sized(4, 2) as u32;
 /// Checkpoints that begin retained moments, in one retention window: each checkpoint repeats their
 /// list (some 80 bytes each). A moment is had by rolling forward from one of them, so through this
 /// part of the window's log at most.
-pub const RETAINED_PER_WINDOW: u64 = sized(256, 3);
+pub const RETAINED_PER_WINDOW_MAX: u64 = sized(256, 3);
 
 /// `check` lists at most this many effects of one damaged object, and counts the rest.
 pub const CHECK_COSTS_MAX: usize = 16;

@@ -16,6 +16,7 @@ const MARKS: u32 = 8;
 pub(crate) struct Unstored {
     age_max: Option<Duration>,
     /// Positions of the log and times, oldest first; at most [`MARKS`] and one a limit's time.
+    /// Bounded by [`MARKS`] and one more: writes wait once the oldest mark is too old.
     marks: Mutex<VecDeque<(u64, Duration)>>,
 }
 

@@ -42,6 +42,7 @@ pub(crate) struct Watch {
     news_us: AtomicU64,
     /// The store did not answer the last look, or not in time.
     deaf: AtomicBool,
+    /// Bounded by the flushes that the doors admit.
     waiting: Mutex<Vec<Waiting>>,
     count: AtomicUsize,
 }

@@ -58,6 +58,7 @@ struct Line {
     geometry: Geometry,
     /// Some way to the device, while the gate is open.
     way: Option<Arc<Way>>,
+    /// Bounded by the requests that callers have in flight.
     waiting: Vec<Request>,
 }
 

@@ -72,6 +72,7 @@ pub struct Batch {
 #[derive(Default)]
 struct Waiting {
     /// In order, with their queues.
+    /// Bounded by the requests that the doors admit.
     requests: VecDeque<(usize, Request)>,
     /// Discards and write-zeroes in flight to the driver: first byte and end.
     ranges: Vec<(u64, u64)>,
@@ -121,6 +122,8 @@ enum Item {
 struct Writes {
     open: Option<Open>,
     /// Items to fetch.
+    /// Bounded by the chunks that the memory has room for, and the flushes and ranges that the
+    /// doors admit.
     ready: VecDeque<(u64, Item)>,
     /// Items that the driver has, by number, with the time of delivery.
     fetched: BTreeMap<u64, (Item, Instant)>,
@@ -128,6 +131,7 @@ struct Writes {
     /// the number of such writes.
     kept: HashMap<u64, (Option<Arc<Closed>>, isize)>,
     /// Writes that wait for memory.
+    /// Bounded by the requests that the doors admit.
     stalled: VecDeque<Request>,
     /// The driver's error for a chunk that it could not write, if no flush of that chunk was in
     /// flight: the next flush reports it.
@@ -140,8 +144,10 @@ struct Writes {
 
 struct Reads {
     memory: Arc<Arena>,
+    /// Bounded by the requests that the doors admit.
     ready: VecDeque<Request>,
     /// Reads that were delivered to a former driver: they are delivered first, in order.
+    /// Bounded by what one driver had fetched.
     again: VecDeque<(u64, Request)>,
     fetched: BTreeMap<u64, (Request, Lease, Instant)>,
     last_number: u64,

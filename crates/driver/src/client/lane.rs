@@ -38,6 +38,7 @@ pub(super) struct Lane {
 struct Incoming {
     /// The buffer of the thread that waits.
     buffer: Vec<u8>,
+    /// Bounded by the requests that the host has sent and that are not answered (`queue_depth`).
     pending: VecDeque<Command>,
     taken: u64,
     /// Whether a thread waits for the host.

@@ -28,7 +28,7 @@ impl Host {
             },
             "end" => {
                 (self.tell)(Event::EndAsked(None));
-                self.wait_for_end().map(|()| Facts::default()).map_err(|why| (5, why))
+                self.wait_for_end().map(|()| Facts::default()).map_err(|why| (5, why.to_string()))
             }
             "fail" => {
                 (self.tell)(Event::EndAsked(Some("it was requested".to_owned())));

@@ -26,6 +26,7 @@ pub(super) const WITHIN: Duration = Duration::from_secs(10);
 /// See the head of this file.
 #[derive(Default)]
 pub(super) struct Greeting {
+    /// Bounded by [`SILENT_MAX`].
     silent: Mutex<VecDeque<(u64, OwnedFd)>>,
     next: AtomicU64,
     connections: AtomicUsize,

@@ -115,7 +115,7 @@ pub struct Host {
 struct Now {
     session: Option<Arc<Session>>,
     since: Option<Instant>,
-    outcome: Option<std::result::Result<(), String>>,
+    outcome: Option<Result<()>>,
     /// The number of questions being answered.
     asked: usize,
 }
@@ -144,7 +144,7 @@ impl Host {
                 ErrorKind::InUse,
                 format!("a device '{name}' already exists: {}", path.display()),
             ),
-            _ => unavailable(path, &error),
+            _ => unavailable(path, error),
         })?;
         let socket = listening(path)?;
         let host = Arc::new(Host {
@@ -235,7 +235,7 @@ impl Host {
         served.backend.end();
         self.see_off(served);
         served.backend.fail(&Error::new(ErrorKind::Closed, "the device has ended"));
-        self.ended(flushed.as_ref().map_err(ToString::to_string).copied());
+        self.ended(flushed.clone());
         flushed
     }
 
@@ -259,7 +259,7 @@ impl Host {
         if let Some(served) = self.served.get() {
             served.backend.fail(error);
         }
-        self.ended(Err(error.to_string()));
+        self.ended(Err(error.clone()));
         let session = self.now.lock().session.clone();
         if let Some(session) = session {
             session.cut("the device has failed");
@@ -270,7 +270,7 @@ impl Host {
     ///
     /// # Errors
     /// The reason, if the end was not clean.
-    pub fn wait_for_end(&self) -> std::result::Result<(), String> {
+    pub fn wait_for_end(&self) -> Result<()> {
         let mut now = self.now.lock();
         loop {
             if let Some(outcome) = &now.outcome {
@@ -296,7 +296,7 @@ impl Host {
         }
     }
 
-    fn ended(&self, outcome: std::result::Result<(), String>) {
+    fn ended(&self, outcome: Result<()>) {
         self.now.lock().outcome.get_or_insert(outcome);
         self.changed.notify_all();
     }
@@ -370,11 +370,9 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<std::thread
     })
 }
 
-fn unavailable(path: &Path, error: &dyn std::fmt::Display) -> Error {
-    Error::new(
-        ErrorKind::Unavailable,
-        format!("cannot listen for drivers at {}: {error}", path.display()),
-    )
+fn unavailable(path: &Path, error: impl Into<std::io::Error>) -> Error {
+    let what = format!("cannot listen for drivers at {}", path.display());
+    Error::caused(ErrorKind::Unavailable, what, error.into())
 }
 
 /// A socket for this user only; the caller has the claim to its path.
@@ -384,13 +382,13 @@ fn listening(path: &Path) -> Result<OwnedFd> {
         Error::new(ErrorKind::Invalid, text)
     })?;
     let _ = std::fs::remove_file(path);
-    let failed = |error: rustix::io::Errno| unavailable(path, &error);
+    let failed = |error: rustix::io::Errno| unavailable(path, error);
     let socket =
         socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
     bind(&socket, &address).map_err(failed)?;
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-    std::fs::set_permissions(path, mode).map_err(|error| unavailable(path, &error))?;
+    std::fs::set_permissions(path, mode).map_err(|error| unavailable(path, error))?;
     // Until this call, no process could connect, whatever the mode was.
     listen(&socket, 128).map_err(failed)?;
     Ok(socket)

@@ -180,7 +180,7 @@ fn probe(path: &Path) -> Option<Result<(), Errno>> {
 
 impl Mount {
     /// Mounts, and returns the descriptor for the kernel's requests. Errors say what is wrong with
-    /// the folder. folder.
+    /// the folder.
     pub(super) fn make(path: &Path, wish: &Wish<'_>) -> Result<(Self, OwnedFd)> {
         let path = prepared(path)?;
         let root = rustix::process::geteuid().is_root();

@@ -28,8 +28,15 @@ pub struct MountHolder {
     child: Mutex<Option<Child>>,
 }
 
-fn failed(path: &Path, what: &str, error: impl std::fmt::Display) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("mount holder: {}: {what}: {error}", path.display()))
+fn failed(path: &Path, what: &str, error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    let what = format!("mount holder: {}: {what}", path.display());
+    Error::caused(ErrorKind::Unavailable, what, error)
+}
+
+/// It gave this answer instead of the one that was due.
+fn astray(path: &Path, what: &str, answer: impl std::fmt::Debug) -> Error {
+    let text = format!("mount holder: {}: {what}: it answers {answer:?}", path.display());
+    Error::new(ErrorKind::Unavailable, text)
 }
 
 /// Connects to the mount holder at this path, if there is one.
@@ -44,7 +51,7 @@ fn connected(path: &Path) -> Result<Option<UnixStream>> {
         {
             return Ok(None);
         }
-        Err(error) => return Err(no_socket(path, "cannot be asked", &error)),
+        Err(error) => return Err(no_socket(path, "cannot be asked", error)),
     };
     let timed = stream.set_read_timeout(Some(ANSWER_TIME_MAX));
     let timed = timed.and_then(|()| stream.set_write_timeout(Some(ANSWER_TIME_MAX)));
@@ -53,7 +60,7 @@ fn connected(path: &Path) -> Result<Option<UnixStream>> {
 }
 
 /// A path that is too long is the user's to fix; any other error may go away.
-fn no_socket(path: &Path, what: &str, error: &io::Error) -> Error {
+fn no_socket(path: &Path, what: &str, error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::InvalidInput {
         let text = format!("mount holder: {}: a socket path has at most 107 bytes", path.display());
         return Error::new(ErrorKind::Invalid, text);
@@ -111,9 +118,7 @@ impl MountHolder {
             // It was about to end.
             Ok(Packet::Nothing) => Ok(None),
             Err(error) if error.kind() == ErrorKind::Closed => Ok(None),
-            Ok(other) => {
-                Err(failed(path, "is not a mount holder: it answers", format!("{other:?}")))
-            }
+            Ok(other) => Err(astray(path, "is not a mount holder", other)),
             Err(error) => Err(failed(path, "does not answer", error)),
         }
     }
@@ -137,7 +142,7 @@ impl MountHolder {
             (handed.what.clone(), handed.facts.clone(), handed.bytes.clone());
         match self.ask(&Packet::Hold(Handed { what, facts, bytes, descriptors }))? {
             Packet::Done => Ok(()),
-            other => Err(failed(path, "does not hold the mount: it answers", format!("{other:?}"))),
+            other => Err(astray(path, "does not hold the mount", other)),
         }
     }
 
@@ -146,9 +151,7 @@ impl MountHolder {
     pub fn watch(&self) -> Result<OwnedFd> {
         match self.converse(&Packet::Watch)? {
             (Packet::Done, line) => Ok(line.into()),
-            (other, _) => {
-                Err(failed(&self.socket, "cannot be watched: it answers", format!("{other:?}")))
-            }
+            (other, _) => Err(astray(&self.socket, "cannot be watched", other)),
         }
     }
 
@@ -157,7 +160,11 @@ impl MountHolder {
     }
 
     fn converse(&self, packet: &Packet) -> Result<(Packet, UnixStream)> {
-        let gone = || failed(&self.socket, "the mount holder is gone", "nothing listens");
+        let gone = || {
+            let text =
+                format!("mount holder: {}: nothing listens: it is gone", self.socket.display());
+            Error::new(ErrorKind::Unavailable, text)
+        };
         let socket = connected(&self.socket)?.ok_or_else(gone)?;
         let answer = send(&socket, packet)
             .and_then(|()| receive(&socket))

@@ -58,8 +58,12 @@ impl Rights {
         Rights { others: Some(Access::Write), named: BTreeMap::new() }
     }
 
-    /// Parses `disk1,logs:ro`. The error says what is wrong.
-    pub fn parse(text: &str) -> std::result::Result<Self, String> {
+    /// Parses `disk1,logs:ro`.
+    ///
+    /// # Errors
+    /// `Invalid`: a part that names no export, or one that is there twice.
+    pub fn parse(text: &str) -> Result<Self> {
+        let invalid = |text: String| Error::new(ErrorKind::Invalid, text);
         let mut rights = Rights::default();
         for part in text.split(',') {
             let (name, access) = match part.strip_suffix(":ro") {
@@ -67,14 +71,14 @@ impl Rights {
                 None => (part, Access::Write),
             };
             if name.is_empty() || name.len() > EXPORT_BYTES_MAX {
-                return Err(format!("'{part}' is not EXPORT, EXPORT:ro, * or *:ro"));
+                return Err(invalid(format!("'{part}' is not EXPORT, EXPORT:ro, * or *:ro")));
             }
             let before = match name {
                 "*" => rights.others.replace(access),
                 name => rights.named.insert(name.to_owned(), access),
             };
             if before.is_some() {
-                return Err(format!("'{name}' is listed twice"));
+                return Err(invalid(format!("'{name}' is listed twice")));
             }
         }
         Ok(rights)
@@ -159,7 +163,7 @@ fn machine(line: &str) -> std::result::Result<Machine, String> {
     // A word that is not a key may be a key with a typo, and so may the name: show neither.
     let key = PreSharedKey::parse(key.as_bytes())
         .ok_or("the second word is not a key of 64 hex digits")?;
-    let rights = Rights::parse(exports)?;
+    let rights = Rights::parse(exports).map_err(|error| error.to_string())?;
     Ok(Machine { name: name.to_owned(), key, rights })
 }
 

@@ -63,6 +63,7 @@ pub(super) struct Waiting {
     tokens: u64,
     counted_ns: u64,
     spent: HashSet<[u8; 32]>,
+    /// Bounded by [`SPENT_MAX`].
     spent_in_order: VecDeque<[u8; 32]>,
 }
 

@@ -177,6 +177,7 @@ impl Admin {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
+            .thread_name("admin")
             .max_blocking_threads(Lane::threads())
             .thread_keep_alive(Duration::from_secs(1))
             .build()

@@ -3,8 +3,7 @@
 //!
 //! Invariants: every field has its unit in its name (`_bytes`, `_ms`) or is a count. The document
 //! has everything that the metrics have, because the metrics are made from it. Fields are only ever
-//! added. everything that the metrics say, because the metrics are made from it. Fields are only
-//! ever added.
+//! added.
 
 use std::time::Duration;
 

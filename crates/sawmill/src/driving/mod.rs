@@ -94,7 +94,7 @@ enum Heard {
     StartAgain,
     /// A driver left some time ago.
     Lingers(u32),
-    Ended(Result<(), String>),
+    Ended(sawmill_device::Result<()>),
 }
 
 /// A device from its first driver to its end.
@@ -374,10 +374,10 @@ impl Driving<'_> {
         }
     }
 
-    fn over(&mut self, outcome: Result<(), String>) -> Result<Exit> {
+    fn over(&mut self, outcome: sawmill_device::Result<()>) -> Result<Exit> {
         let (outcome, message) = match outcome {
             Ok(()) => ("ended", String::new()),
-            Err(why) => ("failed", why),
+            Err(why) => ("failed", why.to_string()),
         };
         (self.tell)(&Told::Ended { outcome, message: message.clone() })?;
         match self.failure.take() {

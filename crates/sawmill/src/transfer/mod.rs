@@ -38,7 +38,7 @@ const WINDOW_BYTES: u64 = 1 << 30;
 /// Zeroes are detected in units of this size.
 const GRAIN_BYTES: usize = 4096;
 /// Concurrent pieces.
-const WORKERS: usize = 8;
+const WORKERS_MAX: usize = 8;
 /// Interval at which progress is shown and, once durable, noted.
 const MARK_EVERY: Duration = Duration::from_millis(200);
 
@@ -115,6 +115,7 @@ struct Plan<'a> {
     source: &'a dyn Source,
     at: u64,
     piece_bytes: u64,
+    /// Bounded by the runs of one window.
     runs: VecDeque<Allocation>,
     on_their_way: BTreeSet<u64>,
 }
@@ -188,8 +189,8 @@ pub(crate) fn transfer(
         written_bytes: AtomicU64::new(0),
     };
     std::thread::scope(|scope| {
-        let (tell, hear) = sync_channel(WORKERS);
-        for _ in 0..WORKERS {
+        let (tell, hear) = sync_channel(WORKERS_MAX);
+        for _ in 0..WORKERS_MAX {
             let (tell, transfer) = (tell.clone(), &transfer);
             scope.spawn(move || transfer.work(&tell));
         }

@@ -33,7 +33,7 @@ pub(super) fn look(
     let (small, mut unneeded): (Vec<_>, Vec<_>) =
         listed.partition(|(_, bytes)| *bytes == fence_bytes);
     let mut windows = Vec::new();
-    for chunk in small.chunks(limits::ROLL_FORWARD_PARALLEL) {
+    for chunk in small.chunks(limits::ROLL_FORWARD_PARALLEL_MAX) {
         let sequences: Vec<u64> = chunk.iter().map(|(sequence, _)| *sequence).collect();
         for (sequence, header) in sequences.iter().zip(headers(store, id, &sequences)) {
             match header {

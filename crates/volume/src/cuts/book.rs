@@ -125,13 +125,13 @@ impl CutBook {
 
     /// A durable checkpoint begins a retained moment, when any are kept: unless the newest that
     /// does is so near that its own way forward leads to every moment behind this one. So a window
-    /// has no more of them than [`limits::RETAINED_PER_WINDOW`], and one for each attachment,
+    /// has no more of them than [`limits::RETAINED_PER_WINDOW_MAX`], and one for each attachment,
     /// rollback, new size, flattening and jump of the wall clock.
     pub(crate) fn retain_root(&mut self, root: &Checkpoint) {
         if self.retention_s == 0 {
             return;
         }
-        let step_ms = self.retention_s.saturating_mul(1000) / limits::RETAINED_PER_WINDOW;
+        let step_ms = self.retention_s.saturating_mul(1000) / limits::RETAINED_PER_WINDOW_MAX;
         let stands_for = |last: &Retained| last.stands_for(root, self.rolled_back, step_ms);
         if self.last.as_ref().is_some_and(stands_for) {
             return;
@@ -409,7 +409,10 @@ mod tests {
             let root = root(number, 100 * number);
             book.retain_root(&root);
             book.prune(root.attached_ms);
-            assert!(book.retained().count() as u64 <= limits::RETAINED_PER_WINDOW + 2, "{number}");
+            assert!(
+                book.retained().count() as u64 <= limits::RETAINED_PER_WINDOW_MAX + 2,
+                "{number}"
+            );
         }
         let ages = book.retained().map(cut_attached_ms).collect::<Vec<_>>();
         assert!(

@@ -31,7 +31,9 @@ struct StoredWaiter {
 pub(crate) struct Mailbox {
     attachment: Arc<Attachment>,
     journal: Option<Arc<Journal>>,
+    /// Bounded by the calls in flight to the store.
     events: Mutex<Vec<Event>>,
+    /// Bounded by `limits::ORDERS_WAITING_MAX`, with `resizes`.
     orders: Mutex<Vec<Ordered>>,
     /// Orders and resizes without an answer.
     orders_open: Arc<AtomicUsize>,
@@ -40,12 +42,15 @@ pub(crate) struct Mailbox {
     stored_sequence: AtomicU64,
     checkpoint_number: AtomicU64,
     uploads: AtomicU64,
+    /// Bounded by the flushes that the doors admit, and the commands that wait.
     waiters: Mutex<Vec<StoredWaiter>>,
     /// The waiters for a checkpoint that has not started.
+    /// Bounded by the threads that wait for one.
     checkpoint_requests: Mutex<Vec<SyncSender<()>>>,
     gc_request: Mutex<Option<GcRequest>>,
     gc_requested: AtomicBool,
     gc_left: AtomicU64,
+    /// Bounded by `limits::ORDERS_WAITING_MAX`, with `orders`.
     resizes: Mutex<VecDeque<Resize>>,
     closing: AtomicBool,
     closed: Mutex<bool>,

@@ -30,6 +30,7 @@ use crate::{Error, ErrorKind, Result};
 /// See the head of this file.
 #[derive(Default)]
 pub(super) struct Orders {
+    /// Bounded by `limits::ORDERS_WAITING_MAX`.
     waiting: VecDeque<Ordered>,
     /// The order whose segment is in flight.
     under_way: Option<Ordered>,

@@ -442,6 +442,6 @@ impl Forecast {
     }
 }
 
-fn internal(error: impl std::fmt::Display) -> Error {
-    Error::new(ErrorKind::Internal, format!("what was laid out cannot be encoded: {error}"))
+fn internal(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::caused(ErrorKind::Internal, "what was laid out cannot be encoded", error)
 }

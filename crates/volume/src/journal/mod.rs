@@ -62,6 +62,7 @@ pub(crate) struct Journal {
     epoch: u64,
     capacity_bytes: u64,
     /// Reserved records the writer has not taken yet, in order of position.
+    /// Bounded by `limits::RECORDS_UNSTORED_MAX` and the room of the ring.
     order: Mutex<VecDeque<Arc<Record>>>,
     /// Durable through here.
     logged: AtomicU64,
@@ -330,7 +331,7 @@ pub(crate) fn disk_parts(capacity_bytes: u64, position: u64, length: u64) -> [(u
 }
 
 /// The failure of a journal disk.
-pub(crate) fn disk_failed(what: &str, error: &std::io::Error) -> Error {
+pub(crate) fn disk_failed(what: &str, error: std::io::Error) -> Error {
     Error::new(
         ErrorKind::Unavailable,
         format!(
@@ -338,4 +339,5 @@ pub(crate) fn disk_failed(what: &str, error: &std::io::Error) -> Error {
              being stored; replace the disk and serve again"
         ),
     )
+    .with_source(error)
 }

@@ -91,7 +91,7 @@ impl Journal {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                     return Ok(JournalRead::Slow);
                 }
-                Err(error) => return Err(disk_failed("read", &error)),
+                Err(error) => return Err(disk_failed("read", error)),
             }
         }
         let verified = record.verify(first, into);
@@ -152,7 +152,7 @@ impl Journal {
         for (offset, length) in self.parts(start, end - start) {
             let part = &mut bytes.bytes_mut()[done..done + length as usize];
             if !part.is_empty() {
-                self.disk.read_at(offset, part).map_err(|error| disk_failed("read", &error))?;
+                self.disk.read_at(offset, part).map_err(|error| disk_failed("read", error))?;
             }
             done += length as usize;
         }

@@ -124,7 +124,7 @@ impl LogImage {
         for (offset, length) in disk_parts(self.capacity_bytes, position, into.len() as u64) {
             let part = &mut into[done..done + length as usize];
             if !part.is_empty() {
-                self.disk.read_at(offset, part).map_err(|e| disk_failed("read", &e))?;
+                self.disk.read_at(offset, part).map_err(|e| disk_failed("read", e))?;
             }
             done += length as usize;
         }

@@ -25,7 +25,7 @@ impl SuperblockFile {
     /// Reads the newest valid copy; `None` when both are blank (a journal that was never used).
     pub(crate) fn read(disk: Arc<dyn Disk>, volume_id: VolumeId) -> Result<Option<Self>> {
         let mut copies = vec![0u8; 2 * SUPERBLOCK_BYTES];
-        disk.read_at(0, &mut copies).map_err(|error| disk_failed("read its superblock", &error))?;
+        disk.read_at(0, &mut copies).map_err(|error| disk_failed("read its superblock", error))?;
         if copies.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
@@ -48,7 +48,7 @@ impl SuperblockFile {
     /// Writes the next copy with `change` applied, and makes it durable together with all written
     /// before.
     pub(crate) fn write(&mut self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
-        let cannot_sync = |error| disk_failed("sync its superblock", &error);
+        let cannot_sync = |error| disk_failed("sync its superblock", error);
         if !self.is_synced {
             // Who wrote it may have died before its sync: a power cut could tear both copies.
             self.disk.sync().map_err(cannot_sync)?;
@@ -59,7 +59,7 @@ impl SuperblockFile {
         let mut block = AlignedBytes::zeroed(SUPERBLOCK_BYTES);
         block.copy_from_slice(&next.encode());
         let written = self.disk.write_at(next.offset_bytes(), &block);
-        let written = written.map_err(|error| disk_failed("write its superblock", &error));
+        let written = written.map_err(|error| disk_failed("write its superblock", error));
         if let Err(error) = written.and_then(|()| self.disk.sync().map_err(cannot_sync)) {
             // Else the other copy may be what the disk has dropped.
             if self.is_synced {

@@ -188,7 +188,7 @@ impl JournalWriter {
         for (offset, length) in self.journal.parts(start, end - start) {
             if length > 0 {
                 let piece = &bytes[done..done + length as usize];
-                self.journal.disk.write_at(offset, piece).map_err(|e| disk_failed("write", &e))?;
+                self.journal.disk.write_at(offset, piece).map_err(|e| disk_failed("write", e))?;
                 done += length as usize;
             }
         }
@@ -245,7 +245,7 @@ impl JournalWriter {
     fn sync(&mut self) -> Result<()> {
         if let Err(error) = self.journal.disk.sync() {
             self.consumer.declare_sync_failed(self.journal.logged());
-            return Err(disk_failed("sync", &error));
+            return Err(disk_failed("sync", error));
         }
         self.synced();
         Ok(())

@@ -59,8 +59,7 @@ pub(crate) fn attach(
 }
 
 /// One attempt; `None` if the fenced writer advanced in the meantime. `own` is the epoch that the
-/// previous attempt took, and the epoch that it fenced. before has taken, and the one that it shut
-/// out.
+/// previous attempt took, and the epoch that it fenced.
 fn try_attach(
     store: &dyn ObjectStore,
     name: &str,

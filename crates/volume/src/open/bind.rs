@@ -70,7 +70,7 @@ pub(super) fn bind(
     };
     let position = write_pad(&*disk, capacity_bytes, tag, epoch, end)?;
     if scan.is_some() || position > end {
-        disk.sync().map_err(|error| disk_failed("sync", &error))?;
+        disk.sync().map_err(|error| disk_failed("sync", error))?;
     }
     let records = replayable(scan, trim);
     let old_memory = staging.as_ref().map(|staging| staging.path().to_owned());
@@ -163,7 +163,8 @@ fn new_ring(
     let staging = match StagingFile::take_spare(&spare, path, options.staging_bytes) {
         Ok(Some(staging)) => {
             // Users wait for this attach, and need not wait until all the pages are freed.
-            let _ = std::thread::Builder::new().spawn(move || drop(old));
+            let _ =
+                std::thread::Builder::new().name("staging-free".into()).spawn(move || drop(old));
             staging
         }
         // There may be no room for both.

@@ -51,7 +51,7 @@ pub(super) fn settle(
 fn finish_copy(log: &mut LogImage, disk: &dyn Disk, superblock: &mut SuperblockFile) -> Result<()> {
     let Some(RingCopy { from, bytes, .. }) = superblock.current().ring_copy else { return Ok(()) };
     write_in_place(log, from, from + bytes, disk, superblock.current().capacity_bytes)?;
-    disk.sync().map_err(|error| disk_failed("sync", &error))?;
+    disk.sync().map_err(|error| disk_failed("sync", error))?;
     superblock.write(|block| block.ring_copy = None)?;
     log.forget_copy();
     Ok(())
@@ -86,12 +86,12 @@ fn write_anew(
         log.read(at, &mut bytes)?;
         write_ring(disk, capacity_bytes, copy_at, &bytes)?;
         // Before the block that names it, because a power cut may keep only that block.
-        disk.sync().map_err(|error| disk_failed("sync", &error))?;
+        disk.sync().map_err(|error| disk_failed("sync", error))?;
         superblock.write(|block| {
             block.ring_copy = Some(RingCopy { from: at, at: copy_at, bytes: to - at })
         })?;
         write_ring(disk, capacity_bytes, at, &bytes)?;
-        disk.sync().map_err(|error| disk_failed("sync", &error))?;
+        disk.sync().map_err(|error| disk_failed("sync", error))?;
         // The next copy replaces it.
         superblock.write(|block| block.ring_copy = None)?;
         at = to;
@@ -145,7 +145,7 @@ pub(super) fn write_ring(
     for (offset, length) in disk_parts(capacity_bytes, position, bytes.len() as u64) {
         if length > 0 {
             let part = &bytes[done..done + length as usize];
-            disk.write_at(offset, part).map_err(|error| disk_failed("write", &error))?;
+            disk.write_at(offset, part).map_err(|error| disk_failed("write", error))?;
             done += length as usize;
         }
     }

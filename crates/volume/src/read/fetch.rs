@@ -42,6 +42,7 @@ pub(crate) type Waiter = Box<dyn FnOnce(Fetched) + Send>;
 
 /// Who waits for what, and what was missed lately.
 pub(crate) struct Fetcher {
+    /// Bounded by the reads that the doors admit, and read-ahead's own limit.
     waiting: Mutex<HashMap<FrameName, Vec<Waiter>>>,
     last_missed: Mutex<[u32; 8]>,
     /// Held while a read-only attachment moves to a newer cut.

@@ -24,7 +24,7 @@ use crate::view::View;
 use crate::{Error, ErrorKind, Result, limits};
 
 /// Parts fetched at once.
-const PARTS_PARALLEL: usize = 16;
+const PARTS_PARALLEL_MAX: usize = 16;
 /// A list that shows only checkpoints deleted since is asked for again this often.
 const LIST_AGAIN_MAX: u32 = 3;
 
@@ -207,7 +207,7 @@ pub(crate) fn without_map(checkpoint: &Checkpoint) -> Result<View> {
 /// Loads the map and the table of segments a checkpoint names.
 pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<View> {
     let view = without_map(checkpoint)?;
-    for parts in checkpoint.parts.chunks(PARTS_PARALLEL) {
+    for parts in checkpoint.parts.chunks(PARTS_PARALLEL_MAX) {
         let identity = |part: &sawmill_format::checkpoint::PartEntry| PartIdentity {
             volume_id: checkpoint.volume_id,
             group: part.group,

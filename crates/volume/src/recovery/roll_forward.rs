@@ -72,7 +72,7 @@ pub(crate) fn roll_forward_until(
     let mut copier = LeftByCopier::Unknown;
     while end.next_sequence <= until.sequence {
         let first = u64::from(sequence32(end.next_sequence)?);
-        let batch: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL as u64).collect();
+        let batch: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL_MAX as u64).collect();
         for (sequence, header) in batch.iter().zip(headers(store, volume_id, &batch)) {
             if *sequence != end.next_sequence {
                 // A fence was met: the rest of this batch lies in its window and is ignored,

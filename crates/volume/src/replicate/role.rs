@@ -32,6 +32,7 @@ fn read(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> Result<Opt
         let Some(bytes) = ask::get(store, &key, None, Class::Read)? else { return Ok(None) };
         Role::decode(&bytes, volume_id, number).map(Some).map_err(|error| {
             Error::new(ErrorKind::Corrupt, format!("{key}: {error}; nothing was changed"))
+                .with_source(error)
         })
     })
 }

@@ -93,7 +93,7 @@ fn old_segments(
         list(store, &segment_prefix(id), |key| Some(parse_segment_key(key)?.1))?;
     found.retain(is_old);
     let mut keys = Vec::new();
-    for sequences in found.chunks(limits::ROLL_FORWARD_PARALLEL) {
+    for sequences in found.chunks(limits::ROLL_FORWARD_PARALLEL_MAX) {
         for (sequence, header) in sequences.iter().zip(headers(store, id, sequences)) {
             if header?.is_some_and(|header| header.role != SegmentRole::Fence) {
                 keys.push(segment_key(id, *sequence));

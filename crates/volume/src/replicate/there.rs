@@ -92,7 +92,7 @@ impl There {
                 false => unsure.push(*entry),
             }
         }
-        for entries in unsure.chunks(limits::ROLL_FORWARD_PARALLEL) {
+        for entries in unsure.chunks(limits::ROLL_FORWARD_PARALLEL_MAX) {
             let sequences: Vec<u64> = entries.iter().map(|entry| entry.sequence).collect();
             for (entry, header) in entries.iter().zip(headers(destination, id, &sequences)) {
                 match header? {
@@ -153,7 +153,7 @@ pub(super) fn missing(
     }
     let unlisted: Vec<String> = wanted.difference(&listed).cloned().collect();
     let mut missing = Vec::new();
-    for keys in unlisted.chunks(limits::ROLL_FORWARD_PARALLEL) {
+    for keys in unlisted.chunks(limits::ROLL_FORWARD_PARALLEL_MAX) {
         let asked = keys.iter().map(|key| (key.clone(), Some(0..16))).collect();
         for (key, answer) in keys.iter().zip(ask::get_all(destination, asked, Class::Background)) {
             if answer?.is_none() {

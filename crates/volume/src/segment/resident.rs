@@ -29,6 +29,7 @@ struct Entry {
 #[derive(Default)]
 struct Inner {
     by_sequence: HashMap<u32, Arc<[ResidentPiece]>>,
+    /// Bounded by `limits::RECORDS_RESIDENT_MAX`.
     oldest_first: VecDeque<Entry>,
     pieces: usize,
 }

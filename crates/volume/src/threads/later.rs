@@ -8,6 +8,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Jobs {
+    /// Bounded by the fetches in flight, each of which is repeated by one job.
     waiting: Vec<(Duration, Job)>,
     closed: bool,
 }

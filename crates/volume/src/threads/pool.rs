@@ -24,6 +24,7 @@ pub(crate) enum Priority {
 
 #[derive(Default)]
 struct State {
+    /// Bounded by the requests that the doors admit; optional work is refused when it is long.
     jobs: VecDeque<Job>,
     closed: bool,
     /// Threads that have not ended, and those among them that wait for a job.

@@ -25,6 +25,7 @@ pub(super) struct Job {
 /// Writes that wait for room, in order of arrival.
 #[derive(Default)]
 pub(crate) struct Stalled {
+    /// Bounded by the writes that the doors admit.
     jobs: Mutex<VecDeque<Job>>,
     count: AtomicUsize,
     /// What the first of them lacked when it was last tried: a number of [`STALLS`].

@@ -54,8 +54,10 @@ enum Work<D> {
 struct Line<D> {
     claims: Claims<Work<D>>,
     /// Let in and not yet started.
+    /// Bounded by the requests that callers have in flight.
     ready: VecDeque<Work<D>>,
     /// Let in, and waiting for those that passed without a claim.
+    /// Bounded by the requests that callers have in flight.
     held: Vec<Work<D>>,
     /// A thread starts what is ready.
     starting: bool,
