@@ -21,10 +21,11 @@ import (
 
 // BuseReadWriter is what a driver does. Callbacks run side by side.
 type BuseReadWriter interface {
-	// BuseRead fills chunk with length blocks from block sector on; both count in Options.BlockSize.
+	// BuseRead fills chunk with length blocks from block sector on; both count in
+	// Options.BlockSize.
 	BuseRead(sector, length int64, chunk []byte) error
-	// BuseWrite stores the writes of a chunk. chunk has WriteChunkSize bytes: records of 32 bytes each
-	// (docs/format/write_chunk.md), from WriteChunkSize/BlockSize*32 on the data.
+	// BuseWrite stores the writes of a chunk. chunk has WriteChunkSize bytes: records of 32 bytes
+	// each (docs/format/write_chunk.md), from WriteChunkSize/BlockSize*32 on the data.
 	// It may be written to.
 	BuseWrite(writes int64, chunk []byte) error
 	// BusePreRun is called by Run before any request.

@@ -24,7 +24,8 @@ func (r recorder) BusePreRun()                                { r.calls <- "pre-
 func (r recorder) BusePostRemove()                            { r.calls <- "post-remove" }
 
 var fine = Options{
-	Durable: true, WriteChunkSize: 65536, BlockSize: 4096, WriteShmSize: 1 << 20, ReadShmSize: 1 << 20,
+	Durable: true, WriteChunkSize: 65536, BlockSize: 4096,
+	WriteShmSize: 1 << 20, ReadShmSize: 1 << 20,
 	Size: 1 << 30, CollisionArea: 1 << 20, QueueDepth: 8, Threads: 1,
 }
 

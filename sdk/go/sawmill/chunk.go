@@ -13,14 +13,14 @@ const recordBytes, sectorBytes = 32, 512
 
 // Chunk is a piece of shared memory full of writes (docs/format/write_chunk.md).
 type Chunk struct {
-	Bytes         []byte // write_chunk_size of them: records, then the data of all in the same order
+	Bytes         []byte // write_chunk_size of them: records, then their data in the same order
 	MetadataBytes int    // where the data begins
 	Count         int    // records
 	Used          int64  // bytes that mean something
 	Queue         int
 	Again         bool // a former driver had it
-	// What the Resolver goes by: the last ordinal that was given when this chunk was closed, and the
-	// ordinal below which all chunks have been answered.
+	// What the Resolver goes by: the last ordinal that was given when this chunk was closed, and
+	// the ordinal below which all chunks have been answered.
 	Horizon, Floor uint64
 }
 
@@ -122,7 +122,8 @@ type inChunks struct {
 }
 
 func (d inChunks) WriteChunk(ctx context.Context, chunk Chunk) error {
-	return d.resolver.Apply(chunk, func(p []byte, off int64) error { return d.WriteAt(ctx, p, off) })
+	write := func(p []byte, off int64) error { return d.WriteAt(ctx, p, off) }
+	return d.resolver.Apply(chunk, write)
 }
 
 func (d inChunks) Flush(ctx context.Context) error {

@@ -19,7 +19,8 @@ func chunkOf(metadata, size int, records []Record, values []byte) Chunk {
 	chunk := Chunk{Bytes: make([]byte, size), MetadataBytes: metadata, Count: len(records)}
 	data := metadata
 	for n, record := range records {
-		words := []uint64{uint64(record.Address / 512), uint64(record.Length / 512), record.Sequence, 1}
+		address, length := uint64(record.Address/512), uint64(record.Length/512)
+		words := []uint64{address, length, record.Sequence, 1}
 		for i, word := range words {
 			binary.LittleEndian.PutUint64(chunk.Bytes[n*32+8*i:], word)
 		}

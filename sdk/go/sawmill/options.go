@@ -15,8 +15,8 @@ type Options struct {
 	// Empty: the program's own with its process id.
 	Name string
 	// Doors of a host that is started here, such as "nbd=unix:/run/disk.sock", "ublk", "fuse=/mnt".
-	// Empty: those of $SAWMILL_DOORS (divided by spaces), else ublk where it can be had, else an NBD
-	// socket.
+	// Empty: those of $SAWMILL_DOORS (divided by spaces), else ublk where it can be had, else an
+	// NBD socket.
 	Doors []string
 	// Replace comes after a driver that is there, when it has finished.
 	Replace bool

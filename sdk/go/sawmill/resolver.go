@@ -67,7 +67,8 @@ func (r *Resolver) apply(number int64, record Record, data []byte, horizon uint6
 		}
 	}
 	for _, part := range free {
-		if err := write(data[part.start-record.Address:part.end-record.Address], part.start); err != nil {
+		bytes := data[part.start-record.Address : part.end-record.Address]
+		if err := write(bytes, part.start); err != nil {
 			return err
 		}
 	}

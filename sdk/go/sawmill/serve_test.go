@@ -60,7 +60,10 @@ func expect(t *testing.T, driver *mockhost.Driver, lane int, number uint64, errn
 func Test_payloads_are_slices_of_the_shared_memory(t *testing.T) {
 	seen := ""
 	device := disk{
-		read:  func(p []byte, off int64) error { copy(p, fmt.Sprintf("%d@%d", len(p), off)); return nil },
+		read: func(p []byte, off int64) error {
+			copy(p, fmt.Sprintf("%d@%d", len(p), off))
+			return nil
+		},
 		write: func(p []byte, off int64) error { seen = string(p); return nil },
 	}
 	driver, handle, _ := attached(t, device, Options{}, "mode=plain\n")
@@ -93,7 +96,8 @@ func Test_an_errno_is_that_errno_and_anything_else_is_eio(t *testing.T) {
 	for off, errno := range map[uint64]syscall.Errno{
 		0: syscall.ENOSPC, 512: syscall.EIO, 1024: syscall.EIO,
 	} {
-		driver.Command(0, mockhost.Command{Kind: mockhost.Read, Number: off, Address: off, Length: 512})
+		read := mockhost.Command{Kind: mockhost.Read, Number: off, Address: off, Length: 512}
+		driver.Command(0, read)
 		expect(t, driver, 0, off, errno)
 	}
 	driver.End("replaced")

@@ -43,6 +43,44 @@ fn every_queue_has_a_bound_or_says_what_bounds_it() {
     none(&faults);
 }
 
+/// What a field that is a queue of waiting work looks like.
+const QUEUES: [&str; 7] = [
+    "VecDeque<",
+    "Vec<Request>",
+    "Vec<Waiter>",
+    "Vec<Waiting>",
+    "Vec<SyncSender<",
+    "Vec<Event>",
+    "Vec<(Duration, Job)>",
+];
+
+#[test]
+fn every_list_of_waiting_work_says_what_bounds_it() {
+    let mut faults = Vec::new();
+    for (path, lines) in production() {
+        for (n, line) in lines.iter().enumerate() {
+            let code = line.trim().trim_start_matches("pub ").trim_start_matches("pub(crate) ");
+            let code = code.trim_start_matches("pub(super) ");
+            let is_field = code.ends_with(',')
+                && code.split_once(": ").is_some_and(|(name, _)| {
+                    name.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+                });
+            if !is_field || !QUEUES.iter().any(|queue| code.contains(queue)) {
+                continue;
+            }
+            let says = lines[..n]
+                .iter()
+                .rev()
+                .take_while(|above| above.trim().starts_with("///"))
+                .any(|above| above.contains("ounded by"));
+            if !says {
+                faults.push(format!("{path}:{}: {code}", n + 1));
+            }
+        }
+    }
+    none(&faults);
+}
+
 #[test]
 fn every_thread_has_a_name_that_the_architecture_knows() {
     let known =
@@ -50,7 +88,7 @@ fn every_thread_has_a_name_that_the_architecture_knows() {
     let mut faults = Vec::new();
     for (path, lines) in production() {
         for (n, line) in lines.iter().enumerate() {
-            if line.contains("thread::spawn(") {
+            if line.contains("thread::spawn(") || line.contains("Builder::new().spawn(") {
                 faults.push(format!("{path}:{}: a thread without a name", n + 1));
             }
             let Some((_, rest)) = line.split_once(".name(\"") else { continue };

@@ -254,7 +254,8 @@ fn no_line_is_wider_than_the_page() {
     let mut faults = Vec::new();
     for (path, text) in files(&WRITTEN_IN_LINES).into_iter().chain(files_of_the_root()) {
         for (n, line) in text.lines().enumerate() {
-            let columns = line.chars().count();
+            // A tab of Go is four columns.
+            let columns: usize = line.chars().map(|c| if c == '\t' { 4 } else { 1 }).sum();
             if columns > LINE_COLUMNS_MAX {
                 faults.push(format!("{}:{}: {columns} columns", path.display(), n + 1));
             }
@@ -428,19 +429,33 @@ fn the_crash_checker_builds_without_the_engine_and_the_store() {
     assert!(!named("sawmill-volume ") && !named("sawmill-store ") && !named("tokio "), "{tree}");
 }
 
-/// Functions with a `fn` line, by the name of the module or test program they are in; scripts that
-/// run in a guest by their topic.
+/// Tests by the name of the module or test program they are in; scripts that run in a guest by
+/// their topic. A function is a test by its attribute, by the block of `proptest!` it is in, or
+/// because a macro (`on_each_store!`, `stories!`) gets its name on a line of its own.
 fn functions() -> BTreeMap<String, BTreeSet<String>> {
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (path, text) in files(&[".rs"]) {
         for module in module_names(&path) {
             let names = found.entry(module).or_default();
-            for line in text.lines().map(str::trim_start) {
-                let line = line.strip_prefix("pub ").unwrap_or(line);
-                let rest = line.strip_prefix("async ").unwrap_or(line).strip_prefix("fn ");
-                if let Some((name, _)) = rest.and_then(|rest| rest.split_once(['(', '<'])) {
+            let (mut is_test, mut in_proptest) = (false, false);
+            for line in text.lines().map(str::trim) {
+                in_proptest |= line.starts_with("proptest!");
+                is_test |= line == "#[test]" || line.starts_with("#[tokio::test");
+                let Some((name, _)) = line
+                    .trim_start_matches("async ")
+                    .strip_prefix("fn ")
+                    .and_then(|rest| rest.split_once(['(', '<']))
+                else {
+                    continue;
+                };
+                let in_a_list = || {
+                    let (row, alone) = (format!("{name},"), format!("on_each_store!({name});"));
+                    text.lines().map(str::trim).any(|line| line == row || line == alone)
+                };
+                if is_test || in_proptest || in_a_list() {
                     names.insert(name.to_owned());
                 }
+                is_test = false;
             }
         }
     }

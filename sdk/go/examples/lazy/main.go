@@ -57,7 +57,8 @@ func main() {
 	}
 	file, _ := os.OpenFile(os.Args[2], os.O_RDWR|os.O_CREATE, 0o600)
 	kept, _ := os.OpenFile(os.Args[2]+".map", os.O_RDWR|os.O_CREATE, 0o600)
-	if err := errors.Join(file.Truncate(source.Size), kept.Truncate(source.Size/block+1)); err != nil {
+	err = errors.Join(file.Truncate(source.Size), kept.Truncate(source.Size/block+1))
+	if err != nil {
 		log.Fatal(err)
 	}
 	under := sawmill.FromReaderWriterAt(file, file)

@@ -57,7 +57,11 @@ func Attach(ctx context.Context, path string, replace bool, options Facts) (*Ses
 		case <-attached:
 		}
 	}()
-	session := &Session{control: control, doors: make(chan []string, 1), hearing: make(chan struct{})}
+	session := &Session{
+		control: control,
+		doors:   make(chan []string, 1),
+		hearing: make(chan struct{}),
+	}
 	err = session.attach(replace, options)
 	close(attached)
 	<-gone
@@ -188,7 +192,8 @@ func (s *Session) complete() error {
 		lanes = 2 * queues
 	}
 	if int64(len(s.lanes)) != lanes || lanes == 0 {
-		return fmt.Errorf("the host said hw_queues=%d and handed %d queue sockets", queues, len(s.lanes))
+		text := "the host said hw_queues=%d and handed %d queue sockets"
+		return fmt.Errorf(text, queues, len(s.lanes))
 	}
 	return nil
 }

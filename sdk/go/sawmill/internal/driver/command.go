@@ -45,8 +45,8 @@ type Command struct {
 	Length         int64
 	Records        int64 // of a chunk
 	Horizon, Floor uint64
-	// Data is the command's part of the shared memory: what is to be written, where to read to, or all
-	// bytes of a write chunk. The driver's until it has answered.
+	// Data is the command's part of the shared memory: what is to be written, where to read to, or
+	// all bytes of a write chunk. The driver's until it has answered.
 	Data []byte
 	// Queue is the number of the queue that it came from.
 	Queue int

@@ -60,7 +60,8 @@ func StartHost(ctx context.Context, name string, doors []string) (*Host, error) 
 	command.Stdout, command.Stderr = told, os.Stderr
 	command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := command.Start(); err != nil {
-		return nil, fmt.Errorf("cannot start a host: install sawmill or set SAWMILL to its path: %w", err)
+		text := "cannot start a host: install sawmill or set SAWMILL to its path: %w"
+		return nil, fmt.Errorf(text, err)
 	}
 	host := &Host{process: command.Process, ended: make(chan struct{})}
 	go func() {
@@ -78,7 +79,8 @@ func StartHost(ctx context.Context, name string, doors []string) (*Host, error) 
 			host.Stop()
 			return nil, ctx.Err()
 		case <-host.ended:
-			return nil, fmt.Errorf("the host did not start (%v): its reason is above", command.ProcessState)
+			text := "the host did not start (%v): its reason is above"
+			return nil, fmt.Errorf(text, command.ProcessState)
 		case <-ticker.C:
 		}
 	}
