@@ -3,6 +3,9 @@
 //!
 //! Some stores accept `If-None-Match: *` and let two racers win, or ignore it. Fencing rests on it,
 //! so it is asked, not believed. Objects made here live under `probe/` and are deleted at the end.
+//!
+//! Not here: the other clauses as tests (`conformance`), when an attach probes (the volume crate's
+//! `fencing`), and what `sawmill doctor` checks on the machine.
 
 use std::sync::mpsc::sync_channel;
 

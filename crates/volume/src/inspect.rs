@@ -1,4 +1,7 @@
 //! Reading what is there, changing nothing: for people with a question or a broken volume.
+//!
+//! Not here: verifying what a volume keeps (`check`), an open volume (`status`), and printing (the
+//! binary).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,6 +1,13 @@
 //! The threads around the loops: one for the journal, one for the engine. A simulation steps the
-//! loops itself ([`steps`]). Below it: [`pool`] (readers and collectors), [`later`] (jobs that are
-//! due some time), [`wake`] (how a thread sleeps and is woken).
+//! loops itself ([`steps`]).
+//!
+//! Modules: [`pool`] (readers and collectors), [`later`] (jobs that are due some time), [`wake`]
+//! (how a thread sleeps and is woken).
+//!
+//! Invariant: the threads decide only when a loop steps and how long it sleeps. All else is in the
+//! step, so that a simulation runs the same code.
+//!
+//! Not here: what the loops do (`journal::writer`, `engine`).
 
 pub(crate) mod later;
 pub(crate) mod pool;
@@ -52,7 +59,7 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// A driver without threads: somebody else runs the loops, by its ending.
+    /// Starts no thread: the caller steps the loops, which heed [`ending`](Self::ending).
     pub(crate) fn idle(contexts: &Contexts) -> Self {
         let (journal, engine) = (Mutex::default(), Mutex::default());
         let (write, later) = (contexts.write.clone(), contexts.read.later.clone());

@@ -1,5 +1,12 @@
-//! An open volume: a block device. Sends each request down its corridor (`write`, `read`, `flush`)
-//! and runs the loops.
+//! An open volume: a block device. Hands each request to `write`, `read` or `flush`, and starts and
+//! ends the loops.
+//!
+//! Invariants: the lock on the journal is held until the loops have ended and every waiter has its
+//! answer. A close removes the staging file only when everything is stored and the journal's
+//! superblock says so.
+//!
+//! Not here: how a volume is attached (`open`), the threads (`threads`), and what a user asks of
+//! the past (`past`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -443,8 +450,8 @@ impl Volume {
         hear
     }
 
-    /// Lays up what a later [`open`](Self::open) of this volume in this or another process would
-    /// take time for, and its users would wait for: memory for the journal's newest part.
+    /// Makes the memory for the journal's newest part, so that a later [`open`](Self::open) of this
+    /// volume, in this or another process, takes less time.
     pub fn preallocate(&self, options: &OpenOptions) -> Result<()> {
         let spare = open::spare_path(self.attachment.record.volume_id, options);
         StagingFile::preallocate(&spare, options.staging_bytes).map_err(|error| {

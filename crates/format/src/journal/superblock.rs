@@ -1,4 +1,10 @@
 //! The journal superblock: whose journal it is, and the marks that recovery starts from.
+//!
+//! Invariant: a block has the lowest version that can say what it says. A build that does not know
+//! a field refuses a block that uses it, and reads the others.
+//!
+//! Not here: when a copy is written, and what becomes of one that failed to sync
+//! (`crates/volume/src/journal/superblock.rs`).
 
 use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
@@ -103,8 +109,8 @@ pub struct Superblock {
     /// At and past this position only records of `bound_epoch` count; what else is there was given
     /// up.
     pub bound_position: u64,
-    /// What `bound_epoch` accepted may be in memory alone. Without it and `copy` the block is of
-    /// version 1.
+    /// What `bound_epoch` accepted may be in memory alone. Without it and `ring_copy` the block is
+    /// of version 1.
     pub memory: Option<Memory>,
     /// What counts instead of a part of the ring. Without it the block is of an older version.
     pub ring_copy: Option<RingCopy>,

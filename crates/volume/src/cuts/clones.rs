@@ -9,6 +9,9 @@
 //! Whoever gives up a cut or a volume makes that durable first and asks for pins after it
 //! (`engine::pins`, `removal`): so one of the two sees the other. A creation that dies on the way
 //! leaves pins and objects that nobody finds by name; `check` of the base says so.
+//!
+//! Not here: how pins are released (`removal`), and how a clone gets rid of its ancestors
+//! (`flatten`).
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key};

@@ -4,6 +4,11 @@
 //! Only the engine changes the map, so encoding it between two applied segments freezes a cut
 //! without stopping any user. Only groups of addresses that changed are written again; the root
 //! names the parts of all groups.
+//!
+//! Invariant: at most one checkpoint is in flight, and it has the number after the newest durable
+//! one. So an attach that takes the next number leaves none for a fenced writer (`open::repeat`).
+//!
+//! Not here: what a checkpoint says of the past (`past`), and reading one (`recovery::checkpoint`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

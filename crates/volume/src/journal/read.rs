@@ -4,6 +4,12 @@
 //! A batch whose writers were faster than the store is no longer in memory when it is built. Then
 //! its whole stretch of the journal is read back at once ([`ReadBack`]) instead of record by
 //! record.
+//!
+//! Invariant: nothing is returned that fails its checksum, or whose record was trimmed before the
+//! copy was complete.
+//!
+//! Not here: which record holds an address (`map::journal`), and reading a journal after a crash
+//! (`scan`).
 
 use sawmill_format::journal::RECORD_HEADER_BYTES;
 use sawmill_sys::BLOCK_BYTES;

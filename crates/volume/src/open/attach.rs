@@ -1,4 +1,9 @@
 //! Attaches for writing, by what was judged. See `open` for the order and the reasons.
+//!
+//! Invariant: a fence is put only while the journal durably holds an intent with its epoch and put
+//! id.
+//!
+//! Not here: the verdict on the journal (`journal`), the file (`make`), and its new owner (`bind`).
 
 use std::time::Duration;
 
@@ -58,8 +63,8 @@ pub(crate) fn attach(
     Err(Error::new(ErrorKind::Unavailable, text))
 }
 
-/// One attempt; `None` if the fenced writer advanced in the meantime. `own` is the epoch that the
-/// previous attempt took, and the epoch that it fenced.
+/// One attempt; `None` if the fenced writer advanced in the meantime. `own` holds the epoch that
+/// the previous attempt took, and the one that it fenced.
 fn try_attach(
     store: &dyn ObjectStore,
     name: &str,

@@ -1,6 +1,12 @@
 //! Judges the local journal against the end of the log in the store: whether it belongs to this
 //! volume, whether it holds anything, and whether it may be used. Reads only; `attach` acts on the
 //! verdict.
+//!
+//! Invariant: unless the user accepts the loss, a new journal is made only if the store says that
+//! the volume was closed cleanly.
+//!
+//! Not here: which records count (`journal::scan`, `recovery::cases`), and whose the memory is
+//! (`memory`).
 
 use std::path::Path;
 use std::sync::Arc;

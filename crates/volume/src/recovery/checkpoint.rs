@@ -3,6 +3,12 @@
 //! The list of checkpoints may lag: numbers are consecutive, so the next ones are asked for by
 //! name. A checkpoint that cannot be read is passed over for the one before, from which more is
 //! rolled forward: the result is the same.
+//!
+//! Invariant: a map part is loaded only if it has the identity and the CRC that the root names; a
+//! part of another checkpoint never is.
+//!
+//! Not here: the fall to the checkpoint before when a part is damaged (`stored`), and writing one
+//! (`engine::checkpoint`).
 
 use std::collections::HashMap;
 

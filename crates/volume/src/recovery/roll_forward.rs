@@ -12,6 +12,13 @@
 //! In what a copier left (`replicate`), a segment that knows a newer checkpoint than the one rolled
 //! from ends the log too: it may lean on what only that checkpoint says (a size, a cut), and waits
 //! for it.
+//!
+//! Invariants: a segment is taken only if it is of the log's epoch and begins at the position where
+//! the log ends; a fence only if its epoch is higher. Anything else at that name is damage, and is
+//! never skipped.
+//!
+//! Not here: where the log begins (`checkpoint`), what an extent changes in the map (`apply`), and
+//! the records of the journal (`open::journal`).
 
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::Order;

@@ -5,6 +5,9 @@
 //! any that the source or a late copier uses. They are in the role, so a process that finishes
 //! another one's promotion makes the same history. If two finish at the same time, one puts the
 //! checkpoint, and both have promoted.
+//!
+//! Not here: roles and their numbers (`role`), what a promotion would find (`drill`), and how a
+//! fail-back begins (`destination`).
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key, kept_key};

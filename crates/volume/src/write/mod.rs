@@ -5,6 +5,12 @@
 //! journal in order. When the journal has no room the rest of the write waits in [`Stalled`], in
 //! order of arrival, and is taken up again by whoever made room. Nothing is refused for lack of
 //! room.
+//!
+//! Invariant: a write is answered only when all its records are in the journal map, so every read
+//! that begins after the answer sees it.
+//!
+//! Not here: the place of a record in the ring (`journal`), who makes room there
+//! (`journal::writer`, `engine`), and the wait of FUA (`flush`).
 
 use std::sync::Arc;
 
