@@ -1,5 +1,8 @@
 //! One error type for all decoders. Only a mismatch of names allocates: a recovery may scan past
 //! many bad records.
+//!
+//! Not here: which object it was, and what to do. The caller knows that, and says it around this
+//! text.
 
 use std::fmt;
 

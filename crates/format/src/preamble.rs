@@ -1,5 +1,10 @@
-//! The 16 bytes that open every object and structure, except journal records and frame heads:
-//! magic, kind, version, length. Magic, kind and version keep their place in every version to come.
+//! The 16 bytes that open every object and structure but a few (`docs/format/README.md` lists
+//! those): magic, kind, version, length.
+//!
+//! Invariant: magic, kind and version keep their place and meaning in every version to come.
+//!
+//! Not here: the checks of a structure's identity and fields (`error`), and how a CRC is made
+//! (`crc`).
 
 use crate::crc;
 use crate::layout::{Field, layout};
@@ -57,7 +62,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All kinds, in the order of their numbers.
+    /// All kinds.
     pub const ALL: [Kind; 13] = [
         Kind::VolumeRecord,
         Kind::Segment,

@@ -4,6 +4,9 @@
 //! `[A-Za-z0-9._/-]`; no part is empty, starts with a dot, or is longer than 255 bytes; a
 //! key has at most 768. No key may be the beginning of another up to a `/`: a folder of files could
 //! not hold both.
+//!
+//! Not here: the clauses as tests (`conformance`), the check of one key (`key`), and retries
+//! (`client`).
 
 use std::ops::Range;
 use std::sync::mpsc::sync_channel;

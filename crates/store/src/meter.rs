@@ -3,6 +3,9 @@
 //!
 //! Every attempt counts as a request, because the store bills every attempt. "Not found" is an
 //! answer, not an error.
+//!
+//! Not here: when an attempt is repeated or cut (`client`, `progress`), and the names of metrics
+//! (the binary).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -81,7 +84,8 @@ struct Health {
     unavailable_since: Option<u64>,
 }
 
-/// Counts attempts. Cheap enough for every request: a few relaxed adds.
+/// Counts attempts. Cheap enough for every request: a few relaxed adds, and a lock held for a
+/// moment.
 #[derive(Default)]
 pub(crate) struct Meter {
     kinds: [Counters; 4],

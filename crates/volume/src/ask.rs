@@ -1,4 +1,8 @@
-//! Many gets at once, waited for in order: for recovery, checks and commands, which may wait.
+//! Many gets or puts at once, waited for in order: for recovery, checks and commands, which may
+//! wait.
+//!
+//! Not here: retries (the client of `sawmill_store`), decoding, and what a missing object means to
+//! who asked.
 
 use std::ops::Range;
 use std::sync::mpsc::{channel, sync_channel};

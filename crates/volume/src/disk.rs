@@ -1,5 +1,8 @@
 //! What the journal and the read cache need of a local disk ([`Disk`]), and how the journal's is
 //! found and made ([`Disks`]). No default methods, so that false disks can stand in their place.
+//!
+//! Not here: direct I/O and the alignment that it wants (`sawmill_sys`), and the ring and the slots
+//! on a disk (`journal`, `cache`).
 
 use std::any::Any;
 use std::io;

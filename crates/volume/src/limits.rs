@@ -1,5 +1,8 @@
 //! The bounds of the engine. Where bounds depend on each other, the inequality is here too, proved
 //! at compile time.
+//!
+//! Not here: durations, which stand beside the code that waits, and the limits of a store's client
+//! (`sawmill_store`).
 
 use sawmill_format::journal::RECORD_HEADER_BYTES;
 
@@ -132,7 +135,7 @@ pub const MAP_PART_BYTES_MAX: u64 = 512 * MIB;
 const _: () = assert!(12 * (MAP_GROUP_BYTES / 512) <= MAP_PART_BYTES_MAX);
 /// A segment: its data, one record more, and its header.
 pub const SEGMENT_OBJECT_BYTES_MAX: u64 = 2 * SEGMENT_BYTES_MAX as u64;
-/// Records of volumes, pins, moments, roles and all else that is small.
+/// Records of names and volumes, pins, roles, and all else that is small.
 pub const RECORD_OBJECT_BYTES_MAX: u64 = MIB;
 
 /// Bytes of address space in one group: the unit in which a checkpoint writes the object map.

@@ -1,5 +1,7 @@
 //! What a volume tells about itself while it is open. Plain values; the binary prints and exports
 //! them.
+//!
+//! Not here: the counting (`tally`), and a volume that is not open (`inspect::at_rest`).
 
 use std::time::Duration;
 
@@ -31,13 +33,14 @@ pub enum Health {
     Closed,
 }
 
-/// The three safety positions of a volume, in bytes of log: accepted >= logged >= stored holds for
-/// the log's end; with flush = stored a position may be stored before it is logged.
+/// The three safety positions of a volume, in bytes of log. A batch may be stored before it is
+/// synced on the local disk; what is stored counts as logged here, so `logged` is never less than
+/// `stored`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Positions {
     /// Answered to the writer: survives the death of the process.
     pub accepted: u64,
-    /// On the local disk: survives power loss.
+    /// Synced on the local disk, or stored: survives power loss.
     pub logged: u64,
     /// In the store, in a contiguous prefix: survives loss of the machine.
     pub stored: u64,

@@ -1,8 +1,12 @@
 //! What the errors of network stores mean, in one table.
 //!
 //! The protocol crate keeps status and body of an answer only in its error's text, so that is what
-//! is read here: from "Server returned" on, which leaves out the request's URL and thus our own
-//! keys.
+//! is read here. Where the text quotes an answer, it is read from "Server returned" on: that leaves
+//! out the request's URL and thus our own keys.
+//!
+//! Invariant: an answer that no rule knows is `Unavailable`, from which nobody concludes anything.
+//!
+//! Not here: what is done about an error (`client`), and the errors of files (`directory`).
 
 use object_store::Error;
 

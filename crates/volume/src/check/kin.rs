@@ -3,6 +3,9 @@
 //!
 //! A clone is found by the id in its pin, not by its name: it may have been renamed, or its name be
 //! damaged.
+//!
+//! Not here: making and releasing pins (`cuts::clones`, `cuts::removal`), and reading the segments
+//! that a clone needs (`verify`).
 
 use sawmill_format::checkpoint::{
     Checkpoint, checkpoint_prefix, kept_prefix, parse_checkpoint_key, parse_kept_key,

@@ -1,5 +1,10 @@
 //! Reads each segment and each map part that is needed, once, a few at a time, and verifies every
 //! byte.
+//!
+//! Invariant: only damage is listed. A store that cannot be asked ends the check with its error.
+//!
+//! Not here: which objects are needed (`kept`), and whether damage still counts when the volume has
+//! gone on (`super`).
 
 use std::collections::BTreeMap;
 

@@ -4,6 +4,9 @@
 //! The cache is checked twice: when the data was gathered, so that most of the work runs in
 //! parallel to the put, and again before the map changes, for frames that readers fetched in
 //! between. Best effort: frames that were fetched and are not in the cache yet are missed.
+//!
+//! Not here: which frames were cached when the data was gathered (`gc::gather`), and eviction
+//! (`cache`).
 
 use std::sync::Arc;
 

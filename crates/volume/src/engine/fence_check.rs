@@ -9,6 +9,12 @@
 //! Why while in use: a volume with only reads and flushes puts nothing, and would never meet the
 //! fence (`crate::watch`). A single odd result fences nothing, because an answer may be garbled.
 //! Several that find the same object do, because our next segment could not be put there.
+//!
+//! Invariant: a delete goes on only after a check found every place free or ours. An odd answer, or
+//! none, holds it up.
+//!
+//! Not here: putting a fence (`crate::fencing`), the flushes that wait for a check
+//! (`crate::watch`), and the deletes (`cleanup`).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,10 @@
-//! The messages to the engine: answers of the store, and requests of users. Each message owns
-//! everything it needs, so any thread can send it.
+//! The messages to the engine: answers of the store and of the collector's thread, and requests of
+//! users.
+//!
+//! Invariant: each message owns everything it needs, so any thread can send it.
+//!
+//! Not here: how they are sent and bounded (`mailbox`), and what each one leads to
+//! (`Engine::hear`).
 
 use std::time::Duration;
 
@@ -18,7 +23,7 @@ use crate::view::View;
 /// Notifies a requester of the result.
 pub(crate) type Tell = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// An answer of the store.
+/// An answer of the store, or of the collector's thread.
 pub(crate) enum Event {
     Put {
         sequence: u64,

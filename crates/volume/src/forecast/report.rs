@@ -1,4 +1,5 @@
-//! What a forecast comes to, at the end and on the way.
+//! What a forecast comes to, at the end and on the way. Not here: what is counted when (`super`),
+//! and prices and charts (the binary).
 
 use std::time::Duration;
 

@@ -8,6 +8,9 @@
 //!
 //! What the local disk alone answers for is not answered on old news of who owns the volume
 //! (`crate::watch`).
+//!
+//! Not here: the sync (`journal::writer`), who hears that something is stored (`engine::mailbox`),
+//! and the look that a flush waits for (`engine::fence_check`).
 
 use sawmill_device::Request;
 use sawmill_format::volume_record::FlushMode;
