@@ -1,5 +1,5 @@
-//! Comfort for callers that may wait: blocking reads, writes and flushes on any device. Not for
-//! front doors.
+//! Comfort for callers that may wait: blocking reads, writes and flushes on any device. Not here:
+//! anything for front doors. They must not wait, and submit a `Request` of their own.
 
 use std::sync::mpsc::sync_channel;
 

@@ -1,4 +1,5 @@
-//! The contract of a block device, numbered. Each clause has a test in `conformance`.
+//! The contract of a block device, numbered. Each clause has a test in `conformance`. Not here:
+//! what a flush survives (D4) and what a restart finds (D8); whoever has a disk tests that there.
 
 use crate::{Geometry, Request};
 

@@ -1,4 +1,6 @@
-//! The fixed facts of a device that a front door shows to its user.
+//! The facts of a device that a front door shows to its user. Only a resize changes them (D10).
+//!
+//! Not here: the check of a request against them (`Request::check`).
 
 /// Which optional operations a device carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,6 +3,8 @@
 //!
 //! It fills the buffer of a read and takes the payload of no write; for written bytes it breaks D3
 //! on purpose.
+//!
+//! Not here: a device that keeps what is written (`memory`).
 
 use crate::{Allocation, BlockDevice, Geometry, Operation, Operations, Reply, Request};
 

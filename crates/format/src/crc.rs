@@ -2,8 +2,9 @@
 //! here but payloads of journal records ([`payload_check`]).
 //!
 //! A CRC has a trap that the formats avoid: the CRC of *bytes followed by their own CRC* is the
-//! same for all bytes. So no checksum here covers another one together with all that the other
-//! covers.
+//! same for all bytes.
+//!
+//! Invariant: no checksum here covers another one together with all that the other covers.
 
 use crc_fast::{CrcAlgorithm, Digest};
 

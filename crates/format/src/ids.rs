@@ -1,5 +1,5 @@
-//! The two random names of the store: of a volume, and of a put. Making random ones is the caller's
-//! work.
+//! The two random names of the store: of a volume, and of a put. Not here: making random ones (the
+//! caller's work).
 
 use std::fmt;
 use std::str::FromStr;

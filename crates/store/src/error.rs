@@ -1,5 +1,8 @@
 //! One error type for stores. The kind decides what the engine may conclude: only `NotFound` means
 //! "not there".
+//!
+//! Not here: which kinds are tried again (`client`), and what an answer of a network store means
+//! (`cloud`).
 
 use std::fmt;
 use std::sync::Arc;

@@ -2,6 +2,9 @@
 //!
 //! A leading dot is kept for the stores themselves (the directory store's `.tmp`), which also rules
 //! out `..`.
+//!
+//! Not here: that no key may be the beginning of another (`contract`). It takes two keys to break
+//! that rule.
 
 use crate::{Result, StoreError, StoreErrorKind};
 

@@ -2,6 +2,8 @@
 //!
 //! `memory:` is a fresh store of its own; `memory:NAME` is the same store for everyone in the
 //! process that names it, and keeps its objects when nobody holds it.
+//!
+//! Not here: a store that is slow or fails (`fault`).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, LazyLock};

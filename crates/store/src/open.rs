@@ -1,4 +1,5 @@
-//! From a URL to a client.
+//! From a URL to a client. Not here: what a URL means (`location`), and the credentials of a
+//! network store (`cloud`, `profile`).
 
 use std::sync::Arc;
 

@@ -2,6 +2,8 @@
 //!
 //! It is shared by all clients and lives until the process ends, so a client may be dropped
 //! anywhere, also on a runtime thread, and its calls in flight are still answered (S1).
+//!
+//! Not here: how many requests run at a time (`limit`), and how long one may take (`client`).
 
 use std::sync::OnceLock;
 

@@ -1,5 +1,7 @@
-//! What the clauses are tested with: an exchange that reports what becomes of it, and a generator
-//! of numbers.
+//! What the clauses are tested with: an exchange that reports what becomes of it, and requests
+//! whose answer submits another one or drops the device.
+//!
+//! Not here: the clauses (`super`).
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};

@@ -3,6 +3,9 @@
 //!
 //! For tests of what stands above a device. Requests that still wait when the layer is dropped
 //! answer themselves (D2).
+//!
+//! Not here: faults of a store (`sawmill_store::FaultStore`), and of a journal's disk
+//! (`crates/sim`).
 
 use parking_lot::Mutex;
 

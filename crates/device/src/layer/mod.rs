@@ -2,6 +2,8 @@
 //!
 //! A layer that wants to hear an outcome wraps the request's exchange (`Request::wrap`); a layer
 //! that only decides passes the request on or answers it.
+//!
+//! Not here: which layers a server puts around a volume (`crates/sawmill/src/serving`).
 
 mod align;
 mod fault;

@@ -1,4 +1,5 @@
-//! A device that refuses changes (D7). Everything else passes through.
+//! A device that refuses changes (D7). Everything else passes through. Not here: resizes. Its
+//! geometry is that of the device inside when the layer was made.
 
 use crate::{BlockDevice, Geometry, Request};
 
