@@ -1,5 +1,7 @@
 //! Time, chance and local disks, handed in: the engine never reaches for a clock, for randomness or
 //! for a disk of its own, so that a simulation can run it twice alike.
+//!
+//! Not here: the world of a simulation (`crates/sim`).
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -8,9 +10,9 @@ use crate::{Error, ErrorKind, Result};
 
 /// Where the engine gets time, random bytes and local disks from.
 pub trait World: Send + Sync {
-    /// Time since some fixed start; never goes back. No safety rule reads it.
+    /// Time since some fixed start; never goes back.
     fn now(&self) -> Duration;
-    /// Wall-clock milliseconds since 1970, for people; may jump.
+    /// Wall-clock milliseconds since 1970, for people; may jump. No safety rule reads it.
     fn unix_ms(&self) -> u64;
     /// Sixteen bytes nobody has seen before.
     fn random(&self) -> Result<[u8; 16]>;

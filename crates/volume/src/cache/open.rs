@@ -1,4 +1,5 @@
-//! Opens a read cache on a file or block device.
+//! Opens a read cache on a file or block device. Not here: what the cache does with its disk
+//! (`super`), and its saved index (`persist`).
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! What a check finds, one row for each object, with what cannot be served because of it.
+//! What a check finds, one row for each object, with what cannot be served because of it. Not here:
+//! finding it (`kept`, `kin`, `verify`).
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,6 +1,9 @@
 //! Segments that nothing kept needs: dead ones that wait to be deleted, and those stranded in the
 //! window of a fence, where the writer that was shut out had left them. The latter stay for ever:
 //! nobody reads them.
+//!
+//! Not here: old map parts and checkpoints, which the next cleanup lists itself
+//! (`engine::cleanup`).
 
 use sawmill_format::segment::{
     SegmentRole, encoded_len, parse_segment_key, segment_key, segment_prefix,
@@ -42,7 +45,7 @@ pub(super) fn look(
                 }
                 Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
                 Ok(None) => {}
-                // An old fence that nothing rolls over any more, or an order.
+                // No fence after all, or a head that cannot be read.
                 _ => unneeded.push((*sequence, fence_bytes)),
             }
         }

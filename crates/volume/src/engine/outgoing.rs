@@ -1,4 +1,5 @@
-//! An object of a checkpoint in flight to the store.
+//! An object of a checkpoint in flight to the store. Not here: its put (`checkpoint`), and segments
+//! in flight (`upload`).
 
 use std::time::Duration;
 

@@ -5,6 +5,11 @@
 //! found the cut kept, that was before the checkpoint without the cut was durable, so its pin
 //! exists when we read. Slots are taken one after the other and read by name, so a list that lags
 //! cannot hide one.
+//!
+//! Invariant: only a definite "not there" ends the search. A pin that cannot be read holds up the
+//! delete.
+//!
+//! Not here: how a clone puts its pin (`cuts::clones`), and finding released ones (`cleanup`).
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! What a durable checkpoint has superseded, and what is still needed of the past.
+//! What a durable checkpoint has superseded, and what is still needed of the past. Not here:
+//! deleting it (`cleanup`), and which parts and copies cuts start from (`past`).
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! A sealed segment in flight to the store and into the map.
+//! A sealed segment in flight to the store and into the map. Not here: puts and their repetition
+//! (`log_tail`), and the objects of a checkpoint (`outgoing`).
 
 use std::sync::Arc;
 use std::time::Duration;

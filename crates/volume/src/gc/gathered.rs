@@ -1,4 +1,5 @@
-//! What gathering comes to: the body of a moved segment, or why there is none.
+//! What gathering comes to: the body of a moved segment, or why there is none. Not here: gathering
+//! it (`gather`), and sealing its frames (`segment::builder`).
 
 use sawmill_format::segment::{Origin, SegmentExtent};
 

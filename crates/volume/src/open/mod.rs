@@ -1,10 +1,14 @@
-//! Opens a volume: finds the end of its log, judges the journal, fences other writers, replays, and
-//! starts the loops.
+//! Attaches a volume for writing: finds the end of its log, judges the journal, fences other
+//! writers, and binds the journal to the new epoch.
 //!
-//! Everything that can refuse does so before anything is written: checkpoint, roll forward, journal
-//! and scan only read. Then: intent (in the journal) -> fence (in the store) -> the checkpoint
-//! repeated under the next number (`repeat`) -> journal bound to the new epoch. The next attach
-//! handles a crash between any two of these: from the intent it knows that the fence was ours.
+//! What the store and the journal hold is judged before anything of the volume is changed:
+//! checkpoint, roll forward, journal and scan only read. Then: intent (in the journal) -> fence (in
+//! the store) -> the checkpoint repeated under the next number (`repeat`) -> journal bound to the
+//! new epoch. The next attach handles a crash between any two of these: from the intent it knows
+//! that the fence was ours.
+//!
+//! Not here: opening for reading, the replay into the maps and the start of the loops
+//! (`crate::volume`).
 
 use sawmill_store::ObjectStore;
 

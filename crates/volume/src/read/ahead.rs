@@ -1,6 +1,8 @@
 //! Reading ahead: runs of reads that follow each other get the next part of the address space
-//! fetched before they ask, within a budget. (Data written together is neighbourly in a segment;
-//! that is `fetch`'s concern.)
+//! fetched before they ask, within a budget.
+//!
+//! Not here: frames that follow in the same segment, whatever their addresses (`fetch` takes them
+//! along).
 
 use std::sync::Arc;
 

@@ -1,4 +1,9 @@
-//! What a stored segment changes in the map. The same live, at replay and in a forecast.
+//! What a stored segment changes in the map. A served volume, recovery and a forecast all use it.
+//!
+//! Invariant: segments are applied in order of sequence, each after it was added to the table of
+//! segments.
+//!
+//! Not here: adding it (`roll_forward`, `engine::log_tail`).
 
 use std::collections::HashMap;
 

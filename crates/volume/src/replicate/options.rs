@@ -1,4 +1,5 @@
-//! What a copier is told: which volumes, and how.
+//! What a copier is told: which volumes, and how. Not here: when to copy again (the caller
+//! decides), and the options of an open (`crate::options`).
 
 use sawmill_store::ObjectStore;
 

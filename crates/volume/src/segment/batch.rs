@@ -1,4 +1,4 @@
-//! When a batch is full. Age and demand seal one earlier: the engine's matter.
+//! When a batch is full. Not here: age and demand, which seal one earlier (`engine::log_tail`).
 
 use crate::limits;
 

@@ -1,5 +1,7 @@
 //! What a batch of records leaves at each address: later records win. The batch is atomic, so order
 //! inside it is free; across batches nothing is ever coalesced.
+//!
+//! Not here: what a later segment covers of an earlier one (`recovery::apply`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Jobs for a later time, run by the engine's thread.
+//! Jobs for a later time, run by the engine's thread. Invariants: each job runs once, when it is
+//! due or when the volume ends. None runs under the lock, because a job may add another.
 
 use std::time::Duration;
 

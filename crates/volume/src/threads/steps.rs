@@ -1,5 +1,9 @@
 //! An open volume without threads: a simulation steps its loops, hands it the time and decides what
 //! happens when. The engine is the same; only who calls it differs.
+//!
+//! Invariant: it starts no thread. Jobs of readers and of the collector run on the caller's.
+//!
+//! Not here: the simulated time, disks and store (`crates/sim`).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,8 @@
-//! A thread's bell: rung by many, slept on by one. Ringing while it is awake costs one store and
-//! one load.
+//! How a loop's thread sleeps until another one wakes it. A ring while it is awake costs one store
+//! and one load.
+//!
+//! Invariant: many may ring, one thread sleeps. A second sleeper could use up the ring that was
+//! meant for the first.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -18,6 +21,8 @@ pub(crate) struct Wake {
 impl Wake {
     /// Wakes the sleeper, or makes its next sleep end at once.
     pub(crate) fn ring(&self) {
+        // This stores `rung` and then loads `asleep`; `sleep` stores `asleep` and then takes
+        // `rung`. In one order of all four, one side sees the other.
         self.rung.store(true, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) {
             let _held = self.lock.lock();
