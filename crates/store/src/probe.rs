@@ -33,7 +33,7 @@ pub struct ProbeReport {
     pub no_winner: usize,
     /// Races after which a get returned other bytes than the winner's.
     pub wrong_bytes: usize,
-    /// Puts of a key that was taken for long, and that were told `Created`.
+    /// Puts that were told `Created` although the race for their key was over.
     pub overwrites: usize,
 }
 
