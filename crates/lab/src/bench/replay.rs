@@ -3,6 +3,12 @@
 //! The trace is read twice: once to find how large a disk it needs, once to replay it. A trace does
 //! not contain the written data, so the replay makes up bytes that identify the write they belong
 //! to.
+//!
+//! Invariant: `content` is asked and changed between `wait_for` and `send` of a request, when
+//! nothing that conflicts with the request is in flight. Only then is its answer what a read must
+//! find.
+//!
+//! Not here: what is in flight (`flight`), the bytes (`content`), the formats of traces (`trace`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

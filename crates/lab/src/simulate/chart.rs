@@ -1,5 +1,8 @@
 //! The course of a forecast as SVG: four panels over time for each trace. Plain lines and texts,
 //! readable on light and dark pages; no scripts, and nothing is fetched.
+//!
+//! Invariant: every text that the code does not fix goes through `escaped`, so a trace of any name
+//! gives a well-formed document. Not here: which moments are samples (`sawmill_volume::forecast`).
 
 use std::fmt::Write;
 
@@ -126,7 +129,7 @@ fn text(svg: &mut String, at: (f64, f64), anchor: &str, size: u32, content: &str
     );
 }
 
-/// Escapes a text for XML; characters that XML does not allow become question marks.
+/// Escapes a text for XML; control characters, most of which XML forbids, become question marks.
 fn escaped(content: &str) -> String {
     let mut escaped = String::new();
     for c in content.chars() {

@@ -1,4 +1,10 @@
 //! What `simulate` prints: JSON for programs, tables for people.
+//!
+//! Invariants: the tables are made from the JSON document, so they show nothing that it lacks.
+//! Requests are counted over all rounds of `--repeat`, as the forecast counts what they cause.
+//!
+//! Not here: how the figures come about (`sawmill_volume::forecast`), what they cost (`prices`),
+//! the samples as a picture (`chart`).
 
 use serde::Serialize;
 

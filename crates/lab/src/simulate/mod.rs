@@ -3,6 +3,9 @@
 //! Modules: `survey` (a first pass over a trace), `play` (the trace through the engine's forecast),
 //! `prices` (what it would cost), `document` (what is printed), `chart` (the course over time, as a
 //! picture).
+//!
+//! Not here: what a volume does with the requests (`sawmill_volume::forecast`), the formats of
+//! traces (`crate::trace`), a trace on a disk that exists (`crate::bench`).
 
 mod chart;
 mod document;

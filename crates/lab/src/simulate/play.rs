@@ -1,5 +1,8 @@
 //! Plays a trace through the engine's forecast. The file is read twice: first to see how far its
 //! disks reach.
+//!
+//! Invariant: both passes read and widen requests in the same way, so that the layout from the
+//! first has a place for each request of the second.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

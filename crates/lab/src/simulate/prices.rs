@@ -6,6 +6,9 @@
 //! price of zero. The default is `prices.toml` beside this file.
 //!
 //! No figure includes machines, their local disks, or transfer between regions.
+//!
+//! Not here: the counts that are priced (`sawmill_volume::forecast`), the busiest minute
+//! (`survey`).
 
 use std::collections::BTreeMap;
 use std::path::Path;

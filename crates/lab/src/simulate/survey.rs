@@ -1,5 +1,8 @@
 //! A first pass over a whole trace: its disks and how far they reach, how long it lasts, and its
 //! busiest minute. Also the layout of its disks on the simulated one.
+//!
+//! Invariants: no two disks share a byte of the simulated one. Every range that the survey has seen
+//! read or written has a place.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -145,7 +148,7 @@ pub(super) struct Layout {
 
 impl Layout {
     /// Calls `visit(address, length)` for each part of a request's range. A part without an address
-    /// is discarded space that the trace never reads or writes.
+    /// is discarded or zeroed space that the trace never reads or writes.
     pub(super) fn each(
         &self,
         request: &Request,

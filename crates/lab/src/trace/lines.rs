@@ -1,5 +1,8 @@
 //! Formats of one line per request. A line is a request, known to be something else (a header,
 //! another kind of event), or invalid.
+//!
+//! Not here: `csv` and `mobigen`, which have lines too; whether a time or an address is plausible
+//! (`super`).
 
 use super::number::{nanoseconds, sectors, whole};
 use super::source::Source;
@@ -196,8 +199,8 @@ fn are_flags(flags: &str) -> bool {
     !flags.is_empty() && flags.bytes().all(|flag| b"RWDFNSAMBV".contains(&flag))
 }
 
-/// The operation of such flags: `F` before another letter is a flush first, after it durability of
-/// the write itself; neither has data of its own.
+/// The operation of such flags. `F` before the operation asks for a flush first, `F` after it for
+/// durability of the write itself (FUA). A write without data is only such a flush.
 fn operation_of(flags: &str, length: u64) -> Operation {
     match flags {
         _ if flags.contains('D') => Operation::Discard,

@@ -4,6 +4,8 @@
 //! does, so the file is read into memory. A descriptor means the file of its oldest open that is
 //! not closed yet. Each open of a path that the tool left out is a file of its own. `read` and
 //! `write` continue where the last one ended. The device of a request is the number of its file.
+//!
+//! Not here: widening calls to whole pages, as a page cache does (`crate::simulate`).
 
 use std::collections::{HashMap, VecDeque};
 

@@ -4,6 +4,8 @@
 //!
 //! The file of each CPU is in order. The whole is sorted by time, so it is read into memory
 //! completely.
+//!
+//! Invariant: a length in the file selects only bytes that are there, and allocates nothing.
 
 use super::number::SECTOR_BYTES;
 use super::source::Source;

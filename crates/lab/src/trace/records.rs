@@ -1,4 +1,7 @@
 //! Binary formats of one record per request.
+//!
+//! Invariant: a record that the end of the file cuts off is an error, never left out. Not here:
+//! `octf`, which is binary too, and which must be sorted.
 
 use super::source::Source;
 use super::{Bad, Operation, Request, Requests};

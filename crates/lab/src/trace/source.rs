@@ -2,6 +2,9 @@
 //!
 //! The usual programs (`gzip`, `zstd`, `xz`, `bzip2`) decompress the file while we read their
 //! output. A compressed file that is truncated or damaged is an error, never a shorter trace.
+//!
+//! Invariant: such a program is ended and waited for when the source is dropped. Not here: which
+//! format the bytes have (`detect`).
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read, Seek};

@@ -1,4 +1,7 @@
 //! The report of a check, for people and for programs.
+//!
+//! Invariant: `repeat` names every option on which the verdict about a cut depends. Not here: what
+//! `--crash` and `--self-test` print (`crash`, `self_test`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,7 @@
 //! The process that serves and is being replaced. See `handoff`.
+//!
+//! Invariant: after a failed switch, the successor is dead before this process opens a volume
+//! again. Not here: opening them again (`again`), how a hand-off is requested (`serving`).
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;

@@ -1,4 +1,8 @@
 //! The process that takes over. See `handoff`.
+//!
+//! Invariants: before `Go` it opens volumes only for reading. It touches a door only after `Yours`,
+//! and after the predecessor has let go of it or has died. It accepts no loss that its options
+//! accept, because those were meant for the first start.
 
 use std::io;
 use std::net::TcpListener;
@@ -117,7 +121,7 @@ fn talk(
 }
 
 /// Opens the stores, checks that they can fence writers, reads every volume so that it is cached
-/// later, and preallocates memory for it. Changes nothing.
+/// later, and preallocates memory for it. Changes no volume.
 fn prepare(places: &Places, plan: &Plan) -> Result<Stores> {
     let mut stores = Stores::default();
     let mut preallocated_bytes = 0;

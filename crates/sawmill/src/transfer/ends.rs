@@ -1,4 +1,10 @@
 //! The ends of a transfer: a file or block device, an NBD export, a volume.
+//!
+//! Invariant: the mark of a file or an export is durable when `mark` returns, because `mark`
+//! flushes. The mark of a volume becomes durable when everything before that position is stored.
+//!
+//! Not here: what is copied, compared or skipped (`super`); images, which QEMU serves as an NBD
+//! export (`image`).
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};

@@ -1,4 +1,5 @@
 //! Claims about sealed packets: what opens, what never does, and the bytes themselves.
+//! Not here: duplicates, which open; `window` refuses them.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,8 @@
 //! `sawmill info`: shows one volume, live if this machine serves it, otherwise as its store has it.
+//!
+//! Invariant: a served volume is described without its store, so the command works while the store
+//! is unreachable. Not here: all volumes of a store (`list`), past states (`log`), single objects
+//! (`inspect`).
 
 use clap::Args;
 use sawmill_format::volume_record::VolumeRecord;

@@ -1,4 +1,7 @@
 //! `sawmill device`: the ublk devices of this machine, including those whose server is gone.
+//!
+//! Not here: making a device and taking it over (`doors::ublk`), which devices may be deleted
+//! (`sawmill_frontend::ublk`).
 
 use std::path::Path;
 

@@ -1,4 +1,7 @@
 //! `sawmill driver`: the devices of this user that have drivers, while their hosts run.
+//!
+//! Not here: starting a host and its doors (`run`), what a host answers (`sawmill_driver::host`),
+//! judging a driver (`conform`).
 
 use std::fs;
 use std::path::PathBuf;

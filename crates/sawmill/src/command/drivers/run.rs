@@ -1,4 +1,7 @@
 //! `sawmill run`: serves a device whose driver is any program, in any language.
+//!
+//! Not here: restarting drivers, and the order of doors and driver (`driving`); requests without a
+//! driver (`sawmill_driver::host`).
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -1,4 +1,7 @@
 //! `sawmill promote`: makes a replica a volume of its own, or drills that.
+//!
+//! Invariant: a promotion never contacts the source; only a drill reads it. Not here: what a
+//! promotion writes, and why no fence is needed (`sawmill_volume::replicate`).
 
 use std::time::Duration;
 

@@ -2,6 +2,8 @@
 //!
 //! You can kill the process at any moment: what it has copied is a cut, and the same command
 //! resumes there.
+//!
+//! Not here: what a round copies and deletes, and in which order (`sawmill_volume::replicate`).
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -2,6 +2,9 @@
 //!
 //! The pages are those of `docs/guide`. They are built in, so they match this version and need no
 //! network.
+//!
+//! Invariant: the help of a command wins over a topic of the same name, which `help topic NAME`
+//! shows. Not here: the texts about options, which stand at the options of each command.
 
 use clap::Args;
 

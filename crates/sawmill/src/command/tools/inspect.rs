@@ -1,4 +1,8 @@
-//! `sawmill inspect`: shows what is stored, object by object. Reads only.
+//! `sawmill inspect`: shows what is stored, object by object. Reads only; `--unstored-to` writes
+//! new files.
+//!
+//! Not here: how a part is found and decoded (`sawmill_volume::inspect`), the summary of a volume
+//! (`info`), verifying all of it (`check`).
 
 use std::path::{Path, PathBuf};
 
