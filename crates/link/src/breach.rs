@@ -1,5 +1,7 @@
 //! Violations of the protocol by a peer. A breach ends the connection with its reason, and affects
 //! nothing else.
+//!
+//! Not here: packets that do not open, which are dropped and end nothing (`session::Refused`).
 
 /// Why the peer can no longer be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

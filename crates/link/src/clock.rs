@@ -1,4 +1,8 @@
-//! Time as a parameter: the engine never asks the machine, so a simulation can be its clock.
+//! Time as a parameter: initiators and targets never ask the machine, so a simulation can be their
+//! clock.
+//!
+//! Invariant: every [`SteadyClock`] of a process counts from the same start, because the receiving
+//! threads compare the deadlines of an initiator or a target with a clock of their own.
 
 use std::sync::OnceLock;
 use std::time::Instant;

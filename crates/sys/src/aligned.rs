@@ -1,4 +1,7 @@
 //! Heap memory whose address is a multiple of the direct I/O block.
+//!
+//! Not here: whether a length suits direct I/O (`direct_file`), memory that goes back to the kernel
+//! (`pages`).
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};

@@ -1,5 +1,9 @@
 //! Shared mappings: of a file, plain, or the same bytes twice in a row so that a ring has no seam;
 //! and memory that is shared with the kernel.
+//!
+//! Invariant: a mapping is neither moved nor resized while it lives, so an address from `at` stays
+//! valid as long as the mapping. Not here: a file that shrinks, after which an access ends the
+//! process (`SIGBUS`); `arena`, `attached` and `shared` say what they do about it.
 
 use std::fs::File;
 use std::io;

@@ -1,7 +1,7 @@
 //! Requests in flight to an NBD export. Their number is bounded, none overlaps a write in flight,
 //! each is timed, and each read is verified when its bytes arrive.
 //!
-//! Invariant: one thread sends. Between `wait_for` and `send`, another one could send a request
+//! Invariant: one thread sends. Between `wait_for` and `send`, a second one could send a request
 //! that overlaps.
 //!
 //! Not here: the bytes of a write, and what a read must find (`content`).

@@ -1,4 +1,5 @@
 //! `sawmill bench`: workloads for a served disk, measured and verified.
+//! Not here: measuring Sawmill beside other products (`bench/run.py`).
 
 mod content;
 mod flight;

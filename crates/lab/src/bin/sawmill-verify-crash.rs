@@ -1,4 +1,5 @@
 //! `verify-crash` as a program of its own, small: no engine, no store.
+//! Not here: the check (`verify_crash`); `simulate`, which needs the engine (`crates/sawmill`).
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -2,8 +2,8 @@
 //! record of all requests (`record`). They are options of a command, and one call puts them around
 //! a device.
 //!
-//! The record is the outermost layer: it has what was requested and the result, injected or not.
-//! Layers without files and threads of their own are in `sawmill_device::layer`.
+//! Invariant: the record is the outermost layer: it has what was requested and the result, injected
+//! or not. Not here: layers without files and threads of their own (`sawmill_device::layer`).
 
 mod inject;
 mod record;

@@ -5,6 +5,9 @@
 //! discard, zero, or R, W, F, D, Z); `address_bytes` or `address_sectors`; `length_bytes` or
 //! `length_sectors`; optionally `device`. Sectors have 512 bytes. Other columns are ignored; quotes
 //! are not supported.
+//!
+//! Invariant: lines that begin with `#` are ignored everywhere, because `layers::record`, which
+//! writes this format, puts what no trace knows on such lines.
 
 use super::number::{nanoseconds, sectors, whole};
 use super::source::Source;

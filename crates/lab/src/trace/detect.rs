@@ -1,5 +1,8 @@
 //! Detects the format of a file by its first bytes: binary formats by their magic numbers, formats
 //! of lines by which can parse most of them. File names do not matter.
+//!
+//! Not here: decompression, which comes before (`source`); a format that the user names, which
+//! skips this file (`super`).
 
 use std::path::Path;
 
@@ -73,7 +76,8 @@ fn is_records(sample: &[u8]) -> bool {
 }
 
 /// Tells the three ASCII forms apart: milliseconds have a decimal point and nanoseconds do not;
-/// lengths that are all multiples of 512 are bytes, because no trace has only requests of 256 KiB.
+/// lengths that are all multiples of 512 are bytes, because in sectors all requests would be
+/// multiples of 256 KiB, which no real trace has.
 fn which_ascii(lines: &[&str]) -> Format {
     let fields: Vec<Vec<&str>> =
         lines.iter().map(|line| line.split_whitespace().collect()).collect();

@@ -101,6 +101,7 @@ impl Mobigen {
             Some(number) => *number,
             None => self.new_file(),
         };
+        // Without quotes, it is no path: the tool left that out.
         if path.starts_with('"') {
             self.names.insert(path.clone(), number);
         }

@@ -1,4 +1,5 @@
 //! Numbers in traces: whole, or with a decimal point. Exact: floating point is not used.
+//! Not here: which addresses and times are plausible (`super`).
 
 /// Bytes of a sector in every format that counts sectors.
 pub(super) const SECTOR_BYTES: u64 = 512;

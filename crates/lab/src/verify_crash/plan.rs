@@ -1,4 +1,5 @@
 //! From the command line to a subject, a workload, a judge and a budget.
+//! Not here: which cuts are checked within the budget (`sawmill_verify::plan`).
 
 use sawmill_verify::file_system::FileSystem;
 use sawmill_verify::look::{Judge, Rule};

@@ -1,4 +1,7 @@
 //! The dashboard: one self-contained page. It polls `/status` and draws the result.
+//!
+//! Invariant: the page loads nothing from elsewhere and reads only fields of `status`; the tests
+//! below check both. Not here: who gets it (`answer`).
 
 /// The page.
 pub(crate) const DASHBOARD: &str = include_str!("dashboard.html");

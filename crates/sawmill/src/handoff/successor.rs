@@ -1,6 +1,6 @@
 //! The process that takes over. See `handoff`.
 //!
-//! Invariants: before `Go` it opens volumes only for reading. It touches a door only after `Yours`,
+//! Invariants: before `Go` it opens volumes only for reading. It uses a door only after `Yours`,
 //! and after the predecessor has let go of it or has died. It accepts no loss that its options
 //! accept, because those were meant for the first start.
 

@@ -1,4 +1,7 @@
 //! `sawmill create`: a new volume in a store.
+//!
+//! Not here: the journal, which the first `serve` makes; what makes a name unique
+//! (`sawmill_volume::create`).
 
 use std::time::Duration;
 

@@ -1,4 +1,8 @@
 //! `sawmill delete`: deletes a volume and all its objects, after a confirmation.
+//!
+//! Invariant: the volume's state folder, usually with the journal, goes only after the volume, so a
+//! failed delete leaves it. Not here: in which order objects go, and what clones keep
+//! (`sawmill_volume::delete`).
 
 use std::fs;
 use std::io::{self, BufRead, IsTerminal, Write};

@@ -1,8 +1,8 @@
 //! `sawmill gc`: collects garbage on request, in the process that serves the volume or by attaching
 //! it.
 //!
-//! Not here: which segments are emptied, and how their data moves (`sawmill_volume::gc`); when a
-//! server collects by itself (`serve`).
+//! Not here: which segments are emptied, how their data moves, and when a volume collects by itself
+//! (`sawmill_volume::gc`).
 
 use std::time::Duration;
 

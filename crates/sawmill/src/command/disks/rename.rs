@@ -1,4 +1,7 @@
 //! `sawmill rename`: gives a volume another name.
+//!
+//! Invariant: a text that names a volume is never taken for an id. Not here: how a name moves in
+//! one step (`sawmill_volume::rename`).
 
 use clap::Args;
 use sawmill_volume::ErrorKind;

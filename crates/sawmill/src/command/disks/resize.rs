@@ -1,4 +1,7 @@
 //! `sawmill resize`: changes the size of a disk, served or not.
+//!
+//! Not here: how a new size becomes durable before a door shows it (`sawmill_volume`:
+//! `Volume::resize`), the refusal to shrink a served volume (`serving`).
 
 use clap::Args;
 use sawmill_volume::inspect;

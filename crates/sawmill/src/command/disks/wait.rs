@@ -1,4 +1,5 @@
 //! `sawmill wait`: returns when everything accepted so far is as safe as requested.
+//! Not here: waiting itself, which the serving process does (`admin`, `Volume::wait`).
 
 use std::time::Duration;
 

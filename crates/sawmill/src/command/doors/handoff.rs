@@ -1,4 +1,7 @@
 //! `sawmill handoff`: replaces a server by a new process, without disconnecting its users.
+//!
+//! Not here: starting the new process and moving volumes and doors, which the serving process does
+//! (`crate::handoff`).
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,7 @@
 //! `sawmill clone`: a new volume that starts as a copy of another one, present or past.
+//!
+//! Not here: how base and clone keep what they share (`sawmill_volume::clone`), a copy with data of
+//! its own (`copy`).
 
 use clap::Args;
 

@@ -1,4 +1,7 @@
 //! `sawmill flatten`: gives a clone data of its own, so that it no longer needs its ancestors.
+//!
+//! Not here: copying, and when ancestors may go (`sawmill_volume`: `Volume::flatten`,
+//! `release_ancestors`).
 
 use clap::Args;
 
@@ -48,6 +51,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         if released {
             break;
         }
+        // Rounds after the first copy nothing. They are for the checkpoints, one at each close.
         let mut progress = Progress::new("flattening");
         arguments.attach.at_rest(&context.places, &address, |volume| {
             if round == 0 {

@@ -1,4 +1,7 @@
 //! `sawmill log`: the past states of a volume that are available.
+//!
+//! Not here: which states are kept, and for how long (`sawmill_volume::past`), snapshots alone
+//! (`snapshot`).
 
 use std::time::Duration;
 

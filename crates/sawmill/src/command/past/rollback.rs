@@ -1,4 +1,7 @@
 //! `sawmill rollback`: returns a volume to an earlier state.
+//!
+//! Not here: carrying the order out, in a server or at rest (`crate::past`); the states to return
+//! to (`log`).
 
 use clap::Args;
 

@@ -1,4 +1,7 @@
 //! `sawmill set`: changes the settings of a volume that can change after its creation.
+//!
+//! Not here: settings that only a new volume gets (`create`), carrying the order out
+//! (`crate::past`).
 
 use std::time::Duration;
 

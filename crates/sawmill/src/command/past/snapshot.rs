@@ -1,7 +1,7 @@
 //! `sawmill snapshot`: names for states of a volume.
 //!
 //! Invariant: a new snapshot gets only a name that `VOL@NAME` reads as a name, never as a time or a
-//! position. Not here: making and keeping snapshots (`sawmill_volume`), other past states (`log`).
+//! position. Not here: carrying an order out (`crate::past`), other past states (`log`).
 
 use clap::{Args, Subcommand};
 use sawmill_volume::{CutInfo, CutKind};

@@ -1,4 +1,7 @@
 //! `sawmill check`: reads and verifies everything that a volume keeps, including its past.
+//!
+//! Not here: what is read and what counts as damage (`sawmill_volume::check`), the journal
+//! (`inspect journal`).
 
 use clap::Args;
 use sawmill_volume::check;

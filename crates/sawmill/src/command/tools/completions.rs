@@ -1,4 +1,5 @@
 //! `sawmill completions`: what a shell needs to complete commands and their options.
+//! Not here: names of volumes, which a script made in advance cannot know.
 
 use std::io::{self, Write};
 

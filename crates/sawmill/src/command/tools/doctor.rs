@@ -1,4 +1,7 @@
 //! `sawmill doctor`: checks whether this store and this machine have what is needed.
+//!
+//! Not here: the checks of a store (`sawmill_store::doctor`) and of the machine (`machine`), a
+//! volume's data (`check`).
 
 use clap::Args;
 use serde::Serialize;

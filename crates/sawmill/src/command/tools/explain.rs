@@ -1,4 +1,5 @@
 //! `sawmill explain`: what an exit code means, and what to do. The table is [`exit::TABLE`].
+//! Not here: which error ends with which code (`sawmill_console::exit`).
 
 use clap::Args;
 use serde::Serialize;
