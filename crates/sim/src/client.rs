@@ -1,5 +1,9 @@
 //! The client of one attachment: submits requests, hears the outcomes, and asks the oracle about
 //! each.
+//!
+//! Invariants judged: no request is answered twice; an error has an excuse; where a flush means
+//! stored, a replaced writer's flush succeeds only for what its successor found. Not here: what a
+//! read may return (`oracle`), when the answers come (`run`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,7 @@
 //! Plays seeds: one and its story, a range of them, or as many as fit into some minutes.
+//!
+//! Invariant: a panic is a broken promise like any other; the exit code is 0 only when none was
+//! broken. Not here: playing a seed (`sawmill_sim::run`), deliberate bugs (`bin/mutants`).
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -1,4 +1,8 @@
 //! One seed: machines, processes, clients and trouble, step by step, under the eyes of the oracle.
+//!
+//! Invariant: every choice here is a roll of the run's dice, in one order: a roll that is added for
+//! all seeds makes each of them another run. Not here: what an attach finds (`attach`), how lives
+//! end (`ends`), when edges are met (`edges`), what must hold (`oracle`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,5 +1,9 @@
 //! What one seed's world is like. Each seed switches whole classes of trouble on or off, so that a
 //! rare combination is not drowned by a common one.
+//!
+//! Invariant: [`Settings::of`] gets no new roll. What came later is 0 there and rolled by other
+//! dice (`edges`), so that old seeds keep their worlds. Not here: the faults themselves (`store`,
+//! `disk`).
 
 use sawmill_volume::limits::{SEGMENT_BYTES_MIN, STAGING_BYTES_MIN, journal_bytes_min};
 use sawmill_volume::{FlushMode, GcChoice, GcPolicy};

@@ -1,4 +1,8 @@
 //! What a run was like, in numbers; and many runs together.
+//!
+//! Invariant: every number but the digest is added up by [`Story::add`], and is in `counts` or
+//! `edge_counts`, where a test demands that seeds meet it. Not here: the events one by one
+//! (`trace`).
 
 use std::fmt;
 

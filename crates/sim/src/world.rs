@@ -1,5 +1,9 @@
-//! One false machine: its clock, its chance, its disks by path. It outlives the processes that run
-//! on it.
+//! A false machine: its disks by path, and the world as a process on it sees it (clock, chance,
+//! faults). The disks outlive the process; the time is that of all machines.
+//!
+//! Invariant: making, renaming and removing a disk is an I/O like any other: a process that dies at
+//! it leaves no trace of it. Not here: the bytes of a disk (`disk`), who holds a lock (`locks`),
+//! memory (real files in the folder of a machine, `run`).
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,4 +1,9 @@
-//! Attaching: as often as it takes, refused and killed on the way, and what it finds judged.
+//! Attaching, as often as it takes: attempts are refused, or killed on the way; what a successful
+//! one finds is judged.
+//!
+//! Invariant judged: from the fifth attempt on nothing fails, and the only reason to refuse is an
+//! outdated journal or lost memory. Not here: who only reads (`look`), who attaches a copy of the
+//! store (`histories`) or beside a living process (`locks`).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,9 @@
 //! Commands at rest: between two lives somebody attaches, orders one thing (a snapshot, a
 //! retention, a larger disk, a collection), waits for the answer, closes, and may die at any I/O of
 //! all that.
+//!
+//! Invariant judged: a command that closed without an error left everything stored. Not here: what
+//! is ordered, and what must come of it (`past`).
 
 use super::{Process, ROUNDS_MAX, Run, Verdict};
 use crate::death::live;

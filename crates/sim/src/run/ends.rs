@@ -1,4 +1,8 @@
 //! How lives end: in peace, by death, by a power cut, by the loss of a journal, by a takeover.
+//!
+//! Invariant: until an attach succeeds, `loss` only grows (process, power, journal): it is what
+//! that attach may have lost. Not here: hand-offs (`handoff`), a store that is put back
+//! (`histories`), memory that is another's (`foreign`).
 
 use sawmill_volume::Health;
 

@@ -1,6 +1,8 @@
-//! Memory that is there and is another's: an older image of it from another attachment, another
-//! volume's, or that of a copy of the store. As good as gone: nobody may attach without saying that
-//! this is known.
+//! A machine's memory is there and is another's: an older image of it from another attachment,
+//! another volume's, or that of a copy of the store. It is as good as gone: nobody may attach
+//! without accepting that loss.
+//!
+//! Not here: memory that is gone or damaged (`ends`).
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;

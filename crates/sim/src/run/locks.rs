@@ -1,5 +1,8 @@
 //! Two processes on one machine: whoever comes second is refused, by whatever path, and changes
 //! nothing; when the first has died, the machine is free.
+//!
+//! Not here: the locks themselves (`crate::locks`); a writer that is taken over from another
+//! machine (`ends`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

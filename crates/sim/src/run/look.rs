@@ -1,5 +1,7 @@
-//! Somebody else opens the volume to read only, and some time later reads it: a prefix with all
-//! that was stored when it was opened. And the check of all that is kept.
+//! Somebody else opens the volume for reading only, and reads it some time later: it is a prefix
+//! with all that was stored when it was opened. And the check of all that is kept.
+//!
+//! Not here: looks at a replica (`copies`), at snapshots and moments (`past`).
 
 use std::sync::Arc;
 

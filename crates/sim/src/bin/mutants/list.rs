@@ -1,4 +1,7 @@
 //! The bugs: each a small change of the engine that breaks a promise.
+//!
+//! Not here: bugs that seeds with edges catch (`edges`) or a test each (`findings`), those of
+//! drivers (`driver`) and of the link (`link`); putting a bug in and trying it (`main`).
 
 /// A deliberate bug.
 pub(crate) struct Mutant {

@@ -5,9 +5,13 @@
 //!
 //! NAME is part of a bug's name, or the beginning of its file's (`driver/`: all of the batch
 //! layer). Prints one line per bug: caught by which story or seed, or by the small worlds, or NOT
-//! CAUGHT. Exit code 0 only when all are caught. The copy lives in `target/mutants`. Bugs of the
-//! batch layer of drivers are caught by the tests of hazards in `sawmill-driver`, those of the link
-//! by the simulation in `sawmill-link`, those of `findings` by a test each.
+//! CAUGHT. Exit code 0 only when all are caught. Bugs of the batch layer of drivers are caught by
+//! the tests of hazards in `sawmill-driver`, those of the link by the simulation in `sawmill-link`,
+//! those of `check` by its tests in `sawmill-volume`, those of `findings` by a test each.
+//!
+//! Invariant: bugs are put into the copy in `target/mutants` alone, which has one at a time: each
+//! trial first puts back what the last one changed. Not here: the bugs (`list`, `edges`,
+//! `findings`, `driver`, `link`).
 #![forbid(unsafe_code)]
 
 use std::fs;
