@@ -1,5 +1,8 @@
 //! Requests in flight and their answers. One thread per connection listens; submitting never waits
 //! for an answer, only for room in the socket.
+//!
+//! Invariant: a listener is called with no lock held, so that it may use the client, or drop it.
+//! Not here: the handshake (`handshake`), the bytes of a request (`sawmill_nbd_proto`).
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,4 +1,7 @@
 //! The newstyle handshake: options, and what the server says about the export.
+//!
+//! Invariant: each read of the handshake has a time limit; only requests may wait for ever, and
+//! `client` lifts the limit for them. Not here: requests (`client`), URIs (`wire`).
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -13,7 +16,7 @@ use sawmill_nbd_proto::{
 use super::wire::{Address, read_bytes, read_u16, read_u32, read_u64, violation};
 use crate::PATIENCE;
 
-/// Names and texts have at most 4096 bytes each.
+/// The longest reply that is taken; a name and a text in it have at most 4096 bytes each.
 const REPLY_BYTES_MAX: u32 = 64 << 10;
 
 /// What the server says about the export.

@@ -1,4 +1,7 @@
 //! Chance: a small generator, one seed, the same rolls for ever.
+//!
+//! Invariant: a roll takes one word of the sequence, `fill` one for each 8 bytes, and odds of 0
+//! none: what a seed means depends on it. Not here: which seeds a test plays.
 
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 

@@ -1,5 +1,5 @@
 //! Waiting for what another thread or process is about to do. A hang is a failure that says what
-//! never came.
+//! never came. Not here: time in the simulation, which passes by steps (`crates/sim`).
 
 use std::time::{Duration, Instant};
 

@@ -3,6 +3,8 @@
 //!
 //! Each part is taken down when dropped, in the right order: whoever holds a [`Mounted`] drops it
 //! before its [`LoopDevice`], and that before its [`FusedFile`].
+//!
+//! Not here: which file system (`file_system`), how a program is started and ended (`program`).
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -145,8 +147,8 @@ impl Mounted {
         &self.root
     }
 
-    /// Unmounts it, and says when that fails. Who looks at every new mount may hold it for a
-    /// moment.
+    /// Unmounts it, and says when that fails. Programs that look at every new mount may keep it
+    /// busy for a moment.
     pub fn unmount(mut self) -> Result<()> {
         let deadline = Instant::now() + BUSY_MAX;
         loop {

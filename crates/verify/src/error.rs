@@ -1,4 +1,5 @@
-//! Why a check could not be carried out. What a check finds is no error.
+//! Why a check could not be carried out. What a check finds is no error. Not here: findings
+//! (`report`), exit codes (`crates/console`).
 
 use std::fmt;
 use std::io;

@@ -3,6 +3,10 @@
 //!
 //! It works one request at a time, in the thread that submits it: for checking the checker, not for
 //! use.
+//!
+//! Invariant: while it lives, whoever writes whole sectors reads what was written last; only
+//! [`Fault::WriteMisplaced`] shows before a crash. Not here: what a power failure leaves of the
+//! device inside (`cut`).
 
 use std::collections::BTreeMap;
 use std::fmt;

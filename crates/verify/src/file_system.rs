@@ -1,5 +1,5 @@
 //! File systems as judges: made on a device, mounted after a crash (which replays their journal),
-//! checked.
+//! checked. Not here: loop devices and mounting (`bridge`), the files in it (`files`).
 
 use std::fmt;
 use std::path::Path;

@@ -3,6 +3,8 @@
 //! A file gets its name by a rename after its content is synced, and the folder is synced after
 //! that. So from then on it must be there, and a file of that name is whole whenever it is there.
 //! Removed or replaced files may be there until the moment that was asked for.
+//!
+//! Not here: making, mounting and checking the file system (`file_system`).
 
 use std::fs::{self, File};
 use std::io::Write;

@@ -1,5 +1,9 @@
 //! A stamped load: overlapping writes of many sizes, zeroes, trims and flushes, many in flight over
 //! several connections or on a device, all noted in a log, and cut off at any moment.
+//!
+//! Invariant: a request is in the log before it is sent, and its end is stamped where the answer
+//! arrives. A stamp at the time at which the load looks would hide from the judge what the client
+//! knew to be in order. Not here: the log and the judge (`stamp`), who cuts (`run`, `crash`).
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};

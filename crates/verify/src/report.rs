@@ -1,4 +1,5 @@
-//! What a check found: figures, and each finding with what it takes to see it again.
+//! What a check found: figures, and each finding with what it takes to see it again. Not here: how
+//! it is printed (`crates/lab/src/verify_crash`), what a crashed server did wrong (`crash`).
 
 use std::collections::BTreeMap;
 

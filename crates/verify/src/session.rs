@@ -3,6 +3,9 @@
 //!
 //! In the folder: `log` and `moments` (the recording), `before` (what the disk held before it,
 //! sparse), and `workload`, lines of text that say what the user of the device knew.
+//!
+//! Not here: writing `log` and `moments` (`recording`), doing the work (`run`), cutting
+//! (`campaign`).
 
 use std::path::Path;
 

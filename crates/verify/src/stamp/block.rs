@@ -1,4 +1,5 @@
-//! The stamp: 512 bytes that know where they belong and who wrote them.
+//! The stamp: 512 bytes that know where they belong and who wrote them. Invariant: a stamped sector
+//! is never all zeroes, so zeroes are what was there before, or a write of zeroes.
 
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 

@@ -11,6 +11,9 @@
 //!
 //! A sector of zeroes may be the base or any write of zeroes; it counts against the image only when
 //! none of these can explain it.
+//!
+//! Not here: which of these checks a device is judged by (`look`, `crash`), when a request was sent
+//! and answered (`log`).
 
 use std::fmt;
 

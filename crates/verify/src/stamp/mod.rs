@@ -5,6 +5,8 @@
 //! decides whether the image is a *cut*: all writes up to some moment, none after it, each whole or
 //! absent, in one order. Modules: `block` (the stamp), `log` (who wrote what when), `judge` (the
 //! definition and its proof).
+//!
+//! Not here: who writes such blocks (`load`), how an image is read from a device (`look`, `crash`).
 
 mod block;
 mod judge;

@@ -3,6 +3,8 @@
 //!
 //! While it is recorded its disk is a file that `nbdfuse` shows; after a crash it is a plain file.
 //! It must stay in the foreground, and serve a second time on what it left: that is the test.
+//!
+//! Not here: Sawmill's binary (`sawmill`), whose server and disk are those of this file.
 
 use std::path::{Path, PathBuf};
 

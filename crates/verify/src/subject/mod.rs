@@ -2,6 +2,8 @@
 //!
 //! Modules: `in_process` (our own devices, served from here), `command_line` (anybody's server, by
 //! its command line), `sawmill` (this product's own binary, with a store beside its disk).
+//!
+//! Not here: where power fails (`plan`, `cut`), who judges what came back (`look`).
 
 mod command_line;
 mod in_process;
