@@ -1,5 +1,8 @@
 //! Entry points for fuzzers of parsers that no socket reaches: requests from the kernel. Not for
 //! users.
+//!
+//! Not here: where the bytes come from (`crates/fuzz/src/kernel.rs`); parsers that a socket
+//! reaches, which are fuzzed through their server.
 
 use sawmill_device::{Geometry, MemoryDevice};
 use sawmill_sys::ublk::IoDescriptor;

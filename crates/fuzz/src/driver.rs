@@ -1,5 +1,7 @@
-//! Packets between a host and a driver: what is understood has one encoding, and is refused or
-//! understood whole.
+//! Packets between a host and a driver: what is understood is the same after it was encoded again,
+//! and a packet of several commands is understood whole or refused.
+//!
+//! Not here: what a host or a driver does with a packet (`sawmill_driver::client`, `host`).
 
 use sawmill_driver::protocol::{Answer, Command, Control};
 

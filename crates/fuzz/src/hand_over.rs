@@ -1,5 +1,8 @@
 //! Pieces of doors from another process: any bytes are refused or are the one encoding of what they
 //! say, and a server takes over from any pieces or says why not.
+//!
+//! Not here: the messages in which pieces travel (`sawmill_frontend::passing`); taking over doors
+//! other than NBD.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};

@@ -3,6 +3,9 @@
 //!
 //! Input: a byte of choices (see `MEND`), a byte of ring blocks, the first 160 bytes of either
 //! superblock copy, and the ring's bytes from its first on; what is left out is zero.
+//!
+//! Not here: memory that outlives the process, which recovery reads beside the journal; superblocks
+//! and records one by one (`objects`).
 
 use std::io;
 use std::sync::Arc;

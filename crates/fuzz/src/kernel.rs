@@ -1,5 +1,7 @@
 //! Requests of the kernel, by FUSE and by ublk: whatever it says, what is understood lies within
 //! what it sent and within the device.
+//!
+//! Not here: what must hold of a parsed request (`sawmill_frontend::fuzzing`), serving it.
 
 use sawmill_frontend::fuzzing;
 use sawmill_sys::ublk::IoDescriptor;

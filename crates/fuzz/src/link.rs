@@ -1,6 +1,8 @@
 //! What a peer's bytes are to the link's decoders: packets and their parts, greetings, controls,
 //! packed writes. What is accepted is what the encoder writes, keeps its rules, and lies within its
 //! packet.
+//!
+//! Not here: an initiator or a target that gets such bytes (`link_peer`).
 
 use sawmill_format::layout::Field;
 use sawmill_format::link::control::{self, Opened, opened_at};

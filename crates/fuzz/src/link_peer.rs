@@ -3,6 +3,9 @@
 //!
 //! A stranger's and a peer's bytes end no more than their own connection: afterwards another
 //! initiator opens the export, writes and reads; and each request of an initiator is answered once.
+//!
+//! Not here: the decoders alone (`link`); honest peers over a network that loses and reorders
+//! (`crates/link/tests/simulation`).
 
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -1,5 +1,8 @@
 //! Changes of an input by seed: flipped bits, spliced and repeated stretches, numbers made large or
 //! small, cuts. The same seed makes the same change.
+//!
+//! Not here: checksums put right after a change (`mend`), how many changes are tried
+//! (`tests/bytes`).
 
 use sawmill_testkit::Dice;
 

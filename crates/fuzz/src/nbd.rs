@@ -1,6 +1,8 @@
 //! A client's bytes to the NBD server over a memory device. The connection ends or answers: every
 //! request that came whole is answered exactly once, whatever else the client says, and no thread
 //! of the server panics.
+//!
+//! Not here: what a request does to the device; a server that was handed over (`hand_over`).
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -47,7 +49,7 @@ thread_local! {
     };
 }
 
-/// Whether any thread has panicked, this one excepted (which ends by it).
+/// Whether a thread of a server has panicked. A panic of the fuzzing thread ends the run itself.
 pub(crate) static PANICKED: AtomicBool = AtomicBool::new(false);
 
 /// Fails when a thread of a server panicked since this was first called.

@@ -1,5 +1,8 @@
-//! Every decoder of `crates/format`. What one accepts is what its encoder writes, keeps its rules,
-//! and took no more memory than its bytes justify; with another identity it is refused.
+//! The decoders of `crates/format` for what lies in a store or on a machine. What one accepts is
+//! what its encoder writes, keeps its rules, and took no more memory than its bytes justify; with
+//! another identity it is refused.
+//!
+//! Not here: the link's structures and packed writes (`link`); write logs, which no target decodes.
 
 use sawmill_format::cache_index::{CacheEntry, CacheIndex};
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};

@@ -2,6 +2,8 @@
 //!
 //! Input: a byte of choices (see `MEND`), then objects, each with its length (32 bits) in front. An
 //! object lies under the key that its own fields name, so that a changed number moves it.
+//!
+//! Not here: objects one by one (`objects`), the journal (`journal_image`), attaching.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -110,7 +112,7 @@ fn objects(bytes: &[u8]) -> Objects {
 }
 
 fn key_of(object: &[u8], kind: Kind) -> Option<String> {
-    // Every kind of object has its volume and its put there.
+    // Every kind of object has its volume there.
     let volume_id = VolumeId(id_at(object, segment::at::VOLUME_ID)?);
     match kind {
         Kind::VolumeRecord => Some(volume_key(NAME)),

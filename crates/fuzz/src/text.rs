@@ -1,5 +1,7 @@
 //! What people and stores write as text: sizes, durations, URLs, ids and keys. What is accepted has
 //! one meaning, what is shown can be read again, and no secret gets into a text.
+//!
+//! Not here: command lines and configuration files (`crates/sawmill`).
 
 use sawmill_format::checkpoint::{checkpoint_key, parse_checkpoint_key};
 use sawmill_format::ids::VolumeId;

@@ -1,6 +1,9 @@
 //! A frontend's bytes, and a guest's memory, to a vhost-user door over a memory device. The
 //! frontend is answered or loses its connection; a guest's queue serves or stops. Nothing hangs, no
 //! thread of the door panics, and the next frontend is served.
+//!
+//! Not here: descriptors that do not fit their message: a frontend's bytes come with none, a
+//! guest's memory with the right ones.
 
 use std::fs::File;
 use std::io::{IoSlice, Read};
