@@ -1,5 +1,8 @@
 //! Flush: one item on every queue after all chunks there. The request completes when all items are
-//! acknowledged (thesis section 4.2.1).
+//! acknowledged (thesis section 4.2.1); with `weak_flush` there are no items, and it completes when
+//! the chunks are closed.
+//!
+//! Not here: when a chunk is closed otherwise (`write`), how the driver gets the items (`deliver`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,9 @@
 //! The batch layer as a backend: for each queue a lane of writes and a lane of reads.
 //!
-//! Lane `2 q` carries the chunks, flushes and ranges of queue `q`, lane `2 q + 1` its reads. Not
-//! here: what they mean (`deliver`).
+//! Lane `2 q` carries the chunks, flushes and ranges of queue `q`, lane `2 q + 1` its reads.
+//!
+//! Invariant: a command is marked `again` exactly when it was fetched for a former driver. Not
+//! here: what the commands mean (`deliver`).
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,7 +1,9 @@
 //! The process of the mount holder: holds, gives, ends.
 //!
-//! Its standard input is the socket that it listens on, made by the process that started it. Not
-//! here: querying it.
+//! Its standard input is the socket that it listens on, made by the process that started it.
+//!
+//! Invariant: a descriptor that was given is still held: whoever got it may die. Not here: the
+//! processes that talk to it (`client`).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -1,4 +1,5 @@
-//! The fixed limits of a ublk device.
+//! The fixed limits of a ublk device. Not here: the ranges of options (`options`), the kernel's own
+//! limits (`sawmill_sys::ublk`).
 
 use std::time::Duration;
 

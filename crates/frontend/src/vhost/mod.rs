@@ -15,10 +15,11 @@
 //! a read moves twice, through a buffer: the device needs a plain slice to fill, and the guest may
 //! change its memory at the same time, which no slice allows.
 //!
-//! Packed rings are not offered: the crates in use have their descriptors but not their rings. Nor
-//! is an IOMMU. The message codec is ours and not that of the crate `vhost`, which can neither
-//! announce a changed configuration nor take over a connection that another process has negotiated;
-//! tests use its frontend.
+//! The message codec is ours and not that of the crate `vhost`, which can neither announce a
+//! changed configuration nor take over a connection that another process has negotiated; tests use
+//! its frontend.
+//!
+//! Not here: packed rings (the crates in use have their descriptors but not their rings); an IOMMU.
 
 mod handover;
 mod inflight;
