@@ -1,4 +1,5 @@
-//! A file system on a volume: the bridge of the crash checker, with a test's demands.
+//! A file system on a volume: the bridge of the crash checker, with a test's demands. Not here: the
+//! programs that build it (`sawmill_verify::bridge`), a database on it (`postgres`).
 
 use std::path::{Path, PathBuf};
 

@@ -2,6 +2,8 @@
 //!
 //! Readiness and the driver's coming and going are the host's own events; nothing here guesses by
 //! time.
+//!
+//! Not here: `sawmill serve` (`server`), the drivers (`examples`, `compiled`, `golang`).
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};

@@ -1,5 +1,5 @@
 //! Go, for what of the product is written in it. A machine without a Go that is new enough skips
-//! these tests.
+//! these tests. Not here: C, C++ and Rust (`compiled`), what an example must do (`examples`).
 
 use std::path::Path;
 use std::process::{Command, Stdio};

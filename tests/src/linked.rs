@@ -2,6 +2,8 @@
 //! events.
 //!
 //! Readiness is an end's own event; nothing here guesses by time. An end that is dropped is killed.
+//!
+//! Not here: `sawmill serve` (`server`), a link without processes (`crates/link/tests`).
 
 use std::io::{BufRead, BufReader};
 use std::net::UdpSocket;

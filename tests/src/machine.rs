@@ -3,6 +3,8 @@
 //!
 //! A missing program is a failure, not a skip: the set-up installs it. Only what no set-up can give
 //! (root, FUSE, loop devices) skips a test, with its reason, and is counted.
+//!
+//! Not here: commands of `sawmill` with a store and a state folder (`place`).
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,8 @@
 //! A place: one pretended machine with its own state folder (journal, cache) and a store, and the
 //! commands a person types there.
+//!
+//! Invariant: a command finds no state, data, cache or home but those of its place. Not here:
+//! servers that go on running (`server`), the programs behind a store (`store`).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

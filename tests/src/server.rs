@@ -5,6 +5,9 @@
 //! and this process has asked the kernel to inherit such orphans.
 //!
 //! Readiness is the server's own event on its standard output; nothing here guesses by time.
+//!
+//! Not here: `sawmill run` (`driven`), the ends of a link (`linked`), programs that take over by
+//! order of a test (`successor`).
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

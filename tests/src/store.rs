@@ -2,6 +2,9 @@
 //!
 //! One MinIO serves a whole test program; it and its data go when the program ends, however it
 //! ends, because a small shell watches a pipe that only the program holds open.
+//!
+//! Invariant: a fresh store has a prefix or a folder that no other of the program has, so that
+//! tests run side by side. Not here: what goes wrong on the way to a store (`proxy`).
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

@@ -3,6 +3,8 @@
 //!
 //! Either may hold still at a point until the test has done what it has to do there: nothing is
 //! left to time.
+//!
+//! Not here: asking for a hand-off, and following the process that took over (`server`).
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};

@@ -2,6 +2,8 @@
 //!
 //! First the controls: planted losses must be seen. Then lives and deaths until the time is over.
 //! Prints a report each minute and at the end; exit code 0 only when no promise was broken.
+//!
+//! Not here: what is done, and what must hold then (`sawmill_tests::torture`).
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -1,5 +1,7 @@
 //! One request on its way through the proxy: heard whole, passed on (or not), its answer heard
 //! whole and given back (or something else instead).
+//!
+//! Not here: what goes wrong, and when (`fault`); taking connections, and refusing all (`proxy`).
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -164,6 +166,7 @@ async fn spoil(
             tokio::time::sleep(pause).await;
         }
         Fault::Held => {
+            // Before it is counted: who waits for the count may let go at once.
             let mut turns = shared.let_go.subscribe();
             turns.borrow_and_update();
             shared.count(fault.name());

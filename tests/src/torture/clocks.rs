@@ -5,6 +5,8 @@
 //!
 //! Only of stores in folders: a bucket asks for the time in each request, and refuses who has
 //! another.
+//!
+//! Not here: a clock that jumps while a server lives, which the simulation has (`crates/sim`).
 
 use std::path::Path;
 

@@ -4,6 +4,9 @@
 //! What must hold: each history shows its own bytes alone, whatever the shared cache has; a store
 //! that was put back is refused until the loss of the journal is accepted, and then is a cut of
 //! what it had; nobody attaches with a copy of a living server's state.
+//!
+//! Not here: a store that is copied with puts under way to it, which the simulation has
+//! (`crates/sim`).
 
 use std::fs;
 

@@ -3,6 +3,8 @@
 //!
 //! What must hold: an attach without it is refused until its loss is accepted, and then everything
 //! flushed is there, and all that an earlier attach found; where it was moved it is found.
+//!
+//! Not here: memory that goes with a container (`containers`), or before a hand-off (`rest`).
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;

@@ -9,6 +9,8 @@
 //! chance chooses. Modules: `volume` (what is known of one, and the demands), `life` (start, load,
 //! look, death), `commits` (the load), `copies`, `clocks`, `memory`, `containers`, `rivals`, `rest`
 //! (the kinds of deeds), `report`.
+//!
+//! Not here: the command line (`bin/torture`), faults of the store (`proxy`).
 
 mod clocks;
 mod commits;

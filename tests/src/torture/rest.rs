@@ -4,6 +4,8 @@
 //! What must hold: a command at rest finds journal and memory that a killed server left, and loses
 //! nothing; a snapshot and a stored moment stay what they were, byte for byte; `check` finds all
 //! well while nothing was damaged; a hand-off is felt by nobody.
+//!
+//! Not here: a server that is taken over without its consent (`rivals`).
 
 use super::Torture;
 use super::volume::{Kept, VOLUME_BYTES, Volume, digest};

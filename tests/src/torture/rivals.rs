@@ -4,6 +4,9 @@
 //! What must hold: the winner has all that was stored, and keeps all that it accepts; nothing that
 //! the other wrote after the fence is ever visible; the other acknowledges no flush once it could
 //! know, fails its door and says so by its exit code. Of two on one journal the second is refused.
+//!
+//! Not here: a hand-off, which the first server agrees to (`rest`); a second server on a copy of
+//! the state (`copies`).
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -22,11 +25,11 @@ use crate::store::{self, StoreUnderTest};
 
 const FENCED: i32 = 6;
 const IN_USE: i32 = 11;
-/// Flushes asked for later than this after a server could ask its store again are not answered:
-/// news of up to five seconds are good enough, a look is waited for for one; and this machine may
-/// be busy.
+/// A flush that is asked for this long after its server could ask its store again must not be
+/// answered: news that nobody took over are good for five seconds, a flush waits one second for
+/// newer ones, and this machine may be busy.
 const KNOWS_WITHIN: Duration = Duration::from_secs(9);
-/// Who was cut off first has to try again.
+/// The same for a server that was cut off from its store, which has to try again first.
 const KNOWS_AGAIN_WITHIN: Duration = Duration::from_secs(20);
 /// By then its door must have failed.
 const FAILS_WITHIN: Duration = Duration::from_secs(50);
