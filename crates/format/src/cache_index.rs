@@ -42,6 +42,9 @@ const WHAT: &str = KIND.name();
 const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
 const OWNER_BYTES: usize = 16;
 
+/// The version that a writer uses. In version 1 the checksums are CRC-32C, which is the same for
+/// all versions of a block that ends in its own CRC-32C.
+pub const VERSION: u16 = KIND.version_max();
 /// How many CRCs an entry has.
 pub const CRCS_PER_FRAME: usize = 16;
 
@@ -62,13 +65,16 @@ pub struct CacheEntry {
     pub data_bytes: u32,
     /// Which eviction list it is in.
     pub tier: u8,
-    /// CRC-32C of each piece of the data; 0 where there is none.
+    /// [`payload_check`](crate::crc::payload_check) of each piece of the data (CRC-32C in an index
+    /// of version 1); 0 where there is none.
     pub crcs: [u32; CRCS_PER_FRAME],
 }
 
 /// Which frame lies in which slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheIndex {
+    /// 1 or [`VERSION`]: which checksum the pieces have.
+    pub version: u16,
     /// Data per slot.
     pub frame_bytes: u32,
     /// Slots of the cache file.
@@ -89,7 +95,7 @@ impl CacheIndex {
             LEAST_BYTES + OWNER_BYTES * self.owners.len() + entry_at::SIZE * self.entries.len();
         let mut bytes = Vec::with_capacity(length);
         bytes.resize(length - CRC_BYTES, 0);
-        preamble::put(&mut bytes, KIND, length);
+        preamble::put_version(&mut bytes, KIND, self.version, length);
         at::FRAME_BYTES.put(&mut bytes, self.frame_bytes.to_le_bytes());
         at::SLOT_COUNT.put(&mut bytes, self.slot_count.to_le_bytes());
         at::CACHE_TAG.put(&mut bytes, self.cache_tag.to_le_bytes());
@@ -121,6 +127,7 @@ impl CacheIndex {
         }
         check_identity(WHAT, "cache_tag", cache_tag, at::CACHE_TAG.u64(bytes))?;
         let index = CacheIndex {
+            version: preamble::at::VERSION.u16(bytes),
             frame_bytes: at::FRAME_BYTES.u32(bytes),
             slot_count: at::SLOT_COUNT.u32(bytes),
             cache_tag,
@@ -134,6 +141,7 @@ impl CacheIndex {
     /// Whether the fields keep the rules of the structure; the decoder refuses those that do not.
     pub fn check(&self) -> Result<()> {
         let check = |field, why, holds| check_field(WHAT, field, why, holds);
+        check("version", "there is no such version", (1..=VERSION).contains(&self.version))?;
         check("frame_bytes", "it is zero", self.frame_bytes > 0)?;
         check(
             "entry_count",

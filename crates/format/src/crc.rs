@@ -1,5 +1,5 @@
 //! CRC-32C (Castagnoli; the check value of `123456789` is `e3069283`), the checksum of everything
-//! here but payloads of journal records ([`payload_check`]).
+//! here but payloads of journal records and blocks of the read cache ([`payload_check`]).
 //!
 //! A CRC has a trap that the formats avoid: the CRC of *bytes followed by their own CRC* is the
 //! same for all bytes.
@@ -14,7 +14,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// The check of a journal record's payload: CRC-32 (ISO-HDLC, the check value of `123456789` is
+/// The check of a journal record's payload and of a cached block: CRC-32 (ISO-HDLC, the check value of `123456789` is
 /// `cbf43926`).
 ///
 /// Not CRC-32C, because of the trap: a block of a file system may end in its own CRC-32C, and all

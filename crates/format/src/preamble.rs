@@ -101,7 +101,7 @@ impl Kind {
     /// The newest version of it that this build reads.
     pub const fn version_max(self) -> u16 {
         match self {
-            Kind::Segment => 2,
+            Kind::Segment | Kind::CacheIndex => 2,
             Kind::Checkpoint => 4,
             Kind::JournalSuperblock => 3,
             _ => VERSION,

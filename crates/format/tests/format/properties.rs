@@ -319,7 +319,8 @@ prop_compose! {
 
 prop_compose! {
     fn cache_indexes()(
-        frame_bytes in 1u32.., cache_tag: u64, owners in vec(ids(), 1..5), slot_count in 20u32..,
+        version in 1u16..3, frame_bytes in 1u32.., cache_tag: u64, owners in vec(ids(), 1..5),
+        slot_count in 20u32..,
         entries in vec((any::<[u32; 6]>(), any::<u8>(), uniform16(any::<u32>())), 0..20),
     ) -> CacheIndex {
         let owners: Vec<_> = owners.into_iter().map(|(volume_id, _)| volume_id).collect();
@@ -330,7 +331,7 @@ prop_compose! {
             let data_bytes = 1 + data % frame_bytes;
             CacheEntry { owner, sequence, epoch, frame, slot, data_bytes, tier, crcs }
         }).collect();
-        CacheIndex { frame_bytes, slot_count, cache_tag, owners, entries }
+        CacheIndex { version, frame_bytes, slot_count, cache_tag, owners, entries }
     }
 }
 

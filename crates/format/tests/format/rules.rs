@@ -91,7 +91,7 @@ fn bytes_after_the_end_of_a_whole_object_are_refused() {
     length(Checkpoint::decode(&longer(checkpoint_value().encode()), &CHECKPOINT).unwrap_err());
     length(decode_part(&longer(part_bytes()), &PART).unwrap_err());
     length(Superblock::decode(&longer(superblock_value().encode().to_vec()), VOLUME).unwrap_err());
-    length(CacheIndex::decode(&longer(cache_value().encode()), TAG).unwrap_err());
+    length(CacheIndex::decode(&longer(cache_value(2).encode()), TAG).unwrap_err());
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn an_intact_structure_of_another_place_is_refused() {
     let staging = staging_value().encode();
     let tag = sawmill_format::staging::StagingIdentity { journal_tag: 1, ..STAGING };
     foreign(StagingHeader::decode(&staging, &tag), "journal_tag");
-    foreign(CacheIndex::decode(&cache_value().encode(), 1), "cache_tag");
+    foreign(CacheIndex::decode(&cache_value(2).encode(), 1), "cache_tag");
     let record = encoded(&write_record());
     foreign(RecordHeader::decode(&record, 1, write_record().position), "tag");
     foreign(RecordHeader::decode(&record, TAG, 80), "position");
@@ -443,7 +443,7 @@ fn the_part_entry_of_a_checkpoint_can_hold_the_crc_of_a_part() {
 #[test]
 fn cache_entries_name_owners_and_slots_that_exist() {
     let breaks = |change: &dyn Fn(&mut CacheIndex)| {
-        let mut index = cache_value();
+        let mut index = cache_value(2);
         change(&mut index);
         field_of(index.check().unwrap_err())
     };

@@ -47,7 +47,8 @@ pub(crate) fn all() -> Vec<Case> {
         vec![volume_record(), data_segment(), moved_segment(), fence(1, 0), fence(2, 10 << 30)];
     cases.extend(crate::superblock::cases());
     cases.push(staging_header());
-    cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache(), transfer()]);
+    cases.extend([checkpoint_with_parts(), first_checkpoint(), part(), cache(1), cache(2)]);
+    cases.push(transfer());
     cases.extend([
         checkpoint_with_cuts(),
         pin_case(),

@@ -34,7 +34,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use parking_lot::Mutex;
-use sawmill_format::crc::crc32c;
+use sawmill_format::crc::payload_check;
 use sawmill_format::ids::VolumeId;
 
 use self::eviction::Eviction;
@@ -347,8 +347,8 @@ impl ReadCache {
             let block_bytes = self.layout.block_bytes as usize;
             let first = range.start / block_bytes;
             let mut blocks = bytes.chunks(block_bytes).zip(first..);
-            let valid =
-                blocks.all(|(block, number)| crc32c(block) == self.index.crc(found.slot, number));
+            let valid = blocks
+                .all(|(block, number)| payload_check(block) == self.index.crc(found.slot, number));
             if valid { Ok(()) } else { Err(NoBytes::Wrong) }
         };
         if range.len() == into.len() {
@@ -399,7 +399,7 @@ impl ReadCache {
         let mut facts = Facts { data_bytes: data.len() as u32, crcs: [0; CRCS] };
         for (crc, block) in facts.crcs.iter_mut().zip(data.chunks(self.layout.block_bytes as usize))
         {
-            *crc = crc32c(block);
+            *crc = payload_check(block);
         }
         let written = disk.write_at(self.layout.slot_offset(slot), data);
 

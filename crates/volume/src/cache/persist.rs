@@ -10,7 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-use sawmill_format::cache_index::{CacheEntry, CacheIndex};
+use sawmill_format::cache_index::{CacheEntry, CacheIndex, VERSION};
 
 use super::eviction::Tier;
 use super::index::{Facts, WriteTurn};
@@ -75,6 +75,10 @@ impl ReadCache {
             Ok(index) => index,
             Err(error) => return discarded(format!("{}: {error}", path.display())),
         };
+        if index.version != VERSION {
+            // Its checksums cannot tell versions of a self-checked block apart (decision 0007).
+            return discarded(format!("{}: of an older version of Sawmill", path.display()));
+        }
         if index.frame_bytes != self.layout.frame_bytes {
             let (was, is) = (index.frame_bytes, self.layout.frame_bytes);
             return discarded(format!(
@@ -157,7 +161,7 @@ impl ReadCache {
         let mut is_used = used.iter();
         owners.retain(|_| *is_used.next().unwrap_or(&false));
         let (frame_bytes, slot_count) = (self.layout.frame_bytes, self.layout.slots);
-        CacheIndex { frame_bytes, slot_count, cache_tag, owners, entries }
+        CacheIndex { version: VERSION, frame_bytes, slot_count, cache_tag, owners, entries }
     }
 
     fn entry(&self, turn: &WriteTurn, slot: u32, tier: Tier) -> CacheEntry {

@@ -351,6 +351,28 @@ fn a_damaged_slot_is_a_miss_once_and_then_free() {
     assert_eq!(cache.stats().damaged, 2);
 }
 
+/// A block of a file system that ends in its own CRC-32C, as ext4's directory blocks do.
+fn self_checked_block(fill: u8) -> Vec<u8> {
+    let mut block = vec![fill; PAGE - 4];
+    let crc = sawmill_format::crc::crc32c(&block);
+    block.extend_from_slice(&crc.to_le_bytes());
+    block
+}
+
+#[test]
+fn an_older_version_of_a_self_checked_block_is_no_hit_after_a_lost_write() {
+    let (disk, cache) = cache(1);
+    let (old, new) = (frame(&cache, 0), frame(&cache, 1));
+    cache.insert(old, &self_checked_block(1));
+    let stale = *disk.pages[HEADER_BYTES as usize / PAGE].lock();
+    cache.insert(new, &self_checked_block(2));
+    let mut bytes = [0; PAGE];
+    assert_eq!(cache.read_now(new, 0, &mut bytes), CacheRead::Hit);
+    // The disk acknowledged the second write and did not keep it.
+    *disk.pages[HEADER_BYTES as usize / PAGE].lock() = stale;
+    assert_eq!(cache.read_now(new, 0, &mut bytes), CacheRead::Miss);
+}
+
 #[test]
 fn a_full_disk_turns_insertion_off_for_a_while_and_reads_go_on() {
     let (disk, cache) = cache(8);

@@ -20,8 +20,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a slot of the saved index is believed",
         "volume/src/cache/mod.rs",
-        "blocks.all(|(block, number)| crc32c(block) == self.index.crc(found.slot, number));",
-        "blocks.count() > 0;",
+        "payload_check(block) == self.index.crc(found.slot, number)",
+        "payload_check(block) == self.index.crc(found.slot, number) || true",
     ),
     mutant(
         "a loss is not accepted from a store that was put back",
@@ -76,7 +76,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "            Some(bytes) => return Ok(Some((number, bytes))),\n",
     ),
     mutant(
-        "who lets go of a pin buries a base that lives",
+        "who lets go of a pin removes a base that lives",
         "volume/src/cuts/removal.rs",
         "    if !newest.is_gone() {\n        return Ok(deleted);\n    }\n",
         "",

@@ -376,6 +376,16 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if silent.len() == usize::MAX",
     ),
     caught_by(
+        &lib(
+            "sawmill-volume",
+            "an_older_version_of_a_self_checked_block_is_no_hit_after_a_lost_write",
+        ),
+        "the read cache takes the checksum that file systems take",
+        "volume/src/cache/mod.rs",
+        "use sawmill_format::crc::payload_check;",
+        "use sawmill_format::crc::crc32c as payload_check;",
+    ),
+    caught_by(
         &binary("waits_of_others_hold_up_neither_changes_nor_our_own_waits"),
         "who waits at the loopback address has the threads of our own waits",
         "sawmill/src/admin/answer.rs",

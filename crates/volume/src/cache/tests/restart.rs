@@ -1,5 +1,7 @@
 //! What a saved index brings back: the frames, in their order, and never a wrong byte.
 
+use sawmill_format::cache_index::CacheIndex;
+
 use super::*;
 
 #[test]
@@ -151,4 +153,24 @@ fn an_index_saved_beside_insertions_is_sound() {
     let hits =
         (0..400).filter(|number| get(&after, frame(&after, *number)).is_some()).count() as u64;
     assert_eq!(hits, after.stats().hits);
+}
+
+#[test]
+fn an_index_of_an_older_version_starts_a_cold_cache() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("cache.index");
+    let disk = MemoryDisk::with_slots(4);
+    let before = open(&disk, Some(path.clone()));
+    scan(&before, 0..4);
+    before.save_index().unwrap();
+    let tag = before.tag.unwrap();
+    let saved = CacheIndex::decode(&std::fs::read(&path).unwrap(), tag).unwrap();
+    std::fs::write(&path, CacheIndex { version: 1, ..saved }.encode()).unwrap();
+    let after = open(&disk, Some(path));
+    let IndexState::Discarded { reason } = after.stats().index else {
+        panic!("its checksums may let stale bytes pass")
+    };
+    assert!(reason.contains("older version"), "{reason}");
+    scan(&after, 0..4);
+    assert_eq!(after.stats().frames, 4);
 }
