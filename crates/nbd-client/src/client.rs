@@ -351,10 +351,7 @@ impl Listening {
     /// be.
     fn payload(&mut self, cookie: u64, length: u64) -> io::Result<Vec<u8>> {
         const REST_BYTES_MAX: u64 = 4 << 20;
-        let asked = lock(&self.in_flight)
-            .waiting
-            .get(&cookie)
-            .map_or(0, |waiting| waiting.reply.bytes.len());
+        let asked = self.asked_bytes(cookie);
         if length > asked as u64 + REST_BYTES_MAX {
             return Err(violation(format!(
                 "a chunk of {length} bytes in the answer to a request of {asked}"
@@ -363,19 +360,25 @@ impl Listening {
         read_bytes(&mut self.socket, length as usize)
     }
 
+    /// How many bytes the request wants; 0 if it is no read, or not in flight.
+    fn asked_bytes(&self, cookie: u64) -> usize {
+        let in_flight = lock(&self.in_flight);
+        in_flight.waiting.get(&cookie).map_or(0, |waiting| waiting.reply.bytes.len())
+    }
+
     fn hear_simple(&mut self) -> io::Result<()> {
         let error = read_u32(&mut self.socket)?;
         let cookie = read_u64(&mut self.socket)?;
-        let mut waiting = self.take(cookie)?;
-        if error == 0 && !waiting.reply.bytes.is_empty() {
-            if self.style != Style::Simple {
-                return Err(violation(
-                    "a read was answered with a simple reply after structured replies",
-                ));
-            }
-            let count = waiting.reply.bytes.len();
-            waiting.reply.bytes = read_bytes(&mut self.socket, count)?;
+        let count = self.asked_bytes(cookie);
+        if error == 0 && count > 0 && self.style != Style::Simple {
+            return Err(violation(
+                "a read was answered with a simple reply after structured replies",
+            ));
         }
+        let bytes = read_bytes(&mut self.socket, if error == 0 { count } else { 0 })?;
+        // Only now: whoever waits hears of it too if the connection ends amid the bytes.
+        let mut waiting = self.take(cookie)?;
+        waiting.reply.bytes = bytes;
         if error != 0 {
             waiting.failure = Some(Failure::Errno(error));
         }
@@ -385,13 +388,14 @@ impl Listening {
 
     fn chunk(&mut self, flags: u16, kind: u16, cookie: u64, payload: &[u8]) -> io::Result<()> {
         let mut waiting = self.take(cookie)?;
-        note_chunk(&mut waiting, kind, payload)?;
-        if flags & 1 == 1 {
+        let noted = note_chunk(&mut waiting, kind, payload);
+        if noted.is_ok() && flags & 1 == 1 {
             finish(waiting);
         } else {
+            // After an error the connection ends, and all that wait hear of that.
             lock(&self.in_flight).waiting.insert(cookie, waiting);
         }
-        Ok(())
+        noted
     }
 
     fn take(&self, cookie: u64) -> io::Result<Waiting> {
@@ -460,6 +464,8 @@ fn note_extent(waiting: &mut Waiting, extent: Extent) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     #[test]
@@ -469,6 +475,31 @@ mod tests {
         assert!(!is_too_long(&trim, Style::Extended));
         let bytes = encode(&trim, 1, Style::Extended);
         assert_eq!(bytes[24..], ((4u64 << 30) + 4096).to_be_bytes());
+    }
+
+    /// Whether the listener of a read of 8 bytes hears that the connection ended amid this answer.
+    fn hears_the_end(style: Style, answer: &[u8]) -> bool {
+        let (near, mut far) = UnixStream::pair().expect("a pair of sockets");
+        let (tell, hear) = sync_channel(1);
+        let listener: Listener = Box::new(move |outcome| drop(tell.send(outcome.map(drop))));
+        let reply = Reply { bytes: vec![0; 8], ..Reply::default() };
+        let waiting = Waiting { offset: 0, reply, failure: None, listener };
+        let in_flight = InFlight { waiting: HashMap::from([(1, waiting)]), ..InFlight::default() };
+        let in_flight = Arc::new(Mutex::new(in_flight));
+        far.write_all(answer).expect("it fits");
+        drop(far);
+        Listening { in_flight, socket: Socket::Unix(near), style }.run();
+        matches!(hear.recv(), Ok(Err(Failure::Gone)))
+    }
+
+    #[test]
+    fn a_request_hears_of_a_connection_that_ends_amid_its_answer() {
+        let simple = [&SIMPLE_REPLY_MAGIC.to_be_bytes()[..], &[0; 4], &1u64.to_be_bytes()].concat();
+        assert!(hears_the_end(Style::Simple, &[&simple[..], &[7; 3]].concat()), "half the bytes");
+        assert!(hears_the_end(Style::Structured, &simple), "an answer of the wrong kind");
+        let head = [&STRUCTURED_REPLY_MAGIC.to_be_bytes()[..], &[0, 1, 0x40, 0]].concat();
+        let chunk = [&head[..], &1u64.to_be_bytes(), &[0; 4]].concat();
+        assert!(hears_the_end(Style::Structured, &chunk), "a chunk of an unknown type");
     }
 
     #[test]

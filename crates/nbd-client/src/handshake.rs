@@ -18,6 +18,8 @@ use crate::PATIENCE;
 
 /// The longest reply that is taken; a name and a text in it have at most 4096 bytes each.
 const REPLY_BYTES_MAX: u32 = 64 << 10;
+/// The longest list of exports.
+pub const NAMES_MAX: usize = 64 << 10;
 
 /// What the server says about the export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -143,6 +145,9 @@ fn hear(socket: &mut Socket, option: u32) -> io::Result<OptionReply> {
 }
 
 /// Names of the exports that a server lists.
+///
+/// # Errors
+/// What the system says, and a protocol violation: more than [`NAMES_MAX`] names is one.
 pub fn list(uri: &str) -> io::Result<Vec<String>> {
     let mut socket = Socket::connect(&Address::parse(uri)?)?;
     greet(&mut socket)?;
@@ -151,6 +156,9 @@ pub fn list(uri: &str) -> io::Result<Vec<String>> {
     loop {
         let reply = hear(&mut socket, option::LIST)?;
         match reply.kind {
+            reply::SERVER if names.len() == NAMES_MAX => {
+                return Err(violation(format!("a list of more than {NAMES_MAX} exports")));
+            }
             reply::SERVER => {
                 let mut rest = reply.payload.as_slice();
                 let length = read_u32(&mut rest)?;

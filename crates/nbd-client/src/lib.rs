@@ -3,8 +3,9 @@
 //! Modules: `wire` (addresses, reading), `handshake`, `client` (requests in flight and their
 //! answers).
 //!
-//! Invariant: a server may say what it likes; nothing it says makes this side allocate more than
-//! was asked for. Not here: retries, reconnecting, TLS.
+//! Invariants: a server may say what it likes; nothing it says makes this side allocate more than
+//! was asked for and a few MiB. Whoever submits a request hears how it ended, once. Not here:
+//! retries, reconnecting, TLS.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
@@ -13,7 +14,7 @@ mod handshake;
 mod wire;
 
 pub use client::{Client, Command, Extent, Failure, Pending, Reply};
-pub use handshake::{Export, list};
+pub use handshake::{Export, NAMES_MAX, list};
 pub use sawmill_nbd_proto::{Style, transmission as flag};
 pub use wire::Address;
 

@@ -28,7 +28,9 @@ impl Address {
         }
         let rest = uri.strip_prefix("nbd://").ok_or_else(bad)?;
         let (host, name) = rest.split_once('/').unwrap_or((rest, ""));
-        let host = if host.contains(':') { host.to_owned() } else { format!("{host}:10809") };
+        // The colons inside the brackets of an IPv6 address name no port.
+        let has_port = host.rsplit(']').next().is_some_and(|rest| rest.contains(':'));
+        let host = if has_port { host.to_owned() } else { format!("{host}:10809") };
         Ok(Address::Tcp(host, unescape(name)))
     }
 }
@@ -64,4 +66,21 @@ pub(super) fn read_bytes(from: &mut impl Read, count: usize) -> io::Result<Vec<u
 /// A protocol violation by the server.
 pub(super) fn violation(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_without_a_port_gets_the_usual_one() {
+        let host = |uri| match Address::parse(uri) {
+            Ok(Address::Tcp(host, _)) => host,
+            other => panic!("{uri}: {other:?}"),
+        };
+        assert_eq!(host("nbd://example/x"), "example:10809");
+        assert_eq!(host("nbd://[::1]/x"), "[::1]:10809");
+        assert_eq!(host("nbd://[::1]:7/x"), "[::1]:7");
+        assert_eq!(host("nbd://127.0.0.1:7"), "127.0.0.1:7");
+    }
 }
