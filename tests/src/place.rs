@@ -182,6 +182,7 @@ impl Place {
             .env("XDG_DATA_HOME", self.path("data"))
             .env("XDG_RUNTIME_DIR", self.path("run"))
             .env("XDG_CACHE_HOME", self.path("cache"))
+            .env("XDG_CONFIG_HOME", self.path("config"))
             .env("HOME", self.path("home"))
             .env_remove("NOTIFY_SOCKET")
             .stdin(Stdio::null());

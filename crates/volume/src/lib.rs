@@ -75,8 +75,8 @@ pub use fencing::Fencing;
 pub use flatten::{release_ancestors, release_ancestors_in};
 pub use gc::{Choice as GcChoice, GcPolicy};
 pub use names::{
-    Listed, Unnamed, create, create_in, delete, delete_in, find, finish_delete, list, name_unnamed,
-    rename, rename_in, unnamed,
+    Finished, Listed, Unnamed, create, create_in, delete, delete_in, find, finish_delete, list,
+    name_unnamed, rename, rename_in, unnamed,
 };
 pub use open::{Age, age_of};
 pub use options::{CreateOptions, FlushMode, NewestState, OpenOptions};

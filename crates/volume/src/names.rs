@@ -237,7 +237,9 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
     check_name(name)?;
     for _ in 0..TRIES_MAX {
         let was = ledger::settle(world, store, name)?;
-        let Some(record) = &was.volume else { return delete_rest(world, store, name, &was) };
+        let Some(record) = &was.volume else {
+            return Ok(delete_rest(world, store, name, &was)?.deleted);
+        };
         if let Some(other) = other_name(store, record)? {
             return Err(two_names(name, &other));
         }
@@ -262,8 +264,17 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
     Err(busy(name))
 }
 
+/// What a delete that died has left, removed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// The volume that had the name.
+    pub volume_id: VolumeId,
+    /// What was removed now.
+    pub deleted: Deleted,
+}
+
 /// Removes what is left of a volume whose delete died: nobody can have it any more.
-pub fn finish_delete(store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
+pub fn finish_delete(store: &dyn ObjectStore, name: &str) -> Result<Finished> {
     let world = RealWorld::default();
     check_name(name)?;
     let was = ledger::settle(&world, store, name)?;
@@ -278,14 +289,14 @@ fn delete_rest(
     store: &dyn ObjectStore,
     name: &str,
     was: &ledger::Standing,
-) -> Result<Deleted> {
+) -> Result<Finished> {
     if let Some(newest) = &was.newest
         && let NameStep::Ends { .. } = newest.step
         && words::newest(store, newest.volume.volume_id)?.is_gone()
     {
         let deleted = remove(world, store, newest.volume.volume_id)?;
         if deleted.objects > 0 {
-            return Ok(deleted);
+            return Ok(Finished { volume_id: newest.volume.volume_id, deleted });
         }
     }
     Err(not_found(name))
@@ -320,7 +331,7 @@ fn replica(
     }
 }
 
-/// Lets go of what a deleted volume holds, and buries it, if nobody holds it.
+/// Lets go of what a deleted volume holds, and removes it if nobody holds it.
 fn remove(world: &dyn World, store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Deleted> {
     // Its pins elsewhere stay for ever when it cannot say where they are: `check` of its base
     // tells.

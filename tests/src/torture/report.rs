@@ -1,6 +1,6 @@
 //! What a run did, and how it is told.
 //!
-//! Not here: what counts as a broken promise (the rooms that look).
+//! Not here: what counts as a broken promise (the modules that look).
 
 use std::collections::BTreeMap;
 use std::fmt;

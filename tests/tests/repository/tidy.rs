@@ -34,17 +34,23 @@ const SLEEPERS: [&str; 8] = [
 
 /// Words of our own that the field's words replaced, and the field's word. Neither code nor
 /// documents use them.
-const RETIRED: [(&str, &str); 12] = [
+const RETIRED: [(&str, &str); 18] = [
     ("lay_up", "preallocate"),
     ("laid_up", "preallocated"),
     ("laid up", "preallocated"),
+    ("lays up", "preallocates"),
     ("vigil", "fence check"),
     ("burial", "removal"),
     ("buried", "removed"),
+    ("buries", "removes"),
+    ("corridor", "path"),
+    ("the rooms", "the modules"),
     ("passenger", "handed connection"),
     ("at_hand", "cached"),
     ("at hand", "cached, in memory"),
     ("rooms:", "modules:"),
+    ("rooms.", "modules."),
+    ("bereave", "driver died"),
     ("tenure", "reservation"),
     ("answered well", "succeeds"),
 ];

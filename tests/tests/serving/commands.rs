@@ -257,6 +257,28 @@ fn a_served_volume_is_not_deleted_under_its_users(store: &StoreUnderTest) {
 }
 
 #[test]
+fn a_delete_that_another_machine_began_ends_without_the_state_folder_here() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "1M", &[]);
+    let server = place.serve("disk").start();
+    server.connect().write(0, &[7; 4096]).expect("it is served");
+    let _ = server.stop().ok();
+    let states = || std::fs::read_dir(place.path("state/sawmill")).expect("a folder").count();
+    let before = states();
+    let segment = biggest_file(&place.path("store"));
+    let bytes = std::fs::read(&segment).expect("a segment");
+    // Another machine deletes the volume and dies before the last object is gone.
+    let mut other = place.command(&["delete", "disk", "--yes"]);
+    let deleted = other.env("XDG_STATE_HOME", place.path("elsewhere")).output();
+    assert!(deleted.expect("the binary starts").status.success());
+    std::fs::create_dir_all(segment.parent().expect("a folder")).expect("a folder");
+    std::fs::write(&segment, bytes).expect("the segment is back");
+    let said = place.sawmill(&["delete", "disk", "--yes"]).ok();
+    assert!(said.contains("(1 objects"), "{said}");
+    assert_eq!(states(), before - 1, "the journal of a volume that is gone is of no use");
+}
+
+#[test]
 fn create_says_what_serving_takes_on_this_machine() {
     let place = Place::new(&store::folder());
     let said = place.sawmill(&["create", "disk", "--size", "1M"]).ok();

@@ -102,4 +102,8 @@ impl Requests for Csv {
         }
         Ok(None)
     }
+
+    fn place(&self, source: &Source) -> String {
+        source.place()
+    }
 }

@@ -48,6 +48,10 @@ impl Requests for Lines {
         }
         Ok(None)
     }
+
+    fn place(&self, source: &Source) -> String {
+        source.place()
+    }
 }
 
 /// The first kind of action in [`ACTIONS`] that occurs.

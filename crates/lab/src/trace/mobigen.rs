@@ -39,6 +39,8 @@ pub(super) struct Mobigen {
     /// Bounded by the files that the trace has open.
     open: HashMap<i64, VecDeque<OpenFile>>,
     files: u64,
+    /// The line of the last request.
+    line: u64,
 }
 
 /// Whether a line is one of this format, with a call that moves data.
@@ -58,6 +60,7 @@ impl Mobigen {
             names: HashMap::new(),
             open: HashMap::new(),
             files: 0,
+            line: 0,
         }
     }
 
@@ -136,8 +139,9 @@ impl Mobigen {
             // Failed calls have a negative count.
             "write" | "read" => {
                 let length = u64::try_from(number(2)?).unwrap_or(0);
-                file.offset += length;
-                (file.offset - length, length)
+                let address = file.offset;
+                file.offset = address.checked_add(length)?;
+                (address, length)
             }
             "pwrite" | "pread" => {
                 (u64::try_from(number(2)?).ok()?, u64::try_from(number(3)?).unwrap_or(0))
@@ -161,6 +165,7 @@ impl Requests for Mobigen {
             return Err(bad);
         }
         while let Some(call) = self.calls.as_mut().and_then(VecDeque::pop_front) {
+            self.line = call.line;
             match self.replay(&call) {
                 Some(Some(request)) => return Ok(Some(request)),
                 Some(None) => {}
@@ -168,5 +173,9 @@ impl Requests for Mobigen {
             }
         }
         Ok(None)
+    }
+
+    fn place(&self, _source: &Source) -> String {
+        format!("line {}", self.line)
     }
 }

@@ -32,6 +32,9 @@ use sawmill_console::exit::{Failure, Result};
 use source::Source;
 
 /// A longer pause between two requests is an invalid time: it would turn a trace of minutes into
+/// No disk takes a longer read or write at once; what asks for more is damage, and would take
+/// memory for each part of it.
+const REQUEST_BYTES_MAX: u64 = 1 << 30;
 /// one of years.
 const PAUSE_NS_MAX: u64 = 90 * 24 * 3600 * 1_000_000_000;
 /// Larger addresses and lengths exist on no disk.
@@ -124,6 +127,10 @@ pub(crate) struct ReadOptions {
 trait Requests {
     /// The next request. An error is about one line or record; the next call continues after it.
     fn next(&mut self, source: &mut Source) -> Result<Option<Request>, Bad>;
+
+    /// Where the last request stands in the file. A reader that sorts knows it better than the
+    /// source, which it has read to the end.
+    fn place(&self, source: &Source) -> String;
 }
 
 /// Why there is no request.
@@ -212,7 +219,7 @@ impl Trace {
                 continue;
             }
             if let Some(wrong) = self.what_is_wrong(&request) {
-                let place = self.source.place();
+                let place = self.requests.place(&self.source);
                 self.bad_line(&place, wrong, &format!("{request:?}"))?;
                 continue;
             }
@@ -226,6 +233,10 @@ impl Trace {
         let end = request.address.checked_add(request.length);
         if end.is_none_or(|end| end > END_MAX) {
             return Some("an address and a length within 8 EiB");
+        }
+        let moves_data = matches!(request.operation, Operation::Read | Operation::Write);
+        if moves_data && request.length > REQUEST_BYTES_MAX {
+            return Some("a read or write of at most 1 GiB");
         }
         let paused =
             self.first_ns.is_some() && request.at_ns > self.last_ns.saturating_add(PAUSE_NS_MAX);

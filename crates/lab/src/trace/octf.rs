@@ -37,6 +37,11 @@ impl Requests for Octf {
             None => Ok(self.sorted.as_mut().and_then(Iterator::next)),
         }
     }
+
+    /// Requests are sorted by time; their records are not remembered.
+    fn place(&self, _source: &Source) -> String {
+        "a record".to_owned()
+    }
 }
 
 impl Octf {

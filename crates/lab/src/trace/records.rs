@@ -86,6 +86,10 @@ impl Requests for Vscsi {
             return Ok(Some(Request { at_ns, operation, device: 0, address, length }));
         }
     }
+
+    fn place(&self, source: &Source) -> String {
+        source.place()
+    }
 }
 
 /// HP's SRT 1.3: a text that ends with a form feed, then big-endian records of 32-bit words: size
@@ -130,5 +134,9 @@ impl Requests for Srt {
         let (address, device) =
             (u64::from(word(7)) * SRT_BLOCK_BYTES, u64::from(word(8) >> 8 & 0xff));
         Ok(Some(Request { at_ns, operation, device, address, length: u64::from(word(6)) }))
+    }
+
+    fn place(&self, source: &Source) -> String {
+        source.place()
     }
 }

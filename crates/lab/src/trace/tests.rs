@@ -331,6 +331,23 @@ fn numbers_beyond_all_disks_and_times_beyond_all_pauses_are_bad_lines() {
 }
 
 #[test]
+fn a_request_longer_than_any_disk_takes_is_a_bad_line_that_is_named() {
+    let text =
+        format!("1 0 open /data O_WRONLY 36\n1 10 write 36 {}\n1 20 write 36 4\n", 1u64 << 40);
+    let error = read(&text).err().unwrap().to_string();
+    assert!(error.contains("line 2: expected a read or write of at most 1 GiB"), "{error}");
+    // Offsets that no number holds are refused, not wrapped.
+    let most = i64::MAX;
+    let text = format!(
+        "1 0 open /d O_WRONLY 3\n1 1 write 3 {most}\n1 2 write 3 {most}\n1 3 write 3 {most}\n"
+    );
+    let files = Files::new();
+    let options = ReadOptions { skip_bad_lines: true, ..ReadOptions::default() };
+    let (requests, bad) = read_with(&files.write("trace", text), options).unwrap();
+    assert_eq!((requests.len(), bad), (0, 3));
+}
+
+#[test]
 fn a_packed_trace_reads_as_the_plain_one_and_a_cut_one_is_an_error() {
     let files = Files::new();
     let lines: String =

@@ -10,7 +10,7 @@ use sawmill_verify::report::{Finding, Report};
 use sawmill_verify::subject::Way;
 use serde::Serialize;
 
-use super::{Arguments, FlushMeans, Promise};
+use super::{Arguments, FlushMeans, Promise, plan};
 use sawmill_console::exit::Result;
 use sawmill_console::output;
 use sawmill_console::units::human_count;
@@ -134,7 +134,8 @@ impl Document {
 /// The command that repeats a finding.
 fn repeat(arguments: &Arguments, finding: &Finding, kept: Option<&Path>) -> String {
     let subject = &arguments.subject;
-    let mut words = vec!["sawmill".to_owned(), "verify-crash".to_owned(), "--write-log".to_owned()];
+    let mut words = plan::own_command();
+    words.push("--write-log".to_owned());
     let log = subject.write_log.as_deref().or(kept).map(|path| path.display().to_string());
     words.push(quoted(&log.unwrap_or_default()));
     if let Some(line) = &subject.device {

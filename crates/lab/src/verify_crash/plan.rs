@@ -1,6 +1,8 @@
 //! From the command line to a subject, a workload, a judge and a budget.
 //! Not here: which cuts are checked within the budget (`sawmill_verify::plan`).
 
+use std::path::{Path, PathBuf};
+
 use sawmill_verify::file_system::FileSystem;
 use sawmill_verify::look::{Judge, Rule};
 use sawmill_verify::plan::Budget;
@@ -11,12 +13,45 @@ use super::{Arguments, FlushMeans, Promise};
 use sawmill_console::exit::{Exit, Failure, Result};
 
 const MIB: u64 = 1 << 20;
+/// This check as a program of its own, without the engine.
+const SMALL_CHECKER: &str = "sawmill-verify-crash";
 /// Size of the device for the workload with stamps. It is small, so that writes overlap.
 pub(super) const STAMPED_BYTES: u64 = MIB;
 /// Sizes of the checked volume, with stamps and with a file system.
 const VOLUME_BYTES: u64 = 8 * MIB;
 const FILE_SYSTEM_BYTES: u64 = 512 * MIB;
 const DISK_BYTES: u64 = 64 * MIB;
+
+/// The words with which this check is started.
+pub(super) fn own_command() -> Vec<String> {
+    let own = std::env::current_exe().unwrap_or_default();
+    match is_small_checker(&own) {
+        true => vec![SMALL_CHECKER.to_owned()],
+        false => vec!["sawmill".to_owned(), "verify-crash".to_owned()],
+    }
+}
+
+fn is_small_checker(program: &Path) -> bool {
+    program.file_name().is_some_and(|name| name == SMALL_CHECKER)
+}
+
+/// The program that serves volumes: this one, or the `sawmill` beside the small checker.
+fn serving_binary() -> Result<PathBuf> {
+    let own = std::env::current_exe()
+        .map_err(|error| Failure::io("cannot find the path of this binary", &error))?;
+    if !is_small_checker(&own) {
+        return Ok(own);
+    }
+    let beside = own.with_file_name("sawmill");
+    if beside.is_file() {
+        return Ok(beside);
+    }
+    Err(Failure::usage(format!(
+        "--sawmill checks the program sawmill, which {SMALL_CHECKER} does not contain: put it at \
+         {}, or run `sawmill verify-crash --sawmill`",
+        beside.display()
+    )))
+}
 
 impl Arguments {
     /// The device under test, if there is one.
@@ -27,8 +62,7 @@ impl Arguments {
         if !self.subject.sawmill {
             return Ok(None);
         }
-        let binary = std::env::current_exe()
-            .map_err(|error| Failure::io("cannot find the path of this binary", &error))?;
+        let binary = serving_binary()?;
         let volume_bytes = if self.on_files() { FILE_SYSTEM_BYTES } else { VOLUME_BYTES };
         let flush = if self.subject.flush == FlushMeans::Stored { "stored" } else { "logged" };
         Ok(Some(Box::new(Sawmill::new(&binary, volume_bytes, flush))))

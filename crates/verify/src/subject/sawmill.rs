@@ -46,10 +46,10 @@ impl Sawmill {
     fn command(&self, folder: &Path) -> Command {
         let mut command = Command::new(&self.binary);
         command.env("SAWMILL_STORE", format!("file://{}", folder.join("store").display()));
-        for name in ["XDG_STATE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "HOME"]
-        {
-            command.env(name, folder.join("home"));
+        for name in ["STATE_HOME", "DATA_HOME", "RUNTIME_DIR", "CACHE_HOME", "CONFIG_HOME"] {
+            command.env(format!("XDG_{name}"), folder.join("home"));
         }
+        command.env("HOME", folder.join("home"));
         command.env_remove("NOTIFY_SOCKET").stdin(std::process::Stdio::null());
         command
     }

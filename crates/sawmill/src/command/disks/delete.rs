@@ -45,8 +45,13 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let record = match sawmill_volume::find(&*store, &address.name) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             // An interrupted delete left something: there is nothing more to ask.
-            let deleted = sawmill_volume::finish_delete(&*store, &address.name)?;
-            return report(context, &address, &deleted);
+            let finished = sawmill_volume::finish_delete(&*store, &address.name)?;
+            let id = finished.volume_id.to_string();
+            let folder = context.places.volume_folder(&id, &address.store_url)?;
+            if control::attached(&folder)?.is_none() {
+                forget_state(&folder);
+            }
+            return report(context, &address, &finished.deleted);
         }
         record => record?,
     };

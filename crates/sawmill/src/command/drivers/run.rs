@@ -102,7 +102,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     };
     // The reader of the events may be gone, for example a driver that started this host and died.
     // The device stays.
-    let tell = |told: &Told<'_>| tell(context.json, told).or_else(|failure| unheard(told, failure));
+    let tell = |told: &Told<'_>| say(context.json, told).or_else(|failure| unheard(told, failure));
     driving::drive(plan, &mut |told| tell(told))
 }
 
@@ -125,14 +125,6 @@ fn name_of(arguments: &Arguments) -> Result<String> {
     program.and_then(|name| name.to_str()).map(str::to_owned).ok_or_else(|| {
         Failure::usage("the device needs a name: give --name NAME, or a command after --")
     })
-}
-
-/// Prints an event. The device is for its users: a reader that stops listening does not end it.
-fn tell(json: bool, told: &Told<'_>) -> Result<()> {
-    if let Err(failure) = say(json, told) {
-        tracing::debug!("cannot print an event: {failure}");
-    }
-    Ok(())
 }
 
 fn say(json: bool, told: &Told<'_>) -> Result<()> {
