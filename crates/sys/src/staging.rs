@@ -77,7 +77,7 @@ impl StagingFile {
         Ok(None)
     }
 
-    /// Lays up memory for a staging file that is made later: to get its pages takes milliseconds.
+    /// Preallocates memory for a staging file that is made later: to get its pages takes milliseconds.
     /// Nobody may write to it.
     pub fn preallocate(spare: &Path, capacity_bytes: u64) -> io::Result<()> {
         allocate(spare, capacity_bytes).map(drop)

@@ -256,9 +256,10 @@ impl Volume {
             {
                 health = Health::Failed { reason: error.to_string() };
             }
-            positions.accepted = journal.ring.next();
-            // What is stored survives a power cut too, logged or not.
+            // What is stored survives a power cut too, logged or not. Accepted is read last: it is
+            // never behind the others.
             positions.logged = journal.logged().max(stored);
+            positions.accepted = journal.ring.next();
             counters.journal_syncs = journal.syncs.load(Ordering::Relaxed);
             counters.journal_written_bytes = journal.written_bytes.load(Ordering::Relaxed);
             journal_bytes = journal.capacity_bytes();

@@ -206,7 +206,7 @@ impl Host {
         }
         let why = session.why().unwrap_or_else(|| "it closed its connection".to_owned());
         if !in_order && served.backend.state() != State::Ended {
-            self.bereave(served, &why);
+            self.driver_died(served, &why);
         }
         self.forget(session);
         self.say_gone(session.generation, session.pid, in_order, why);
@@ -216,12 +216,12 @@ impl Host {
     fn stay_alone(&self, error: &Error) {
         let is_alone = self.now.lock().session.is_none();
         if let Some(served) = self.served.get().filter(|_| is_alone) {
-            self.bereave(served, &format!("the next driver did not connect: {error}"));
+            self.driver_died(served, &format!("the next driver did not connect: {error}"));
         }
     }
 
-    /// The driver died.
-    fn bereave(&self, served: &Served, why: &str) {
+    /// Users hear of it, or wait for the next driver, as the options say.
+    fn driver_died(&self, served: &Served, why: &str) {
         let died = |what: &str| {
             Error::new(ErrorKind::Unavailable, format!("{what}: its driver died: {why}"))
         };

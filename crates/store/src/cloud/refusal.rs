@@ -63,10 +63,17 @@ const WORDS: [(&str, StoreErrorKind, &str); 23] = [
 pub(super) fn explain(error: Error) -> StoreError {
     let full = full_text(&error);
     let answer = full.find("Server returned").map_or(full.as_str(), |at| &full[at..]);
-    let (kind, advice) = judge(&error, answer);
+    let (kind, advice) = judge(&error, &without_urls(answer));
     let text = summary(answer).unwrap_or_else(|| one_line(answer));
     let advice = if advice.is_empty() { String::new() } else { format!("; {advice}") };
     StoreError::new(kind, format!("{text}{advice}")).with_source(error)
+}
+
+/// The words without URLs: a volume may be called `AccessDenied`. The address of a machine's own
+/// credentials stays, because it says what was asked.
+fn without_urls(text: &str) -> String {
+    let stays = |word: &&str| !word.contains("://") || word.contains("://169.254.");
+    text.split(' ').filter(stays).collect::<Vec<_>>().join(" ")
 }
 
 /// What may be concluded from an answer, and what to do.
@@ -194,6 +201,10 @@ mod tests {
             assert_eq!(explain(generic(&answer(status, code))).kind(), kind, "{status} {code}");
         }
         assert_eq!(explain(generic("connection refused")).kind(), Unavailable);
+        let named = "Error performing PUT http://h/b/AccessDenied/seg/00/1 - connection refused";
+        assert_eq!(explain(generic(named)).kind(), Unavailable, "a name says nothing");
+        let own = "Error performing PUT http://169.254.169.254/latest/api/token - timed out";
+        assert!(explain(generic(own)).to_string().contains("no credentials were found"));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! finding it (`kept`, `kin`, `verify`).
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fmt;
 
 use sawmill_format::checkpoint::{parse_checkpoint_key, parse_kept_key};
@@ -20,7 +21,7 @@ pub struct Damage {
     /// What cannot be served because of it, in words: the volume, snapshots, moments, clones. Empty
     /// when only redundancy is lost. Of many, the first.
     pub costs: Vec<String>,
-    /// How many more there are.
+    /// How many more there are, at most: one that was found twice counts twice.
     pub costs_more: u64,
 }
 
@@ -32,6 +33,17 @@ impl Damage {
             what: what.to_owned(),
             costs: Vec::new(),
             costs_more: 0,
+        }
+    }
+
+    fn add_cost(&mut self, cost: &str) {
+        if self.costs.iter().any(|known| known == cost) {
+            return;
+        }
+        if self.costs.len() < limits::CHECK_COSTS_MAX {
+            self.costs.push(cost.to_owned());
+        } else {
+            self.costs_more += 1;
         }
     }
 }
@@ -66,16 +78,7 @@ impl DamageList {
     pub(super) fn add(&mut self, object: &str, what: &str, costs: &[&str]) {
         let damage =
             self.by_object.entry(object.to_owned()).or_insert_with(|| Damage::of(object, what));
-        for cost in costs {
-            if damage.costs.iter().any(|known| known == cost) {
-                continue;
-            }
-            if damage.costs.len() < limits::CHECK_COSTS_MAX {
-                damage.costs.push((*cost).to_owned());
-            } else {
-                damage.costs_more += 1;
-            }
-        }
+        costs.iter().for_each(|cost| damage.add_cost(cost));
     }
 
     /// The same of what an error says, which names the object or is about `otherwise`.
@@ -86,10 +89,19 @@ impl DamageList {
         self.add(object, &text, costs);
     }
 
-    /// Takes over what `other` has.
+    /// Takes over what `other` has. Of an object in both, the first thing that is wrong counts, and
+    /// the costs of both.
     pub(super) fn take(&mut self, other: DamageList) {
         for (object, damage) in other.by_object {
-            self.by_object.entry(object).or_insert(damage);
+            match self.by_object.entry(object) {
+                Entry::Vacant(free) => {
+                    free.insert(damage);
+                }
+                Entry::Occupied(mut known) => {
+                    damage.costs.iter().for_each(|cost| known.get_mut().add_cost(cost));
+                    known.get_mut().costs_more += damage.costs_more;
+                }
+            }
         }
     }
 
@@ -111,4 +123,26 @@ fn is_key(word: &str) -> bool {
         || parse_part_key(word).is_some()
         || parse_checkpoint_key(word).is_some()
         || parse_kept_key(word).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_found_damaged_twice_costs_what_both_findings_say() {
+        let (mut first, mut second) = (DamageList::default(), DamageList::default());
+        first.add("v/seg/1", "its checksum is wrong", &["the volume"]);
+        second.add("v/seg/1", "it cannot be read", &["snapshot a", "the volume"]);
+        second.add("v/seg/2", "it is missing", &[]);
+        first.take(second);
+        let found: Vec<String> = first.into_vec().iter().map(ToString::to_string).collect();
+        assert_eq!(
+            found,
+            [
+                "v/seg/1: its checksum is wrong; it costs the volume, snapshot a",
+                "v/seg/2: it is missing"
+            ]
+        );
+    }
 }

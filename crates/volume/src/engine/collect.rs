@@ -9,7 +9,7 @@
 //! 3. A segment that cannot be read is skipped after [`DOUBTS_MAX`] attempts.
 //!
 //! Not here: what is chosen (`gc::policy`), found (`gc::sweep`) and read (`gc::gather`), what stays
-//! cached (`cached`), and deleting (`cleanup`).
+//! cached (`cache_moves`), and deleting (`cleanup`).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
