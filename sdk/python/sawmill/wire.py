@@ -26,6 +26,8 @@ KIND = struct.Struct("<I")
 
 FUA, NO_UNMAP, AGAIN = 1, 2, 4
 
+SPACES = str.maketrans("\n\0", "  ")  # what a value cannot have, and has instead
+
 
 class Control(enum.IntEnum):
     """What a control packet is."""
@@ -93,11 +95,11 @@ class Facts(list[tuple[str, str]]):
 
 
 def encode(kind: Control, facts: Mapping[str, object]) -> bytes:
-    """A control packet as bytes. Values keep to one line; a truth value is 0 or 1."""
+    """A control packet as bytes. Values keep to one line of text; a truth value is 0 or 1."""
     lines = []
     for name, value in facts.items():
         text = str(int(value)) if isinstance(value, bool) else str(value)
-        lines.append(f"{name}={text.replace(chr(10), ' ')}\n")
+        lines.append(f"{name}={text.translate(SPACES)}\n")
     return KIND.pack(kind) + "".join(lines).encode()
 
 

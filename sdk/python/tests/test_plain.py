@@ -274,10 +274,10 @@ class LifeCycle(Case):
 
     def test_a_handle_can_fail_its_device(self):
         handle, host = self.start(Ram())
-        failer = threading.Thread(target=handle.fail, args=("out of paper",))
+        failer = threading.Thread(target=handle.fail, args=("out of\npa\0per",))
         failer.start()
         facts = self.assertLeaves(host, "failed")
-        self.assertEqual(facts.get("message"), "out of paper")
+        self.assertEqual(facts.get("message"), "out of pa per", "one line of text")
         host.vanish()
         failer.join()
 
