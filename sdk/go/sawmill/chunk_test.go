@@ -149,6 +149,39 @@ func Test_a_chunk_that_makes_no_sense_is_refused(t *testing.T) {
 	}
 }
 
+func Test_a_write_chunk_is_the_golden_one(t *testing.T) {
+	const metadata, size, border = 256, 4096, 0x10203040000 // between two collision areas
+	records := []Record{
+		{border - 512, 512, 0x0102030405060708},
+		{border, 1024, 0x1112131415161718},
+		{border + 512, 512, 0x111213141516171a},
+	}
+	values := []byte{0xa1, 0xb2, 0xc3}
+	chunk := chunkOf(metadata, size, records, values)
+	for _, rest := range [][]byte{chunk.Bytes[3*recordBytes : metadata], chunk.Bytes[metadata+2048:]} {
+		copy(rest, bytes.Repeat([]byte{0xee}, len(rest)))
+	}
+	golden := mockhost.Vectors(t, "write_chunk")
+	if len(golden) != 1 || !bytes.Equal(golden["v1-overlap"], chunk.Bytes) {
+		t.Error("the golden chunk has other bytes")
+	}
+	chunk.Bytes = golden["v1-overlap"]
+	if err := chunk.check(); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for record, data := range chunk.Records() {
+		expected := bytes.Repeat(values[n:n+1], int(records[n].Length))
+		if record != records[n] || !bytes.Equal(data, expected) {
+			t.Errorf("record %d is %+v with %x", n, record, data)
+		}
+		n++
+	}
+	if n != len(records) {
+		t.Errorf("%d records", n)
+	}
+}
+
 func Test_an_ordinary_device_takes_chunks_where_the_host_batches(t *testing.T) {
 	var mu sync.Mutex
 	bytesOf := make([]byte, 1<<20)

@@ -52,7 +52,9 @@ fn the_modules_keep_their_own_tests() {
     requires!(has_go());
     for module in ["sdk/go/sawmill", "sdk/go/buse", "sdk/go/examples"] {
         run(go(module).args(["vet", "./..."]));
-        run(go(module).args(["test", "./..."]));
+        // A result that Go remembers would hide a change of the golden packets: they lie outside of
+        // the module.
+        run(go(module).args(["test", "-count=1", "./..."]));
         let mut gofmt = go(module);
         let untidy = run(gofmt.args(["fmt", "-n", "./..."]));
         assert!(!untidy.is_empty(), "go fmt says what it would look at");

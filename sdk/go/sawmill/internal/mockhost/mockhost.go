@@ -142,19 +142,24 @@ func (d *Driver) lane() []int {
 	return []int{pair[1], theirs}
 }
 
+// Bytes are those of the command on the wire.
+func (c Command) Bytes() []byte {
+	bytes := make([]byte, 64)
+	binary.LittleEndian.PutUint32(bytes, c.Kind)
+	binary.LittleEndian.PutUint32(bytes[4:], c.Flags)
+	for i, word := range []uint64{
+		c.Number, c.Address, c.Length, c.Offset, c.Records, c.Horizon, c.Floor,
+	} {
+		binary.LittleEndian.PutUint64(bytes[8+8*i:], word)
+	}
+	return bytes
+}
+
 // Command sends commands in one packet.
 func (d *Driver) Command(lane int, commands ...Command) {
 	var packet []byte
-	for _, o := range commands {
-		bytes := make([]byte, 64)
-		binary.LittleEndian.PutUint32(bytes, o.Kind)
-		binary.LittleEndian.PutUint32(bytes[4:], o.Flags)
-		for i, word := range []uint64{
-			o.Number, o.Address, o.Length, o.Offset, o.Records, o.Horizon, o.Floor,
-		} {
-			binary.LittleEndian.PutUint64(bytes[8+8*i:], word)
-		}
-		packet = append(packet, bytes...)
+	for _, command := range commands {
+		packet = append(packet, command.Bytes()...)
 	}
 	d.Raw(lane, packet)
 }
