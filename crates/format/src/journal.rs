@@ -9,7 +9,7 @@
 mod record;
 mod superblock;
 
-pub use record::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, record_at};
+pub use record::{RECORD_HEADER_BYTES, RECORD_VERSION, RecordHeader, RecordOperation, record_at};
 pub use superblock::{
     MEMORY_FOLDER_BYTES_MAX, Memory, RingCopy, SUPERBLOCK_BYTES, Superblock, choose_superblock,
     superblock_at,

@@ -34,9 +34,10 @@ use record_at as at;
 
 const WHAT: &str = "journal record";
 const MAGIC: [u8; 4] = *b"SWJR";
-const VERSION: u8 = 1;
 const SLOT_END: usize = at::SLOT_CRC.offset + at::SLOT_CRC.size;
 
+/// The version of records.
+pub const RECORD_VERSION: u8 = 1;
 /// Bytes of a record before its payload.
 pub const RECORD_HEADER_BYTES: usize = at::SIZE;
 
@@ -101,7 +102,7 @@ impl RecordHeader {
     pub fn encode(&self, header: &mut [u8; RECORD_HEADER_BYTES]) {
         debug_assert_eq!(self.check(), Ok(()));
         self.encode_slot(header);
-        at::VERSION.put(header, [VERSION]);
+        at::VERSION.put(header, [RECORD_VERSION]);
         at::OPERATION.put(header, [self.operation as u8]);
         at::EPOCH.put(header, self.epoch.to_le_bytes());
         at::LOGGED.put(header, self.logged.to_le_bytes());
@@ -141,8 +142,8 @@ impl RecordHeader {
             return Err(FormatError::Checksum { what: WHAT });
         }
         let version = at::VERSION.u8(bytes);
-        if version != VERSION {
-            let (found, supported) = (u16::from(version), u16::from(VERSION));
+        if version != RECORD_VERSION {
+            let (found, supported) = (u16::from(version), u16::from(RECORD_VERSION));
             return Err(FormatError::Version { what: WHAT, found, supported });
         }
         if !at::FLAGS.is_zero(bytes) || !at::RESERVED.is_zero(bytes) {

@@ -3,16 +3,23 @@
 //! `cargo test -p sawmill-format -- --ignored write_vectors` writes those of new cases and leaves
 //! the others.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
 use std::path::PathBuf;
 
+use sawmill_format::journal::{RECORD_VERSION, record_at};
+use sawmill_format::layout::Field;
+use sawmill_format::link::{self, packet_at};
+use sawmill_format::packed_write;
+use sawmill_format::preamble::{Kind, MAGIC, Preamble};
+
 use crate::samples::{self, Case};
 
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/vectors");
+
 fn path(case: &Case, ending: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("vectors")
-        .join(format!("{}.{ending}", case.name))
+    PathBuf::from(FOLDER).join(format!("{}.{ending}", case.name))
 }
 
 fn vector(case: &Case) -> Vec<u8> {
@@ -69,10 +76,70 @@ fn every_dump_shows_its_vector() {
 fn every_file_beside_the_vectors_belongs_to_a_case() {
     let known: Vec<_> =
         samples::all().iter().flat_map(|case| [path(case, "bin"), path(case, "txt")]).collect();
-    for directory in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/vectors")).unwrap() {
+    for directory in fs::read_dir(FOLDER).unwrap() {
         for file in fs::read_dir(directory.unwrap().path()).unwrap() {
             let file = file.unwrap().path();
             assert!(known.contains(&file), "no test reads {}", file.display());
+        }
+    }
+}
+
+/// All vectors with their names, but those of structures that are not wanted.
+fn vectors_of(is_wanted: impl Fn(&str) -> bool) -> Vec<(String, Vec<u8>)> {
+    let mut found = Vec::new();
+    for folder in fs::read_dir(FOLDER).unwrap().map(Result::unwrap) {
+        let structure = folder.file_name().into_string().unwrap();
+        for file in fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()) {
+            if is_wanted(&structure) && file.extension().is_some_and(|ending| ending == "bin") {
+                let name = format!("{structure}/{}", file.file_stem().unwrap().display());
+                found.push((name, fs::read(&file).unwrap()));
+            }
+        }
+    }
+    found
+}
+
+/// A vector is named `<structure>/v<version>-<case>`.
+fn assert_named(name: &str, version: u16) {
+    let expected = format!("/v{version}-");
+    assert!(name.contains(&expected), "{name} has version {version} in its bytes");
+}
+
+#[test]
+fn every_version_of_every_kind_has_a_vector() {
+    let mut found = BTreeSet::new();
+    for (name, bytes) in vectors_of(|_| true) {
+        if let Ok(preamble) = Preamble::decode(&bytes) {
+            assert_named(&name, preamble.version);
+            found.insert((preamble.kind, preamble.version));
+        }
+    }
+    for kind in Kind::ALL {
+        for version in 1..=kind.version_max() {
+            let has = found.contains(&(kind as u16, version));
+            assert!(has, "no vector of version {version} of the {}", kind.name());
+        }
+    }
+}
+
+#[test]
+fn every_version_of_what_has_one_without_a_preamble_has_a_vector() {
+    let own: [(&str, Field, u16); 3] = [
+        ("journal", record_at::VERSION, u16::from(RECORD_VERSION)),
+        ("link_packet", packet_at::VERSION, u16::from(link::VERSION)),
+        ("packed_write", packed_write::at::VERSION, packed_write::VERSION),
+    ];
+    for (folder, field, version_max) in own {
+        let mut found = BTreeSet::new();
+        let all = vectors_of(|structure| structure == folder);
+        for (name, bytes) in all.iter().filter(|(_, bytes)| bytes[..4] != MAGIC) {
+            let place = &bytes[field.offset..][..field.size];
+            let version = place.iter().rev().fold(0, |high, byte| high << 8 | u16::from(*byte));
+            assert_named(name, version);
+            found.insert(version);
+        }
+        for version in 1..=version_max {
+            assert!(found.contains(&version), "no vector of version {version} in {folder}");
         }
     }
 }
