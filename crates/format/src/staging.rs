@@ -1,8 +1,9 @@
 //! The staging file: journal bytes that survive the process before they are on the SSD. Its first
-//! page says whose they are; the second begins with `written`, which the engine keeps up to date.
+//! page says whose they are; the second begins with three numbers, which the engine keeps up to
+//! date.
 //!
-//! Not here: `written` itself. It changes with every write and has no checksum; the records' own
-//! checksums decide.
+//! Not here: the numbers themselves (`sawmill-sys`). They change with every write and have no
+//! checksum; the records' own checksums decide.
 
 use crate::error::{check_field, check_identity};
 use crate::ids::VolumeId;
@@ -23,13 +24,21 @@ layout! {
     CRC: 4092, 4, "crc";
 }
 
+layout! {
+    /// The numbers of the second page, each a u64, after the header.
+    numbers_at, "Numbers", 24;
+    WRITTEN: 0, 8, "written";
+    SYNC_FAILED: 8, 8, "sync_failed";
+    SYNCED: 16, 8, "synced";
+}
+
 const KIND: Kind = Kind::Staging;
 const WHAT: &str = KIND.name();
 
 /// Bytes of the header's page.
 pub const STAGING_HEADER_BYTES: usize = at::SIZE;
-/// Where `written` is: a u64, little-endian, the position through which the journal has the bytes.
-pub const WRITTEN_OFFSET_BYTES: u64 = at::SIZE as u64;
+/// Where the numbers begin.
+pub const NUMBERS_OFFSET_BYTES: u64 = at::SIZE as u64;
 
 /// Which journal's staging file is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

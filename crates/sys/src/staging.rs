@@ -52,6 +52,13 @@ pub struct StagingFile {
 }
 
 impl StagingFile {
+    /// Where the first live word is: the position up to which the journal disk has been written.
+    pub const WRITTEN_OFFSET_BYTES: u64 = BLOCK_BYTES;
+    /// Where the second is: not zero when a sync of the journal disk has failed.
+    pub const SYNC_FAILED_OFFSET_BYTES: u64 = BLOCK_BYTES + 8;
+    /// Where the third is: the position up to which the journal disk has been synced.
+    pub const SYNCED_OFFSET_BYTES: u64 = BLOCK_BYTES + 16;
+
     /// Makes a new staging file (replacing one of that name) with a ring of `capacity_bytes`.
     pub fn create(path: &Path, capacity_bytes: u64) -> io::Result<Self> {
         Self::map(allocate(path, capacity_bytes)?, path, capacity_bytes)
@@ -140,28 +147,25 @@ impl StagingFile {
         page
     }
 
-    /// The first live word: the position up to which the journal disk has been written.
+    /// One of the live words, by its place in the file.
+    fn word(&self, offset_bytes: u64) -> &atomic::AtomicU64 {
+        debug_assert!((BLOCK_BYTES..PREFIX_BYTES).contains(&offset_bytes), "on the second page");
+        // SAFETY: the callers name one of the three places above. The second page is mapped as long
+        // as `self`, they are aligned, and only ever used through these atomics.
+        unsafe { atomic::AtomicU64::from_ptr(self.prefix.at(offset_bytes as usize).cast::<u64>()) }
+    }
+
     fn written_word(&self) -> &atomic::AtomicU64 {
         may_switch();
-        // SAFETY: the second page is mapped as long as `self`, aligned, and only ever used through
-        // these atomics.
-        unsafe { atomic::AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize).cast::<u64>()) }
+        self.word(Self::WRITTEN_OFFSET_BYTES)
     }
 
-    /// The second live word: not zero when a sync of the journal disk has failed.
     fn failed_word(&self) -> &atomic::AtomicU64 {
-        // SAFETY: as for the first word.
-        unsafe {
-            atomic::AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize + 8).cast::<u64>())
-        }
+        self.word(Self::SYNC_FAILED_OFFSET_BYTES)
     }
 
-    /// The third live word: the position up to which the journal disk has been synced.
     fn synced_word(&self) -> &atomic::AtomicU64 {
-        // SAFETY: as for the first word.
-        unsafe {
-            atomic::AtomicU64::from_ptr(self.prefix.at(BLOCK_BYTES as usize + 16).cast::<u64>())
-        }
+        self.word(Self::SYNCED_OFFSET_BYTES)
     }
 
     /// Up to where the earlier process had synced the journal disk, as far as it said; else zero.

@@ -48,7 +48,7 @@ const PAGES: [(&str, &[Table]); 17] = [
     ("name_record.md", &[name_record::at::TABLE]),
     ("role.md", &[role::at::TABLE]),
     ("journal.md", &[journal::superblock_at::TABLE, journal::record_at::TABLE]),
-    ("staging.md", &[staging::at::TABLE]),
+    ("staging.md", &[staging::at::TABLE, staging::numbers_at::TABLE]),
     ("cache_index.md", &[cache_index::at::TABLE, cache_index::entry_at::TABLE]),
     ("transfer_progress.md", &[transfer::at::TABLE]),
     ("export_state.md", &[export_state::at::TABLE]),

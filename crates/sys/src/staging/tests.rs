@@ -89,6 +89,26 @@ fn what_a_dead_process_left_can_be_read_again() {
     assert!(StagingFile::open(&folder.path().join("absent")).unwrap().is_none());
 }
 
+/// Bytes 4096 to 4120 of the file of [`ring`].
+fn live_words(folder: &tempfile::TempDir) -> Vec<u8> {
+    std::fs::read(folder.path().join("staging")).unwrap()[4096..4120].to_vec()
+}
+
+#[test]
+fn the_live_words_have_their_documented_bytes() {
+    let (folder, ring, mut consumer) = ring(16384, 0x1000);
+    let first = put(&ring, 1, 4096).unwrap();
+    let second = put(&ring, 2, 4352).unwrap();
+    consumer.declare_written(Span::of(&first));
+    consumer.declare_synced(0x2000);
+    consumer.declare_written(Span::of(&second));
+    let (written, synced) = ([0, 0x31, 0, 0, 0, 0, 0, 0], [0, 0x20, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(live_words(&folder), [written, [0; 8], synced].concat());
+    consumer.declare_sync_failed(0x3000);
+    let (written, failed) = ([0, 0x30, 0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(live_words(&folder), [written, failed, synced].concat());
+}
+
 #[test]
 fn memory_that_somebody_else_may_have_made_is_refused() {
     use std::os::unix::fs::PermissionsExt;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use sawmill_format::ids::VolumeId;
 use sawmill_format::journal::{MEMORY_FOLDER_BYTES_MAX, Memory, Superblock};
-use sawmill_format::staging::{StagingHeader, StagingIdentity};
+use sawmill_format::staging::{NUMBERS_OFFSET_BYTES, StagingHeader, StagingIdentity, numbers_at};
 use sawmill_sys::StagingFile;
 
 use super::loss;
@@ -22,6 +22,15 @@ use crate::options::OpenOptions;
 use crate::recovery::stored::Stored;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
+
+// The numbers of the staging file are where its page says: `sawmill-sys` does not know the formats.
+const _: () = {
+    let first = NUMBERS_OFFSET_BYTES;
+    let (written, failed) = (numbers_at::WRITTEN.offset, numbers_at::SYNC_FAILED.offset);
+    assert!(StagingFile::WRITTEN_OFFSET_BYTES == first + written as u64);
+    assert!(StagingFile::SYNC_FAILED_OFFSET_BYTES == first + failed as u64);
+    assert!(StagingFile::SYNCED_OFFSET_BYTES == first + numbers_at::SYNCED.offset as u64);
+};
 
 /// The staging file of a journal. Each journal has one of its own, so that the journal's lock
 /// covers it too.
