@@ -1,14 +1,17 @@
 //! The write log's golden vector: what the writer makes of fixed entries, read back and replayed.
 
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-use sawmill_format::write_log::{Entry, Flags};
+use sawmill_format::layout::Table;
+use sawmill_format::write_log::{Entry, Flags, entry_at, superblock_at};
 use sawmill_verify::cut::{Cut, Replay};
 use sawmill_verify::image::Image;
 use sawmill_verify::recording::{LogWriter, Recording};
 use sawmill_verify::stamp::CutTime;
 
 const DISK_BYTES: u64 = 8192;
+const SECTOR_BYTES: usize = 512;
 
 fn vector() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("vectors/write_log/v1-five-entries.bin")
@@ -52,6 +55,56 @@ fn the_writer_makes_the_vector_and_the_reader_reads_it() {
     assert_eq!(shapes, [(1, 2, 0), (0, 0, 1), (4, 1, 2), (2, 1, 4), (4, 2, 0)]);
 }
 
+fn hex(bytes: &[u8]) -> String {
+    match bytes {
+        [first, ..] if bytes.len() > 32 && bytes.iter().all(|byte| byte == first) => {
+            format!("{} bytes of {first:02x}", bytes.len())
+        }
+        _ => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
+    }
+}
+
+/// What lies where: first byte, size, name.
+type Row = (usize, usize, &'static str);
+
+/// The rows of a sector that begins with the fields of this table.
+fn sector_rows(start: usize, table: Table) -> Vec<Row> {
+    let mut rows: Vec<Row> =
+        table.fields.iter().map(|field| (start + field.offset, field.size, field.name)).collect();
+    rows.push((start + table.size, SECTOR_BYTES - table.size, ""));
+    rows
+}
+
+/// All bytes of the vector, field by field, and its entries.
+fn dump(bytes: &[u8]) -> String {
+    let mut rows = sector_rows(0, superblock_at::TABLE);
+    let (mut at, mut entries) = (SECTOR_BYTES, Vec::new());
+    while at < bytes.len() {
+        let entry = Entry::decode(&bytes[at..]).unwrap();
+        let data_bytes = entry.data_sectors() as usize * SECTOR_BYTES;
+        rows.extend(sector_rows(at, entry_at::TABLE));
+        rows.extend((data_bytes > 0).then_some((at + SECTOR_BYTES, data_bytes, "data")));
+        at += SECTOR_BYTES + data_bytes;
+        entries.push(entry);
+    }
+    let mut text = format!("write_log/v1-five-entries: {} bytes\n\n", bytes.len());
+    text.push_str("offset size name and bytes\n");
+    for (start, size, name) in rows {
+        let shown = hex(&bytes[start..start + size]);
+        writeln!(text, "{start:6} {size:4} {name:20} {shown}").unwrap();
+    }
+    for entry in entries {
+        writeln!(text, "\n{entry:#?}").unwrap();
+    }
+    text
+}
+
+#[test]
+fn the_dump_shows_the_vector() {
+    let text = std::fs::read_to_string(vector().with_extension("txt")).unwrap();
+    assert_eq!(text, dump(&std::fs::read(vector()).unwrap()));
+}
+
 #[test]
 fn cuts_of_the_vector_hold_what_the_definition_says() {
     let recording = Recording::open(&vector()).unwrap();
@@ -90,5 +143,7 @@ fn every_prefix_of_the_vector_is_refused_and_none_makes_the_reader_panic() {
 fn write_the_vector() {
     std::fs::create_dir_all(vector().parent().unwrap()).unwrap();
     write(&vector());
+    std::fs::write(vector().with_extension("txt"), dump(&std::fs::read(vector()).unwrap()))
+        .unwrap();
     std::fs::remove_file(vector().with_file_name("moments")).unwrap();
 }

@@ -12,6 +12,10 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use sawmill_device::ErrorKind;
 use sawmill_frontend::passing::{receive, send};
 
+/// The golden parcel, and the head of the message that it makes with its three descriptors.
+const PARCEL: &[u8] = include_bytes!("v1-two-pieces.bin");
+const HEAD: &[u8; 16] = b"SWM1\x03\0\0\0\xd6\0\0\0\0\0\0\0";
+
 fn pair() -> (UnixStream, UnixStream) {
     UnixStream::pair().expect("a pair of sockets")
 }
@@ -43,6 +47,23 @@ fn same_file(mine: &File, theirs: OwnedFd) -> bool {
     let mut mine = mine.try_clone().expect("a duplicate");
     mine.rewind().and_then(|()| mine.read_to_string(&mut text)).expect("a file");
     text == "through another descriptor"
+}
+
+#[test]
+fn the_message_of_the_golden_parcel_is_sent_and_received_as_its_page_shows() {
+    let golden = [&HEAD[..], PARCEL].concat();
+    let (near, mut far) = pair();
+    send(&near, PARCEL, &[near.as_fd(); 3]).expect("sent");
+    let mut bytes = vec![0; golden.len()];
+    far.read_exact(&mut bytes).expect("as long");
+    assert!(bytes == golden, "a message is sent otherwise than it was");
+    send_with(&near, &golden, &[near.as_fd(); 3]);
+    let (bytes, descriptors) = receive(&far, PARCEL.len(), 3).expect("received");
+    assert!(bytes == PARCEL && descriptors.len() == 3);
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format/hand_over.md");
+    let page = std::fs::read_to_string(page).expect("the page of this format");
+    let hex: Vec<String> = HEAD.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert!(page.contains(&format!("```\n{}\n```", hex.join(" "))), "the page lacks the head");
 }
 
 #[test]
