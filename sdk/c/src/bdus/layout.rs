@@ -269,9 +269,11 @@ mod tests {
 
     #[test]
     fn a_driver_of_what_cannot_be_carried_alone_is_refused() {
+        // SAFETY: it touches nothing. It is unsafe because the functions of a table are.
         unsafe extern "C" fn erase(_: u64, _: u32, _: *mut Context) -> c_int {
             0
         }
+        // SAFETY: as for `erase`.
         unsafe extern "C" fn write(_: *const c_char, _: u64, _: u32, _: *mut Context) -> c_int {
             0
         }
