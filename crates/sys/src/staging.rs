@@ -84,8 +84,8 @@ impl StagingFile {
         Ok(None)
     }
 
-    /// Preallocates memory for a staging file that is made later: to get its pages takes milliseconds.
-    /// Nobody may write to it.
+    /// Preallocates memory for a staging file that is made later: to get its pages takes
+    /// milliseconds. Nobody may write to it.
     pub fn preallocate(spare: &Path, capacity_bytes: u64) -> io::Result<()> {
         allocate(spare, capacity_bytes).map(drop)
     }

@@ -158,7 +158,8 @@ func Test_a_write_chunk_is_the_golden_one(t *testing.T) {
 	}
 	values := []byte{0xa1, 0xb2, 0xc3}
 	chunk := chunkOf(metadata, size, records, values)
-	for _, rest := range [][]byte{chunk.Bytes[3*recordBytes : metadata], chunk.Bytes[metadata+2048:]} {
+	rests := [][]byte{chunk.Bytes[3*recordBytes : metadata], chunk.Bytes[metadata+2048:]}
+	for _, rest := range rests {
 		copy(rest, bytes.Repeat([]byte{0xee}, len(rest)))
 	}
 	golden := mockhost.Vectors(t, "write_chunk")

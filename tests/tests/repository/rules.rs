@@ -43,6 +43,53 @@ fn every_queue_has_a_bound_or_says_what_bounds_it() {
     none(&faults);
 }
 
+/// A product file of more lines says an invariant or what is not in it.
+const HEAD_LINES_MIN: usize = 100;
+
+#[test]
+fn every_longer_file_says_an_invariant_or_what_is_elsewhere() {
+    let mut faults = Vec::new();
+    for (path, lines) in production().into_iter().filter(|(_, lines)| lines.len() > HEAD_LINES_MIN)
+    {
+        let head: Vec<&str> =
+            lines.iter().map(String::as_str).take_while(|line| line.starts_with("//!")).collect();
+        let head = head.join(" ");
+        if !["nvariant", "Not here", "not here"].iter().any(|word| head.contains(word)) {
+            faults.push(path);
+        }
+    }
+    none(&faults);
+}
+
+/// A sentence in a comment that begins in lower case, as those do that a bad merge left.
+fn torn_sentence(line: &str) -> Option<&str> {
+    let comment = line.trim().strip_prefix("//")?.trim_start_matches(['/', '!']);
+    let words: Vec<&str> = comment.split_whitespace().collect();
+    let torn = words.windows(2).find(|pair| {
+        let ends =
+            pair[0].ends_with('.') && !["e.g.", "i.e.", "vs.", "...", "etc."].contains(&pair[0]);
+        ends && pair[1].trim_end_matches([',', '.']).chars().all(|c| c.is_ascii_lowercase())
+    })?;
+    Some(torn[1])
+}
+
+#[test]
+fn every_sentence_of_a_comment_begins_with_a_capital() {
+    let mut faults = Vec::new();
+    for (path, text) in files(&[".rs"]) {
+        for (n, line) in text.lines().enumerate() {
+            let torn = torn_sentence(line);
+            faults.extend(torn.map(|word| format!("{}:{}: {word}", path.display(), n + 1)));
+        }
+    }
+    none(&faults);
+    assert_eq!(torn_sentence("/// A writer without room. wait for them."), Some("wait"));
+    assert_eq!(
+        torn_sentence("/// See `docs/a.md`. on_death=fail ends it. Read it e.g. twice."),
+        None
+    );
+}
+
 /// What a field that is a queue of waiting work looks like.
 const QUEUES: [&str; 7] = [
     "VecDeque<",

@@ -186,7 +186,7 @@ impl MountHolder {
     }
 
     /// Makes sure that a mount holder of ours is gone. A mount holder that has not answered may
-    /// still read its orders and hold the mount, so it is killed and not waited for.
+    /// still read its requests and hold the mount, so it is killed and not waited for.
     pub(crate) fn reap(&self) {
         let child = self.child.lock().take();
         if let Some(mut child) = child {

@@ -234,10 +234,7 @@ fn waits_of_others_hold_up_neither_changes_nor_our_own_waits() {
         let resize = Asked::Resize { size_bytes: 0 };
         control::ask_writer::<serde_json::Value>(folder.path(), &resize).unwrap_err()
     };
-    assert!(
-        refused.to_string().contains("no disk has 0 bytes"),
-        "the order was carried out: {refused}"
-    );
+    assert!(refused.to_string().contains("no disk has 0 bytes"), "the change was made: {refused}");
     drop((held, strangers));
 }
 

@@ -306,7 +306,7 @@ mod tests {
         });
         std::thread::scope(|scope| {
             scope.spawn(|| drop(listener.accept().unwrap()));
-            // Twice is not once: an order may have been carried out.
+            // Twice is not once: a change may have been made.
             let resize = ControlRequest::Resize { size_bytes: 4096 };
             let failure = ask_writer::<Resized>(folder.path(), &resize).unwrap_err();
             assert!(failure.to_string().contains("does not answer"), "{failure}");

@@ -3,10 +3,10 @@
 //! Definition. `a → b` when write a completed before write b was submitted. Let O be the writes of
 //! which a sector is seen, D those that must have survived. The cut P is O ∪ D with everything that
 //! is → one of them. The image is legal when
-//! 1. each sector is whole, at its place, of this run, and of a write this log or its base knows;
-//! 2. no sector shows a write w while P has a w' that covers the sector with w → w' (so nothing in
+//! 1. Each sector is whole, at its place, of this run, and of a write this log or its base knows;
+//! 2. No sector shows a write w while P has a w' that covers the sector with w → w' (so nothing in
 //!    P is missing, and a write is whole or absent);
-//! 3. there is one order of P that respects → and gives every sector the write seen there: what two
+//! 3. There is one order of P that respects → and gives every sector the write seen there: what two
 //!    concurrent writes leave where they overlap is of one of them, not a mixture.
 //!
 //! A sector of zeroes may be the base or any write of zeroes; it counts against the image only when

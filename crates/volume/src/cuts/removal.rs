@@ -41,8 +41,8 @@ pub(crate) struct PinHolder<'a> {
     pub(crate) lineage: &'a [LineageEntry],
 }
 
-/// Lets go of all pins of a clone, and removes ancestors that were deleted and that nobody needs any
-/// more.
+/// Lets go of all pins of a clone, and removes ancestors that were deleted and that nobody needs
+/// any more.
 pub(crate) fn let_go(
     world: &dyn World,
     store: &dyn ObjectStore,

@@ -1,4 +1,5 @@
-//! Claims about the handshake: who comes through, who does not, and what he is told.
+//! Claims about the handshake, as tests: which end comes through, which does not, and what it
+//! hears. Not here: the handshake (`super`), and connections that begin with it (`tests/ends`).
 
 use super::*;
 use crate::session::{HEADER_BYTES, PreSharedKey};

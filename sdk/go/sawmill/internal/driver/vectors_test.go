@@ -130,7 +130,7 @@ func Test_control_packets_are_the_golden_ones(t *testing.T) {
 func Test_commands_are_the_golden_ones(t *testing.T) {
 	const chunkBytes = 4096
 	memory := make([]byte, 1<<20)
-	eachVector(t, "command", commands, func(t *testing.T, values []mockhost.Command, packet []byte) {
+	compare := func(t *testing.T, values []mockhost.Command, packet []byte) {
 		for _, value := range values {
 			if len(packet) < commandBytes || !bytes.Equal(value.Bytes(), packet[:commandBytes]) {
 				t.Fatalf("%+v is not the golden %x", value, packet)
@@ -165,7 +165,8 @@ func Test_commands_are_the_golden_ones(t *testing.T) {
 		if len(packet) != 0 {
 			t.Errorf("%d bytes follow", len(packet))
 		}
-	})
+	}
+	eachVector(t, "command", commands, compare)
 }
 
 func Test_answers_are_the_golden_ones(t *testing.T) {
