@@ -16,9 +16,14 @@ use crate::StoreErrorKind::{self, Broken, Denied, Invalid, NotFound, Unavailable
 /// Longest error text that is passed on, in bytes.
 const TEXT_MAX: usize = 400;
 
-/// The answer says that the object is missing, and means it.
-const OBJECT_MISSING: [&str; 3] =
-    ["<Code>NoSuchKey</Code>", "<Code>BlobNotFound</Code>", "No such object"];
+/// The answer says that the object is missing, and means it. The last is what Azure says within a
+/// batch: of that answer the protocol crate keeps only the first line. Keys have no spaces.
+const OBJECT_MISSING: [&str; 4] = [
+    "<Code>NoSuchKey</Code>",
+    "<Code>BlobNotFound</Code>",
+    "No such object",
+    ": The specified blob does not exist.",
+];
 
 /// Words in an answer, what they mean, and what to do. The first that occurs counts.
 const WORDS: [(&str, StoreErrorKind, &str); 23] = [
@@ -119,9 +124,11 @@ fn full_text(error: &Error) -> String {
     text
 }
 
-/// The HTTP status that the text names.
+/// The HTTP status that the text names, also that of one delete within a batch.
 fn status(answer: &str) -> Option<u16> {
-    answer.split_once("status code: ")?.1.get(..3)?.parse().ok()
+    let (_, rest) =
+        answer.split_once("status code: ").or_else(|| answer.rsplit_once(" (code: "))?;
+    rest.get(..3)?.parse().ok()
 }
 
 /// Status, code and message of an XML answer; `None` if it is none.
@@ -180,6 +187,20 @@ mod tests {
             non-2xx status code: 404 Not Found: <html>nginx</html>";
         assert_eq!(explain(not_found(proxy)).kind(), Unavailable);
         assert_eq!(explain(not_found("")).kind(), Unavailable);
+    }
+
+    #[test]
+    fn one_delete_within_a_batch_is_judged_by_its_own_status() {
+        let one = |words: &str| format!("Bulk delete request failed for key a/b: {words}");
+        let absent = one("The specified blob does not exist. (code: 404)");
+        assert_eq!(explain(not_found(&absent)).kind(), NotFound);
+        let elsewhere = one("The specified container does not exist. (code: 404)");
+        assert_eq!(explain(not_found(&elsewhere)).kind(), Unavailable);
+        assert_eq!(
+            explain(generic(&one("This request is not authorized (code: 403)"))).kind(),
+            Denied
+        );
+        assert_eq!(explain(generic(&one("The server is busy. (code: 503)"))).kind(), Unavailable);
     }
 
     #[test]

@@ -1,4 +1,7 @@
 //! The network backend, through the client, against a small S3 server that misbehaves on request.
+//!
+//! Not here: its kin (`google`, `azure`), which speak otherwise over the same connections; what
+//! slow links do (`slow`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,6 +16,8 @@ use crate::{
     probe_conditional_create,
 };
 
+mod azure;
+mod google;
 mod slow;
 
 /// What the server does with one request.
@@ -41,6 +46,9 @@ struct World {
     /// body is, as some stores do.
     looks_first: bool,
 }
+
+/// What a kind of server does with a request.
+type Perform = fn(&mut World, &Request) -> Answer;
 
 /// A server for one bucket on loopback; its thread ends with the process.
 struct Server {
@@ -181,7 +189,7 @@ fn part_of(body: &[u8], range: Option<&String>) -> Answer {
 }
 
 /// Serves one connection. An answer that cannot be sent goes to a client that has gone.
-fn serve(world: &Mutex<World>, mut stream: TcpStream) {
+fn serve(world: &Mutex<World>, perform: Perform, mut stream: TcpStream) {
     let Some(request) = receive(world, &stream) else { return };
     let (answer, trouble) = {
         let mut world = world.lock();
@@ -209,6 +217,10 @@ fn serve(world: &Mutex<World>, mut stream: TcpStream) {
 }
 
 fn server() -> Server {
+    serving(perform)
+}
+
+fn serving(perform: Perform) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let world = Arc::new(Mutex::new(World::default()));
@@ -216,7 +228,7 @@ fn server() -> Server {
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let world = Arc::clone(&shared);
-            std::thread::spawn(move || serve(&world, stream));
+            std::thread::spawn(move || serve(&world, perform, stream));
         }
     });
     Server { world, port }
