@@ -13,6 +13,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use sawmill_store::{
     Class, Done, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, StoreError, StoreErrorKind,
+    check_key, check_prefix,
 };
 
 use crate::death::Life;
@@ -174,6 +175,27 @@ enum Call {
     Delete(Vec<String>, Done<()>),
 }
 
+impl Call {
+    /// Whether its keys are legal.
+    fn check(&self) -> sawmill_store::Result<()> {
+        match self {
+            Call::Get(get, _) => check_key(&get.key),
+            Call::Put(put, _) => check_key(&put.key),
+            Call::List(list, _) => check_prefix(&list.prefix).map(drop),
+            Call::Delete(keys, _) => keys.iter().try_for_each(|key| check_key(key)),
+        }
+    }
+
+    fn fail(self, error: StoreError) {
+        match self {
+            Call::Get(_, done) => done(Err(error)),
+            Call::Put(_, done) => done(Err(error)),
+            Call::List(_, done) => done(Err(error)),
+            Call::Delete(_, done) => done(Err(error)),
+        }
+    }
+}
+
 /// What becomes of a call whose caller has died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFate {
@@ -293,7 +315,9 @@ impl SimStore {
         if !self.life.tick() {
             return;
         }
-        if self.at_once.load(Ordering::Relaxed) {
+        if let Err(error) = call.check() {
+            call.fail(error);
+        } else if self.at_once.load(Ordering::Relaxed) {
             self.carry_out(call);
         } else {
             self.waiting.lock().push(call);
@@ -410,6 +434,10 @@ impl SimStore {
             }
         };
         drop(bucket);
+        if bytes.len() as u64 > get.bytes_max {
+            let text = format!("{} claims {} bytes", get.key, bytes.len());
+            return Err(StoreError::new(StoreErrorKind::Damaged, text));
+        }
         if self.rolls(|faults| faults.garble_odds) && !self.life.is_spared() {
             return Ok(self.garble(bytes));
         }

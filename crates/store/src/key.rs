@@ -13,8 +13,10 @@ const KEY_BYTES_MAX: usize = 768;
 /// Longest part of a key in bytes: what a file name can hold.
 const PART_BYTES_MAX: usize = 255;
 
-/// Checks a key.
-pub(crate) fn check_key(key: &str) -> Result<()> {
+/// Checks a key; every store does before a call.
+///
+/// `Invalid`: it is outside the alphabet, or could leave the store.
+pub fn check_key(key: &str) -> Result<()> {
     match why_not(key) {
         None => Ok(()),
         Some(why) => Err(StoreError::new(StoreErrorKind::Invalid, format!("key {key:?} {why}"))),
@@ -22,7 +24,9 @@ pub(crate) fn check_key(key: &str) -> Result<()> {
 }
 
 /// Checks a list prefix and returns it without its trailing `/`; empty means the whole store.
-pub(crate) fn check_prefix(prefix: &str) -> Result<&str> {
+///
+/// `Invalid`: it is neither empty nor, without that slash, a key.
+pub fn check_prefix(prefix: &str) -> Result<&str> {
     let bare = prefix.strip_suffix('/').unwrap_or(prefix);
     match if prefix.is_empty() { None } else { why_not(bare) } {
         None => Ok(bare),

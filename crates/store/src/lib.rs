@@ -42,6 +42,7 @@ pub use contract::{
 };
 pub use error::{StoreError, StoreErrorKind};
 pub use fault::{Call, Decide, Fault, FaultStore};
+pub use key::{check_key, check_prefix};
 pub use location::split_volume_url;
 pub use meter::{CallKind, CallStats, LATENCY_BUCKETS, MeterSnapshot};
 pub use open::{check_url, open};

@@ -1,0 +1,93 @@
+//! The simulator's store keeps every clause of the contract while nothing fails: what the engine is
+//! tested against is a store.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use bytes::Bytes;
+use sawmill_sim::store::{SimStore, StoreFaults};
+use sawmill_store::{
+    Blocking, Class, Done, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, StoreErrorKind,
+    conformance,
+};
+use sawmill_testkit::Dice;
+
+fn store() -> Arc<SimStore> {
+    let dice = Dice::new(1);
+    let faults = StoreFaults::default();
+    Arc::new(SimStore::new(Arc::default(), Arc::default(), Arc::default(), faults, dice))
+}
+
+/// A store whose calls wait for a scheduler, and word for it that one more does.
+struct Scheduled {
+    store: Arc<SimStore>,
+    tell: Sender<()>,
+}
+
+impl Scheduled {
+    fn told(&self) {
+        self.tell.send(()).expect("the scheduler goes after the last call");
+    }
+}
+
+impl ObjectStore for Scheduled {
+    fn get(&self, get: Get, done: Done<Bytes>) {
+        self.store.get(get, done);
+        self.told();
+    }
+
+    fn put(&self, put: Put, done: Done<PutOutcome>) {
+        self.store.put(put, done);
+        self.told();
+    }
+
+    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
+        self.store.list(list, done);
+        self.told();
+    }
+
+    fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>) {
+        self.store.delete(keys, class, done);
+        self.told();
+    }
+}
+
+/// Lets one waiting call happen for each that came, in any order.
+fn schedule(store: &SimStore, hear: &Receiver<()>) {
+    let mut dice = Dice::seeded("the scheduler");
+    for () in hear {
+        // None where the call was refused at once.
+        let waiting = store.waiting().max(1) as u64;
+        store.happen(dice.below(waiting) as usize);
+    }
+}
+
+#[test]
+fn calls_that_happen_at_once_keep_the_contract() {
+    assert_eq!(conformance::run(&*store()), Vec::<String>::new());
+}
+
+#[test]
+fn an_object_larger_than_asked_for_is_damaged() {
+    let store = store();
+    Blocking(&*store).put("k", vec![1; 100].into(), Class::Upload).unwrap();
+    for (bytes_max, wanted) in [(100, None), (99, Some(StoreErrorKind::Damaged))] {
+        let (tell, hear) = channel();
+        let get = Get { key: "k".to_owned(), range: None, bytes_max, class: Class::Read };
+        store.get(get, Box::new(move |outcome| tell.send(outcome).unwrap()));
+        assert_eq!(hear.recv().unwrap().err().map(|error| error.kind()), wanted);
+    }
+}
+
+#[test]
+fn calls_that_wait_for_a_scheduler_keep_the_contract() {
+    let store = store();
+    store.set_at_once(false);
+    let (tell, hear) = channel();
+    let waiting = Arc::clone(&store);
+    let scheduler = std::thread::spawn(move || schedule(&waiting, &hear));
+    let scheduled = Scheduled { store, tell };
+    assert_eq!(conformance::run(&scheduled), Vec::<String>::new());
+    drop(scheduled);
+    scheduler.join().unwrap();
+}
