@@ -15,7 +15,7 @@
 //!
 //! Not here: the tests; each behaviour is one file in `tests/`. Nothing here names a crate of the
 //! product but the crash checker, which knows no other device than those a user knows: by their
-//! doors.
+//! doors. Of the tests one does: `stores/contract`, the store's client before a real server.
 #![forbid(unsafe_code)]
 
 pub mod bad_disk;

@@ -45,7 +45,7 @@ pub use fault::{Call, Decide, Fault, FaultStore};
 pub use key::{check_key, check_prefix};
 pub use location::split_volume_url;
 pub use meter::{CallKind, CallStats, LATENCY_BUCKETS, MeterSnapshot};
-pub use open::{check_url, open};
+pub use open::{check_url, open, open_in};
 pub use probe::{CheckResult, ProbeReport, doctor, probe_conditional_create};
 
 /// The result type of this crate.

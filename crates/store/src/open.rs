@@ -8,7 +8,6 @@ use crate::cloud::Cloud;
 use crate::directory::Directory;
 use crate::location::{self, Location};
 use crate::memory::Memory;
-use crate::profile::Environment;
 use crate::{Client, Result, StoreOptions};
 
 /// Opens the store that `url` names; makes no request yet.
@@ -49,11 +48,12 @@ pub fn check_url(url: &str) -> Result<String> {
     location::parse(url).map(|_| location::shown(url))
 }
 
-/// Opens a store with a given environment.
-pub(crate) fn open_in(
+/// Opens the store that `url` names as [`open`] does, with credentials and settings from these
+/// variables (names and values) and none of the process's own. Warns of nothing.
+pub fn open_in(
     url: &str,
     options: &StoreOptions,
-    environment: &Environment,
+    environment: &[(String, String)],
 ) -> Result<Arc<Client>> {
     let backend: Box<dyn Backend> = match location::parse(url)? {
         Location::Memory { name: None } => Box::new(Memory::default()),

@@ -3,6 +3,7 @@
 //! Not here: what needs a machine to itself (`idle`, `torture`, `verify_crash` and others have
 //! programs of their own).
 
+mod contract;
 mod dishonest_store;
 mod fencing;
 mod older_store;
