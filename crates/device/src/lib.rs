@@ -3,8 +3,8 @@
 //! Modules: [`contract`](BlockDevice) (the trait and its numbered clauses), [`geometry`](Geometry),
 //! [`operation`](Operation), [`request`](Request), [`exchange`](Exchange), [`error`](Error),
 //! `layer/` (devices around devices), `memory` and `null` (devices without a disk), `blocking` (for
-//! callers that want to wait), `conformance` (the contract as public tests, run on every device and
-//! every layer).
+//! callers that want to wait), `conformance` (the contract as public tests, run on every layer and
+//! on every device that does more than refuse).
 //!
 //! Not here: I/O, threads of its own, an async runtime, anything about stores or networks.
 #![forbid(unsafe_code)]

@@ -4,6 +4,10 @@
 //! before its own answer goes out; a flush is logged when it is submitted, so that what stands
 //! before it in the log is what it covers. A log that cannot be written fails every later request.
 //!
+//! Limits: a write of part of a sector waits in its submit for the sectors at its edges, and two of
+//! them in one sector at once may be logged without each other. What is recorded writes whole
+//! sectors, as the geometry asks.
+//!
 //! Not here: durability of the log; it need not survive this process.
 
 use std::sync::Arc;

@@ -2,13 +2,14 @@
 //!
 //! Invariants: submitting never waits; a file's requests are carried out by threads of its own, an
 //! export's by its server. What [`FileTarget::direct`] answered is with the device, not in the page
-//! cache.
+//! cache. A change with FUA is answered when it is durable, also where the server knows no FUA.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 
 use rustix::fs::OFlags;
@@ -41,7 +42,7 @@ fn geometry(size_bytes: u64, discard: bool, write_zeroes: bool) -> Geometry {
 /// A file or a block device.
 pub struct FileTarget {
     geometry: Geometry,
-    tell: std::sync::mpsc::Sender<Request>,
+    tell: Sender<Request>,
 }
 
 impl FileTarget {
@@ -140,24 +141,63 @@ impl BlockDevice for FileTarget {
 /// An export of an NBD server.
 pub struct NbdTarget {
     geometry: Geometry,
-    client: Client,
+    client: Arc<Client>,
+    /// For changes with FUA that are made and may not be durable.
+    flush: Sender<Request>,
 }
 
 impl NbdTarget {
     /// Connects to `uri`.
     pub fn connect(uri: &str) -> Result<Self> {
-        let connected = Client::connect(uri, Style::Structured);
-        let client = connected
-            .map_err(|source| Error::Io { what: format!("cannot connect to {uri}"), source })?;
+        let failed = |source| Error::Io { what: format!("cannot connect to {uri}"), source };
+        let client = Arc::new(Client::connect(uri, Style::Structured).map_err(failed)?);
         let export = client.export();
         let able = |flag: u16| export.flags & flag != 0;
         if !able(flag::SEND_FLUSH) || able(flag::READ_ONLY) {
             return Err(Error::Usage(format!("{uri} cannot be written, or cannot be flushed")));
         }
-        let geometry =
+        let usual =
             geometry(export.size_bytes, able(flag::SEND_TRIM), able(flag::SEND_WRITE_ZEROES));
-        Ok(NbdTarget { geometry, client })
+        let longest = match export.block_bytes_max {
+            0 => usual.request_bytes_max,
+            told => told.min(usual.request_bytes_max),
+        };
+        let geometry = Geometry {
+            request_bytes_max: longest,
+            preferred_bytes: usual.preferred_bytes.min(longest),
+            ..usual
+        };
+        // Bounded by what its user has in flight.
+        let (flush, hear) = std::sync::mpsc::channel();
+        let work = {
+            let client = Arc::downgrade(&client);
+            move || flush_each(&client, &hear)
+        };
+        thread::Builder::new().name("target".into()).spawn(work).map_err(failed)?;
+        Ok(NbdTarget { geometry, client, flush })
     }
+}
+
+/// Has each request flushed before it is answered. On a thread of its own, because the one that
+/// hears answers must not wait for room to ask.
+fn flush_each(client: &Weak<Client>, hear: &Receiver<Request>) {
+    for request in hear {
+        match client.upgrade() {
+            Some(client) => client.submit_then(&Command::Flush, move |outcome| match outcome {
+                Ok(_) => request.done(),
+                Err(failure) => request.fail(explained(&failure)),
+            }),
+            None => request.fail(explained(&Failure::Gone)),
+        }
+    }
+}
+
+fn explained(failure: &Failure) -> DeviceError {
+    let kind = match failure {
+        Failure::Gone => ErrorKind::Closed,
+        Failure::Errno(_) => ErrorKind::Unavailable,
+    };
+    DeviceError::new(kind, format!("the target: {failure}"))
 }
 
 impl BlockDevice for NbdTarget {
@@ -183,19 +223,21 @@ impl BlockDevice for NbdTarget {
             Operation::WriteZeroes => Command::WriteZeroes { offset, length },
             Operation::Prefetch | Operation::Allocation => return request.done(),
         };
-        self.client.submit_then(&command, move |outcome| match outcome {
-            Ok(reply) => {
+        let is_durable = match request.operation {
+            Operation::Write => fua || !request.flags.fua,
+            Operation::Discard | Operation::WriteZeroes => !request.flags.fua,
+            _ => true,
+        };
+        let flush = (!is_durable).then(|| self.flush.clone());
+        self.client.submit_then(&command, move |outcome| match (outcome, flush) {
+            (Err(failure), _) => request.fail(explained(&failure)),
+            // A request that cannot be sent is dropped, and so answers itself.
+            (Ok(_), Some(flush)) => drop(flush.send(request)),
+            (Ok(reply), None) => {
                 if request.operation == Operation::Read {
                     request.buffer().copy_from_slice(&reply.bytes);
                 }
                 request.done();
-            }
-            Err(failure) => {
-                let kind = match failure {
-                    Failure::Gone => ErrorKind::Closed,
-                    Failure::Errno(_) => ErrorKind::Unavailable,
-                };
-                request.fail(DeviceError::new(kind, format!("the target: {failure}")));
             }
         });
     }

@@ -1,5 +1,5 @@
 //! The contract, for caches of every policy, on devices that answer at once or late and in any
-//! order.
+//! order; and for what unpacks their writes.
 
 use std::sync::Arc;
 
@@ -64,4 +64,9 @@ fn a_read_only_device_stays_one() {
         let below = Unpack::new(MemoryDevice::with_geometry(read_only));
         Arc::new(Cache::new(below, &Options::default()).unwrap())
     });
+}
+
+#[test]
+fn a_device_that_unpacks_keeps_the_contract() {
+    conformance::all(&|| Arc::new(Unpack::new(MemoryDevice::new(SIZE_BYTES))));
 }
