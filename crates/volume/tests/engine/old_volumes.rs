@@ -1,5 +1,7 @@
 //! Volumes that older versions have left are opened as they are: `vectors/volumes`, one archive for
-//! each version of the formats from 2026-11-27 on, made by [`make_the_archive_of_this_version`].
+//! each set of format versions since 2026-11-23, made by [`make_the_archive_of_this_version`] (the
+//! two oldest by the same steps on the code of their days: volume records by themselves, checkpoint
+//! 1 to 3).
 //!
 //! In each archive: a store in a folder, and the journal of a server that died with a power cut.
 //! The disk has a snapshot, overwritten and discarded blocks, a checkpoint, segments after it, and
