@@ -133,7 +133,8 @@ fn build_map(folder: &Path, extents: u64, pages_max: u64) -> Outcome<()> {
     let entry = |(sequence, live_bytes): (u64, &u64)| SegmentEntry {
         sequence,
         epoch: 1,
-        data_bytes: SEGMENT_BYTES,
+        // By chance, a segment may get more than the usual size.
+        data_bytes: SEGMENT_BYTES.max(*live_bytes),
         live_bytes: *live_bytes,
         wall_unix_ms: record.created_unix_ms,
         header_bytes: 64 << 10,

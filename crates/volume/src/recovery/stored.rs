@@ -1,8 +1,10 @@
 //! The stored part of a volume: newest checkpoint, its map, and the log rolled forward over it.
 //!
-//! Invariant: reading changes nothing in the store. Not here: the journal's part ([`crate::open`]),
-//! and how a name leads to a record ([`crate::names`]).
+//! Invariants: reading changes nothing in the store. A state that is read from an older checkpoint
+//! than the newest has all that the newest says was stored, or is refused. Not here: the journal's
+//! part ([`crate::open`]), and how a name leads to a record ([`crate::names`]).
 
+use sawmill_format::checkpoint::checkpoint_key;
 use sawmill_format::ids::VolumeId;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
@@ -30,9 +32,16 @@ pub(crate) fn stored_of(
     record: VolumeRecord,
     reporter: &mut Reporter<'_>,
 ) -> Result<Stored> {
-    stored_as(store, record, reporter, &|from, older, damage| {
-        demand_may_fall(store, older.checkpoint.volume_id, from, older, damage)
-    })
+    let may_fall = |skipped: &Skipped, older: &Newest| {
+        demand_may_fall(store, older.checkpoint.volume_id, skipped, older)
+    };
+    let (stored, skipped) = stored_as(store, record, reporter, &may_fall)?;
+    match skipped {
+        Some(skipped) if stored.end.next_sequence <= skipped.through_sequence => {
+            Err(skipped.not_reached(&stored))
+        }
+        _ => Ok(stored),
+    }
 }
 
 /// The same, of a replica also an older state than was copied, when what was copied is damaged.
@@ -41,7 +50,32 @@ pub(crate) fn stored_as_it_is(
     record: VolumeRecord,
     reporter: &mut Reporter<'_>,
 ) -> Result<Stored> {
-    stored_as(store, record, reporter, &|_, _, _| Ok(()))
+    stored_as(store, record, reporter, &|_, _| Ok(())).map(|(stored, _)| stored)
+}
+
+/// The newest checkpoint, of which something is damaged.
+struct Skipped {
+    number: u64,
+    /// All segments up to this one were stored.
+    through_sequence: u64,
+    damage: Error,
+}
+
+impl Skipped {
+    /// The log does not lead from an older checkpoint to the state of this one: segments are
+    /// missing that were stored.
+    fn not_reached(&self, stored: &Stored) -> Error {
+        let Skipped { number, through_sequence, damage } = self;
+        let key = checkpoint_key(stored.record.volume_id, *number);
+        let (to, next) = (stored.newest.checkpoint.number, stored.end.next_sequence);
+        let text = format!(
+            "{damage}. Checkpoint {to}, the one before it, does not lead to the same state: \
+             {key} says that segments through {through_sequence} were stored, and segment {next} \
+             is missing. Restore the damaged object or the missing segments from a copy of the \
+             store; to serve what is left, an older state, remove {key}"
+        );
+        Error::new(ErrorKind::Corrupt, text).with_source(damage.clone())
+    }
 }
 
 /// `may_fall` is asked before a state is had from another checkpoint than from the newest, and may
@@ -50,12 +84,14 @@ fn stored_as(
     store: &dyn ObjectStore,
     record: VolumeRecord,
     reporter: &mut Reporter<'_>,
-    may_fall: &dyn Fn(u64, &Newest, &Error) -> Result<()>,
-) -> Result<Stored> {
+    may_fall: &dyn Fn(&Skipped, &Newest) -> Result<()>,
+) -> Result<(Stored, Option<Skipped>)> {
     reporter.step("volume record", format!("id {}, {} bytes", record.volume_id, record.size_bytes));
     let mut newest = checkpoint::newest(store, record.volume_id)?;
+    let mut first_skipped = None;
     loop {
         let (loaded, number_max) = (newest.checkpoint.number, newest.number_max);
+        let through_sequence = newest.checkpoint.through_sequence;
         match stored_from(store, &record, newest, reporter) {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
                 // A writer may have gone on, and deleted what that checkpoint named. Or a part of
@@ -65,11 +101,16 @@ fn stored_as(
                 if newest.number_max == number_max {
                     let older = checkpoint::newest_below(store, record.volume_id, loaded);
                     newest = older.map_err(|_| error.clone())?;
-                    may_fall(loaded, &newest, &error)?;
+                    tracing::warn!(%error, "checkpoint {loaded} is skipped: run `sawmill check`");
                     newest.notes.push(format!("checkpoint {loaded} was skipped: {error}"));
+                    let skipped = Skipped { number: loaded, through_sequence, damage: error };
+                    may_fall(&skipped, &newest)?;
+                    first_skipped.get_or_insert(skipped);
+                } else {
+                    first_skipped = None;
                 }
             }
-            read => return read,
+            read => return read.map(|stored| (stored, first_skipped)),
         }
     }
 }
@@ -78,12 +119,11 @@ fn stored_as(
 fn demand_may_fall(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
-    from: u64,
+    skipped: &Skipped,
     older: &Newest,
-    damage: &Error,
 ) -> Result<()> {
-    let to = older.checkpoint.number;
-    if role::may_fall(store, volume_id, from, to)? {
+    let (to, damage) = (older.checkpoint.number, &skipped.damage);
+    if role::may_fall(store, volume_id, skipped.number, to)? {
         return Ok(());
     }
     let text = format!(

@@ -272,6 +272,26 @@ fn a_damaged_map_part_of_the_newest_checkpoint_falls_back_to_the_one_before() {
 }
 
 #[test]
+fn an_older_checkpoint_is_not_used_where_the_log_lacks_what_the_damaged_one_had() {
+    for how in HARMS {
+        let mut machine = volume_with_two_groups();
+        let parts = machine.keys("/map/");
+        harm(&machine, &parts[0], &parts[1], how, 90);
+        // The store lost the log too, and this machine never saw the volume.
+        machine.keys("/seg/").iter().for_each(|key| machine.remove(key));
+        std::fs::remove_file(machine.journal()).unwrap();
+        let objects = machine.keys("");
+        for accept in [false, true] {
+            machine.options.accept_journal_loss = accept;
+            let (kind, text) = machine.refused();
+            assert_eq!(kind, ErrorKind::Corrupt, "{how}: {text}");
+            assert!(text.contains(&parts[0]) && text.contains("/checkpoint/"), "{how}: {text}");
+        }
+        assert_eq!(machine.keys(""), objects, "nothing was changed");
+    }
+}
+
+#[test]
 fn a_damaged_map_part_that_every_checkpoint_needs_stops_the_open() {
     for how in HARMS {
         let machine = volume_with_two_groups();
