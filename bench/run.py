@@ -6,7 +6,7 @@
                                          its numbers mean nothing
     bench/run.py --only randwrite-4k     one workload, contestant or part (see --list); repeatable
 
-Raw numbers go to bench/results/raw/. How each number comes about: bench/README.md. Not here: how a
+Raw numbers lie beside the page. How each number comes about: bench/README.md. Not here: how a
 contestant is measured and what the page says (`suite/`).
 """
 
@@ -189,8 +189,11 @@ def main():
         finally:
             minio.end()
             document["load"].append(os.getloadavg()[0])
-    raw = page.write_raw(datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S"), document)
-    whole = not given.quick and given.whole and "the run" not in document["failed"]
-    kept = ROOT / f"bench/results/{document['date']}.md" if whole else raw.with_suffix(".md")
+    whole = (not given.quick and given.whole and not given.before
+             and "the run" not in document["failed"])
+    now = datetime.datetime.now()
+    raw = page.write_raw(now.strftime("%Y-%m-%d" if whole else "%Y-%m-%d-%H%M%S"), document,
+                         page.RESULTS if whole else page.RAW)
+    kept = raw.with_suffix(".md")
     page.write(given.page or kept, report.page(document))
     say(f"and {raw}")

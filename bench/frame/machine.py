@@ -39,6 +39,15 @@ def describe():
     }
 
 
+def commit():
+    """The short name of the commit that is checked out; with "+" if files differ from it."""
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True,
+                              check=False).stdout.strip()
+    name = git("rev-parse", "--short=7", "HEAD")
+    return f"{name}+" if git("status", "--porcelain", "--untracked-files=no") else name
+
+
 def version(program):
     """First line of what a program says of its version; the empty text if it is not there."""
     try:

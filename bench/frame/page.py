@@ -3,13 +3,18 @@
 Not here: what a page says.
 """
 
+import datetime
 import json
+import re
 
+from frame import machine
 from frame.cli import say
 from frame.machine import ROOT
 
-RAW = ROOT / "bench/results/raw"
+RESULTS = ROOT / "bench/results"
+RAW = RESULTS / "raw"
 MEASUREMENTS = ROOT / "docs/measurements"
+STAMP = r"^Measured on \d{4}-.*\n\n"
 
 
 def table(head, rows, numbers=()):
@@ -40,8 +45,18 @@ def kept(is_kept):
     return "yes" if is_kept else "**no**"
 
 
+def stamped(text):
+    """The page with the line below its title that says when, on what code and where."""
+    facts = machine.describe()
+    line = (f"Measured on {datetime.date.today()}, on the code of {machine.commit()}, "
+            f"on {facts['cores']} cores of {facts['cpu']}.\n\n")
+    title, _, rest = text.partition("\n\n")
+    return f"{title}\n\n{line}{re.sub(STAMP, '', rest, count=1, flags=re.MULTILINE)}"
+
+
 def write(path, text):
     """Prints a page, and leaves it in a file where one is wanted."""
+    text = stamped(text)
     print(text)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,10 +72,10 @@ def around(path, begin=None, end=None):
     return before, mark + after
 
 
-def write_raw(name, document):
+def write_raw(name, document, folder=RAW):
     """Keeps what a page was made from; returns where."""
-    RAW.mkdir(parents=True, exist_ok=True)
-    path = RAW / f"{name}.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(document, indent=1))
     return path
 

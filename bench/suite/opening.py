@@ -80,5 +80,8 @@ def memory(place, binary, examples, extents, seconds):
         say(f"loading {extents} extents of 1 to {pages_max} pages")
         volume.folder.mkdir()
         built = run(examples / "bench_volume", "map", volume.folder, extents, pages_max).strip()
-        found["full"].append({"built": built, "pages_max": pages_max, **watched(volume, 1)})
+        seen = watched(volume, 1)
+        if seen["extents"] != extents:
+            raise RuntimeError(f"{seen['extents']} of {extents} extents were found: {built}")
+        found["full"].append({"built": built, "pages_max": pages_max, **seen})
     return found
