@@ -69,6 +69,14 @@ const ELSEWHERE: &[Elsewhere] = &[
     },
 ];
 
+/// Each bug changes one file, and most are caught within seconds: building is what takes time.
+const BUILT_OFTEN: [(&str, &str); 4] = [
+    ("CARGO_INCREMENTAL", "1"),
+    ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "256"),
+    ("CARGO_PROFILE_RELEASE_DEBUG", "false"),
+    ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"),
+];
+
 /// What `timeout` ends with.
 const TIMED_OUT: i32 = 124;
 
@@ -129,6 +137,7 @@ fn try_mutant(mutant: &Mutant) -> Result<Option<String>, String> {
     }
     let built = Command::new("cargo")
         .args(["build", "--release", "--quiet", "-p", "sawmill-sim", "--bin", "sawmill-sim"])
+        .envs(BUILT_OFTEN)
         .env("CARGO_TARGET_DIR", &target)
         .env("RUSTFLAGS", "-Awarnings")
         .current_dir(&tree)
