@@ -284,7 +284,7 @@ def main():
         head = (
             f"# What a link carries, and costs\n\n`bench/link.py --rounds {given.rounds} --seconds "
             f"{given.seconds:g}`, medians; {os.cpu_count()} cores for both ends and whatever else "
-            f"ran; veth pairs of MTU {MTU}. How each number comes about: the head of the script. "
+            f"ran; veth pairs of MTU {MTU}. Method: see the head of the script. "
             f"Load average {load_before:.1f} before and {os.getloadavg()[0]:.1f} after: with more "
             f"than 2, rates say less than CPU.\n\n![requests per second]({image.name})\n\n")
     page.write(given.page, f"{head}## The aims\n\n{aims(found['null'], shares)}\n{text}{WZBLK}")

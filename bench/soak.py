@@ -150,8 +150,8 @@ def growth(samples):
 PAGE = """\
 {before}<!-- bench/soak.py writes from here -->
 
-`bench/soak.py --seconds {given.seconds:g} --rate {given.rate} --seed {given.seed}`; how it comes \
-about: the head of the script. {at_s:,.0f} s, {rests} rests; load average {busy:.1f} at the end.
+`bench/soak.py --seconds {given.seconds:g} --rate {given.rate} --seed {given.seed}`; method: \
+see the head of the script. {at_s:,.0f} s, {rests} rests; load average {busy:.1f} at the end.
 
 {requests:,} requests ({kinds}), {gb:.1f} GB; {last[mismatches]} answers that were not what was \
 written, {last[errors]} errors, {missing} credits missing at any rest. Trouble: {troubles}. The \

@@ -37,7 +37,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 const UNKNOWN_BYTES: u64 = 128 << 20;
 /// What deleting one object may take, as bytes that cannot be seen to move: a quarter of a second.
 const DELETE_AS_BYTES: u64 = 8 << 10;
-/// A disk takes what a link takes, so much faster.
+/// How many times faster than a link a disk is assumed to be.
 const DISK_SPEED: u64 = 8;
 /// A put is recognised by this many bytes at its start.
 const HEAD_BYTES: u64 = 4096;

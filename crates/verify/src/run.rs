@@ -156,8 +156,8 @@ fn content_before(target: &dyn BlockDevice, work: &Work) -> Result<Image> {
     Ok(image)
 }
 
-/// The export `uri` as a block device, and the work on it; says the first entry that is not of
-/// making it: that is what `made` answers, once a file system is.
+/// The export `uri` as a block device, and the work on it. Returns the first entry after the file
+/// system was made; `made` tells which that is.
 fn on_block_device(
     uri: &str,
     work: &Work,

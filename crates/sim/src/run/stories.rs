@@ -253,10 +253,10 @@ fn a_failed_sync_is_doubted_when_memory_is_lost(place: &Path) -> Verdict {
     demand(kept > 5, "hardly anything outlived the memory")
 }
 
-/// Seeds 1868, 18031 and 19337: a sync left its mark in the middle of a record that a power cut
-/// then tore; the attach that went on before it had its own pad torn by the next cut, and the one
-/// after that took the pad for damage below the mark, of which the record behind the torn one still
-/// told.
+/// Seeds 1868, 18031 and 19337. A sync left its mark in the middle of a record, and a power cut
+/// tore that record. The next attach continued before it and wrote a pad; the next power cut tore
+/// the pad. The attach after that found the old mark in the record behind, and took the torn pad for
+/// damage below the mark.
 fn what_a_dying_attach_wrote_over_a_torn_record_is_no_damage(place: &Path) -> Verdict {
     for dice in 1..=16 {
         for dies_at in 1.. {

@@ -6,9 +6,10 @@
 //!
 //! Order, and why: pins first (in the base and in all its ancestors), then a look whether the cut
 //! is still kept and the base still there, then the clone's map and checkpoint, its name last.
-//! Whoever gives up a cut or a volume makes that durable first and asks for pins after it
-//! (`engine::pins`, `removal`): so one of the two sees the other. A creation that dies on the way
-//! leaves pins and objects that nobody finds by name; `check` of the base says so.
+//! A process that gives up a cut or a volume first makes that durable, then looks for pins
+//! (`engine::pins`, `removal`). So either it sees our pin, or we see that the cut is gone. A
+//! creation that dies on the way leaves pins and objects without a name; `check` of the base lists
+//! them.
 //!
 //! Not here: how pins are released (`removal`), and how a clone gets rid of its ancestors
 //! (`flatten`).

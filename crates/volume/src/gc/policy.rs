@@ -2,8 +2,8 @@
 //! forecast ask the same questions here.
 //!
 //! Utilisation is the share of a segment's data that the map still points at. Greedy takes the
-//! emptiest first (LSVD §3.5); cost-benefit also asks how long what is left has been left alone
-//! (Rosenblum and Ousterhout 1992, §3.5).
+//! emptiest first (LSVD §3.5); cost-benefit also considers how old the live data is (Rosenblum and
+//! Ousterhout 1992, §3.5).
 //!
 //! Not here: finding and moving the live data (`sweep`, `gather`), deleting what is dead (the
 //! engine).
@@ -39,7 +39,7 @@ impl Default for GcPolicy {
     }
 }
 
-/// A segment that could be taken. Dead ones are none: they only wait to be deleted.
+/// A segment that could be taken. A dead segment is not a candidate: it only waits to be deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// Which segment.
