@@ -274,6 +274,23 @@ impl BlockDevice for Away {
 
     fn submit(&self, request: Request) {
         let text = "the volume was closed for a hand-off and could not be reopened; see the log";
-        request.fail(Error::new(ErrorKind::Unavailable, text));
+        let away = || Error::new(ErrorKind::Unavailable, text);
+        let error = request.check(&self.0).err().unwrap_or_else(away);
+        request.fail(error);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sawmill_device::{BlockDeviceExt, MemoryDevice};
+
+    use super::*;
+
+    #[test]
+    fn a_volume_that_is_away_still_tells_invalid_requests_from_others() {
+        let away = Away(MemoryDevice::new(1 << 20).geometry());
+        let kind = |offset| away.read_at(offset, 4096).map_err(|error| error.kind());
+        assert_eq!(kind(0), Err(ErrorKind::Unavailable));
+        assert_eq!(kind(1 << 20), Err(ErrorKind::Invalid), "it reaches past the end");
     }
 }
