@@ -4,8 +4,8 @@
 //! a sequence tells whose segment it is; its first checkpoint says which range is whose (the
 //! lineage). Nothing is copied but the map.
 //!
-//! Order, and why: pins first (in the base and in all its ancestors), then a look whether the cut
-//! is still kept and the base still there, then the clone's map and checkpoint, its name last.
+//! Order, and why: pins first (in the base, and in the ancestors whose data the cut uses), then a
+//! look whether the cut is still kept and the base still there, then the clone's map and checkpoint, its name last.
 //! A process that gives up a cut or a volume first makes that durable, then looks for pins
 //! (`engine::pins`, `removal`). So either it sees our pin, or we see that the cut is gone. A
 //! creation that dies on the way leaves pins and objects without a name; `check` of the base lists
