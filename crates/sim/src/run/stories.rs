@@ -255,8 +255,8 @@ fn a_failed_sync_is_doubted_when_memory_is_lost(place: &Path) -> Verdict {
 
 /// Seeds 1868, 18031 and 19337. A sync left its mark in the middle of a record, and a power cut
 /// tore that record. The next attach continued before it and wrote a pad; the next power cut tore
-/// the pad. The attach after that found the old mark in the record behind, and took the torn pad for
-/// damage below the mark.
+/// the pad. The attach after that found the old mark in the record behind, and took the torn pad
+/// for damage below the mark.
 fn what_a_dying_attach_wrote_over_a_torn_record_is_no_damage(place: &Path) -> Verdict {
     for dice in 1..=16 {
         for dies_at in 1.. {

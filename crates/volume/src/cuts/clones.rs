@@ -5,11 +5,11 @@
 //! lineage). Nothing is copied but the map.
 //!
 //! Order, and why: pins first (in the base, and in the ancestors whose data the cut uses), then a
-//! look whether the cut is still kept and the base still there, then the clone's map and checkpoint, its name last.
-//! A process that gives up a cut or a volume first makes that durable, then looks for pins
-//! (`engine::pins`, `removal`). So either it sees our pin, or we see that the cut is gone. A
-//! creation that dies on the way leaves pins and objects without a name; `check` of the base lists
-//! them.
+//! look whether the cut is still kept and the base still there, then the clone's map and
+//! checkpoint, its name last. A process that gives up a cut or a volume first makes that durable,
+//! then looks for pins (`engine::pins`, `removal`). So either it sees our pin, or we see that the
+//! cut is gone. A creation that dies on the way leaves pins and objects without a name; `check` of
+//! the base lists them.
 //!
 //! Not here: how pins are released (`removal`), and how a clone gets rid of its ancestors
 //! (`flatten`).
