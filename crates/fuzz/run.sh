@@ -3,6 +3,9 @@
 #
 #   run.sh [MINUTES [TARGET...]]     minutes in all (12), shared among the targets (all)
 #
+# Ends with a table of what it did. With the variable PAGE it also adds that to a page
+# (docs/measurements/fuzz.md); `page.py` does both.
+#
 # Starts from corpus/ and from what earlier runs found (target/fuzz/corpus, not kept in the
 # repository). What breaks a target lies in target/fuzz/found/TARGET and ends the run with failure:
 # minimise it, mend the bug, and put the input into corpus/TARGET, where every `make test` tries it
@@ -13,6 +16,7 @@ cd "$(dirname "$0")/../.."
 minutes=${1:-12}
 shift || true
 targets=("$@")
+export FUZZ_COMMAND="make fuzz MINUTES=$minutes${*:+ TARGETS=\"$*\"}${PAGE:+ PAGE=$PAGE}"
 if ((${#targets[@]} == 0)); then
     mapfile -t targets < <(ls crates/fuzz/corpus)
 fi
@@ -32,9 +36,17 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 RUSTFLAGS="${passes[*]}" cargo build --release --locked --target "$host" \
     --target-dir "$folder/build" --manifest-path crates/fuzz/libfuzzer/Cargo.toml
 
+entries() { # entries FOLDER: how many files it has
+    find "$1" -type f | wc -l
+}
+
 failed=()
+: >"$folder/figures"
 for target in "${targets[@]}"; do
     mkdir -p "$folder/corpus/$target" "$folder/found/$target"
+    known=$(entries "$folder/corpus/$target")
+    broken=$(entries "$folder/found/$target")
+    begin=$SECONDS broke=0
     echo "== $target: $seconds s"
     # A single input may take 5 s and the process 2 GiB; more is a finding.
     if ! SAWMILL_FUZZ_TARGET=$target "$folder/build/$host/release/sawmill-libfuzzer" \
@@ -42,12 +54,21 @@ for target in "${targets[@]}"; do
         -print_final_stats=1 -artifact_prefix="$folder/found/$target/" \
         "$folder/corpus/$target" "crates/fuzz/corpus/$target" \
         >"$folder/$target.log" 2>&1; then
-        failed+=("$target")
+        failed+=("$target") broke=1
         tail -n 30 "$folder/$target.log"
     fi
     grep -E ' cov: ' "$folder/$target.log" | tail -n 1 || true
     grep -E '^stat::(number_of_executed|average_exec|peak_rss)' "$folder/$target.log" || true
+    # A target that broke may have ended without its statistics: then its last line of progress.
+    executed=$(sed -n 's/^stat::number_of_executed_units: *//p; s/^#\([0-9]*\).*/\1/p' \
+        "$folder/$target.log" | tail -n 1)
+    # An input that broke it before breaks it again under the same name.
+    crashes=$(($(entries "$folder/found/$target") - broken))
+    printf '%s\t%d\t%d\t%d\t%d\n' "$target" "${executed:-0}" $((SECONDS - begin)) \
+        $(($(entries "$folder/corpus/$target") - known)) \
+        $((crashes > broke ? crashes : broke)) >>"$folder/figures"
 done
+crates/fuzz/page.py "$folder/figures" ${PAGE:+--page "$PAGE"}
 if ((${#failed[@]})); then
     echo "fuzz: broken: ${failed[*]}; see target/fuzz/found"
     exit 1

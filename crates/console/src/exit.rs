@@ -134,10 +134,12 @@ pub struct Failure {
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
-    /// A failure with its text. Line ends become spaces: an error is one line.
+    /// A failure with its text. Line ends become spaces: an error is one line. Other control
+    /// characters, which a peer or a file may have chosen, get to no terminal.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
         let message: String = message.into();
         let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+        let message = message.replace(char::is_control, "\u{fffd}");
         Failure { exit, message, source: None }
     }
 
@@ -260,6 +262,8 @@ mod tests {
     fn a_failure_is_one_line_whatever_its_cause_says() {
         let failure = Failure::new(Exit::Internal, "first\nsecond\r\n  third").of_volume("disk1");
         assert_eq!(failure.to_string(), "volume disk1: first second third");
+        let failure = Failure::usage("no export \x1b]0;title\x07");
+        assert_eq!(failure.to_string(), "no export \u{fffd}]0;title\u{fffd}");
     }
 
     #[test]

@@ -11,8 +11,8 @@ mod superblock;
 
 pub use record::{RECORD_HEADER_BYTES, RECORD_VERSION, RecordHeader, RecordOperation, record_at};
 pub use superblock::{
-    MEMORY_FOLDER_BYTES_MAX, Memory, RingCopy, SUPERBLOCK_BYTES, Superblock, choose_superblock,
-    superblock_at,
+    CAPACITY_BYTES_MAX, MEMORY_FOLDER_BYTES_MAX, Memory, RingCopy, SUPERBLOCK_BYTES, Superblock,
+    choose_superblock, superblock_at,
 };
 
 /// Where the ring begins in the journal file; the superblock copies are before it.

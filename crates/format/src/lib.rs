@@ -6,7 +6,7 @@
 //! [`role`] are objects in a store; [`journal`], [`staging`], [`cache_index`], [`transfer`],
 //! [`export_state`], [`newest_state`] are files on the local SSD; [`packed_write`] crosses the
 //! link; [`write_log`] is a foreign format. `docs/format/` has one page per structure, and a test
-//! compares the two.
+//! compares the two. [`disk_image`] looks at the headers of foreign files, and has no page.
 //!
 //! Invariants: a decoder never panics and never allocates more than its input justifies. It checks,
 //! in order, length available, magic, kind, version, length, checksum, reserved bytes, identity,
@@ -20,6 +20,7 @@
 pub mod cache_index;
 pub mod checkpoint;
 pub mod crc;
+pub mod disk_image;
 mod error;
 pub mod export_state;
 pub mod ids;

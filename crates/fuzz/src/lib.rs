@@ -8,18 +8,20 @@
 //! ([`mend`]), since behind a checksum no blind mutation ever gets.
 //!
 //! Modules: [`objects`] (the decoders of `crates/format`, the link's apart), [`journal_image`] (a
-//! journal's bytes to a scan), [`store_image`] (a store's objects to the stored part of recovery),
-//! [`nbd`] (a client's bytes to a server), [`hand_over`] (pieces of doors from another process),
-//! [`vhost`] (a guest's memory and a frontend's bytes to a vhost-user door), [`link`] (a peer's
-//! packets to their decoders), [`link_peer`] (the same to a target and to an initiator), [`text`]
-//! (sizes, durations and URLs), [`kernel`] (requests by FUSE and ublk), [`driver`] (packets of
-//! drivers), [`mutate`] (changes by seed).
+//! journal's bytes to a scan), [`store_image`] (a store's objects to the stored part of recovery), [`nbd`] (a client's
+//! bytes to a server), [`hand_over`] (pieces of doors from another process), [`vhost`] (a guest's
+//! memory and a frontend's bytes to a vhost-user door), [`nbd_client`] (a server's bytes to the
+//! client), [`link`] (a peer's packets to their decoders), [`link_peer`] (the same to a target and
+//! to an initiator), [`text`] (sizes, durations and URLs), [`kernel`] (requests by FUSE and ublk),
+//! [`driver`] (packets of drivers), [`image_headers`] (disk images to import), [`write_log`]
+//! (recordings of other programs to the crash checker), [`mutate`] (changes by seed).
 //!
 //! Not here: what the engine does with good input.
 #![forbid(unsafe_code)]
 
 mod driver;
 mod hand_over;
+mod image_headers;
 mod journal_image;
 mod kernel;
 mod link;
@@ -27,10 +29,12 @@ mod link_peer;
 mod mend;
 pub mod mutate;
 mod nbd;
+mod nbd_client;
 mod objects;
 pub mod store_image;
 mod text;
 mod vhost;
+mod write_log;
 
 /// One place where bytes come in.
 pub struct Target {
@@ -41,7 +45,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 21] = [
+pub const TARGETS: [Target; 24] = [
     Target { name: "segment", run: objects::segment },
     Target { name: "checkpoint", run: objects::checkpoint },
     Target { name: "map_part", run: objects::map_part },
@@ -63,4 +67,7 @@ pub const TARGETS: [Target; 21] = [
     Target { name: "fuse_request", run: kernel::fuse },
     Target { name: "ublk_request", run: kernel::ublk },
     Target { name: "driver_packet", run: driver::packet },
+    Target { name: "nbd_client", run: nbd_client::run },
+    Target { name: "image_headers", run: image_headers::run },
+    Target { name: "write_log", run: write_log::run },
 ];

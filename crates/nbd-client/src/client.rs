@@ -1,84 +1,24 @@
 //! Requests in flight and their answers. One thread per connection listens; submitting never waits
 //! for an answer, only for room in the socket.
-//!
-//! Invariant: a listener is called with no lock held, so that it may use the client, or drop it.
-//! Not here: the handshake (`handshake`), the bytes of a request (`sawmill_nbd_proto`).
 
 use std::collections::HashMap;
-use std::fmt;
 use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sawmill_nbd_proto::{
-    EXTENDED_REPLY_MAGIC, RequestHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, Style,
-    command_flag,
+    EXTENDED_REPLY_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, Style, chunk,
 };
 
+use super::answer::{Answer, Failure, Reply};
 use super::handshake::{Export, Socket, negotiate};
+use super::request::{Command, OVERFLOW, encode, is_too_long};
 use super::wire::{Address, read_bytes, read_u16, read_u32, read_u64, violation};
-
-/// What is asked of the server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(
-    missing_docs,
-    reason = "the fields say it: where, how much, what bytes, and force unit access"
-)]
-pub enum Command {
-    Read { offset: u64, length: u32 },
-    Write { offset: u64, bytes: Vec<u8>, fua: bool },
-    Flush,
-    Trim { offset: u64, length: u64 },
-    WriteZeroes { offset: u64, length: u64 },
-    BlockStatus { offset: u64, length: u64 },
-}
-
-/// One run of an allocation answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// Bytes in the run.
-    pub length: u64,
-    /// Bit 0: a hole; bit 1: reads as zeroes.
-    pub flags: u64,
-}
-
-/// A good answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Reply {
-    /// The bytes of a read.
-    pub bytes: Vec<u8>,
-    /// The runs of a block status.
-    pub extents: Vec<Extent>,
-}
-
-/// Why there is no good answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// The server answered with this error number.
-    Errno(u32),
-    /// The connection ended first: whether the request took effect is unknown.
-    Gone,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Errno(number) => write!(f, "error {number}"),
-            Failure::Gone => f.write_str("the connection ended"),
-        }
-    }
-}
-
-/// The most runs of one allocation answer: a server that sends more does so for ever, and they are
-/// all kept.
-const EXTENTS_MAX: usize = 1 << 20;
 
 type Listener = Box<dyn FnOnce(Result<Reply, Failure>) + Send>;
 
 struct Waiting {
-    offset: u64,
-    reply: Reply,
-    failure: Option<Failure>,
+    answer: Answer,
     listener: Listener,
 }
 
@@ -117,6 +57,11 @@ impl Client {
         let (Address::Unix(_, name) | Address::Tcp(_, name)) = &address;
         let mut socket = Socket::connect(&address)?;
         let export = negotiate(&mut socket, name, style)?;
+        Client::over(socket, export, style)
+    }
+
+    /// Takes over a socket on which all is agreed.
+    fn over(socket: Socket, export: Export, style: Style) -> io::Result<Self> {
         // From here on silence is legal: a server may let a writer wait for as long as its store is
         // away.
         socket.limit(None)?;
@@ -145,16 +90,7 @@ impl Client {
         if is_too_long(command, self.style) {
             return listener(Err(Failure::Errno(OVERFLOW)));
         }
-        let mut waiting = Waiting {
-            offset: 0,
-            reply: Reply::default(),
-            failure: None,
-            listener: Box::new(listener),
-        };
-        if let Command::Read { offset, length } = command {
-            waiting.offset = *offset;
-            waiting.reply.bytes = vec![0; *length as usize];
-        }
+        let waiting = Waiting { answer: Answer::to(command), listener: Box::new(listener) };
         let cookie = {
             let mut in_flight = lock(&self.in_flight);
             if in_flight.gone {
@@ -253,49 +189,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The error number of a length that is too large.
-const OVERFLOW: u32 = 75;
-
-/// Whether a command's length needs extended headers that there are none of.
-fn is_too_long(command: &Command, style: Style) -> bool {
-    let length = match command {
-        Command::Read { length, .. } => u64::from(*length),
-        Command::Write { bytes, .. } => bytes.len() as u64,
-        Command::Flush => 0,
-        Command::Trim { length, .. }
-        | Command::WriteZeroes { length, .. }
-        | Command::BlockStatus { length, .. } => *length,
-    };
-    style != Style::Extended && length > u64::from(u32::MAX)
-}
-
-fn encode(command: &Command, cookie: u64, style: Style) -> Vec<u8> {
-    use sawmill_nbd_proto::Command as Kind;
-    let (kind, fua, offset, length, bytes): (Kind, bool, u64, u64, &[u8]) = match command {
-        Command::Read { offset, length } => (Kind::Read, false, *offset, u64::from(*length), &[]),
-        Command::Write { offset, bytes, fua } => {
-            (Kind::Write, *fua, *offset, bytes.len() as u64, bytes)
-        }
-        Command::Flush => (Kind::Flush, false, 0, 0, &[]),
-        Command::Trim { offset, length } => (Kind::Trim, false, *offset, *length, &[]),
-        Command::WriteZeroes { offset, length } => {
-            (Kind::WriteZeroes, false, *offset, *length, &[])
-        }
-        Command::BlockStatus { offset, length } => {
-            (Kind::BlockStatus, false, *offset, *length, &[])
-        }
-    };
-    let is_extended = style == Style::Extended;
-    let mut flags = if fua { command_flag::FUA } else { 0 };
-    if is_extended && kind == Kind::Write {
-        flags |= command_flag::PAYLOAD_LEN;
-    }
-    let mut message =
-        RequestHeader { flags, command: kind as u16, cookie, offset, length }.encode(style);
-    message.extend_from_slice(bytes);
-    message
-}
-
 /// The listening side of a connection.
 struct Listening {
     in_flight: Arc<Mutex<InFlight>>,
@@ -351,7 +244,10 @@ impl Listening {
     /// be.
     fn payload(&mut self, cookie: u64, length: u64) -> io::Result<Vec<u8>> {
         const REST_BYTES_MAX: u64 = 4 << 20;
-        let asked = self.asked_bytes(cookie);
+        let asked = lock(&self.in_flight)
+            .waiting
+            .get(&cookie)
+            .map_or(0, |waiting| waiting.answer.bytes_asked());
         if length > asked as u64 + REST_BYTES_MAX {
             return Err(violation(format!(
                 "a chunk of {length} bytes in the answer to a request of {asked}"
@@ -360,42 +256,48 @@ impl Listening {
         read_bytes(&mut self.socket, length as usize)
     }
 
-    /// How many bytes the request wants; 0 if it is no read, or not in flight.
-    fn asked_bytes(&self, cookie: u64) -> usize {
-        let in_flight = lock(&self.in_flight);
-        in_flight.waiting.get(&cookie).map_or(0, |waiting| waiting.reply.bytes.len())
-    }
-
     fn hear_simple(&mut self) -> io::Result<()> {
         let error = read_u32(&mut self.socket)?;
         let cookie = read_u64(&mut self.socket)?;
-        let count = self.asked_bytes(cookie);
-        if error == 0 && count > 0 && self.style != Style::Simple {
-            return Err(violation(
-                "a read was answered with a simple reply after structured replies",
-            ));
-        }
-        let bytes = read_bytes(&mut self.socket, if error == 0 { count } else { 0 })?;
-        // Only now: whoever waits hears of it too if the connection ends amid the bytes.
         let mut waiting = self.take(cookie)?;
-        waiting.reply.bytes = bytes;
-        if error != 0 {
-            waiting.failure = Some(Failure::Errno(error));
+        let taken = self.take_simple(error, &mut waiting.answer);
+        self.settle(cookie, waiting, taken.map(|()| true))
+    }
+
+    fn take_simple(&mut self, error: u32, answer: &mut Answer) -> io::Result<()> {
+        match answer.bytes_asked() {
+            _ if error != 0 => answer.fail(error),
+            0 => {}
+            _ if self.style != Style::Simple => {
+                return Err(violation(
+                    "a read was answered with a simple reply after structured replies",
+                ));
+            }
+            count => answer.take_whole(read_bytes(&mut self.socket, count)?)?,
         }
-        finish(waiting);
         Ok(())
     }
 
     fn chunk(&mut self, flags: u16, kind: u16, cookie: u64, payload: &[u8]) -> io::Result<()> {
         let mut waiting = self.take(cookie)?;
-        let noted = note_chunk(&mut waiting, kind, payload);
-        if noted.is_ok() && flags & 1 == 1 {
-            finish(waiting);
+        let is_last = flags & chunk::DONE != 0;
+        let taken = waiting.answer.take_chunk(kind, payload).map(|()| is_last);
+        self.settle(cookie, waiting, taken)
+    }
+
+    /// Tells who waits the outcome, if the answer has ended. Else it waits on: for the rest, or
+    /// after a violation for the end of the connection.
+    fn settle(&self, cookie: u64, waiting: Waiting, ended: io::Result<bool>) -> io::Result<()> {
+        let ended = match ended {
+            Ok(true) => waiting.answer.check_whole().map(|()| true),
+            other => other,
+        };
+        if let Ok(true) = ended {
+            (waiting.listener)(waiting.answer.outcome());
         } else {
-            // After an error the connection ends, and all that wait hear of that.
             lock(&self.in_flight).waiting.insert(cookie, waiting);
         }
-        noted
+        ended.map(drop)
     }
 
     fn take(&self, cookie: u64) -> io::Result<Waiting> {
@@ -406,110 +308,47 @@ impl Listening {
     }
 }
 
-fn finish(waiting: Waiting) {
-    let Waiting { reply, failure, listener, .. } = waiting;
-    listener(failure.map_or(Ok(reply), Err));
-}
-
-fn note_chunk(waiting: &mut Waiting, kind: u16, mut payload: &[u8]) -> io::Result<()> {
-    match kind {
-        0 => {}
-        1 => {
-            let offset = read_u64(&mut payload)?;
-            let (from, bytes) = (offset.wrapping_sub(waiting.offset) as usize, payload);
-            let place = from
-                .checked_add(bytes.len())
-                .and_then(|end| waiting.reply.bytes.get_mut(from..end));
-            place
-                .ok_or_else(|| violation("data outside what was asked for"))?
-                .copy_from_slice(bytes);
-        }
-        2 => {
-            let offset = read_u64(&mut payload)?;
-            let length = read_u32(&mut payload)? as usize;
-            let from = offset.wrapping_sub(waiting.offset) as usize;
-            let place =
-                from.checked_add(length).and_then(|end| waiting.reply.bytes.get_mut(from..end));
-            place.ok_or_else(|| violation("a hole outside what was asked for"))?.fill(0);
-        }
-        5 => {
-            let _context = read_u32(&mut payload)?;
-            while !payload.is_empty() {
-                let length = u64::from(read_u32(&mut payload)?);
-                let flags = u64::from(read_u32(&mut payload)?);
-                note_extent(waiting, Extent { length, flags })?;
-            }
-        }
-        6 => {
-            let _context = read_u32(&mut payload)?;
-            let count = read_u32(&mut payload)?;
-            for _ in 0..count {
-                let (length, flags) = (read_u64(&mut payload)?, read_u64(&mut payload)?);
-                note_extent(waiting, Extent { length, flags })?;
-            }
-        }
-        0x8001 | 0x8002 => waiting.failure = Some(Failure::Errno(read_u32(&mut payload)?)),
-        other => return Err(violation(format!("a chunk of unknown type {other:#x}"))),
-    }
-    Ok(())
-}
-
-fn note_extent(waiting: &mut Waiting, extent: Extent) -> io::Result<()> {
-    if waiting.reply.extents.len() == EXTENTS_MAX {
-        return Err(violation(format!("an answer of more than {EXTENTS_MAX} extents")));
-    }
-    waiting.reply.extents.push(extent);
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
 
-    #[test]
-    fn a_length_that_the_style_has_no_room_for_is_never_sent_short() {
-        let trim = Command::Trim { offset: 0, length: (4 << 30) + 4096 };
-        assert!(is_too_long(&trim, Style::Simple) && is_too_long(&trim, Style::Structured));
-        assert!(!is_too_long(&trim, Style::Extended));
-        let bytes = encode(&trim, 1, Style::Extended);
-        assert_eq!(bytes[24..], ((4u64 << 30) + 4096).to_be_bytes());
-    }
-
-    /// Whether the listener of a read of 8 bytes hears that the connection ended amid this answer.
-    fn hears_the_end(style: Style, answer: &[u8]) -> bool {
-        let (near, mut far) = UnixStream::pair().expect("a pair of sockets");
-        let (tell, hear) = sync_channel(1);
-        let listener: Listener = Box::new(move |outcome| drop(tell.send(outcome.map(drop))));
-        let reply = Reply { bytes: vec![0; 8], ..Reply::default() };
-        let waiting = Waiting { offset: 0, reply, failure: None, listener };
-        let in_flight = InFlight { waiting: HashMap::from([(1, waiting)]), ..InFlight::default() };
-        let in_flight = Arc::new(Mutex::new(in_flight));
-        far.write_all(answer).expect("it fits");
-        drop(far);
-        Listening { in_flight, socket: Socket::Unix(near), style }.run();
-        matches!(hear.recv(), Ok(Err(Failure::Gone)))
+    /// A client whose server said nothing yet, and the server's end.
+    fn connected(style: Style) -> (Client, UnixStream) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let client = Client::over(Socket::Unix(near), Export::default(), style).unwrap();
+        (client, far)
     }
 
     #[test]
-    fn a_request_hears_of_a_connection_that_ends_amid_its_answer() {
-        let simple = [&SIMPLE_REPLY_MAGIC.to_be_bytes()[..], &[0; 4], &1u64.to_be_bytes()].concat();
-        assert!(hears_the_end(Style::Simple, &[&simple[..], &[7; 3]].concat()), "half the bytes");
-        assert!(hears_the_end(Style::Structured, &simple), "an answer of the wrong kind");
-        let head = [&STRUCTURED_REPLY_MAGIC.to_be_bytes()[..], &[0, 1, 0x40, 0]].concat();
-        let chunk = [&head[..], &1u64.to_be_bytes(), &[0; 4]].concat();
-        assert!(hears_the_end(Style::Structured, &chunk), "a chunk of an unknown type");
+    fn a_request_whose_answer_breaks_off_is_heard_of() {
+        let simple = [&SIMPLE_REPLY_MAGIC.to_be_bytes()[..], &[0; 4], &1u64.to_be_bytes(), b"half"];
+        let chunk = [&STRUCTURED_REPLY_MAGIC.to_be_bytes()[..], &[0, 1, 0, 77], &[0; 7], &[1]];
+        for (style, said) in [
+            (Style::Simple, simple.concat()),
+            (Style::Structured, [&chunk.concat()[..], &[0; 4]].concat()),
+        ] {
+            let (client, mut far) = connected(style);
+            let (tell, hear) = sync_channel(2);
+            client.submit_then(&Command::Read { offset: 0, length: 512 }, move |outcome| {
+                tell.send(outcome).unwrap();
+            });
+            far.write_all(&said).unwrap();
+            far.shutdown(std::net::Shutdown::Write).unwrap();
+            assert_eq!(hear.recv(), Ok(Err(Failure::Gone)), "{style:?}");
+            assert!(hear.recv().is_err(), "it has one outcome");
+        }
     }
 
     #[test]
-    fn extents_without_end_are_a_violation_and_take_no_more_memory() {
-        let listener: Listener = Box::new(|_| ());
-        let mut waiting = Waiting { offset: 0, reply: Reply::default(), failure: None, listener };
-        let mut payload = vec![0; 4];
-        (0..1 << 16).for_each(|_| payload.extend([0, 0, 0, 1, 0, 0, 0, 0]));
-        let noted = (0..1000).map(|_| note_chunk(&mut waiting, 5, &payload)).find(Result::is_err);
-        assert!(noted.expect("it has an end").unwrap_err().to_string().contains("extents"));
-        assert_eq!(waiting.reply.extents.len(), EXTENTS_MAX);
+    fn a_read_that_the_server_ends_without_its_bytes_is_no_success() {
+        let (client, mut far) = connected(Style::Structured);
+        let pending = client.submit(&Command::Read { offset: 0, length: 512 });
+        let none =
+            [&STRUCTURED_REPLY_MAGIC.to_be_bytes()[..], &[0, 1, 0, 0], &[0; 7], &[1], &[0; 4]];
+        far.write_all(&none.concat()).unwrap();
+        assert_eq!(pending.wait(), Err(Failure::Gone));
+        assert!(client.why_gone().unwrap().contains("ended before"));
     }
 }

@@ -1,7 +1,8 @@
 //! The newstyle handshake: options, and what the server says about the export.
 //!
-//! Invariant: each read of the handshake has a time limit; only requests may wait for ever, and
-//! `client` lifts the limit for them. Not here: requests (`client`), URIs (`wire`).
+//! Invariants: each read of the handshake has a time limit; only requests may wait for ever. An
+//! export has the size that the server said; who says none is refused. One option is
+//! answered with [`REPLIES_BYTES_MAX`] at most. Not here: requests and their answers.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -16,10 +17,11 @@ use sawmill_nbd_proto::{
 use super::wire::{Address, read_bytes, read_u16, read_u32, read_u64, violation};
 use crate::PATIENCE;
 
-/// The longest reply that is taken; a name and a text in it have at most 4096 bytes each.
+/// Names and texts have at most 4096 bytes each.
 const REPLY_BYTES_MAX: u32 = 64 << 10;
-/// The longest list of exports.
-pub const NAMES_MAX: usize = 64 << 10;
+/// Bytes of all replies to one option, with their heads: more is a server that never ends.
+const REPLIES_BYTES_MAX: u64 = 16 << 20;
+const REPLY_HEAD_BYTES: u64 = 20;
 
 /// What the server says about the export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -110,6 +112,31 @@ struct OptionReply {
     payload: Vec<u8>,
 }
 
+/// The replies to one option, one after the other.
+struct Replies<'a> {
+    socket: &'a mut Socket,
+    option: u32,
+    left: u64,
+}
+
+impl<'a> Replies<'a> {
+    /// Asks; the replies are still to be heard.
+    fn to(socket: &'a mut Socket, option: u32, data: &[u8]) -> io::Result<Self> {
+        ask(socket, option, data)?;
+        Ok(Replies { socket, option, left: REPLIES_BYTES_MAX })
+    }
+
+    fn next(&mut self) -> io::Result<OptionReply> {
+        let reply = hear(self.socket, self.option)?;
+        let left = self.left.checked_sub(REPLY_HEAD_BYTES + reply.payload.len() as u64);
+        self.left = left.ok_or_else(|| {
+            let option = self.option;
+            violation(format!("option {option} is answered without an end"))
+        })?;
+        Ok(reply)
+    }
+}
+
 fn greet(socket: &mut Socket) -> io::Result<()> {
     if read_u64(socket)? != GREETING_MAGIC || read_u64(socket)? != OPTION_MAGIC {
         return Err(violation("the server's greeting is not newstyle NBD"));
@@ -145,20 +172,14 @@ fn hear(socket: &mut Socket, option: u32) -> io::Result<OptionReply> {
 }
 
 /// Names of the exports that a server lists.
-///
-/// # Errors
-/// What the system says, and a protocol violation: more than [`NAMES_MAX`] names is one.
 pub fn list(uri: &str) -> io::Result<Vec<String>> {
     let mut socket = Socket::connect(&Address::parse(uri)?)?;
     greet(&mut socket)?;
-    ask(&mut socket, option::LIST, &[])?;
+    let mut replies = Replies::to(&mut socket, option::LIST, &[])?;
     let mut names = Vec::new();
     loop {
-        let reply = hear(&mut socket, option::LIST)?;
+        let reply = replies.next()?;
         match reply.kind {
-            reply::SERVER if names.len() == NAMES_MAX => {
-                return Err(violation(format!("a list of more than {NAMES_MAX} exports")));
-            }
             reply::SERVER => {
                 let mut rest = reply.payload.as_slice();
                 let length = read_u32(&mut rest)?;
@@ -185,8 +206,7 @@ pub(super) fn negotiate(socket: &mut Socket, name: &str, dialect: Style) -> io::
         Style::Extended => Some(option::EXTENDED_HEADERS),
     };
     if let Some(option) = option {
-        ask(socket, option, &[])?;
-        let reply = hear(socket, option)?;
+        let reply = Replies::to(socket, option, &[])?.next()?;
         if reply.kind != reply::ACK {
             return Err(violation(format!(
                 "the server refused {dialect:?} with {:#x}",
@@ -195,12 +215,15 @@ pub(super) fn negotiate(socket: &mut Socket, name: &str, dialect: Style) -> io::
         }
         export.allocation_context = ask_for_allocation(socket, name)?;
     }
-    ask(socket, option::GO, &info_request(name, &[info::BLOCK_SIZE]))?;
+    let wanted = info_request(name, &[info::BLOCK_SIZE]);
+    let mut replies = Replies::to(socket, option::GO, &wanted)?;
+    let mut has_size = false;
     loop {
-        let reply = hear(socket, option::GO)?;
+        let reply = replies.next()?;
         match reply.kind {
-            reply::ACK => return Ok(export),
-            reply::INFO => note_info(&mut export, &reply.payload)?,
+            reply::ACK if has_size => return Ok(export),
+            reply::ACK => return Err(violation("the server does not say how large the export is")),
+            reply::INFO => has_size |= note_info(&mut export, &reply.payload)? == info::EXPORT,
             other => {
                 let text = String::from_utf8_lossy(&reply.payload).into_owned();
                 return Err(violation(format!(
@@ -211,8 +234,10 @@ pub(super) fn negotiate(socket: &mut Socket, name: &str, dialect: Style) -> io::
     }
 }
 
-fn note_info(export: &mut Export, mut payload: &[u8]) -> io::Result<()> {
-    match read_u16(&mut payload)? {
+/// Notes what an `INFO` says; returns what it is about.
+fn note_info(export: &mut Export, mut payload: &[u8]) -> io::Result<u16> {
+    let about = read_u16(&mut payload)?;
+    match about {
         info::EXPORT => {
             export.size_bytes = read_u64(&mut payload)?;
             export.flags = read_u16(&mut payload)?;
@@ -224,19 +249,102 @@ fn note_info(export: &mut Export, mut payload: &[u8]) -> io::Result<()> {
         }
         _ => {}
     }
-    Ok(())
+    Ok(about)
 }
 
 fn ask_for_allocation(socket: &mut Socket, name: &str) -> io::Result<Option<u32>> {
-    ask(socket, option::SET_META_CONTEXT, &meta_request(name, &[BASE_ALLOCATION]))?;
+    let wanted = meta_request(name, &[BASE_ALLOCATION]);
+    let mut replies = Replies::to(socket, option::SET_META_CONTEXT, &wanted)?;
     let mut context = None;
     loop {
-        let reply = hear(socket, option::SET_META_CONTEXT)?;
+        let reply = replies.next()?;
         match reply.kind {
-            reply::META_CONTEXT => context = Some(read_u32(&mut reply.payload.as_slice())?),
+            reply::META_CONTEXT => {
+                let mut payload = reply.payload.as_slice();
+                let number = read_u32(&mut payload)?;
+                // Another context's flags mean something else.
+                if payload == BASE_ALLOCATION.as_bytes() {
+                    context = Some(number);
+                }
+            }
             reply::ACK => return Ok(context),
             // A server without allocation, or without this export; the latter shows again at GO.
             _ => return Ok(None),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn greeting() -> Vec<u8> {
+        let flags = hello::FIXED_NEWSTYLE | hello::NO_ZEROES;
+        [&GREETING_MAGIC.to_be_bytes()[..], &OPTION_MAGIC.to_be_bytes(), &flags.to_be_bytes()]
+            .concat()
+    }
+
+    fn answer(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        sawmill_nbd_proto::push_option_reply(&mut bytes, option, kind, data);
+        bytes
+    }
+
+    /// What the client makes of these words, said without listening.
+    fn negotiated(dialect: Style, said: &[u8]) -> io::Result<Export> {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        far.write_all(said).unwrap();
+        far.shutdown(std::net::Shutdown::Write).unwrap();
+        negotiate(&mut Socket::Unix(near), "disk", dialect)
+    }
+
+    fn size(bytes: u64) -> Vec<u8> {
+        let info = [&info::EXPORT.to_be_bytes()[..], &bytes.to_be_bytes(), &[0, 1]].concat();
+        answer(option::GO, reply::INFO, &info)
+    }
+
+    #[test]
+    fn an_export_without_a_size_is_refused() {
+        let agreed = answer(option::GO, reply::ACK, &[]);
+        let export = negotiated(Style::Simple, &[greeting(), size(77), agreed.clone()].concat());
+        assert_eq!(export.unwrap().size_bytes, 77);
+        let error = negotiated(Style::Simple, &[greeting(), agreed].concat()).unwrap_err();
+        assert!(error.to_string().contains("how large"), "{error}");
+    }
+
+    #[test]
+    fn the_number_of_another_context_is_not_that_of_the_allocation() {
+        let context = |name: &str, number: u8| {
+            let data = [&[0, 0, 0, number][..], name.as_bytes()].concat();
+            answer(option::SET_META_CONTEXT, reply::META_CONTEXT, &data)
+        };
+        let said = [
+            greeting(),
+            answer(option::STRUCTURED_REPLY, reply::ACK, &[]),
+            context("base:allocation", 4),
+            context("qemu:allocation-depth", 5),
+            answer(option::SET_META_CONTEXT, reply::ACK, &[]),
+            size(1),
+            answer(option::GO, reply::ACK, &[]),
+        ];
+        let export = negotiated(Style::Structured, &said.concat()).unwrap();
+        assert_eq!(export.allocation_context, Some(4));
+    }
+
+    #[test]
+    fn replies_to_one_option_have_an_end() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let endless = thread::spawn(move || {
+            let more = size(1).repeat(2000);
+            let mut said = far.write_all(&greeting());
+            while said.is_ok() {
+                said = far.write_all(&more);
+            }
+        });
+        let error = negotiate(&mut Socket::Unix(near), "disk", Style::Simple).unwrap_err();
+        assert!(error.to_string().contains("without an end"), "{error}");
+        endless.join().unwrap();
     }
 }

@@ -117,7 +117,7 @@ fn hear(
             let mut runs: Vec<Allocation> = reply.extents.iter().map(run).collect();
             // A server may describe less than it was asked about; the rest counts as data, the safe
             // guess.
-            let told: u64 = runs.iter().map(|run| run.length).sum();
+            let told = runs.iter().fold(0u64, |told, run| told.saturating_add(run.length));
             if told < request.length {
                 runs.push(Allocation { length: request.length - told, data: true });
             }

@@ -90,6 +90,12 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
     if url.starts_with('/') {
         return Ok(Location::Directory { root: PathBuf::from(url) });
     }
+    // A parser of URLs drops the one and takes the other for a slash: the store would be another
+    // than the one that is shown.
+    if url.contains(|c: char| c == '\\' || c.is_control()) {
+        let text = "has a backslash or a control character: write %5C, or the path by itself";
+        return Err(invalid(format!("store URL {:?} {text}", shown(url))));
+    }
     let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme).to_ascii_lowercase();
     match scheme.as_str() {
         "file" => parse_file(url),
@@ -294,6 +300,8 @@ mod tests {
             ("file://host/x", "three slashes"),
             ("file:///x?y=z", "no parameters"),
             ("memory:a b", "only letters"),
+            ("file:///srv\\a", "backslash"),
+            ("s3://buc\tket/x", "control character"),
             ("", "write s3://"),
         ];
         for (url, expected) in bad {

@@ -77,9 +77,12 @@ impl Image {
         Arc::make_mut(into)[inside..inside + part.len()].copy_from_slice(part);
     }
 
-    /// Puts zeroes at a place.
+    /// Puts zeroes at a place; what reaches past the end is dropped.
     pub fn zero(&mut self, address: u64, length: u64) {
         let end = address.saturating_add(length).min(self.size_bytes);
+        if address >= end {
+            return;
+        }
         let known: Vec<u64> = self
             .pages
             .range(address / PAGE_BYTES..end.div_ceil(PAGE_BYTES))
@@ -162,6 +165,17 @@ mod tests {
         image.write_file(&path).unwrap();
         assert!(std::fs::read(&path).unwrap() == flat);
         assert!(Image::read_file(&path).unwrap().read(0, flat.len()) == flat);
+    }
+
+    #[test]
+    fn what_is_past_the_end_is_dropped() {
+        let mut image = Image::new(6000);
+        image.write(5998, b"last");
+        image.zero(20_000, 4096);
+        image.write(20_000, b"far");
+        assert_eq!(image.read(5998, 4), b"la\0\0");
+        image.zero(5999, u64::MAX);
+        assert_eq!(image.read(5998, 2), b"l\0");
     }
 
     #[test]

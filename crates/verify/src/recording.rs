@@ -1,7 +1,9 @@
 //! A recording: the entries of a write log in order, and where their data lie.
 //!
 //! Invariants: entries are only added; a write log on disk is valid after [`LogWriter::finish`],
-//! and up to its `entry_count` before. Data of zeroes are a hole in the log's file.
+//! and up to its `entry_count` before. Data of zeroes are a hole in the log's file. What a log that
+//! somebody else made says is bounded by its length: it has as many entries at most as sectors. No
+//! entry reaches past [`DISK_BYTES_MAX`].
 //!
 //! Not here: who records (`recorder`), what may be cut (`cut`), the bytes of the format
 //! (`crates/format`).
@@ -19,6 +21,9 @@ use crate::{Error, Result};
 
 /// Entries of one log, at most: what keeps a log that is no log from filling the memory.
 const ENTRIES_MAX: u64 = 1 << 24;
+
+/// The largest disk: no file, and no block device, is larger.
+pub const DISK_BYTES_MAX: u64 = i64::MAX as u64;
 
 /// The sector of the logs we write.
 pub const SECTOR_BYTES: u64 = 512;
@@ -66,6 +71,11 @@ impl Recording {
         for number in 0..superblock.entry_count {
             file.read_exact_at(&mut sector, at).map_err(unreadable)?;
             let entry = Entry::decode(&sector).map_err(wrong)?;
+            let end = (entry.sector + entry.sector_count).checked_mul(sector_bytes);
+            if end.is_none_or(|end| end > DISK_BYTES_MAX) {
+                let text = format!("{}: entry {number} is beyond any disk", path.display());
+                return Err(Error::Log(text));
+            }
             let moment = moments.get(number as usize).copied().unwrap_or_default();
             entries.push(Recorded { entry, data_at: at + sector_bytes, moment });
             let sectors = entry.data_sectors().checked_add(1);
@@ -94,7 +104,7 @@ impl Recording {
     #[must_use]
     pub fn end_bytes(&self) -> u64 {
         let ends = self.entries.iter().map(|recorded| recorded.entry);
-        let ends = ends.filter(|entry| !entry.flags.has(Flags::DISCARD));
+        let ends = ends.filter(|entry| entry.data_sectors() > 0);
         ends.map(|entry| (entry.sector + entry.sector_count) * self.sector_bytes).max().unwrap_or(0)
     }
 
@@ -105,12 +115,16 @@ impl Recording {
         let entry = recorded.entry;
         let address = entry.sector * self.sector_bytes;
         let length = (entry.sector_count * self.sector_bytes).min(bytes_max);
+        // A mark changes nothing, whatever else it claims to be.
+        if entry.flags.has(Flags::MARK) {
+            return Ok(());
+        }
         if entry.flags.has(Flags::DISCARD) {
             image.zero(address, length);
             return Ok(());
         }
         let mut done = 0;
-        while done < length && !entry.flags.has(Flags::MARK) {
+        while done < length {
             let mut bytes = vec![0; (length - done).min(STEP_BYTES) as usize];
             self.file
                 .read_exact_at(&mut bytes, recorded.data_at + done)

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use sawmill_format::layout::Table;
-use sawmill_format::write_log::{Entry, Flags, entry_at, superblock_at};
+use sawmill_format::write_log::{Entry, Flags, Superblock, entry_at, superblock_at};
 use sawmill_verify::cut::{Cut, Replay};
 use sawmill_verify::image::Image;
 use sawmill_verify::recording::{LogWriter, Recording};
@@ -135,6 +135,53 @@ fn every_prefix_of_the_vector_is_refused_and_none_makes_the_reader_panic() {
     for length in (0..headers).step_by(37) {
         std::fs::write(&path, &bytes[..length]).unwrap();
         assert!(Recording::open(&path).is_err(), "{length} bytes suffice");
+    }
+}
+
+/// A log of sectors of 4 KiB, as another program may write it; all its data are sevens.
+fn foreign(folder: &tempfile::TempDir, entries: &[Entry]) -> PathBuf {
+    let sector_bytes: u32 = 4096;
+    let sector = |bytes: &[u8]| [bytes, &vec![0; sector_bytes as usize - bytes.len()]].concat();
+    let entry_count = entries.len() as u64;
+    let mut bytes = sector(&Superblock { entry_count, sector_bytes }.encode());
+    for entry in entries {
+        bytes.extend(sector(&entry.encode()));
+        bytes.resize(bytes.len() + (entry.data_sectors() as u32 * sector_bytes) as usize, 7);
+    }
+    let path = folder.path().join("foreign");
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn an_entry_beyond_any_disk_is_refused_and_overflows_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (write, discard) = (Flags::default(), Flags::DISCARD);
+    for entry in [
+        entry(1 << 60, 1, write),
+        entry((1 << 51) - 1, 1, write),
+        entry(0, 1 << 52, discard),
+        entry(1, (1 << 51) - 1, discard),
+    ] {
+        let error = Recording::open(&foreign(&folder, &[entry])).unwrap_err().to_string();
+        assert!(error.contains("beyond any disk"), "{error}");
+    }
+    let last = entry((1 << 51) - 2, 1, write);
+    let recording = Recording::open(&foreign(&folder, &[last])).unwrap();
+    assert_eq!(recording.end_bytes(), i64::MAX as u64 - 4095);
+}
+
+#[test]
+fn a_mark_changes_nothing_even_if_it_claims_a_range() {
+    let folder = tempfile::tempdir().unwrap();
+    let mark = Flags::MARK.with(Flags::DISCARD);
+    let entries = [entry(0, 1, Flags::default()), entry(0, 9, mark), entry(0, 0, Flags::FLUSH)];
+    let recording = Recording::open(&foreign(&folder, &entries)).unwrap();
+    assert_eq!(recording.end_bytes(), 4096);
+    let mut replay = Replay::new(&recording, Image::new(DISK_BYTES));
+    for cut in ["2:all", "3:all"] {
+        let image = replay.image(&cut.parse::<Cut>().unwrap()).unwrap();
+        assert_eq!(image.read(0, 1), [7], "{cut}");
     }
 }
 

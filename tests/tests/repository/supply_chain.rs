@@ -120,3 +120,31 @@ fn no_dependency_is_there_twice_but_those_that_deny_toml_names() {
         assert!(is_doubled, "{skip} is not there twice any more: take it out of deny.toml");
     }
 }
+
+#[test]
+fn the_fuzzers_lock_file_knows_what_our_crates_depend_on() {
+    let path = "crates/fuzz/libfuzzer/Cargo.lock";
+    let lock = std::fs::read_to_string(repository().join(path)).expect("the lock file");
+    let lock: toml::Table = lock.parse().expect("a lock file is TOML");
+    let locked = lock["package"].as_array().expect("a list of packages");
+    let packages = packages();
+    let mut faults = Vec::new();
+    // A build with --locked stops at the first of these.
+    for entry in locked.iter().filter(|entry| entry.get("source").is_none()) {
+        let name = entry["name"].as_str().expect("a package has a name");
+        let Some(package) = packages.iter().find(|package| text(package, "name") == name) else {
+            continue;
+        };
+        let known: BTreeSet<&str> = entry.get("dependencies").map_or_else(BTreeSet::new, |list| {
+            let words = list.as_array().into_iter().flatten().filter_map(toml::Value::as_str);
+            words.filter_map(|word| word.split(' ').next()).collect()
+        });
+        let dependencies = package["dependencies"].as_array().expect("a list of dependencies");
+        let is_needed =
+            |dependency: &&Value| dependency["kind"] != "dev" && dependency["optional"] == false;
+        let unknown = dependencies.iter().filter(is_needed).map(|needed| text(needed, "name"));
+        let unknown = unknown.filter(|needed| !known.contains(needed));
+        faults.extend(unknown.map(|needed| format!("{name} needs {needed}")));
+    }
+    assert!(faults.is_empty(), "{path} is old, run `cargo update --workspace` there: {faults:?}");
+}

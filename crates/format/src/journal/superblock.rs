@@ -55,6 +55,8 @@ pub const MEMORY_FOLDER_BYTES_MAX: usize = at::MEMORY_FOLDER.size;
 
 /// Bytes of one superblock copy; copy 0 is at byte 0 of the journal, copy 1 right after it.
 pub const SUPERBLOCK_BYTES: usize = at::SIZE;
+/// The largest ring: positions are added to it.
+pub const CAPACITY_BYTES_MAX: u64 = 1 << 62;
 
 /// Where the newest part of a journal is, in memory that outlives the process (the staging file).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +94,7 @@ pub struct Superblock {
     pub intent_epoch: u64,
     /// The put of the fence for `intent_epoch`.
     pub intent_put_id: PutId,
-    /// Bytes of the ring; a multiple of 4096, not 0.
+    /// Bytes of the ring; a multiple of 4096, not 0, at most [`CAPACITY_BYTES_MAX`].
     pub capacity_bytes: u64,
     /// Recovery may start at this position.
     pub trim: u64,
@@ -212,9 +214,14 @@ impl Superblock {
 
     /// Whether the fields keep the rules of the structure; the decoder refuses those that do not.
     pub fn check(&self) -> Result<()> {
-        let blocks =
-            self.capacity_bytes > 0 && self.capacity_bytes.is_multiple_of(SUPERBLOCK_BYTES as u64);
-        check_field(WHAT, "capacity_bytes", "it is zero or not a multiple of 4096", blocks)?;
+        let blocks = (1..=CAPACITY_BYTES_MAX).contains(&self.capacity_bytes)
+            && self.capacity_bytes.is_multiple_of(SUPERBLOCK_BYTES as u64);
+        check_field(
+            WHAT,
+            "capacity_bytes",
+            "it is zero, beyond 2^62, or not a multiple of 4096",
+            blocks,
+        )?;
         if let Some(copy) = self.ring_copy {
             // Both lie in one lap of the ring.
             let apart = copy.from.checked_add(copy.bytes).is_some_and(|end| end <= copy.at);

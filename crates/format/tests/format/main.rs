@@ -1,6 +1,8 @@
 //! Tests of the formats as a reader of `docs/format/` would put them: pages, golden vectors, rules,
-//! properties, and a second reader in another language.
+//! properties, and a second reader in another language; and the headers of foreign images.
 
+#[cfg(test)]
+mod images;
 #[cfg(test)]
 mod link;
 #[cfg(test)]

@@ -52,3 +52,18 @@ fn case(name: &'static str, value: Superblock) -> Case {
         decode: Box::new(move |bytes| Ok(Superblock::decode(bytes, VOLUME)? == value)),
     }
 }
+
+#[test]
+fn a_ring_beyond_every_position_is_refused_although_its_checksum_is_right() {
+    let mut bytes = superblock_value().encode();
+    for (capacity_bytes, is_good) in [(1 << 62, true), ((1 << 62) + 4096, false), (!4095, false)] {
+        let at = superblock_at::CAPACITY_BYTES.offset;
+        bytes[at..at + 8].copy_from_slice(&u64::to_le_bytes(capacity_bytes));
+        let end = bytes.len() - 4;
+        let check = sawmill_format::crc::crc32c(&bytes[..end]);
+        bytes[end..].copy_from_slice(&check.to_le_bytes());
+        let decoded = Superblock::decode(&bytes, VOLUME);
+        assert_eq!(decoded.is_ok(), is_good, "{decoded:?}");
+        assert!(is_good || format!("{decoded:?}").contains("capacity_bytes"));
+    }
+}

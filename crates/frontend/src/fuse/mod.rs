@@ -4,7 +4,8 @@
 //! [`options`](FuseOptions), `mount` (the folder), `greeting` (the agreement with the kernel),
 //! `handover` (what another process needs), `kept` (the watched mount holder), `protocol` and
 //! `answer` (the codec, pure), `link` (the shared descriptor), `worker` (request handling),
-//! `ticket` and `seek` (requests in flight), [`server`](FuseDoor), [`metrics`](FuseMetrics).
+//! `ticket` and `seek` (requests in flight), [`server`](FuseDoor), [`metrics`](FuseMetrics),
+//! `fuzzing` (what must hold of any request).
 //!
 //! A few worker threads read the same descriptor. None waits for the device: the thread that
 //! completes a request sends its answer, with one system call. The page cache is bypassed (direct
@@ -20,6 +21,7 @@
 //! (`mount_holder`).
 
 mod answer;
+pub(crate) mod fuzzing;
 mod greeting;
 mod handover;
 mod kept;
@@ -39,25 +41,3 @@ pub use metrics::FuseMetrics;
 pub use options::{FuseOptions, MountHolderOptions};
 pub use sawmill_sys::LoopDevice;
 pub use server::FuseDoor;
-
-/// See [`crate::fuzzing`].
-pub(crate) fn fuzz_request(bytes: &[u8]) {
-    use protocol::{Malformed, Operation, parse};
-    let number = bytes.get(8..16).and_then(|number| number.try_into().ok()).map(u64::from_ne_bytes);
-    match parse(bytes) {
-        Ok(message) => {
-            assert_eq!(Some(message.unique), number, "it is answered by its number");
-            let within = |part: &[u8]| {
-                part.is_empty()
-                    || bytes.as_ptr_range().contains(&part.as_ptr()) && part.len() <= bytes.len()
-            };
-            match message.operation {
-                Operation::Write { payload, .. } => assert!(within(payload)),
-                Operation::Lookup { name } => assert!(within(name) && !name.contains(&0)),
-                _ => {}
-            }
-        }
-        Err(Malformed::Arguments { unique, .. }) => assert_eq!(Some(unique), number),
-        Err(Malformed::Head) => assert!(bytes.len() < 40, "the head is there"),
-    }
-}

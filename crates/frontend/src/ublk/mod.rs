@@ -5,7 +5,8 @@
 //! [`server`](UblkDoor) (make, take over, hand over, remove), [`worker`](UblkWorkers) (threads and
 //! their rings), `queue` (one queue on its thread), `link` (one queue as others see it, and their
 //! messages to its thread), `progress` (how many queues are quiet or gone), `ticket` (one request
-//! in flight), [`registry`](devices) (the existing devices), `metrics`.
+//! in flight), [`registry`](devices) (the existing devices), `metrics`, `fuzzing` (what must hold
+//! of any descriptor).
 //!
 //! There is one thread per queue, or a few threads for the queues of many devices. A thread takes
 //! all arrived requests with one system call, submits them, and answers those that have completed
@@ -17,6 +18,7 @@
 //!
 //! Not here: zoned devices; zero copy (see `docs/decisions/0018-ublk-copies-once.md`).
 
+pub(crate) mod fuzzing;
 mod limits;
 mod link;
 mod metrics;
@@ -37,18 +39,3 @@ pub use registry::{DeviceInfo, delete, devices};
 pub use sawmill_sys::ublk::DeviceState;
 pub use server::UblkDoor;
 pub use worker::UblkWorkers;
-
-/// See [`crate::fuzzing`].
-pub(crate) fn fuzz_request(
-    descriptor: &sawmill_sys::ublk::IoDescriptor,
-    geometry: &sawmill_device::Geometry,
-) {
-    const BYTES_MAX: u32 = 1 << 20;
-    if let Ok(asked) = protocol::Asked::from_descriptor(descriptor, geometry, BYTES_MAX) {
-        use sawmill_device::Operation::{Read, Write};
-        let end = asked.address.checked_add(asked.length).expect("no overflow");
-        assert!(end <= geometry.size_bytes, "within the device");
-        let moves = matches!(asked.operation, Read | Write);
-        assert!(!moves || asked.length <= BYTES_MAX.into(), "within the buffer");
-    }
-}

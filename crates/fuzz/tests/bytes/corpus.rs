@@ -34,6 +34,7 @@ fn write_corpus() {
     texts();
     kernels();
     drivers();
+    super::foreign::write_all();
 }
 
 fn hand_overs() {
@@ -153,7 +154,7 @@ fn link_peers() {
     write("link_initiator", "replies", &replies.concat());
 }
 
-fn write(target: &str, name: &str, bytes: &[u8]) {
+pub(super) fn write(target: &str, name: &str, bytes: &[u8]) {
     std::fs::create_dir_all(folder(target)).expect("a folder");
     std::fs::write(folder(target).join(name), bytes).expect("a file");
 }

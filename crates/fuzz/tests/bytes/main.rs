@@ -3,6 +3,7 @@
 //! something is named by its seed.
 
 mod corpus;
+mod foreign;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
@@ -171,4 +172,19 @@ fn no_request_of_the_kernel_is_understood_beyond_what_it_says() {
 #[test]
 fn no_packet_breaks_the_decoders_of_drivers_and_hosts() {
     survives("driver_packet", 100_000);
+}
+
+#[test]
+fn every_request_to_an_nbd_server_has_one_outcome_whatever_it_says() {
+    survives("nbd_client", 4_000);
+}
+
+#[test]
+fn no_headers_of_an_image_are_read_without_end_or_taken_for_what_they_are_not() {
+    survives("image_headers", 50_000);
+}
+
+#[test]
+fn no_write_log_is_cut_into_what_nobody_wrote() {
+    survives("write_log", 20_000);
 }

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use super::cage::{self, Access};
 use super::ends::NbdEnd;
-use super::image_file::Format;
 use super::inspect_image;
 use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_format::disk_image::Format;
 
 /// Time for QEMU to open an image.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
@@ -177,32 +177,5 @@ impl Drop for ImageServer {
         // It exits by itself when the connection ends; nothing needs to wait for that.
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_and_a_content_that_disagree_are_refused_until_the_format_is_said() {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, bytes: &[u8]| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, bytes).unwrap();
-            path
-        };
-        assert_eq!(Format::of_source(None, &write("a.raw", b"x")).unwrap(), Format::Raw);
-        assert_eq!(
-            Format::of_source(None, &write("a.qcow2", b"QFI\xfb...")).unwrap(),
-            Format::Qcow2
-        );
-        for (name, bytes) in [("b.img", b"QFI\xfb..."), ("b.qcow2", b"zeroes.")] {
-            let path = write(name, bytes);
-            let failure = Format::of_source(None, &path).unwrap_err();
-            assert_eq!(failure.exit(), Exit::Usage);
-            assert!(failure.to_string().contains("--format qcow2"), "{failure}");
-            assert_eq!(Format::of_source(Some(Format::Raw), &path).unwrap(), Format::Raw);
-        }
     }
 }

@@ -6,96 +6,62 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_format::disk_image::Format;
 
-/// The format of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// The disk's bytes themselves.
-    Raw,
-    /// QEMU.
-    Qcow2,
-    /// VMware.
-    Vmdk,
-    /// Hyper-V.
-    Vhdx,
-    /// Virtual PC and Azure, `.vhd`.
-    Vpc,
-    /// VirtualBox.
-    Vdi,
+/// The formats as values of an option.
+pub(crate) fn formats() -> impl TypedValueParser<Value = Format> {
+    let value = |format: Format| PossibleValue::new(format.name()).help(described(format));
+    PossibleValuesParser::new(Format::ALL.map(value))
+        .try_map(|name| Format::of_qemu(&name).ok_or("no format of this name is known"))
 }
 
-impl Format {
-    /// QEMU's name for it.
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Format::Raw => "raw",
-            Format::Qcow2 => "qcow2",
-            Format::Vmdk => "vmdk",
-            Format::Vhdx => "vhdx",
-            Format::Vpc => "vpc",
-            Format::Vdi => "vdi",
-        }
+const fn described(format: Format) -> &'static str {
+    match format {
+        Format::Raw => "The disk's bytes themselves",
+        Format::Qcow2 => "QEMU",
+        Format::Vmdk => "VMware",
+        Format::Vhdx => "Hyper-V",
+        Format::Vpc => "Virtual PC and Azure, `.vhd`",
+        Format::Vdi => "VirtualBox",
     }
+}
 
-    /// The format with this QEMU name, if it is supported.
-    pub(super) fn of_qemu(name: &str) -> Option<Format> {
-        let known =
-            [Format::Raw, Format::Qcow2, Format::Vmdk, Format::Vhdx, Format::Vpc, Format::Vdi];
-        known.into_iter().find(|format| format.name() == name)
+/// The format that a file name suggests.
+fn of_name(path: &Path) -> Format {
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("qcow2") => Format::Qcow2,
+        Some("vmdk") => Format::Vmdk,
+        Some("vhdx") => Format::Vhdx,
+        Some("vhd" | "vpc") => Format::Vpc,
+        Some("vdi") => Format::Vdi,
+        _ => Format::Raw,
     }
+}
 
-    /// The format that a file name suggests.
-    fn of_name(path: &Path) -> Format {
-        match path.extension().and_then(|ending| ending.to_str()) {
-            Some("qcow2") => Format::Qcow2,
-            Some("vmdk") => Format::Vmdk,
-            Some("vhdx") => Format::Vhdx,
-            Some("vhd" | "vpc") => Format::Vpc,
-            Some("vdi") => Format::Vdi,
-            _ => Format::Raw,
-        }
+/// The format of a source: the given one, otherwise the one of its name, which its content must
+/// not contradict.
+pub(crate) fn format_of_source(said: Option<Format>, path: &Path) -> Result<Format> {
+    if let Some(said) = said {
+        return Ok(said);
     }
-
-    /// The format that a file's first bytes claim.
-    fn of_content(head: &[u8]) -> Format {
-        let has = |at: usize, magic: &[u8]| head.get(at..at + magic.len()) == Some(magic);
-        match () {
-            () if has(0, b"QFI\xfb") => Format::Qcow2,
-            () if has(0, b"KDMV") || has(0, b"COWD") || has(0, b"# Disk DescriptorFile") => {
-                Format::Vmdk
-            }
-            () if has(0, b"vhdxfile") => Format::Vhdx,
-            () if has(0, b"conectix") => Format::Vpc,
-            () if has(0x40, &[0x7f, 0x10, 0xda, 0xbe]) => Format::Vdi,
-            () => Format::Raw,
-        }
+    let mut head = [0; 512];
+    let read = open(path)?.read_at(&mut head, 0);
+    read.map_err(|error| Failure::io(format!("cannot read {}", path.display()), &error))?;
+    let (named, found) = (of_name(path), Format::of_content(&head));
+    if named == found || (named == Format::Vpc && found == Format::Raw) {
+        return Ok(named);
     }
-
-    /// The format of a source: the given one, otherwise the one of its name, which its content must
-    /// not contradict.
-    pub(crate) fn of_source(said: Option<Format>, path: &Path) -> Result<Format> {
-        if let Some(said) = said {
-            return Ok(said);
-        }
-        let mut head = [0; 512];
-        let read = open(path)?.read_at(&mut head, 0);
-        read.map_err(|error| Failure::io(format!("cannot read {}", path.display()), &error))?;
-        let (named, found) = (Self::of_name(path), Self::of_content(&head));
-        if named == found || (named == Format::Vpc && found == Format::Raw) {
-            return Ok(named);
-        }
-        let text = format!(
-            "{} is {} by its name and {} by its content; give --format {} or --format {}",
-            path.display(),
-            named.name(),
-            found.name(),
-            named.name(),
-            found.name()
-        );
-        Err(Failure::usage(text))
-    }
+    let text = format!(
+        "{} is {} by its name and {} by its content; give --format {} or --format {}",
+        path.display(),
+        named.name(),
+        found.name(),
+        named.name(),
+        found.name()
+    );
+    Err(Failure::usage(text))
 }
 
 /// Opens a file that may be an image. A pipe or a socket is refused, because opening one could wait
@@ -114,4 +80,31 @@ pub(crate) fn open(path: &Path) -> Result<File> {
         path.display()
     );
     Err(Failure::new(Exit::Refused, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_and_a_content_that_disagree_are_refused_until_the_format_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            path
+        };
+        assert_eq!(format_of_source(None, &write("a.raw", b"x")).unwrap(), Format::Raw);
+        assert_eq!(
+            format_of_source(None, &write("a.qcow2", b"QFI\xfb...")).unwrap(),
+            Format::Qcow2
+        );
+        for (name, bytes) in [("b.img", b"QFI\xfb..."), ("b.qcow2", b"zeroes.")] {
+            let path = write(name, bytes);
+            let failure = format_of_source(None, &path).unwrap_err();
+            assert_eq!(failure.exit(), Exit::Usage);
+            assert!(failure.to_string().contains("--format qcow2"), "{failure}");
+            assert_eq!(format_of_source(Some(Format::Raw), &path).unwrap(), Format::Raw);
+        }
+    }
 }

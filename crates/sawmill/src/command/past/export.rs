@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use rustix::fs::{FlockOperation, RenameFlags};
+use sawmill_format::disk_image::Format;
 use sawmill_format::transfer::TransferProgress;
 use sawmill_format::volume_record::VolumeRecord;
 use serde::Serialize;
@@ -19,7 +20,7 @@ use crate::command::Context;
 use crate::folders::make_volume_folder;
 use crate::transfer::ends::{FileEnd, NbdEnd, VolumeEnd};
 use crate::transfer::image::{self, ImageServer};
-use crate::transfer::image_file::Format;
+use crate::transfer::image_file::formats;
 use crate::transfer::progress::ProgressFile;
 use crate::transfer::{self, Moved, Source, Start, Target};
 use sawmill_console::exit::{Exit, Failure, Result};
@@ -44,7 +45,7 @@ pub(in crate::command) struct Arguments {
     #[arg(
         long,
         value_name = "FORMAT",
-        value_enum,
+        value_parser = formats(),
         default_value = "raw",
         conflicts_with = "to_nbd"
     )]

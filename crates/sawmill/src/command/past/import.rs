@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use sawmill_device::BlockDeviceExt;
+use sawmill_format::disk_image::Format;
 use sawmill_format::transfer::TransferProgress;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_volume::{CreateOptions, ErrorKind, inspect};
@@ -22,7 +23,7 @@ use crate::config::VolumeAddress;
 use crate::folders::make_volume_folder;
 use crate::transfer::ends::{FileEnd, NbdEnd, VolumeEnd};
 use crate::transfer::image::{self, ImageServer};
-use crate::transfer::image_file::Format;
+use crate::transfer::image_file::{format_of_source, formats};
 use crate::transfer::progress::ProgressFile;
 use crate::transfer::{self, Moved, Source, Start};
 use crate::wiring;
@@ -46,7 +47,7 @@ pub(in crate::command) struct Arguments {
     volume: String,
 
     /// Format of the source. QEMU's tools read all formats except raw.
-    #[arg(long, value_name = "FORMAT", value_enum)]
+    #[arg(long, value_name = "FORMAT", value_parser = formats())]
     format: Option<Format>,
 
     /// Also read the backing file of an image.
@@ -116,7 +117,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let path = path_of(Path::new(source))?;
     let file = FileEnd::source(&path)?;
     let name = path.display().to_string();
-    let filled = match Format::of_source(arguments.format, &path)? {
+    let filled = match format_of_source(arguments.format, &path)? {
         Format::Raw => filling(&file, name, file.state().to_owned())?,
         format => {
             image::check(&path, format, arguments.follow_backing)?;

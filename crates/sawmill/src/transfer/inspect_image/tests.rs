@@ -55,7 +55,7 @@ fn qcow2_that_names_another_file_or_address_is_refused() {
     refused(&qcow2(&[(35, &[1])]), Format::Qcow2, Exit::Corrupt, "encrypted");
     refused(&qcow2(&[(104, b"DATA\0\0\0\x01")]), Format::Qcow2, Exit::Refused, "another file");
     refused(&qcow2(&[(16, &[255; 4]), (8, at)]), Format::Qcow2, Exit::Corrupt, "a name of");
-    refused(&qcow2(&[(100, &[255; 4])]), Format::Qcow2, Exit::Corrupt, "no header");
+    refused(&qcow2(&[(100, &[255; 4])]), Format::Qcow2, Exit::Corrupt, "a header of");
     refused(&file(&[(0, b"QFI\xfb\0\0\0\x01")]), Format::Qcow2, Exit::Corrupt, "version 1");
 }
 
@@ -119,6 +119,25 @@ fn layers_of_the_other_formats_are_refused() {
         "a layer",
     );
     refused(&file(&vhdx[..1]), Format::Vhdx, Exit::Corrupt, "no metadata table");
+}
+
+#[test]
+fn a_layer_is_looked_at_in_the_format_in_which_qemu_opens_it() {
+    let folder = folder();
+    // The name ends the list of extensions. Who reads on finds another format far behind it.
+    let name: &[u8] = b"./ab    ";
+    let outer: [(usize, &[u8]); 4] =
+        [(15, &[120]), (19, &[8]), (104, b"\xe2\x79\x2a\xca\0\0\0\x05qcow2\0\0\0"), (120, name)];
+    let path = write(&folder, &qcow2(&outer));
+    let far = std::fs::File::options().write(true).open(&path).unwrap();
+    let raw = b"\xe2\x79\x2a\xca\0\0\0\x03raw\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    far.write_all_at(raw, 128 + 0x2020_2020).unwrap();
+    let below = folder.path().join("ab    ");
+    std::fs::write(&below, qcow2(&[])).unwrap();
+    inspect(&path, Format::Qcow2, true).unwrap();
+    std::fs::write(&below, qcow2(&[(79, &[4])])).unwrap();
+    let failure = inspect(&path, Format::Qcow2, true).unwrap_err();
+    assert!(failure.to_string().contains("keeps its data in another file"), "{failure}");
 }
 
 #[test]

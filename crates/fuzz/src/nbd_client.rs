@@ -1,0 +1,509 @@
+//! What an NBD server says to the client: a handshake, a list of exports, answers to requests.
+//!
+//! Whatever the server says, each request has one outcome, no thread of the client panics, and what
+//! the client takes for said was said: the size and flags of an export, the names of a list, each
+//! byte of a read, each run of a block status, each error. A server that keeps to the protocol is
+//! understood in full.
+
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixListener;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
+use std::time::Duration;
+
+use sawmill_nbd_client::{Client, Command, Export, Extent, Failure, Reply, Style, list};
+use sawmill_nbd_proto::{
+    BASE_ALLOCATION, EXTENDED_REPLY_MAGIC, GREETING_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC,
+    Reader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, info, option, push_option_reply,
+    reply,
+};
+
+use crate::nbd::{no_thread_panicked, watch_for_panics};
+
+/// A wait that ends this late is a hang.
+const HANG: Duration = Duration::from_secs(60);
+const GREETING_BYTES: usize = 18;
+const REPLY_HEAD_BYTES: usize = 20;
+
+struct Listening {
+    listener: UnixListener,
+    uri: String,
+    _folder: tempfile::TempDir,
+}
+
+thread_local! {
+    static LISTENING: Listening = {
+        watch_for_panics();
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("server.sock");
+        let listener = UnixListener::bind(&path).expect("a socket");
+        let uri = format!("nbd+unix:///disk?socket={}", path.display());
+        Listening { listener, uri, _folder: folder }
+    };
+}
+
+/// Runs a client before a server that says `first` when it comes, and `then` when its sender is
+/// used or dropped, and no more.
+fn served<T>(first: &[u8], then: &[u8], client: impl FnOnce(&str, SyncSender<()>) -> T) -> T {
+    let outcome = LISTENING.with(|listening| {
+        std::thread::scope(|scope| {
+            let (go, hear) = sync_channel(1);
+            scope.spawn(move || say(&listening.listener, [first, then], &hear));
+            client(&listening.uri, go)
+        })
+    });
+    no_thread_panicked();
+    outcome
+}
+
+fn say(listener: &UnixListener, said: [&[u8]; 2], go: &Receiver<()>) {
+    let (mut stream, _) = listener.accept().expect("the client comes");
+    // The client may have heard enough at any time, and then it is gone.
+    let _ = stream.write_all(said[0]);
+    let _ = go.recv();
+    let _ = stream.write_all(said[1]);
+    let _ = stream.shutdown(Shutdown::Write);
+    let _ = io::copy(&mut stream, &mut io::sink());
+}
+
+/// The first byte says how the rest is said: in which style, and in answer to what.
+pub(crate) fn run(bytes: &[u8]) {
+    let Some((&choice, said)) = bytes.split_first() else { return };
+    let style = [Style::Simple, Style::Structured, Style::Extended][usize::from(choice) % 3];
+    match choice >> 6 {
+        0 => handshake(style, said),
+        1 => names(said),
+        _ => {
+            answers(style, said);
+            answers(style, &mended_answers(style, said));
+            legal_answers(style, said);
+        }
+    }
+}
+
+/// What the client answers to with an export is an export that can be said again.
+fn handshake(style: Style, said: &[u8]) {
+    let options: &[u32] = match style {
+        Style::Simple => &[option::GO],
+        Style::Structured => &[option::STRUCTURED_REPLY, option::SET_META_CONTEXT, option::GO],
+        Style::Extended => &[option::EXTENDED_HEADERS, option::SET_META_CONTEXT, option::GO],
+    };
+    let connect = |said: &[u8]| {
+        served(said, &[], |uri, go| {
+            drop(go);
+            Client::connect(uri, style).map(|client| client.export().clone())
+        })
+    };
+    for said in [said.to_vec(), mended_options(said, options)] {
+        let Ok(export) = connect(&said) else { continue };
+        assert!(style != Style::Simple || export.allocation_context.is_none());
+        let again = connect(&opening(style, &export)).expect("all is agreed on");
+        assert_eq!(again, export, "it is the same when it is said again");
+    }
+}
+
+/// What the client takes for the names of exports are names that can be said again.
+fn names(said: &[u8]) {
+    let hear = |said: &[u8]| {
+        served(said, &[], |uri, go| {
+            drop(go);
+            list(uri)
+        })
+    };
+    for said in [said.to_vec(), mended_options(said, &[option::LIST])] {
+        let Ok(names) = hear(&said) else { continue };
+        // A byte that is no text becomes three.
+        assert!(names.iter().map(String::len).sum::<usize>() <= 3 * said.len());
+        let mut again = greeting();
+        for name in &names {
+            let data = [&(name.len() as u32).to_be_bytes()[..], name.as_bytes()].concat();
+            push_option_reply(&mut again, option::LIST, reply::SERVER, &data);
+        }
+        push_option_reply(&mut again, option::LIST, reply::ACK, &[]);
+        let again = hear(&again);
+        // A name of bytes that are no text may have become too long for a reply.
+        let is_short = names.iter().all(|name| name.len() < 60 << 10);
+        assert!(!is_short || again.is_ok_and(|again| again == names), "the same, said again");
+    }
+}
+
+/// A greeting in front, and replies to what the client asks, one option after the other.
+fn mended_options(said: &[u8], options: &[u32]) -> Vec<u8> {
+    let mut said = said.to_vec();
+    said.resize(said.len().max(GREETING_BYTES), 0);
+    said[..16].copy_from_slice(&greeting()[..16]);
+    said[17] |= 1;
+    let (mut at, mut options) = (GREETING_BYTES, options.iter().copied().peekable());
+    while let (Some(option), Some(head)) = (options.peek(), said.get_mut(at..at + REPLY_HEAD_BYTES))
+    {
+        head[..8].copy_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
+        head[8..12].copy_from_slice(&option.to_be_bytes());
+        let kind = u32::from_be_bytes([head[12], head[13], head[14], head[15]]);
+        let length = u32::from_be_bytes([head[16], head[17], head[18], head[19]]) as usize;
+        let is_last = kind == reply::ACK || kind >= 1 << 31;
+        at += REPLY_HEAD_BYTES;
+        let length = length.min(said.len() - at);
+        said[at - 4..at].copy_from_slice(&(length as u32).to_be_bytes());
+        at += length;
+        if is_last {
+            options.next();
+        }
+    }
+    said
+}
+
+fn greeting() -> Vec<u8> {
+    [&GREETING_MAGIC.to_be_bytes()[..], &OPTION_MAGIC.to_be_bytes(), &[0, 3]].concat()
+}
+
+/// The server's part of a handshake that agrees on this export.
+fn opening(style: Style, export: &Export) -> Vec<u8> {
+    let mut said = greeting();
+    let asked = match style {
+        Style::Simple => None,
+        Style::Structured => Some(option::STRUCTURED_REPLY),
+        Style::Extended => Some(option::EXTENDED_HEADERS),
+    };
+    if let Some(asked) = asked {
+        push_option_reply(&mut said, asked, reply::ACK, &[]);
+        if let Some(context) = export.allocation_context {
+            let data = [&context.to_be_bytes()[..], BASE_ALLOCATION.as_bytes()].concat();
+            push_option_reply(&mut said, option::SET_META_CONTEXT, reply::META_CONTEXT, &data);
+        }
+        push_option_reply(&mut said, option::SET_META_CONTEXT, reply::ACK, &[]);
+    }
+    let size = [
+        &info::EXPORT.to_be_bytes()[..],
+        &export.size_bytes.to_be_bytes(),
+        &export.flags.to_be_bytes(),
+    ];
+    let blocks = [export.block_bytes_min, export.block_bytes_preferred, export.block_bytes_max];
+    let blocks = blocks.map(u32::to_be_bytes).concat();
+    let blocks = [&info::BLOCK_SIZE.to_be_bytes()[..], &blocks];
+    push_option_reply(&mut said, option::GO, reply::INFO, &size.concat());
+    push_option_reply(&mut said, option::GO, reply::INFO, &blocks.concat());
+    push_option_reply(&mut said, option::GO, reply::ACK, &[]);
+    said
+}
+
+/// What is asked before the server says anything; the cookie of each is its place, from 1.
+fn asked() -> [Command; 7] {
+    [
+        Command::Read { offset: 0, length: 512 },
+        Command::Write { offset: 512, bytes: vec![7; 16], fua: true },
+        Command::Read { offset: 1 << 40, length: 1500 },
+        Command::Flush,
+        Command::Trim { offset: 4096, length: 4096 },
+        Command::WriteZeroes { offset: 8192, length: 1 << 20 },
+        Command::BlockStatus { offset: 0, length: 1 << 30 },
+    ]
+}
+
+fn bytes_asked(command: &Command) -> usize {
+    if let Command::Read { length, .. } = command { *length as usize } else { 0 }
+}
+
+type Outcome = Result<Reply, Failure>;
+
+/// The outcomes of the requests when the server says this once all are sent.
+fn outcomes(style: Style, said: &[u8]) -> Vec<Outcome> {
+    let context = (style != Style::Simple).then_some(1);
+    let export = Export { size_bytes: 1 << 41, allocation_context: context, ..Export::default() };
+    let heard = served(&opening(style, &export), said, |uri, go| {
+        let client = Client::connect(uri, style).expect("all is agreed on");
+        assert_eq!(*client.export(), export);
+        let (tell, hear) = channel();
+        for (place, command) in asked().iter().enumerate() {
+            let tell = tell.clone();
+            client.submit_then(command, move |outcome| {
+                // A failed check has ended the receiver.
+                let _ = tell.send((place, outcome));
+            });
+        }
+        drop((tell, go));
+        let mut heard: [Option<Outcome>; 7] = Default::default();
+        loop {
+            match hear.recv_timeout(HANG) {
+                Ok((place, outcome)) => {
+                    assert!(heard[place].replace(outcome).is_none(), "a request has one outcome");
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("a request is never heard of"),
+            }
+        }
+        assert_eq!(client.in_flight(), 0);
+        heard
+    });
+    heard.into_iter().map(|outcome| outcome.expect("a request has an outcome")).collect()
+}
+
+/// What the client makes of an answer is what the server said.
+fn answers(style: Style, said: &[u8]) {
+    let told = told(style, said);
+    for (outcome, told) in outcomes(style, said).into_iter().zip(told) {
+        match outcome {
+            Ok(reply) => {
+                assert!(told.is_done && told.errno.is_none(), "a good answer that nobody gave");
+                let bytes: Option<Vec<u8>> = told.bytes.into_iter().collect();
+                assert_eq!(Some(reply.bytes), bytes, "each byte was said");
+                assert_eq!(reply.extents, told.extents);
+            }
+            Err(Failure::Errno(errno)) => {
+                assert_eq!((told.is_done, told.errno), (true, Some(errno)));
+            }
+            Err(Failure::Gone) => {}
+        }
+    }
+}
+
+/// What was said of one request, good or not.
+#[derive(Clone)]
+struct Told {
+    bytes: Vec<Option<u8>>,
+    extents: Vec<Extent>,
+    errno: Option<u32>,
+    is_done: bool,
+}
+
+/// A server's words, read as far as they can be.
+fn told(style: Style, said: &[u8]) -> Vec<Told> {
+    let nothing = |command: &Command| Told {
+        bytes: vec![None; bytes_asked(command)],
+        extents: Vec::new(),
+        errno: None,
+        is_done: false,
+    };
+    let mut told: Vec<Told> = asked().iter().map(nothing).collect();
+    let mut rest = Reader(said);
+    while listen(style, &mut rest, &mut told).is_some() {}
+    told
+}
+
+/// Reads one reply or chunk; none where the words end, or make no sense.
+fn listen(style: Style, rest: &mut Reader<'_>, told: &mut [Told]) -> Option<()> {
+    let is_extended = match rest.u32()? {
+        SIMPLE_REPLY_MAGIC => {
+            let (errno, cookie) = (rest.u32()?, rest.u64()?);
+            let told = of(told, cookie).filter(|told| !told.is_done)?;
+            if errno != 0 {
+                told.errno = Some(errno);
+            } else {
+                let bytes = rest.take(told.bytes.len())?;
+                told.bytes = bytes.iter().copied().map(Some).collect();
+            }
+            told.is_done = true;
+            return Some(());
+        }
+        STRUCTURED_REPLY_MAGIC if style == Style::Structured => false,
+        EXTENDED_REPLY_MAGIC if style == Style::Extended => true,
+        _ => return None,
+    };
+    let (flags, kind, cookie) = (rest.u16()?, rest.u16()?, rest.u64()?);
+    let length = if is_extended {
+        rest.u64()?;
+        rest.u64()?
+    } else {
+        u64::from(rest.u32()?)
+    };
+    let payload = rest.take(usize::try_from(length).ok()?)?;
+    let place = cookie.checked_sub(1)?;
+    let told = of(told, cookie).filter(|told| !told.is_done)?;
+    note(told, asked().get(place as usize)?, kind, payload)?;
+    told.is_done = flags & chunk::DONE != 0;
+    Some(())
+}
+
+fn of(told: &mut [Told], cookie: u64) -> Option<&mut Told> {
+    told.get_mut(usize::try_from(cookie.checked_sub(1)?).ok()?)
+}
+
+fn note(told: &mut Told, command: &Command, kind: u16, payload: &[u8]) -> Option<()> {
+    let mut payload = Reader(payload);
+    match kind {
+        chunk::NONE => {}
+        chunk::OFFSET_DATA | chunk::OFFSET_HOLE => {
+            let Command::Read { offset, .. } = command else { return Some(()) };
+            let from = usize::try_from(payload.u64()?.checked_sub(*offset)?).ok()?;
+            let bytes = match kind {
+                chunk::OFFSET_DATA => payload.0.iter().copied().map(Some).collect(),
+                _ => vec![Some(0); (payload.u32()? as usize).min(told.bytes.len() + 1)],
+            };
+            told.bytes.get_mut(from..from.checked_add(bytes.len())?)?.copy_from_slice(&bytes);
+        }
+        chunk::BLOCK_STATUS => {
+            payload.u32()?;
+            while let (Some(length), Some(flags)) = (payload.u32(), payload.u32()) {
+                told.extents.push(Extent { length: length.into(), flags: flags.into() });
+            }
+        }
+        chunk::BLOCK_STATUS_EXT => {
+            payload.u32()?;
+            for _ in 0..payload.u32()? {
+                told.extents.push(Extent { length: payload.u64()?, flags: payload.u64()? });
+            }
+        }
+        _ => told.errno = Some(payload.u32()?),
+    }
+    Some(())
+}
+
+/// The style's magic where a reply begins, the cookie of a request, and a length that is there.
+fn mended_answers(style: Style, said: &[u8]) -> Vec<u8> {
+    let (magic, head_bytes, cookie_at) = match style {
+        Style::Simple => (SIMPLE_REPLY_MAGIC, 16, 8),
+        Style::Structured => (STRUCTURED_REPLY_MAGIC, 20, 8),
+        Style::Extended => (EXTENDED_REPLY_MAGIC, 32, 8),
+    };
+    let (mut said, mut at) = (said.to_vec(), 0);
+    while let Some(head) = said.get_mut(at..at + head_bytes) {
+        head[..4].copy_from_slice(&magic.to_be_bytes());
+        let cookie = 1 + head[cookie_at + 7].wrapping_sub(1) % asked().len() as u8;
+        head[cookie_at..cookie_at + 8].copy_from_slice(&u64::from(cookie).to_be_bytes());
+        let is_error = head[4..8] != [0; 4];
+        let length = &mut head[head_bytes - 4..];
+        let long = u32::from_be_bytes([length[0], length[1], length[2], length[3]]) as usize;
+        at += head_bytes;
+        if style == Style::Simple {
+            let bytes = bytes_asked(&asked()[usize::from(cookie) - 1]);
+            at += if is_error { 0 } else { bytes };
+            continue;
+        }
+        let long = long.min(said.len() - at);
+        said[at - 4..at].copy_from_slice(&(long as u32).to_be_bytes());
+        if style == Style::Extended {
+            said[at - 8..at - 4].fill(0);
+        }
+        at += long;
+    }
+    said
+}
+
+/// A server that keeps to the protocol, and chooses by `choices`: all of it is understood.
+fn legal_answers(style: Style, choices: &[u8]) {
+    let mut server = Lawful { style, choices, said: Vec::new() };
+    let asked = asked();
+    let mut expected: Vec<Option<Outcome>> = vec![None; asked.len()];
+    let first = server.choose(asked.len());
+    for place in (first..asked.len()).chain(0..first) {
+        expected[place] = Some(server.answer(place as u64 + 1, &asked[place]));
+    }
+    let expected: Vec<Outcome> = expected.into_iter().flatten().collect();
+    assert_eq!(outcomes(style, &server.said), expected, "a lawful server is understood");
+}
+
+/// See [`legal_answers`].
+struct Lawful<'a> {
+    style: Style,
+    choices: &'a [u8],
+    said: Vec<u8>,
+}
+
+impl Lawful<'_> {
+    /// A number below `below`; 0 when all choices are made.
+    fn choose(&mut self, below: usize) -> usize {
+        let Some((choice, rest)) = self.choices.split_first_chunk() else { return 0 };
+        self.choices = rest;
+        usize::from(u16::from_le_bytes(*choice)) % below
+    }
+
+    /// Answers a request; returns what its client has to hear.
+    fn answer(&mut self, cookie: u64, command: &Command) -> Outcome {
+        if self.choose(8) == 7 {
+            let errno = 1 + self.choose(200) as u32;
+            match self.style {
+                Style::Simple => self.simple(errno, cookie, &[]),
+                _ => {
+                    let data = [&errno.to_be_bytes()[..], &[0, 3], b"why"].concat();
+                    self.chunk(chunk::DONE, chunk::ERROR, cookie, &data);
+                }
+            }
+            return Err(Failure::Errno(errno));
+        }
+        let mut reply = Reply::default();
+        match command {
+            Command::Read { offset, length } => {
+                reply.bytes = self.bytes(cookie, *offset, *length as usize);
+            }
+            Command::BlockStatus { .. } if self.style != Style::Simple => {
+                reply.extents = self.extents(cookie);
+            }
+            _ if self.style == Style::Extended => {
+                self.chunk(chunk::DONE, chunk::NONE, cookie, &[]);
+            }
+            _ => self.simple(0, cookie, &[]),
+        }
+        Ok(reply)
+    }
+
+    fn simple(&mut self, errno: u32, cookie: u64, bytes: &[u8]) {
+        self.said.extend(SIMPLE_REPLY_MAGIC.to_be_bytes());
+        self.said.extend(errno.to_be_bytes());
+        self.said.extend(cookie.to_be_bytes());
+        self.said.extend(bytes);
+    }
+
+    fn chunk(&mut self, flags: u16, kind: u16, cookie: u64, payload: &[u8]) {
+        let is_extended = self.style == Style::Extended;
+        let magic = if is_extended { EXTENDED_REPLY_MAGIC } else { STRUCTURED_REPLY_MAGIC };
+        self.said.extend(magic.to_be_bytes());
+        self.said.extend(flags.to_be_bytes());
+        self.said.extend(kind.to_be_bytes());
+        self.said.extend(cookie.to_be_bytes());
+        if is_extended {
+            self.said.extend([0; 12]);
+        }
+        self.said.extend((payload.len() as u32).to_be_bytes());
+        self.said.extend(payload);
+    }
+
+    /// The bytes of a read, in pieces from the end or from the front; some of them holes.
+    fn bytes(&mut self, cookie: u64, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes: Vec<u8> = (0..length).map(|place| place as u8 | 1).collect();
+        if self.style == Style::Simple {
+            self.simple(0, cookie, &bytes);
+            return bytes;
+        }
+        let (middle, is_backwards) = (self.choose(length + 1), self.choose(2) == 1);
+        let mut pieces = [(0, middle), (middle, length)];
+        if is_backwards {
+            pieces.reverse();
+        }
+        for (from, end) in pieces {
+            let place = (offset + from as u64).to_be_bytes();
+            if self.choose(3) == 2 {
+                bytes[from..end].fill(0);
+                let data = [&place[..], &((end - from) as u32).to_be_bytes()].concat();
+                self.chunk(0, chunk::OFFSET_HOLE, cookie, &data);
+            } else {
+                let data = [&place[..], &bytes[from..end]].concat();
+                self.chunk(0, chunk::OFFSET_DATA, cookie, &data);
+            }
+        }
+        self.chunk(chunk::DONE, chunk::NONE, cookie, &[]);
+        bytes
+    }
+
+    fn extents(&mut self, cookie: u64) -> Vec<Extent> {
+        let count = 1 + self.choose(20);
+        let extents: Vec<Extent> = (0..count)
+            .map(|_| Extent { length: 512 * (1 + self.choose(256) as u64), flags: 3 })
+            .collect();
+        let mut data = 1u32.to_be_bytes().to_vec();
+        if self.style == Style::Extended {
+            data.extend((count as u32).to_be_bytes());
+        }
+        for extent in &extents {
+            let numbers = [extent.length, extent.flags];
+            match self.style {
+                Style::Extended => data.extend(numbers.map(u64::to_be_bytes).concat()),
+                _ => data.extend(numbers.map(|number| (number as u32).to_be_bytes()).concat()),
+            }
+        }
+        let kind = match self.style {
+            Style::Extended => chunk::BLOCK_STATUS_EXT,
+            _ => chunk::BLOCK_STATUS,
+        };
+        self.chunk(chunk::DONE, kind, cookie, &data);
+        extents
+    }
+}

@@ -1,0 +1,264 @@
+//! A write log that another program made: any bytes to the reader, and what it read to cuts, plans
+//! and the writer.
+//!
+//! A log that is read has no more entries than its file has sectors, each of them the one encoding
+//! of what the file says, and all of them on a disk that can be. A cut holds what a plain model of
+//! a disk holds; a torn one holds, sector by sector, what some write left. Written again, a log is
+//! read as the same.
+
+use std::path::{Path, PathBuf};
+
+use sawmill_format::write_log::{Entry, Flags, SECTOR_BYTES_RANGE, Superblock};
+use sawmill_format::write_log::{entry_at, superblock_at};
+use sawmill_verify::cut::{Cut, Kept, Replay, flushed_before};
+use sawmill_verify::image::Image;
+use sawmill_verify::plan::{Budget, plan};
+use sawmill_verify::recording::{DISK_BYTES_MAX, LogWriter, Recorded, Recording, SECTOR_BYTES};
+use sawmill_verify::session;
+use sawmill_verify::stamp::CutTime;
+
+use crate::mend::{put, u64_at};
+
+/// Of a disk, this much is compared.
+const MODEL_BYTES: usize = 16 << 10;
+const PAGE_BYTES: usize = 4096;
+const IMAGES_MAX: usize = 12;
+const KNOWN_FLAGS: u64 = (1 << 5) - 1;
+
+struct Places {
+    foreign: PathBuf,
+    ours: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+thread_local! {
+    static PLACES: Places = {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let ours = folder.path().join("ours");
+        std::fs::create_dir(&ours).expect("a folder");
+        let foreign = folder.path().join("log");
+        Places { foreign, ours: ours.join("log"), _folder: folder }
+    };
+}
+
+/// A log as it is, and with its superblock and entries put right.
+pub(crate) fn run(bytes: &[u8]) {
+    look(bytes);
+    let mended = mended(bytes);
+    if mended != bytes {
+        look(&mended);
+    }
+}
+
+/// A superblock that can be, and entries near the beginning of the disk whose data are there.
+fn mended(bytes: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes.resize(bytes.len().max(2 * SECTOR_BYTES as usize), 0);
+    let sector_bytes = Superblock::decode(&bytes).map_or(512, |found| found.sector_bytes);
+    let unit = sector_bytes as usize;
+    let (mut at, mut entry_count) = (unit, 0);
+    while at + SECTOR_BYTES as usize <= bytes.len() {
+        let room = ((bytes.len() - at) / unit).saturating_sub(1) as u64;
+        let head = &mut bytes[at..];
+        let field = |field| u64_at(head, field).unwrap_or(0);
+        let (sector, count) = (field(entry_at::SECTOR), field(entry_at::SECTOR_COUNT));
+        let flags = Flags(field(entry_at::FLAGS) & KNOWN_FLAGS);
+        let sector = sector % (1 << 50);
+        let mut entry = Entry { sector, sector_count: count, flags, data_bytes: 0 };
+        entry.sector_count %= if entry.data_sectors() > 0 { room + 1 } else { 1 << 20 };
+        put(head, entry_at::SECTOR, &entry.sector.to_le_bytes());
+        put(head, entry_at::SECTOR_COUNT, &entry.sector_count.to_le_bytes());
+        put(head, entry_at::FLAGS, &entry.flags.0.to_le_bytes());
+        at += unit * (1 + entry.data_sectors() as usize);
+        entry_count += 1;
+    }
+    let entry_count = entry_count.min(u64_at(&bytes, superblock_at::ENTRY_COUNT).unwrap_or(0));
+    let superblock = Superblock { entry_count, sector_bytes }.encode();
+    bytes[..superblock.len()].copy_from_slice(&superblock);
+    bytes
+}
+
+fn look(bytes: &[u8]) {
+    if let Ok(superblock) = Superblock::decode(bytes) {
+        assert_eq!(superblock.encode(), bytes[..superblock_at::SIZE], "it has one encoding");
+        assert!(SECTOR_BYTES_RANGE.contains(&superblock.sector_bytes));
+    }
+    PLACES.with(|places| {
+        fresh(&places.foreign);
+        std::fs::write(&places.foreign, bytes).expect("a temporary file");
+        let Ok(opened) = session::Recorded::foreign(&places.foreign, MODEL_BYTES as u64) else {
+            return;
+        };
+        let log = Log { bytes, recording: &opened.recording };
+        log.check_entries();
+        assert!(opened.before.size_bytes() >= opened.recording.end_bytes());
+        assert!(opened.before.size_bytes() <= DISK_BYTES_MAX);
+        log.check_cuts(&opened.before);
+        log.check_plan(&opened.before);
+        log.check_written_again(&places.ours, &opened.before);
+    });
+}
+
+/// Removes a file, so that it is made anew: what is truncated and written again, a file system may
+/// write to its disk at once.
+fn fresh(path: &Path) {
+    // The first time there is none.
+    let _ = std::fs::remove_file(path);
+}
+
+/// A log that was read, and the bytes that it was read from.
+struct Log<'a> {
+    bytes: &'a [u8],
+    recording: &'a Recording,
+}
+
+impl<'a> Log<'a> {
+    fn entries(&self) -> &'a [Recorded] {
+        &self.recording.entries
+    }
+
+    fn check_entries(&self) {
+        let superblock = Superblock::decode(self.bytes).expect("the log was read");
+        let unit = self.recording.sector_bytes();
+        assert_eq!(unit, u64::from(superblock.sector_bytes));
+        assert_eq!(self.entries().len() as u64, superblock.entry_count);
+        let mut at = unit;
+        for recorded in self.entries() {
+            assert_eq!(recorded.data_at, at + unit, "each comes after the one before");
+            let sector = &self.bytes[at as usize..][..SECTOR_BYTES as usize];
+            assert_eq!(recorded.entry.encode(), sector[..entry_at::SIZE], "it has one encoding");
+            assert!(recorded.entry.flags.0 <= KNOWN_FLAGS);
+            let end = u128::from(recorded.entry.sector) + u128::from(recorded.entry.sector_count);
+            assert!(end * u128::from(unit) <= u128::from(DISK_BYTES_MAX), "no disk is larger");
+            at += unit * (1 + recorded.entry.data_sectors());
+        }
+    }
+
+    /// The data of an entry, where the file has them all; of one without data none.
+    fn data(&self, recorded: &Recorded) -> Option<&'a [u8]> {
+        let length = recorded.entry.data_sectors() * self.recording.sector_bytes();
+        if length == 0 {
+            return Some(&[]);
+        }
+        let rest = self.bytes.get(usize::try_from(recorded.data_at).ok()?..)?;
+        rest.get(..usize::try_from(length).ok()?)
+    }
+
+    fn changes(recorded: &Recorded) -> bool {
+        recorded.entry.sector_count > 0 && !recorded.entry.flags.has(Flags::MARK)
+    }
+
+    /// Carries out an entry on the beginning of a disk; none when its data are missing.
+    fn carry_out(&self, recorded: &Recorded, disk: &mut [u8]) -> Option<()> {
+        let entry = recorded.entry;
+        let data = self.data(recorded)?;
+        if Self::changes(recorded) {
+            let unit = self.recording.sector_bytes();
+            let place = |sector: u64| ((sector * unit).min(disk.len() as u64)) as usize;
+            let (from, end) = (place(entry.sector), place(entry.sector + entry.sector_count));
+            match entry.flags.has(Flags::DISCARD) {
+                true => disk[from..end].fill(0),
+                false => disk[from..end].copy_from_slice(&data[..end - from]),
+            }
+        }
+        Some(())
+    }
+
+    /// The beginning of the disk after those of the first `entries` that `is_there` names.
+    fn model(&self, entries: usize, is_there: impl Fn(usize) -> bool) -> Option<Vec<u8>> {
+        let mut disk = vec![0; MODEL_BYTES];
+        for (number, recorded) in self.entries()[..entries].iter().enumerate() {
+            if is_there(number) {
+                self.carry_out(recorded, &mut disk)?;
+            }
+        }
+        Some(disk)
+    }
+
+    /// No image keeps more than the log has data, and two pages at the ends of each write.
+    fn check_size(&self, image: &Image) {
+        let pages = image.pages().count();
+        assert!(pages <= self.bytes.len() / PAGE_BYTES + 2 * self.entries().len(), "{pages} pages");
+    }
+
+    /// Whole cuts and bare ones, there and back.
+    fn check_cuts(&self, before: &Image) {
+        let mut replay = Replay::new(self.recording, before.clone());
+        let last = self.entries().len();
+        for entry in (0..=last).chain([last / 2, 0]) {
+            let flushed = flushed_before(self.entries(), entry);
+            let firm = |n: usize| n < flushed || self.entries()[n].entry.flags.has(Flags::FUA);
+            for (kept, disk) in
+                [(Kept::All, self.model(entry, |_| true)), (Kept::None, self.model(entry, firm))]
+            {
+                let image = replay.image(&Cut { entry, kept });
+                let (Ok(image), Some(disk)) = (&image, &disk) else {
+                    assert!(image.is_err() && disk.is_none(), "an image without its data");
+                    continue;
+                };
+                assert!(image.read(0, MODEL_BYTES) == *disk, "cut {entry} holds something else");
+                self.check_size(image);
+            }
+        }
+    }
+
+    /// The cuts of a plan: few, in order, each named so that it can be looked at again.
+    fn check_plan(&self, before: &Image) {
+        let budget = Budget { images_max: IMAGES_MAX, tear_bytes: Some(SECTOR_BYTES), seed: 7 };
+        let plan = plan(self.recording, 0, &budget);
+        assert!(plan.cuts.len() <= IMAGES_MAX && plan.cuts.len() <= plan.legal);
+        assert!(plan.cuts.is_sorted_by_key(|cut| cut.entry));
+        let mut replay = Replay::new(self.recording, before.clone());
+        for cut in &plan.cuts {
+            assert_eq!(cut.to_string().parse().as_ref(), Ok(cut), "its name is its own");
+            if let Ok(image) = replay.image(cut) {
+                self.check_size(&image);
+                self.check_sectors(cut.entry, &image);
+            }
+        }
+    }
+
+    /// Each sector is zeroes, or what an entry up to `entry`, which may be under way, left there.
+    fn check_sectors(&self, entry: usize, image: &Image) {
+        let known = &self.entries()[..(entry + 1).min(self.entries().len())];
+        let disk = image.read(0, MODEL_BYTES);
+        for (sector, bytes) in disk.chunks(SECTOR_BYTES as usize).enumerate() {
+            let address = sector as u64 * SECTOR_BYTES;
+            let left_by = |recorded: &Recorded| {
+                let from = recorded.entry.sector * self.recording.sector_bytes();
+                let inside = usize::try_from(address.checked_sub(from)?).ok()?;
+                let rest = self.bytes.get(usize::try_from(recorded.data_at).ok()? + inside..)?;
+                let there = recorded.entry.data_sectors() * self.recording.sector_bytes();
+                (inside as u64 + SECTOR_BYTES <= there && rest.starts_with(bytes)).then_some(())
+            };
+            let is_blank = bytes.iter().all(|byte| *byte == 0);
+            let is_known = is_blank || known.iter().any(|recorded| left_by(recorded).is_some());
+            assert!(is_known, "sector {sector} holds what nobody wrote");
+        }
+    }
+
+    /// Our own writer has sectors of 512 bytes.
+    fn check_written_again(&self, path: &Path, before: &Image) {
+        let data: Option<Vec<&[u8]>> = self.entries().iter().map(|r| self.data(r)).collect();
+        let Some(data) = data.filter(|_| self.recording.sector_bytes() == SECTOR_BYTES) else {
+            return;
+        };
+        fresh(path);
+        fresh(&path.with_file_name("moments"));
+        let mut writer = LogWriter::create(path).expect("a temporary file");
+        for (recorded, data) in self.entries().iter().zip(data) {
+            writer.add(recorded.entry, data, CutTime::default()).expect("a temporary file");
+        }
+        let again = writer.finish().expect("what was written is read");
+        let places = |recording: &Recording| -> Vec<(Entry, u64)> {
+            recording.entries.iter().map(|recorded| (recorded.entry, recorded.data_at)).collect()
+        };
+        assert_eq!(places(&again), places(self.recording), "it is read as the same");
+        let last = Cut::whole(again.entries.len());
+        let image = |recording| {
+            let image = Replay::new(recording, before.clone()).image(&last);
+            image.expect("its data are there").read(0, MODEL_BYTES)
+        };
+        assert!(image(&again) == image(self.recording), "it leaves the same");
+    }
+}

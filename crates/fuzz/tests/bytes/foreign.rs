@@ -1,0 +1,237 @@
+//! Inputs for what other programs wrote: an NBD server's words, headers of disk images, and write
+//! logs.
+
+use sawmill_format::write_log::{Entry, Flags, Superblock};
+use sawmill_nbd_proto::{
+    EXTENDED_REPLY_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, info, option,
+    push_option_reply, reply,
+};
+
+use super::corpus::write;
+
+pub(super) fn write_all() {
+    handshakes();
+    answers();
+    images();
+    logs();
+}
+
+/// The choice of each style, in the first byte.
+const SIMPLE: u8 = 0;
+const STRUCTURED: u8 = 1;
+const EXTENDED: u8 = 2;
+
+/// What follows, in the first byte: a handshake is 0.
+const LIST: u8 = 1 << 6;
+/// Divided by three, it leaves the styles where they are.
+const ANSWERS: u8 = 0b1000_0001;
+
+fn option_reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    push_option_reply(&mut bytes, option, kind, data);
+    bytes
+}
+
+fn handshakes() {
+    let hello = b"NBDMAGICIHAVEOPT\0\x03";
+    let size = [&info::EXPORT.to_be_bytes()[..], &(1u64 << 30).to_be_bytes(), &[5, 0xed]].concat();
+    let blocks = [&info::BLOCK_SIZE.to_be_bytes()[..], &[0, 0, 0, 1, 0, 0, 16, 0, 2, 0, 0, 0]];
+    let go = [
+        option_reply(option::GO, reply::INFO, &size),
+        option_reply(option::GO, reply::INFO, b"\0\x01disk"),
+        option_reply(option::GO, reply::INFO, &blocks.concat()),
+        option_reply(option::GO, reply::ACK, &[]),
+    ];
+    let go = go.concat();
+    let write_handshake = |name: &str, style: u8, said: &[u8]| {
+        write("nbd_client", name, &[&[style], &hello[..], said].concat());
+    };
+    write_handshake("handshake-simple", SIMPLE, &go);
+    for (name, style, asked) in [
+        ("handshake-structured", STRUCTURED, option::STRUCTURED_REPLY),
+        ("handshake-extended", EXTENDED, option::EXTENDED_HEADERS),
+    ] {
+        let context = b"\0\0\0\x01base:allocation";
+        let said = [
+            option_reply(asked, reply::ACK, &[]),
+            option_reply(option::SET_META_CONTEXT, reply::META_CONTEXT, context),
+            option_reply(option::SET_META_CONTEXT, reply::ACK, &[]),
+            go.clone(),
+        ];
+        write_handshake(name, style, &said.concat());
+    }
+    let unknown = option_reply(option::GO, reply::ERR_UNKNOWN, b"no such export");
+    write_handshake("handshake-unknown-name", SIMPLE, &unknown);
+    let exports = [
+        option_reply(option::LIST, reply::SERVER, b"\0\0\0\x04disk"),
+        option_reply(option::LIST, reply::SERVER, b"\0\0\0\x05othermore about it"),
+        option_reply(option::LIST, reply::ACK, &[]),
+    ];
+    write_handshake("list", LIST, &exports.concat());
+}
+
+/// The requests are those of the target, numbered from 1: two reads, 1 and 3, of 512 and 1500
+/// bytes; 7 asks for the allocation.
+fn answers() {
+    let simple = |errno: u32, cookie: u64, bytes: &[u8]| {
+        let magic = SIMPLE_REPLY_MAGIC.to_be_bytes();
+        [&magic, &errno.to_be_bytes()[..], &cookie.to_be_bytes(), bytes].concat()
+    };
+    let said = [
+        simple(0, 1, &[0xa1; 512]),
+        simple(0, 2, &[]),
+        simple(5, 3, &[]),
+        simple(0, 5, &[]),
+        simple(28, 4, &[]),
+        simple(95, 7, &[]),
+        simple(0, 6, &[]),
+    ];
+    write("nbd_client", "answers-simple", &[&[ANSWERS + SIMPLE], &said.concat()[..]].concat());
+    for (name, style) in [("answers-structured", STRUCTURED), ("answers-extended", EXTENDED)] {
+        let chunk = |flags: u16, kind: u16, cookie: u64, payload: &[u8]| {
+            let length = payload.len() as u32;
+            let (magic, padding): (u32, &[u8]) = match style {
+                EXTENDED => (EXTENDED_REPLY_MAGIC, &[0; 12]),
+                _ => (STRUCTURED_REPLY_MAGIC, &[]),
+            };
+            let head =
+                [&magic.to_be_bytes()[..], &flags.to_be_bytes(), &kind.to_be_bytes()].concat();
+            let tail = [&cookie.to_be_bytes()[..], padding, &length.to_be_bytes(), payload];
+            [head, tail.concat()].concat()
+        };
+        let data = |at: u64, bytes: &[u8]| [&at.to_be_bytes()[..], bytes].concat();
+        let hole = |at: u64, length: u32| data(at, &length.to_be_bytes());
+        let runs: &[u32] = if style == EXTENDED {
+            &[1, 2, 0, 65536, 0, 0, 0, 4096, 0, 3]
+        } else {
+            &[1, 65536, 0, 4096, 3]
+        };
+        let kind = if style == EXTENDED { chunk::BLOCK_STATUS_EXT } else { chunk::BLOCK_STATUS };
+        let said = [
+            chunk(0, chunk::OFFSET_DATA, 3, &data((1 << 40) + 700, &[0xb2; 800])),
+            chunk(0, chunk::OFFSET_DATA, 1, &data(0, &[0xa1; 100])),
+            chunk(chunk::DONE, chunk::OFFSET_HOLE, 3, &hole(1 << 40, 700)),
+            chunk(chunk::DONE, chunk::OFFSET_DATA, 1, &data(100, &[0xa2; 412])),
+            chunk(
+                chunk::DONE,
+                kind,
+                7,
+                &runs.iter().flat_map(|n| n.to_be_bytes()).collect::<Vec<_>>(),
+            ),
+            chunk(chunk::DONE, chunk::ERROR, 2, b"\0\0\0\x1c\0\x04full"),
+            chunk(chunk::DONE, chunk::NONE, 4, &[]),
+            chunk(chunk::DONE, chunk::NONE, 6, &[]),
+            chunk(chunk::DONE, chunk::ERROR_BIT | 2, 5, b"\0\0\0\x05\0\0\0\0\0\0\0\0\x10\0"),
+        ];
+        write("nbd_client", name, &[&[ANSWERS + style], &said.concat()[..]].concat());
+    }
+}
+
+/// How the image is looked at, its length, and its pieces.
+fn image(format: u8, length: u64, pieces: &[(u64, &[u8])]) -> Vec<u8> {
+    let mut input = vec![format];
+    input.extend(&length.to_le_bytes()[..6]);
+    for (at, bytes) in pieces {
+        input.extend(&at.to_le_bytes()[..6]);
+        input.extend((bytes.len() as u16).to_le_bytes());
+        input.extend_from_slice(bytes);
+    }
+    input
+}
+
+fn images() {
+    let write_image = |name: &str, format: u8, pieces: &[(u64, &[u8])]| {
+        write("image_headers", name, &image(format, 1 << 20, pieces));
+    };
+    write_image("raw-like-qcow2", 0, &[(0, b"QFI\xfb")]);
+    let qcow2: [(u64, &[u8]); 3] =
+        [(0, b"QFI\xfb\0\0\0\x03"), (20, &[0, 0, 0, 16]), (100, &[0, 0, 0, 104])];
+    write_image("qcow2", 1, &qcow2);
+    let over: [(u64, &[u8]); 4] = [
+        (8, &[0, 0, 0, 0, 0, 0, 0, 136]),
+        (16, &[0, 0, 0, 8]),
+        (104, b"\xe2\x79\x2a\xca\0\0\0\x05qcow2\0\0\0\x68\x03\xf8\x57\0\0\0\x02ab\0\0\0\0\0\0"),
+        (136, b"./ab    \xe2\x79\x2a\xca\0\0\0\x03raw"),
+    ];
+    write_image("qcow2-over-a-file", 1, &[&qcow2[..], &over].concat());
+    write_image("qcow2-data-file", 1, &[&qcow2[..], &[(79, &[4])]].concat());
+    let second: [(u64, &[u8]); 4] = [
+        (0, b"QFI\xfb\0\0\0\x02"),
+        (8, &[0, 0, 0, 0, 0, 0, 0, 72]),
+        (16, &[0, 0, 0, 4, 0, 0, 0, 9]),
+        (72, b"base"),
+    ];
+    write_image("qcow2-version-2", 1, &second);
+    let vmdk: [(u64, &[u8]); 3] = [(0, b"KDMV"), (12, &[8]), (28, &[1, 0, 0, 0, 0, 0, 0, 0, 20])];
+    let text = b"# Disk DescriptorFile\ncreateType=\"monolithicSparse\"\nRW 8 SPARSE \"a.vmdk\"\n";
+    write_image("vmdk", 2, &[&vmdk[..], &[(512, text)]].concat());
+    let flat = b"createType=\"monolithicFlat\"\nRW 8 FLAT \"/etc/hosts\" 0\n";
+    write_image("vmdk-flat", 2, &[&vmdk[..], &[(512, flat)]].concat());
+    let (metadata, parameters) = (
+        b"\x06\xa2\x7c\x8b\x90\x47\x9a\x4b\xb8\xfe\x57\x5f\x05\x0f\x88\x6e",
+        b"\x37\x67\xa1\xca\x36\xfa\x43\x4d\xb3\xb6\x33\xf0\xaa\x44\xe7\x6b",
+    );
+    let table = 192 << 10;
+    let vhdx: [(u64, &[u8]); 8] = [
+        (0, b"vhdxfile"),
+        (table, b"regi\0\0\0\0\x01"),
+        (table + 16, metadata),
+        (table + 32, &[0, 0, 8, 0]),
+        (512 << 10, b"metadata\0\0\x01"),
+        ((512 << 10) + 32, parameters),
+        ((512 << 10) + 48, &[0, 16]),
+        ((512 << 10) + 4096 + 4, &[1]),
+    ];
+    write_image("vhdx", 3, &vhdx);
+    let region = [&metadata[..], &(512u64 << 10).to_le_bytes(), &[0; 8]].concat().repeat(100);
+    let repeated: [(u64, &[u8]); 3] =
+        [(table + 8, &[100]), (table + 16, &region), ((512 << 10) + 10, &[0, 8])];
+    write_image("vhdx-repeats-its-metadata", 3, &[&vhdx[..], &repeated].concat());
+    let dynamic: [(u64, &[u8]); 3] =
+        [(0, b"conectix"), (16, &[0, 0, 0, 0, 0, 0, 2, 0]), (60, &[0, 0, 0, 3])];
+    write_image("vpc-dynamic", 4, &[&dynamic[..], &[(512, b"cxsparse")]].concat());
+    let end = (1 << 20) - 512;
+    write_image("vpc-fixed", 4, &[(end, b"conectix"), (end + 60, &[0, 0, 0, 2])]);
+    write_image("vdi", 5, &[(0x40, &[0x7f, 0x10, 0xda, 0xbe]), (0x4c, &[1])]);
+}
+
+/// A log of these entries, with data that tell them apart.
+fn log(sector_bytes: u32, entries: &[(u64, u64, Flags)]) -> Vec<u8> {
+    let entry_count = entries.len() as u64;
+    let mut bytes = Superblock { entry_count, sector_bytes }.encode().to_vec();
+    bytes.resize(sector_bytes as usize, 0);
+    for (number, &(sector, sector_count, flags)) in entries.iter().enumerate() {
+        let entry = Entry { sector, sector_count, flags, data_bytes: 0 };
+        let end = bytes.len() + sector_bytes as usize;
+        bytes.extend(entry.encode());
+        bytes.resize(end, 0);
+        let data_bytes = entry.data_sectors() * u64::from(sector_bytes);
+        bytes.resize(end + data_bytes as usize, 0x11 * (number as u8 + 1));
+    }
+    bytes
+}
+
+fn logs() {
+    let (write_, flush, fua) = (Flags::default(), Flags::FLUSH, Flags::FUA);
+    let mixed = [
+        (1, 2, write_),
+        (0, 0, flush),
+        (4, 1, fua),
+        (2, 1, Flags::DISCARD),
+        (3, 3, write_),
+        (0, 0, Flags::MARK),
+        (4, 1, flush.with(fua)),
+        (0, 2, write_.with(Flags::METADATA)),
+    ];
+    write("write_log", "mixed", &log(512, &mixed));
+    write("write_log", "sectors-of-4-kib", &log(4096, &[(0, 1, write_), (1, 1, flush)]));
+    write(
+        "write_log",
+        "far",
+        &log(512, &[((1 << 50) - 1, 1, write_), (1 << 40, 9, Flags::DISCARD)]),
+    );
+    write("write_log", "none", &log(512, &[]));
+    let mut cut_short = log(512, &[(0, 1, write_), (1, 4, write_)]);
+    cut_short.truncate(cut_short.len() - 700);
+    write("write_log", "cut-short", &cut_short);
+}
