@@ -7,6 +7,7 @@
 use std::fmt;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 
 use sawmill_device::{Error, ErrorKind};
 #[cfg(feature = "store")]
@@ -127,7 +128,7 @@ pub fn table_as_help() -> String {
 pub struct Failure {
     exit: Exit,
     message: String,
-    source: Option<io::Error>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 /// The result of a command's parts.
@@ -146,6 +147,12 @@ impl Failure {
     /// A wrong command line.
     pub fn usage(message: impl Into<String>) -> Self {
         Failure::new(Exit::Usage, message)
+    }
+
+    /// The same failure with its cause, which the text says already.
+    #[must_use]
+    pub fn caused_by(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Failure { source: Some(Arc::new(source)), ..self }
     }
 
     /// How the process ends.
@@ -180,8 +187,11 @@ impl Failure {
             _ => Exit::Unavailable,
         };
         // An error of the system cannot be copied; its number says the same.
-        let source = error.raw_os_error().map(io::Error::from_raw_os_error);
-        Failure { source, ..Failure::new(exit, format!("{what}: {error}")) }
+        let failure = Failure::new(exit, format!("{what}: {error}"));
+        match error.raw_os_error().map(io::Error::from_raw_os_error) {
+            Some(source) => failure.caused_by(source),
+            None => failure,
+        }
     }
 }
 
@@ -193,7 +203,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|source| source as _)
+        self.source.as_ref().map(|source| &**source as _)
     }
 }
 
@@ -205,16 +215,17 @@ impl From<Error> for Failure {
             ErrorKind::Exists => Exit::Exists,
             ErrorKind::Refused | ErrorKind::ReadOnly => Exit::Refused,
             ErrorKind::Fenced => Exit::Fenced,
-            ErrorKind::Unavailable | ErrorKind::TimedOut | ErrorKind::Unreachable => {
-                Exit::Unavailable
-            }
+            ErrorKind::Unavailable
+            | ErrorKind::TimedOut
+            | ErrorKind::Unreachable
+            | ErrorKind::Closed => Exit::Unavailable,
             ErrorKind::Denied => Exit::Denied,
             ErrorKind::InUse => Exit::InUse,
             ErrorKind::Full => Exit::Full,
             ErrorKind::Corrupt => Exit::Corrupt,
-            ErrorKind::Closed | ErrorKind::Internal => Exit::Internal,
+            ErrorKind::Internal => Exit::Internal,
         };
-        Failure::new(exit, error.to_string())
+        Failure::new(exit, error.to_string()).caused_by(error)
     }
 }
 
@@ -228,7 +239,7 @@ impl From<StoreError> for Failure {
             StoreErrorKind::Damaged => Exit::Corrupt,
             StoreErrorKind::Invalid => Exit::Usage,
         };
-        Failure::new(exit, error.to_string())
+        Failure::new(exit, error.to_string()).caused_by(error)
     }
 }
 
@@ -236,8 +247,9 @@ impl From<StoreError> for Failure {
 impl From<sawmill_verify::Error> for Failure {
     fn from(error: sawmill_verify::Error) -> Self {
         use sawmill_verify::Error;
-        let exit = match &error {
-            Error::Io { what, source } => return Failure::io(what, source),
+        let exit = match error {
+            Error::Device(error) => return error.into(),
+            Error::Io { what, source } => return Failure::io(what, &source),
             Error::Missing(_) => Exit::NotFound,
             Error::Log(_) | Error::Usage(_) => Exit::Usage,
             Error::Subject(_) => Exit::Unavailable,

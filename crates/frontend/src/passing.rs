@@ -22,7 +22,7 @@ const HEAD_BYTES: usize = 16;
 /// The step by which memory grows while a message of a declared length arrives.
 const STEP_BYTES: usize = 1 << 20;
 
-/// Sends one message. Waits as long as the stream's write time-out allows, for each call to the
+/// Sends one message. Waits as long as the stream's write timeout allows, for each call to the
 /// kernel.
 ///
 /// Errors: `Closed` if the peer is gone, `Unavailable` if it accepts nothing in time or the system
@@ -55,7 +55,7 @@ fn send_all(stream: &UnixStream, mut bytes: &[u8], mut given: &[BorrowedFd<'_>])
 
 /// Receives one message of at most `bytes_max` bytes and `descriptors_max` descriptors, which are
 /// closed when this process executes another program. Waits like [`send`], by the stream's read
-/// time-out.
+/// timeout.
 ///
 /// Errors: `Closed` if the peer is gone; `Unavailable` if nothing arrives in time, the system
 /// refuses, or this process has no room for the descriptors; `Invalid` for anything that is not a

@@ -228,10 +228,17 @@ fn carry_out(file: &File, sync: &Syncs, request: &mut Request) -> Outcome {
         Ok(()) if request.flags.fua => sync.run(|| file.sync_data()),
         done => done,
     };
-    done.map(|()| Reply::Done).map_err(|error| {
-        let text = format!("{:?} of {length} bytes at {address}: {error}", request.operation);
-        Error::new(ErrorKind::Unavailable, text)
-    })
+    let what = || format!("{:?} of {length} bytes at {address}", request.operation);
+    done.map(|()| Reply::Done).map_err(|error| refused(&what(), error))
+}
+
+/// What the file system said, for users.
+fn refused(what: &str, error: io::Error) -> Error {
+    let kind = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Full,
+        _ => ErrorKind::Unavailable,
+    };
+    Error::caused(kind, what, error)
 }
 
 /// Falls back to `otherwise` where the kernel does not support the call.
@@ -273,6 +280,13 @@ mod tests {
             Arc::new(FileDevice::alone(&path, false).unwrap())
         });
         conformance::read_only(&|| Arc::new(FileDevice::alone(&path, true).unwrap()));
+    }
+
+    #[test]
+    fn a_file_system_without_room_is_full_and_any_other_error_may_pass() {
+        let kind = |errno| refused("a write", io::Error::from_raw_os_error(errno)).kind();
+        assert_eq!([28, 122].map(kind), [ErrorKind::Full; 2], "ENOSPC and EDQUOT");
+        assert_eq!(kind(5), ErrorKind::Unavailable, "EIO");
     }
 
     #[test]

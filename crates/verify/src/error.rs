@@ -25,6 +25,9 @@ pub enum Error {
     /// The device under test, or a program, did not do its part while the recording was made.
     #[error("{0}")]
     Subject(String),
+    /// The device under test answered a request with an error.
+    #[error("{0}")]
+    Device(#[source] sawmill_device::Error),
     /// What was asked for makes no sense.
     #[error("{0}")]
     Usage(String),
@@ -40,6 +43,6 @@ impl Error {
 
 impl From<sawmill_device::Error> for Error {
     fn from(error: sawmill_device::Error) -> Self {
-        Error::Subject(error.to_string())
+        Error::Device(error)
     }
 }

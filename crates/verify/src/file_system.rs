@@ -73,7 +73,9 @@ impl FileSystem {
         let device = LoopDevice::new(of)?;
         let mounted = match self.mount(&device, folder) {
             Ok(mounted) => mounted,
-            Err(Error::Subject(why)) => return Ok(Err(format!("it cannot be mounted: {why}"))),
+            Err(why @ (Error::Subject(_) | Error::Device(_))) => {
+                return Ok(Err(format!("it cannot be mounted: {why}")));
+            }
             Err(error) => return Err(error),
         };
         let verified = verify(mounted.root());

@@ -89,7 +89,9 @@ impl Look<'_> {
             // A disk that is older than what the device remembers elsewhere is rightly refused.
             Ok(Revived::Refused(_)) if remains.way == Way::DiskStale => return Ok(Ok(())),
             Ok(Revived::Refused(why)) => return Ok(Err(format!("it refuses to serve: {why}"))),
-            Err(Error::Subject(why)) => return Ok(Err(format!("it does not come back: {why}"))),
+            Err(why @ (Error::Subject(_) | Error::Device(_))) => {
+                return Ok(Err(format!("it does not come back: {why}")));
+            }
             Err(error) => return Err(error),
         };
         let client = running.client()?;
@@ -111,7 +113,9 @@ impl Look<'_> {
     fn judge_export(&self, running: &dyn Running, moment: CutTime) -> Result<Verdict> {
         let path: PathBuf = self.folder.join("shown");
         let file = match FusedFile::new(running.uri(), &path) {
-            Err(Error::Subject(why)) => return Ok(Err(format!("it cannot be used: {why}"))),
+            Err(why @ (Error::Subject(_) | Error::Device(_))) => {
+                return Ok(Err(format!("it cannot be used: {why}")));
+            }
             file => file?,
         };
         self.judge_file(file.path(), moment)

@@ -22,18 +22,17 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<Agreed> {
     let failed = |text: String| {
         Error::new(ErrorKind::Unavailable, format!("fuse: the kernel's INIT request: {text}"))
     };
-    let link = Link::new(
-        rustix::io::fcntl_dupfd_cloexec(kernel, 3).map_err(|e| failed(e.to_string()))?,
-        0,
-    );
-    let link = link.map_err(|error| failed(error.to_string()))?;
+    let caused = |error: std::io::Error| failed(error.to_string()).with_source(error);
+    let kernel =
+        rustix::io::fcntl_dupfd_cloexec(kernel, 3).map_err(|error| caused(error.into()))?;
+    let link = Link::new(kernel, 0).map_err(caused)?;
     let mut buffer = link.buffer();
     loop {
         let mut asked = [PollFd::new(&link.kernel, PollFlags::IN)];
         match poll(&mut asked, Some(&GREETING_TIME_MAX)) {
             Ok(0) => return Err(failed("it did not arrive".into())),
             Ok(_) | Err(Errno::INTR) => (),
-            Err(error) => return Err(failed(error.to_string())),
+            Err(error) => return Err(caused(error.into())),
         }
         let length = match link.take(&mut buffer) {
             Taken::Request(length) => length,

@@ -270,7 +270,7 @@ fn by_fusermount(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
     let failed = |text: String| refusal(ErrorKind::Unavailable, path, text);
     let (ours, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
-            .map_err(|error| failed(error.to_string()))?;
+            .map_err(|error| failed(error.to_string()).with_source(error))?;
     let plain = |letter: char| {
         if letter.is_ascii_alphanumeric() || "._-".contains(letter) { letter } else { '_' }
     };
@@ -285,8 +285,9 @@ fn by_fusermount(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
     helper.arg("-o").arg(options).arg("--").arg(path);
     // It sends the descriptor to the socket that this names: its standard input.
     helper.env("_FUSE_COMMFD", "0").stdin(Stdio::from(theirs)).stderr(Stdio::piped());
-    let output =
-        helper.output().map_err(|error| failed(format!("cannot run fusermount3: {error}")))?;
+    let output = helper
+        .output()
+        .map_err(|error| failed(format!("cannot run fusermount3: {error}")).with_source(error))?;
     // Close the helper's copy of the socket, so that a missing answer is an end and not a wait.
     drop(helper);
     if !output.status.success() {
@@ -294,6 +295,7 @@ fn by_fusermount(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
         return Err(failed(format!("fusermount3 failed: {text}")));
     }
     let received = sawmill_sys::descriptors::receive(&ours, &mut [0; 1]);
-    let mut sent = received.map_err(|error| failed(error.to_string()))?.descriptors;
+    let mut sent =
+        received.map_err(|error| failed(error.to_string()).with_source(error))?.descriptors;
     sent.pop().ok_or_else(|| failed("fusermount3 sent no descriptor".into()))
 }

@@ -6,7 +6,7 @@
 pub(super) const HANDSHAKE_OPTIONS_MAX: u32 = 64;
 /// Bytes of option data one client may send before it chooses an export.
 pub(super) const HANDSHAKE_BYTES_MAX: u32 = 64 << 10;
-/// The longest payload of one request, whatever the device says: the minimum that clients assume.
+/// The longest payload of one request. A client may assume this much if a server states no limit.
 pub(super) const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 /// A refused payload up to this length is read and dropped; for a longer one the connection is
 /// closed.

@@ -170,9 +170,9 @@ fn descriptors_beyond_the_limit_or_undeclared_are_refused_and_closed() {
 #[test]
 fn a_peer_that_says_nothing_is_unavailable() {
     let (near, far) = pair();
-    far.set_read_timeout(Some(Duration::from_millis(1))).expect("a time-out");
+    far.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
     assert_eq!(refused(&far, 9, 9).0, ErrorKind::Unavailable);
-    near.set_write_timeout(Some(Duration::from_millis(1))).expect("a time-out");
+    near.set_write_timeout(Some(Duration::from_millis(1))).expect("a timeout");
     let error = send(&near, &vec![0; 64 << 20], &[]).expect_err("nobody takes it");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }

@@ -125,8 +125,8 @@ pub(crate) struct Answer {
 
 impl Client {
     pub(crate) fn hello(stream: UnixStream, flags: u32) -> Self {
-        stream.set_read_timeout(Some(HANG)).expect("a time-out");
-        stream.set_write_timeout(Some(HANG)).expect("a time-out");
+        stream.set_read_timeout(Some(HANG)).expect("a timeout");
+        stream.set_write_timeout(Some(HANG)).expect("a timeout");
         let mut client =
             Client { stream, style: Style::Simple, cookie: 100, reads: HashMap::new() };
         let greeting = client.bytes(18);

@@ -52,7 +52,7 @@ fn a_door_is_quiet_only_when_what_it_took_is_answered() {
         // Another client is not accepted once the door is on its way to be quiet.
         wait_until("the door to begin", || {
             let stream = UnixStream::connect(&served.path).expect("there is a queue");
-            stream.set_read_timeout(Some(NO_PATIENCE)).expect("a time-out");
+            stream.set_read_timeout(Some(NO_PATIENCE)).expect("a timeout");
             (&stream).read(&mut [0]).is_err()
         });
         assert!(hear.try_recv().is_err(), "requests are in flight");
@@ -148,9 +148,9 @@ fn a_door_let_go_ends_nothing_for_those_who_were_handed_over() {
 /// Takes bytes until none come for a moment.
 fn take_what_came(client: &mut Client, into: &mut Vec<u8>) {
     let patience = client.stream.read_timeout().expect("a socket");
-    client.stream.set_read_timeout(Some(NO_PATIENCE)).expect("a time-out");
+    client.stream.set_read_timeout(Some(NO_PATIENCE)).expect("a timeout");
     let _ = client.stream.read_to_end(into);
-    client.stream.set_read_timeout(patience).expect("a time-out");
+    client.stream.set_read_timeout(patience).expect("a timeout");
 }
 
 #[test]

@@ -466,7 +466,9 @@ impl Doors {
         volumes: &[Shown],
     ) -> sawmill_device::Result<OpenDoor> {
         let plan = DoorPlan::parse(head.fact("plan")?);
-        let plan = plan.map_err(|failure| Error::new(ErrorKind::Invalid, failure.to_string()))?;
+        let plan = plan.map_err(|failure| {
+            Error::new(ErrorKind::Invalid, failure.to_string()).with_source(failure)
+        })?;
         let shows: Vec<&str> = head.fact("shows")?.split('\n').collect();
         let shown: Vec<Shown> = volumes
             .iter()

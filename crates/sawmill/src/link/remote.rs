@@ -73,7 +73,8 @@ impl Remote {
     /// Names and sizes of the target's exports.
     pub(crate) fn exports(&self) -> Result<Exports> {
         let bytes = self.answer(|| self.initiator().ask_list())?;
-        control::exports(&bytes).map_err(|error| Failure::new(Exit::Internal, error.to_string()))
+        control::exports(&bytes)
+            .map_err(|error| Failure::new(Exit::Internal, error.to_string()).caused_by(error))
     }
 
     fn answer(&self, ask: impl Fn() -> Answer) -> Result<Vec<u8>> {

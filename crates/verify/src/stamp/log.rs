@@ -175,8 +175,7 @@ impl Log {
         self.base.resize(sectors as usize, None);
     }
 
-    /// What could be known of this log at `moment`: what was submitted before, completed where it
-    /// was then.
+    /// The log as of `moment`: operations submitted by then, completed only if they were by then.
     #[must_use]
     pub fn as_of(&self, moment: CutTime) -> Self {
         let done = |completed: Option<u64>| completed.filter(|&done| done < moment.promised);
