@@ -8,13 +8,14 @@
 //! ([`mend`]), since behind a checksum no blind mutation ever gets.
 //!
 //! Modules: [`objects`] (the decoders of `crates/format`, the link's apart), [`journal_image`] (a
-//! journal's bytes to a scan), [`store_image`] (a store's objects to the stored part of recovery), [`nbd`] (a client's
-//! bytes to a server), [`hand_over`] (pieces of doors from another process), [`vhost`] (a guest's
-//! memory and a frontend's bytes to a vhost-user door), [`nbd_client`] (a server's bytes to the
-//! client), [`link`] (a peer's packets to their decoders), [`link_peer`] (the same to a target and
-//! to an initiator), [`text`] (sizes, durations and URLs), [`kernel`] (requests by FUSE and ublk),
-//! [`driver`] (packets of drivers), [`image_headers`] (disk images to import), [`write_log`]
-//! (recordings of other programs to the crash checker), [`mutate`] (changes by seed).
+//! journal's bytes to a scan), [`store_image`] (a store's objects to the stored part of recovery),
+//! [`nbd`] (a client's bytes to a server), [`hand_over`] (pieces of doors from another process),
+//! [`vhost`] (a guest's memory and a frontend's bytes to a vhost-user door), [`nbd_client`] (a
+//! server's bytes to the client), [`link`] (a peer's packets to their decoders), [`link_peer`] (the
+//! same to a target and to an initiator), [`text`] (sizes, durations and URLs), [`kernel`]
+//! (requests by FUSE and ublk), [`driver`] (packets of drivers), [`image_headers`] (disk images to
+//! import), [`write_log`] (recordings of other programs to the crash checker), [`mutate`] (changes
+//! by seed).
 //!
 //! Not here: what the engine does with good input.
 #![forbid(unsafe_code)]

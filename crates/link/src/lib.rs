@@ -59,7 +59,7 @@ pub fn legible(text: &str) -> Cow<'_, str> {
 pub struct OneLink {
     /// Whether it is joined and carries requests.
     pub open: bool,
-    /// Whether nothing was received for several time-outs.
+    /// Whether nothing was received for several timeouts.
     pub silent: bool,
     /// How long it has been in this state.
     pub state_ms: u64,

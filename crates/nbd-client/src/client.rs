@@ -1,5 +1,8 @@
 //! Requests in flight and their answers. One thread per connection listens; submitting never waits
 //! for an answer, only for room in the socket.
+//!
+//! Invariant: each request has one outcome, also when the connection ends amid its answer. Not
+//! here: what an answer may hold (`answer`), the handshake (`handshake`).
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -25,6 +28,7 @@ struct Waiting {
 #[derive(Default)]
 struct InFlight {
     next_cookie: u64,
+    /// Bounded by what the callers submit at once.
     waiting: HashMap<u64, Waiting>,
     gone: bool,
     why_gone: Option<String>,

@@ -2,9 +2,8 @@
 //! each unsynced write by itself, sector by sector, in any order.
 //!
 //! Invariants: what a completed sync covered is never lost, unless the disk lies (`lie_odds`); a
-//! process that dies loses nothing. A
-//! sync that fails loses what it should have saved: at once, or when the power goes and reads show
-//! it until then (as Linux page caches do).
+//! process that dies loses nothing. A sync that fails loses what it should have saved: at once, or
+//! when the power goes and reads show it until then (as Linux page caches do).
 
 use std::collections::BTreeMap;
 use std::io;

@@ -7,8 +7,9 @@
 //! [`edges`]. The shortest story of a failure: [`shrink`](mod@shrink). Small worlds without chance:
 //! [`exhaustive`].
 //!
-//! It can inject: death at any I/O, power cuts with lost, kept and torn sectors, failed and lying
-//! syncs, full and short disks, rot, memory lost or damaged, lost journals, old images; puts,
+//! It can inject: death at any I/O, power cuts with lost, kept and torn sectors, reads, writes and
+//! syncs that fail, syncs that lie, disks that are full, short or cannot be made, rot and sectors
+//! in the wrong place, memory lost or damaged, lost journals, old images; puts,
 //! deletes and lists that fail, come late, lag, are answered wrongly or not at all; stores that are
 //! restored or copied; takeovers, hand-offs, clocks that jump, two servers, names in dispute. It
 //! cannot: threads that run at once (`shuttle` does), a kernel, a network.

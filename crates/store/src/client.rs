@@ -28,7 +28,7 @@ use crate::{
 /// Looks at an object that may be ours before it is called unreadable.
 const LOOKS_MAX: u32 = 6;
 
-/// Longest pause before the first retry; each further one doubles it.
+/// Upper limit of the first pause; each failure doubles it, up to [`PAUSE_MAX`].
 const PAUSE_BASE: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(5);

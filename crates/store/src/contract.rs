@@ -108,7 +108,7 @@ pub type Done<T> = Box<dyn FnOnce(Result<T>) + Send>;
 /// - **S2** `put` is create-only: of any number of racing puts of one key exactly one is answered
 ///   `Created`. Nothing is ever overwritten.
 /// - **S3** An object is visible whole or not at all, and after `Created` to every later `get`.
-/// - **S4** `NotFound` means the store said so. An error, a time-out or a cut answer is never
+/// - **S4** `NotFound` means the store said so. An error, a timeout or a cut answer is never
 ///   `NotFound`.
 /// - **S5** A `get` returns exactly the bytes of the range cut to the object's end, or an error. It
 ///   never takes memory for more than `bytes_max`, whatever length the store claims.

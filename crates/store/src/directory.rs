@@ -63,12 +63,16 @@ struct Shared {
     durable: Mutex<Durable>,
 }
 
+/// How many folders are remembered as durable: each checkpoint makes one.
+const FOLDERS_MAX: usize = if cfg!(test) { 8 } else { 4096 };
+
 /// What this process has made durable.
 #[derive(Default)]
 struct Durable {
     /// The file system as it was at the first put.
     file_system: bool,
-    /// Folders whose entry in their parent, and so on up to the root, is durable.
+    /// Folders whose entry in their parent, and so on up to the root, is durable. Bounded by
+    /// [`FOLDERS_MAX`].
     folders: HashSet<PathBuf>,
 }
 
@@ -257,6 +261,10 @@ impl Shared {
         if !durable.file_system {
             rustix::fs::syncfs(File::open(folder)?)?;
             durable.file_system = true;
+        }
+        if durable.folders.len() >= FOLDERS_MAX {
+            // Whoever needs one of them syncs it again.
+            durable.folders.clear();
         }
         durable.folders.insert(folder.to_owned());
         Ok(())

@@ -195,7 +195,7 @@ pub fn doctor(store: &dyn ObjectStore) -> Vec<CheckResult> {
             "switch off caches before the store",
         ),
     ];
-    // A second try if the check failed; the checks have told everything already.
+    // Deletes the key again in case a check failed; the result does not matter.
     let _ = calls.delete(vec![key], Class::Background);
     results
 }

@@ -7,7 +7,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
-use rustix::fs::{FallocateFlags, FileType, fallocate, fstat, ioctl_blksszget};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, StatxFlags, fallocate, fstat, ioctl_blksszget, statx,
+};
 use rustix::ioctl::{Opcode, Setter, ioctl};
 
 // From linux/fs.h.
@@ -33,10 +35,15 @@ pub fn write_zeroes(file: &File, offset: u64, length: u64) -> io::Result<()> {
     Ok(fallocate(file, FallocateFlags::ZERO_RANGE, offset, length)?)
 }
 
-/// The shortest direct write that a block device takes; of a file none is told, and 512 is all that
-/// the kernel itself asks for.
+/// The shortest direct write that a block device or file takes. Where the file system does not say
+/// (Linux before 6.1), 512 is all that the kernel itself asks for.
 pub fn logical_block_bytes(file: &File) -> io::Result<u32> {
-    if is_block_device(file)? { Ok(ioctl_blksszget(file)?) } else { Ok(512) }
+    if is_block_device(file)? {
+        return Ok(ioctl_blksszget(file)?);
+    }
+    let told = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    let align = told.map_or(0, |told| told.stx_dio_offset_align);
+    Ok(if align.is_power_of_two() { align.clamp(512, 4096) } else { 512 })
 }
 
 fn is_block_device(file: &File) -> io::Result<bool> {
@@ -70,6 +77,7 @@ mod tests {
         for (n, byte) in bytes.iter().enumerate() {
             assert_eq!(*byte, if zeroes.contains(&n) { 0 } else { 7 }, "byte {n}");
         }
-        assert_eq!(logical_block_bytes(&file).expect("told"), 512);
+        let unit = logical_block_bytes(&file).expect("told");
+        assert!((512..=4096).contains(&unit) && unit.is_power_of_two(), "{unit}");
     }
 }

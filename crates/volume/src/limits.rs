@@ -70,9 +70,10 @@ const _: () = assert!(
 
 /// Records that are not yet stored: past this, writes wait although the journal has room, so that
 /// memory stays bounded (about 150 bytes each). Writes of 512 bytes reach it in a journal of more
-/// than 2.3 GiB, writes of 4 KiB in one of more than 16 GiB.
+/// than 2.3 GiB, writes of 4 KiB in one of more than 16 GiB; discards and zeroes, which take 80
+/// bytes each, after 320 MiB.
 pub const RECORDS_UNSTORED_MAX: usize = sized(4 * MIB, 60) as usize;
-// A journal of the usual size is full before, however small the blocks that are written.
+// A journal of the usual size is full of data before, however small the blocks that are written.
 const _: () = assert!(
     cfg!(feature = "small-limits")
         || RECORDS_UNSTORED_MAX as u64 * (RECORD_HEADER_BYTES as u64 + 512)

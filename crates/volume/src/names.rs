@@ -333,14 +333,13 @@ fn replica(
 
 /// Lets go of what a deleted volume holds, and removes it if nobody holds it.
 fn remove(world: &dyn World, store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Deleted> {
-    // Its pins elsewhere stay for ever when it cannot say where they are: `check` of its base
-    // tells.
+    // If its checkpoint is lost, its pins stay in the base; `check` of the base reports them.
     let lineage = match checkpoint::newest(store, volume_id) {
         Ok(newest) => newest.checkpoint.kept.lineage,
         Err(error) if is_lost(error.kind()) => Vec::new(),
         Err(error) => return Err(error),
     };
-    // But who wrote it before a fail-back may wake up, and has to meet the fence that was put then.
+    // A writer from before a fail-back may still wake up: keep the fence that stops it.
     let was_written = replica(store, volume_id)?.is_some_and(|role| role.kind != RoleKind::Replica);
     let ancestors = let_go(world, store, &PinHolder { clone_id: volume_id, lineage: &lineage })?;
     let mut deleted = remove_objects(world, store, volume_id, was_written)?;

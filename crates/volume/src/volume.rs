@@ -346,7 +346,7 @@ impl Volume {
         }
         let (tell, hear) = sync_channel(1);
         self.write.mailbox.request_checkpoint(tell);
-        // Who closed or died before the order was there told nobody.
+        // A volume that ended before this request was queued answers nobody: withdraw it.
         if self.attachment.state.refusal().is_some() {
             drop(self.write.mailbox.take_checkpoint_requests());
         }
@@ -387,7 +387,7 @@ impl Volume {
             is_settling: false,
             tell,
         });
-        // Who closed or died before the order was there told nobody.
+        // A volume that ended before this request was queued answers nobody: withdraw it.
         if let Some(error) = self.attachment.state.refusal() {
             self.write.mailbox.fail_waiters(&error);
         }

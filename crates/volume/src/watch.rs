@@ -77,7 +77,7 @@ impl Watch {
         Duration::from_micros(self.news_us.load(Ordering::Acquire))
     }
 
-    /// Whether the store answers looks; returns what was so before.
+    /// Records whether the store failed to answer the last look; returns the previous value.
     pub(crate) fn set_deaf(&self, deaf: bool) -> bool {
         self.deaf.swap(deaf, Ordering::AcqRel)
     }

@@ -234,7 +234,7 @@ fn the_service_manager_is_told_when_an_end_is_ready_and_when_it_stops() {
     let scene = Scene::new(&["udp"]);
     let path = scene.place.path("notify");
     let socket = std::os::unix::net::UnixDatagram::bind(&path).expect("a socket in the place");
-    socket.set_read_timeout(Some(PATIENCE)).expect("a time-out can be set");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
     let heard = || {
         let mut message = [0; 256];
         let length = socket.recv(&mut message).expect("it tells the service manager");

@@ -90,15 +90,23 @@ fn every_sentence_of_a_comment_begins_with_a_capital() {
     );
 }
 
-/// What a field that is a queue of waiting work looks like.
-const QUEUES: [&str; 7] = [
+/// What a field that is a queue of waiting work looks like: any queue, and a list or map of what
+/// waits.
+const QUEUES: [&str; 14] = [
     "VecDeque<",
     "Vec<Request>",
     "Vec<Waiter>",
     "Vec<Waiting>",
+    "Vec<FlushWaiter>",
+    "Vec<StoredWaiter>",
     "Vec<SyncSender<",
     "Vec<Event>",
+    "Vec<Ordered>",
     "Vec<(Duration, Job)>",
+    "Map<u64, Waiting>",
+    "Map<u64, Push>",
+    "Map<u64, Reading>",
+    "Map<u64, (Request",
 ];
 
 #[test]

@@ -34,7 +34,7 @@ const SLEEPERS: [&str; 8] = [
 
 /// Words of our own that the field's words replaced, and the field's word. Neither code nor
 /// documents use them.
-const RETIRED: [(&str, &str); 18] = [
+const RETIRED: [(&str, &str); 20] = [
     ("lay_up", "preallocate"),
     ("laid_up", "preallocated"),
     ("laid up", "preallocated"),
@@ -51,6 +51,8 @@ const RETIRED: [(&str, &str); 18] = [
     ("rooms:", "modules:"),
     ("rooms.", "modules."),
     ("bereave", "driver died"),
+    ("time-out", "timeout"),
+    ("hand-shake", "handshake"),
     ("tenure", "reservation"),
     ("answered well", "succeeds"),
 ];

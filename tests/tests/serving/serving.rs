@@ -162,7 +162,7 @@ fn the_service_manager_is_told_of_readiness() {
     place.create("disk", "8M", &[]);
     let path = place.path("notify");
     let socket = UnixDatagram::bind(&path).expect("a socket in the place");
-    socket.set_read_timeout(Some(sawmill_tests::machine::PATIENCE)).expect("a time-out can be set");
+    socket.set_read_timeout(Some(sawmill_tests::machine::PATIENCE)).expect("a timeout can be set");
     let listen = format!("unix:{}", place.path("nbd.sock").display());
     let mut child = place
         .command(&[

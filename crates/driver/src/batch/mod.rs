@@ -149,6 +149,7 @@ struct Reads {
     /// Reads that were delivered to a former driver: they are delivered first, in order.
     /// Bounded by what one driver had fetched.
     again: VecDeque<(u64, Request)>,
+    /// Bounded by the shared memory of the queue.
     fetched: BTreeMap<u64, (Request, Lease, Instant)>,
     last_number: u64,
     /// Reads up to this number were already delivered to a former driver.

@@ -62,7 +62,7 @@ impl BlockDevice for Policy {
     }
 }
 
-/// Checks time-outs as long as the host exists.
+/// Checks timeouts as long as the host exists.
 pub(super) fn watch(host: &Weak<Host>) {
     while let Some(host) = host.upgrade() {
         if host.is_closed.load(Ordering::SeqCst) {

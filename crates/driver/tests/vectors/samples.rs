@@ -79,7 +79,7 @@ fn control(name: &'static str, kind: ControlKind, lines: &[(&str, &str)]) -> Cas
     }
 }
 
-/// The hand-shake of a driver.
+/// The handshake of a driver.
 fn greetings() -> Vec<Case> {
     use ControlKind::{Attached, Doors, Hello, Queue, Refused, Welcome};
     vec![

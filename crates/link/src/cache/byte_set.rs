@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::PAGE_BYTES;
 
-/// As many as fit into the space of a list on the heap.
+/// Runs in place: as many as take the space of a `Vec`.
 const RUNS_MAX: usize = 5;
 const WORD_BITS: usize = u64::BITS as usize;
 

@@ -42,7 +42,7 @@ pub(super) enum Work {
 /// Bytes that are not below yet.
 #[derive(Default)]
 pub(super) struct Dirty {
-    /// (number of the oldest write that is not below, page).
+    /// Dirty pages, oldest first: the number of the oldest write that the target lacks, the page.
     pub(super) order: BTreeSet<(u64, u64)>,
     /// Pages to write back as soon as possible; none of them is in flight.
     pub(super) wanted: BTreeSet<u64>,
@@ -67,7 +67,9 @@ struct Waiting {
     /// Flushes that wait for all writes up to a number, in order.
     /// Bounded by the requests that the doors admit.
     flushes: VecDeque<(u64, Request)>,
+    /// Bounded by the pages of the table.
     pushes: HashMap<u64, Push>,
+    /// Bounded by the requests that the doors admit.
     reads: HashMap<u64, Reading>,
 }
 

@@ -107,7 +107,7 @@ pub(super) struct Control {
     /// Until then, an unauthenticated *unknown* is ignored.
     unknown_next_ns: u64,
     random: Random,
-    /// The start of the time-out: when a connection with all volumes open was last heard, or when
+    /// The start of the timeout: when a connection with all volumes open was last heard, or when
     /// the first connection was made that did not get that far.
     patience_ns: u64,
     /// Set if no connection got that far since.
@@ -233,7 +233,7 @@ impl Control {
         live.map_or(self.patience_ns, |live| live.connection.heard_ns())
     }
 
-    /// Fails everything if no target has served within the time-out. A target that answers hellos
+    /// Fails everything if no target has served within the timeout. A target that answers hellos
     /// but opens nothing does not serve.
     fn give_up(&mut self, of: &Initiator, now: u64) {
         let most_ns = u64::from(of.options.timeout_s) * SECOND;

@@ -1,7 +1,7 @@
 //! What was sent on a link and is not acknowledged, how fast to send more, and what counts as lost.
 //!
 //! Loss is detected by later packets that arrived (by number or by time), or by silence (a probe
-//! time-out). What a lost packet carried goes back to its slot and is sent in a new packet, perhaps
+//! timeout). What a lost packet carried goes back to its slot and is sent in a new packet, perhaps
 //! on another link. The window uses additive increase and gentle decrease, because links of a LAN
 //! are few and near. It stops growing when packets have queued for a while, and never exceeds the
 //! peer's buffers: data that waits there has left the caches when it is read, and everything else
@@ -34,13 +34,13 @@ const WINDOW_BYTES_MAX: usize = 4 << 20;
 const QUEUED_NS_MAX: u64 = MS;
 /// The shortest round trip is at least this recent, and at most twice as old.
 const SHORTEST_EPOCH_NS: u64 = 10_000 * MS;
-/// The round trip time before the first measurement, and the smallest time-out: a neighbour may be
+/// The round trip time before the first measurement, and the smallest timeout: a neighbour may be
 /// off its core for a while.
 const RTT_FIRST_NS: u64 = 20 * MS;
 const PROBE_NS_MIN: u64 = 20 * MS;
-/// The longest time-out, unless the round trip takes as long.
+/// The longest timeout, unless the round trip takes as long.
 const PROBE_NS_MAX: u64 = 250 * MS;
-/// After this many time-outs in a row the link is silent, and its packets use other links.
+/// After this many timeouts in a row the link is silent, and its packets use other links.
 const PROBES_SILENT: u32 = 3;
 
 /// The part of a packet that must arrive.
@@ -120,7 +120,7 @@ pub struct SendingCounts {
     pub lost: u64,
     /// Pieces of lost packets that had to be sent again, by this link or another.
     pub again: u64,
-    /// Times that nothing was received for a probe time-out.
+    /// Times that nothing was received for a probe timeout.
     pub time_outs: u64,
 }
 
@@ -198,7 +198,7 @@ impl Sending {
         !self.silent && has_place && self.in_flight_bytes < self.window_bytes
     }
 
-    /// Whether nothing was received for several time-outs.
+    /// Whether nothing was received for several timeouts.
     pub(crate) fn is_silent(&self) -> bool {
         self.silent
     }
@@ -400,7 +400,7 @@ impl Sending {
         Some(if overtaken { time_out.min(oldest.sent_ns + self.lost_after_ns()) } else { time_out })
     }
 
-    /// Handles the timers: overdue packets count as lost. Returns true after a time-out, when the
+    /// Handles the timers: overdue packets count as lost. Returns true after a timeout, when the
     /// caller must probe.
     pub(crate) fn tick(&mut self, now: u64, mut lost: impl FnMut(&Piece) -> bool) -> bool {
         self.find_lost(now, &mut lost);

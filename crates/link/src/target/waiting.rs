@@ -1,4 +1,4 @@
-//! Hand-shakes that were answered and wait for their first sealed packet, with their places and
+//! Handshakes that were answered and wait for their first sealed packet, with their places and
 //! time limits.
 //!
 //! A hello may be a replay from a forged address. So only a few places, and a few handshakes per
@@ -27,7 +27,7 @@ const WAIT_NS: u64 = 10 * SECOND;
 /// Places for unproved senders, and the shortest time that each is kept.
 const STRANGERS_MAX: usize = 8;
 const STRANGER_NS: u64 = SECOND;
-/// Hand-shakes per second for them, and their largest burst.
+/// Handshakes per second for them, and their largest burst.
 const STRANGERS_PER_S: u64 = 32;
 /// All places, and those of one source.
 const PLACES_MAX: usize = 256;
@@ -59,7 +59,7 @@ pub(super) struct HalfOpen {
 #[derive(Default)]
 pub(super) struct Waiting {
     places: Vec<HalfOpen>,
-    /// Hand-shakes that unproved senders may have now, and the time of that count.
+    /// Handshakes that unproved senders may have now, and the time of that count.
     tokens: u64,
     counted_ns: u64,
     spent: HashSet<[u8; 32]>,

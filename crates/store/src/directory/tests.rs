@@ -177,6 +177,17 @@ fn a_root_that_vanished_is_unavailable_and_not_made_again_until_it_is_back() {
 }
 
 #[test]
+fn folders_without_end_take_no_more_memory() {
+    let (_temporary, root, _, shared) = root_to_move();
+    for number in 0..40 {
+        let folder = root.join(format!("map/{number}"));
+        shared.settle(&folder).unwrap();
+        assert!(folder.is_dir());
+        assert!(shared.durable.lock().folders.len() <= FOLDERS_MAX);
+    }
+}
+
+#[test]
 fn a_root_that_vanishes_in_the_middle_of_a_put_is_not_made_again() {
     let (_temporary, root, away, shared) = root_to_move();
     fs::rename(&root, &away).unwrap();

@@ -71,6 +71,7 @@ pub(crate) struct Journal {
     /// Segments cover everything before here, and end here.
     segments_end: AtomicU64,
     stored_sequence: AtomicU64,
+    /// Bounded by the flushes that the doors admit.
     waiters: Mutex<Vec<FlushWaiter>>,
     waiting: AtomicUsize,
     unstored_records: AtomicUsize,
@@ -222,7 +223,7 @@ impl Journal {
         }
     }
 
-    /// Calls `tell` once everything appended so far is logged, or with the failure.
+    /// Calls `tell` once everything before `target` is logged, or with the failure.
     pub(crate) fn when_logged(&self, target: u64, tell: Box<dyn FnOnce(Result<()>) + Send>) {
         if let Some(error) = self.failed.get() {
             return tell(Err(error.clone()));

@@ -50,7 +50,7 @@ impl SuperblockFile {
     pub(crate) fn write(&mut self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
         let cannot_sync = |error| disk_failed("sync its superblock", error);
         if !self.is_synced {
-            // Who wrote it may have died before its sync: a power cut could tear both copies.
+            // Its writer may have died before syncing it: a power cut could tear both copies.
             self.disk.sync().map_err(cannot_sync)?;
         }
         let mut next = self.current.clone();

@@ -2,8 +2,8 @@
 //!
 //! Invariants: a volume is found by what lies under its id, so none is overlooked; it is named only
 //! when no name is known to mean it, nobody has deleted it, and it is no copy that is not whole
-//! yet. Should a lagging list hide its name, it has two, and nothing deletes it before one of them
-//! is gone.
+//! yet. If a lagging list hides its name, the volume gets a second one, and cannot be deleted until
+//! one of them is gone.
 //!
 //! Not here: the names there are (`ledger`).
 

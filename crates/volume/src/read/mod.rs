@@ -124,16 +124,15 @@ pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
             Err(error) => return request.fail(error),
         }
     }
-    let streams = view_reads_store(&later) || sources.cache;
+    let streams = has_frames(&later) || sources.cache;
     if later.is_empty() {
-        add(
-            if sources.cache {
-                &context.attachment.tally.reads_cache
-            } else {
-                &context.attachment.tally.reads_journal
-            },
-            1,
-        );
+        // A range that was never written comes from nowhere.
+        let tally = &context.attachment.tally;
+        if sources.cache {
+            add(&tally.reads_cache, 1);
+        } else if sources.journal {
+            add(&tally.reads_journal, 1);
+        }
         request.done();
     } else {
         later.reverse();
@@ -144,7 +143,8 @@ pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
     }
 }
 
-fn view_reads_store(later: &[(Atom, bool)]) -> bool {
+/// Whether any of them is a frame that the cache did not answer at once.
+fn has_frames(later: &[(Atom, bool)]) -> bool {
     later.iter().any(|(atom, _)| matches!(atom.place, Place::Frame { .. }))
 }
 
@@ -205,10 +205,8 @@ pub(crate) fn resolve(context: &ReadContext, address: u64, length: u64) -> Vec<A
     context.journal_map.lookup(address, length, &mut |piece| match piece.entry {
         Some((_, record)) => {
             let place = if record.operation == RecordOperation::Write {
-                {
-                    let offset = piece.address - record.address;
-                    Place::Record { record: record.clone(), offset, stored: None }
-                }
+                let offset = piece.address - record.address;
+                Place::Record { record: record.clone(), offset, stored: None }
             } else {
                 Place::Zero
             };
@@ -216,7 +214,8 @@ pub(crate) fn resolve(context: &ReadContext, address: u64, length: u64) -> Vec<A
         }
         None => holes.push((piece.address, piece.length)),
     });
-    // Only now: what came behind a rollback is in the new map before it leaves the journal map.
+    // After the journal map: writes that follow a rollback enter the new map before they leave the
+    // journal map.
     let view = context.stored.view();
     for (address, length) in holes {
         view.map.lookup(address, length, &mut |piece| match piece.location {

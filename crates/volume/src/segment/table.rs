@@ -53,8 +53,7 @@ impl Totals {
         self.dead_object_bytes - self.settled_object_bytes
     }
 
-    /// Whether so much is dead that a checkpoint of `checkpoint_bytes` is worth its price, to let
-    /// it go.
+    /// Whether enough is dead that deleting it pays for a checkpoint of `checkpoint_bytes`.
     pub(crate) fn is_worth_a_checkpoint(&self, segment_bytes: u32, checkpoint_bytes: u64) -> bool {
         let least = DEAD_SEGMENTS_LEAST * u64::from(segment_bytes);
         let unsettled_bytes = self.unsettled_bytes();

@@ -41,7 +41,7 @@ pub(crate) fn wait_for(context: &WriteContext, target: u64, request: Request) {
     }
     context.watch.hold(target, request, now);
     context.mailbox.wake.ring();
-    // Who ended the volume may have looked before.
+    // The volume may have ended just before this flush was queued: release it.
     if context.attachment.state.is_dead() || context.mailbox.is_closed() {
         resume(context);
     }

@@ -282,6 +282,19 @@ impl Exchange for Counted {
 }
 
 #[test]
+fn a_read_counts_where_its_bytes_lie_and_nowhere_if_there_are_none() {
+    let rig = Rig::new();
+    let volume = rig.open();
+    let journal = || volume.status().counters.reads_journal;
+    volume.read_at(0, 4096).unwrap();
+    assert_eq!(journal(), 0, "it was never written");
+    volume.write_at(0, &[7; 4096]).unwrap();
+    volume.read_at(0, 4096).unwrap();
+    assert_eq!(journal(), 1);
+    volume.close().unwrap();
+}
+
+#[test]
 fn each_byte_of_a_write_is_taken_from_its_door_once() {
     let rig = Rig::new();
     let volume = rig.open();
