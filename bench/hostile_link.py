@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long a hand-shake takes while somebody says recorded hellos again, by the thousand.
+"""How long a handshake takes while somebody says recorded hellos again, by the thousand.
 
 Two network namespaces with a veth pair between them, removed at the end, and a relay before the
 client that holds each packet back for half of the round trip. A target in one; in the other a

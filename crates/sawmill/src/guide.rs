@@ -3,7 +3,8 @@
 //! A page has its generated part between the two markers below; everything else in it is written by
 //! hand. `SAWMILL_REGENERATE=1 cargo test -p sawmill` rewrites the generated parts.
 //!
-//! Not here: the tables, which their modules compare: `admin::metrics` and `command`.
+//! Not here: the tables, which their modules compare: `admin::metrics`, `command` and its
+//! `replicate`.
 
 use std::fs;
 use std::path::PathBuf;

@@ -71,7 +71,12 @@ struct sawmill_driver {
  * NULL; it may be NULL.  Besides those of the protocol ("size=67108864"): "name", "door" (as often
  * as there are doors), "threads", "socket" (of a host, instead of what SAWMILL_DRIVER says) and
  * "replace=1".  Returns SAWMILL_ENDED, SAWMILL_REPLACED or a negative errno, of which sawmill_error
- * says more. */
+ * says more.
+ *
+ * Pointers: `driver` and `options` are read during the call only, which lasts as long as the
+ * device.  `user` is yours; it is passed on as it is, and must stay good until the call returns.
+ * `into`, `bytes`, `chunk` and `chunk->bytes` are the library's, good only during the function that
+ * gets them.  The library frees nothing of yours. */
 int sawmill_serve(const struct sawmill_driver *driver, void *user, const char *const *options);
 
 /* Comes after the driver of the device of this name.  As sawmill_serve. */

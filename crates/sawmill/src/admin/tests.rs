@@ -10,7 +10,7 @@ use super::*;
 use crate::control::protocol::{ControlRequest as Asked, Past, REQUEST_BYTES_MAX};
 use sawmill_console::exit::Exit;
 
-/// Two volumes; waiting for `stored` runs into the time-out, and without one tells that the writer
+/// Two volumes; waiting for `stored` runs into the timeout, and without one tells that the writer
 /// is fenced.
 fn subject() -> Subject {
     let named = |name: &str| VolumeStatus { name: name.to_owned(), ..VolumeStatus::default() };

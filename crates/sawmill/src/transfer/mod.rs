@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use sawmill_device::Allocation;
 
-use sawmill_console::exit::Result;
+use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::Bar;
 
 /// The largest piece; no longer than a record of a volume's journal.
@@ -130,7 +130,11 @@ impl Plan<'_> {
             let window = WINDOW_BYTES.min(size - self.at);
             self.runs.extend(self.source.allocation(self.at, window)?);
         }
-        let Some(run) = self.runs.front_mut() else { return Ok(None) };
+        let Some(run) = self.runs.front_mut() else {
+            // Not the end: a copy that stops here would be short, and called done.
+            let text = format!("the source says nothing of the bytes from {} on", self.at);
+            return Err(Failure::new(Exit::Internal, text));
+        };
         let most = if run.data { self.piece_bytes } else { HOLE_BYTES };
         // Pieces end where pieces of the whole disk would, so that requests are aligned.
         let length = run.length.min(most - self.at % most);
@@ -320,12 +324,11 @@ fn runs_of(bytes: &[u8]) -> Vec<(usize, usize, bool)> {
 /// Waits until everything written so far is durable.
 pub(crate) fn settle(target: &dyn Target) -> Result<()> {
     let mark = target.mark()?;
-    let (_tell, never) = sync_channel::<()>(1);
     let began = Instant::now();
     while !target.is_durable(mark)? {
         // There is no notification: this is the polling interval.
         let pause = if began.elapsed() < MARK_EVERY { 5 } else { 50 };
-        let _ = never.recv_timeout(Duration::from_millis(pause));
+        std::thread::park_timeout(Duration::from_millis(pause));
     }
     Ok(())
 }

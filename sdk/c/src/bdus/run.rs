@@ -21,7 +21,7 @@ use super::layout::{Attrs, Context, Ops};
 use super::record::{self, Page, Record};
 
 /// How long requests wait for another driver of a recoverable device (kbdus: the kernel's
-/// time-out).
+/// timeout).
 const DEATH_TIMEOUT_S: u32 = 30;
 
 /// `bdus_run`.

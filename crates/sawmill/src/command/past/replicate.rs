@@ -216,39 +216,81 @@ impl Totals {
             from.name,
             format!("{}/{}", to.store_url.trim_end_matches('/'), to.name)
         );
-        let seconds = |ms: u64| ms as f64 / 1000.0;
-        let rows: [(&str, &str, &str, f64); 8] = [
-            (
-                "behind_seconds",
-                "gauge",
-                "How far the replica was behind when the last good round began",
-                seconds(self.last.behind_ms),
-            ),
-            ("behind_bytes", "gauge", "The same in bytes of log", self.last.behind_bytes as f64),
-            (
-                "position_bytes",
-                "gauge",
-                "All writes below this position of the log are in the replica",
-                self.last.position as f64,
-            ),
-            (
-                "last_round_timestamp_seconds",
-                "gauge",
-                "When the last good round ended; 0: none yet",
-                seconds(self.done_unix_ms),
-            ),
-            ("copied_bytes_total", "counter", "Bytes of objects copied", self.bytes as f64),
-            ("copied_objects_total", "counter", "Objects copied", self.objects as f64),
-            ("rounds_total", "counter", "Rounds, good or failed", self.rounds as f64),
-            ("rounds_failed_total", "counter", "Rounds that failed", self.failed_rounds as f64),
-        ];
-        rows.iter()
-            .map(|(name, kind, help, value)| {
-                let name = format!("sawmill_replica_{name}");
+        METRICS
+            .iter()
+            .map(|Metric { name, kind, help, value }| {
+                let (name, value) = (format!("{METRICS_PREFIX}{name}"), value(self));
                 format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name}{label} {value}\n")
             })
             .collect()
     }
+}
+
+/// One row of the file, and of the page.
+struct Metric {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+    value: fn(&Totals) -> f64,
+}
+
+const METRICS_PREFIX: &str = "sawmill_replica_";
+
+/// `docs/guide/replicate.md` lists exactly these; a test compares.
+const METRICS: [Metric; 8] = [
+    Metric {
+        name: "behind_seconds",
+        kind: "gauge",
+        help: "How far the replica was behind when the last good round began, between the newest \
+               segments",
+        value: |totals| seconds(totals.last.behind_ms),
+    },
+    Metric {
+        name: "behind_bytes",
+        kind: "gauge",
+        help: "The same in bytes of log",
+        value: |totals| totals.last.behind_bytes as f64,
+    },
+    Metric {
+        name: "position_bytes",
+        kind: "gauge",
+        help: "All writes below this position of the log are in the replica",
+        value: |totals| totals.last.position as f64,
+    },
+    Metric {
+        name: "last_round_timestamp_seconds",
+        kind: "gauge",
+        help: "When the last good round ended, 0 for none yet: alert on its age",
+        value: |totals| seconds(totals.done_unix_ms),
+    },
+    Metric {
+        name: "copied_bytes_total",
+        kind: "counter",
+        help: "Bytes of objects that this process has copied",
+        value: |totals| totals.bytes as f64,
+    },
+    Metric {
+        name: "copied_objects_total",
+        kind: "counter",
+        help: "Objects that this process has copied",
+        value: |totals| totals.objects as f64,
+    },
+    Metric {
+        name: "rounds_total",
+        kind: "counter",
+        help: "Rounds, good or failed",
+        value: |totals| totals.rounds as f64,
+    },
+    Metric {
+        name: "rounds_failed_total",
+        kind: "counter",
+        help: "Rounds that failed; with --follow, an unreachable store is retried",
+        value: |totals| totals.failed_rounds as f64,
+    },
+];
+
+fn seconds(ms: u64) -> f64 {
+    ms as f64 / 1000.0
 }
 
 /// Writes the file as a whole or not at all: a reader never sees half of it.
@@ -323,5 +365,15 @@ mod tests {
         let line =
             "sawmill_replica_behind_seconds{volume=\"disk\",destination=\"file:///b/disk\"} 1.5\n";
         assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn the_guide_lists_exactly_the_metrics_of_a_replica() {
+        let row = |metric: &Metric| {
+            format!("| `{METRICS_PREFIX}{}` | {} | {} |\n", metric.name, metric.kind, metric.help)
+        };
+        let rows: String = METRICS.iter().map(row).collect();
+        let table = format!("| metric | type | meaning |\n|---|---|---|\n{rows}");
+        crate::guide::compare("replicate.md", &table);
     }
 }
