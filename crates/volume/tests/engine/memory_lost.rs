@@ -269,6 +269,20 @@ fn memory_stays_where_the_disk_was_not_told_that_it_may_go() {
 }
 
 #[test]
+fn memory_of_a_clean_end_is_not_missed_after_an_attach_that_died() {
+    let rig = closed_with_checkpoints_to_come(true);
+    let files = std::fs::read_dir(rig.folder.path()).unwrap().map(|entry| entry.unwrap().path());
+    files
+        .filter(|path| path.extension().is_some_and(|extension| extension == "staging"))
+        .for_each(|path| std::fs::remove_file(path).unwrap());
+    // Its fence is in the store, and it does not live to hear of that.
+    rig.fault(Fault::LoseAnswer, |call| call.kind == CallKind::Put && call.key().contains("/seg/"));
+    assert_eq!(rig.refused().0, ErrorKind::Unavailable);
+    rig.heal();
+    has_all(&rig);
+}
+
+#[test]
 fn what_nobody_flushes_is_logged_in_time_and_with_a_limit_of_zero_never() {
     for (log_age_s, is_logged) in [(5, true), (0, false)] {
         let mut machine = Machine::new();

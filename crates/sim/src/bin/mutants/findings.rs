@@ -360,9 +360,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     caught_by(
         &lib("sawmill-nbd-client", "extents_without_end_are_a_violation_and_take_no_more_memory"),
         "an NBD server may send extents without end",
-        "nbd-client/src/client.rs",
-        "if waiting.reply.extents.len() == EXTENTS_MAX {",
-        "if waiting.reply.extents.len() == usize::MAX {",
+        "nbd-client/src/answer.rs",
+        "if self.reply.extents.len() == EXTENTS_MAX {",
+        "if self.reply.extents.len() == usize::MAX {",
     ),
     caught_by(
         &program(
@@ -374,6 +374,22 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "driver/src/host/greeting.rs",
         "if silent.len() >= SILENT_MAX",
         "if silent.len() == usize::MAX",
+    ),
+    // Seeds met it when their worlds were others.
+    caught_by(
+        &engine("memory_of_a_clean_end_is_not_missed_after_an_attach_that_died"),
+        "who closed in peace leaves memory to be missed",
+        "volume/src/open/attach.rs",
+        "                if log.is_none() {\n",
+        "                if false {\n",
+    ),
+    // The older root's state is used although the log lacks segments.
+    caught_by(
+        &engine("an_older_checkpoint_is_not_used_where_the_log_lacks_what_the_damaged_one_had"),
+        "a log that ends too early leads from an older checkpoint all the same",
+        "volume/src/recovery/stored.rs",
+        "if stored.end.next_sequence <= skipped.through_sequence => {",
+        "if stored.end.next_sequence == 0 => {",
     ),
     caught_by(
         &lib(
@@ -410,8 +426,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &binary("qcow2_that_names_another_file_or_address_is_refused"),
         "an image over an address is followed",
         "sawmill/src/transfer/inspect_image.rs",
-        "if text.split('/').next().is_some_and(|first| first.contains(':')) {",
-        "if text.split('/').next().is_some_and(|first| first.contains('\\0')) {",
+        "if name.split('/').next().is_some_and(|first| first.contains(':')) {",
+        "if name.split('/').next().is_some_and(|first| first.contains('\\0')) {",
     ),
     caught_by(
         &binary("every_operation_of_blkreplays_own_loads_is_read"),

@@ -161,12 +161,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "    if recorded.is_none_or(|_| true) {",
     ),
     mutant(
-        "who closed in peace leaves memory to be missed",
-        "volume/src/open/attach.rs",
-        "                if log.is_none() {\n",
-        "                if false {\n",
-    ),
-    mutant(
         "the first record of a replay is lost",
         "volume/src/open/bind.rs",
         "filter(|record| record.position >= trim)",
