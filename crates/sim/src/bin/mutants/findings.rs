@@ -383,6 +383,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "                if log.is_none() {\n",
         "                if false {\n",
     ),
+    // An attach that repeats its checkpoint (decision 0039) meets the number: only who reads is
+    // misled.
+    caught_by(
+        &engine("a_list_that_hides_the_newest_checkpoints_is_seen_through"),
+        "the newest checkpoint is the newest listed",
+        "volume/src/recovery/checkpoint.rs",
+        "while let Some(bytes) = get_or_nothing(store, volume_id, next)? {",
+        "while let Some(bytes) = get_or_nothing(store, volume_id, next)?.filter(|_| false) {",
+    ),
     // The older root's state is used although the log lacks segments.
     caught_by(
         &engine("an_older_checkpoint_is_not_used_where_the_log_lacks_what_the_damaged_one_had"),

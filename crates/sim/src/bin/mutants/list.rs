@@ -238,12 +238,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "let header = match header.unwrap_or(None) {\n",
     ),
     mutant(
-        "the newest checkpoint is the newest listed",
-        "volume/src/recovery/checkpoint.rs",
-        "while let Some(bytes) = get_or_nothing(store, volume_id, next)? {",
-        "while let Some(bytes) = get_or_nothing(store, volume_id, next)?.filter(|_| false) {",
-    ),
-    mutant(
         "the root goes before its parts",
         "volume/src/engine/checkpoint.rs",
         "if writing.parts_left > 0 || writing.root_sent {",
