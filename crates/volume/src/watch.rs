@@ -106,8 +106,13 @@ impl Watch {
         if self.count.load(Ordering::Acquire) == 0 {
             return Vec::new();
         }
-        let held = std::mem::take(&mut *self.waiting.lock());
-        self.count.store(0, Ordering::Release);
+        let held = {
+            let mut waiting = self.waiting.lock();
+            // Under the lock: a flush that is held in between would be in the list and not counted,
+            // and nobody would look for it.
+            self.count.store(0, Ordering::Release);
+            std::mem::take(&mut *waiting)
+        };
         held.into_iter().map(|waiting| (waiting.target, waiting.request)).collect()
     }
 }
@@ -126,6 +131,32 @@ mod tests {
         assert!(!watch.is_in_use(at(0)) && watch.is_woken_by_use(at(0)));
         assert!(!watch.is_woken_by_use(at(9_000)) && watch.is_in_use(at(18_000)));
         assert!(!watch.is_in_use(at(19_000)) && watch.is_woken_by_use(at(19_000)));
+    }
+
+    #[test]
+    fn no_flush_that_is_held_beside_a_take_is_left_behind() {
+        const COUNT: usize = 100_000;
+        let watch = Watch::default();
+        let taken = std::thread::scope(|scope| {
+            let holding = scope.spawn(|| {
+                for _ in 0..COUNT {
+                    let flags = sawmill_device::Flags::default();
+                    let flush = sawmill_device::Operation::Flush;
+                    watch.hold(0, Request::bare(flush, 0, 0, flags, |_| ()), at(0));
+                    let began = std::time::Instant::now();
+                    while !watch.waiting.lock().is_empty() {
+                        assert!(began.elapsed().as_secs() < 20, "a flush was left behind");
+                        std::hint::spin_loop();
+                    }
+                }
+            });
+            let mut taken = 0;
+            while !holding.is_finished() {
+                taken += watch.take_held().len();
+            }
+            taken + watch.take_held().len()
+        });
+        assert_eq!(taken, COUNT);
     }
 
     #[test]

@@ -27,6 +27,35 @@ struct StoredWaiter {
     tell: Box<dyn FnOnce(Result<()>) + Send>,
 }
 
+/// A list of which the engine asks at each step whether anything is in it, without a lock.
+///
+/// Invariant: what was pushed is taken by a take that begins after the push.
+struct Flagged<T> {
+    list: Mutex<Vec<T>>,
+    is_filled: AtomicBool,
+}
+
+impl<T> Flagged<T> {
+    fn push(&self, item: T) {
+        self.list.lock().push(item);
+        // Behind the push: a take lowers the flag before it looks, and may have just looked.
+        self.is_filled.store(true, Ordering::SeqCst);
+    }
+
+    fn take(&self) -> Vec<T> {
+        if !self.is_filled.swap(false, Ordering::SeqCst) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.list.lock())
+    }
+}
+
+impl<T> Default for Flagged<T> {
+    fn default() -> Self {
+        Flagged { list: Mutex::new(Vec::new()), is_filled: AtomicBool::new(false) }
+    }
+}
+
 /// See the head of this file.
 pub(crate) struct Mailbox {
     attachment: Arc<Attachment>,
@@ -34,10 +63,9 @@ pub(crate) struct Mailbox {
     /// Bounded by the calls in flight to the store.
     events: Mutex<Vec<Event>>,
     /// Bounded by `limits::ORDERS_WAITING_MAX`, with `resizes`.
-    orders: Mutex<Vec<Ordered>>,
+    orders: Flagged<Ordered>,
     /// Orders and resizes without an answer.
     orders_open: Arc<AtomicUsize>,
-    has_orders: AtomicBool,
     stored: AtomicU64,
     stored_sequence: AtomicU64,
     checkpoint_number: AtomicU64,
@@ -69,7 +97,6 @@ impl Mailbox {
             events: Default::default(),
             orders: Default::default(),
             orders_open: Default::default(),
-            has_orders: Default::default(),
             stored: Default::default(),
             stored_sequence: Default::default(),
             checkpoint_number: Default::default(),
@@ -120,8 +147,7 @@ impl Mailbox {
         let Some(tell) = self.admit(ordered.tell) else { return };
         ordered.tell = tell;
         let position = ordered.position;
-        self.has_orders.store(true, Ordering::SeqCst);
-        self.orders.lock().push(ordered);
+        self.orders.push(ordered);
         self.intake.seal_through(position);
         if let Some(journal) = &self.journal {
             journal.wake.ring();
@@ -135,15 +161,11 @@ impl Mailbox {
     }
 
     pub(crate) fn take_orders(&self) -> Vec<Ordered> {
-        if !self.has_orders.swap(false, Ordering::SeqCst) {
-            return Vec::new();
-        }
-        std::mem::take(&mut *self.orders.lock())
+        self.orders.take()
     }
 
     fn fail_orders(&self, error: &Error) {
-        let orders = std::mem::take(&mut *self.orders.lock());
-        for ordered in orders {
+        for ordered in self.orders.take() {
             (ordered.tell)(Err(error.clone()));
         }
     }
@@ -326,5 +348,35 @@ impl Mailbox {
         while !*closed {
             self.closed_bell.wait(&mut closed);
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_is_pushed_beside_a_take_is_left_behind() {
+        const COUNT: usize = 300_000;
+        let flagged = Flagged::default();
+        let taken = std::thread::scope(|scope| {
+            let pushing = scope.spawn(|| {
+                for number in 0..COUNT {
+                    flagged.push(number);
+                    // Nothing else is pushed until this one was taken: nothing makes up for a loss.
+                    let began = std::time::Instant::now();
+                    while !flagged.list.lock().is_empty() {
+                        assert!(began.elapsed().as_secs() < 20, "{number} was left behind");
+                        std::hint::spin_loop();
+                    }
+                }
+            });
+            let mut taken = 0;
+            while !pushing.is_finished() {
+                taken += flagged.take().len();
+            }
+            taken + flagged.take().len()
+        });
+        assert_eq!(taken, COUNT);
     }
 }

@@ -304,8 +304,11 @@ impl Journal {
     /// Gives the journal up: every waiter and every later flush hears of it.
     pub(crate) fn fail(&self, error: Error) {
         let error = self.failed.get_or_init(|| error).clone();
-        let waiters = std::mem::take(&mut *self.waiters.lock());
-        self.waiting.store(0, Ordering::SeqCst);
+        let waiters = {
+            let mut waiters = self.waiters.lock();
+            self.waiting.store(0, Ordering::SeqCst);
+            std::mem::take(&mut *waiters)
+        };
         for waiter in waiters {
             (waiter.tell)(Err(error.clone()));
         }

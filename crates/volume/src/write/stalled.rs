@@ -92,8 +92,11 @@ impl Stalled {
 
     /// Answers all with `error`.
     pub(crate) fn fail(&self, error: &Error) {
-        let jobs = std::mem::take(&mut *self.jobs.lock());
-        self.count.store(0, Ordering::Release);
+        let jobs = {
+            let mut jobs = self.jobs.lock();
+            self.count.store(0, Ordering::Release);
+            std::mem::take(&mut *jobs)
+        };
         for job in jobs {
             job.request.fail(error.clone());
         }
