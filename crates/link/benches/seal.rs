@@ -76,6 +76,6 @@ fn main() {
         }
         let us = start.elapsed().as_micros() as f64 / f64::from(count);
         let refused_us = refuse(&security, at_least);
-        println!(r#"{{"security":"{name}","hand_shake_us":{us:.1},"refused_us":{refused_us:.1}}}"#);
+        println!(r#"{{"security":"{name}","handshake_us":{us:.1},"refused_us":{refused_us:.1}}}"#);
     }
 }

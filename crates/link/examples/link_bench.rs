@@ -225,7 +225,7 @@ fn of_link(link: &OneLink) -> String {
         ("packets", link.sent.packets),
         ("bytes", link.sent.bytes),
         ("lost", link.sent.lost),
-        ("time_outs", link.sent.time_outs),
+        ("timeouts", link.sent.timeouts),
         ("rtt_us", link.rtt_us),
         ("window_bytes", link.window_bytes as u64),
         ("packet_bytes", link.packet_bytes as u64),

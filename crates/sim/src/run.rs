@@ -142,7 +142,7 @@ impl Drop for Run {
         for process in [self.process.take(), self.zombie.take()].into_iter().flatten() {
             process.life.die();
             // A call that waits holds the process that waits for it.
-            process.store.bury(|_| CallFate::Never);
+            process.store.end_calls(|_| CallFate::Never);
         }
     }
 }
@@ -228,7 +228,7 @@ impl Run {
                 && self.try_elsewhere(&mut machine)?;
         }
         // The last word: all trouble is over, and everything promised is there.
-        self.bury_zombie();
+        self.end_zombie();
         if !is_attached {
             self.attach(machine)?;
         }
@@ -303,7 +303,7 @@ impl Run {
             heard?;
             self.hear_of_the_past(beside)?;
             if dead && beside {
-                self.bury_zombie();
+                self.end_zombie();
             } else if dead {
                 return Ok(());
             }

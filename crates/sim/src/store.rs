@@ -289,7 +289,7 @@ impl SimStore {
     }
 
     /// The process is dead: `fate` decides over each call that waits and changes something.
-    pub fn bury(&self, mut fate: impl FnMut(usize) -> CallFate) {
+    pub fn end_calls(&self, mut fate: impl FnMut(usize) -> CallFate) {
         let waiting = std::mem::take(&mut *self.waiting.lock());
         let mut bucket = self.shared.bucket.lock();
         let mut number = 0;

@@ -121,7 +121,7 @@ pub struct SendingCounts {
     /// Pieces of lost packets that had to be sent again, by this link or another.
     pub again: u64,
     /// Times that nothing was received for a probe timeout.
-    pub time_outs: u64,
+    pub timeouts: u64,
 }
 
 /// The sending half of a link.
@@ -143,7 +143,7 @@ pub(crate) struct Sending {
     epoch_ns: u64,
     /// When the oldest unanswered question was sent, or the last answer arrived.
     waiting_since_ns: u64,
-    time_outs: u32,
+    timeouts: u32,
     silent: bool,
     /// When a silent link is probed again.
     probe_ns: u64,
@@ -170,7 +170,7 @@ impl Sending {
             shortest_ns: [u64::MAX; 2],
             epoch_ns: 0,
             waiting_since_ns: 0,
-            time_outs: 0,
+            timeouts: 0,
             silent: false,
             probe_ns: 0,
             stream: false,
@@ -265,7 +265,7 @@ impl Sending {
 
     /// An answer arrived: the link works.
     pub(crate) fn answered(&mut self) {
-        (self.time_outs, self.silent) = (0, false);
+        (self.timeouts, self.silent) = (0, false);
     }
 
     /// Settles what an acknowledgement names, and what it shows to be lost.
@@ -382,10 +382,10 @@ impl Sending {
         self.counts.again += pieces.iter().filter(|piece| lost(piece)).count() as u64;
     }
 
-    fn time_out_ns(&self) -> u64 {
+    fn timeout_ns(&self) -> u64 {
         let base = (self.smoothed_ns + 4 * self.variation_ns + 2 * super::receiving::ACK_DELAY_NS)
             .max(PROBE_NS_MIN);
-        (base << self.time_outs.min(6)).min(PROBE_NS_MAX.max(2 * base))
+        (base << self.timeouts.min(6)).min(PROBE_NS_MAX.max(2 * base))
     }
 
     /// When [`Sending::tick`] has something to do.
@@ -393,23 +393,23 @@ impl Sending {
         if self.in_flight_bytes == 0 {
             return self.silent.then_some(self.probe_ns);
         }
-        let time_out = self.waiting_since_ns + self.time_out_ns();
+        let timeout = self.waiting_since_ns + self.timeout_ns();
         let oldest = self.flights[Self::place(self.oldest)];
         let overtaken =
             oldest.fate == Fate::Out && self.largest.is_some_and(|largest| self.oldest < largest);
-        Some(if overtaken { time_out.min(oldest.sent_ns + self.lost_after_ns()) } else { time_out })
+        Some(if overtaken { timeout.min(oldest.sent_ns + self.lost_after_ns()) } else { timeout })
     }
 
     /// Handles the timers: overdue packets count as lost. Returns true after a timeout, when the
     /// caller must probe.
     pub(crate) fn tick(&mut self, now: u64, mut lost: impl FnMut(&Piece) -> bool) -> bool {
         self.find_lost(now, &mut lost);
-        let overdue = self.in_flight_bytes > 0 && now >= self.waiting_since_ns + self.time_out_ns();
+        let overdue = self.in_flight_bytes > 0 && now >= self.waiting_since_ns + self.timeout_ns();
         if overdue {
-            self.time_outs += 1;
-            self.counts.time_outs += 1;
+            self.timeouts += 1;
+            self.counts.timeouts += 1;
             self.waiting_since_ns = now;
-            if self.time_outs >= PROBES_SILENT && !self.silent {
+            if self.timeouts >= PROBES_SILENT && !self.silent {
                 (self.silent, self.probe_ns) = (true, now);
             }
             self.lose_all(&mut lost);
@@ -418,8 +418,8 @@ impl Sending {
         self.advance();
         let probe = self.silent && now >= self.probe_ns;
         if probe {
-            self.probe_ns = now + self.time_out_ns();
-            self.time_outs += 1;
+            self.probe_ns = now + self.timeout_ns();
+            self.timeouts += 1;
         }
         overdue || probe
     }
@@ -427,7 +427,7 @@ impl Sending {
     /// The peer was heard on a silent link: probe immediately whether it receives from us too.
     pub(crate) fn heard(&mut self, now: u64) {
         if self.silent {
-            (self.probe_ns, self.time_outs) = (now, PROBES_SILENT);
+            (self.probe_ns, self.timeouts) = (now, PROBES_SILENT);
         }
     }
 

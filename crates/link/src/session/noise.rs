@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn two_hand_shakes_never_share_a_key_pair() {
+    fn two_handshakes_never_share_a_key_pair() {
         let pair = || {
             let mut pair = X25519::default();
             pair.generate(&mut SystemRandom).unwrap();

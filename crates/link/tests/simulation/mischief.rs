@@ -98,7 +98,7 @@ impl Story {
 
     /// Somebody new takes the devices over from whoever has them, who does not know, and goes on.
     fn take_over(&mut self) {
-        self.bury_leavers();
+        self.end_leavers();
         self.outcome.taken_over += 1;
         let taken: Vec<usize> = self.users.iter().map(|user| user.seat).collect();
         let seat = (0..SEATS).find(|seat| !taken.contains(seat)).expect("a seat is free");
@@ -107,7 +107,7 @@ impl Story {
     }
 
     /// Whoever was cut off ends.
-    pub(crate) fn bury_leavers(&mut self) {
+    pub(crate) fn end_leavers(&mut self) {
         for user in self.users.extract_if(.., |user| user.leaves) {
             user.initiator.close();
         }

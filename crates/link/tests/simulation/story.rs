@@ -51,7 +51,7 @@ pub(crate) struct Outcome {
     pub(crate) link_deaths: u64,
     pub(crate) partitions: u64,
     pub(crate) reconnections: u64,
-    pub(crate) time_outs: u64,
+    pub(crate) timeouts: u64,
     pub(crate) replayed: u64,
     pub(crate) taken_over: u64,
     pub(crate) refused: u64,
@@ -74,7 +74,7 @@ impl Outcome {
         self.link_deaths += other.link_deaths;
         self.partitions += other.partitions;
         self.reconnections += other.reconnections;
-        self.time_outs += other.time_outs;
+        self.timeouts += other.timeouts;
         self.replayed += other.replayed;
         self.taken_over += other.taken_over;
         self.refused += other.refused;
@@ -214,7 +214,7 @@ impl Story {
         (self.outcome.damaged, self.outcome.replayed) = (counts.damaged, counts.replayed);
         drop(network);
         let links = self.users.iter().flat_map(|user| user.initiator.status().links);
-        self.outcome.time_outs = links.map(|link| link.sent.time_outs).sum();
+        self.outcome.timeouts = links.map(|link| link.sent.timeouts).sum();
         self.outcome.world_s = self.now_ns() / (1000 * MS);
         self.outcome
     }
@@ -471,7 +471,7 @@ impl Story {
     /// A rest: all that was written is looked at, then everything is zero and durable, nothing is
     /// on its way, and nobody here remembers anything.
     pub(crate) fn rest(&mut self) {
-        self.bury_leavers();
+        self.end_leavers();
         self.peace();
         self.look();
         let who = self.users.iter().position(|user| !user.is_reader()).expect("somebody writes");

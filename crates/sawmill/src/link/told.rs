@@ -81,7 +81,7 @@ pub(crate) struct LinkTold {
     /// sent again.
     pub(crate) lost_packets: u64,
     pub(crate) sent_again: u64,
-    pub(crate) time_outs: u64,
+    pub(crate) timeouts: u64,
     pub(crate) refused_packets: u64,
     pub(crate) doubled_packets: u64,
     /// Measured by the process that asks.
@@ -162,7 +162,7 @@ impl LinkTold {
             received_bytes: status.received.bytes,
             lost_packets: status.sent.lost,
             sent_again: status.sent.again,
-            time_outs: status.sent.time_outs,
+            timeouts: status.sent.timeouts,
             refused_packets: status.refused,
             doubled_packets: status.doubled,
             rate: None,

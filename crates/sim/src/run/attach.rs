@@ -143,7 +143,7 @@ impl Run {
         let Some(opened) = opened else {
             self.say("died", || "  the process dies while it attaches".into());
             life.die();
-            store.bury(|_| CallFate::roll(&mut self.dice));
+            store.end_calls(|_| CallFate::roll(&mut self.dice));
             return None;
         };
         // Another machine's journal may be outdated by what this attempt has done, and by what of
@@ -262,7 +262,7 @@ impl Run {
         self.loss = Loss::Process;
         if let Some(mut old) = self.process.take() {
             old.replaced_at = Some(count);
-            self.bury_zombie();
+            self.end_zombie();
             self.zombie = Some(old);
         }
         self.process = Some(process);

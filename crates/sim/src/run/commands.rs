@@ -71,7 +71,7 @@ impl Run {
         let has_died = life.is_dead();
         life.die();
         let dice = &mut self.edges.dice;
-        store.bury(|_| CallFate::roll(dice));
+        store.end_calls(|_| CallFate::roll(dice));
         match closed {
             Some(Ok(())) if !has_died => {
                 self.story.closes += 1;

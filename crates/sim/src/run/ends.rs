@@ -55,20 +55,20 @@ impl Run {
         let Some(process) = self.process.take() else { return };
         self.say("dies", || "the process dies".into());
         self.story.deaths += 1;
-        self.bury(process);
+        self.let_die(process);
     }
 
-    pub(super) fn bury_zombie(&mut self) {
+    pub(super) fn end_zombie(&mut self) {
         if let Some(zombie) = self.zombie.take() {
             self.say("zombie dies", || "the replaced process dies".into());
-            self.bury(zombie);
+            self.let_die(zombie);
         }
     }
 
-    pub(super) fn bury(&mut self, process: Process) {
+    pub(super) fn let_die(&mut self, process: Process) {
         self.story.add_counters(&process.stepped.volume().status().counters);
         process.life.die();
-        process.store.bury(|_| CallFate::roll(&mut self.dice));
+        process.store.end_calls(|_| CallFate::roll(&mut self.dice));
     }
 
     pub(super) fn cut_power(&mut self, machine: usize) {
@@ -165,7 +165,7 @@ impl Run {
     pub(crate) fn end_process(&mut self, fate: impl FnMut(usize) -> CallFate) {
         if let Some(process) = self.process.take() {
             process.life.die();
-            process.store.bury(fate);
+            process.store.end_calls(fate);
         }
     }
 
@@ -238,7 +238,7 @@ impl Run {
             });
         }
         life.die();
-        store.bury(|_| CallFate::roll(&mut self.dice));
+        store.end_calls(|_| CallFate::roll(&mut self.dice));
         match closed {
             Ok(()) => {
                 self.story.closes += 1;

@@ -48,7 +48,7 @@ impl Run {
         volume.close_now();
         process.life.die();
         let dice = &mut self.edges.dice;
-        process.store.bury(|_| CallFate::roll(dice));
+        process.store.end_calls(|_| CallFate::roll(dice));
         drop((volume, process));
         match self.edges.dice.below(6) {
             0 => self.lose_memory_alone(machine),

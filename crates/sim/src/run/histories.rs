@@ -102,7 +102,7 @@ impl Run {
         }
         let Some(backup) = self.edges.histories.backup.take() else { return Ok(()) };
         self.free_lock(machine)?;
-        self.bury_zombie();
+        self.end_zombie();
         let is_behind = self.bucket.objects() != backup.objects;
         self.story.restores += 1;
         self.say("restore", || "the store is put back".into());
@@ -353,20 +353,20 @@ impl Run {
                 let _ = cache.save_index();
             }
             if lived.is_none() || attached.life.is_dead() {
-                return self.bury_copy(&attached);
+                return self.let_copy_die(&attached);
             }
             client.hear(oracle, Excuses::default(), None, false, &self.trace)?;
         }
         if !is_last && self.edges.dice.one_in(3) {
-            return self.bury_copy(&attached);
+            return self.let_copy_die(&attached);
         }
         self.close_copy(attached, client, oracle)
     }
 
-    fn bury_copy(&mut self, attached: &Attached) -> Verdict {
+    fn let_copy_die(&mut self, attached: &Attached) -> Verdict {
         attached.life.die();
         let dice = &mut self.edges.dice;
-        attached.store.bury(|_| CallFate::roll(dice));
+        attached.store.end_calls(|_| CallFate::roll(dice));
         Ok(())
     }
 
@@ -395,7 +395,7 @@ impl Run {
         oracle.is_stored(count);
         life.die();
         let dice = &mut self.edges.dice;
-        store.bury(|_| CallFate::roll(dice));
+        store.end_calls(|_| CallFate::roll(dice));
         Ok(())
     }
 }

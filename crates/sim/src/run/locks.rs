@@ -24,7 +24,7 @@ impl Run {
             |zombie: &super::Process| zombie.machine == machine && !zombie.life.is_dead();
         if self.settings.edges.locks && self.zombie.as_ref().is_some_and(is_there) {
             self.demand_in_use(machine, &journal_path())?;
-            self.bury_zombie();
+            self.end_zombie();
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 //!   sealed at once.
 //! - weak: a barrier only. The journal is one order, so there is nothing to do.
 //!
-//! What the local disk alone answers for is not answered on old news of who owns the volume
+//! A flush that only the local disk backs waits until ownership was checked recently
 //! (`crate::watch`).
 //!
 //! Not here: the sync (`journal::writer`), who hears that something is stored (`engine::mailbox`),

@@ -73,7 +73,7 @@ fn a_secure_payload_is_not_in_clear_and_an_insecure_one_is() {
 }
 
 #[test]
-fn each_hand_shake_makes_keys_of_its_own() {
+fn each_handshake_makes_keys_of_its_own() {
     let once = || {
         let (mut greeting, message1) = greet(&key(1), b"");
         let (target, message2) = reply(&key(1), &message1, b"").unwrap();
@@ -101,7 +101,7 @@ fn another_key_or_prologue_proves_nothing() {
 }
 
 #[test]
-fn a_message_with_any_flipped_bit_is_refused_and_the_hand_shake_goes_on() {
+fn a_message_with_any_flipped_bit_is_refused_and_the_handshake_goes_on() {
     for security in [key(1), Security::Insecure] {
         let (mut greeting, message1) = greet(&security, b"hello");
         for bit in 0..message1.len() * 8 {
@@ -147,7 +147,7 @@ fn a_message_cut_short_or_made_longer_is_refused() {
 }
 
 #[test]
-fn a_replayed_answer_finishes_no_other_hand_shake() {
+fn a_replayed_answer_finishes_no_other_handshake() {
     for (security, why) in [(key(1), Refused::Unproven), (Security::Insecure, Refused::NotOurs)] {
         let (mut old, message1) = greet(&security, b"hello");
         let (_, message2) = reply(&security, &message1, b"welcome").unwrap();
@@ -224,7 +224,7 @@ fn a_refusal_names_its_reason_and_answers_greetings_only() {
 }
 
 #[test]
-fn the_bytes_of_an_insecure_hand_shake_are_these() {
+fn the_bytes_of_an_insecure_handshake_are_these() {
     let mut out = [0; 64];
     write_clear(b"prologue", [1, 1, 0, 0], &[0x55; 32], b"hello", &mut out[..57]);
     let mut wanted = vec![1, 1, 0, 0];

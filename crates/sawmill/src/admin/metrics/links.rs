@@ -66,7 +66,7 @@ pub(super) const LINK: &[Metric<LinkTold>] = &[
         "Pieces of lost packets (commands, data, replies) that were sent again, by any link.",
         |l| l.sent_again,
     ),
-    counter("sawmill_link_time_outs_total", "Times that an answer was overdue.", |l| l.time_outs),
+    counter("sawmill_link_timeouts_total", "Times that an answer was overdue.", |l| l.timeouts),
     counter(
         "sawmill_link_refused_packets_total",
         "Packets dropped because they failed authentication or their checksum.",
