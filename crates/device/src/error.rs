@@ -64,6 +64,19 @@ impl ErrorKind {
             ErrorKind::Internal => 5, // EIO
         }
     }
+
+    /// The kind of an errno that a driver gives for a request: those that disks know; any other may
+    /// pass, as EIO.
+    #[must_use]
+    pub const fn of_driver(errno: i32) -> ErrorKind {
+        match errno {
+            28 => ErrorKind::Full,        // ENOSPC
+            30 => ErrorKind::ReadOnly,    // EROFS
+            67 => ErrorKind::Unreachable, // ENOLINK
+            110 => ErrorKind::TimedOut,   // ETIMEDOUT
+            _ => ErrorKind::Unavailable,
+        }
+    }
 }
 
 /// What lies below an error: of the system, or of a library.

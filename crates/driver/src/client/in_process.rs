@@ -155,14 +155,5 @@ impl Shared {
 }
 
 fn device_error(error: &io::Error) -> Error {
-    let kind = match errno(error) {
-        28 => ErrorKind::Full,
-        30 => ErrorKind::ReadOnly,
-        67 => ErrorKind::Unreachable,
-        110 => ErrorKind::TimedOut,
-        22 => ErrorKind::Invalid,
-        13 => ErrorKind::Denied,
-        _ => ErrorKind::Unavailable,
-    };
-    Error::new(kind, format!("the driver says: {error}"))
+    Error::new(ErrorKind::of_driver(errno(error)), format!("the driver failed: {error}"))
 }

@@ -9,6 +9,10 @@ use super::{Event, Host};
 use crate::backend::State;
 use crate::protocol::{Control, ControlKind, Facts, PacketSocket};
 
+const EIO: i32 = 5;
+const ENODEV: i32 = 19;
+const EINVAL: i32 = 22;
+
 impl Host {
     /// Answers one question.
     pub(super) fn answer(&self, control: &PacketSocket, asked: &Facts) {
@@ -27,11 +31,11 @@ impl Host {
                     .flush()
                     .map(|()| Facts::default())
                     .map_err(|e| (e.kind().errno(), e.to_string())),
-                None => Err((19, "no driver has declared the device yet".to_owned())),
+                None => Err((ENODEV, "no driver has declared the device yet".to_owned())),
             },
             "end" => {
                 (self.tell)(Event::EndAsked(None));
-                self.wait_for_end().map(|()| Facts::default()).map_err(|why| (5, why.to_string()))
+                self.wait_for_end().map(|()| Facts::default()).map_err(|why| (EIO, why.to_string()))
             }
             "fail" => {
                 (self.tell)(Event::EndAsked(Some("it was requested".to_owned())));
@@ -42,7 +46,10 @@ impl Host {
                 (self.tell)(Event::ReplaceAsked);
                 Ok(Facts::default())
             }
-            _ => Err((22, format!("ask={ask}: a host knows status, flush, end, fail and replace"))),
+            _ => Err((
+                EINVAL,
+                format!("ask={ask}: a host knows status, flush, end, fail and replace"),
+            )),
         };
         let facts = match answer {
             Ok(facts) => Facts::default().with("errno", 0).with("message", "").and(&facts),

@@ -220,18 +220,11 @@ impl Threads {
 }
 
 fn outcome_of(errno: i32) -> Result<()> {
-    let kind = match errno {
-        0 => return Ok(()),
-        28 => ErrorKind::Full,
-        30 => ErrorKind::ReadOnly,
-        67 => ErrorKind::Unreachable,
-        110 => ErrorKind::TimedOut,
-        _ => ErrorKind::Unavailable,
-    };
-    Err(Error::new(
-        kind,
-        format!("the driver failed: {}", std::io::Error::from_raw_os_error(errno)),
-    ))
+    if errno == 0 {
+        return Ok(());
+    }
+    let error = std::io::Error::from_raw_os_error(errno);
+    Err(Error::caused(ErrorKind::of_driver(errno), "the driver failed", error))
 }
 
 /// Socket pairs for the lanes: our ends, and the driver's.
