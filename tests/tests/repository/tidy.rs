@@ -537,8 +537,11 @@ fn every_promise_names_a_test_that_exists() {
 fn every_bug_of_others_names_what_would_show_ours() {
     let bugs = std::fs::read_to_string(repository().join("docs/upstream-bugs.md"))
         .expect("the page of bugs");
-    let sown = "crates/sim/src/bin/mutants/list.rs";
-    let sown = std::fs::read_to_string(repository().join(sown)).expect("the list of mutants");
+    let sown: String = files(&[".rs"])
+        .into_iter()
+        .filter(|(path, _)| path.starts_with("crates/sim/src/bin/mutants"))
+        .map(|(_, text)| text)
+        .collect();
     let functions = functions();
     let mut faults = Vec::new();
     let rows: Vec<&str> = bugs.lines().filter(|line| line.starts_with("| ")).collect();
@@ -558,7 +561,12 @@ fn every_bug_of_others_names_what_would_show_ours() {
     let ours =
         std::fs::read_to_string(repository().join("docs/crash-consistency.md")).expect("the page");
     let (_, ours) = ours.split_once("## Bugs found this way").expect("our own bugs");
-    ours.lines().for_each(|row| faults.extend(missing_in(row, &functions)));
+    for row in ours.lines().filter(|row| row.starts_with("| ")) {
+        faults.extend(missing_in(row, &functions));
+        let named = row.split("mutant: ").skip(1).filter_map(|rest| rest.split(['|', ';']).next());
+        let gone = named.map(str::trim).filter(|name| !sown.contains(&format!("\"{name}\"")));
+        faults.extend(gone.map(|name| format!("no mutant {name:?} is sown")));
+    }
     none(&faults);
 }
 

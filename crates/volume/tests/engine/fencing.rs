@@ -54,6 +54,25 @@ fn the_second_attach_wins_and_the_first_hears_fenced() {
 }
 
 #[test]
+fn a_rivals_root_that_comes_garbled_is_looked_at_again() {
+    let first = Machine::new();
+    let a = first.open();
+    write_slot(&a, 0, 1);
+    stored(&a);
+    let b = first.successor().open();
+    // What took the number of its next root comes cut short, once.
+    let mut is_cut = false;
+    first.fault(Fault::Truncate, move |call| {
+        let is_root = call.kind == CallKind::Get && call.key().contains("/checkpoint/");
+        is_root && !std::mem::replace(&mut is_cut, true)
+    });
+    a.checkpoint(std::time::Duration::from_millis(1));
+    until("it has stopped", || !matches!(a.status().health, Health::Serving));
+    assert!(matches!(a.status().health, Health::Fenced { .. }), "{:?}", a.status().health);
+    b.close().unwrap();
+}
+
+#[test]
 fn a_fenced_volume_that_is_dropped_gives_its_journal_back() {
     let mut first = Machine::new();
     let a = first.open();

@@ -12,6 +12,7 @@ mod cuts;
 mod damage;
 mod faulty;
 mod fencing;
+mod groups;
 mod histories;
 mod journal_cases;
 mod life;

@@ -383,6 +383,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "                if log.is_none() {\n",
         "                if false {\n",
     ),
+    caught_by(
+        &engine("a_rivals_root_that_comes_garbled_is_looked_at_again"),
+        "a root in the way is believed at the first look",
+        "volume/src/engine/checkpoint.rs",
+        "const RIVAL_LOOKS_MAX: u32 = 4;",
+        "const RIVAL_LOOKS_MAX: u32 = 1;",
+    ),
+    caught_by(
+        &engine("a_group_that_was_empty_before_a_rollback_is_in_the_checkpoint_after_it"),
+        "a rollback is not in a full map",
+        "volume/src/view.rs",
+        "        then.map.mark_all_dirty();\n",
+        "",
+    ),
     // An attach that repeats its checkpoint (decision 0039) meets the number: only who reads is
     // misled.
     caught_by(

@@ -333,22 +333,10 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "            found.fill(None, crate::record::Checks::None);",
     ),
     mutant(
-        "a root in the way is believed at the first look",
-        "volume/src/engine/checkpoint.rs",
-        "const RIVAL_LOOKS_MAX: u32 = 4;",
-        "const RIVAL_LOOKS_MAX: u32 = 1;",
-    ),
-    mutant(
         "a journal that cannot be read now is set aside",
         "volume/src/open/journal.rs",
         "error.kind() == ErrorKind::Unavailable && !options.accept_journal_loss =>",
         "false && error.kind() == ErrorKind::Unavailable =>",
-    ),
-    mutant(
-        "delete under a snapshot",
-        "volume/src/engine/past.rs",
-        "needs(&book.cuts) || needs(&before)",
-        "false",
     ),
     mutant(
         "the last segments of a snapshot are deleted under it",
@@ -407,12 +395,6 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "a rollback leaves groups that were empty then as they are",
         "volume/src/view.rs",
         "        then.map.mark_dirty(&self.map.groups());\n",
-        "",
-    ),
-    mutant(
-        "a rollback is not in a full map",
-        "volume/src/view.rs",
-        "        then.map.mark_all_dirty();\n",
         "",
     ),
     mutant(
