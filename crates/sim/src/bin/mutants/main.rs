@@ -232,8 +232,8 @@ fn copy_tree(tree: &Path) -> io::Result<()> {
     for name in ["Cargo.toml", "Cargo.lock"] {
         copy_changed(&root().join(name), &tree.join(name))?;
     }
-    // Every member of the workspace, or cargo builds none.
-    ["crates", "tests", "sdk/c"]
+    // Every member of the workspace, or cargo builds none, and the pages that the binary contains.
+    ["crates", "tests", "sdk/c", "docs"]
         .iter()
         .try_for_each(|name| copy_folder(&root().join(name), &tree.join(name)))
 }
