@@ -453,7 +453,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if name.split('/').next().is_some_and(|first| first.contains('\\0')) {",
     ),
     caught_by(
-        &binary("every_operation_of_blkreplays_own_loads_is_read"),
+        &lib("sawmill-lab", "every_operation_of_blkreplays_own_loads_is_read"),
         "only plain reads and writes of blkreplay are read",
         "lab/src/trace/lines.rs",
         "_ if flags.contains('R') => Operation::Read,",

@@ -229,7 +229,7 @@ fn judge_tests(there: &Elsewhere, tree: &Path, target: &Path) -> Result<Option<S
 /// Copies what the simulation is built from; unchanged files keep their times, so that little is
 /// built anew.
 fn copy_tree(tree: &Path) -> io::Result<()> {
-    for name in ["Cargo.toml", "Cargo.lock"] {
+    for name in ["Cargo.toml", "Cargo.lock", "README.md"] {
         copy_changed(&root().join(name), &tree.join(name))?;
     }
     // Every member of the workspace, or cargo builds none, and the pages that the binary contains.
