@@ -67,14 +67,18 @@ const WORDS: [(&str, StoreErrorKind, &str); 23] = [
 /// Turns the protocol crate's error into ours.
 pub(super) fn explain(error: Error) -> StoreError {
     let full = full_text(&error);
-    let answer = full.find("Server returned").map_or(full.as_str(), |at| &full[at..]);
-    let (kind, advice) = judge(&error, &without_urls(answer));
+    let quoted = full.find("Server returned").map(|at| &full[at..]);
+    let answer = quoted.unwrap_or(&full);
+    let (kind, advice) = match quoted {
+        Some(quoted) => judge(&error, quoted),
+        None => judge(&error, &without_urls(&full)),
+    };
     let text = summary(answer).unwrap_or_else(|| one_line(answer));
     let advice = if advice.is_empty() { String::new() } else { format!("; {advice}") };
     StoreError::new(kind, format!("{text}{advice}")).with_source(error)
 }
 
-/// The words without URLs: a volume may be called `AccessDenied`. The address of a machine's own
+/// A text that quotes no answer, without URLs: a volume may be called `AccessDenied`. The address of a machine's own
 /// credentials stays, because it says what was asked.
 fn without_urls(text: &str) -> String {
     let stays = |word: &&str| !word.contains("://") || word.contains("://169.254.");
@@ -187,6 +191,21 @@ mod tests {
             non-2xx status code: 404 Not Found: <html>nginx</html>";
         assert_eq!(explain(not_found(proxy)).kind(), Unavailable);
         assert_eq!(explain(not_found("")).kind(), Unavailable);
+    }
+
+    #[test]
+    fn an_answer_with_a_namespace_says_what_it_says() {
+        let said = |status: &str, code: &str| {
+            let space = "http://s3.example.com/doc/2006-03-01/";
+            format!(
+                "Error performing GET http://h/b/k in 1ms - Server returned non-2xx status code: \
+                 {status}: <Error xmlns=\"{space}\"><Code>{code}</Code><Message>so</Message></Error>"
+            )
+        };
+        assert_eq!(explain(not_found(&said("404 Not Found", "NoSuchKey"))).kind(), NotFound);
+        assert_eq!(explain(not_found(&said("404 Not Found", "NoSuchBucket"))).kind(), Denied);
+        let skewed = said("403 Forbidden", "RequestTimeTooSkewed");
+        assert!(explain(generic(&skewed)).to_string().contains("clock"));
     }
 
     #[test]
