@@ -294,9 +294,11 @@ fn delete_rest(
         && let NameStep::Ends { .. } = newest.step
         && words::newest(store, newest.volume.volume_id)?.is_gone()
     {
-        let deleted = remove(world, store, newest.volume.volume_id)?;
-        if deleted.objects > 0 {
-            return Ok(Finished { volume_id: newest.volume.volume_id, deleted });
+        let volume_id = newest.volume.volume_id;
+        let deleted = remove(world, store, volume_id)?;
+        // What is said to be gone costs its journal: a volume that was revived meanwhile is not.
+        if deleted.objects > 0 && words::newest(store, volume_id)?.is_gone() {
+            return Ok(Finished { volume_id, deleted });
         }
     }
     Err(not_found(name))
