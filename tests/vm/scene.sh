@@ -57,6 +57,7 @@ filesystem_life() {
     xfs) xfs_repair -n "$device" ;;
     btrfs) btrfs check "$device" ;;
     esac >"$SCRATCH/fsck" 2>&1 || { cat "$SCRATCH/fsck" && return 1; }
+    looked_through
     echo "$kind: $n files filled it"
 }
 
@@ -80,4 +81,9 @@ verify_while() {
     "$@" || { touch "$SCRATCH/enough" && return 1; }
     touch "$SCRATCH/enough"
     wait "$fio"
+    looked_through
 }
+
+# looked_through: until udev has probed every disk that was closed after writing. A disk that is
+# taken away before that fails those reads, which the kernel's log tells of as I/O errors.
+looked_through() { udevadm settle; }

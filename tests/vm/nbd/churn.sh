@@ -15,8 +15,7 @@ for _ in $(seq "$rounds"); do
     for n in 0 1 2 3; do
         dd if=/dev/zero of="/dev/nbd$n" bs=64k count=4 oflag=direct status=none
     done
-    # It looks into a disk that was written to, and would be in the middle of a read.
-    udevadm settle
+    looked_through
     for n in 0 1 2 3; do
         nbd-client -d "/dev/nbd$n"
     done
