@@ -1,6 +1,7 @@
 //! What a machine can check of the repository itself: its rules, its words, its units.
 
 mod circles;
+mod lengths;
 mod nesting;
 mod rules;
 mod supply_chain;
