@@ -30,6 +30,7 @@ class Place(NamedTuple):
 def temporary_place(work, size_bytes=0):
     """A place in `work` and in memory that is gone afterwards."""
     keep = {"prefix": "bench-", "ignore_cleanup_errors": True}
+    work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=work.resolve(), **keep) as folder, \
             tempfile.TemporaryDirectory(dir="/dev/shm", **keep) as memory:
         yield Place(Path(folder), Path(memory), size_bytes)

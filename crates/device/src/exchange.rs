@@ -1,12 +1,12 @@
 //! The far side of a request, and the two kinds that most callers and layers need.
 //!
-//! Not here: far sides whose bytes lie elsewhere (in a socket's buffer, in a guest's memory); who
-//! has those implements [`Exchange`].
+//! Not here: far sides whose bytes lie elsewhere, in a socket's buffer or in a guest's memory.
+//! Their owners implement [`Exchange`].
 
 use crate::Outcome;
 
-/// The far side of a request, owned by it: source of a write's bytes, place for a read's bytes, and
-/// listener.
+/// The far side of a request, which owns it: it gives a write's bytes, takes a read's bytes, and
+/// receives the answer.
 ///
 /// `fill` and `buffer` are called by the device at the moment that suits it, so that a payload
 /// moves once. None of the methods may block: the bytes of a write are in memory before the request

@@ -496,7 +496,7 @@ pub enum Word {
 }
 
 impl Word {
-    /// What a word says; `None` when it is none.
+    /// The word that a pin's number stands for; `None` when the number is no word.
     pub fn of(pin: &Pin) -> Option<Word> {
         [Word::Deleted, Word::Removed, Word::Lives]
             .into_iter()

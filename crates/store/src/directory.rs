@@ -152,8 +152,7 @@ impl Shared {
             return Err(absent());
         }
         if !about.is_file() {
-            let text =
-                format!("{} is no file but a pipe or a device: take it away", path.display());
+            let text = format!("{} is a pipe or a device, not a file: remove it", path.display());
             return Err(StoreError::new(StoreErrorKind::Damaged, text));
         }
         let range = part.cut(about.len())?;

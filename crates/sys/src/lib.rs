@@ -51,8 +51,8 @@ pub use waker::Waker;
 /// The unit of direct I/O: every aligned offset, length and address is a multiple of it.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// The calling thread gets from now on what others leave of the cores. Not being able to is no
-/// failure.
+/// Gives the calling thread the lowest CPU priority from now on. A refusal is ignored: the thread
+/// then runs at its old priority.
 pub fn give_way() {
     // On Linux a priority belongs to a thread: "no process" is the one that calls.
     let _ = rustix::process::setpriority_process(None, 19);

@@ -2,9 +2,9 @@
 //! still.
 //!
 //! Invariants: every access lies inside the mapping and is aligned; no reference to plain bytes is
-//! ever given. Whoever can shrink the file behind it can end this process (`SIGBUS`): what is made
-//! here is sealed against that, what comes from elsewhere is as good as its giver. Not here: what
-//! the bytes mean.
+//! ever given. A process that shrinks the file behind the mapping kills this one with `SIGBUS`:
+//! files made here are sealed against that; a file from another process is as safe as that
+//! process. Not here: what the bytes mean.
 
 use std::fs::File;
 use std::io;

@@ -52,7 +52,7 @@ fn micros(time: Duration) -> u64 {
 }
 
 impl Watch {
-    /// Somebody uses the volume. Says whether nobody did for a while before.
+    /// Records that the volume is used now. Returns whether it was idle until now.
     pub(crate) fn is_woken_by_use(&self, now: Duration) -> bool {
         let used = self.used_us.load(Ordering::Relaxed);
         let idle_us = micros(now).saturating_sub(used);
@@ -67,7 +67,7 @@ impl Watch {
         used > 0 && micros(now).saturating_sub(used) < micros(IN_USE_FOR)
     }
 
-    /// At that time this attachment was not fenced.
+    /// Records that this attachment was not fenced at time `of`.
     pub(crate) fn has_news(&self, of: Duration) {
         self.news_us.fetch_max(micros(of), Ordering::AcqRel);
     }
@@ -82,7 +82,8 @@ impl Watch {
         self.deaf.swap(deaf, Ordering::AcqRel)
     }
 
-    /// Whether a flush may be answered, or there is no use in waiting.
+    /// Whether a flush may be answered now: ownership was confirmed recently, or the store does not
+    /// answer, so that waiting would confirm nothing.
     pub(crate) fn lets_flush(&self, now: Duration) -> bool {
         self.deaf.load(Ordering::Acquire) || now.saturating_sub(self.news()) <= NEWS_FOR
     }

@@ -73,5 +73,5 @@ fn a_pipe_in_place_of_an_object_is_an_error_at_once() {
     std::fs::rename(&record, place.path("aside")).expect("moved");
     let (fifo, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o600));
     rustix::fs::mknodat(rustix::fs::CWD, &record, fifo, mode, 0).expect("a pipe");
-    place.sawmill(&["info", "oak"]).refused(9, &["no file but a pipe"]);
+    place.sawmill(&["info", "oak"]).refused(9, &["not a file"]);
 }

@@ -264,9 +264,9 @@ impl Seek {
 /// What a target under load answers a hello with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cookie {
-    /// To be said before the same hello; it means something to the target alone.
+    /// The initiator sends it before the same hello. Only the target can read it.
     pub cookie: [u8; PROOF_BYTES],
-    /// That it comes from who has the key, and is for this hello.
+    /// Proves that the cookie comes from the holder of the key and is for this hello.
     pub proof: [u8; PROOF_BYTES],
 }
 

@@ -1,11 +1,11 @@
-//! Histories that part: the store is copied, with or without the machine's journal and memory, and
-//! the copy is attached on the same machine, beside the same read cache; or the store is put back
-//! from a backup while journal, memory and cache are of a later state.
+//! Copied and restored stores. Either the store is copied, with or without the machine's journal
+//! and state folder, and the copy is attached on the same machine with the same read cache; or the
+//! store is restored from a backup, while journal, state folder and cache are newer.
 //!
-//! Invariants judged: original and copy each show their own history. A store that was put back is
-//! attached without a word only when nothing is lost by it; with the loss accepted the volume is
-//! what the backup held, or that and what the journal still led on to; nothing else of what was
-//! lost comes back. Not here: snapshots and clones of such worlds (there are none).
+//! Invariants judged: original and copy each show their own history. A restored store is attached
+//! without a question only when nothing is lost by it. When the user accepts the loss, the volume
+//! holds what the backup held, or that plus what the journal still holds after it. Nothing else of
+//! what was lost comes back. Not here: snapshots and clones of such worlds (there are none).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

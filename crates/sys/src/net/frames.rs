@@ -44,13 +44,14 @@ pub struct FrameSocket {
     interface: Interface,
 }
 
-/// One that arrived.
+/// A received frame.
 pub struct Frame<'a> {
     /// The sender's hardware address.
     pub from: [u8; 6],
     /// What follows the header, with padding.
     pub payload: &'a mut [u8],
-    /// Whether all of the frame is there (a ring is made for the interface's MTU of its time).
+    /// Whether the frame is complete: a ring is sized for the MTU that the interface had when the
+    /// ring was made.
     pub is_whole: bool,
     /// When the kernel put it there, by the clock of the time of day, in nanoseconds of the epoch.
     pub arrived_ns: u64,

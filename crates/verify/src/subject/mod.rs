@@ -59,8 +59,7 @@ impl std::str::FromStr for Way {
     fn from_str(text: &str) -> Result<Self, String> {
         let ways = [Way::DiskKept, Way::DiskLost, Way::DiskStale, Way::Elsewhere];
         let found = ways.into_iter().find(|way| way.name() == text);
-        found
-            .ok_or_else(|| format!("'{text}' is no way; there are kept, lost, stale and elsewhere"))
+        found.ok_or_else(|| format!("unknown way '{text}': use kept, lost, stale or elsewhere"))
     }
 }
 

@@ -4,9 +4,9 @@
 //! Segments never change, so nothing in the cache ever becomes outdated, only unneeded.
 //!
 //! Invariants:
-//! - A hit is verified: the checksum of every block (4 KiB of a usual frame) that was touched, and
-//!   after the read, that its slot still holds the same frame. Whatever happens to the disk, to the
-//!   saved index or in a race, the worst answer is a miss.
+//! - A hit is verified: by the checksum of every block it touches (4 KiB each in a usual frame),
+//!   and by a second look, after the read, that the slot still holds the same frame. Whatever
+//!   happens to the disk, to the saved index or in a race, the worst answer is a miss.
 //! - No lock is held during I/O, and a look-up takes none at all.
 //! - The cache never fails its user: a disk that cannot be written turns insertion off for a while,
 //!   a saved index that cannot be used leaves an empty cache, and [`CacheStats`] says so.

@@ -91,8 +91,8 @@ impl GcPolicy {
         None
     }
 
-    /// Whether so much garbage is there that collection shall start. Bytes of dead segments count
-    /// in neither.
+    /// Whether there is enough garbage to start collection. Neither count includes the bytes of
+    /// dead segments.
     #[must_use]
     pub fn is_due(&self, live_bytes: u64, data_bytes: u64) -> bool {
         data_bytes > live_bytes && share(live_bytes, data_bytes) < self.start

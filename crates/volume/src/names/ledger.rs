@@ -1,14 +1,14 @@
 //! What a name means, by its numbered records; and how one is added.
 //!
-//! Invariants: a record is created if absent under the number after the newest that was read, and
-//! is never changed or deleted; so there are no gaps, and the newest is found by gets alone,
-//! whatever a list hides. No call that comes late does harm: a put meets its number taken, and
-//! nobody deletes.
+//! Invariants: a writer creates a record, if absent, under the number after the newest record it
+//! read. Records are never changed or deleted. So there are no gaps, and gets alone find the newest
+//! record, even when a list leaves some out. A late call does no harm: a put finds its number
+//! taken, and nobody deletes.
 //!
-//! A rename and a delete each are one record that waits for one other object (its *target*), and
-//! happen with that object. Whoever wants to build on a name takes the target of a step that waits
-//! himself (`settle`): then it cannot happen later. Stores of before hold `volumes/<name>`: it
-//! counts until there is a record.
+//! A rename or a delete is one record that waits for one other object, its *target*: it takes
+//! effect when that object is created. A writer that depends on a name first creates the target of
+//! a waiting step itself (`settle`), so that the step cannot take effect later. Older stores hold
+//! `volumes/<name>` instead: it counts until there is a record.
 
 use std::collections::BTreeMap;
 

@@ -241,14 +241,14 @@ const METRICS: [Metric; 8] = [
     Metric {
         name: "behind_seconds",
         kind: "gauge",
-        help: "How far the replica was behind when the last good round began, between the newest \
-               segments",
+        help: "Age difference between the newest source segment and the newest replica segment, \
+               at the start of the last successful round",
         value: |totals| seconds(totals.last.behind_ms),
     },
     Metric {
         name: "behind_bytes",
         kind: "gauge",
-        help: "The same in bytes of log",
+        help: "Bytes of log that the replica lacked at the start of the last successful round",
         value: |totals| totals.last.behind_bytes as f64,
     },
     Metric {
