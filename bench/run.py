@@ -112,7 +112,7 @@ def cells(given, chosen, place, minio, document):
             if cell := server.cell(workload, given.seconds):
                 found.keep(number, workload.name, server.name, cell)
                 say(f"{workload.name}, {server.name}: {cell['iops']:,.0f}/s")
-        except OSError as error:
+        except Exception as error:
             failed[server.name] = f"{workload.name}: {error}"
             say(f"{server.name} failed: {error}")
 
@@ -156,7 +156,8 @@ def measure(given, examples, chosen, place, document, minio):
         say(f"{part}:")
         try:
             document[part] = parts[part]()
-        except OSError as error:
+        # Whatever it is, half an hour of other figures must not go with it.
+        except Exception as error:
             document["failed"][part] = str(error)
             say(f"{part} failed: {error}")
 

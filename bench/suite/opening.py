@@ -81,7 +81,8 @@ def memory(place, binary, examples, extents, seconds):
         volume.folder.mkdir()
         built = run(examples / "bench_volume", "map", volume.folder, extents, pages_max).strip()
         seen = watched(volume, 1)
-        if seen["extents"] != extents:
+        # Some more are counted: the map cuts an extent where one of its areas ends.
+        if seen["extents"] < extents:
             raise RuntimeError(f"{seen['extents']} of {extents} extents were found: {built}")
         found["full"].append({"built": built, "pages_max": pages_max, **seen})
     return found
