@@ -58,7 +58,7 @@ Requests a second
 of all, medians of {given.rounds} rounds in turn; `bass lock` (crates/link/examples/bass).
 
 {lock}"""
-# What bench/mobibench.py makes of the page.
+# The part of the page that bench/mobibench.py writes.
 TRACES = "## MobiBench's traces"
 
 
@@ -67,7 +67,7 @@ def build():
 
 
 def one(wires, delay_us, command, *words):
-    """What one load told, and its wire bytes, on a target of its own."""
+    """The report of one load and its wire bytes, on a target of its own."""
     near, far = "10.96.0.1:9701", "127.0.0.1:9700"
     with wires.ready(0, BASS, "target", f"udp:{far}", GIB), \
             wires.ready(0, BASS, "relay", near, far, delay_us // 2), \
@@ -80,9 +80,9 @@ def one(wires, delay_us, command, *words):
 
 
 def measure(wires, given, workload, size):
-    """Medians of both stacks, round by round in turn."""
+    """Medians of both stacks, which take turns in each round."""
     writes, rounds = given.writes, given.rounds
-    # Where both do the same, what is to be seen is small.
+    # Where both stacks do the same, differences are small.
     if size == PAGE_BYTES:
         writes, rounds = given.whole_writes, given.close_rounds
     elif workload == "read-after":

@@ -78,7 +78,7 @@ def inside():
 # ---- Outside.
 
 def said_in_guest(given):
-    """What the guest finds: the program, and our library under BDUS's name."""
+    """The programs for the guest: bdus_null, and our library under BDUS's name."""
     with tempfile.TemporaryDirectory(dir=RELEASE.parent) as folder:
         program = Path(folder) / "bdus_null"
         machine.build("sawmill-c")

@@ -5,7 +5,7 @@ snapshots beside writers.
     bench/clones.py                    all parts; writes docs/measurements/clones.md
     bench/clones.py --only thousand    clones of one image, each of which reads its beginning
     bench/clones.py --only great       a clone of 1 TiB with a million extents
-    bench/clones.py --only stall       what a writer feels of a snapshot
+    bench/clones.py --only stall       how a snapshot slows a writer
 
 Needs fio and python3-libnbd. SAWMILL_BINARY is measured, else target/release/sawmill. Not here:
 what garbage of the past costs (`bench/collection.py`).
@@ -19,14 +19,14 @@ from frame import (
     EXAMPLES, GIB, KIB, MIB, Sawmill, Unfit, cli, fio, in_parts, machine, page, run, say)
 
 EXTENTS = 1_000_000
-# Small: each of a thousand volumes has one of its own.
+# Small, because each of a thousand volumes has its own.
 SEGMENT = "1M"
 SERVE = ["--journal-bytes", "16M", "--staging-bytes", "4M", "--cache-bytes", "2G"]
 
 
 def digest(uri, length):
     """Reads the beginning of an export."""
-    # Debian's own Python has it, and one part alone needs it.
+    # Only Debian's own Python has it, and only one part needs it.
     import nbd
     handle, found = nbd.NBD(), hashlib.blake2b()
     handle.connect_uri(uri)
@@ -69,7 +69,7 @@ def thousand(place, given):
     found |= {"clone_s": sum(took), "clone_median_ms": median(took) * 1000,
               "clone_store_bytes": machine.bytes_below(base.store_folder())
               - found["base_store_bytes"]}
-    # The base's own cache is not theirs.
+    # The clones do not use the base's cache.
     for path in (base.cache, base.cache.with_suffix(".index")):
         path.unlink(missing_ok=True)
     opening = time.monotonic()
@@ -121,7 +121,7 @@ def great(place, given):
     cloned_ms, read_ms = [], []
     for number in range(given.rounds):
         started = time.monotonic()
-        # What any command does that reads the map.
+        # The cost of any command that reads the map.
         volume.sawmill("inspect", "recovery", "map")
         middle = time.monotonic()
         volume.sawmill("clone", "map", f"clone-{number}")
@@ -150,7 +150,7 @@ def stall(place, given):
                 started = time.time()
                 volume.sawmill("snapshot", "create", volume.volume, f"snap-{number}")
                 windows.append((started * 1000, time.time() * 1000))
-                # As long again without one: what the machine does by itself.
+                # The same time without a snapshot, for the noise of the machine.
                 time.sleep(2)
             load.jobs(3600)
     times = fio.latencies(volume.folder)

@@ -36,7 +36,7 @@ def write_trace(path, size_bytes, rounds, bytes_per_s):
 
 
 def settled(volume):
-    """Waits until nothing is collected or deleted any more; what it tells then."""
+    """Waits until nothing is collected or deleted any more; returns the status then."""
     volume.settle()
     last, calm_since = None, time.monotonic()
     while time.monotonic() - calm_since < 10:
@@ -118,7 +118,7 @@ def latency(place, given):
     for number, load, kind in turns(given.rounds, loads, volumes):
         volume = volumes[kind]
         with volume.running():
-            # Into the steady state: garbage is made and, if it may be, collected.
+            # Reaches the steady state: garbage is made and, if enabled, collected.
             cell(volume, given, loads[load])
             before = volume.told()["counters"]["moved_bytes"]
             row = cell(volume, given, loads[load])
@@ -127,7 +127,7 @@ def latency(place, given):
         say(f"round {number + 1}, {load} of the rate, collection {kind}: "
             f"p99 {row['p99_us']:.0f} us, {row['iops']:.0f}/s, "
             f"moved {row['moved_bytes'] // MIB} MiB")
-        # What the other kind has no use for must not fill the disk.
+        # Data that the other kind does not need must not fill the disk.
         if kind == "off":
             volume.sawmill("gc", volume.volume, "--threshold", "0.95")
     return {"rate_iops": loads, "rounds": found.rounds}, latency_section(loads, found)

@@ -127,7 +127,7 @@ def tcmu(_):
         file.truncate(SIZE_MIB << 20)
     for needed in ["target_core_user", "uio"]:
         run("modprobe", needed)
-    # It tells what it offers on the system's bus, and ends where there is none.
+    # It announces its handlers on the system bus, and exits without one.
     bus.parent.mkdir(exist_ok=True)
     with Process("dbus-daemon", "--system", "--nofork", "--nopidfile"):
         wait_until("the system's bus", lambda: listens(bus))
@@ -156,7 +156,7 @@ CONTESTANTS = [
 
 
 def busy_s():
-    """Processor time that the guest has spent so far on anything but waiting."""
+    """Processor time that the guest has spent so far, without idle time."""
     words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     user, nice, system, _idle, _iowait, irq, softirq = map(int, words[:7])
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
@@ -194,7 +194,7 @@ def inside(queues):
             if known["kind"] == "memory":
                 run("dd", "if=/dev/urandom", f"of={device}", "bs=1M", f"count={SIZE_MIB}",
                     "oflag=direct")
-    # Without their example those of ublk are no contestants.
+    # The ublk contestants need their example.
     chosen = [({"kind": kind, "name": name, "queues": queues},
                functools.partial(contestant, queues))
               for kind, name, contestant in CONTESTANTS
@@ -232,7 +232,7 @@ def verdict(found):
 
 
 def rounds_of(found, queues):
-    """How often the cell that was measured least was."""
+    """The number of rounds of the least measured cell."""
     counts = (len(found.found(name, (operation, depth, queues), "iops")) for name in found.names()
               for operation, depth in itertools.product(OPERATIONS, DEPTHS))
     return min(filter(None, counts), default=0)

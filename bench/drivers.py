@@ -43,7 +43,7 @@ LANGUAGES = {"rust": rust, "python": python, "go": go, "c": c}
 
 
 class Device(Process):
-    """A host with a driver, and what it tells."""
+    """A host with a driver, and its events."""
 
     def __init__(self, given, place, command):
         backing, door = place.folder / "bytes", place.memory / "nbd.sock"
@@ -72,7 +72,7 @@ class Device(Process):
         time.sleep(0.02)
 
     def kill(self, _):
-        # One that has lived a second is started again at once; a crash loop would be slowed down.
+        # A driver that has lived a second is restarted at once; a crash loop would be slowed down.
         time.sleep(1.05)
         os.kill(self.driver, signal.SIGKILL)
         self.wait_for("driver", self.generation + 1)

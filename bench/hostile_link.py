@@ -27,13 +27,13 @@ from frame import EXAMPLES, GIB, Unfit, Wires, cli, page, run
 
 CLONE_NEWNET = 0x40000000
 HELLOS, RTT_MS = 40, 50
-# No flood; what kept everybody out before there were cookies; more than that.
+# No flood; the rate that locked out all clients before there were cookies; a higher rate.
 RATES = ("0", "1000", "3000")
 TARGET, RELAY, THIEF, PORT = "10.96.0.1", "10.96.0.2", "10.96.0.3", 9700
 
 
 def enter(space):
-    """This thread's network is that of the namespace from now on."""
+    """Moves this thread into the network namespace."""
     with open(f"/run/netns/{space}", encoding="ascii") as handle:
         if ctypes.CDLL(None, use_errno=True).setns(handle.fileno(), CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), f"cannot enter {space}")
@@ -45,7 +45,7 @@ def client(wires, binary, at=RELAY):
 
 
 def recorded(wires, binary):
-    """The first packet of each of some clients, which nobody answers; enters a namespace."""
+    """The first packets of some clients, left unanswered; enters a namespace."""
     enter(wires.spaces[0])
     hellos = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as heard:
@@ -66,7 +66,7 @@ def recorded(wires, binary):
 @contextlib.contextmanager
 def beside(work, *arguments):
     """Work in a thread of its own for as long as the `with` lasts:
-    it is handed what tells it to stop."""
+    it gets an event that tells it to stop."""
     stops = threading.Event()
     thread = threading.Thread(target=work, args=(stops, *arguments))
     thread.start()
@@ -78,7 +78,7 @@ def beside(work, *arguments):
 
 
 def relay(stops, space, delay_s):
-    """Hands on what the client and the target say to each other, each time a while later."""
+    """Forwards packets between client and target with a delay."""
     enter(space)
     front, back = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
     front.bind((RELAY, PORT))

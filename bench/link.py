@@ -155,7 +155,7 @@ class Tgt(QemuImg):
 
 
 def measured(contestants, wires, cells, given, seconds=None):
-    """What each found, by round and cell; contestants take turns within a cell."""
+    """The results of each, by round and cell; contestants take turns within a cell."""
     found = Rounds()
     for first, one in enumerate(contestants):
         one.start(wires, first)
@@ -231,7 +231,7 @@ def limited(given):
     counted without any headers."""
     shares, cells = {}, [(way, 256 * KIB, 16) for way in WAYS]
     for links, carrier in itertools.product((1, 2, 4), given.only):
-        # What xdp sends passes tbf by.
+        # Packets that xdp sends bypass tbf.
         if carrier != "xdp":
             with Wires(links, RATE_MBIT) as wires:
                 found = measured([Ours(given, carrier, links=links)], wires, cells, given,

@@ -135,7 +135,7 @@ def cost(given, chosen, place, minio):
         found[name] = {
             "writes": cell["requests"], "written_bytes": cell["bytes"],
             "counted_until_stored": counted,
-            # With the last checkpoint, which closing makes.
+            # Includes the last checkpoint, which the close writes.
             "store_bytes_after_close": machine.bytes_below(server.store_folder()) - before_bytes,
             "iops": cell["iops"]}
     return found

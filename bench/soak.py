@@ -51,13 +51,13 @@ def ask(process, line):
 
 
 def look(process):
-    """What the kernel says of it."""
+    """The kernel's counters of it."""
     return {"rss_kib": process.status("VmRSS"), "threads": process.status("Threads"),
             "descriptors": len(os.listdir(f"/proc/{process.pid}/fd"))}
 
 
 class Trouble:
-    """What goes wrong in a cycle, by chance."""
+    """The faults of a cycle, chosen by chance."""
 
     def __init__(self, wires, target, seed):
         self.wires, self.target, self.dice = wires, target, random.Random(seed)
@@ -65,7 +65,7 @@ class Trouble:
                                      "target anew"), 0)
 
     def cause(self):
-        """Some of it; everything is mended at its end."""
+        """Causes some trouble; everything is repaired at its end."""
         dice, fate = self.dice, self.dice.random()
         time.sleep(dice.uniform(0.5, 2))
         if fate < 0.35:
@@ -185,7 +185,7 @@ def main():
                       ("--seed", 1), ("--samples", Path, "where each rest's numbers go"),
                       seconds=3600.0, binary=EXAMPLES / "link_soak", root=True)
     given.told_to_end = False
-    # Told to end, it rests once more and says how it was.
+    # When it is told to end, it rests once more and reports its results.
     signal.signal(signal.SIGTERM, lambda *_: setattr(given, "told_to_end", True))
     samples, trouble = soak(given)
     rows = growth(samples)

@@ -146,7 +146,7 @@ def traces_in(folder, given):
 
 
 def cell(ours, reference, form):
-    # Relative where that means something: merge ratios near zero are compared as they are.
+    # Relative where that is meaningful: merge ratios near zero are compared as they are.
     apart = abs(ours - reference) / (reference if reference >= 0.1 else 1)
     text = f"{ours:{form}} / {reference:{form}}"
     return f"**{text}**" if apart > TOLERANCE else text

@@ -68,7 +68,7 @@ status() {
 # The volume as a block device: nbdfuse shows it as a file, a loop device makes a disk of that.
 attach() {
     : >"$home/disk.img"
-    # In a shell of its own: when the server is killed, nbdfuse aborts, and that is no news.
+    # In a shell of its own, which hides that nbdfuse aborts when the server is killed.
     bash -c 'nbdfuse "$@"; true' nbdfuse "$home/disk.img" "$uri" 2>>"$home/nbdfuse.log" &
     fuse=$!
     local tries=0
@@ -103,7 +103,7 @@ if can_mount && attach; then
     mount "$device" "$home/mnt" && mounted=yes
     tell "$device mounted at $home/mnt"
     (
-        # A file is on the list once its fsync has returned: from then on it must survive.
+        # A file is listed once its fsync has returned: from then on it must survive.
         for n in $(seq 100000); do
             head -c $((4096 + n * 7919 % 300000)) /dev/urandom >"$home/mnt/file-$n" || exit 0
             sync "$home/mnt/file-$n" || exit 0
@@ -124,7 +124,7 @@ if can_mount && attach; then
     jq -r '.recovery[] | "    \(.name): \(.detail) (\(.took_ms) ms)"' <<<"$recovered"
     attach
     mount "$device" "$home/mnt" && mounted=yes
-    # The last line may have been cut off with its writer; the files it names were synced.
+    # The last line may be cut off, because its writer was killed; all listed files were synced.
     (cd "$home/mnt" && sha256sum --quiet --check "$home/synced")
     tell "all $(wc -l <"$home/synced") synced files are there, every byte"
     umount "$home/mnt" && mounted=''

@@ -1,8 +1,8 @@
 """The command line that all measurements have: options with one name and one meaning,
 and how a script ends.
 
-A script says which of them mean something to it, and adds its own.
-Not here: what is done with them.
+A script names the options that it uses, and adds its own.
+Not here: the effect of the options.
 """
 
 import argparse

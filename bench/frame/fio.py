@@ -1,4 +1,4 @@
-"""fio: one way to call it, whatever it runs against, and what it found.
+"""fio: one way to call it, whatever it runs against, and its results.
 
 Not here: which workloads there are.
 """
@@ -34,7 +34,7 @@ def once(mode, server):
 
 
 def call(job, folder, timeout_s=900):
-    """Runs a job to its end; what it found."""
+    """Runs a job to its end; returns its result."""
     output = folder / "fio.json"
     run("fio", *job, "--output-format=json", f"--output={output}", timeout=timeout_s, cwd=folder)
     return parse(output)[0]
@@ -43,7 +43,7 @@ def call(job, folder, timeout_s=900):
 def parse(output):
     """The jobs of a run without an error."""
     text = output.read_text()
-    # It may say that it has connected, or what it ran before, before the document begins.
+    # It may print other lines, for example that it has connected, before the document begins.
     start = text.find("{\n")
     if start < 0:
         raise Unfit(f"fio printed no JSON: {text[:300]}")
@@ -68,7 +68,7 @@ class Load(Process):
                          log=folder / "fio.log", cwd=folder)
 
     def jobs(self, seconds=PATIENCE_S):
-        """What they found, if they end within that time."""
+        """The results of the jobs, if they end within that time."""
         self.end_well(seconds, sign=None)
         return parse(self.output)
 

@@ -33,7 +33,7 @@ def inside(contestants, measure, ready=lambda entered: None):
 
 
 def boot(script, given, **variables):
-    """Boots, measures, gives the lines of the guest."""
+    """Boots, measures, returns the lines of the guest."""
     environment = {"VM_MEMORY": "3G", **os.environ, "VM_ROUNDS": str(given.rounds),
                    "VM_ONLY": json.dumps(given.only), **variables}
     done = subprocess.run([ROOT / "tests/vm/run.py", f"bench/{script}", "--keep-log"],
@@ -64,7 +64,7 @@ def tables(table_of):
 
 
 def absent(lines):
-    """Who took no part, as a list of Markdown."""
+    """The contestants that took no part, as a Markdown list."""
     return "\n".join(f"- {line['name']}{' ×' * ('queues' in line)}{line.get('queues', '')}: "
                      f"{line['absent']}"
                      for line in lines if "absent" in line)

@@ -1,4 +1,4 @@
-"""The machine that is measured: what it is, what its programs say, what its page cache holds.
+"""The machine that is measured: its facts, its programs' output, its page cache's content.
 
 Whatever cannot be done here raises `Unfit`, which says why.
 Not here: children that go on (`process.py`).
@@ -49,7 +49,7 @@ def commit():
 
 
 def version(program):
-    """First line of what a program says of its version; the empty text if it is not there."""
+    """First line of a program's version output; the empty text if the program is missing."""
     try:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20,
                               check=False)
@@ -59,7 +59,7 @@ def version(program):
 
 
 def missing(*programs):
-    """Why these cannot be used; the empty text if they can."""
+    """The reason why these cannot be used; the empty text if they can."""
     lacking = [program for program in programs if not shutil.which(program)]
     return f"{', '.join(lacking)} not installed" if lacking else ""
 
@@ -79,7 +79,7 @@ def run(*words, **more):
 
 
 def succeeds(*words):
-    """Whether a program ends well."""
+    """Whether a program exits with 0."""
     try:
         run(*words)
     except Unfit:

@@ -1,6 +1,6 @@
 """From figures to pages that people read: tables, charts, where a page lies, raw results beside it.
 
-Not here: what a page says.
+Not here: the text of a page.
 """
 
 import datetime
@@ -25,7 +25,7 @@ def table(head, rows, numbers=()):
 
 
 def as_they_come(rows):
-    """Tells of each row when it is there."""
+    """Reports each row as soon as it is measured."""
     for row in rows:
         say(" | ".join(map(str, row)))
         yield row
@@ -41,7 +41,7 @@ def written_by(command, facts):
 
 
 def kept(is_kept):
-    """Whether a promise is, as the last cell of its row."""
+    """Whether a promise is kept, as the last cell of its row."""
     return "yes" if is_kept else "**no**"
 
 
@@ -65,7 +65,7 @@ def write(path, text):
 
 
 def around(path, begin=None, end=None):
-    """What else a page holds: the text before one mark, and that from another on."""
+    """The rest of a page: the text before one mark, and the text from another mark on."""
     old = path.read_text(encoding="utf-8") if path and path.exists() else ""
     before = old.partition(begin)[0] if begin else ""
     _, mark, after = old.partition(end) if end else ("", "", "")
@@ -73,7 +73,7 @@ def around(path, begin=None, end=None):
 
 
 def write_raw(name, document, folder=RAW):
-    """Keeps what a page was made from; returns where."""
+    """Stores the raw data of a page; returns the path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(json.dumps(document, indent=1))

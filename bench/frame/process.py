@@ -1,4 +1,4 @@
-"""Children that go on: servers, loads, helpers.
+"""Children that keep running: servers, loads, helpers.
 
 Each is in a session of its own, so that an interrupt of ours reaches it as an orderly end, and is
 ended by its id alone. Not here: programs that run to their end (`machine.run`).
@@ -23,7 +23,7 @@ class Process:
     and may end when its input does."""
 
     def __init__(self, *words, log=None, env=None, cwd=None, talks=False):
-        """Without a `log` its errors go where ours go, and its output nowhere."""
+        """Without a `log`, its standard error is ours, and its output is discarded."""
         words = [str(word) for word in words]
         self.name, self.log, self.heard, self.cpu_total_s = Path(words[0]).name, log, b"", None
         with open(log or os.devnull, "a") as out:
@@ -43,7 +43,7 @@ class Process:
         return self.child.poll() is None
 
     def check(self):
-        """Raises when it has ended, with its last words."""
+        """Raises if it has ended, with its last output."""
         if not self.is_running():
             said = Path(self.log).read_text()[-1000:].strip() if self.log else ""
             raise Unfit(f"{self.name} ended with {self.child.returncode}: {said}")
@@ -99,7 +99,7 @@ class Process:
         return spent / 1e9
 
     def status(self, kind):
-        """What the kernel counts under that name; memory in KiB."""
+        """The kernel's counter of that name; memory in KiB."""
         return int(fields(f"/proc/{self.pid}/status")[kind].split()[0])
 
     def end(self, sign=signal.SIGTERM, seconds=600):
@@ -117,7 +117,7 @@ class Process:
             os.kill(self.pid, sign)
         deadline = time.monotonic() + seconds
         while True:
-            # wait4 tells the CPU time of the whole life, to the end.
+            # wait4 returns the CPU time of the whole life, up to the end.
             pid, status, usage = os.wait4(self.pid, os.WNOHANG)
             if pid:
                 self.cpu_total_s = usage.ru_utime + usage.ru_stime
@@ -126,12 +126,12 @@ class Process:
             if time.monotonic() > deadline:
                 os.kill(self.pid, signal.SIGKILL)
                 deadline = float("inf")
-            # What it says at its end may be more than a pipe holds.
+            # Its last output may be more than a pipe holds.
             out = self.child.stdout
             if not (out and select.select([out], [], [], 0)[0] and os.read(out.fileno(), 1 << 16)):
                 time.sleep(0.01)
 
     def end_well(self, seconds=PATIENCE_S, sign=signal.SIGTERM):
-        """The same, and raises when it did not end in order."""
+        """The same, and raises if it did not end cleanly."""
         if self.end(sign, seconds):
             self.check()

@@ -40,7 +40,7 @@ class Sawmill(Server):
         return self.s3.missing() if self.s3 else ""
 
     def store_folder(self):
-        """Where the store's bytes lie on this machine."""
+        """The folder of the store's bytes on this machine."""
         return self.s3.folder / self.s3.bucket / self.name if self.s3 else self.folder / "store"
 
     def environment(self):
@@ -72,12 +72,12 @@ class Sawmill(Server):
         self.target = fio.nbd(self.ready["uri"])
 
     def status(self):
-        """What the serving process tells about itself."""
+        """The status document of the serving process."""
         with urllib.request.urlopen(self.ready["admin"] + "status", timeout=30) as answer:
             return json.load(answer)
 
     def told(self):
-        """What it tells of its volume, as long as it has one."""
+        """The status of its volume, as long as it has one."""
         return self.status()["volumes"][0]
 
     def settle(self):

@@ -50,9 +50,9 @@ class Workload:
     depth: int
     # An fsync after every write.
     fsync: bool = False
-    # The data is read once before, so that every cache is warm.
+    # The data is read once beforehand, so that every cache is warm.
     warm: bool = False
-    # The caches are emptied before, and every block is read at most once.
+    # The caches are emptied beforehand, and every block is read at most once.
     cold: bool = False
 
     @property

@@ -14,7 +14,7 @@ from frame import KIB, Sawmill, difference, machine, run, say
 # More log than this has come since the checkpoint, and no new one is to be made while we look.
 NO_CHECKPOINT = ("--checkpoint-bytes", "1P")
 OPENS = 3
-# Past the age at which a batch is sealed, so that what is put off comes to light.
+# Past the age at which a batch is sealed, so that deferred work shows.
 SETTLE_S = 7
 
 
@@ -25,8 +25,7 @@ def recovery(place, binary, examples, segments):
     volume.folder.mkdir(parents=True)
     say(f"building a volume of {segments} segments past its checkpoint")
     built = run(examples / "bench_volume", "log", volume.folder, segments).strip()
-    # The staging memory of the builder, where the server looks for it.
-    # Its journal is there already.
+    # The staging memory of the builder, where the server looks for it. Its journal already exists.
     for staging in volume.folder.glob("*.staging"):
         shutil.move(staging, place.memory)
     opened = {"warm": [], "cold": []}
@@ -36,7 +35,7 @@ def recovery(place, binary, examples, segments):
                 machine.forget_cached(volume.folder)
             volume.processes = []
             volume.start()
-            # As abrupt as the death it was opened after: the next opening finds the same.
+            # As abrupt as the death before this opening, so that the next opening finds the same.
             volume.processes[0].end(signal.SIGKILL)
             found.append(volume.ready)
             say(f"opened, page cache {kind}: {volume.ready['after_s']:.2f} s")

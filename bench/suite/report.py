@@ -9,7 +9,7 @@ from frame.page import kept, shown, table
 from suite import opening
 from suite.contest import WORKLOADS
 
-# Ratios promised in the same run: what of Sawmill, of what, at least.
+# Promised ratios within a run: Sawmill's workload, the contestant in comparison, the minimum.
 RATIOS = [
     ("randwrite-4k", "nbdkit-null", 0.7),
     ("fsync-4k", "raw", 0.6),
@@ -63,7 +63,7 @@ def speed(results):
 
 
 def spread(results):
-    """How far the rounds lie apart: what a difference must exceed to mean something."""
+    """The spread of the rounds, which a significant difference must exceed."""
     worst = []
     for workload in results.workloads:
         found = (results.found(server, workload.name, lambda cell: cell["iops"] or None)
@@ -151,7 +151,7 @@ def footprint(document):
 
 
 def promises(results):
-    """Rows of what is aimed at, what was measured, and whether that is reached."""
+    """Rows of targets, measured values, and whether each target is reached."""
     document, rows = results.document, []
 
     def row(what, limit, measured, is_kept):
@@ -168,15 +168,15 @@ def promises(results):
         stored = found["store_bytes_after_close"] / found["written_bytes"]
         row(f"bytes stored per byte written, {name}", "≤ 1.05", f"{stored:.4f}", stored <= 1.05)
     for name in OURS:
-        # Frames are larger than blocks, so most reads find theirs fetched:
-        # the second leaves those out.
+        # Frames are larger than blocks, so most reads find theirs fetched: the second figure leaves
+        # those out.
         gets, strict = (results.median(name, "cold-4k", key) for key in (
             lambda cell: cell["more"]["counted"]["gets"] / max(cell["requests"], 1),
             lambda cell: cell["more"]["counted"]["gets"]
             / max(cell["more"]["counted"]["reads_store"], 1)))
         if gets is not None:
             measured = f"{gets:.3f}; {strict:.3f} per read that no cache had"
-            # A look for a fence every two seconds is a GET too, of thousands.
+            # The check for a fence every two seconds is a GET too, one of thousands.
             row(f"GETs per cold read, {name}", "≤ 1", measured,
                 gets <= 1 and round(strict, 3) <= 1)
     if document["recovery"]:

@@ -75,7 +75,7 @@ class S3backer(Server):
     """
 
     name, title, program = "s3backer", "s3backer on MinIO, through FUSE and nbdkit file", "s3backer"
-    # It goes on storing until it is unmounted, and MinIO does the counting.
+    # It keeps storing until it is unmounted, and MinIO counts.
     counts_at_end = True
 
     def __init__(self, place, s3):
@@ -113,7 +113,7 @@ class S3backer(Server):
     def end(self):
         backer, door = self.processes
         door.end()
-        # Unmounting waits for what is not in the store yet; that is the point of ending it here.
+        # Unmounting waits for unstored data, which is why it ends here.
         if os.path.ismount(self.mount):
             run("umount", self.mount)
         backer.end_well(1800, sign=None)

@@ -36,7 +36,7 @@ TOTAL = re.compile(r"^\| all \| ([\d,]+) \| ([\d.,]+) \| ([\d,]+) \| ([\d,]+) \|
 
 
 def table(rows):
-    """The rows, and what they come to, in Markdown."""
+    """The rows and their sums, in Markdown."""
     rows = [*rows, ("all", *(sum(row[column] for row in rows) for column in range(1, len(HEAD))))]
     shown = [f"| {name} | {executions:,} | {seconds / 60:.2f} | {new:,} | {crashes:,} |"
              for name, executions, seconds, new, crashes in rows]
@@ -51,13 +51,13 @@ def figures(path):
 
 
 def git(*words):
-    """What git says, on one line."""
+    """The output of git, on one line."""
     said = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
     return said.stdout.strip()
 
 
 def machine():
-    """Where it ran: cores that it may use, and of what."""
+    """The machine of the run: the number of usable cores, and their model."""
     lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     model = (models or [platform.machine()])[0]
@@ -72,7 +72,7 @@ def counted(number, word):
 
 def section(rows):
     """A run as a section of the page."""
-    # The page itself is what a run changes.
+    # A run changes only the page itself.
     changed = git("status", "--porcelain", "--", ".", ":!docs/measurements")
     commit = git("rev-parse", "--short=12", "HEAD") + (" and changes" if changed else "")
     command = os.environ.get("FUZZ_COMMAND", "make fuzz")
@@ -85,7 +85,7 @@ def section(rows):
 
 
 def add(page, rows):
-    """Adds a run to the page, which is made where it is not there."""
+    """Adds a run to the page, which is created if it does not exist."""
     text = page.read_text(encoding="utf-8") if page.exists() else OPENING
     text += section(rows)
     before, _, rest = text.partition(BEGIN)

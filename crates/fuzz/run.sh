@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes each target in turn, led by the code it reaches, on stable Rust.
+# Fuzzes each target in turn, guided by coverage, on stable Rust.
 #
 #   run.sh [MINUTES [TARGET...]]     minutes in all (12), shared among the targets (all)
 #
@@ -8,7 +8,7 @@
 #
 # Starts from corpus/ and from what earlier runs found (target/fuzz/corpus, not kept in the
 # repository). What breaks a target lies in target/fuzz/found/TARGET and ends the run with failure:
-# minimise it, mend the bug, and put the input into corpus/TARGET, where every `make test` tries it
+# minimise it, fix the bug, and put the input into corpus/TARGET, where every `make test` tries it
 # again.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -23,11 +23,11 @@ fi
 seconds=$((minutes * 60 / ${#targets[@]}))
 folder=$PWD/target/fuzz
 
-# The server's socket goes there, and what a killed fuzzer leaves behind.
+# The folder for the server's socket and for the remains of a killed fuzzer.
 export TMPDIR=$folder/tmp
 mkdir -p "$TMPDIR"
 trap 'rm -rf "$TMPDIR"' EXIT
-# What a fuzzer wants to see: every edge, and both sides of every comparison.
+# Instrumentation for the fuzzer: every edge, and both sides of every comparison.
 # With --target, build scripts do without.
 passes=(-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
@@ -59,10 +59,10 @@ for target in "${targets[@]}"; do
     fi
     grep -E ' cov: ' "$folder/$target.log" | tail -n 1 || true
     grep -E '^stat::(number_of_executed|average_exec|peak_rss)' "$folder/$target.log" || true
-    # A target that broke may have ended without its statistics: then its last line of progress.
+    # A target that broke may have no statistics: then use its last line of progress.
     executed=$(sed -n 's/^stat::number_of_executed_units: *//p; s/^#\([0-9]*\).*/\1/p' \
         "$folder/$target.log" | tail -n 1)
-    # An input that broke it before breaks it again under the same name.
+    # An input that broke the target before gets the same name again.
     crashes=$(($(entries "$folder/found/$target") - broken))
     printf '%s\t%d\t%d\t%d\t%d\n' "$target" "${executed:-0}" $((SECONDS - begin)) \
         $(($(entries "$folder/corpus/$target") - known)) \

@@ -1,4 +1,4 @@
-//! Tells the binary which commit it is of: `SAWMILL_COMMIT`, "unknown" where there is no git.
+//! Tells the binary which commit it is built from: `SAWMILL_COMMIT`, "unknown" without git.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ fn git(arguments: &[&str]) -> Option<String> {
 }
 
 fn main() {
-    // A new commit moves one of these two.
+    // A new commit changes one of these two files.
     for name in ["HEAD", "logs/HEAD"] {
         if let Some(path) = git(&["rev-parse", "--git-path", name]) {
             println!("cargo:rerun-if-changed={path}");

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 cargo fmt --all --check
 cargo clippy --workspace --exclude sawmill-volume-small --all-targets -- -D warnings
-# The journal under chosen schedules is a build of its own.
+# The journal under chosen schedules needs a separate build.
 cargo clippy --package sawmill-volume --features shuttle --lib --tests -- -D warnings
 cargo test --quiet -p sawmill-tests --test repository
 # Each commit has a title `area: what` of at most 65 characters, and a body that says why.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Brings a fresh Debian 12 with rustup's Rust to where the demo, the tests or the benches run.
+# Prepares a fresh Debian 12 with rustup's Rust to run the demo, the tests or the benches.
 #
 #   prepare.sh demo|test|vm|stores|external|bench|fuzz   install what that needs and
 #                                                        is missing, saying which
@@ -19,11 +19,11 @@ go_version=1.25.8 # fetched as a Go module when the machine's own Go is older th
 versitygw_version=v1.8.0
 gofakes3_version=v1.2.0
 moto_version=5.2.1
-# Lets several racers win: the matrix must find it out. A newer one may be honest.
+# Lets several racers win, which the matrix must detect. A newer version may be fixed.
 s3s_fs_version=0.14.1
 virtme_version=1.42
 
-# What guests are made of; tests inside one use the host's programs.
+# Packages for guests; tests inside a guest use the host's programs.
 vm_packages=(qemu-system-x86_64:qemu-system-x86 busybox:busybox-static modprobe:kmod depmod:kmod
     file:file udevadm:udev nbd-client:nbd-client nbdkit:nbdkit mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs
     mkfs.btrfs:btrfs-progs fio:fio)
@@ -59,12 +59,12 @@ stop() {
 }
 export PATH="$PATH:/usr/sbin:/sbin:/usr/local/go/bin:$HOME/.cargo/bin"
 
-# Rust is the one thing we do not install: people choose how to.
+# Rust is the only thing that is not installed here: users choose how.
 command -v cargo >/dev/null ||
     stop "cargo is missing: install Rust with rustup, then run this again"
 
 as_root() { if [[ $(id -u) == 0 ]]; then "$@"; else sudo "$@"; fi; }
-# Ends here, saying what somebody has to install, where we cannot.
+# Exits with the name of what the user must install, if this script cannot.
 can_install() {
     command -v apt-get >/dev/null || stop "not a Debian: install the likes of these by hand: $*"
     [[ $(id -u) == 0 ]] || command -v sudo >/dev/null ||
@@ -103,11 +103,11 @@ for entry in "${packages[@]}"; do
         missing+=("$package")
     fi
 done
-# A C compiler is no use without the C library's headers and start files.
+# A C compiler also needs the C library's headers and start files.
 if ! echo 'int main(void) { return 0; }' | gcc -x c -o /dev/null - 2>/dev/null; then
     missing+=(libc6-dev)
 fi
-# Guests start from it, and it must need no library.
+# Guests start from it, so it must be statically linked.
 if [[ " ${packages[*]} " == *" busybox:"* ]] && ldd "$(command -v busybox)" >/dev/null 2>&1 &&
     [[ " ${missing[*]} " != *" busybox-static "* ]]; then
     missing+=(busybox-static)
@@ -228,7 +228,7 @@ own_lists() {
     local lists=$PWD/.prepared/lists-$1-$2 mirror
     mkdir -p "$lists/partial"
     mirror=$(machine_mirror)
-    # A machine that never looked for packages does not know yet.
+    # A fresh machine has no package lists yet.
     [[ $mirror ]] || as_root apt-get -qq update
     mirror=$(machine_mirror)
     [[ $mirror ]] || { echo "apt knows no mirror of this release" >&2 && return 1; }
@@ -250,7 +250,7 @@ build_clients() {
     local libnbd nbd into=$PWD/.prepared/external/bin flags
     libnbd=$(echo .prepared/external/libnbd-*/) nbd=$(echo .prepared/external/nbd-*/)
     mkdir -p "$into" .prepared/external/include
-    # What their configure scripts would find out.
+    # The results of their configure scripts.
     : >.prepared/external/include/config.h
     flags=(-O2 -w -I.prepared/external/include -D_GNU_SOURCE -D_LARGEFILE64_SOURCE
         -DSIZEOF_UNSIGNED_SHORT_INT=2 -DSIZEOF_UNSIGNED_INT=4 -DSIZEOF_UNSIGNED_LONG_INT=8)
@@ -277,7 +277,7 @@ if [[ $mode == external ]]; then
     export -f own_lists machine_mirror machine_release as_root
     build external 1 bash -c external
 fi
-# What boots guests, in a virtual environment of its own.
+# The program that boots guests, in a virtual environment of its own.
 virtme() {
     rm -rf .prepared/venv
     python3 -m venv .prepared/venv &&

@@ -1,10 +1,10 @@
 //! A disk that fails: an NBD server of our own in memory, shown as a file through `nbdfuse`, so
-//! that the real binary keeps its journal on it. Writes and syncs fail, drag on or hang as the test
-//! says.
+//! that the real binary keeps its journal on it. The test makes writes and syncs fail, slow down or
+//! hang.
 //!
-//! Invariant: what was written and not synced is in the disk's volatile cache, and nowhere else. A
-//! sync that fails drops it, and later syncs succeed as if nothing had been: as disks and kernels
-//! do. A power cut drops it too.
+//! Invariant: unsynced writes are only in the disk's volatile cache. A failed sync drops them, and
+//! later syncs succeed as if nothing had happened, as with disks and kernels. A power cut drops
+//! them too.
 //!
 //! Not here: the client side of the protocol (`nbd`); more than one connection.
 
@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use crate::machine::{self, PATIENCE, command};
 
-/// What the disk is asked for and can fail at.
+/// The requests that the disk can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// Bytes into the volatile cache.
+    /// Writes bytes to the volatile cache.
     Write,
-    /// The volatile cache onto the medium.
+    /// Writes the volatile cache to the medium.
     Sync,
 }
 
@@ -31,9 +31,9 @@ pub enum Act {
 pub enum Trouble {
     /// It fails with EIO.
     Fails,
-    /// It takes so long.
+    /// It takes this long.
     Drags(Duration),
-    /// It is not done before the test lets go ([`BadDisk::let_go`]).
+    /// It waits until the test calls [`BadDisk::let_go`].
     Hangs,
 }
 
@@ -46,9 +46,9 @@ struct Plan {
 
 #[derive(Default)]
 struct State {
-    /// As reads see it.
+    /// The content that reads see.
     cached: Vec<u8>,
-    /// As it is after a power cut.
+    /// The content after a power cut.
     medium: Vec<u8>,
     /// Writes since the last sync, as ranges.
     unsynced: Vec<(usize, usize)>,
@@ -92,7 +92,7 @@ impl BadDisk {
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let shared = Arc::clone(&served);
-                // It ends when nbdfuse goes.
+                // The thread ends when nbdfuse exits.
                 std::thread::spawn(move || shared.serve(stream));
             }
         });
@@ -107,13 +107,13 @@ impl BadDisk {
         self.shared.lock().plans.push(Plan { act, skip, times, trouble });
     }
 
-    /// No more trouble; what hangs goes on.
+    /// Ends all trouble; hanging acts continue.
     pub fn heal(&self) {
         self.shared.lock().plans.clear();
         self.let_go();
     }
 
-    /// Lets everything that hangs go on.
+    /// Lets all hanging acts continue.
     pub fn let_go(&self) {
         self.shared.lock().turns += 1;
         self.shared.changed.notify_all();
@@ -128,7 +128,7 @@ impl BadDisk {
     /// Waits until something hangs.
     ///
     /// # Panics
-    /// When nothing does for too long.
+    /// When nothing hangs for too long.
     pub fn wait_hanging(&self) {
         let state = self.shared.lock();
         let (_state, waited) = self
@@ -139,7 +139,7 @@ impl BadDisk {
         assert!(!waited.timed_out(), "the disk was never asked");
     }
 
-    /// Drops the volatile cache, the kernel's too. Nobody may have the file open.
+    /// Drops the volatile cache, the kernel's too. No process may have the file open.
     pub fn cut_power(&mut self) {
         self.unmount();
         self.shared.lock().drop_unsynced();
@@ -150,7 +150,7 @@ impl BadDisk {
         let mut fuse = command("nbdfuse");
         fuse.arg(&self.file).arg("--unix").arg(&self.socket);
         let length = self.shared.lock().medium.len() as u64;
-        // The file below has the same size: what tells them apart is the device they are on.
+        // The file below has the same size: only the device distinguishes the two.
         let below = device_of(&self.file);
         self.fuse = Some(fuse.stderr(Stdio::inherit()).spawn().expect("nbdfuse starts"));
         machine::wait_for("nbdfuse shows the disk", || {
@@ -173,7 +173,7 @@ impl Drop for BadDisk {
     fn drop(&mut self) {
         self.heal();
         if let Some(mut fuse) = self.fuse.take() {
-            // Also when somebody still has it open.
+            // Lazily, in case a process still has it open.
             let _ = command("fusermount3").args(["-u", "-z"]).arg(&self.file).output();
             let _ = fuse.kill();
             let _ = fuse.wait();
@@ -217,7 +217,7 @@ impl Shared {
 
     /// One connection, to its end.
     fn serve(&self, mut stream: UnixStream) {
-        // Its end is an error too: nobody is left to tell.
+        // The end of the connection is an error too, and needs no report.
         let _ = self.negotiate(&mut stream).and_then(|()| self.transmit(&mut stream));
     }
 
@@ -284,7 +284,7 @@ impl Shared {
         }
     }
 
-    /// Does an act, or what the plan has for it; false when it failed.
+    /// Does an act, or its planned trouble; returns false if it failed.
     fn meet(&self, act: Act, done: impl FnOnce(&mut State)) -> bool {
         let mut state = self.lock();
         match state.strike(act) {

@@ -17,7 +17,7 @@ impl Bridge {
     /// Builds the bridge to `uri`.
     ///
     /// # Panics
-    /// When a part of it cannot be had.
+    /// When a part of it is missing.
     #[must_use]
     pub fn new(uri: &str) -> Self {
         let folder = tempfile::Builder::new().prefix("sawmill-bridge-").tempdir();

@@ -21,10 +21,10 @@ pub fn has_compiler() -> Result<(), String> {
     Ok(())
 }
 
-/// Where the library is that was built.
+/// The folder of the built library.
 ///
 /// # Panics
-/// When it was not.
+/// When the library was not built.
 #[must_use]
 pub fn libraries() -> PathBuf {
     let folder = sawmill_binary().parent().expect("a binary lies in a folder").to_owned();
@@ -45,7 +45,7 @@ fn compile(compiler: &str, source: &Path, program: &Path, more: &[&str]) {
 /// Makes a program of a C source.
 ///
 /// # Panics
-/// When the compiler has anything to say.
+/// When the compiler prints anything.
 pub fn c(source: &Path, program: &Path, more: &[&str]) {
     compile("cc", source, program, more);
 }

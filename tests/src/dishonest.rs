@@ -1,9 +1,9 @@
-//! A small S3 server that lies as some real ones do: it looks whether a key is free when the head
-//! of a put arrives, and makes the object when the body is complete. Asked in turn it is honest; of
-//! racing puts it lets several win.
+//! A small S3 server that lies as some real ones do: it checks whether a key is free when the head
+//! of a put arrives, and creates the object when the body is complete. Sequential puts are safe; of
+//! racing conditional puts, several may win.
 //!
-//! Not here: signatures (all are taken), buckets (the first part of a path is one), paging, and
-//! anything else that `sawmill` does not ask of a store.
+//! Not here: signatures (all are accepted), buckets (the first part of a path is one), paging, and
+//! anything else that `sawmill` does not use.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -43,7 +43,7 @@ impl Dishonest {
 
 struct Request {
     method: String,
-    /// Bucket and key; the query apart.
+    /// Bucket and key, without the query.
     path: String,
     query: String,
     headers: BTreeMap<String, String>,
@@ -63,11 +63,11 @@ fn refusal(status: u16, code: &str) -> Answer {
     answer(status, format!("<Error><Code>{code}</Code><Message>no</Message></Error>"))
 }
 
-/// Answers one request; none when the client has gone.
+/// Answers one request; `None` if the client has closed.
 fn answer_one(objects: &Objects, mut stream: &TcpStream) -> Option<()> {
     let mut reader = BufReader::new(stream);
     let request = read_head(&mut reader)?;
-    // The look that is too early.
+    // The check that comes too early.
     let was_free =
         !objects.lock().expect("nobody panics with this lock").contains_key(&request.path);
     let length = request.headers.get("content-length").and_then(|length| length.parse().ok());

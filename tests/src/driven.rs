@@ -18,8 +18,8 @@ use crate::machine::{PATIENCE, command, said};
 use crate::nbd::{Client, Style};
 use crate::place::Place;
 
-/// The same driver with what it says of its errors in a file: where errors are expected, nobody is
-/// to take them for a failure of the test.
+/// The same driver with its error output in a file, so that expected errors do not look like a
+/// failure of the test.
 #[must_use]
 pub fn saying_into(said: &Path, driver: &Command) -> Command {
     let mut quiet = Command::new("sh");
@@ -79,10 +79,10 @@ impl Driven {
         let stdout = child.stdout.take().expect("a pipe was asked for");
         let (tell, events) = channel();
         std::thread::spawn(move || {
-            // What a driver prints itself lands here too: events are objects.
+            // A driver's own output arrives here too: only events are objects.
             let lines = BufReader::new(stdout).lines().map_while(Result::ok);
             for line in lines.filter(|line| line.starts_with('{')) {
-                // Whoever listens may be gone; the pipe is still to be drained.
+                // The receiver may be gone, but the pipe must still be drained.
                 let _ = tell.send(serde_json::from_str(&line).expect("an event is JSON"));
             }
         });
@@ -113,10 +113,10 @@ impl Driven {
         self.drivers.push(driver);
     }
 
-    /// Kills a driver that is not the host's child; another comes, and is attached.
+    /// Kills a driver that is not the host's child, and attaches another one.
     ///
     /// # Panics
-    /// When there was none.
+    /// When no such driver runs.
     pub fn kill_and_attach(&mut self, driver: &mut Command) {
         let mut killed = self.drivers.pop().expect("a driver");
         killed.kill().expect("a process of ours");
@@ -145,7 +145,7 @@ impl Driven {
         self.wait_for_next_driver();
     }
 
-    /// Has the driver replaced, and waits until the new one is attached.
+    /// Replaces the driver, and waits until the new one is attached.
     pub fn replace_driver(&mut self, place: &Place, name: &str) {
         let _ = place.sawmill(&["driver", "replace", name]).ok();
         self.wait_for_next_driver();
@@ -168,7 +168,7 @@ impl Driven {
         Client::connect(&self.uri, Style::Structured).expect("the door is open")
     }
 
-    /// Ends the device in order, by SIGTERM.
+    /// Ends the device cleanly, with SIGTERM.
     ///
     /// # Panics
     /// When it does not end well.
@@ -179,7 +179,7 @@ impl Driven {
         assert!(status.success(), "the host ended with {status}");
     }
 
-    /// Ends the device in order.
+    /// Ends the device cleanly.
     ///
     /// # Panics
     /// When it does not end well.
@@ -202,10 +202,10 @@ impl Drop for Driven {
     }
 }
 
-/// fio's nanoseconds of the longest request, after writes that it has verified.
+/// The longest request of a fio run that writes and verifies, in nanoseconds.
 ///
 /// # Panics
-/// When fio finds an error or another byte.
+/// When fio finds an error or a wrong byte.
 #[must_use]
 pub fn fio_verifies(uri: &str, place: &Place, arguments: &[&str]) -> u64 {
     let mut fio = command("fio");

@@ -1,7 +1,7 @@
-//! The five examples that each language has, tried as disks: request by request, and with what only
-//! one of them can.
+//! Tests of the five examples that each language has, as disks: request by request, and for the
+//! special feature of each.
 //!
-//! Not here: how an example is built or started, which a test of the language says; replaced
+//! Not here: building and starting an example, which the test of each language does; replaced
 //! drivers (`driven`).
 
 use std::io::{Read, Write};
@@ -29,7 +29,7 @@ fn text(path: &Path) -> &str {
 /// Writes, reads and verifies a device as users do.
 ///
 /// # Panics
-/// When it is no disk.
+/// When it does not behave as a disk.
 pub fn is_a_disk(place: &Place, device: &Driven) {
     let common = ["--size=16M", "--do_verify=1"];
     let jobs: [&[&str]; 3] = [
@@ -92,7 +92,7 @@ pub fn mirror(place: &Place, example: Example<'_>) {
     device.end(place, "mirror");
 }
 
-/// `null` takes everything and reads as zeroes.
+/// `null` accepts everything and reads as zeroes.
 ///
 /// # Panics
 /// When it does not.
@@ -104,7 +104,7 @@ pub fn null(place: &Place, example: Example<'_>) {
     device.end(place, "null");
 }
 
-/// `lazy` begins as its source, which it needs once.
+/// `lazy` begins with the content of its source, and fetches each part once.
 ///
 /// # Panics
 /// When it does not.
@@ -123,11 +123,11 @@ pub fn lazy(place: &Place, example: Example<'_>) {
     device.end(place, "lazy");
 }
 
-/// Verifies writes to `file` for as long as `disturb` disturbs the driver, in every mode; tells the
-/// longest stall.
+/// Verifies writes to `file` while `disturb` disturbs the driver, in every mode; prints the longest
+/// stall.
 ///
 /// # Panics
-/// When a byte is lost, or anybody sees an error.
+/// When a byte is lost, or a request fails.
 pub fn undisturbed(
     place: &Place,
     example: Example<'_>,
@@ -152,7 +152,7 @@ pub fn undisturbed(
                 }
             });
             for _ in 0..rounds {
-                // A load that has failed tells so when it is joined.
+                // A failed load reports its error when it is joined.
                 if !load.is_finished() {
                     disturb(place, &mut device);
                 }
@@ -166,9 +166,9 @@ pub fn undisturbed(
     }
 }
 
-/// A web server that knows ranges, and one page.
+/// A web server with one page, which supports ranges.
 pub struct Source {
-    /// Where the page is.
+    /// The URL of the page.
     pub url: String,
     is_gone: Arc<AtomicBool>,
 }

@@ -1,6 +1,6 @@
 //! `sawmill replicate --follow` beside a test.
 //!
-//! Invariant: it is killed when it is let go, in the middle of whatever it does.
+//! Invariant: the process is killed when this is dropped, whatever it is doing.
 
 use std::process::{Child, Stdio};
 

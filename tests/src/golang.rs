@@ -1,4 +1,4 @@
-//! Go, for what of the product is written in it. A machine without a Go that is new enough skips
+//! Go, for the parts of the product that are written in it. A machine without a new enough Go skips
 //! these tests. Not here: C, C++ and Rust (`compiled`), what an example must do (`examples`).
 
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::sync::OnceLock;
 
 use crate::machine::{repository, run};
 
-/// Whether there is a Go that the modules are for.
+/// Whether this machine has a Go that is new enough for the modules.
 ///
 /// # Errors
-/// Why not.
+/// The reason why not.
 pub fn has_go() -> Result<(), String> {
     let asked = Command::new("go").arg("env").arg("GOVERSION").env("GOTOOLCHAIN", "local").output();
     let version = asked.map_err(|error| format!("no go: {error}"))?.stdout;

@@ -1,21 +1,21 @@
 //! The harness of the black-box tests: it starts the real binary, drives it as its users do, and
-//! judges what is left after a crash.
+//! checks what is left after a crash.
 //!
 //! Modules: `machine` (what this machine can do, running programs, waiting for a condition),
-//! `store` (a folder, a MinIO of our own or a liar), `dishonest` (the liar), `proxy` (what can go
-//! wrong between the server and its store), `place` (one pretended machine: its store, its state,
-//! its commands), `server` (a running `sawmill serve`), `successor` (programs that take its place,
+//! `store` (a folder, a MinIO of our own or a liar), `dishonest` (the liar), `proxy` (faults
+//! between the server and its store), `place` (one simulated machine: its store, its state, its
+//! commands), `server` (a running `sawmill serve`), `successor` (programs that take over from it,
 //! or pretend to), `bad_disk` (a journal disk that fails), `load` (a stamped load that can be cut
-//! at any moment), `bridge` (a file system on a volume), `postgres` (a database in a folder),
+//! off at any moment), `bridge` (a file system on a volume), `postgres` (a database in a folder),
 //! `follower` (a copier that follows), `linked` (both ends of a link), `driven` (a device whose
 //! driver is another program), `examples` (the drivers that every language has), `compiled`
 //! (programs in C), `torture` (kills, faults, losses, copies, clocks, containers and rivals without
 //! end). From the crash checker (`crates/verify`): `nbd` (a client that pipelines), `stamp` (blocks
-//! that say who wrote them, and the judge of crash images), `dice` (seeded chance).
+//! that identify their write, and the judge of crash images), `dice` (seeded chance).
 //!
-//! Not here: the tests; each behaviour is one file in `tests/`. Nothing here names a crate of the
-//! product but the crash checker, which knows no other device than those a user knows: by their
-//! doors. Of the tests one does: `stores/contract`, the store's client before a real server.
+//! Not here: the tests; each behaviour is one file in `tests/`. The only crate of the product that
+//! is used here is the crash checker, which, like a user, sees devices only through their doors. Of
+//! the tests only `stores/contract` uses another one: the store's client against a real server.
 #![forbid(unsafe_code)]
 
 pub mod bad_disk;
@@ -60,7 +60,7 @@ macro_rules! on_each_store {
     };
 }
 
-/// Leaves a test, counted as skipped, when this machine cannot run it.
+/// Returns from a test, counted as skipped, if this machine cannot run it.
 #[macro_export]
 macro_rules! requires {
     ($ability:expr) => {

@@ -26,7 +26,7 @@ pub struct End {
     events: Receiver<Value>,
     said: Arc<Mutex<String>>,
     listening: Option<JoinHandle<()>>,
-    /// What it said when it was ready.
+    /// Its ready event.
     pub ready: Value,
 }
 
@@ -40,7 +40,7 @@ impl End {
         Self::launch(&mut place.command(&[words, &["--json"]].concat()))
     }
 
-    /// The same by a whole command, which prints events.
+    /// The same with a complete command, which prints events.
     ///
     /// # Panics
     /// When it ends before it is ready.
@@ -55,7 +55,7 @@ impl End {
         let stdout = child.stdout.take().expect("a pipe was asked for");
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                // Whoever listens may be gone; the pipe is still to be drained.
+                // The receiver may be gone, but the pipe must still be drained.
                 let _ = tell.send(serde_json::from_str(&line).expect("an event is JSON"));
             }
         });
@@ -112,7 +112,7 @@ impl End {
         Client::connect(&self.uri(), Style::Structured).expect("the door is open")
     }
 
-    /// Stops its time, or lets it go on.
+    /// Suspends the process, or resumes it.
     ///
     /// # Panics
     /// When it is not there.
@@ -145,7 +145,7 @@ impl End {
         kill_process(Pid::from_child(&self.child), signal).expect("a process of ours");
     }
 
-    /// Asks it to end, and waits for what it leaves.
+    /// Asks it to end, and waits for its exit code and output.
     ///
     /// # Panics
     /// When it is not there.
@@ -155,7 +155,7 @@ impl End {
         self.finished()
     }
 
-    /// What it has written to its log so far.
+    /// Its log so far.
     #[must_use]
     pub fn stderr(&self) -> String {
         self.said.lock().map_or_else(|poisoned| poisoned.into_inner().clone(), |said| said.clone())

@@ -1,7 +1,7 @@
 //! A stamped load whose requests must be answered: the load of the crash checker, with a test's
 //! demands.
 //!
-//! Not here: what is asked for and noted (`sawmill_verify::load`), a load that commits (`torture`).
+//! Not here: the requests and their log (`sawmill_verify::load`), a load that commits (`torture`).
 
 use std::ops::{Deref, DerefMut};
 

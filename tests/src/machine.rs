@@ -1,8 +1,8 @@
-//! This machine: what it can do, how programs are run on it, and waiting for a condition with a
+//! This machine: its abilities, running programs on it, and waiting for a condition with a
 //! deadline.
 //!
-//! A missing program is a failure, not a skip: the set-up installs it. Only what no set-up can give
-//! (root, FUSE, loop devices) skips a test, with its reason, and is counted.
+//! A missing program is a failure, not a skip: the set-up installs it. A test is skipped, with its
+//! reason, and counted only for lack of what no set-up can provide (root, FUSE, loop devices).
 //!
 //! Not here: commands of `sawmill` with a store and a state folder (`place`).
 
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-/// How long anything that ought to happen may take before the test gives up on it.
+/// Time for any expected event; after it the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The root of the repository.
@@ -36,7 +36,7 @@ pub fn sawmill_binary() -> PathBuf {
     path
 }
 
-/// Finds a program on the path, in the places only root has there, or among what the set-up built.
+/// Finds a program on the path, in root's own folders, or among the programs that the set-up built.
 #[must_use]
 pub fn program(name: &str) -> PathBuf {
     let path = std::env::var("PATH").unwrap_or_default();
@@ -59,7 +59,7 @@ pub fn command(name: &str) -> Command {
 /// Runs a command to its end and demands success; returns its standard output.
 ///
 /// # Panics
-/// When the command cannot be started or fails; the text names it and shows what it said.
+/// When the command cannot be started or fails; the text names it and shows its output.
 pub fn run(command: &mut Command) -> String {
     let output =
         command.output().unwrap_or_else(|error| panic!("{command:?} did not start: {error}"));
@@ -67,7 +67,7 @@ pub fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Starts a command and kills it after this long, wherever it is then.
+/// Starts a command and kills it after this long, whatever it is doing.
 ///
 /// # Panics
 /// When it cannot be started.
@@ -75,12 +75,12 @@ pub fn kill_after(mut command: Command, time: Duration) {
     let started = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let mut child = started.unwrap_or_else(|error| panic!("{command:?} did not start: {error}"));
     std::thread::sleep(time);
-    // It may be over.
+    // It may have exited.
     let _ = child.kill();
     child.wait().expect("a child can be waited for");
 }
 
-/// What a program said on both of its outputs.
+/// Both outputs of a program.
 #[must_use]
 pub fn said(output: &Output) -> String {
     format!(
@@ -99,7 +99,7 @@ pub fn skip(why: &str) {
     if let Some(path) = std::env::var_os("SAWMILL_SKIP_LOG") {
         let log = std::fs::OpenOptions::new().append(true).create(true).open(path);
         if let Ok(mut log) = log {
-            // Without the line the test would be counted as passed: the only harm.
+            // Without the line the test counts as passed; nothing else depends on it.
             let _ = writeln!(log, "{test}: {why}");
         }
     }

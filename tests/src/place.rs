@@ -1,8 +1,8 @@
-//! A place: one pretended machine with its own state folder (journal, cache) and a store, and the
-//! commands a person types there.
+//! A place: one simulated machine with its own state folder (journal, cache) and a store, and the
+//! commands that a user types there.
 //!
-//! Invariant: a command finds no state, data, cache or home but those of its place. Not here:
-//! servers that go on running (`server`), the programs behind a store (`store`).
+//! Invariant: a command uses only the state, data, cache and home folders of its place. Not here:
+//! servers that keep running (`server`), the programs behind a store (`store`).
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -14,10 +14,10 @@ use crate::machine;
 use crate::server::Serve;
 use crate::store::StoreUnderTest;
 
-/// One pretended machine. Its folders go with it.
+/// One simulated machine. Its folders are removed with it.
 pub struct Place {
     folder: TempDir,
-    /// What survives a process and not a power cut: a folder in memory.
+    /// A folder in memory, which survives a process but not a power cut.
     memory: TempDir,
     store: StoreUnderTest,
     store_url: String,
@@ -26,7 +26,7 @@ pub struct Place {
 /// A command that ran to its end.
 #[derive(Debug)]
 pub struct Finished {
-    /// What was run, for the texts of failures.
+    /// The command line, for the texts of failures.
     pub line: String,
     /// The exit code; none when a signal ended it.
     pub code: Option<i32>,
@@ -37,7 +37,7 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// From what a process left.
+    /// From the output of a process.
     #[must_use]
     pub fn new(line: String, output: &Output) -> Self {
         Finished {
@@ -80,7 +80,7 @@ impl Finished {
     /// contains each of `words`. Only `serve` may log more than that line.
     ///
     /// # Panics
-    /// When the command succeeded, ended with another code, or said something else.
+    /// When the command succeeded, ended with another code, or printed something else.
     pub fn refused(&self, code: i32, words: &[&str]) {
         let Finished { line, stdout, stderr, .. } = self;
         assert_eq!(
@@ -141,7 +141,7 @@ impl Place {
         Place { folder, memory, store: self.store.clone(), store_url: self.store_url.clone() }
     }
 
-    /// Another machine with the same store, which it reaches by another way.
+    /// Another machine with the same store, which it reaches through `way`.
     #[must_use]
     pub fn neighbour_by(&self, way: &StoreUnderTest) -> Self {
         Place { store: way.clone(), ..self.neighbour() }
@@ -204,7 +204,7 @@ impl Place {
         let _ = self.sawmill(&[&["create", volume, "--size", size], more].concat()).ok();
     }
 
-    /// What `sawmill info --json` says of a volume.
+    /// The output of `sawmill info --json` for a volume.
     #[must_use]
     pub fn info(&self, volume: &str) -> Value {
         self.sawmill(&["info", volume, "--json"]).json()
@@ -216,7 +216,7 @@ impl Place {
         Serve::new(self, volume)
     }
 
-    /// Loses everything this machine kept for itself: journal, cache and all; the store stays.
+    /// Loses all local state of this machine, including journal and cache; the store stays.
     pub fn lose_state(&self) {
         let state = self.path("state");
         if state.exists() {

@@ -1,11 +1,11 @@
-//! A PostgreSQL of our own: made in a folder, run there by a user without rights, asked, checked,
-//! stopped.
+//! A PostgreSQL of our own: created in a folder, run there by an unprivileged user, queried,
+//! checked, stopped.
 //!
-//! Invariants: it listens on a Unix socket in a folder of its own and nowhere else; whatever was
+//! Invariants: it listens only on a Unix socket in a folder of its own; every process that was
 //! started is gone when its owner is dropped. `fsync`, `full_page_writes` and `synchronous_commit`
 //! are on, as they are by default: an answered commit was flushed.
 //!
-//! Not here: what lies in the tables; where the folder is (`bridge`).
+//! Not here: the content of the tables; the place of the folder (`bridge`).
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::chown;
@@ -24,19 +24,19 @@ use crate::machine::{run, wait_for};
 /// `nobody`, on every Debian. PostgreSQL refuses to run as root.
 const NOBODY: u32 = 65_534;
 
-/// Small, so that pages are written and checkpoints made all the time, not only logged.
+/// Small, so that pages are written and checkpoints made all the time instead of only logging.
 const SETTINGS: [&str; 4] =
     ["listen_addresses=", "shared_buffers=8MB", "max_wal_size=64MB", "min_wal_size=32MB"];
 
-/// A server that runs.
+/// A running server.
 pub struct Postgres {
     postmaster: Child,
-    /// The socket, and what the server says.
+    /// The socket, and the server's log.
     folder: TempDir,
 }
 
 impl Postgres {
-    /// Makes a database directory with page checksums at `data`, where nothing is yet.
+    /// Makes a database directory with page checksums at `data`, which must not exist.
     ///
     /// # Panics
     /// When that fails.
@@ -47,7 +47,7 @@ impl Postgres {
         let _ = run(program("initdb").args(options).arg("--pgdata").arg(data));
     }
 
-    /// Starts a server on a database directory and waits until it takes connections: after any
+    /// Starts a server on a database directory and waits until it accepts connections, after any
     /// recovery.
     ///
     /// # Panics
@@ -74,19 +74,19 @@ impl Postgres {
         server
     }
 
-    /// What it has said so far.
+    /// Its log so far.
     #[must_use]
     pub fn said(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    /// Whether it found a directory that nobody had closed, and went through its log.
+    /// Whether it found a directory that was not shut down cleanly, and replayed its log.
     #[must_use]
     pub fn has_recovered(&self) -> bool {
         self.said().contains("automatic recovery in progress")
     }
 
-    /// A program of PostgreSQL's that talks to this server.
+    /// A program of PostgreSQL that connects to this server.
     #[must_use]
     pub fn client(&self, name: &str) -> Command {
         let mut command = program(name);
@@ -97,7 +97,7 @@ impl Postgres {
         command
     }
 
-    /// Runs statements as one transaction, and gives their rows, fields separated by `|`.
+    /// Runs statements as one transaction, and returns their rows, with fields separated by `|`.
     ///
     /// # Panics
     /// When one fails.
@@ -110,7 +110,7 @@ impl Postgres {
             .to_owned()
     }
 
-    /// Demands that every table and every index is sound, and that each index has every row of its
+    /// Demands that every table and every index is intact, and that each index has every row of its
     /// table.
     ///
     /// # Panics
@@ -120,7 +120,7 @@ impl Postgres {
         let _ = run(self.client("pg_amcheck").args(deep).arg("postgres"));
     }
 
-    /// Stops it in order, and demands that the checksum of every page is right.
+    /// Stops it cleanly, and demands that the checksum of every page is correct.
     ///
     /// # Panics
     /// When one is not, or it does not end well.
@@ -141,13 +141,13 @@ impl Drop for Postgres {
         if std::thread::panicking() {
             println!("-- PostgreSQL said:\n{}", self.said());
         }
-        // Its children end when they see that it is gone.
+        // Its children exit when they notice that it is gone.
         let _ = self.postmaster.kill();
         let _ = self.postmaster.wait();
     }
 }
 
-/// A program of the newest PostgreSQL here, as the user without rights.
+/// A program of the newest PostgreSQL here, as the unprivileged user.
 fn program(name: &str) -> Command {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let versions = versions.filter(|entry| entry.path().join("bin").join(name).is_file());
@@ -168,7 +168,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Begins; `statements` are those that enter a number, within one transaction.
+    /// Starts the client; `statements` inserts a number, within one transaction.
     #[must_use]
     pub fn start(postgres: &Postgres, statements: fn(u64) -> String) -> Self {
         let mut psql = postgres.client("psql");
@@ -185,7 +185,7 @@ impl Ledger {
                 if ended.load(Ordering::SeqCst) {
                     break;
                 }
-                // The line comes back when the commit was answered; after an error, never.
+                // The line comes back once the commit is acknowledged, and never after an error.
                 let order = format!("begin; {} commit;\n\\echo {number}\n", statements(number));
                 orders.write_all(order.as_bytes()).expect("psql listens");
                 assert_eq!(
@@ -213,7 +213,7 @@ impl Ledger {
         wait_for("more numbers are committed", || (self.acknowledged() >= wanted).then_some(()));
     }
 
-    /// Ends after the number under way; gives the last one.
+    /// Ends after the number in flight; returns the last one.
     ///
     /// # Panics
     /// When the client met an error.
@@ -227,7 +227,7 @@ impl Ledger {
 
 impl Drop for Ledger {
     fn drop(&mut self) {
-        // A client that nobody stopped ends with its server.
+        // A client that was not stopped ends with its server.
         self.enough.store(true, Ordering::SeqCst);
     }
 }

@@ -1,13 +1,13 @@
 //! A running `sawmill serve`: started, watched through its events, killed, stopped, frozen,
 //! replaced.
 //!
-//! After a hand-off it is the process that took over: the one before it is its own parent no more,
+//! After a hand-off it is the process that took over. Its parent, the previous server, has exited,
 //! and this process has asked the kernel to inherit such orphans.
 //!
 //! Readiness is the server's own event on its standard output; nothing here guesses by time.
 //!
-//! Not here: `sawmill run` (`driven`), the ends of a link (`linked`), programs that take over by
-//! order of a test (`successor`).
+//! Not here: `sawmill run` (`driven`), the ends of a link (`linked`), the programs that a test
+//! makes take over (`successor`).
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -35,9 +35,9 @@ pub struct Serve<'a> {
     environment: Vec<(String, String)>,
     /// The program that starts it, with its first arguments.
     through: Vec<String>,
-    /// Nobody says where its memory lies.
+    /// Without an option for the place of its memory.
     default_memory: bool,
-    /// Nobody says how large its journals and its cache are.
+    /// Without options for the sizes of its journals and cache.
     default_sizes: bool,
 }
 
@@ -80,21 +80,21 @@ impl<'a> Serve<'a> {
         self
     }
 
-    /// Has it started by another program, which becomes it: that program and its first arguments.
+    /// Starts it through another program that execs it: that program and its first arguments.
     #[must_use]
     pub fn through(mut self, words: &[&str]) -> Self {
         self.through = words.iter().map(|&word| word.to_owned()).collect();
         self
     }
 
-    /// Leaves it to the server where its memory lies.
+    /// Lets the server choose the place of its memory.
     #[must_use]
     pub fn with_default_memory(mut self) -> Self {
         self.default_memory = true;
         self
     }
 
-    /// Leaves it to the server how large its journals and its cache are.
+    /// Lets the server choose the sizes of its journals and cache.
     #[must_use]
     pub fn with_default_sizes(mut self) -> Self {
         self.default_sizes = true;
@@ -122,7 +122,7 @@ impl<'a> Serve<'a> {
         }
     }
 
-    /// Starts the server; gives what it left behind when it ends before it is ready.
+    /// Starts the server; returns its exit code and output if it ends before it is ready.
     pub fn attempt(self) -> Result<Server, Finished> {
         let count = self.volumes.len();
         let mut server = self.launch();
@@ -173,7 +173,7 @@ impl<'a> Serve<'a> {
         let stdout = child.stdout.take().expect("a pipe was asked for");
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                // Whoever listens may be gone; the pipe is still to be drained.
+                // The receiver may be gone, but the pipe must still be drained.
                 let _ = tell.send(line);
             }
         });
@@ -193,7 +193,7 @@ impl<'a> Serve<'a> {
     }
 }
 
-/// The same command, started by another program that becomes it.
+/// The same command, started through another program that execs it.
 fn through(words: &[String], command: Command) -> Command {
     let Some((program, first)) = words.split_first() else { return command };
     let mut outer = Command::new(program);
@@ -207,11 +207,11 @@ fn through(words: &[String], command: Command) -> Command {
     outer
 }
 
-/// A server that runs, or ran. It is killed when dropped.
+/// A server that runs or has ended. It is killed when dropped.
 pub struct Server {
     line: String,
     child: Child,
-    /// Who took over from the child.
+    /// The process that took over from the child.
     successor: Option<Pid>,
     events: Receiver<String>,
     said: Arc<Mutex<String>>,
@@ -222,7 +222,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Hands over to a new process and follows that one; gives what `sawmill handoff` said.
+    /// Hands over to a new process and follows that one; returns the output of `sawmill handoff`.
     ///
     /// # Panics
     /// When it was not handed over.
@@ -235,7 +235,7 @@ impl Server {
     /// Follows the process that a hand-off went to, and waits for its ready event.
     ///
     /// # Panics
-    /// When that does not get ready.
+    /// When that process does not get ready.
     pub fn follow(&mut self, said: &Value) {
         let pid = said["pid"].as_i64().and_then(|pid| Pid::from_raw(pid as i32));
         let before = self.process();
@@ -318,7 +318,7 @@ impl Server {
         self.process().as_raw_nonzero().get().cast_unsigned()
     }
 
-    /// What it has said on standard error so far.
+    /// Its standard error so far.
     #[must_use]
     pub fn stderr(&self) -> String {
         self.said.lock().expect("nobody panics with this lock").clone()
@@ -341,7 +341,7 @@ impl Server {
         self.status.is_none()
     }
 
-    /// Sends a signal. A process that is gone is fine.
+    /// Sends a signal. The process may already be gone.
     pub fn signal(&self, signal: Signal) {
         if self.status.is_none() {
             let _ = kill_process(self.process(), signal);
@@ -360,7 +360,7 @@ impl Server {
         self.finished()
     }
 
-    /// Waits for the end of the process and gives what it left.
+    /// Waits for the end of the process and returns its exit code and output.
     ///
     /// # Panics
     /// When it does not end.
@@ -391,7 +391,7 @@ impl Server {
     /// The status document; the server was started with `--admin 127.0.0.1:0`.
     ///
     /// # Panics
-    /// When the admin server gives no whole answer.
+    /// When the admin server gives no complete answer.
     #[must_use]
     pub fn status(&self) -> Value {
         let admin = self.ready()["admin"].as_str().expect("the server was started with --admin");
@@ -399,7 +399,7 @@ impl Server {
         serde_json::from_str(&body).unwrap_or_else(|error| panic!("no JSON ({error}): {body}"))
     }
 
-    /// Asks for the status document until it says what is wanted.
+    /// Polls the status document until `wanted` is true of it.
     pub fn wait_for(&self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         machine::wait_for(what, || Some(self.status()).filter(&wanted))
     }
@@ -437,7 +437,7 @@ impl Drop for Server {
 /// A page of an admin server, by its name there.
 ///
 /// # Panics
-/// When there is no whole answer.
+/// When there is no complete answer.
 #[must_use]
 pub fn page(admin: &str, name: &str) -> String {
     let host = admin.trim_start_matches("http://").trim_end_matches('/');

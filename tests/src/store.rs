@@ -1,10 +1,10 @@
 //! The stores under test: a folder, a MinIO of our own on the loopback, or a server that lies.
 //!
-//! One MinIO serves a whole test program; it and its data go when the program ends, however it
-//! ends, because a small shell watches a pipe that only the program holds open.
+//! One MinIO serves a whole test program; it and its data are removed when the program ends in any
+//! way, because a small shell watches a pipe that only the program holds open.
 //!
-//! Invariant: a fresh store has a prefix or a folder that no other of the program has, so that
-//! tests run side by side. Not here: what goes wrong on the way to a store (`proxy`).
+//! Invariant: a fresh store has a prefix or folder that is unique in the program, so that tests run
+//! side by side. Not here: faults on the way to a store (`proxy`).
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -20,21 +20,21 @@ use crate::dishonest::Dishonest;
 use crate::machine;
 use crate::proxy::Proxy;
 
-/// A bucket that is there.
+/// An existing bucket.
 pub const BUCKET: &str = "timber";
-/// Who may use `MinIO`.
+/// The user of `MinIO`.
 pub const USER: &str = "sawmill-test";
-/// Their password.
+/// The user's password.
 pub const PASSWORD: &str = "sawmill-test-secret";
 
-/// A store to put volumes in. Cheap to clone; clones are the same store.
+/// A store for volumes. Cheap to clone; clones are the same store.
 #[derive(Clone, Debug)]
 pub enum StoreUnderTest {
     /// A folder inside each place.
     Folder,
     /// A prefix in a bucket.
     Minio(Arc<Minio>),
-    /// The same, behind a proxy that makes faults.
+    /// The same, behind a proxy that injects faults.
     Proxied(Arc<Proxy>),
     /// A prefix in a store that lets two racers win.
     Dishonest(Arc<Dishonest>),
@@ -116,7 +116,7 @@ impl Minio {
         minio
     }
 
-    /// Takes the server away: connections break, and new ones are refused. Its data stays.
+    /// Stops the server: connections break, and new ones are refused. Its data stays.
     pub fn pause(&self) {
         std::fs::write(self.keep_mark(), "").expect("a mark beside MinIO's folder");
         self.end();
@@ -190,17 +190,17 @@ impl Drop for Minio {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(self.keep_mark());
         self.end();
-        // Nothing is left of it unless it was paused when its owner let go.
+        // The folder still exists only if the server was paused when its owner was dropped.
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
-/// A loopback address that nobody listens at and that stays ours: the kernel gives it to nobody
-/// else, and whoever is told it may listen there, as often as it likes.
+/// A reserved loopback address without a listener: the kernel assigns it to no other process, and a
+/// program that is given the address may listen there any number of times.
 #[derive(Debug)]
 pub struct Reserved {
     address: SocketAddr,
-    /// Bound, never listening. Listeners set SO_REUSEADDR, as this does, so it is not in their way.
+    /// Bound, never listening. Listeners set SO_REUSEADDR, as this does, so it does not block them.
     _socket: TcpSocket,
 }
 
@@ -230,7 +230,7 @@ impl Default for Reserved {
     }
 }
 
-/// What makes an S3 server on the loopback reachable.
+/// The environment that makes an S3 server on the loopback reachable.
 fn environment(endpoint: &str) -> Vec<(String, String)> {
     [
         ("AWS_ACCESS_KEY_ID", USER),

@@ -1,8 +1,8 @@
 //! Programs for `sawmill handoff --binary`: one that only pretends to be a server, and one that
 //! sets something up before it becomes the real one.
 //!
-//! Either may hold still at a point until the test has done what it has to do there: nothing is
-//! left to time.
+//! Either may pause at a point until the test has done its work there, so nothing depends on
+//! timing.
 //!
 //! Not here: asking for a hand-off, and following the process that took over (`server`).
 
@@ -15,7 +15,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use crate::machine::{sawmill_binary, wait_for};
 use crate::place::Place;
 
-/// What an impostor says until its predecessor has let go of its volumes and given it its doors.
+/// An impostor's messages until its predecessor has released its volumes and sent its doors.
 pub const TAKES_ALL: &str = "say(word='hello', conversation=1, version='9.9')
 say(word='prepared')
 hear()
@@ -49,7 +49,7 @@ def hold(name):
     script(place, "impostor", &text)
 }
 
-/// A program that runs these lines of a shell, and then is the real server. `hold NAME` waits for
+/// A program that runs these lines of shell, and then execs the real server. `hold NAME` waits for
 /// the test.
 #[must_use]
 pub fn real_after(place: &Place, lines: &str) -> PathBuf {
@@ -85,17 +85,17 @@ fn pipe(place: &Place, name: &str) -> PathBuf {
     place.path(&format!("hold-{name}"))
 }
 
-/// A program that holds still. It goes on when this is dropped.
+/// A paused program. It continues when this is dropped.
 pub struct Held(File);
 
 impl Held {
-    /// Lets it go on.
+    /// Lets it continue.
     pub fn go_on(self) {
         drop(self.0);
     }
 }
 
-/// Waits until a program holds still under this name.
+/// Waits until a program pauses under this name.
 #[must_use]
 pub fn reached(place: &Place, name: &str) -> Held {
     let pipe: &Path = &pipe(place, name);

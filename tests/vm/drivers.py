@@ -12,15 +12,15 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# A Go that tests/setup/prepare.sh had to fetch lies there.
+# The folder of a Go that tests/setup/prepare.sh fetched.
 PATH = f"{ROOT / '.prepared/bin'}:{os.environ['PATH']}"
 EXAMPLES = ["null", "ram", "file", "mirror", "lazy"]
-# What BS3 has of BUSE, and gets of us.
+# The parts of BUSE that BS3 uses, which we replace.
 BS3_BUSE = "github.com/asch/buse/lib/go/buse"
 
 
 class Missing(Exception):
-    """What this machine lacks."""
+    """A requirement that this machine lacks."""
 
 
 def run(*words, **more):

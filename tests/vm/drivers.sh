@@ -1,12 +1,11 @@
 # The five examples that each language has, judged on ublk: after scene.sh,
-# `. "$VM_TESTS/drivers.sh"`. It is no test itself.
+# `. "$VM_TESTS/drivers.sh"`. It is not a test itself.
 #
 # shellcheck shell=bash
-# What VM_EXAMPLES names, else all.
+# The examples that VM_EXAMPLES names, else all.
 examples=${VM_EXAMPLES:-null ram file mirror lazy}
 
-# arguments EXAMPLE: what it is started with, into the array of that name;
-# and what must be there first.
+# arguments EXAMPLE: puts its arguments into the array of that name, and creates its files.
 arguments() {
     arguments=(24M)
     case $1 in
@@ -30,7 +29,7 @@ arguments() {
 patience=(--within 180 --option request_timeout_s=120)
 
 # judge WORD...: `sawmill conform` of each example behind ublk; % in the words stands for its name.
-# All are judged, also after one that failed.
+# All are judged, even after a failure.
 judge() {
     local example from failed=0 kind
     for example in $examples; do

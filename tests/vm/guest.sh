@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The guest's side of the lab: runs the tests that run.py wrote into the plan, one after the other,
-# and leaves of each its output, the kernel's log and how it ended in the shared folder.
+# and leaves each test's output, kernel log and outcome in the shared folder.
 #
 #   guest.sh SHARED_FOLDER
 #
-# A test is alone: it has a control group, a scratch folder and its modules, and all of them must go
-# away when it ends. What cannot be ended (a process that waits in the kernel for ever, a module
+# Each test has its own control group, scratch folder and modules, all of which must be removable
+# when it ends. Anything that cannot be ended (a process that waits in the kernel for ever, a module
 # still in use) fails its test and ends this guest, and run.py boots another for the rest.
 #
 # Not here: which tests there are, time limits of the guest as a whole (run.py).
@@ -15,7 +15,7 @@ share=$1
 groups=/sys/fs/cgroup
 room=/run/lab
 end_s=30 # for killed processes to be gone
-# What a kernel log must not say. A test that breaks its own disk names what it expects.
+# Text that a kernel log must not contain. A test that breaks its own disk declares that.
 io_errors='I/O error|EXT4-fs (error|warning)|XFS .*([Cc]orrupt|error)|BTRFS (error|critical)'
 io_errors+='|Aborting journal'
 faults='BUG:|WARNING:|Oops|general protection|Kernel panic|blocked for more than|UBSAN|refcount'
@@ -31,7 +31,7 @@ mount -t tmpfs -o size=75% lab "$room"
 cp -r "$share/bin" "$BIN"
 dmesg --console-level warn
 ip link set lo up
-# Emulation is slow, and so is a machine that does more than this.
+# Emulation is slow, and so is a busy machine.
 sysctl -qw kernel.hung_task_timeout_secs=240 kernel.panic_on_oops=1
 touch "$share/ready"
 
@@ -70,7 +70,7 @@ unmount_below() {
 unload() {
     local module
     for module in "$@"; do
-        # A module that only counts down its last users takes a moment.
+        # A module that releases its last users takes a moment.
         if ! until_s "$end_s" modprobe --quiet --remove "$module"; then
             echo "$module is still in use"
             return 1
@@ -127,7 +127,7 @@ while read -r -a words; do
     one "${words[@]}"
     ((ends)) && break
 done <"$share/plan"
-# Not by init: it would wait for what cannot end.
+# Not through init, which would wait for processes that cannot end.
 sync
 echo 1 >/proc/sys/kernel/sysrq
 echo o >/proc/sysrq-trigger

@@ -56,7 +56,7 @@ KERNEL = ROOT / ".prepared/kernel"
 VNG = ROOT / ".prepared/venv/bin/vng"
 RELEASE = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release"
 BOOT_S = 600
-# What a guest may take beyond a test's own limit: to end its processes, unmount, unload.
+# Time for a guest beyond a test's own limit: to end its processes, unmount, unload.
 GRACE_S = 180
 POLL_S = 0.2
 # A plain processor is quicker to emulate than one with everything.
@@ -65,7 +65,7 @@ KERNEL_OPTIONS = [
     "mitigations=off", "nokaslr", "cryptomgr.notests", "log_buf_len=8M", "tsc=reliable",
     # A host that is busy starves the guest, which must not be taken for a fault of its kernel.
     "rcupdate.rcu_cpu_stall_suppress=1", "nowatchdog",
-    # Hardware that QEMU shows and nobody here needs; to probe it takes a third of the boot.
+    # Hardware that QEMU shows and no test needs; probing it takes a third of the boot.
     "module_blacklist=ahci,libahci,libata,cdrom,sr_mod,sg,i2c_i801,i2c_smbus,lpc_ich,iTCO_wdt,"
     "i6300esb,psmouse,pcspkr,button,kvm,kvm_amd,kvm_intel,powernow_k8,acpi_cpufreq,joydev,evdev,"
     "hid,usbhid,xhci_hcd,aesni_intel,ghash_clmulni_intel,sha512_ssse3,sha256_ssse3,sha1_ssse3,"
@@ -76,7 +76,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Test:
-    """A script and what its head says."""
+    """A script and the options in its head."""
     name: str
     about: str
     set: str
@@ -117,7 +117,7 @@ class Test:
 
 
 def tests(names, quick):
-    """Those that are asked for, by name."""
+    """The requested tests, by name."""
     everything = [Test.of(path, quick)
                   for path in sorted([*HERE.glob("*/*.sh"), *HERE.glob("*/*.py")])]
     everything = [test for test in everything if test.on_host or test.path.suffix == ".sh"]
@@ -141,7 +141,7 @@ def die_with_parent():
 
 
 def fill(share, quick):
-    """Puts the binaries into the shared folder, without what debuggers want."""
+    """Copies the binaries into the shared folder, without debug information."""
     (share / "bin").mkdir()
     sawmill = Path(os.environ.get("SAWMILL_BINARY", RELEASE / "sawmill"))
     examples = [path for path in (RELEASE / "examples").glob("*")
@@ -298,7 +298,7 @@ class Lab:
             said = ("ok" if process.wait(test.seconds) == 0
                     else f"it ended with {process.returncode}")
         except subprocess.TimeoutExpired:
-            # It has others to end.
+            # It must end its own children.
             process.terminate()
             process.wait()
             said = f"it took more than {test.seconds} s"
@@ -314,7 +314,7 @@ class Lab:
                 continue
             current = self.share / "current"
             if current.exists() and current.read_text().strip() != test.name:
-                # It ended after the one before, as it should when that left something behind.
+                # It ended after the previous test, as it must when that left something behind.
                 return remaining[n:]
             why = "the guest hangs" if guest.is_running() else "the guest died"
             self.told(test, round(time.monotonic() - from_s), f"{why}; its console:\n    "
@@ -345,7 +345,7 @@ def main():
     share = Path(tempfile.mkdtemp(prefix="run-", dir=ROOT / ".prepared/vm"))
     fill(share, words.quick)
     chosen = with_drivers(chosen, share)
-    # A guest that nobody waits for would take a core for ever.
+    # An abandoned guest would use a core for ever.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     from_s = time.monotonic()
     lab = Lab(share)

@@ -1,9 +1,9 @@
-# What tests in a guest begin with: `. "$VM_TESTS/scene.sh"`. It is no test itself.
+# The common beginning of tests in a guest: `. "$VM_TESTS/scene.sh"`. It is not a test itself.
 #
 # shellcheck shell=bash
 export SAWMILL_STORE=file://$SCRATCH/store
 
-# quick_or_full A B: a count, by how much is asked for.
+# quick_or_full A B: a count, A for the quick set and B for the full one.
 quick_or_full() { if [[ $SET == quick ]]; then echo "$1"; else echo "$2"; fi; }
 
 # await SECONDS COMMAND...: until it succeeds; fails, saying which, when the time is up.
@@ -27,7 +27,7 @@ serve() {
 }
 ready_or_dead() { grep -q . "$SCRATCH/serve.out" || ! kill -0 "$server"; }
 
-# kill_server: with no chance to do anything.
+# kill_server: by kill -9, without a chance to clean up.
 kill_server() {
     kill -9 "$server"
     wait "$server" 2>/dev/null || true
@@ -84,6 +84,6 @@ verify_while() {
     looked_through
 }
 
-# looked_through: until udev has probed every disk that was closed after writing. A disk that is
-# taken away before that fails those reads, which the kernel's log tells of as I/O errors.
+# looked_through: until udev has probed every disk that was closed after writing. Removing a disk
+# before that fails those reads, which the kernel logs as I/O errors.
 looked_through() { udevadm settle; }

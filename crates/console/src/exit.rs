@@ -30,7 +30,7 @@ pub enum Exit {
     Refused = 5,
     /// Another writer has the volume.
     Fenced = 6,
-    /// The store, or a disk, cannot be asked.
+    /// The store, or a disk, does not answer.
     Unavailable = 7,
     /// The store or the system refuses us.
     Denied = 8,
@@ -122,8 +122,8 @@ pub fn table_as_help() -> String {
     text
 }
 
-/// A failure of a command: how the process ends, and one line that says what, which, and what to
-/// do.
+/// A failure of a command: the exit code, and one line with what failed, on which object, and what
+/// to do.
 #[derive(Debug)]
 pub struct Failure {
     exit: Exit,
@@ -136,7 +136,7 @@ pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
 impl Failure {
     /// A failure with its text. Line ends become spaces: an error is one line. Other control
-    /// characters, which a peer or a file may have chosen, get to no terminal.
+    /// characters, which may come from a peer or a file, never reach a terminal.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
         let message: String = message.into();
         let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -149,7 +149,7 @@ impl Failure {
         Failure::new(Exit::Usage, message)
     }
 
-    /// The same failure with its cause, which the text says already.
+    /// The same failure with its cause, which the text already describes.
     #[must_use]
     pub fn caused_by(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Failure { source: Some(Arc::new(source)), ..self }
@@ -160,7 +160,7 @@ impl Failure {
         self.exit
     }
 
-    /// The same failure with `volume NAME: ` before its text, unless that names the volume anyway.
+    /// The same failure with `volume NAME: ` before its text, unless the text names it.
     pub fn of_volume(self, name: &str) -> Self {
         if self.message.contains(name) {
             return self;
@@ -186,7 +186,7 @@ impl Failure {
             io::ErrorKind::InvalidInput => Exit::Usage,
             _ => Exit::Unavailable,
         };
-        // An error of the system cannot be copied; its number says the same.
+        // A system error cannot be cloned, so the cause is made from its number.
         let failure = Failure::new(exit, format!("{what}: {error}"));
         match error.raw_os_error().map(io::Error::from_raw_os_error) {
             Some(source) => failure.caused_by(source),

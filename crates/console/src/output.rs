@@ -78,11 +78,11 @@ fn plain_table() -> Table {
 
 /// Writes the error line of a failed command.
 pub fn error(failure: &Failure) {
-    // With stderr gone nobody is left to tell.
+    // If stderr is closed, the error cannot be reported.
     let _ = writeln!(io::stderr(), "sawmill: error: {failure}");
 }
 
-/// A line that is rewritten in place while something long runs; silent where stderr is no terminal.
+/// A line that is rewritten in place while something long runs; silent if stderr is not a terminal.
 pub struct Progress {
     label: &'static str,
     shown: bool,
@@ -101,7 +101,7 @@ impl Progress {
         if self.shown && permille != self.permille {
             self.permille = permille;
             let percent = permille / 10;
-            // Progress is a courtesy: a failure to show it changes nothing.
+            // Progress is optional: a failure to show it is ignored.
             let _ = write!(io::stderr(), "\r{} {done} of {total} ({percent} %)\x1b[K", self.label);
         }
     }
@@ -115,9 +115,8 @@ impl Drop for Progress {
     }
 }
 
-/// Progress of what takes long, on stderr: a bar on a terminal, a plain line now and then
-/// elsewhere, nothing at all in the first second. That it could not be shown is remembered, and
-/// told by [`Bar::end`].
+/// Progress of a long operation, on stderr: a bar on a terminal, a plain line now and then
+/// elsewhere, nothing in the first second. [`Bar::end`] reports a failure to show it.
 pub struct Bar {
     what: String,
     terminal: bool,
@@ -130,13 +129,13 @@ pub struct Bar {
 
 /// Cells of a bar.
 const BAR_CELLS: u64 = 24;
-/// What takes less is not worth a word.
+/// Shorter operations show no progress.
 const BAR_AFTER: Duration = Duration::from_secs(1);
-/// How often a line is printed where there is no terminal.
+/// Interval of lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
 impl Bar {
-    /// Progress of `what`, `importing disk1` say.
+    /// Progress of `what`, for example `importing disk1`.
     pub fn new(what: impl Into<String>) -> Self {
         let terminal = io::stderr().is_terminal();
         Bar {

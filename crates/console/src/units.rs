@@ -1,7 +1,7 @@
 //! Sizes and durations as people write them.
 //!
 //! Invariants: sizes are powers of 1024 whatever the spelling (`G`, `Gi`, `GiB`); nothing is
-//! rounded in silence: what is not a whole number of bytes or milliseconds is refused.
+//! rounded silently: a value that is not a whole number of bytes or milliseconds is refused.
 
 use std::time::Duration;
 
@@ -132,7 +132,7 @@ pub fn human_size(bytes: u64) -> String {
     format!("{value:.digits$} {name}")
 }
 
-/// A count for people: `1 234 567` with thin grouping by commas, `1,234,567`.
+/// A count for people, with commas between groups of three digits: `1,234,567`.
 pub fn human_count(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);

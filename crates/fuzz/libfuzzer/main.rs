@@ -1,5 +1,4 @@
-//! One of the targets under libFuzzer, which is led by the code it reaches. Which one:
-//! `SAWMILL_FUZZ_TARGET`.
+//! Runs the target that `SAWMILL_FUZZ_TARGET` names under libFuzzer, which is guided by coverage.
 #![no_main]
 
 use std::sync::OnceLock;

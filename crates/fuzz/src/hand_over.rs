@@ -1,5 +1,5 @@
-//! Pieces of doors from another process: any bytes are refused or are the one encoding of what they
-//! say, and a server takes over from any pieces or says why not.
+//! Pieces of doors from another process: any bytes are refused or are the only encoding of what
+//! they mean, and a server takes over from any pieces or reports why it cannot.
 //!
 //! Not here: the messages in which pieces travel (`sawmill_frontend::passing`); taking over doors
 //! other than NBD.
@@ -19,7 +19,7 @@ use crate::nbd::no_thread_panicked;
 /// Small, so that many of them cost little.
 const DEVICE_BYTES: u64 = 64 << 10;
 
-/// The first byte says how many descriptors come along.
+/// The first byte is the number of descriptors that accompany the pieces.
 pub(crate) fn run(bytes: &[u8]) {
     let Some((count, bytes)) = bytes.split_first() else { return };
     let file = || -> OwnedFd { File::open("/dev/null").expect("it is there").into() };
@@ -32,7 +32,7 @@ pub(crate) fn run(bytes: &[u8]) {
     no_thread_panicked();
 }
 
-/// With descriptors that fit: the facts and bytes are what is tried.
+/// Uses descriptors that fit; only the facts and bytes are fuzzed.
 fn take_over(mut pieces: Vec<Handed>) {
     let mut clients = Vec::new();
     for piece in &mut pieces {
@@ -47,7 +47,7 @@ fn take_over(mut pieces: Vec<Handed>) {
                 vec![far.into()]
             }
         };
-        // It is another process's, and not to be removed.
+        // The socket belongs to another process and must not be removed.
         if piece.facts.get("transport").is_some_and(|transport| transport == "unix") {
             piece.facts.insert("address".into(), "/nowhere".into());
         }

@@ -1,9 +1,9 @@
-//! Headers of disk images: a sparse file made of the input's pieces, to the look that comes before
-//! any other program reads it.
+//! Headers of disk images: passes a sparse file made of the input's pieces to the check that
+//! precedes any other program's read.
 //!
-//! A look reads within its bounds and finds the same each time. It passes on a layer's name as the
-//! image has it, and what it says of an image is one short line. An image that it accepts is what
-//! its content claims to be.
+//! A check reads within its bounds and gives the same result each time. It returns a layer's name
+//! as the image has it, and its refusal is one short line. An image that it accepts is what its
+//! content claims to be.
 
 use std::cell::Cell;
 
@@ -11,14 +11,14 @@ use sawmill_format::disk_image::{
     Below, Bytes, Format, NAME_BYTES_MAX, PIECE_BYTES_MAX, READ_BYTES_MAX, Refusal, layer_below,
 };
 
-/// Places and lengths have 48 bits: further than any file.
+/// Places and lengths have 48 bits, which exceeds any file.
 const PLACE_BYTES: usize = 6;
 /// No refusal is longer.
 const TEXT_BYTES_MAX: usize = 1024;
-/// All that a qcow2 image says of other files is in its first cluster.
+/// A qcow2 image names other files only in its first cluster.
 const CLUSTER_BYTES_MAX: u64 = 2 << 20;
 
-/// A file of zeroes with some bytes in it; what comes later lies over what was there.
+/// A file of zeroes with some bytes in it; later pieces overwrite earlier ones.
 #[derive(Clone)]
 struct Sparse<'a> {
     length: u64,
@@ -90,7 +90,7 @@ impl Bytes for Sparse<'_> {
     }
 }
 
-/// The first byte says how the image is looked at.
+/// The first byte chooses how the image is checked.
 pub(crate) fn run(bytes: &[u8]) {
     let Some((&format, rest)) = bytes.split_first() else { return };
     let format = Format::ALL[usize::from(format) % Format::ALL.len()];
@@ -104,7 +104,7 @@ pub(crate) fn run(bytes: &[u8]) {
     }
 }
 
-/// What shields the rest of an image: magics, versions, and numbers that have few good values.
+/// Fields that shield the rest of an image: magics, versions, numbers with few valid values.
 fn signs(image: &Sparse<'_>, format: Format) -> Vec<(u64, Vec<u8>)> {
     match format {
         Format::Raw => Vec::new(),
@@ -185,14 +185,14 @@ fn check_claim(image: &Sparse<'_>, format: Format) {
     let claimed = Format::of_content(&image.head::<512>(0));
     match format {
         Format::Raw => {}
-        // A footer at the end will do, and a magic that is not at the beginning.
+        // The magic may also be in a footer at the end, not at the beginning.
         Format::Vpc => {}
         Format::Vdi => assert_ne!(claimed, Format::Raw),
         _ => assert_eq!(claimed, format),
     }
 }
 
-/// A layer's name is what the image says, and is found again where another image says it.
+/// A layer's name is what the image contains, and is found again in another image that contains it.
 fn check_below(image: &Sparse<'_>, below: &Below) {
     let name = below.name.as_bytes();
     assert!((1..=NAME_BYTES_MAX as usize).contains(&name.len()));
@@ -205,7 +205,7 @@ fn check_below(image: &Sparse<'_>, below: &Below) {
     assert_eq!(again.as_ref().map(Option::as_ref), Ok(Some(below)));
 }
 
-/// A header that says this, in the way of QEMU: extensions, their end, the name.
+/// A header with this layer, laid out as QEMU does: extensions, their end, the name.
 fn qcow2(below: &Below) -> Vec<u8> {
     let mut header = vec![0; 104];
     header[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");

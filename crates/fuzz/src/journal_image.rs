@@ -1,8 +1,8 @@
-//! A journal's bytes, from the superblock on, to the scan that recovery and `sawmill inspect
+//! Passes a journal's bytes, from the superblock on, to the scan that recovery and `sawmill inspect
 //! journal` share.
 //!
 //! Input: a byte of choices (see `MEND`), a byte of ring blocks, the first 160 bytes of either
-//! superblock copy, and the ring's bytes from its first on; what is left out is zero.
+//! superblock copy, and the ring's bytes from its first on; missing bytes are zero.
 //!
 //! Not here: memory that outlives the process, which recovery reads beside the journal; superblocks
 //! and records one by one (`objects`).
@@ -21,13 +21,13 @@ use sawmill_volume::inspect;
 use crate::mend::{put, seal, u32_at, u64_at};
 use crate::objects::mend_record;
 
-/// Put the checksums of records right.
+/// Correct the checksums of records.
 const MEND: u8 = 1;
-/// Make records those of their place: position, tag, epoch.
+/// Correct the records' position, tag and epoch for their place.
 const BIND: u8 = 2;
-/// Leave the superblocks' capacity as it is said.
+/// Leave the superblocks' capacity as the input has it.
 const RAW_CAPACITY: u8 = 4;
-/// Cut the image short by a block.
+/// Truncate the image by a block.
 const SHORT: u8 = 8;
 
 const HEAD_BYTES: usize = 160;
@@ -113,7 +113,7 @@ fn image(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(image)
 }
 
-/// Walks the records as a scan would, and puts each right.
+/// Walks the records as a scan would, and corrects each.
 fn mend_ring(choices: u8, superblock: &[u8], ring: &mut [u8]) {
     let field = |field| u64_at(superblock, field).unwrap_or(0);
     let (tag, trim) = (field(superblock_at::JOURNAL_TAG), field(superblock_at::TRIM));

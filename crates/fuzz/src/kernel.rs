@@ -1,12 +1,12 @@
-//! Requests of the kernel, by FUSE and by ublk: whatever it says, what is understood lies within
-//! what it sent and within the device.
+//! Requests of the kernel, through FUSE and ublk: every decoded request lies within the bytes that
+//! the kernel sent and within the device.
 //!
 //! Not here: what must hold of a parsed request (`sawmill_frontend::fuzzing`), serving it.
 
 use sawmill_frontend::fuzzing;
 use sawmill_sys::ublk::IoDescriptor;
 
-/// A FUSE request, as it is and with its length put right.
+/// A FUSE request, as it is and with its length corrected.
 pub(crate) fn fuse(bytes: &[u8]) {
     fuzzing::fuse_request(bytes);
     let mut mended = bytes.to_vec();
@@ -31,7 +31,7 @@ pub(crate) fn ublk(bytes: &[u8]) {
             addr: long(16),
         };
         fuzzing::ublk_request(&descriptor);
-        // The same where it may lie within the device.
+        // The same request, made so small that it may lie within the device.
         let sectors = descriptor.sectors % 4096;
         fuzzing::ublk_request(&IoDescriptor {
             sectors,

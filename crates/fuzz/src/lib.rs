@@ -1,11 +1,11 @@
-//! What any bytes may do to Sawmill: one function per place where bytes come from outside, which
-//! must end, must not take memory beyond its input's worth, and must find every promise kept about
-//! what was accepted.
+//! The fuzz targets: one function per place where Sawmill reads bytes from outside. Each must end,
+//! must not use more memory than its input justifies, and checks every promise about accepted
+//! input.
 //!
 //! The targets are used twice: by `tests/` (the corpora and seeded mutations of them, in every
-//! `make test`) and by `libfuzzer/` (led by the code reached, for as long as one likes: `make
-//! fuzz`). Each runs its input as it is, and again with lengths, counts and checksums put right
-//! ([`mend`]), since behind a checksum no blind mutation ever gets.
+//! `make test`) and by `libfuzzer/` (guided by coverage, for any length of time: `make fuzz`). Each
+//! runs its input as it is, and again with lengths, counts and checksums corrected ([`mend`]),
+//! because blind mutations never get past a checksum.
 //!
 //! Modules: [`objects`] (the decoders of `crates/format`, the link's apart), [`journal_image`] (a
 //! journal's bytes to a scan), [`store_image`] (a store's objects to the stored part of recovery),
@@ -37,7 +37,7 @@ mod text;
 mod vhost;
 mod write_log;
 
-/// One place where bytes come in.
+/// One place where bytes come from outside.
 pub struct Target {
     /// Its name, and that of its folder in `corpus/`.
     pub name: &'static str,

@@ -1,5 +1,5 @@
-//! What a peer's bytes are to the link's decoders: packets and their parts, greetings, controls,
-//! packed writes. What is accepted is what the encoder writes, keeps its rules, and lies within its
+//! Passes a peer's bytes to the link's decoders: packets and their parts, greetings, controls,
+//! packed writes. Accepted input is what the encoder writes, keeps its rules, and lies within its
 //! packet.
 //!
 //! Not here: an initiator or a target that gets such bytes (`link_peer`).
@@ -50,7 +50,7 @@ fn whole(bytes: &[u8]) {
     body(&bytes[HEADER_BYTES..length]);
 }
 
-/// Any bytes as the body of a packet that opened.
+/// Any bytes as the body of an authentic packet.
 fn body(bytes: &[u8]) {
     let mut again = vec![0xee; bytes.len()];
     let mut into = Body::new(&mut again);
@@ -123,7 +123,7 @@ pub(crate) fn greeting(bytes: &[u8]) {
     greetings(&named(bytes, seek_at::SIZE, seek_at::NAME_BYTES, seek_at::RESERVED));
 }
 
-/// A structure with a name behind it, of which length and reserved bytes are right.
+/// A structure with a name behind it, whose length and reserved bytes are valid.
 fn named(bytes: &[u8], size: usize, name_bytes: Field, reserved: Field) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes.resize(bytes.len().clamp(size, size + NAME_BYTES_MAX), 0);
@@ -182,8 +182,8 @@ fn exports(bytes: &[u8]) {
     assert_eq!(again, bytes[..again.len()]);
 }
 
-/// A list of runs is written as it was read; and any bytes, as runs of a device, are told in
-/// whatever room there is.
+/// A list of runs is encoded as it was decoded; and any bytes, taken as runs of a device, are
+/// encoded in any amount of room.
 fn allocation(bytes: &[u8]) {
     if let Ok(runs) = control::runs(bytes) {
         let runs: Vec<_> = runs.collect();
@@ -214,8 +214,7 @@ pub(crate) fn packed(bytes: &[u8]) {
     packed_write(&mended_packed(bytes));
 }
 
-/// With a header, a number of entries that has room, and a last entry that takes what data there
-/// is.
+/// With a header, a number of entries that fits, and a last entry that takes the remaining data.
 fn mended_packed(bytes: &[u8]) -> Vec<u8> {
     use packed_write::{MAGIC, VERSION, at, entry_at};
     let mut bytes = bytes.to_vec();

@@ -1,8 +1,8 @@
-//! A peer of the link that says anything: packets that open, and packets that do not, to a real
-//! target and a real initiator without a key.
+//! A peer of the link that sends anything, valid packets and invalid ones, to a real target and a
+//! real initiator without a key.
 //!
-//! A stranger's and a peer's bytes end no more than their own connection: afterwards another
-//! initiator opens the export, writes and reads; and each request of an initiator is answered once.
+//! A sender's bytes can end only its own connection: afterwards another initiator opens the export,
+//! writes and reads. Each request of an initiator is answered once.
 //!
 //! Not here: the decoders alone (`link`); honest peers over a network that loses and reorders
 //! (`crates/link/tests/simulation`).
@@ -31,7 +31,7 @@ const SLOT_BYTES: u32 = 4096;
 /// Small, so that many of them cost little.
 const DEVICE_BYTES: u64 = 64 << 10;
 
-/// What was sent, to be looked at.
+/// The packets that were sent, for the checks.
 #[derive(Default)]
 struct Wire(Mutex<Vec<Vec<u8>>>);
 
@@ -42,7 +42,7 @@ impl Sender for Wire {
 
     fn send(&self, _: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
         let mut sent = self.0.lock().expect("nobody panics with it");
-        // A flood of answers is dropped by any network.
+        // Any network drops a flood of answers.
         let room = 256usize.saturating_sub(sent.len());
         sent.extend((from..batch.len()).take(room).map(|index| batch.packet(index).to_vec()));
         Ok(batch.len() - from)
@@ -50,7 +50,7 @@ impl Sender for Wire {
 }
 
 impl Wire {
-    /// Takes out what was sent. All of it is packets that can be read.
+    /// Takes out what was sent. All of them must be valid packets.
     fn take(&self) -> Vec<(Packet, Vec<u8>)> {
         let sent = std::mem::take(&mut *self.0.lock().expect("nobody panics with it"));
         let checked = sent.into_iter().map(|bytes| {
@@ -89,7 +89,7 @@ impl Clock for HandClock {
     }
 }
 
-/// Numbers that nobody needs to be unguessable here.
+/// Numbers that need not be unguessable here.
 fn counter(from: u64) -> Box<dyn FnMut() -> u64 + Send> {
     let mut next = from;
     Box::new(move || {
@@ -98,7 +98,7 @@ fn counter(from: u64) -> Box<dyn FnMut() -> u64 + Send> {
     })
 }
 
-/// What one end says to the other: sealed packets of a connection, by hand.
+/// One end of a connection, driven by hand: it seals packets for the other end.
 struct Mouth {
     connection: u64,
     number: u64,
@@ -128,8 +128,8 @@ impl Mouth {
         self.packet(PacketKind::Sealed, 0, &room[..used])
     }
 
-    /// The pieces of an input: two bytes of length, one of how, then bytes. How: bits 0 to 2 the
-    /// link, 3 to 5 what it is, 6 and 7 how much time passes.
+    /// The pieces of an input: two bytes of length, one byte of choices, then the bytes. Choices:
+    /// bits 0 to 2 the link, 3 to 5 the kind of piece, 6 and 7 how much time passes.
     fn pieces(&mut self, input: &[u8]) -> Vec<(Vec<u8>, u64)> {
         let mut pieces = Vec::new();
         let mut rest = input;
@@ -187,7 +187,7 @@ impl Shown {
         self.target.tick();
     }
 
-    /// Shakes hands as the initiator `instance`, joins link 0 and opens the export.
+    /// Connects as the initiator `instance`, joins link 0 and opens the export.
     fn connect(&self, instance: u8) -> Mouth {
         self.wire.take();
         let hello = Hello {
@@ -207,13 +207,13 @@ impl Shown {
         let mut mouth = Mouth { connection: 0, number: 0 };
         self.hear(mouth.packet(PacketKind::Hello, 0, &message[..bytes]));
         let mut answers = self.wire.take();
-        // Many hellos came before it: they must not be who can receive where they say.
+        // After many hellos, the target demands proof that a sender receives at its address.
         if let Some((_, asked)) =
             answers.iter().find(|(packet, _)| packet.kind == PacketKind::Cookie)
         {
             let cookie =
                 Cookie::decode(&asked[HEADER_BYTES..]).expect("our own can be read").cookie;
-            // Of one source there are few in a while.
+            // The target accepts few from one source in a period.
             self.clock.0.fetch_add(1_000_000_000, Ordering::Relaxed);
             self.hear(mouth.packet(
                 PacketKind::Retry,
@@ -277,7 +277,7 @@ pub(crate) fn target(input: &[u8]) {
     let read = command(Operation::Read, 3, 0, 130);
     shown.hear(other.say(|body| assert!(body.command(&read, 0, |_| ()))));
     assert_eq!(shown.reply(3), Some((0, vec![0x5a; 130])));
-    // What is connected holds itself until it is dropped.
+    // A connection keeps itself alive until it is closed.
     shown.target.close();
     assert!(shown.target.status().is_empty());
 }
@@ -381,7 +381,7 @@ pub(crate) fn initiator(input: &[u8]) {
     let (asker, mut mouth) = Asker::connected();
     let device = asker.open(&mut mouth);
     let answers = Arc::new(AtomicUsize::new(0));
-    // Those of the first slots are under way, the last ones wait.
+    // The first requests have slots and are in flight; the last ones wait.
     let asked: [(Asks, u64); 7] = [
         (Asks::Read, 300),
         (Asks::Write, 300),

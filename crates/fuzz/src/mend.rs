@@ -1,6 +1,6 @@
-//! Puts right what shields the code behind it: preambles, counts and checksums.
+//! Corrects the fields that shield the code behind them: preambles, counts and checksums.
 //!
-//! Invariant: what was right already is not changed.
+//! Invariant: fields that are already correct are not changed.
 
 use sawmill_format::crc::crc32c;
 use sawmill_format::layout::Field;
@@ -48,16 +48,16 @@ pub(crate) fn seal(bytes: &mut [u8], kind: Kind) {
     crc.copy_from_slice(&crc32c(body).to_le_bytes());
 }
 
-/// Which kind the preamble names, if it is one.
+/// The kind that the preamble names, if it is a preamble.
 pub(crate) fn kind_of(bytes: &[u8]) -> Option<Kind> {
     (bytes.len() >= PREAMBLE_BYTES && bytes[..4] == MAGIC)
         .then(|| u16_at(bytes, at::KIND))?
         .and_then(Kind::from_number)
 }
 
-/// Two tables share the bytes between the fixed part and the checksum: the first keeps its count as
-/// far as there is room, the second gets what is left, the rest is cut off. Returns their sizes in
-/// entries.
+/// Two tables share the bytes between the fixed part and the checksum: the first keeps its count if
+/// there is room, the second gets the remaining room, and the rest is cut off. Returns their sizes
+/// in entries.
 fn share(bytes: &mut Vec<u8>, fixed: usize, first: (Field, usize), second: (Field, usize)) {
     let room = bytes.len() - fixed - CRC_BYTES;
     let first_count = (u32_at(bytes, first.0).unwrap_or(0) as usize).min(room / first.1);
@@ -67,7 +67,7 @@ fn share(bytes: &mut Vec<u8>, fixed: usize, first: (Field, usize), second: (Fiel
     bytes.truncate(fixed + first_count * first.1 + second_count * second.1 + CRC_BYTES);
 }
 
-/// How long the part of a structure is that every one of its kind has.
+/// The length of the part that all structures of a kind have.
 fn fixed_bytes(kind: Kind) -> usize {
     match kind {
         Kind::VolumeRecord => volume_record::at::SIZE,
@@ -85,7 +85,7 @@ fn fixed_bytes(kind: Kind) -> usize {
     }
 }
 
-/// The structure of this kind that `bytes` are nearest to.
+/// The structure of this kind that is nearest to `bytes`.
 pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let fixed = fixed_bytes(kind);
@@ -145,7 +145,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
     bytes
 }
 
-/// A record of a name: what it points to, then the record of the volume.
+/// A record of a name: its target, then the record of the volume.
 fn mend_name_record(bytes: &mut Vec<u8>, fixed: usize) {
     use name_record::at::TARGET_BYTES;
     let target = usize::from(bytes[TARGET_BYTES.offset]);

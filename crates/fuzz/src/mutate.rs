@@ -1,8 +1,7 @@
-//! Changes of an input by seed: flipped bits, spliced and repeated stretches, numbers made large or
-//! small, cuts. The same seed makes the same change.
+//! Seeded changes of an input: flipped bits, spliced and repeated stretches, large and small
+//! numbers, cuts. The same seed makes the same change.
 //!
-//! Not here: checksums put right after a change (`mend`), how many changes are tried
-//! (`tests/bytes`).
+//! Not here: correcting checksums after a change (`mend`), the number of changes (`tests/bytes`).
 
 use sawmill_testkit::Dice;
 
@@ -36,7 +35,7 @@ fn change(bytes: &mut Vec<u8>, others: &[Vec<u8>], dice: &mut Dice) {
     if bytes.is_empty() {
         bytes.push(dice.word() as u8);
     }
-    // Heads hold most of what matters.
+    // Most of the structure is at the beginning.
     let reach = if dice.index(2) == 0 { bytes.len().min(256) } else { bytes.len() };
     let at = dice.index(reach);
     match dice.index(8) {

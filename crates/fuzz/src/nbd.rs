@@ -1,6 +1,6 @@
 //! A client's bytes to the NBD server over a memory device. The connection ends or answers: every
-//! request that came whole is answered exactly once, whatever else the client says, and no thread
-//! of the server panics.
+//! request that arrives complete is answered exactly once, whatever else the client sends, and no
+//! thread of the server panics.
 //!
 //! Not here: what a request does to the device; a server that was handed over (`hand_over`).
 
@@ -19,7 +19,7 @@ use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 const DEVICE_BYTES: u64 = 64 << 10;
 /// A wait that ends this late is a hang.
 const HANG: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
-/// Of what the server says, this much is looked at.
+/// Bytes of the server's answers that are checked.
 const KEPT_BYTES: usize = 4 << 20;
 
 const GREETING_BYTES: usize = 18;
@@ -72,8 +72,8 @@ pub(crate) fn watch_for_panics() {
     });
 }
 
-/// Says `bytes` to a server with a fresh device, closes the sending side, and returns what the
-/// server said.
+/// Sends `bytes` to a server with a fresh device, closes the sending side, and returns what the
+/// server sent.
 fn converse(bytes: &[u8]) -> Vec<u8> {
     watch_for_panics();
     SERVED.with(|served| {
@@ -96,7 +96,7 @@ pub(crate) fn exchange(stream: &UnixStream, mut bytes: &[u8]) -> Vec<u8> {
     let mut space = vec![0; 64 << 10];
     loop {
         if sending && bytes.is_empty() {
-            // The server may have gone already.
+            // The server may have closed already.
             let _ = shutdown(stream, Shutdown::Write);
             sending = false;
         }
@@ -120,7 +120,7 @@ pub(crate) fn exchange(stream: &UnixStream, mut bytes: &[u8]) -> Vec<u8> {
             match send(stream, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
                 Ok(length) => bytes = &bytes[length..],
                 Err(Errno::AGAIN | Errno::INTR) => {}
-                // Gone: what it said before is still to be received.
+                // The server has closed; what it sent before is still to be received.
                 Err(_) => sending = false,
             }
         }
@@ -156,7 +156,7 @@ fn after_go<'a>(said: &'a [u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// The client's first words and any bytes after them.
+/// The client's first bytes of a handshake, and any bytes after them.
 pub(crate) fn handshake(bytes: &[u8]) {
     let said = converse(bytes);
     assert!(said.len() >= GREETING_BYTES && said.starts_with(b"NBDMAGICIHAVEOPT"));
@@ -192,7 +192,7 @@ fn option(number: u32, data: &[u8]) -> Vec<u8> {
     [b"IHAVEOPT", &number.to_be_bytes()[..], &(data.len() as u32).to_be_bytes(), data].concat()
 }
 
-/// What a well-behaved client says before its first request.
+/// What a correct client sends before its first request.
 fn opening(style: Style, block_status: bool) -> Vec<u8> {
     let mut bytes = 3u32.to_be_bytes().to_vec();
     match style {
@@ -228,10 +228,10 @@ pub(crate) fn transmission(bytes: &[u8]) {
     }
 }
 
-/// What a server is asked for.
+/// The requests to a server.
 #[derive(Default)]
 struct Asked {
-    /// Command and length of each request that comes whole; its cookie is its index.
+    /// Command and length of each request that arrives complete; its cookie is its index.
     whole: Vec<(u16, u64)>,
     /// A payload is beyond every limit.
     broken: bool,

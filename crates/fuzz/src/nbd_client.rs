@@ -1,9 +1,9 @@
-//! What an NBD server says to the client: a handshake, a list of exports, answers to requests.
+//! Passes an NBD server's bytes to the client: a handshake, a list of exports, answers to requests.
 //!
-//! Whatever the server says, each request has one outcome, no thread of the client panics, and what
-//! the client takes for said was said: the size and flags of an export, the names of a list, each
-//! byte of a read, each run of a block status, each error. A server that keeps to the protocol is
-//! understood in full.
+//! Whatever the server sends, each request has one outcome, no thread of the client panics, and
+//! every result was sent: the size and flags of an export, the names of a list, each byte of a
+//! read, each run of a block status, each error. The client understands a server that follows the
+//! protocol in full.
 
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -42,8 +42,8 @@ thread_local! {
     };
 }
 
-/// Runs a client before a server that says `first` when it comes, and `then` when its sender is
-/// used or dropped, and no more.
+/// Runs a client against a server that sends `first` when the client connects, `then` when the
+/// client's sender is used or dropped, and nothing more.
 fn served<T>(first: &[u8], then: &[u8], client: impl FnOnce(&str, SyncSender<()>) -> T) -> T {
     let outcome = LISTENING.with(|listening| {
         std::thread::scope(|scope| {
@@ -58,7 +58,7 @@ fn served<T>(first: &[u8], then: &[u8], client: impl FnOnce(&str, SyncSender<()>
 
 fn say(listener: &UnixListener, said: [&[u8]; 2], go: &Receiver<()>) {
     let (mut stream, _) = listener.accept().expect("the client comes");
-    // The client may have heard enough at any time, and then it is gone.
+    // The client may have received enough at any time and closed.
     let _ = stream.write_all(said[0]);
     let _ = go.recv();
     let _ = stream.write_all(said[1]);
@@ -66,7 +66,7 @@ fn say(listener: &UnixListener, said: [&[u8]; 2], go: &Receiver<()>) {
     let _ = io::copy(&mut stream, &mut io::sink());
 }
 
-/// The first byte says how the rest is said: in which style, and in answer to what.
+/// The first byte chooses the style of the rest, and the request that it answers.
 pub(crate) fn run(bytes: &[u8]) {
     let Some((&choice, said)) = bytes.split_first() else { return };
     let style = [Style::Simple, Style::Structured, Style::Extended][usize::from(choice) % 3];
@@ -81,7 +81,7 @@ pub(crate) fn run(bytes: &[u8]) {
     }
 }
 
-/// What the client answers to with an export is an export that can be said again.
+/// An export that the client accepts can be encoded again.
 fn handshake(style: Style, said: &[u8]) {
     let options: &[u32] = match style {
         Style::Simple => &[option::GO],
@@ -102,7 +102,7 @@ fn handshake(style: Style, said: &[u8]) {
     }
 }
 
-/// What the client takes for the names of exports are names that can be said again.
+/// Names of exports that the client accepts can be encoded again.
 fn names(said: &[u8]) {
     let hear = |said: &[u8]| {
         served(said, &[], |uri, go| {
@@ -112,7 +112,7 @@ fn names(said: &[u8]) {
     };
     for said in [said.to_vec(), mended_options(said, &[option::LIST])] {
         let Ok(names) = hear(&said) else { continue };
-        // A byte that is no text becomes three.
+        // A byte that is not UTF-8 becomes three.
         assert!(names.iter().map(String::len).sum::<usize>() <= 3 * said.len());
         let mut again = greeting();
         for name in &names {
@@ -121,13 +121,13 @@ fn names(said: &[u8]) {
         }
         push_option_reply(&mut again, option::LIST, reply::ACK, &[]);
         let again = hear(&again);
-        // A name of bytes that are no text may have become too long for a reply.
+        // A name of bytes that are not UTF-8 may have become too long for a reply.
         let is_short = names.iter().all(|name| name.len() < 60 << 10);
         assert!(!is_short || again.is_ok_and(|again| again == names), "the same, said again");
     }
 }
 
-/// A greeting in front, and replies to what the client asks, one option after the other.
+/// A greeting in front, and replies to the client's requests, one option after the other.
 fn mended_options(said: &[u8], options: &[u32]) -> Vec<u8> {
     let mut said = said.to_vec();
     said.resize(said.len().max(GREETING_BYTES), 0);
@@ -186,7 +186,7 @@ fn opening(style: Style, export: &Export) -> Vec<u8> {
     said
 }
 
-/// What is asked before the server says anything; the cookie of each is its place, from 1.
+/// The requests before the server answers anything; the cookie of each is its index, from 1.
 fn asked() -> [Command; 7] {
     [
         Command::Read { offset: 0, length: 512 },
@@ -205,7 +205,7 @@ fn bytes_asked(command: &Command) -> usize {
 
 type Outcome = Result<Reply, Failure>;
 
-/// The outcomes of the requests when the server says this once all are sent.
+/// The outcomes of the requests if the server sends `said` once all of them are sent.
 fn outcomes(style: Style, said: &[u8]) -> Vec<Outcome> {
     let context = (style != Style::Simple).then_some(1);
     let export = Export { size_bytes: 1 << 41, allocation_context: context, ..Export::default() };
@@ -237,7 +237,7 @@ fn outcomes(style: Style, said: &[u8]) -> Vec<Outcome> {
     heard.into_iter().map(|outcome| outcome.expect("a request has an outcome")).collect()
 }
 
-/// What the client makes of an answer is what the server said.
+/// The client's result of an answer is what the server sent.
 fn answers(style: Style, said: &[u8]) {
     let told = told(style, said);
     for (outcome, told) in outcomes(style, said).into_iter().zip(told) {
@@ -256,7 +256,7 @@ fn answers(style: Style, said: &[u8]) {
     }
 }
 
-/// What was said of one request, good or not.
+/// What the server sent about one request, valid or not.
 #[derive(Clone)]
 struct Told {
     bytes: Vec<Option<u8>>,
@@ -265,7 +265,7 @@ struct Told {
     is_done: bool,
 }
 
-/// A server's words, read as far as they can be.
+/// The server's bytes, decoded as far as they are valid.
 fn told(style: Style, said: &[u8]) -> Vec<Told> {
     let nothing = |command: &Command| Told {
         bytes: vec![None; bytes_asked(command)],
@@ -279,7 +279,7 @@ fn told(style: Style, said: &[u8]) -> Vec<Told> {
     told
 }
 
-/// Reads one reply or chunk; none where the words end, or make no sense.
+/// Reads one reply or chunk; none where the bytes end or are invalid.
 fn listen(style: Style, rest: &mut Reader<'_>, told: &mut [Told]) -> Option<()> {
     let is_extended = match rest.u32()? {
         SIMPLE_REPLY_MAGIC => {
@@ -347,7 +347,7 @@ fn note(told: &mut Told, command: &Command, kind: u16, payload: &[u8]) -> Option
     Some(())
 }
 
-/// The style's magic where a reply begins, the cookie of a request, and a length that is there.
+/// The style's magic where a reply begins, the cookie of a request, and a length that is available.
 fn mended_answers(style: Style, said: &[u8]) -> Vec<u8> {
     let (magic, head_bytes, cookie_at) = match style {
         Style::Simple => (SIMPLE_REPLY_MAGIC, 16, 8),
@@ -378,7 +378,7 @@ fn mended_answers(style: Style, said: &[u8]) -> Vec<u8> {
     said
 }
 
-/// A server that keeps to the protocol, and chooses by `choices`: all of it is understood.
+/// A correct server that follows `choices`: the client understands all of its answers.
 fn legal_answers(style: Style, choices: &[u8]) {
     let mut server = Lawful { style, choices, said: Vec::new() };
     let asked = asked();
@@ -399,14 +399,14 @@ struct Lawful<'a> {
 }
 
 impl Lawful<'_> {
-    /// A number below `below`; 0 when all choices are made.
+    /// A number below `below`; 0 when no choices are left.
     fn choose(&mut self, below: usize) -> usize {
         let Some((choice, rest)) = self.choices.split_first_chunk() else { return 0 };
         self.choices = rest;
         usize::from(u16::from_le_bytes(*choice)) % below
     }
 
-    /// Answers a request; returns what its client has to hear.
+    /// Answers a request; returns the outcome that the client must report.
     fn answer(&mut self, cookie: u64, command: &Command) -> Outcome {
         if self.choose(8) == 7 {
             let errno = 1 + self.choose(200) as u32;

@@ -1,6 +1,6 @@
-//! The decoders of `crates/format` for what lies in a store or on a machine. What one accepts is
-//! what its encoder writes, keeps its rules, and took no more memory than its bytes justify; with
-//! another identity it is refused.
+//! The decoders of `crates/format` for data in a store or on a machine. Accepted input is what the
+//! encoder writes, keeps its rules, and takes no more memory than its bytes justify; with another
+//! identity it is refused.
 //!
 //! Not here: the link's structures and packed writes (`link`); write logs, which no target decodes.
 
@@ -33,14 +33,14 @@ use sawmill_format::{staging as staging_at, volume_record as record_of_volume_at
 
 use crate::mend::{id_at, kind_of, mended, put, u16_at, u32_at, u64_at};
 
-/// Somebody else.
+/// Another volume.
 fn other(volume_id: VolumeId) -> VolumeId {
     VolumeId(volume_id.0.map(|byte| !byte))
 }
 
-/// The memory a list holds is bounded by the bytes it was read from.
+/// The memory of a list is bounded by the bytes that it was read from.
 fn bounded<T>(list: &Vec<T>, from: &[u8]) {
-    // The tightest entry there is (four bytes in a map part) becomes 32 in memory.
+    // The smallest entry (four bytes in a map part) becomes 32 bytes in memory.
     assert!(
         list.capacity() * size_of::<T>() <= 8 * from.len() + 64,
         "a list larger than its bytes justify"
@@ -77,7 +77,7 @@ fn segment_header(bytes: &[u8]) {
     frames(&header, body);
 }
 
-/// Frames as they are, and sealed anew over the same bytes.
+/// Frames as they are, and resealed over the same bytes.
 fn frames(header: &SegmentHeader, body: &[u8]) {
     for (number, frame) in header.frames.iter().enumerate().take(8) {
         let start = frame.body_offset as usize;
@@ -225,7 +225,7 @@ fn role(bytes: &[u8]) {
     assert!(role::Role::decode(bytes, other(volume_id), number).is_err());
 }
 
-/// Puts the checksums of a record's head right.
+/// Corrects the checksums of a record's head.
 pub(crate) fn mend_record(head: &mut [u8]) {
     use sawmill_format::crc::crc32c;
     let slot = crc32c(&head[..record_at::SLOT_CRC.offset]);
@@ -260,7 +260,7 @@ fn pin(bytes: &[u8]) {
     assert!(Pin::decode(bytes, other(volume_id), slot).is_err());
 }
 
-/// Orders have no head and no checksum of their own: the frame they lie in has.
+/// Orders have no head and no checksum of their own; their frame has them.
 fn order(bytes: &[u8]) {
     if let Ok(value) = Order::decode(bytes) {
         assert_eq!(value.encode(), bytes);

@@ -1,4 +1,4 @@
-//! A store's objects to what recovery makes of them: newest checkpoint, its map, roll forward.
+//! Passes a store's objects to recovery: newest checkpoint, its map, roll forward.
 //!
 //! Input: a byte of choices (see `MEND`), then objects, each with its length (32 bits) in front. An
 //! object lies under the key that its own fields name, so that a changed number moves it.
@@ -26,7 +26,7 @@ use sawmill_volume::{find, inspect};
 
 use crate::mend::{id_at, kind_of, mended, u64_at};
 
-/// Put lengths, counts and checksums right.
+/// Correct lengths, counts and checksums.
 const MEND: u8 = 1;
 
 /// The volume that is opened.
@@ -112,7 +112,7 @@ fn objects(bytes: &[u8]) -> Objects {
 }
 
 fn key_of(object: &[u8], kind: Kind) -> Option<String> {
-    // Every kind of object has its volume there.
+    // Every kind of object has its volume id at this place.
     let volume_id = VolumeId(id_at(object, segment::at::VOLUME_ID)?);
     match kind {
         Kind::VolumeRecord => Some(volume_key(NAME)),

@@ -1,5 +1,5 @@
-//! What people and stores write as text: sizes, durations, URLs, ids and keys. What is accepted has
-//! one meaning, what is shown can be read again, and no secret gets into a text.
+//! Text from people and stores: sizes, durations, URLs, ids and keys. Accepted text has one
+//! meaning, shown text can be parsed again, and no secret gets into a text.
 //!
 //! Not here: command lines and configuration files (`crates/sawmill`).
 
@@ -52,7 +52,7 @@ fn shown(number: u64) {
     let size = human_size(number);
     if !size.contains('.') && !size.ends_with("EiB") {
         let read = parse_size(&size).expect("a size that is shown can be read");
-        // From three digits on the rest is rounded away.
+        // Digits after the third are rounded.
         assert!(read == number || read.abs_diff(number) <= read / 100, "{size} for {number}");
     }
     assert_eq!(human_count(number).replace(',', ""), number.to_string());

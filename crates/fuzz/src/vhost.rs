@@ -1,9 +1,9 @@
-//! A frontend's bytes, and a guest's memory, to a vhost-user door over a memory device. The
-//! frontend is answered or loses its connection; a guest's queue serves or stops. Nothing hangs, no
-//! thread of the door panics, and the next frontend is served.
+//! Passes a frontend's bytes and a guest's memory to a vhost-user door over a memory device. The
+//! frontend gets an answer or loses its connection; a guest's queue serves or stops. Nothing hangs,
+//! no thread of the door panics, and the next frontend is served.
 //!
 //! Not here: descriptors that do not fit their message: a frontend's bytes come with none, a
-//! guest's memory with the right ones.
+//! guest's memory with valid ones.
 
 use std::fs::File;
 use std::io::{IoSlice, Read};
@@ -55,7 +55,7 @@ thread_local! {
     };
 }
 
-/// Runs something with a connection, and looks whether the door is none the worse for it.
+/// Runs `with` on a connection, then checks that the door still serves the next one.
 fn connected(with: impl Fn(&UnixStream)) {
     SERVED.with(|served| {
         let stream = UnixStream::connect(&served.path).expect("the door listens");
@@ -66,7 +66,7 @@ fn connected(with: impl Fn(&UnixStream)) {
     });
 }
 
-/// What a frontend says, without any descriptor.
+/// A frontend's messages, without any descriptor.
 pub(crate) fn messages(bytes: &[u8]) {
     connected(|stream| drop(exchange(stream, bytes)));
     let mended = mended(bytes);
@@ -89,7 +89,7 @@ fn mended(bytes: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a guest wrote into its memory: table, available ring, and all they point at.
+/// A guest's memory: table, available ring, and everything they point to.
 pub(crate) fn ring(bytes: &[u8]) {
     guest(bytes);
     let mut mended = bytes.to_vec();
@@ -118,7 +118,7 @@ fn guest(bytes: &[u8]) {
     connected(|stream| {
         let none: &[BorrowedFd<'_>] = &[];
         say(stream, 2, &[FEATURES], none);
-        // One region, which lies at zero for everybody.
+        // One region, at address zero for guest and frontend.
         say(stream, 5, &[1, 0, GUEST_BYTES, 0, 0], &[memory.as_fd()]);
         say(stream, 8, &[u64::from(QUEUE_SIZE) << 32], none);
         say(stream, 9, &[0, 0, USED_AT, AVAILABLE_AT as u64, 0], none);
@@ -126,7 +126,7 @@ fn guest(bytes: &[u8]) {
         say(stream, 13, &[0], &[call.as_fd()]);
         say(stream, 18, &[1 << 32], none);
         say(stream, 12, &[0], &[kick.as_fd()]);
-        // The queue is stopped: this is answered when all that it took is.
+        // Stops the queue: the answer comes after the answers to all requests that the queue took.
         say(stream, 11, &[0], none);
         let mut answer = [0; 20];
         (&mut &*stream).read_exact(&mut answer).expect("the queue stops");

@@ -1,10 +1,10 @@
-//! A write log that another program made: any bytes to the reader, and what it read to cuts, plans
+//! A write log of another program: passes any bytes to the reader, and what it read to cuts, plans
 //! and the writer.
 //!
-//! A log that is read has no more entries than its file has sectors, each of them the one encoding
-//! of what the file says, and all of them on a disk that can be. A cut holds what a plain model of
-//! a disk holds; a torn one holds, sector by sector, what some write left. Written again, a log is
-//! read as the same.
+//! An accepted log has no more entries than its file has sectors. Each entry is the only encoding
+//! of what the file has, and all lie on a disk of a valid size. A cut holds what a plain model of a
+//! disk holds; a torn one holds, sector by sector, what some write left. A log that is written
+//! again is read as the same log.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ use sawmill_verify::stamp::CutTime;
 
 use crate::mend::{put, u64_at};
 
-/// Of a disk, this much is compared.
+/// Bytes at the beginning of a disk that are compared.
 const MODEL_BYTES: usize = 16 << 10;
 const PAGE_BYTES: usize = 4096;
 const IMAGES_MAX: usize = 12;
@@ -41,7 +41,7 @@ thread_local! {
     };
 }
 
-/// A log as it is, and with its superblock and entries put right.
+/// A log as it is, and with its superblock and entries corrected.
 pub(crate) fn run(bytes: &[u8]) {
     look(bytes);
     let mended = mended(bytes);
@@ -50,7 +50,7 @@ pub(crate) fn run(bytes: &[u8]) {
     }
 }
 
-/// A superblock that can be, and entries near the beginning of the disk whose data are there.
+/// A valid superblock, and entries near the beginning of the disk whose data the file has.
 fn mended(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes.resize(bytes.len().max(2 * SECTOR_BYTES as usize), 0);
@@ -99,10 +99,10 @@ fn look(bytes: &[u8]) {
     });
 }
 
-/// Removes a file, so that it is made anew: what is truncated and written again, a file system may
-/// write to its disk at once.
+/// Removes a file, so that it is created anew: a file system may write a file to disk immediately
+/// if it is truncated and rewritten.
 fn fresh(path: &Path) {
-    // The first time there is none.
+    // The first time, no file exists.
     let _ = std::fs::remove_file(path);
 }
 
@@ -134,7 +134,7 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// The data of an entry, where the file has them all; of one without data none.
+    /// The data of an entry, if the file has all of it; none for an entry without data.
     fn data(&self, recorded: &Recorded) -> Option<&'a [u8]> {
         let length = recorded.entry.data_sectors() * self.recording.sector_bytes();
         if length == 0 {
@@ -164,7 +164,7 @@ impl<'a> Log<'a> {
         Some(())
     }
 
-    /// The beginning of the disk after those of the first `entries` that `is_there` names.
+    /// The beginning of the disk after those of the first `entries` for which `is_there` is true.
     fn model(&self, entries: usize, is_there: impl Fn(usize) -> bool) -> Option<Vec<u8>> {
         let mut disk = vec![0; MODEL_BYTES];
         for (number, recorded) in self.entries()[..entries].iter().enumerate() {
@@ -175,7 +175,7 @@ impl<'a> Log<'a> {
         Some(disk)
     }
 
-    /// No image keeps more than the log has data, and two pages at the ends of each write.
+    /// No image keeps more than the data of the log plus two pages for the ends of each write.
     fn check_size(&self, image: &Image) {
         let pages = image.pages().count();
         assert!(pages <= self.bytes.len() / PAGE_BYTES + 2 * self.entries().len(), "{pages} pages");
@@ -202,7 +202,7 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// The cuts of a plan: few, in order, each named so that it can be looked at again.
+    /// The cuts of a plan: few, in order, each with a name by which it can be checked again.
     fn check_plan(&self, before: &Image) {
         let budget = Budget { images_max: IMAGES_MAX, tear_bytes: Some(SECTOR_BYTES), seed: 7 };
         let plan = plan(self.recording, 0, &budget);
@@ -218,7 +218,7 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// Each sector is zeroes, or what an entry up to `entry`, which may be under way, left there.
+    /// Each sector is zeroes, or what an entry up to `entry`, which may be in flight, left there.
     fn check_sectors(&self, entry: usize, image: &Image) {
         let known = &self.entries()[..(entry + 1).min(self.entries().len())];
         let disk = image.read(0, MODEL_BYTES);

@@ -1,4 +1,4 @@
-//! The laboratory: programs that judge, measure and predict. They serve no disk.
+//! The laboratory: programs that test, measure and predict. They serve no disk.
 //!
 //! [`verify_crash`] (what a device holds after power failed), [`mod@bench`] (a trace replayed and
 //! verified), [`simulate`] (what a trace would do on a volume), [`layers`] (faults, delays and a

@@ -263,7 +263,7 @@ mod tests {
         crate::folders::make_volume_folder(&second, "s3://two").unwrap();
         assert_eq!(places.volume_folder("ab", "s3://one/").unwrap(), first);
         assert_eq!(places.volume_folder("ab", "s3://two/").unwrap(), second);
-        // A folder of before says nothing, and is found.
+        // A folder from an earlier version names no store, and is found.
         std::fs::remove_file(first.join(STORE_FILE)).unwrap();
         assert_eq!(places.volume_folder("ab", "s3://one").unwrap(), first);
     }

@@ -1,4 +1,4 @@
-//! What all commands that serve until SIGTERM have in common: how they start, handle signals, and
+//! The common parts of all commands that serve until SIGTERM: how they start, handle signals, and
 //! report to the process that started them.
 //!
 //! Not here: what they serve, and how they stop.
@@ -53,7 +53,7 @@ pub(crate) fn print_event(event: &impl Serialize) {
     }
 }
 
-/// Prints a line. As with events, a missing reader is no error.
+/// Prints a line. As with events, a missing reader is not an error.
 pub(crate) fn print_line(text: &str) {
     if let Err(failure) = output::line(text) {
         tracing::debug!("cannot print a line: {failure}");

@@ -35,7 +35,7 @@ pub(crate) struct FileDevice(Align<Threads>);
 
 impl FileDevice {
     /// Opens a file behind a door. `inner` is the geometry behind the door, for what the kernel
-    /// does not say.
+    /// does not report.
     pub(crate) fn open(path: &Path, inner: &Geometry) -> Result<Self> {
         let failed =
             |error: &io::Error| Failure::io(format!("cannot open {}", path.display()), error);
@@ -72,7 +72,7 @@ impl FileDevice {
             request_bytes_max: REQUEST_BYTES_MAX,
             read_only,
             shared_cache: true,
-            // What discarded ranges of a disk hold is up to the disk; D9 is not.
+            // A disk may leave anything in discarded ranges, which D9 does not allow.
             operations: Operations { discard: !is_disk, write_zeroes: true, allocation: false },
         };
         Ok(FileDevice(Align::new(Threads::start(file, geometry)?, block_bytes)?))
@@ -232,7 +232,7 @@ fn carry_out(file: &File, sync: &Syncs, request: &mut Request) -> Outcome {
     done.map(|()| Reply::Done).map_err(|error| refused(&what(), error))
 }
 
-/// What the file system said, for users.
+/// The file system's error, for users.
 fn refused(what: &str, error: io::Error) -> Error {
     let kind = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Full,
@@ -275,7 +275,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk");
         conformance::all(&|| {
-            // Of zeroes, each time.
+            // The file is created anew, full of zeroes, each time.
             File::create(&path).unwrap().set_len(64 << 20).unwrap();
             Arc::new(FileDevice::alone(&path, false).unwrap())
         });
@@ -317,8 +317,7 @@ mod tests {
             let failing = move || {
                 begun.send(()).unwrap();
                 pass.recv().unwrap();
-                // The kernel reported the error to this one, and the other one has already
-                // completed.
+                // The kernel reports the error to this sync; the other sync has already completed.
                 Err(io::Error::other("the disk"))
             };
             let failing = scope.spawn(|| sync.run(failing));

@@ -1,5 +1,5 @@
 //! Addresses that a process listens on: read from options, and checked before anything is opened.
-//! Not here: who listens.
+//! Not here: listening itself.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};

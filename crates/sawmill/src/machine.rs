@@ -1,4 +1,4 @@
-//! What this machine offers for virtual disks: kernel interfaces, shared memory, space.
+//! Checks what this machine offers for virtual disks: kernel interfaces, shared memory, space.
 //!
 //! Invariant: the checks change nothing. What cannot be checked counts as missing, with the reason.
 
@@ -60,7 +60,7 @@ pub(crate) fn examine(places: &Places) -> Result<Vec<Finding>> {
         space(
             "space for the read cache",
             &state,
-            // It grows as it fills, and what it has is not free any more.
+            // The cache grows as it fills; the space that it has taken is not free any more.
             if cache_path.exists() { 0 } else { cache },
             "free some, set XDG_STATE_HOME, or give --cache, or a smaller --cache-bytes",
         )
@@ -111,7 +111,7 @@ fn nbd() -> Finding {
 }
 
 fn io_uring() -> Finding {
-    // The switch is newer (Linux 6.6) than the interface (5.1), so its absence says little.
+    // The switch is newer (Linux 6.6) than the interface (5.1), so its absence proves little.
     let outcome = match fs::read_to_string("/proc/sys/kernel/io_uring_disabled") {
         Ok(text) => match text.trim() {
             "0" => Ok("allowed by the kernel's settings".to_owned()),

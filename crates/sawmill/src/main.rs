@@ -6,8 +6,7 @@
 //! `control` (the other end of it), `transfer/` (a whole disk moved: import, export, copy).
 //!
 //! Not here: the engine, the doors, the stores, how programs speak to people (`crates/console`),
-//! and what judges, measures and predicts (`crates/lab`). This crate is the only one that knows
-//! them all.
+//! and the tools that test, measure and predict (`crates/lab`). Only this crate knows them all.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 

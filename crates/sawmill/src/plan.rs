@@ -1,4 +1,4 @@
-//! What `serve` must do: which volumes, with which journals and cache, behind which doors.
+//! The plan of a `serve`: which volumes, with which journals and cache, behind which doors.
 //!
 //! Not here: making a plan from options (`command`), and carrying it out (`wiring`).
 
@@ -33,7 +33,7 @@ pub(crate) struct Plan {
     /// All other options of opening a volume; each volume's journal and its size are added.
     pub(crate) options: OpenOptions,
     pub(crate) cache: CachePlan,
-    /// As the user wants it; `None`: by the disk.
+    /// As the user requested; `None`: determined by the disk.
     pub(crate) cache_bytes: Option<u64>,
     pub(crate) doors: Vec<DoorPlan>,
     pub(crate) nbd_budget: Budget,

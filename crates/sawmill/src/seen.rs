@@ -4,7 +4,7 @@
 //! even without the journal.
 //!
 //! Invariants: only the process that has the volume attached for writing notes what was seen. An
-//! unreadable file says nothing, and nothing is refused because of it. Not here: its bytes
+//! unreadable file counts as no file, and nothing is refused because of it. Not here: its bytes
 //! (`sawmill_format::newest_state`), and what is refused (`sawmill_volume::open`).
 
 use std::fs;
@@ -59,7 +59,7 @@ pub(crate) fn note(folder: &Path, volume: &Volume) -> Option<u64> {
             "cannot write {}: {error}; an older store may go unnoticed later",
             path.display()
         );
-        // A note that says more than this volume has by now would make the next start refuse it.
+        // A note of a newer state than the volume now has would make the next start refuse it.
         if let Err(failure) = forget(folder) {
             tracing::warn!("{failure}");
         }
@@ -68,7 +68,7 @@ pub(crate) fn note(folder: &Path, volume: &Volume) -> Option<u64> {
     Some(state.stored_sequence)
 }
 
-/// The store gets another history from now on: what was seen of the old one says nothing about it.
+/// The store gets another history from now on: what was seen of the old one does not apply to it.
 pub(crate) fn forget(folder: &Path) -> Result<()> {
     let path = folder.join(FILE);
     match fs::remove_file(&path) {

@@ -3,7 +3,7 @@
 //! Invariants: a volume is away only from a hand-off's switch (`handoff`) until it is open again;
 //! until then its requests wait and changes are refused. A volume that can never be reopened is
 //! given up: its requests fail. Not here: one volume (`served`), how everything is opened
-//! (`wiring`), and what a number means (`admin`).
+//! (`wiring`), and what the numbers mean (`admin`).
 
 mod served;
 

@@ -1,9 +1,9 @@
-//! How large new journals and read caches are when nobody says it: by the free space of their disk,
-//! which all journals of one command share.
+//! Default sizes of new journals and read caches, from the free space of their disk, which all
+//! journals of one command share.
 //!
-//! Invariants: what exists keeps its size, so that a default never grows or shrinks a journal or
-//! empties a cache. No default takes more than a quarter of the free space for all journals
-//! together, or for the cache, unless a quarter is below the minimum size.
+//! Invariants: existing files keep their size, so that a default never resizes a journal or empties
+//! a cache. No default takes more than a quarter of the free space for all journals together, or
+//! for the cache, unless a quarter is below the minimum size.
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
@@ -21,7 +21,7 @@ const CACHE_BYTES_MIN: u64 = 16 << 20;
 
 const MIB: u64 = 1 << 20;
 
-/// The size of each new journal of a command with so many volumes. `least` is what a volume needs.
+/// The size of each new journal of a command with `volumes` volumes, of which each needs `least`.
 pub(crate) fn journal(free_bytes: u64, volumes: usize, least: u64) -> u64 {
     let share = free_bytes / 4 / (volumes as u64).max(1);
     (share / MIB * MIB).min(JOURNAL_BYTES).max(least)
@@ -35,14 +35,14 @@ pub(crate) fn cache(free_bytes: u64) -> u64 {
 /// The size of new journals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum JournalSize {
-    /// As the user wants it.
+    /// As the user requested.
     Given(u64),
-    /// A share of what was free, for so many volumes.
+    /// A share of the space that was free, for this number of volumes.
     Share { free_bytes: u64, volumes: usize },
 }
 
 impl JournalSize {
-    /// What the user gave, or a share of the disk that has `place`.
+    /// The requested size, or a share of the disk that holds `place`.
     pub(crate) fn new(given: Option<u64>, place: &Path, volumes: usize) -> Self {
         match given {
             Some(bytes) => JournalSize::Given(bytes),
@@ -67,7 +67,7 @@ pub(crate) fn cache_of(path: &Path, given: Option<u64>) -> u64 {
     given.or_else(existing).unwrap_or_else(|| cache(free_bytes(path)))
 }
 
-/// One line about what the volumes of a process take on this machine.
+/// One line about the disk space that the volumes of a process take on this machine.
 pub(crate) fn taken<'a>(
     journals: impl Iterator<Item = &'a Path>,
     cache: Option<&Path>,
@@ -102,13 +102,13 @@ fn length_of(path: &Path) -> Option<u64> {
     has_length.then(|| File::open(path).ok()?.seek(SeekFrom::End(0)).ok())?
 }
 
-/// What is free where `path` is, or would be made. A disk that cannot be asked counts as large.
+/// The free space where `path` is or would be created. If it is unknown, the disk counts as large.
 pub(crate) fn free_bytes(path: &Path) -> u64 {
     rustix::fs::statvfs(nearest_existing(path))
         .map_or(u64::MAX, |found| found.f_bavail.saturating_mul(found.f_frsize))
 }
 
-/// The nearest existing folder at or above `path`: there it would be created.
+/// The nearest existing folder at or above `path`, where `path` would be created.
 pub(crate) fn nearest_existing(path: &Path) -> PathBuf {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     absolute.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/")).to_path_buf()

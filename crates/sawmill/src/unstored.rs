@@ -1,10 +1,10 @@
 //! Extracts what a journal holds and its store lacked into a file, for people who must recover by
 //! hand what a take-over left behind.
 //!
-//! Invariants: both files are new; the journal is read and never changed. Everything that was not
-//! stored is extracted, and perhaps some of what was, because the journal learns of that later.
-//! Nothing here decides which writes count: these are older than what the volume's next owner wrote
-//! at the same place.
+//! Invariants: both files are new; the journal is read and never changed. Every write that was not
+//! stored is extracted, and perhaps some that were, because the journal learns of stores later.
+//! Nothing here decides which writes count: the extracted ones are older than what the volume's
+//! next owner wrote at the same addresses.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write};

@@ -193,7 +193,7 @@ fn open_served(
 /// The files of a volume on this machine.
 pub(crate) struct Local<'a> {
     pub(crate) folder: &'a Path,
-    /// None for a volume that is only read.
+    /// `None` for a volume that is opened read-only.
     pub(crate) journal_path: Option<&'a Path>,
     /// For a new journal.
     pub(crate) journal_bytes: u64,

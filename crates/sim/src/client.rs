@@ -1,9 +1,9 @@
-//! The client of one attachment: submits requests, hears the outcomes, and asks the oracle about
-//! each.
+//! The client of one attachment: submits requests, receives the results, and checks each with the
+//! oracle.
 //!
-//! Invariants judged: no request is answered twice; an error has an excuse; where a flush means
-//! stored, a replaced writer's flush succeeds only for what its successor found. Not here: what a
-//! read may return (`oracle`), when the answers come (`run`).
+//! Invariants checked: no request is answered twice; an error has an excuse; where a flush means
+//! stored, a replaced writer's flush succeeds only for writes that its successor found. Not here:
+//! what a read may return (`oracle`), when the answers come (`run`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ struct Heard {
 
 type Answers = Arc<Mutex<Vec<Heard>>>;
 
-/// What was asked.
+/// A request in flight.
 enum Asked {
-    /// Operation of the oracle, and whether with FUA.
+    /// The operation's number in the oracle, and whether it has FUA.
     Change(usize, bool),
-    /// How many operations it covers.
+    /// The number of operations it covers.
     Flush(usize),
     Read(ReadWatch),
     /// A write of a replaced writer's client.
@@ -47,7 +47,7 @@ pub struct Client {
     strays: u64,
 }
 
-/// What an error may be excused with.
+/// The excuses for an error.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Excuses {
     /// Anything may fail: the journal's disk fails, or the volume is being closed.
@@ -56,15 +56,14 @@ pub struct Excuses {
     pub corrupt: bool,
 }
 
-/// What changes the disk: address and length, what is written (nothing, of a discard), and whether
-/// at once durably.
+/// A change of the disk: operation, address and length, the stamp of a write, and FUA.
 #[derive(Clone, Copy)]
 pub struct Change {
     /// Write, discard or write-zeroes.
     pub operation: Operation,
     /// Address and length in bytes.
     pub range: (u64, u64),
-    /// What a write writes.
+    /// The stamp of a write's data.
     pub stamp: u64,
     /// Durable when it is answered.
     pub fua: bool,
@@ -123,7 +122,7 @@ impl Client {
         self.submit(volume, (Operation::Read, Flags::default()), range, buffer, asked);
     }
 
-    /// Submits a read of all, that nobody judges; see [`whole_answer`](Self::whole_answer).
+    /// Submits an unchecked read of the whole disk; see [`whole_answer`](Self::whole_answer).
     pub fn read_whole(&mut self, volume: &Volume) {
         let length = volume.geometry().size_bytes;
         let buffer = vec![0xee; length as usize];
@@ -136,14 +135,13 @@ impl Client {
         move |outcome, buffer| answers.lock().push(Heard { number, outcome, buffer })
     }
 
-    /// The outcome of that read, once it is there: all bytes of the disk.
+    /// The result of that read, once it has completed: all bytes of the disk.
     pub fn whole_answer(&mut self) -> Option<Result<Vec<u8>, String>> {
         let heard = self.answers.lock().pop()?;
         Some(heard.outcome.map(|_| heard.buffer).map_err(|error| error.to_string()))
     }
 
-    /// As [`whole_answer`](Self::whole_answer), with zeroes up to the size that the disk may have
-    /// some day.
+    /// As [`whole_answer`](Self::whole_answer), with zeroes up to the largest size of the disk.
     pub fn padded_answer(&mut self, size_bytes: u64) -> Option<Result<Vec<u8>, String>> {
         let pad = |mut found: Vec<u8>| {
             found.resize(size_bytes as usize, 0);
@@ -152,13 +150,13 @@ impl Client {
         self.whole_answer().map(|found| found.map(pad))
     }
 
-    /// Submits a write of these bytes, that nobody judges.
+    /// Submits a write of these bytes, whose result is not checked.
     pub fn write_blindly(&mut self, volume: &Volume, address: u64, bytes: Vec<u8>) {
         let range = (address, bytes.len() as u64);
         self.submit(volume, (Operation::Write, Flags::default()), range, bytes, Asked::StrayWrite);
     }
 
-    /// Submits a write or flush of a writer that others have replaced.
+    /// Submits a write or flush to a writer that has been replaced.
     pub fn stray(&mut self, volume: &Volume, operation: Operation, range: (u64, u64), stamp: u64) {
         let buffer = if operation == Operation::Write {
             payload(stamp, range.0, range.1)
@@ -172,8 +170,8 @@ impl Client {
         self.submit(volume, (operation, Flags::default()), range, buffer, asked);
     }
 
-    /// Hears what was answered since, and judges it. `replaced_at` is what its successor found, if
-    /// it has one.
+    /// Receives the new answers and checks them. `replaced_at`: the operations that the writer's
+    /// successor found, if it has one.
     pub fn hear(
         &mut self,
         oracle: &mut Oracle,

@@ -1,5 +1,5 @@
-//! The death of a process at any I/O: the step it dies in is unwound, and nothing it would have
-//! done after that moment happens.
+//! The death of a process at any I/O: the step in which it dies is unwound, and nothing after that
+//! moment happens.
 //!
 //! Invariant: from the moment of death until it is removed from the world, every I/O of the process
 //! fails without effect.
@@ -7,7 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What a dying process is unwound with.
+/// The panic payload that unwinds a dying process.
 struct Died;
 
 /// The life of one process, as its I/O sees it.
@@ -28,22 +28,22 @@ impl Life {
         self.dies_at.store(self.ios.load(Ordering::Relaxed) + after.max(1), Ordering::Relaxed);
     }
 
-    /// It will not.
+    /// Cancels the death.
     pub fn lives_on(&self) {
         self.dies_at.store(0, Ordering::Relaxed);
     }
 
-    /// The attach is over.
+    /// Starts to count: the attach is over.
     pub fn begin_count(&self) {
         self.before.store(self.ios.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// How many I/Os there were since.
+    /// The number of I/Os since then.
     pub fn ios_after_attach(&self) -> u64 {
         self.ios.load(Ordering::Relaxed) - self.before.load(Ordering::Relaxed)
     }
 
-    /// While it is `spared`, no read of it fails or is garbled: the judge looks.
+    /// While `spared`, the process's reads neither fail nor are garbled: the oracle reads.
     pub fn spare(&self, spared: bool) {
         self.spared.store(spared, Ordering::Relaxed);
     }
@@ -58,13 +58,13 @@ impl Life {
         self.dead.load(Ordering::Relaxed)
     }
 
-    /// It dies now, between two of its steps.
+    /// The process dies now, between two of its steps.
     pub fn die(&self) {
         self.dead.store(true, Ordering::Relaxed);
     }
 
-    /// Called before every I/O of the process; false when it is dead already and the I/O must not
-    /// happen. Does not return if this is where it dies.
+    /// Called before every I/O of the process; returns false if it is already dead and the I/O must
+    /// not happen. Does not return if it dies here.
     pub fn tick(&self) -> bool {
         if self.is_dead() || std::thread::panicking() {
             return false;
@@ -78,7 +78,7 @@ impl Life {
     }
 }
 
-/// Runs a part of a process's life; `None` when it died in it. A panic of its own goes on.
+/// Runs a part of a process's life; `None` when it died in it. Other panics propagate.
 pub fn live<T>(part: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(part)) {
         Ok(value) => Some(value),

@@ -1,9 +1,9 @@
-//! A false local disk: what is written is volatile until a sync; a power cut keeps, loses or tears
-//! each unsynced write by itself, sector by sector, in any order.
+//! A simulated local disk: writes are volatile until a sync; a power cut keeps, loses or tears each
+//! unsynced write individually, sector by sector, in any order.
 //!
-//! Invariants: what a completed sync covered is never lost, unless the disk lies (`lie_odds`); a
-//! process that dies loses nothing. A sync that fails loses what it should have saved: at once, or
-//! when the power goes and reads show it until then (as Linux page caches do).
+//! Invariants: data that a completed sync covered is never lost, unless the disk lies (`lie_odds`);
+//! the death of a process loses nothing. A failed sync loses the data that it covered: immediately,
+//! or at the next power cut while reads return it until then (as Linux page caches do).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,7 +16,7 @@ use crate::death::Life;
 use crate::trace::Trace;
 use sawmill_testkit::Dice;
 
-/// What is torn off or kept as one.
+/// The unit that a torn write keeps or loses as a whole.
 pub const SECTOR_BYTES: usize = 512;
 const PAGE_BYTES: usize = 4096;
 
@@ -27,36 +27,35 @@ type Page = Box<[u8; PAGE_BYTES]>;
 pub struct DiskFaults {
     /// One write in so many fails; 0: none.
     pub write_odds: u64,
-    /// One sync in so many fails, and loses what it should have saved; 0: none.
+    /// One sync in so many fails and loses the data that it covered; 0: none.
     pub sync_odds: u64,
     /// One read in so many fails; 0: none.
     pub read_odds: u64,
-    /// One new disk in so many does not fit; 0: none.
+    /// One new disk in so many finds no space; 0: none.
     pub make_odds: u64,
     /// Of the writes that fail, one in so many is done in part; 0: none.
     pub short_odds: u64,
     /// Of the writes that fail, one in so many found no space, on a disk that shares its space; 0:
     /// none.
     pub full_odds: u64,
-    /// One sync in so many says that it is done and does nothing; 0: none.
+    /// One sync in so many reports success and does nothing; 0: none.
     pub lie_odds: u64,
 }
 
 #[derive(Default)]
 struct Content {
     len_bytes: u64,
-    /// As reads see it.
+    /// The content that reads see.
     now: BTreeMap<u64, Page>,
-    /// Pages changed since the last sync, as they were then; `None`: absent.
+    /// The state at the last sync of pages changed since; `None`: absent.
     synced: BTreeMap<u64, Option<Page>>,
-    /// Pages a failed sync has given up, as they are on the medium: only writing them again saves
-    /// them.
+    /// Pages that a failed sync gave up, as they are on the medium: only another write saves them.
     given_up: BTreeMap<u64, Option<Page>>,
     /// Unsynced writes, in order.
     unsynced: Vec<(u64, Vec<u8>)>,
-    /// A failed sync has taken back what reads had shown.
+    /// A failed sync dropped data that reads had returned.
     dropped: bool,
-    /// Something unsynced was said to be synced.
+    /// A sync reported success for data that it did not sync.
     lied: bool,
 }
 
@@ -109,7 +108,7 @@ impl Content {
         self.unsynced.clear();
     }
 
-    /// Goes back to what is on the medium.
+    /// Returns to the content of the medium.
     fn forget(&mut self) -> Vec<(u64, Vec<u8>)> {
         let synced = std::mem::take(&mut self.synced);
         for (page, old) in synced.into_iter().chain(std::mem::take(&mut self.given_up)) {
@@ -122,18 +121,18 @@ impl Content {
     }
 }
 
-/// The medium: outlives processes.
+/// The medium, which outlives processes.
 #[derive(Default)]
 pub struct Medium {
     content: Mutex<Content>,
 }
 
-/// What becomes of one unsynced write when the power goes.
+/// The fate of one unsynced write in a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// All of it is there.
+    /// All of it survives.
     Kept,
-    /// Nothing of it is.
+    /// Nothing of it survives.
     Lost,
     /// Sector by sector, by these dice; one sector may be garbage.
     Torn(u64),
@@ -146,17 +145,17 @@ impl Medium {
         Arc::new(Medium { content: Mutex::new(Content { len_bytes, ..Content::default() }) })
     }
 
-    /// Whether a failed sync has taken back what reads had shown, since somebody last asked.
+    /// Whether a failed sync has dropped data that reads had returned, since the last call.
     pub fn has_dropped(&self) -> bool {
         std::mem::take(&mut self.content.lock().dropped)
     }
 
-    /// Whether a power cut may take what was said to be synced.
+    /// Whether a power cut may lose data whose sync reported success.
     pub fn has_lied(&self) -> bool {
         self.content.lock().lied
     }
 
-    /// How many writes a power cut would find unsynced.
+    /// The number of unsynced writes.
     pub fn unsynced(&self) -> usize {
         self.content.lock().unsynced.len()
     }
@@ -172,7 +171,7 @@ impl Medium {
         Arc::new(Medium { content: Mutex::new(copy) })
     }
 
-    /// The medium rots: one byte changes, or one sector lands where another was. Says where.
+    /// Corrupts one byte, or copies one sector over another. Returns the address.
     pub fn rot(&self, dice: &mut Dice) -> Option<u64> {
         let mut content = self.content.lock();
         let mut place = |content: &Content| {
@@ -197,13 +196,13 @@ impl Medium {
         Some(page * PAGE_BYTES as u64 + start as u64)
     }
 
-    /// The power goes: `fate` decides over each unsynced write, and `dice` over the order.
+    /// Cuts the power: `fate` decides about each unsynced write, and `dice` about the order.
     pub fn cut_power(&self, dice: &mut Dice, mut fate: impl FnMut(usize) -> Fate) {
         let mut content = self.content.lock();
         let mut writes: Vec<_> = content.forget().into_iter().enumerate().collect();
-        // Any order: a later write of the same place may reach the medium first and be covered by
-        // an older. A disk keeps the order of writes to one sector, so only what does not overlap
-        // is shuffled; going through in order does that.
+        // Any order: a later write may reach the medium before an older one. A disk keeps the order
+        // of writes to one sector, so only writes that do not overlap are reordered; applying them
+        // in order has the same result.
         for (index, (offset, bytes)) in &mut writes {
             match fate(*index) {
                 Fate::Kept => content.write(*offset, bytes),
@@ -225,7 +224,7 @@ impl Medium {
     }
 }
 
-/// A medium in the hands of one process.
+/// A medium that one process has open.
 pub struct SimDisk {
     medium: Arc<Medium>,
     life: Arc<Life>,
@@ -245,7 +244,7 @@ impl SimDisk {
         SimDisk { medium, life, trace, faults: Mutex::new((faults, dice)) }
     }
 
-    /// How much of a write that fails is done, in whole sectors, and what is heard of it.
+    /// The part of a failing write that is done, in whole sectors, and its error.
     fn failure(&self, length: usize) -> (usize, io::Error) {
         let mut faults = self.faults.lock();
         let DiskFaults { short_odds, full_odds, .. } = faults.0;
@@ -341,12 +340,12 @@ impl Disk for SimDisk {
         });
         let mut content = self.medium.content.lock();
         if !fails && self.fails(|faults| faults.lie_odds) {
-            // What is unsynced stays so, and the disk says nothing.
+            // Unsynced data stays unsynced, and the disk reports success.
             content.lied |= !content.unsynced.is_empty();
             return Ok(());
         }
         if fails {
-            // Else reads go on to see what was written, but no later sync will save it.
+            // Otherwise reads still return the data, but no later sync saves it.
             content.fail_sync(at_once);
             content.dropped |= at_once;
             return Err(io::Error::from_raw_os_error(5));

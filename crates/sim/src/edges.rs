@@ -1,9 +1,8 @@
-//! Edges of the world: what seldom happens, and what is lost for good when nobody has thought of
-//! it.
+//! Edges of the world: rare events whose mishandling loses data for good.
 //!
-//! Invariant: seeds below [`EDGES_FROM`] meet none of them and mean what they always meant. From
-//! there on each edge is met by one seed in four. What an edge decides is rolled by dice of its
-//! own, so that a seed that does not meet it is not changed by it.
+//! Invariant: seeds below [`EDGES_FROM`] meet no edge and keep their meaning. From there on, one
+//! seed in four meets each edge. An edge has its own dice, so that it does not change seeds that do
+//! not meet it.
 //!
 //! Not here: what happens at an edge (`run/locks`, `run/histories`, `run/foreign`, `run/handoff`,
 //! `run/commands`, `names`; faults of disks and stores: `disk`, `store`).
@@ -21,7 +20,7 @@ const PURPOSE: u64 = 0xed9e_5000_0000_0001;
 const LOG_AGE_PURPOSE: u64 = 0xed9e_5000_0000_0002;
 
 impl Settings {
-    /// The settings of a seed's world and the dice that play it.
+    /// The settings of a seed's world, and the dice that play it.
     #[must_use]
     pub fn of_seed(seed: u64) -> (Settings, Dice) {
         let mut dice = Dice::new(seed);
@@ -47,7 +46,7 @@ impl Settings {
             self.cache_bytes = *dice.pick(&[32 << 10, 256 << 10]);
         }
         if histories {
-            // What people keep and clone is judged by one history.
+            // Snapshots and clones are checked against a single history.
             (self.past_odds, self.copy_odds, self.look_odds, self.jump_odds) = (0, 0, 0, 0);
             self.first_bytes = self.size_bytes;
         }
@@ -62,7 +61,7 @@ impl Settings {
         }
         if lies && !short_writes {
             self.disk.lie_odds = *dice.pick(&[4, 20]);
-            // A sync that fails takes back at once what another only said it had done.
+            // A failed sync would immediately drop data for which a lying sync reported success.
             self.disk.sync_odds = 0;
         }
     }

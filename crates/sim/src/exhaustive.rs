@@ -1,8 +1,8 @@
-//! Small worlds, all of them: for each short script, death at every I/O, and for each death every
-//! subset of the unsynced writes that a power cut may keep, loss of the journal, and death again at
-//! every I/O of the recovery. And every order in which four segments under way may become stored.
+//! All small worlds: for each short script, death at every I/O, and for each death every subset of
+//! the unsynced writes that a power cut may keep, loss of the journal, and death again at every I/O
+//! of the recovery. Also every order in which four segments in flight may become stored.
 //!
-//! Invariant: nothing here is rolled; a state is left out only where a number says so
+//! Invariant: nothing here is random; a state is omitted only because of a limit
 //! ([`SUBSET_WRITES_MAX`]).
 
 use std::path::Path;
@@ -20,10 +20,10 @@ use crate::store::CallFate;
 use crate::trace::Trace;
 use sawmill_testkit::Dice;
 
-/// Subsets of up to this many unsynced writes are all tried; of more, each write alone is lost and
+/// All subsets of up to this many unsynced writes are tried; of more writes, each alone is lost and
 /// kept.
 const SUBSET_WRITES_MAX: usize = 8;
-/// Segments under way at once, in every order.
+/// Segments in flight at the same time, in every order.
 const UNDER_WAY: usize = 4;
 
 /// One act of a script.
@@ -39,9 +39,9 @@ pub enum Act {
     Flush,
     /// The loops run until they have nothing to do; no store call happens.
     Loops,
-    /// Everything that waits at the store happens, and what follows from it.
+    /// Every waiting store call happens, and everything that follows from it.
     Store,
-    /// One waiting call happens.
+    /// One waiting store call happens.
     Happens(usize),
 }
 
@@ -50,7 +50,7 @@ use Act::{Discard, Flush, Fua, Happens, Loops, Store, Write};
 /// A script by name.
 pub type Script = (&'static str, FlushMode, &'static [Act]);
 
-/// The scripts: each is about one thing.
+/// The scripts, each for one aspect.
 pub const SCRIPTS: &[Script] = &[
     ("one write", FlushMode::Logged, &[Write(100, 700), Loops]),
     ("two writes of one place", FlushMode::Logged, &[Write(0, 600), Write(300, 600), Flush, Loops]),
@@ -132,12 +132,12 @@ pub const SCRIPTS: &[Script] = &[
     ),
 ];
 
-/// What was tried.
+/// The counts of an exploration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tried {
     /// I/Os at which a process died.
     pub deaths: u64,
-    /// States that were recovered from.
+    /// States from which a volume was recovered.
     pub states: u64,
 }
 
@@ -145,9 +145,9 @@ pub struct Tried {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Death,
-    /// The power goes; bit `n` says whether unsynced write `n` is kept.
+    /// The power is cut; bit `n` is set if unsynced write `n` is kept.
     PowerCut(u64),
-    /// As that, but each write is torn in the middle.
+    /// The same, but each write is torn in the middle.
     Torn,
     JournalLost,
 }
@@ -187,7 +187,7 @@ pub fn explore(script: &Script, place: &Path) -> Result<Tried, String> {
     Ok(tried)
 }
 
-/// A life ended so; death again at every I/O of the attach that follows, and a power cut then.
+/// Tries one ending of a life, then death at every I/O of the following attach, then a power cut.
 fn explore_attach(
     script: &Script,
     place: &Path,
@@ -229,7 +229,7 @@ fn endings(unsynced: usize) -> Vec<Ending> {
     endings
 }
 
-/// One state: says whether the second death came, and how many states were recovered from.
+/// Tries one state; returns whether the second death came, and the number of states recovered from.
 fn one(
     script: &Script,
     place: &Path,
@@ -252,7 +252,7 @@ fn one(
     Ok((died, 1))
 }
 
-/// Every order of [`UNDER_WAY`] stored segments, death after each, and each fate of the rest.
+/// Tries every order of [`UNDER_WAY`] stored segments, death after each, and each fate of the rest.
 pub fn explore_orders(place: &Path) -> Result<Tried, String> {
     let mut tried = Tried::default();
     let mut orders = Vec::new();
@@ -320,7 +320,7 @@ impl Stage {
         Ok(Stage { run })
     }
 
-    /// Plays the acts, up to the I/O the process dies at.
+    /// Plays the acts, up to the I/O at which the process dies.
     fn play(&mut self, acts: &[Act], death: Option<u64>) -> Result<(), String> {
         let Some(mut process) = self.run.process.take() else { return Ok(()) };
         if let Some(death) = death {

@@ -1,7 +1,6 @@
-//! The locks of a machine: on a name, and on the medium that has it, by whatever other names it is
-//! known too.
+//! The locks of a machine: on a name, and on the medium behind it, which may have other names too.
 //!
-//! Invariant: a lock is free when its holder lets go of it or dies. Not here: locks of memory,
+//! Invariant: a lock is free when its holder releases it or dies. Not here: locks on memory files,
 //! which are real.
 
 use std::collections::BTreeMap;
@@ -15,11 +14,11 @@ use sawmill_volume::Lock;
 use crate::death::Life;
 use crate::disk::Medium;
 
-/// What is locked.
+/// The object of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Right {
     Name(PathBuf),
-    /// By its identity, which lasts as long as somebody holds it.
+    /// By its identity, which lasts as long as a reference to it.
     Medium(usize),
 }
 
@@ -36,12 +35,12 @@ pub struct Locks {
 }
 
 impl Locks {
-    /// Takes the right to a name.
+    /// Locks a name.
     pub fn take_name(&self, name: PathBuf, life: &Arc<Life>) -> io::Result<Lock> {
         self.take(Right::Name(name), life, None)
     }
 
-    /// Takes the right to a medium.
+    /// Locks a medium.
     pub fn take_medium(&self, medium: Arc<Medium>, life: &Arc<Life>) -> io::Result<Lock> {
         self.take(Right::Medium(Arc::as_ptr(&medium) as usize), life, Some(medium))
     }

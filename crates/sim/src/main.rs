@@ -1,6 +1,6 @@
 //! Plays seeds: one and its story, a range of them, or as many as fit into some minutes.
 //!
-//! Invariant: a panic is a broken promise like any other; the exit code is 0 only when none was
+//! Invariant: a panic is a broken promise like any other; the exit code is 0 only if no promise was
 //! broken. Not here: playing a seed (`sawmill_sim::run`), deliberate bugs (`bin/mutants`).
 #![forbid(unsafe_code)]
 
@@ -91,7 +91,7 @@ fn tell(seed: u64) -> ExitCode {
     }
 }
 
-/// A panic of the engine is a broken promise as well.
+/// Turns a panic of the engine into a broken promise.
 fn safely<T>(part: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(part)).unwrap_or_else(|payload| {
         let text = payload.downcast_ref::<String>().cloned();
@@ -202,7 +202,7 @@ fn play(options: &Options) -> ExitCode {
     if broken == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Looks for the shortest run that breaks the same way, and tells it.
+/// Finds the shortest run that breaks in the same way, and prints it.
 fn shorten(seed: u64) -> ExitCode {
     let place = place();
     let play = |world: &World, trace: Arc<Trace>| {

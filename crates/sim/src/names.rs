@@ -1,11 +1,11 @@
-//! Names: several people in turn create, rename, clone and delete volumes of one store, and die at
-//! any call; their lists lag and show what was deleted; their puts and deletes may come late.
+//! Names: several actors in turn create, rename, clone and delete volumes of one store, and die at
+//! any call; their lists lag and show deleted objects; their puts and deletes may take effect late.
 //!
 //! Checked with a fault-free store: a volume reported as created, and not requested to be deleted,
-//! has exactly one name at any time; what was reported done stays done; no name means two things;
-//! every living volume can be opened and checked, and `list` shows all of them.
+//! has exactly one name at any time; what was reported done stays done; no name means two volumes;
+//! every volume that exists can be opened and checked, and `list` shows all of them.
 //!
-//! Not here: what is in a volume.
+//! Not here: the content of a volume.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use sawmill_testkit::Dice;
 /// Names that are used again and again.
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 const ACTS_MAX: u64 = 24;
-/// Calls after which a death comes at the latest.
+/// A death comes within this number of calls.
 const DEATH_MAX: u64 = 30;
 
 type Id = String;
@@ -34,9 +34,9 @@ type Id = String;
 /// What is known of a volume.
 #[derive(Debug)]
 struct Known {
-    /// The names it may have: one when it was told.
+    /// The names it may have: exactly one after a success was reported.
     names: BTreeSet<String>,
-    /// Somebody has asked to delete it, and has heard nothing.
+    /// Its deletion was requested, with an unknown result.
     may_be_gone: bool,
 }
 
@@ -50,7 +50,7 @@ struct Names<'a> {
     faults: StoreFaults,
 }
 
-/// Plays by these dice in a store of its own; says how much was done.
+/// Plays with these dice in a store of its own; returns the number of acts.
 pub fn play(dice: &mut Dice, clock: &Arc<Clock>, trace: &Arc<Trace>) -> Result<u64, String> {
     let faults = StoreFaults {
         fail_odds: *dice.pick(&[0, 20]),
@@ -79,7 +79,7 @@ pub fn play(dice: &mut Dice, clock: &Arc<Clock>, trace: &Arc<Trace>) -> Result<u
     Ok(acts)
 }
 
-/// What somebody heard; `None`: he died.
+/// The result that an actor received; `None`: the actor died.
 type Heard<T> = Option<Result<T, (ErrorKind, String)>>;
 
 impl Names<'_> {
@@ -100,7 +100,7 @@ impl Names<'_> {
         (life, world, store)
     }
 
-    /// Somebody does one thing, and may die in it.
+    /// One actor does one thing, and may die in it.
     fn somebody_does<T>(
         &mut self,
         act: impl FnOnce(&SimWorld, &SimStore) -> Result<T, sawmill_volume::Error>,
@@ -169,7 +169,7 @@ impl Names<'_> {
         self.is_made(name, heard)
     }
 
-    /// A volume of which its maker heard nothing may be there: it is known from when it is seen.
+    /// A volume whose creation has an unknown result may exist: it counts as known once it is seen.
     fn is_made(&mut self, name: &str, heard: Heard<Id>) -> Result<(), String> {
         let Some(Ok(id)) = heard else { return Ok(()) };
         let others = self.volumes.iter().find(|(_, known)| {
@@ -183,7 +183,7 @@ impl Names<'_> {
         Ok(())
     }
 
-    /// What a name means, for somebody whose store is well.
+    /// The volume that a name means, read through a fault-free store.
     fn meant_by(&mut self, name: &str) -> Result<Option<Id>, String> {
         let (_, _, store) = self.somebody(StoreFaults::default());
         match find(&store, name) {
@@ -198,7 +198,7 @@ impl Names<'_> {
         let Some(id) = self.meant_by(old)? else { return Ok(()) };
         self.say(|| format!("somebody renames {old} to {new}"));
         match self.somebody_does(|world, store| rename_in(world, store, old, new)) {
-            // A put that came late may have settled it otherwise before; then it is another volume.
+            // A late put may have bound the name before; then it names another volume.
             Some(Ok(record)) => {
                 if let Some(known) = self.volumes.get_mut(&record.volume_id.to_string()) {
                     known.names = BTreeSet::from([new.to_owned()]);
@@ -233,7 +233,7 @@ impl Names<'_> {
         Ok(())
     }
 
-    /// Every volume that is known has one name; what lives is whole.
+    /// Checks that every known volume has one name and is intact.
     fn judge(&mut self) -> Result<(), String> {
         let mut named = BTreeMap::<Id, Vec<String>>::new();
         for name in NAMES {
@@ -283,7 +283,7 @@ impl Names<'_> {
         if shown != *named {
             return Err(format!("a list shows {shown:?}, and names mean {named:?}"));
         }
-        // What a maker left who died is nobody's; a known volume is never there without a name.
+        // The remains of a dead creator are unnamed; a known volume never exists without a name.
         for unnamed in
             unnamed(&store).map_err(|error| format!("no list of the unnamed: {error}"))?
         {

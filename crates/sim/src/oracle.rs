@@ -1,8 +1,8 @@
 //! What a volume may contain after any event, and what a read may return.
 //!
-//! The engine puts writes into one order, and a single client's order is the order in which it
-//! submits. So after any failure the volume is exactly the result of the first `k` operations, and
-//! each promise is a lower bound of `k`:
+//! The engine orders all writes; for a single client that is the order of submission. So after any
+//! failure the volume is exactly the result of the first `k` operations, and each promise is a
+//! lower bound of `k`:
 //!
 //! | event | bound |
 //! |---|---|
@@ -10,8 +10,8 @@
 //! | power cut | *durable*: what a flush (or FUA) covered, by the mode; all an attach found |
 //! | journal lost | *stored*: what a flush covered if flush means stored; all after a clean close |
 //!
-//! Invariants: the bounds only grow within a history; a history is cut to what was found when a
-//! volume is opened. Not here: how events come about.
+//! Invariants: the bounds only grow within a history; when a volume is opened, its history is cut
+//! to what was found. Not here: what causes the events.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use sawmill_volume::limits::RECORD_PAYLOAD_BYTES_MAX;
 
 use sawmill_testkit::mix;
 
-/// What an operation does to the bytes of its range.
+/// The effect of an operation on the bytes of its range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Stamps them with this number.
     Stamp(u64),
     /// They become zeroes.
     Zero,
-    /// They become these, from address 0 on: a rollback.
+    /// They become these bytes, from address 0 on: a rollback.
     Image(Arc<[u8]>),
 }
 
@@ -39,7 +39,7 @@ pub struct Operation {
     pub address: u64,
     /// Bytes.
     pub length: u64,
-    /// What it does.
+    /// Its effect.
     pub effect: Effect,
 }
 
@@ -54,7 +54,7 @@ impl Operation {
         }
     }
 
-    /// What it leaves in all of its range.
+    /// Writes what the operation leaves in all of its range.
     fn put(&self, into: &mut [u8]) {
         match &self.effect {
             Effect::Stamp(stamp) => put_stamp(into, *stamp, self.address),
@@ -70,7 +70,7 @@ impl Operation {
     }
 }
 
-/// The byte that write `stamp` puts at `address`: never zero, so that a hole is not taken for it.
+/// The byte that write `stamp` puts at `address`: never zero, so that it differs from a hole.
 #[must_use]
 pub fn stamp_byte(stamp: u64, address: u64) -> u8 {
     (stamp_word(stamp, address / 8) >> (address % 8 * 8)) as u8
@@ -102,24 +102,24 @@ fn put_stamp(into: &mut [u8], stamp: u64, address: u64) {
     }
 }
 
-/// How a life ended, as far as promises go.
+/// The loss at the end of a life, which determines the promises that hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// The process died; the journal and its memory are there.
+    /// The process died; the journal and its memory survive.
     Process,
-    /// The power went: memory is gone, unsynced disk writes may be.
+    /// Power was cut: memory is lost, and unsynced disk writes may be.
     Power,
     /// The journal is gone, or another machine attached without it.
     Journal,
 }
 
-/// A read under way.
+/// A read in flight.
 #[derive(Clone, Debug)]
 pub struct ReadWatch {
     address: u64,
     /// The bytes of everything visible when it was submitted.
     before: Vec<u8>,
-    /// Operations from this one on may be seen or not.
+    /// Operations from this one on may be visible or not.
     from: usize,
 }
 
@@ -127,7 +127,7 @@ pub struct ReadWatch {
 #[derive(Clone)]
 pub struct Oracle {
     mode: FlushMode,
-    /// What was there before the first operation.
+    /// The content before the first operation.
     base: Vec<u8>,
     operations: Vec<Operation>,
     /// `base` and the first `visible` operations.
@@ -162,8 +162,8 @@ impl Oracle {
         Oracle { image: base.clone(), base, ..Oracle::new(0, mode) }
     }
 
-    /// An operation is submitted; returns its number. A long write is one operation for each record
-    /// it is cut into, as only those are whole or absent; the number is the last one's.
+    /// An operation is submitted; returns its number. A long write counts as one operation for each
+    /// of its records, because records are atomic; the number is that of the last one.
     pub fn submit(&mut self, address: u64, length: u64, effect: Effect) -> usize {
         let piece_max = match effect {
             Effect::Stamp(_) => RECORD_PAYLOAD_BYTES_MAX,
@@ -189,14 +189,14 @@ impl Oracle {
         }
     }
 
-    /// The last operation was refused, and nothing of it will be seen.
+    /// The last operation was refused, and will never be visible.
     pub fn take_back(&mut self, number: usize) {
         if number + 1 == self.operations.len() {
             self.operations.truncate(number);
         }
     }
 
-    /// What a flush submitted now has to cover.
+    /// The number of operations that a flush submitted now must cover.
     #[must_use]
     pub fn flush_covers(&self) -> usize {
         self.accepted
@@ -225,7 +225,7 @@ impl Oracle {
         self.durable = self.durable.max(count);
     }
 
-    /// The store was put back, and may have only the first `count`.
+    /// The store was restored, and may have only the first `count` operations.
     pub fn is_put_back(&mut self, count: usize) {
         self.stored = self.stored.min(count);
     }
@@ -237,7 +237,7 @@ impl Oracle {
         ReadWatch { address, before: self.image[range].to_vec(), from: self.visible }
     }
 
-    /// It returned `bytes`: is that legal?
+    /// Checks that `bytes` is a legal result of the read.
     pub fn check_read(&self, watch: &ReadWatch, bytes: &[u8]) -> Result<(), String> {
         if bytes == watch.before {
             return Ok(());
@@ -279,8 +279,8 @@ impl Oracle {
         self.operations.is_empty()
     }
 
-    /// A volume was opened after `loss` and holds `found`: is that legal? The history is cut to it.
-    /// All that an attach found is durable, and stored if it was read `from_store` alone.
+    /// A volume was opened after `loss`: checks that `found` is legal, and cuts the history to it.
+    /// What an attach found is durable, and also stored if it was read `from_store` alone.
     pub fn opened(&mut self, loss: Loss, from_store: bool, found: &[u8]) -> Result<usize, String> {
         let least = self.bound(loss);
         let legal = self.longest_prefix(least, found);
@@ -310,7 +310,7 @@ impl Oracle {
         legal
     }
 
-    /// What is there after the first `count` operations.
+    /// The content after the first `count` operations.
     fn image_after(&self, count: usize) -> Vec<u8> {
         if count == self.visible {
             return self.image.clone();
@@ -320,14 +320,14 @@ impl Oracle {
         image
     }
 
-    /// Somebody reads the store alone: what is `found` must be a prefix with all of the first
-    /// `least`.
+    /// Checks a read of the store alone: `found` must be a prefix with all of the first `least`
+    /// operations.
     pub fn check_view(&self, least: usize, found: &[u8]) -> Result<usize, String> {
         self.longest_prefix(least, found).ok_or_else(|| self.explain(Loss::Journal, least, found))
     }
 
-    /// A replica is read: a prefix with all of the first `least`. Returns the shortest such prefix,
-    /// so that what it has may be demanded of it from now on.
+    /// Checks a read of a replica: a prefix with all of the first `least` operations. Returns the
+    /// shortest such prefix, which the replica must hold from now on.
     pub fn check_replica(&self, least: usize, found: &[u8]) -> Result<usize, String> {
         let mut image = self.image_after(least);
         let mut compared = Compared::new(&image, found);
@@ -367,8 +367,8 @@ impl Oracle {
         text
     }
 
-    /// How many operations, at least `least`, come nearest to `found`, and what is there after
-    /// them.
+    /// The number of operations, at least `least`, whose result is nearest to `found`, and that
+    /// result.
     fn nearest_prefix(&self, least: usize, found: &[u8]) -> (usize, Vec<u8>) {
         let distance =
             |image: &[u8]| image.iter().zip(found).filter(|(one, other)| one != other).count();
@@ -389,7 +389,7 @@ fn apply(image: &mut [u8], op: &Operation) {
     op.put(&mut image[op.address as usize..(op.address + op.length) as usize]);
 }
 
-/// Which parts of two images differ, as far as the second reaches.
+/// The parts in which two images differ, up to the length of the second.
 struct Compared {
     differs: Vec<bool>,
     count: usize,
@@ -409,7 +409,7 @@ impl Compared {
         self.count == 0
     }
 
-    /// The operation changed one of them.
+    /// Compares again where the operation changed one of the images.
     fn look_again(&mut self, one: &[u8], other: &[u8], op: &Operation) {
         let first = op.address as usize / Self::PART_BYTES;
         let end = ((op.address + op.length) as usize).min(other.len());
@@ -426,8 +426,8 @@ impl Compared {
 mod tests {
     use super::*;
 
-    /// An oracle that has seen: write 1 (0..600), write 2 (300..900), flush of both, discard
-    /// (100..200), write 3 (0..50), and no answer to the last.
+    /// An oracle after write 1 (0..600), write 2 (300..900), a flush of both, discard (100..200)
+    /// and write 3 (0..50), of which the last has no answer.
     fn oracle(mode: FlushMode) -> Oracle {
         let mut oracle = Oracle::new(1024, mode);
         let first = oracle.submit(0, 600, Effect::Stamp(1));

@@ -1,8 +1,8 @@
-//! One seed: machines, processes, clients and trouble, step by step, under the eyes of the oracle.
+//! One seed: machines, processes, clients and faults, step by step, checked by the oracle.
 //!
-//! Invariant: every choice here is a roll of the run's dice, in one order: a roll that is added for
-//! all seeds makes each of them another run. Not here: what an attach finds (`attach`), how lives
-//! end (`ends`), when edges are met (`edges`), what must hold (`oracle`).
+//! Invariant: every choice here is a roll of the run's dice, in one order: an additional roll for
+//! all seeds turns each of them into another run. Not here: what an attach finds (`attach`), how
+//! lives end (`ends`), when edges occur (`edges`), the promises (`oracle`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -40,25 +40,24 @@ pub mod stories;
 /// The volume's name in every world.
 const NAME: &str = "disk";
 const MACHINES: usize = 2;
-/// Rounds of all loops after which whatever was asked must have been answered, once nothing fails
-/// any more.
+/// Rounds of all loops within which every request must be answered, once nothing fails any more.
 const ROUNDS_MAX: u32 = 3000;
 
-/// A machine: what outlives its processes.
+/// A machine: the state that outlives its processes.
 pub(crate) struct Machine {
     pub(crate) shelf: Shelf,
     staging: PathBuf,
-    /// Its journal is not the newest, or not there.
+    /// Its journal is not the newest, or is missing.
     outdated: bool,
     /// How far its wall clock is ahead, in milliseconds.
     ahead_ms: Arc<AtomicU64>,
-    /// Its memory is gone, and it was not started anew: what was accepted may be gone with it.
+    /// Its memory is lost without a reboot: accepted writes may be lost with it.
     has_lost_memory: bool,
-    /// Its owner was told so, and goes on.
+    /// Its owner knows and accepts that.
     accepts_memory_loss: bool,
     /// An older image of its journal's disk.
     old_image: Option<Arc<Medium>>,
-    /// Where the index of its read cache lies.
+    /// The path of its read cache's index.
     index_path: PathBuf,
 }
 
@@ -69,12 +68,12 @@ pub(crate) struct Process {
     pub(crate) store: Arc<SimStore>,
     pub(crate) life: Arc<Life>,
     client: Client,
-    /// What its successor found, once there is one.
+    /// The operations that its successor found, once there is one.
     replaced_at: Option<usize>,
     closing: bool,
-    /// It found no journal: all it has is from the store.
+    /// It found no journal: everything it has is from the store.
     from_store: bool,
-    /// What was ordered about the past and not answered yet.
+    /// The order about the past that is not answered yet.
     ordered: Option<past::Ordered>,
     cache: Option<Arc<ReadCache>>,
 }
@@ -86,31 +85,31 @@ pub struct Run {
     pub(crate) clock: Arc<Clock>,
     pub(crate) trace: Arc<Trace>,
     pub(crate) bucket: Arc<SimBucket>,
-    /// The store that a copier copies to.
+    /// The store to which a copier copies.
     second: Arc<SimBucket>,
-    /// Operations that were last seen in it.
+    /// Operations that the last look found in it.
     copied: usize,
-    /// What the promoted volume there was left with.
+    /// The last content of the promoted volume there.
     promoted: Option<Vec<u8>>,
     pub(crate) machines: Vec<Machine>,
     pub(crate) oracle: Oracle,
     pub(crate) process: Option<Process>,
-    /// A process that was replaced and does not know yet.
+    /// A process that was replaced and has not noticed yet.
     zombie: Option<Process>,
-    /// What was lost since the last open that succeeded.
+    /// The loss since the last successful open.
     pub(crate) loss: Loss,
     stamp: u64,
-    /// The size that the volume was last told to have, and the largest it was ever asked to have.
+    /// The size that the volume last reported, and the largest size ever requested.
     size_bytes: u64,
     asked_bytes: u64,
     story: Story,
     /// The next attach dies at this I/O; 0: chance decides.
     dies_next: u64,
-    /// Somebody who opened the volume to read.
+    /// A reader that has the volume open.
     reader: Option<look::Reader>,
-    /// Cuts and clones, and what is in each.
+    /// Cuts and clones, and the content of each.
     past: past::Past,
-    /// What edges need, and the dice that they are rolled by.
+    /// The state of the edges, and their dice.
     edges: edges::Met,
 }
 
@@ -138,10 +137,10 @@ pub fn run_with(
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // Whoever still lives must not die of what its end does.
+        // A process that still lives must not die during its end.
         for process in [self.process.take(), self.zombie.take()].into_iter().flatten() {
             process.life.die();
-            // A call that waits holds the process that waits for it.
+            // A waiting call keeps its process alive.
             process.store.end_calls(|_| CallFate::Never);
         }
     }
@@ -154,7 +153,7 @@ impl Run {
         place: &Path,
         trace: Arc<Trace>,
     ) -> Result<Self, String> {
-        // Whoever shortens a story may have made the disk smaller.
+        // `shrink` may have made the disk smaller.
         let first_bytes = settings.first_bytes.min(settings.size_bytes);
         let edges = edges::Met::new(&dice, place)?;
         let made = |number| Machine::new(place, number, settings.edges.locks);
@@ -227,7 +226,7 @@ impl Run {
                 && self.dice.one_in(self.settings.elsewhere_odds)
                 && self.try_elsewhere(&mut machine)?;
         }
-        // The last word: all trouble is over, and everything promised is there.
+        // At the end all faults are over, and everything promised must be there.
         self.end_zombie();
         if !is_attached {
             self.attach(machine)?;
@@ -242,7 +241,7 @@ impl Run {
         self.end_edges()
     }
 
-    /// One round of everything for a process: loops, every waiting call, some time.
+    /// One round of everything for a process: its loops, every waiting call, and some time.
     pub(crate) fn round(&mut self, process: &mut Process, whole: bool) {
         while process.stepped.step_journal() {}
         process.stepped.step_journal_quietly();
@@ -320,7 +319,7 @@ impl Run {
         process.client.hear(&mut self.oracle, excuses, process.replaced_at, stored, &self.trace)
     }
 
-    /// One step of one process's world.
+    /// One step of a process's world.
     fn step(&mut self, process: &mut Process) -> Verdict {
         if self.dice.one_in(self.settings.past_odds) {
             return self.act_on_the_past(process);
@@ -357,12 +356,12 @@ impl Run {
         Ok(())
     }
 
-    /// Somebody collects garbage by hand, and does not wait for it.
+    /// Requests garbage collection, and does not wait for it.
     fn request_collection(&mut self) {
         let threshold = *self.dice.pick(&[0.5, 0.9, 1.0]);
         let Some(process) = &self.process else { return };
         self.say("gc", || format!("  garbage is collected by hand, threshold {threshold}"));
-        // Refused when it is closing or fenced: as good as never asked.
+        // A closing or fenced volume refuses this, which changes nothing.
         let _ = process.stepped.volume().request_collection(threshold, Box::new(|_| ()));
     }
 
@@ -374,7 +373,7 @@ impl Run {
         }
     }
 
-    /// The client asks for something.
+    /// The client submits a random request.
     fn ask(&mut self, process: &mut Process) {
         if process.client.waiting() >= 16
             || process.ordered.as_ref().is_some_and(past::Ordered::is_rollback)
@@ -397,7 +396,7 @@ impl Run {
         self.ask_for(process, operation, range, fua);
     }
 
-    /// The client asks for this.
+    /// The client submits this request.
     pub(crate) fn ask_for(
         &mut self,
         process: &mut Process,
@@ -444,7 +443,7 @@ impl Run {
             _ => 1 + self.dice.below(longest),
         }
         .min(longest);
-        // Few places, so that they are written again and again.
+        // Few places, so that they are rewritten often.
         let address = match self.dice.below(3) {
             0 => self.dice.below(size),
             1 => self.dice.below(size) / 4096 * 4096,
@@ -474,20 +473,20 @@ impl Machine {
         Ok(machine)
     }
 
-    /// The power went: memory is gone.
+    /// The power was cut: memory is lost.
     fn lose_power(&mut self) {
         self.shelf.boot();
         (self.has_lost_memory, self.accepts_memory_loss) = (false, false);
         self.lose_memory();
     }
 
-    /// Memory is gone, as with the container it was of; the machine and its disks go on.
+    /// Memory is lost, as with a container; the machine and its disks keep running.
     fn lose_memory(&self) {
         self.for_memory(|path| std::fs::remove_file(path));
     }
 
-    /// Memory is cut short, or its first page is not what was written. The file is another one
-    /// then: what a process that was replaced and lives on has mapped stays whole.
+    /// Truncates memory or changes its first page. The result is a new file, so that the mapping of
+    /// a process that was replaced but still lives stays intact.
     fn damage_memory(&self, cut: bool) {
         self.for_memory(|path| {
             let mut bytes = std::fs::read(path)?;

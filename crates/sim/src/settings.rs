@@ -1,7 +1,7 @@
-//! What one seed's world is like. Each seed switches whole classes of trouble on or off, so that a
-//! rare combination is not drowned by a common one.
+//! The settings of a seed's world. Each seed enables or disables whole classes of faults, so that
+//! common ones do not mask rare combinations.
 //!
-//! Invariant: [`Settings::of`] gets no new roll. What came later is 0 there and rolled by other
+//! Invariant: [`Settings::of`] gets no new roll. Later settings are 0 there and rolled by other
 //! dice (`edges`), so that old seeds keep their worlds. Not here: the faults themselves (`store`,
 //! `disk`).
 
@@ -15,20 +15,20 @@ use sawmill_testkit::Dice;
 /// Which edges a seed's world has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Edges {
-    /// A journal's lock is a lock, and somebody tries to attach beside the process that has it.
+    /// A journal's lock excludes others, and a second process tries to attach beside the holder.
     pub locks: bool,
-    /// The store is copied, and the copy attached on the same machine; or it is put back from a
-    /// backup.
+    /// The store is copied, and the copy attached on the same machine; or the store is restored
+    /// from a backup.
     pub histories: bool,
     /// The read cache's index outlives the process.
     pub warm_cache: bool,
-    /// Memory is there, and it is another's.
+    /// Memory exists but is foreign.
     pub foreign_memory: bool,
     /// A process hands over to the next one.
     pub hand_offs: bool,
-    /// Between two lives somebody runs a command that attaches and closes.
+    /// Between two lives a command attaches and closes.
     pub commands: bool,
-    /// Several people create, rename, clone and delete volumes of one store.
+    /// Several actors create, rename, clone and delete volumes of one store.
     pub names: bool,
 }
 
@@ -37,7 +37,7 @@ pub struct Edges {
 pub struct Settings {
     /// Size of the volume, at its largest.
     pub size_bytes: u64,
-    /// Its size at first: it may grow.
+    /// Its initial size: it may grow.
     pub first_bytes: u64,
     /// What a flush means.
     pub mode: FlushMode,
@@ -47,9 +47,9 @@ pub struct Settings {
     pub steps: u64,
     /// The longest write.
     pub write_bytes_max: u64,
-    /// Trouble with the store.
+    /// Faults of the store.
     pub store: StoreFaults,
-    /// Trouble with the journal's disk.
+    /// Faults of the journal's disk.
     pub disk: DiskFaults,
     /// One life in so many ends at an I/O instead of between two steps.
     pub die_at_io_odds: u64,
@@ -63,15 +63,15 @@ pub struct Settings {
     pub power_cut_odds: u64,
     /// One life in so many ends with the loss of the machine's memory alone.
     pub memory_loss_odds: u64,
-    /// One life in so many is closed in peace.
+    /// One life in so many is closed cleanly.
     pub close_odds: u64,
     /// Bytes of log between two checkpoints.
     pub checkpoint_bytes: u64,
-    /// Segments on their way at once.
+    /// Segments in flight at the same time.
     pub uploads_max: u32,
     /// Milliseconds after which a small batch is sealed.
     pub segment_age_ms: u64,
-    /// The journal is synced for writes of this age that nobody flushes; 0: never.
+    /// The journal is synced for unflushed writes of this age; 0: never.
     pub log_age_ms: u64,
     /// Size of a batch.
     pub segment_bytes: u32,
@@ -83,25 +83,25 @@ pub struct Settings {
     pub cache_bytes: u64,
     /// At one step in so many a local disk rots.
     pub rot_odds: u64,
-    /// At one step in so many somebody opens the volume to read, or reads it.
+    /// At one step in so many a reader opens the volume, or reads it.
     pub look_odds: u64,
     /// At one step in so many a copier does a round to a second store.
     pub copy_odds: u64,
     /// When garbage is collected.
     pub gc: GcPolicy,
-    /// At one step in so many somebody collects garbage by hand.
+    /// At one step in so many garbage collection is requested.
     pub gc_request_odds: u64,
-    /// At one step in so many somebody does something with the past (snapshots, retention,
-    /// rollbacks, clones), or gives the disk another size.
+    /// At one step in so many an order changes the past (snapshots, retention, rollbacks, clones)
+    /// or the size of the disk.
     pub past_odds: u64,
-    /// At one step in so many a machine's wall clock jumps ahead, or is right again.
+    /// At one step in so many a machine's wall clock jumps ahead, or is corrected.
     pub jump_odds: u64,
-    /// What else may happen.
+    /// The edges.
     pub edges: Edges,
 }
 
 impl Settings {
-    /// A small world without any trouble, for stories that bring their own.
+    /// A small world without faults, for stories that add their own.
     #[must_use]
     pub fn calm() -> Self {
         Settings {
@@ -204,7 +204,7 @@ impl Settings {
     }
 }
 
-/// The trouble that a seed has with the store.
+/// The faults of a seed's store.
 fn store_faults(dice: &mut Dice) -> StoreFaults {
     let mut odds = |choices: &[u64]| *dice.pick(choices);
     StoreFaults {
@@ -218,7 +218,7 @@ fn store_faults(dice: &mut Dice) -> StoreFaults {
     }
 }
 
-/// The trouble that a seed has with the journal's disk.
+/// The faults of a seed's journal disk.
 fn disk_faults(dice: &mut Dice) -> DiskFaults {
     let mut odds = |choices: &[u64]| *dice.pick(choices);
     DiskFaults {

@@ -1,8 +1,7 @@
-//! From a run that breaks a promise to the shortest one that can be found: trouble is switched off
-//! class by class, sizes and lengths are made smaller, and what still breaks, with fewer events, is
-//! kept.
+//! Finds a short run that breaks the same promise as a given one: disables faults class by class,
+//! reduces sizes and lengths, and keeps a world that still breaks with fewer events.
 //!
-//! Invariant: what is returned was run and did break. Not here: why it breaks.
+//! Invariant: the returned world was run and did break. Not here: why it breaks.
 
 use std::sync::Arc;
 
@@ -17,12 +16,12 @@ use sawmill_testkit::Dice;
 /// Other dice tried for each smaller world.
 const DICE_TRIED: u64 = 40;
 
-/// What a run depends on.
+/// Everything that determines a run.
 #[derive(Clone)]
 pub struct World {
     /// Its settings.
     pub settings: Settings,
-    /// Its chance.
+    /// Its dice.
     pub dice: Dice,
 }
 
@@ -35,7 +34,7 @@ impl World {
     }
 }
 
-/// What was found.
+/// The result of shrinking.
 pub struct Shrunk {
     /// The smallest world that breaks.
     pub world: World,
@@ -132,7 +131,7 @@ mod tests {
             let settings = &world.settings;
             settings.power_cut_odds > 0 && settings.lives > 3 && settings.store.late_odds > 0
         });
-        // Breaks whenever power can fail; each step and each life is an event.
+        // A run breaks if power can fail; each step and each life is an event.
         let play = |world: &World, trace: Arc<Trace>| {
             for _ in 0..world.settings.lives * world.settings.steps {
                 trace.note("step", [0, 0], String::new);

@@ -1,9 +1,9 @@
-//! A false object store, at the contract's level (above retries): calls wait until the scheduler
-//! lets one happen, in any order; an answer may be lost after the work is done, or the work done
-//! long after the answer "could not say".
+//! A simulated object store, at the contract's level (above retries): calls wait until the
+//! scheduler lets one happen, in any order; an answer may be lost after the work is done, or the
+//! work may be done long after the answer "unknown".
 //!
-//! Invariants: the contract's S1 to S8 hold, and no more than they; `garble_odds` alone breaks S5.
-//! Within a process's open, where the engine waits for answers, calls happen at once.
+//! Invariants: S1 to S8 of the contract hold, and nothing beyond them; only `garble_odds` breaks
+//! S5. During a process's open, where the engine waits for answers, calls happen immediately.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,20 +23,20 @@ use sawmill_testkit::Dice;
 /// How calls fail: one in so many; 0: none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreFaults {
-    /// Nothing is done, and the caller hears that nothing is known.
+    /// Nothing is done, and the caller's result is unknown.
     pub fail_odds: u64,
-    /// It is done, and the caller hears that nothing is known.
+    /// The call is done, and the caller's result is unknown.
     pub unheard_odds: u64,
-    /// The caller hears that nothing is known, and it is done later.
+    /// The caller's result is unknown, and the call is done later.
     pub late_odds: u64,
-    /// A list misses what was put lately.
+    /// A list misses recent puts.
     pub lag_odds: u64,
-    /// A get returns other bytes than it should: one is wrong, some are missing, or they are of
+    /// A get returns other bytes than it should: one is wrong, some are missing, or they belong to
     /// another object.
     pub garble_odds: u64,
-    /// A delete of many keys is done in part, and the caller hears that nothing is known.
+    /// A delete of many keys is done in part, and the caller's result is unknown.
     pub half_odds: u64,
-    /// A list shows keys that were deleted lately.
+    /// A list shows recently deleted keys.
     pub ghost_odds: u64,
 }
 
@@ -48,11 +48,11 @@ const GHOSTS_MAX: usize = 12;
 #[derive(Default)]
 struct Bucket {
     objects: BTreeMap<String, Bytes>,
-    /// What failed calls may still do: a put of bytes, or a delete.
+    /// Effects that failed calls may still have: a put of bytes, or a delete.
     late: Vec<Change>,
     /// Keys in order of creation, for lists that lag.
     lately: Vec<String>,
-    /// Deleted keys and their sizes, for lists that show the dead.
+    /// Deleted keys and their sizes, for lists that still show them.
     dead: Vec<ObjectInfo>,
     puts: u64,
 }
@@ -78,14 +78,14 @@ impl Bucket {
     }
 }
 
-/// What all machines share.
+/// The objects that all machines share.
 #[derive(Default)]
 pub struct SimBucket {
     bucket: Mutex<Bucket>,
 }
 
 impl SimBucket {
-    /// How many calls may still take effect late.
+    /// The number of calls that may still take effect late.
     pub fn late(&self) -> usize {
         self.bucket.lock().late.len()
     }
@@ -123,7 +123,7 @@ impl SimBucket {
         }
     }
 
-    /// Late calls that never were.
+    /// Drops all late calls.
     pub fn forget_late(&self) {
         self.bucket.lock().late.clear();
     }
@@ -142,8 +142,7 @@ impl SimBucket {
         true
     }
 
-    /// A store of its own with all objects as they are, and with what failed calls may still do, or
-    /// without.
+    /// An independent store with all objects as they are, with or without the late calls.
     pub fn copy(&self, with_late: bool) -> SimBucket {
         let bucket = self.bucket.lock();
         let late = if with_late { bucket.late.clone() } else { Vec::new() };
@@ -156,7 +155,7 @@ impl SimBucket {
         }
     }
 
-    /// The store is put back to these objects; nothing that was under way happens.
+    /// Restores the store to these objects; calls in flight never happen.
     pub fn put_back(&self, objects: BTreeMap<String, Bytes>) {
         *self.bucket.lock() = Bucket { objects, ..Bucket::default() };
     }
@@ -196,7 +195,7 @@ impl Call {
     }
 }
 
-/// What becomes of a call whose caller has died.
+/// The fate of a call whose caller has died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFate {
     /// It has happened.
@@ -208,25 +207,25 @@ pub enum CallFate {
 }
 
 impl CallFate {
-    /// One of the three.
+    /// Rolls one of the three.
     #[must_use]
     pub fn roll(dice: &mut Dice) -> Self {
         *dice.pick(&[CallFate::Happened, CallFate::Late, CallFate::Never])
     }
 }
 
-/// What a scheduler lets become of a call.
+/// The outcome that the scheduler chooses for a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Course {
     Well,
     Fails,
     Unheard,
     Late,
-    /// Of a delete every other key.
+    /// A delete removes every other key.
     Half,
 }
 
-/// The store in the hands of one process.
+/// The store as one process uses it.
 pub struct SimStore {
     shared: Arc<SimBucket>,
     life: Arc<Life>,
@@ -256,7 +255,7 @@ impl SimStore {
         }
     }
 
-    /// Whether calls happen at once (in an open) or wait for [`happen`](Self::happen).
+    /// Sets whether calls happen immediately (during an open) or wait for [`happen`](Self::happen).
     pub fn set_at_once(&self, at_once: bool) {
         self.at_once.store(at_once, Ordering::Relaxed);
     }
@@ -288,7 +287,7 @@ impl SimStore {
         self.carry_out(call);
     }
 
-    /// The process is dead: `fate` decides over each call that waits and changes something.
+    /// The process is dead: `fate` decides about each waiting call that changes something.
     pub fn end_calls(&self, mut fate: impl FnMut(usize) -> CallFate) {
         let waiting = std::mem::take(&mut *self.waiting.lock());
         let mut bucket = self.shared.bucket.lock();

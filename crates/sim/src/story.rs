@@ -1,8 +1,7 @@
-//! What a run was like, in numbers; and many runs together.
+//! A run in numbers, and the sums over many runs.
 //!
-//! Invariant: every number but the digest is added up by [`Story::add`], and is in `counts` or
-//! `edge_counts`, where a test demands that seeds meet it. Not here: the events one by one
-//! (`trace`).
+//! Invariant: [`Story::add`] adds up every number except the digest. Each is in `counts` or
+//! `edge_counts`, and a test demands that seeds meet it. Not here: the events one by one (`trace`).
 
 use std::fmt;
 
@@ -17,7 +16,7 @@ pub struct Story {
     pub events: u64,
     /// Operations of clients.
     pub operations: u64,
-    /// Of them, those that waited for room in the log.
+    /// Operations that waited for room in the log.
     pub stalls: u64,
     /// Lives begun.
     pub lives: u64,
@@ -25,7 +24,7 @@ pub struct Story {
     pub deaths: u64,
     /// Power cuts.
     pub power_cuts: u64,
-    /// Journals lost or put back old.
+    /// Journals lost, or replaced by an older image.
     pub journals_lost: u64,
     /// Attachments by another machine while the first still ran.
     pub takeovers: u64,
@@ -33,15 +32,15 @@ pub struct Story {
     pub closes: u64,
     /// Bytes and sectors of local disks that rotted.
     pub rots: u64,
-    /// Looks at the store alone, by somebody who only reads.
+    /// Reads of the store alone, by readers.
     pub looks: u64,
     /// Segments that garbage collection wrote.
     pub moves: u64,
     /// Segments deleted.
     pub deletes: u64,
-    /// Snapshots told done.
+    /// Snapshots reported done.
     pub snapshots: u64,
-    /// Rollbacks told done.
+    /// Rollbacks reported done.
     pub rollbacks: u64,
     /// Clones made.
     pub clones: u64,
@@ -51,27 +50,27 @@ pub struct Story {
     pub growths: u64,
     /// Clones flattened.
     pub flattened: u64,
-    /// Rounds of a copier to a second store that went through.
+    /// Completed rounds of a copier to a second store.
     pub copies: u64,
     /// Replicas promoted while their primary lived.
     pub promotions: u64,
-    /// Ways back to the first store.
+    /// Fail-backs to the first store.
     pub fail_backs: u64,
-    /// Hand-overs to another process of the machine.
+    /// Hand-offs to another process of the machine.
     pub hand_offs: u64,
     /// Commands that attached and closed between two lives.
     pub commands: u64,
-    /// Stores put back from a backup.
+    /// Stores restored from a backup.
     pub restores: u64,
     /// Stores copied.
     pub store_copies: u64,
     /// Attachments of those copies.
     pub lives_of_copies: u64,
-    /// Attempts to attach beside a process that lives.
+    /// Attempts to attach beside a living process.
     pub refused_beside: u64,
-    /// Memory that was exchanged for another's.
+    /// Memories that were exchanged for foreign ones.
     pub foreign_memories: u64,
-    /// What was done to names by several people.
+    /// Acts on names by several actors.
     pub name_acts: u64,
 }
 
@@ -105,7 +104,7 @@ impl Story {
         ]
     }
 
-    /// The numbers of what only seeds with edges meet.
+    /// The numbers of events that only seeds with edges meet.
     #[must_use]
     pub fn edge_counts(&self) -> [(&'static str, u64); 8] {
         [
@@ -154,7 +153,7 @@ impl Story {
         self.name_acts += other.name_acts;
     }
 
-    /// Adds what a process counted.
+    /// Adds the counters of a process.
     pub(crate) fn add_counters(&mut self, counters: &Counters) {
         self.stalls += counters.writes_stalled;
         self.moves += counters.segments_moved;

@@ -1,8 +1,7 @@
-//! What happened, in order: a digest of every event, and the events themselves when somebody wants
-//! the story.
+//! The events in order: a digest of all of them, and on request the events themselves, as a story.
 //!
-//! Invariant: two runs of one seed have the same digest, or something in the engine or in this
-//! world asks for a clock, an address or an order that is not the seed's.
+//! Invariant: two runs of one seed have the same digest. Otherwise the engine or this world depends
+//! on a clock, an address or an order that the seed does not determine.
 
 use parking_lot::Mutex;
 
@@ -51,7 +50,7 @@ impl Trace {
         self.inner.lock().digest
     }
 
-    /// How many events there were.
+    /// The number of events.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.inner.lock().events

@@ -1,9 +1,9 @@
-//! A false machine: its disks by path, and the world as a process on it sees it (clock, chance,
-//! faults). The disks outlive the process; the time is that of all machines.
+//! A simulated machine: its disks by path, and the world as a process on it sees it (clock, chance,
+//! faults). The disks outlive the process; all machines share the time.
 //!
 //! Invariant: making, renaming and removing a disk is an I/O like any other: a process that dies at
-//! it leaves no trace of it. Not here: the bytes of a disk (`disk`), who holds a lock (`locks`),
-//! memory (real files in the folder of a machine, `run`).
+//! it leaves no trace of it. Not here: the bytes of a disk (`disk`), the locks (`locks`), memory
+//! (real files in the folder of a machine, `run`).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,7 +21,7 @@ use crate::locks::Locks;
 use crate::trace::Trace;
 use sawmill_testkit::Dice;
 
-/// The time that passes for all machines alike.
+/// The time, which passes equally for all machines.
 #[derive(Default)]
 pub struct Clock {
     us: AtomicU64,
@@ -44,7 +44,7 @@ impl Clock {
 pub struct Shelf {
     media: Arc<Mutex<BTreeMap<PathBuf, Arc<Medium>>>>,
     boots: Arc<AtomicU64>,
-    /// `None`: every lock is had by whoever asks for it.
+    /// `None`: every request for a lock succeeds.
     locks: Option<Arc<Locks>>,
 }
 
@@ -54,7 +54,7 @@ impl Shelf {
         self.media.lock().get(path).cloned()
     }
 
-    /// Gives a name to a medium, or takes the name away.
+    /// Gives a name to a medium, or removes the name.
     pub fn set(&self, path: &Path, medium: Option<Arc<Medium>>) {
         let mut media = self.media.lock();
         match medium {
@@ -63,7 +63,7 @@ impl Shelf {
         };
     }
 
-    /// The same machine with locks that lock.
+    /// The same machine with working locks.
     #[must_use]
     pub fn with_locks(self) -> Self {
         Shelf { locks: Some(Arc::default()), ..self }
@@ -73,20 +73,20 @@ impl Shelf {
         self.locks.as_deref()
     }
 
-    /// A machine that has started anew so often.
+    /// A machine that has booted `times` times.
     #[must_use]
     pub fn booted(self, times: u64) -> Self {
         self.boots.store(times, Ordering::SeqCst);
         self
     }
 
-    /// How often the machine has started anew.
+    /// The number of boots of the machine.
     #[must_use]
     pub fn boots(&self) -> u64 {
         self.boots.load(Ordering::SeqCst)
     }
 
-    /// The machine starts anew: its memory is gone.
+    /// The machine reboots and loses its memory.
     pub fn boot(&self) {
         self.boots.fetch_add(1, Ordering::SeqCst);
     }
@@ -123,8 +123,8 @@ impl SimWorld {
         SimWorld { clock, shelf, life, trace, faults, dice: Mutex::new(dice), ahead_ms }
     }
 
-    /// The same, on a machine whose wall clock is ahead of the others' by what is there at any
-    /// time.
+    /// The same, on a machine whose wall clock is ahead of the others' by the current value of
+    /// `ahead_ms`.
     #[must_use]
     pub fn with_wall_clock(self, ahead_ms: Arc<AtomicU64>) -> Self {
         SimWorld { ahead_ms, ..self }

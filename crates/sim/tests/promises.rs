@@ -1,4 +1,4 @@
-//! The engine keeps its promises in thousands of false worlds, and in all small ones.
+//! The engine keeps its promises in thousands of simulated worlds, and in all small ones.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -14,8 +14,8 @@ use sawmill_sim::trace::Trace;
 const SEEDS: u64 = 5_000;
 /// Seeds that meet edges, from here on.
 const EDGE_SEEDS_FROM: u64 = 3 * EDGES_FROM;
-/// What each showed is in docs/crash-consistency.md. Worlds change, so most have a test of their
-/// own.
+/// docs/crash-consistency.md describes what each showed. Worlds change, so most have a test of
+/// their own.
 const BROKEN_ONCE: [u64; 9] = [
     6_066_635,
     6_285_258,
@@ -57,7 +57,7 @@ fn for_all(count: u64, work: impl Fn(u64, &Path) -> Result<(), String> + Sync) {
     assert!(broken.is_empty(), "broken promises:\n{}", broken.join("\n"));
 }
 
-/// Plays so many seeds.
+/// Plays `seeds` seeds from `first` on.
 fn play(first: u64, seeds: u64) -> Story {
     let totals = Mutex::new(Story::default());
     for_all(seeds, |number, place| {

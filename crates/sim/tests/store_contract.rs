@@ -1,5 +1,5 @@
-//! The simulator's store keeps every clause of the contract while nothing fails: what the engine is
-//! tested against is a store.
+//! The simulator's store keeps every clause of the contract while nothing fails, so the engine is
+//! tested against a valid store.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -18,7 +18,7 @@ fn store() -> Arc<SimStore> {
     Arc::new(SimStore::new(Arc::default(), Arc::default(), Arc::default(), faults, dice))
 }
 
-/// A store whose calls wait for a scheduler, and word for it that one more does.
+/// A store whose calls wait for a scheduler, which is notified of each.
 struct Scheduled {
     store: Arc<SimStore>,
     tell: Sender<()>,
@@ -52,11 +52,11 @@ impl ObjectStore for Scheduled {
     }
 }
 
-/// Lets one waiting call happen for each that came, in any order.
+/// Lets one waiting call happen for each notification, in any order.
 fn schedule(store: &SimStore, hear: &Receiver<()>) {
     let mut dice = Dice::seeded("the scheduler");
     for () in hear {
-        // None where the call was refused at once.
+        // None if the call was refused immediately.
         let waiting = store.waiting().max(1) as u64;
         store.happen(dice.below(waiting) as usize);
     }

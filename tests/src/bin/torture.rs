@@ -1,9 +1,9 @@
 //! `make torture MINUTES=60`: the long torture, from the command line. `torture [MINUTES [SEED]]`.
 //!
-//! First the controls: planted losses must be seen. Then lives and deaths until the time is over.
+//! First the controls: planted losses must be found. Then lives and deaths until the time is over.
 //! Prints a report each minute and at the end; exit code 0 only when no promise was broken.
 //!
-//! Not here: what is done, and what must hold then (`sawmill_tests::torture`).
+//! Not here: the deeds, and what must hold after them (`sawmill_tests::torture`).
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

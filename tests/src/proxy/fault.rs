@@ -1,49 +1,49 @@
-//! What can go wrong with a request, when it does, and how often it did.
+//! The faults of a request, when they occur, and how often they did.
 //!
-//! A [`Rule`] strikes the requests it names, from the n-th on, so many times. [`Weather`] strikes
-//! by chance, by seed. A fault is counted only where it was really done: a fault that does not fit
-//! the answer (no other object is known yet, say) leaves the request alone and counts for nothing.
+//! A [`Rule`] strikes the requests it names, from the n-th on, a number of times. [`Weather`]
+//! strikes by seeded chance. A fault counts only if it was really done: one that does not fit the
+//! answer (no other object is known yet, say) leaves the request alone.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sawmill_testkit::Dice;
 
-/// What is asked of the store.
+/// The kinds of requests to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// An object, or a part of it.
+    /// Reads an object or a part of it.
     Get,
-    /// An object is made.
+    /// Creates an object.
     Put,
-    /// Objects are listed.
+    /// Lists objects.
     List,
-    /// Objects are deleted.
+    /// Deletes objects.
     Delete,
 }
 
-/// One thing that goes wrong.
+/// One kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The connection is reset; the store never hears of the request.
+    /// The connection is reset; the store never gets the request.
     Reset,
     /// The store did it; the connection is reset instead of the answer.
     AnswerLost,
     /// The store did it; the answer comes after this time.
     Delayed(Duration),
-    /// The store did it; the answer comes when the test lets go ([`super::Proxy::let_go`]).
+    /// The store did it; the answer comes when the test calls [`super::Proxy::let_go`].
     Held,
-    /// The body ends in the middle, and the connection with it: the length says more.
+    /// The body and the connection end in the middle; the stated length is larger.
     Cut,
-    /// The body ends in the middle, and the length says that this is all.
+    /// The body ends in the middle, and the stated length matches that.
     Shortened,
-    /// The store never hears of the request; the answer is this status, as S3 says it.
+    /// The store never gets the request; the answer is this status, in S3's form.
     Status(u16),
-    /// Some bytes of the body are others; its length is right.
+    /// Some bytes of the body are changed; its length is correct.
     Garbled,
-    /// The body is that of another object; its length is right.
+    /// The body is that of another object; its length is correct.
     Foreign,
-    /// A list as it was before.
+    /// An outdated list.
     ListLagged,
     /// A list without the later half of its keys.
     ListLacking,
@@ -52,7 +52,7 @@ pub enum Fault {
     /// The connection is reset; the put reaches the store later ([`super::Proxy::deliver_late`], or
     /// by chance in bad weather).
     PutLate,
-    /// The `ETag` of the answer is another.
+    /// The `ETag` of the answer is wrong.
     WrongEtag,
     /// The body comes in pieces with this pause before each.
     Trickle(Duration),
@@ -85,18 +85,18 @@ impl Fault {
     }
 }
 
-/// Which requests a fault strikes.
+/// The requests that a fault strikes.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// Requests of this kind,
     pub verb: Verb,
     /// whose key contains this,
     pub key_contains: String,
-    /// but not the first so many,
+    /// except the first of them, this many,
     pub skip: u64,
-    /// and then so many.
+    /// and then this many.
     pub times: u64,
-    /// What goes wrong.
+    /// The fault.
     pub fault: Fault,
 }
 
@@ -129,7 +129,7 @@ impl Rule {
 /// Faults by chance.
 #[derive(Clone, Debug)]
 pub struct Weather {
-    /// Where chance comes from.
+    /// The source of chance.
     pub dice: Dice,
     /// One request in this many is struck.
     pub fault_once_in: u64,
@@ -174,7 +174,7 @@ impl Weather {
     }
 }
 
-/// What decides about each request.
+/// The rules and the weather that decide about each request.
 #[derive(Debug, Default)]
 pub(super) struct Script {
     pub(super) rules: Vec<Rule>,
@@ -189,10 +189,10 @@ impl Script {
     }
 }
 
-/// How often each fault was done, by name; and `requests`, which is all of them.
+/// How often each fault was done, by name, and the number of all requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests heard.
+    /// Requests received.
     pub requests: u64,
     /// Faults by name.
     pub faults: BTreeMap<&'static str, u64>,

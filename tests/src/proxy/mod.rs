@@ -1,11 +1,11 @@
-//! The fault proxy: it sits between the real server and a real S3 server, and makes what goes wrong
-//! on that way go wrong on purpose: by a script, or by chance.
+//! The fault proxy between the real server and a real S3 server: it causes the faults of such a
+//! path on purpose, by a script or by chance.
 //!
-//! Invariants: what the proxy lets through it does not change (host and path stay as they were
-//! signed). What it does to a request is done to that request alone. Every fault is counted when it
-//! is done. Modules: `fault` (what goes wrong, when, how often), `relay` (one request on its way).
+//! Invariants: the proxy does not change what it lets through (host and path stay as they were
+//! signed). A fault affects its own request alone, and is counted when it is done. Modules: `fault`
+//! (which faults, when, how often), `relay` (one request on its way).
 //!
-//! Not here: TLS; requests that are answered before their body has come; several proxies in a row.
+//! Not here: TLS; answers before the request's body has arrived; several proxies in a row.
 
 mod fault;
 mod relay;
@@ -28,17 +28,17 @@ use crate::store::{Minio, Reserved, StoreUnderTest};
 use fault::Script;
 use relay::{Door, LateRequest, Memory};
 
-/// A proxy before a MinIO.
+/// A proxy in front of a MinIO.
 pub struct Proxy {
     address: Reserved,
     shared: Arc<Shared>,
     accepting: Mutex<Option<JoinHandle<()>>>,
     runtime: Runtime,
-    /// It goes after the proxy.
+    /// Dropped after the proxy.
     _store: Arc<Minio>,
 }
 
-/// What all requests of a proxy share.
+/// The state that all requests of a proxy share.
 struct Shared {
     upstream: SocketAddr,
     script: Mutex<Script>,
@@ -46,7 +46,7 @@ struct Shared {
     counted: Condvar,
     late: Mutex<Vec<LateRequest>>,
     memory: Mutex<Memory>,
-    /// Goes up each time the held answers are let go.
+    /// Increases each time the held answers are released.
     let_go: watch::Sender<u64>,
 }
 
@@ -82,7 +82,7 @@ impl Proxy {
         Arc::new(proxy)
     }
 
-    /// Itself as a store to put volumes in.
+    /// The proxy as a store for volumes.
     #[must_use]
     pub fn store(self: &Arc<Self>) -> StoreUnderTest {
         StoreUnderTest::Proxied(Arc::clone(self))
@@ -104,13 +104,13 @@ impl Proxy {
         lock(&self.shared.script).weather = Some(weather);
     }
 
-    /// No more faults: no rules, good weather. What is held is let go; what is late stays late.
+    /// No more faults: no rules, good weather. Held answers are released; late puts stay late.
     pub fn calm(&self) {
         *lock(&self.shared.script) = Script::default();
         self.let_go();
     }
 
-    /// Lets every held answer go.
+    /// Releases every held answer.
     pub fn let_go(&self) {
         self.shared.let_go.send_modify(|turn| *turn += 1);
     }
@@ -119,7 +119,7 @@ impl Proxy {
     pub fn shut(&self) {
         if let Some(accepting) = lock(&self.accepting).take() {
             accepting.abort();
-            // Only when it has ended is its socket closed.
+            // Its socket is closed only when the task has ended.
             let _ = self.runtime.block_on(accepting);
             self.shared.count("refused");
         }
@@ -138,13 +138,13 @@ impl Proxy {
         }
     }
 
-    /// Puts that are late and still to come.
+    /// The number of late puts that have not been delivered.
     #[must_use]
     pub fn late(&self) -> usize {
         lock(&self.shared.late).len()
     }
 
-    /// Delivers every late put now; gives the status the store answered each with.
+    /// Delivers every late put now; returns the store's status for each.
     pub fn deliver_late(&self) -> Vec<u16> {
         let late = std::mem::take(&mut *lock(&self.shared.late));
         late.into_iter()
@@ -161,7 +161,7 @@ impl Proxy {
     /// Waits until a fault has been done `times` times.
     ///
     /// # Panics
-    /// When that does not happen for too long.
+    /// When that takes too long.
     pub fn wait_for(&self, name: &str, times: u64) {
         let counts = lock(&self.shared.counts);
         let (counts, waited) = self
@@ -184,7 +184,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes connections until aborted; they end with it.
+/// Accepts connections until aborted; they end with it.
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     loop {
@@ -194,7 +194,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         let service = service_fn(move |request| {
             relay::relay(Arc::clone(&shared), Arc::clone(&door), request)
         });
-        // A connection that ends badly ends as its fault meant it to.
+        // A connection that ends with an error ends as its fault intends.
         connections.spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
         while connections.try_join_next().is_some() {}
     }

@@ -1,7 +1,7 @@
-//! One request on its way through the proxy: heard whole, passed on (or not), its answer heard
-//! whole and given back (or something else instead).
+//! One request on its way through the proxy: received completely, passed on (or not), its answer
+//! received completely and returned (or something else instead).
 //!
-//! Not here: what goes wrong, and when (`fault`); taking connections, and refusing all (`proxy`).
+//! Not here: which faults occur, and when (`fault`); accepting or refusing connections (`proxy`).
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -24,15 +24,15 @@ use tokio::net::TcpStream;
 use super::fault::{Fault, Verb};
 use super::{Shared, lock};
 
-/// Bodies of puts that are remembered, to be given out for others; small ones are not worth it.
+/// Remembered bodies of puts, which replace other bodies; small ones are not remembered.
 const BODIES_REMEMBERED: usize = 6;
 const REMEMBERED_BYTES_MIN: usize = 4096;
-/// One request in this many brings a late put with it.
+/// One request in this many triggers the delivery of a late put.
 const LATE_ONCE_IN: u64 = 6;
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 
-/// The socket of a connection, to break it off.
+/// The socket of a connection, to reset it.
 pub(super) struct Door(OwnedFd);
 
 impl Door {
@@ -40,15 +40,15 @@ impl Door {
         Ok(Door(stream.as_fd().try_clone_to_owned()?))
     }
 
-    /// From now on closing the connection is a reset.
+    /// From now on, closing the connection resets it.
     fn reset_when_closed(&self) -> io::Error {
-        // If this fails the connection ends without an answer all the same.
+        // If this fails, the connection still ends without an answer.
         let _ = rustix::net::sockopt::set_socket_linger(&self.0, Some(Duration::ZERO));
         io::Error::from(io::ErrorKind::ConnectionReset)
     }
 }
 
-/// A request heard whole.
+/// A complete request.
 #[derive(Clone)]
 struct Asked {
     verb: Verb,
@@ -57,7 +57,7 @@ struct Asked {
     body: Bytes,
 }
 
-/// An answer heard whole.
+/// A complete answer.
 struct Answer {
     parts: response::Parts,
     body: Bytes,
@@ -66,12 +66,12 @@ struct Answer {
 /// A put that has not reached the store yet.
 pub(super) struct LateRequest(Asked);
 
-/// What went by, to be given out again in the wrong place.
+/// Earlier bodies and lists, to return in the wrong place.
 #[derive(Default)]
 pub(super) struct Memory {
     /// Bodies that were put, with their keys.
     bodies: VecDeque<(String, Bytes)>,
-    /// Lists by what was asked for: the one before the last, and the last.
+    /// Lists by their request: the last one and the one before it.
     lists: HashMap<String, (Bytes, Bytes)>,
 }
 
@@ -90,7 +90,7 @@ impl Asked {
         Ok(Asked { verb, key, parts, body })
     }
 
-    /// The first byte that is asked for, if the request has a range.
+    /// The first requested byte, if the request has a range.
     fn range_start(&self) -> usize {
         let range = self.parts.headers.get(RANGE).and_then(|range| range.to_str().ok());
         let start =
@@ -99,7 +99,7 @@ impl Asked {
     }
 }
 
-/// Does to a request what the script says.
+/// Applies the script to a request.
 pub(super) async fn relay(
     shared: Arc<Shared>,
     door: Arc<Door>,
@@ -146,7 +146,7 @@ pub(super) async fn relay(
     }
 }
 
-/// Does to an answer what the script says.
+/// Applies the script to an answer.
 async fn spoil(
     shared: &Arc<Shared>,
     door: &Door,
@@ -166,7 +166,7 @@ async fn spoil(
             tokio::time::sleep(pause).await;
         }
         Fault::Held => {
-            // Before it is counted: who waits for the count may let go at once.
+            // Before it is counted: a test that waits for the count may call `let_go` at once.
             let mut turns = shared.let_go.subscribe();
             turns.borrow_and_update();
             shared.count(fault.name());
@@ -214,7 +214,7 @@ async fn spoil(
     Ok(whole(answer))
 }
 
-/// Asks the store itself, over a connection of its own.
+/// Passes the request to the store, over a connection of its own.
 async fn pass(shared: &Shared, asked: &Asked) -> io::Result<Answer> {
     let answer = ask(shared.upstream, asked).await?;
     let mut memory = lock(&shared.memory);
@@ -247,7 +247,7 @@ async fn ask(upstream: SocketAddr, asked: &Asked) -> io::Result<Answer> {
     Ok(Answer { parts, body })
 }
 
-/// In bad weather a late put arrives with some later request.
+/// In bad weather, some later requests trigger the delivery of a late put.
 fn bring_late(shared: &Arc<Shared>) {
     let mut script = lock(&shared.script);
     let Some(weather) = script.weather.as_mut() else { return };
@@ -260,13 +260,13 @@ fn bring_late(shared: &Arc<Shared>) {
     tokio::spawn(async move { deliver(&shared, late).await });
 }
 
-/// Delivers a late put and gives the store's status; 0 when it could not be asked.
+/// Delivers a late put and returns the store's status; 0 if the store could not be reached.
 pub(super) async fn deliver(shared: &Shared, late: LateRequest) -> u16 {
     shared.count("late put delivered");
     pass(shared, &late.0).await.map_or(0, |answer| answer.parts.status.as_u16())
 }
 
-/// Bytes of another object, as many and from the same place if it reaches there.
+/// The same number of bytes of another object, from the same place if it is long enough.
 fn foreign(shared: &Shared, asked: &Asked, length: usize) -> Option<Bytes> {
     let memory = lock(&shared.memory);
     let start = asked.range_start();
@@ -326,7 +326,7 @@ fn trickle(answer: Answer, pause: Duration) -> Response<Body> {
     streamed(answer, pieces)
 }
 
-/// What S3 says with this status.
+/// S3's answer with this status.
 fn refusal(code: u16) -> Response<Body> {
     let name = match code {
         403 => "AccessDenied",

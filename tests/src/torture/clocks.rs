@@ -1,10 +1,9 @@
 //! Wall clocks that jump, for the life of one server: 40 days ahead or behind, or by a wrong zone.
-//! Only the wall clock: the clock of the machine that never jumps is left alone.
+//! Only the wall clock: the machine's monotonic clock is left alone.
 //!
-//! What must hold: nothing is lost, and every moment noted before stays readable, by its position.
+//! What must hold: nothing is lost, and every moment noted before stays readable by its position.
 //!
-//! Only of stores in folders: a bucket asks for the time in each request, and refuses who has
-//! another.
+//! Only for stores in folders: a bucket checks the time in each request, and refuses a wrong one.
 //!
 //! Not here: a clock that jumps while a server lives, which the simulation has (`crates/sim`).
 
@@ -13,7 +12,7 @@ use std::path::Path;
 use super::Torture;
 use super::volume::{Volume, Way};
 
-/// What the server believes, beside its true zone.
+/// The server's false time and zone.
 const CLOCKS: [(&str, &str); 3] = [
     ("clock 40 days ahead", "+40d"),
     ("clock 40 days behind", "-40d"),
@@ -37,7 +36,7 @@ impl Torture {
         Some(way)
     }
 
-    /// The clock is right again; who had a wrong one is dead.
+    /// The clock is correct again; the server with the wrong one is dead.
     pub(super) fn after_a_wrong_clock(&mut self, volume: &mut Volume) {
         forget_leavings();
         self.proxy.calm();
@@ -53,7 +52,7 @@ impl Torture {
     }
 }
 
-/// The library that lies about the time.
+/// The library that fakes the time.
 fn library() -> String {
     let folder = Path::new("/usr/lib");
     let name = "faketime/libfaketimeMT.so.1";
@@ -71,7 +70,7 @@ fn forget_leavings() {
             .iter()
             .find_map(|begin| name.strip_prefix(begin));
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            // Somebody else may have been faster.
+            // Another process may have removed it first.
             let _ = std::fs::remove_file(entry.path());
         }
     }

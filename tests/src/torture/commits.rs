@@ -1,9 +1,9 @@
-//! A load as a database makes it: sessions that write a few small pieces, then commit them by a
-//! flush or a write with FUA, and read back what they know.
+//! A load like that of a database: sessions that write a few small pieces, commit them by a flush
+//! or a write with FUA, and read back known data.
 //!
-//! Invariants: each session has its own part of the volume and, in one group, writes nowhere twice,
-//! so that whatever it has finished it can read back byte for byte. All of it is in the log, for
-//! the judge.
+//! Invariants: each session has its own part of the volume and writes no place twice in a group, so
+//! that it can read back all its finished writes byte for byte. The log has all requests, for the
+//! judge.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -13,43 +13,43 @@ use crate::nbd::{Client, Command, Failure, Reply};
 use crate::stamp::{Kind, Log, SECTOR_BYTES, Sector};
 use sawmill_testkit::Dice;
 
-/// Most sessions at once.
+/// The most concurrent sessions.
 pub(super) const SESSIONS_MAX: usize = 4;
 /// A piece is 512 bytes to 16 KiB.
 const SECTORS_MAX: u64 = 32;
 const GROUP_MAX: u64 = 8;
-/// When reads alone are waited for this long, they wait for the store.
+/// If only reads have been pending for this long, they wait for the store.
 const READS_WAIT: Duration = Duration::from_secs(2);
 
-/// What was done, and how it went.
+/// The requests, and their results.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Writes with a good answer.
     pub writes: u64,
     /// Flushes with a good answer, and writes with FUA.
     pub commits: u64,
-    /// Reads with the right bytes.
+    /// Reads with correct bytes.
     pub reads: u64,
     /// Reads that were refused.
     pub read_errors: u64,
-    /// Writes and flushes that were refused where that may be.
+    /// Writes and flushes that were refused while that was allowed.
     pub refused: u64,
-    /// When the last commit with a good answer was asked for.
+    /// When the last commit with a good answer was submitted.
     pub last_commit: Option<Instant>,
-    /// What must not happen: refused writes, wrong bytes.
+    /// Violations: refused writes, wrong bytes.
     pub violations: Vec<String>,
 }
 
 /// The load, and its log.
 pub(super) struct Commits {
-    /// What was done since the volume was last looked at.
+    /// The requests since the volume was last checked.
     pub log: Log,
-    /// Where chance comes from.
+    /// The source of chance.
     pub dice: Dice,
     /// Writes and flushes may be refused: another has taken the volume over.
     pub may_be_refused: bool,
     sessions: Vec<Session>,
-    /// What each sector holds, as far as that is certain: the number of a write, or 0 for zeroes.
+    /// The content of each sector, as far as it is certain: the number of a write, or 0 for zeroes.
     known: Vec<Option<u64>>,
     tell: Sender<Ended>,
     hear: Receiver<Ended>,
@@ -58,15 +58,15 @@ pub(super) struct Commits {
 #[derive(Clone, Debug, Default)]
 struct Session {
     in_flight: usize,
-    /// What is in flight is a read.
+    /// The request in flight is a read.
     is_reading: bool,
-    /// Sectors of the group under way.
+    /// Sectors of the current group.
     group: Vec<u64>,
     next: Next,
     broken: bool,
 }
 
-/// What a session does when all it waits for is there.
+/// The next step of a session when all its requests are answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Next {
     #[default]
@@ -101,7 +101,7 @@ impl Commits {
         Commits { log, dice, may_be_refused: false, sessions, known, tell, hear }
     }
 
-    /// A load of another history that goes on from here; see [`Log::branch`].
+    /// A load of another history that continues from here; see [`Log::branch`].
     #[must_use]
     pub(super) fn branch(&mut self, number: u64) -> Self {
         let mut branch = Commits::new(SECTOR_BYTES as u64, Dice::new(self.dice.word()));
@@ -110,7 +110,7 @@ impl Commits {
         branch
     }
 
-    /// Nothing is known any more of what a read may show.
+    /// Forgets the known content, so that any read is legal.
     pub(super) fn forget(&mut self) {
         self.known.fill(None);
     }
@@ -128,9 +128,8 @@ impl Commits {
         (self.known.len() * SECTOR_BYTES) as u64
     }
 
-    /// Learns what the volume looks like now. `all_stored`: nothing of it can be lost any more, so
-    /// the log starts over. Else the loss of the journal may still lead back to a state before this
-    /// one.
+    /// Learns the volume's current content. `all_stored`: none of it can be lost any more, so the
+    /// log starts over. Otherwise the loss of the journal may still restore an earlier state.
     pub(super) fn see(&mut self, image: &[u8], all_stored: bool) {
         let seen = |bytes: &[u8]| match Sector::read(bytes) {
             Sector::Stamped(stamp) => stamp.write,
@@ -140,7 +139,7 @@ impl Commits {
         if all_stored {
             return self.log.rebase(image);
         }
-        // What was never answered and is seen has been accepted: from now on it must stay.
+        // An unanswered write that is visible has been accepted: from now on it must stay.
         let now = self.log.clock.tick();
         for id in self.known.iter().flatten() {
             if let Some(place) = self.log.find(*id) {
@@ -158,9 +157,9 @@ impl Commits {
         self.drive_beside(clients, groups, || (), cut)
     }
 
-    /// The same while the store is away: `give_back` is called, again and again, when nothing but
-    /// reads is waited for. What is not cached is read when the store is back; writes and flushes
-    /// never need it.
+    /// The same while the store is unreachable: `give_back` is called repeatedly while only reads
+    /// are pending. Uncached data is read when the store is back; writes and flushes never need the
+    /// store.
     pub(super) fn drive_beside(
         &mut self,
         clients: &[Client],
@@ -186,7 +185,7 @@ impl Commits {
         tally
     }
 
-    /// Takes a session's next step when nothing of it is under way.
+    /// Takes a session's next step if it has nothing in flight.
     fn go_on(&mut self, session: usize, client: &Client, left: &mut u64) {
         let state = &self.sessions[session];
         if state.in_flight > 0 || state.broken {
@@ -230,12 +229,12 @@ impl Commits {
     fn choose(&mut self, session: usize) -> (u64, u64) {
         let part = self.known.len() as u64 / SESSIONS_MAX as u64;
         let count = 1 + self.dice.below(SECTORS_MAX);
-        // Half of all goes to a small place, as to a table's head.
+        // Half of all writes go to a small area, as with a table's head.
         let reach = if self.dice.one_in(2) { part } else { part.min(16 * SECTORS_MAX) };
         (session as u64 * part + self.dice.below(reach - count + 1), count)
     }
 
-    /// Writes a piece, if it meets no other of its group.
+    /// Writes a piece, if it overlaps no other of its group.
     fn write(&mut self, session: usize, client: &Client, fua: bool) {
         let mut piece = self.choose(session);
         let taken =
@@ -266,7 +265,7 @@ impl Commits {
         self.sessions[session].is_reading = matches!(sent, Sent::Read { .. });
         let (tell, clock, since) = (self.tell.clone(), self.log.clock.clone(), Instant::now());
         client.submit_then(command, move |outcome| {
-            // The load may be over and gone.
+            // The load may have ended.
             let _ = tell.send(Ended { session, sent, since, at: clock.tick(), outcome });
         });
     }
@@ -325,7 +324,7 @@ impl Commits {
         session
     }
 
-    /// Whether a read gave what its session knows to be there.
+    /// Checks that a read returned the content that its session knows.
     fn compare(&self, sector: u64, count: u64, bytes: &[u8]) -> Result<(), String> {
         if bytes.len() as u64 != count * SECTOR_BYTES as u64 {
             return Err(format!("a read of {count} sectors gave {} bytes", bytes.len()));

@@ -1,9 +1,9 @@
-//! Restarts as a container does them: shared memory is new each time, the state folder stays. The
-//! end is `kill -9`, or SIGTERM, a while, and `kill -9`.
+//! Restarts as of a container: shared memory is new each time, the state folder stays. A life ends
+//! with `kill -9`, or with SIGTERM, a delay, and `kill -9`.
 //!
-//! What must hold: who notices that it is a container keeps its memory beside the journal, and
-//! nothing is lost by `kill -9`; who does not notice, or was told to use shared memory, is refused
-//! afterwards. What was accepted before SIGTERM is never lost once the server had time to log it.
+//! What must hold: a server that detects the container keeps its memory beside the journal, and
+//! `kill -9` loses nothing; otherwise (undetected, or told to use shared memory) the next start is
+//! refused. Writes accepted before SIGTERM are never lost once the server had time to log them.
 
 use std::time::Duration;
 
@@ -21,13 +21,13 @@ const GRACE: Duration = Duration::from_secs(10);
 const NEW_SHARED_MEMORY: &str = "mount -t tmpfs none /dev/shm && exec \"$@\"";
 
 impl Torture {
-    /// How a server lives in a container; none where this machine has none.
+    /// The way to run a server in a container; `None` if this machine has none.
     pub(super) fn contained(&mut self, volume: &mut Volume) -> Option<Way> {
         if !rustix::process::geteuid().is_root() {
             self.report.did("container not possible here");
             return None;
         }
-        // A start that gives up takes its memory with it.
+        // A start that gives up removes its memory.
         self.proxy.calm();
         let mut through = vec!["unshare", "--mount", "--propagation", "private"];
         let mut staging = None;
@@ -46,7 +46,7 @@ impl Torture {
         through.extend(["sh", "-c", NEW_SHARED_MEMORY, "sh"]);
         let is_hidden = volume.memories().iter().any(|memory| memory.starts_with("/dev/shm"));
         if volume.loss == Loss::Nothing && is_hidden {
-            // The life before was outside.
+            // The previous life was outside a container.
             volume.is_lost(Loss::Memory, !volume.may_be_clean);
         }
         let through = through.into_iter().map(str::to_owned).collect();
@@ -83,13 +83,13 @@ impl Torture {
         match stop {
             Some(Stop::Orderly) => {
                 self.report.did("container told to stop, in order");
-                // All that was answered is in the store.
+                // Everything answered is in the store.
                 volume.stored = volume.commits.log.clock.tick();
             }
             Some(Stop::Killed) => {
                 self.report.did("container told to stop, then killed");
                 self.report.kills += 1;
-                // With its store reachable it may just have closed in order.
+                // With its store reachable, it may have closed cleanly.
                 self.judge_memory(volume, is_away);
             }
             Some(Stop::Wrong(how)) => self.violation(volume, &how),
@@ -115,7 +115,7 @@ enum Stop {
     Wrong(String),
 }
 
-/// As `docker stop`: SIGTERM, then, when everything accepted had time to be logged, `kill -9`.
+/// As `docker stop`: SIGTERM, then `kill -9`, once everything accepted had time to be logged.
 fn stop_with_grace(place: &Place, mut server: Server) -> Stop {
     server.signal(Signal::TERM);
     let began = std::time::Instant::now();
@@ -133,7 +133,7 @@ fn stop_with_grace(place: &Place, mut server: Server) -> Stop {
     }
 }
 
-/// Whether everything accepted is logged, as far as one can ask.
+/// Whether everything accepted is logged, as far as the server reports it.
 fn is_logged(place: &Place) -> bool {
     let Some(said) = place.sawmill(&["info", "disk", "--json"]).into_ok() else { return false };
     let document: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();

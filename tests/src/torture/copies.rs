@@ -1,12 +1,11 @@
-//! Copies: of a store, served beside the original; of a store from before, put back while journal,
-//! memory and cache survive; of the state folder of a server that lives.
+//! Copies: of a store, served beside the original; of an earlier store, restored while journal,
+//! memory and cache survive; of the state folder of a running server.
 //!
-//! What must hold: each history shows its own bytes alone, whatever the shared cache has; a store
-//! that was put back is refused until the loss of the journal is accepted, and then is a cut of
-//! what it had; nobody attaches with a copy of a living server's state.
+//! What must hold: each history shows only its own bytes, whatever the shared cache has; a restored
+//! store is refused until the loss of the journal is accepted, and then is a cut of what it had; an
+//! attach with a copy of a running server's state is refused.
 //!
-//! Not here: a store that is copied with puts under way to it, which the simulation has
-//! (`crates/sim`).
+//! Not here: a store that is copied with puts in flight, which the simulation has (`crates/sim`).
 
 use std::fs;
 
@@ -21,7 +20,7 @@ const BESIDE_THE_JOURNAL: &str = "state/memory";
 const IN_USE: i32 = 11;
 
 impl Torture {
-    /// As users live whose state folder is copied, sometimes with their memory in it.
+    /// A way to run in which the state folder is copied, sometimes with the memory in it.
     pub(super) fn copied_way(&mut self, volume: &Volume) -> Option<Way> {
         if self.dice.one_in(2) {
             return self.way(volume);
@@ -30,7 +29,7 @@ impl Torture {
         Some(Way { staging: Some(volume.text(BESIDE_THE_JOURNAL)), ..Way::default() })
     }
 
-    /// The state folder is copied under a server, and another is started on the copy.
+    /// Copies the state folder of a running server, and starts another one on the copy.
     pub(super) fn state_copied(&mut self, volume: &mut Volume) {
         self.proxy.calm();
         let elsewhere = volume.place.neighbour();
@@ -57,7 +56,7 @@ impl Torture {
         }
     }
 
-    /// A copy of the store is kept the first time, and put back the next.
+    /// Keeps a copy of the store the first time, and restores it the next.
     pub(super) fn store_put_back(&mut self, volume: &mut Volume) {
         let Some(backup) = volume.backup.take() else { return self.back_up(volume) };
         let store = volume.place.store_folder().expect("the store is a folder").to_owned();
@@ -73,7 +72,7 @@ impl Torture {
 
     fn back_up(&mut self, volume: &mut Volume) {
         if self.dice.one_in(2) {
-            // Then the copy says that the volume was closed cleanly.
+            // Then the volume in the copy counts as closed cleanly.
             self.snapshot(volume);
         }
         let store = volume.place.store_folder().expect("the store is a folder").to_owned();
@@ -84,7 +83,7 @@ impl Torture {
         volume.backup = Some(Backup { folder, log, stored, past });
     }
 
-    /// The store is copied at rest, and both histories go on, in turn and side by side.
+    /// Copies the store at rest, and continues both histories, in turn and side by side.
     pub(super) fn store_copied(&mut self, volume: &mut Volume) {
         let store = volume.place.store_folder().expect("the store is a folder").to_owned();
         let copy = volume.place.path("copy");
@@ -147,8 +146,8 @@ impl Torture {
         forget_twin(&volume.place, &volume.id);
     }
 
-    /// The control: a store is put back behind the judge's back. Gives what the judge says, which
-    /// must be a violation.
+    /// The control: restores a store without the judge's knowledge. Returns the judge's result,
+    /// which must be a violation.
     ///
     /// # Panics
     /// When the volume is not even a cut.
@@ -173,8 +172,7 @@ impl Torture {
         volume.judge(&image)
     }
 
-    /// The control: a copy of a store shows what was written to the original since. The judge must
-    /// see it.
+    /// The control: a copy of a store shows later writes to the original. The judge must detect it.
     ///
     /// # Panics
     /// When the original does not show it.
@@ -189,7 +187,7 @@ impl Torture {
     }
 }
 
-/// Removes what the copy had for itself below the state folder.
+/// Removes the copy's own files below the state folder.
 fn forget_twin(place: &Place, id: &str) {
     for entry in fs::read_dir(place.path("state/sawmill")).into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with(&format!("{id}-")) {

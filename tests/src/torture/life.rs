@@ -1,8 +1,8 @@
-//! One life of a volume: a start, perhaps after one that died, a look at every byte, a load,
-//! something that is done to it, a death.
+//! One life of a volume: a start, perhaps after one that died, a check of every byte, a load, a
+//! deed, a death.
 //!
-//! Invariants: in good weather a start that must not be refused is not, and one that must be is,
-//! with its exit code. After each look the log knows what is there, and the loss is settled.
+//! Invariants: in good weather a start succeeds or is refused, with its exit code, exactly as it
+//! must. After each check the log has the volume's content, and the loss is settled.
 
 use rustix::process::Signal;
 
@@ -16,7 +16,7 @@ use crate::server::Server;
 use crate::stamp::Verdict;
 use sawmill_testkit::Dice;
 
-/// What an attach ends with that could hide a loss.
+/// The exit code of an attach that could hide a loss.
 pub(super) const REFUSED: i32 = 5;
 
 impl Torture {
@@ -32,7 +32,7 @@ impl Torture {
         if deed != Deed::Contained && self.dice.one_in(5) {
             volume.serve_as_it_is(&way).die_while_starting(&mut self.dice);
             self.report.kills += 1;
-            // It may have gone on with the loss.
+            // The attach may have continued with the loss.
             volume.must_refuse = false;
         }
         let Some(mut server) = self.start(volume, &way) else { return };
@@ -56,7 +56,7 @@ impl Torture {
             Deed::Contained => return self.end_contained(volume, server, &clients),
             _ => {}
         }
-        // What is demanded after these hangs on a volume that was not closed.
+        // The checks after these deeds require a volume that was not closed.
         let is_open = [Deed::MemoryLost, Deed::StoreCopied].contains(&deed);
         volume.may_be_clean = !is_open && self.dice.one_in(6);
         self.load_and_kill(volume, server, &clients);
@@ -66,7 +66,7 @@ impl Torture {
         }
     }
 
-    /// What is done while nobody serves the volume.
+    /// Does a deed while no process serves the volume.
     fn between(&mut self, volume: &mut Volume, deed: Deed) {
         match deed {
             Deed::JournalLost => self.lose_the_journal(volume),
@@ -92,7 +92,7 @@ impl Torture {
         }
     }
 
-    /// As users live: memory is where they say, or where it is by itself.
+    /// A user's way to run: memory at a given place, or at the default one.
     pub(super) fn way(&mut self, volume: &Volume) -> Option<Way> {
         let staging = self.dice.one_in(2).then(|| volume.place.memory().display().to_string());
         Some(Way { staging, ..Way::default() })
@@ -128,7 +128,7 @@ impl Torture {
         }
     }
 
-    /// Something is lost: without its flag no attach goes on.
+    /// Something is lost: an attach without the flag for it must be refused.
     fn is_refused(&mut self, volume: &Volume, way: &Way) -> bool {
         let flag = if volume.loss == Loss::Memory {
             "--accept-memory-loss"
@@ -166,7 +166,7 @@ impl Torture {
         false
     }
 
-    /// Judges every byte, and goes on from there.
+    /// Judges every byte, and continues from there.
     pub(super) fn look(&mut self, volume: &mut Volume, client: &Client) {
         let mut image = client.read_all();
         if let Err(Failure::Errno(_)) = image {
@@ -190,11 +190,11 @@ impl Torture {
             kept.digest = image.get(..kept.size_bytes as usize).map(digest);
         }
         if volume.loss == Loss::Memory {
-            // From here on what is there is all there ever was: the store must have it too.
+            // From here on the current content counts as stored: the store must have it.
             self.proxy.calm();
             self.wait_stored(volume);
         }
-        // Without its journal a volume is what the store has, no more.
+        // Without its journal, a volume has only what the store has.
         volume.commits.see(&image, volume.loss != Loss::Nothing);
         if volume.loss != Loss::Nothing {
             volume.stored = 0;
@@ -213,8 +213,8 @@ impl Torture {
         }
     }
 
-    /// Sometimes the store is away for a little load. A flush that goes to the store would wait for
-    /// ever.
+    /// Sometimes the store is unreachable during a short load. A flush that goes to the store would
+    /// wait for ever.
     fn outage(&mut self, volume: &mut Volume, clients: &[Client]) {
         if volume.flush == "logged" && !volume.is_folder() && self.dice.one_in(6) {
             self.proxy.shut();
@@ -271,7 +271,7 @@ impl Torture {
         }
     }
 
-    /// An orderly end: another machine finds every byte in the store.
+    /// A clean end: another machine finds every byte in the store.
     pub(super) fn end(&mut self, volume: &mut Volume) {
         self.proxy.calm();
         let way = self.way(volume).unwrap_or_default();

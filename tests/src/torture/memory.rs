@@ -1,10 +1,10 @@
-//! Memory that outlives the process, and what becomes of it in the same boot: gone, damaged, cut
-//! short, of another attachment, open to others, or only moved.
+//! Memory that outlives the process, and its faults in the same boot: lost, damaged, truncated, of
+//! another attachment, accessible to other users, or only moved.
 //!
-//! What must hold: an attach without it is refused until its loss is accepted, and then everything
-//! flushed is there, and all that an earlier attach found; where it was moved it is found.
+//! What must hold: an attach without it is refused until its loss is accepted, and then has
+//! everything flushed and everything that an earlier attach found; moved memory is found.
 //!
-//! Not here: memory that goes with a container (`containers`), or before a hand-off (`rest`).
+//! Not here: memory that is lost with a container (`containers`), or before a hand-off (`rest`).
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use super::Torture;
 use super::volume::{Loss, Volume, Way};
 
-/// Where the header of a staging file says which attachment wrote it, and its checksum.
+/// The place of a staging file's epoch in its header, and of the header's checksum.
 const EPOCH_AT: usize = 64;
 const CRC_AT: usize = 4092;
 

@@ -1,12 +1,12 @@
 //! The long torture: a database-like load on the real server, on a real S3 server behind the fault
-//! proxy or in a folder; `kill -9` at random moments; and all that goes wrong around it: journals
-//! and memory lost, stores copied and put back, clocks that jump, containers, rivals, commands
-//! between lives. After each life every byte is judged.
+//! proxy or in a folder; `kill -9` at random moments; and faults around it: journals and memory
+//! lost, stores copied and restored, clocks that jump, containers, rivals, commands between lives.
+//! After each life every byte is judged.
 //!
-//! What must hold is what is promised after what was done (`volume`), and every refusal has its
-//! exit code. Chance is seeded; real time and threads are not, so a seed gives a run like the one
-//! before, not the same. The first two volumes meet every kind of deed in a fixed order; after them
-//! chance chooses. Modules: `volume` (what is known of one, and the demands), `life` (start, load,
+//! What must hold are the promises after each deed (`volume`), and every refusal has its exit code.
+//! Chance is seeded; real time and threads are not, so a seed gives a run like the one before, not
+//! the same. The first two volumes meet every kind of deed in a fixed order; after them chance
+//! chooses. Modules: `volume` (what is known of a volume, and the demands), `life` (start, load,
 //! look, death), `commits` (the load), `copies`, `clocks`, `memory`, `containers`, `rivals`, `rest`
 //! (the kinds of deeds), `report`.
 //!
@@ -35,10 +35,10 @@ pub use report::Report;
 
 use volume::{Loss, Volume, Way};
 
-/// Lives of one volume; then a new one begins.
+/// Lives of one volume, before a new one begins.
 const LIVES_MAX: u64 = 16;
 
-/// What is done to a volume, beside a load, kills and faults.
+/// A deed: something done to a volume besides load, kills and faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deed {
     Nothing,
@@ -55,7 +55,7 @@ enum Deed {
     StorePutBack,
 }
 
-/// What can be done to a volume in a bucket, in the order of the first one.
+/// The deeds for a volume in a bucket, in the order of the first volume.
 const IN_A_BUCKET: [Deed; 10] = [
     Deed::HandOff,
     Deed::MemoryLost,
@@ -68,8 +68,7 @@ const IN_A_BUCKET: [Deed; 10] = [
     Deed::MemoryLost,
     Deed::JournalLost,
 ];
-/// The same of a volume in a folder; the second time that the store is put back has a backup to do
-/// it with.
+/// The same for a volume in a folder; only the second `StorePutBack` has a backup to restore.
 const IN_A_FOLDER: [Deed; 6] = [
     Deed::WrongClock,
     Deed::StorePutBack,
@@ -84,7 +83,7 @@ pub struct Torture {
     seed: u64,
     dice: Dice,
     proxy: Arc<Proxy>,
-    /// What happened so far.
+    /// The events so far.
     pub report: Report,
 }
 
@@ -96,8 +95,8 @@ impl Torture {
         Torture { seed, dice: Dice::new(seed), proxy, report: Report::default() }
     }
 
-    /// Runs for so long, and until each kind of deed was met; `tell` hears of each life. Ends early
-    /// when a promise is broken.
+    /// Runs for this long, and until each kind of deed occurred; calls `tell` after each life. Ends
+    /// early if a promise is broken.
     pub fn run(&mut self, time: Duration, mut tell: impl FnMut(&Report)) {
         let deadline = Instant::now() + time;
         for is_folder in [false, true] {
@@ -153,8 +152,8 @@ impl Torture {
         }
     }
 
-    /// The control: a journal is lost behind the judge's back while nothing is stored. Gives what
-    /// the judge says, which must be a violation.
+    /// The control: loses a journal without the judge's knowledge while nothing is stored. Returns
+    /// the judge's result, which must be a violation.
     ///
     /// # Panics
     /// When the volume is not even a cut.
@@ -183,7 +182,7 @@ impl Torture {
     }
 }
 
-/// Whatever may be done to such a volume.
+/// Chooses a deed for such a volume.
 fn choose(dice: &mut Dice, is_folder: bool) -> Deed {
     if dice.one_in(4) {
         return if dice.one_in(2) { Deed::Nothing } else { Deed::JournalLost };

@@ -1,6 +1,6 @@
-//! What a run did, and how it is told.
+//! The results of a run, and their text.
 //!
-//! Not here: what counts as a broken promise (the modules that look).
+//! Not here: what counts as a broken promise (the modules that check).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use super::commits::Tally;
 use crate::proxy::Counts;
 use crate::stamp::Verdict;
 
-/// What happened so far.
+/// The results so far.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Volumes begun.
@@ -19,37 +19,37 @@ pub struct Report {
     pub lives: u64,
     /// `kill -9`s, also of servers that were still starting.
     pub kills: u64,
-    /// What else was done to the volumes and around them, by name.
+    /// Other deeds to the volumes and around them, by name.
     pub deeds: BTreeMap<&'static str, u64>,
     /// Starts that gave up in bad weather, by exit code; each was tried again in good weather.
     pub refused_starts: BTreeMap<i32, u64>,
-    /// What those said that were refused, and not only failed: a user would ask why.
+    /// The output of starts that were refused, not only failed: a user would ask why.
     pub refusals: Vec<String>,
     /// The load.
     pub tally: Tally,
-    /// Over all judgements: writes that had to survive, that did, and that were lost rightly.
+    /// Over all judgements: writes that had to survive, that did, and that were lost legally.
     pub verdict: Verdict,
-    /// The longest life: a stall of the machine, or of what is tortured.
+    /// The longest life: a stall of the machine, or of the server under test.
     pub slowest_life: Duration,
-    /// What went wrong at the store.
+    /// The faults of the store.
     pub faults: Counts,
     /// Broken promises.
     pub violations: Vec<String>,
 }
 
 impl Report {
-    /// Notes that something was done.
+    /// Counts a deed.
     pub(super) fn did(&mut self, name: &'static str) {
         *self.deeds.entry(name).or_default() += 1;
     }
 
-    /// How often something was done.
+    /// The number of times a deed was done.
     #[must_use]
     pub fn times(&self, name: &str) -> u64 {
         self.deeds.get(name).copied().unwrap_or(0)
     }
 
-    /// How often one of several kinds was done: all whose name begins so.
+    /// The number of deeds whose name begins with `begin`.
     #[must_use]
     pub fn times_of_all(&self, begin: &str) -> u64 {
         self.deeds.iter().filter(|(name, _)| name.starts_with(begin)).map(|(_, times)| times).sum()

@@ -1,9 +1,9 @@
-//! What people do to a volume beside serving it: commands between two lives, also some that are
-//! killed, a look at the past, a check, a planned hand-off under load.
+//! What users do to a volume besides serving it: commands between two lives, of which some are
+//! killed, reads of the past, a check, a planned hand-off under load.
 //!
 //! What must hold: a command at rest finds journal and memory that a killed server left, and loses
-//! nothing; a snapshot and a stored moment stay what they were, byte for byte; `check` finds all
-//! well while nothing was damaged; a hand-off is felt by nobody.
+//! nothing; a snapshot and a stored moment stay what they were, byte for byte; `check` finds no
+//! damage while nothing was damaged; no client notices a hand-off.
 //!
 //! Not here: a server that is taken over without its consent (`rivals`).
 
@@ -13,7 +13,7 @@ use crate::machine;
 use crate::nbd::Client;
 use crate::server::Server;
 
-/// It grows by a mebibyte at a time up to this.
+/// The volume grows by a mebibyte at a time up to this size.
 const GROWN_BYTES_MAX: u64 = VOLUME_BYTES + (8 << 20);
 /// A command is killed within this.
 const KILLED_WITHIN_US: u64 = 150_000;
@@ -41,7 +41,7 @@ impl Torture {
         }
     }
 
-    /// Names the present; the next look sees what it must hold.
+    /// Takes a snapshot; the next check of the volume shows what it must hold.
     pub(super) fn snapshot(&mut self, volume: &mut Volume) {
         let name = volume.next_snapshot();
         self.at_rest(volume, "snapshot at rest", &["snapshot", "create", "disk", &name]);
@@ -57,7 +57,7 @@ impl Torture {
         }
     }
 
-    /// A command that attaches the volume; sometimes one like it was killed before.
+    /// Runs a command that attaches the volume; sometimes the same kind is killed first.
     fn at_rest(&mut self, volume: &mut Volume, name: &'static str, words: &[&str]) {
         let journal = volume.journal_option();
         let words: Vec<&str> =
@@ -65,7 +65,7 @@ impl Torture {
         if self.dice.one_in(4) {
             let mut killed = words.clone();
             let other = volume.next_snapshot();
-            // What it leaves of a snapshot or a size would be in the way of the same once more.
+            // A snapshot or size that it leaves would block the same command.
             match killed[0] {
                 "snapshot" => killed[3] = &other,
                 "resize" => killed = ["gc", "disk", "--threshold", "1"].to_vec(),
@@ -82,7 +82,7 @@ impl Torture {
         let done = volume.place.sawmill(&words);
         if done.code == Some(0) {
             self.report.did(name);
-            // It let go of the volume with everything stored.
+            // It released the volume with everything stored.
             volume.stored = moment;
         } else {
             self.violation(volume, &format!("`{}`: {:?}: {}", done.line, done.code, done.stderr));
@@ -108,7 +108,7 @@ impl Torture {
         }
     }
 
-    /// Everything accepted is stored now, and nobody writes: in a volume with a retention that is a
+    /// Everything accepted is stored now, and there are no writes: with a retention, this is a
     /// moment.
     pub(super) fn keep_a_moment(&mut self, volume: &mut Volume, client: &Client) {
         if !volume.is_folder() {
@@ -158,7 +158,7 @@ impl Torture {
         }
     }
 
-    /// Replaces the server under its load; sometimes its memory has gone before.
+    /// Replaces the server under load; sometimes its memory is lost before.
     pub(super) fn hand_off(
         &mut self,
         volume: &mut Volume,

@@ -1,9 +1,10 @@
-//! Two servers: one takes over while the other lives, is stopped and woken, or is cut off from its
-//! store; and two at once on one journal, by another path, a link, or without its lock file.
+//! Two servers: one takes over while the other runs, is suspended and resumed, or is cut off from
+//! its store; and two on one journal, by another path, a link, or without its lock file.
 //!
-//! What must hold: the winner has all that was stored, and keeps all that it accepts; nothing that
-//! the other wrote after the fence is ever visible; the other acknowledges no flush once it could
-//! know, fails its door and says so by its exit code. Of two on one journal the second is refused.
+//! What must hold: the winner has everything stored and keeps what it accepts; no write of the
+//! loser after the fence is ever visible; the loser acknowledges no flush once it could know of the
+//! fence, fails its door, and exits with that code. Of two servers on one journal the second is
+//! refused.
 //!
 //! Not here: a hand-off, which the first server agrees to (`rest`); a second server on a copy of
 //! the state (`copies`).
@@ -25,16 +26,16 @@ use crate::store::{self, StoreUnderTest};
 
 const FENCED: i32 = 6;
 const IN_USE: i32 = 11;
-/// A flush that is asked for this long after its server could ask its store again must not be
-/// answered: news that nobody took over are good for five seconds, a flush waits one second for
-/// newer ones, and this machine may be busy.
+/// A flush submitted this long after its server could reach its store again must not succeed: an
+/// ownership check is valid for five seconds, a flush waits one second for a newer one, and this
+/// machine may be busy.
 const KNOWS_WITHIN: Duration = Duration::from_secs(9);
 /// The same for a server that was cut off from its store, which has to try again first.
 const KNOWS_AGAIN_WITHIN: Duration = Duration::from_secs(20);
 /// By then its door must have failed.
 const FAILS_WITHIN: Duration = Duration::from_secs(50);
 
-/// What happens to the server that is taken over from.
+/// What happens to the first server during the takeover.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Meanwhile {
     Used,
@@ -68,7 +69,7 @@ impl Torture {
         };
         let winner = [second.connect()];
         let mut stale = volume.branch();
-        // It may show for a while what it accepted and the winner never had.
+        // For a while it may show writes that it accepted and the winner never had.
         stale.forget();
         self.win(volume, &winner);
         self.until_fenced(volume, &mut stale, clients, since);
@@ -86,12 +87,12 @@ impl Torture {
             Err(violation) => self.violation(volume, &format!("the winner: {violation}")),
         }
         self.leave_the_winner(volume, second, &image);
-        // At the first place there is a journal of an older epoch.
+        // The first place has a journal of an older epoch.
         volume.is_lost(Loss::Journal, true);
     }
 
-    /// Another place takes the volume over with requests in flight at the first. Gives when that
-    /// could know.
+    /// Another place takes the volume over with requests in flight at the first. Returns when the
+    /// first could know.
     fn take_over(
         &mut self,
         volume: &mut Volume,
@@ -116,7 +117,7 @@ impl Torture {
             image = attempt.as_ref().ok().and_then(|second| second.connect().read_all().ok());
             second = Some(attempt);
             if is_long {
-                // Longer than news are good for.
+                // Longer than an ownership check is valid.
                 crate::machine::wait_for("a while is over", || {
                     (began.elapsed() > Duration::from_secs(6)).then_some(())
                 });
@@ -159,7 +160,7 @@ impl Torture {
         self.note(volume, tally);
     }
 
-    /// Uses who was taken over from, until its door fails.
+    /// Uses the fenced server until its door fails.
     fn until_fenced(
         &mut self,
         volume: &Volume,
@@ -189,7 +190,7 @@ impl Torture {
         }
     }
 
-    /// The volume comes back from the winner's place, in order or not.
+    /// The volume returns from the winner's place, after a clean end or not.
     fn leave_the_winner(&mut self, volume: &mut Volume, second: Server, image: &[u8]) {
         if self.dice.one_in(2) {
             self.report.did("winner's machine lost");
@@ -206,7 +207,7 @@ impl Torture {
         volume.commits.see(image, true);
     }
 
-    /// A second server on the journal of one that lives.
+    /// Starts a second server on the journal of a running one.
     pub(super) fn one_journal(&mut self, volume: &mut Volume) {
         self.proxy.calm();
         let journal = volume.journal();

@@ -1,8 +1,8 @@
-//! One volume of the torture: where it is, what is known of it, what may be lost at the next look.
+//! One volume of the torture: its place, what is known of it, what may be lost at the next check.
 //!
-//! Invariants: what is demanded of an image is the strictest that is promised after what was done.
-//! With journal and memory nothing accepted is lost; without memory nothing flushed, and nothing
-//! that an attach found; without the journal it is a cut with all that was stored.
+//! Invariants: the demands on an image are the strictest promises after the deeds. With journal and
+//! memory, nothing accepted is lost; without memory, nothing flushed and nothing that an attach
+//! found; without the journal, the image is a cut with everything stored.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
@@ -22,7 +22,7 @@ pub(super) const VOLUME_BYTES: u64 = 16 << 20;
 const OPTIONS: [&str; 6] =
     ["--journal-bytes", "16M", "--checkpoint-bytes", "2M", "--segment-age", "1s"];
 
-/// What was lost since the last judgement.
+/// The loss since the last judgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
     Nothing,
@@ -30,25 +30,25 @@ pub(super) enum Loss {
     Journal,
 }
 
-/// How a server lives.
+/// How a server is run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Way {
     /// The program that starts it.
     pub through: Vec<String>,
     /// Its environment.
     pub environment: Vec<(String, String)>,
-    /// Where its memory lies, when that is said.
+    /// The place of its memory, if given.
     pub staging: Option<String>,
 }
 
 /// A state of the past that must stay what it is.
 #[derive(Clone, Debug)]
 pub(super) struct Kept {
-    /// As it is written behind the volume's name.
+    /// In the form that follows the volume's name.
     pub state: String,
     /// The size of the volume then.
     pub size_bytes: u64,
-    /// What it holds; none until the next look, which sees the same.
+    /// Its content; `None` until the next check, which sees the same.
     pub digest: Option<u64>,
 }
 
@@ -67,14 +67,14 @@ pub(super) struct Volume {
     /// Journal and cache are given by name.
     pub is_named: bool,
     pub commits: Commits,
-    /// What was lost since the last judgement.
+    /// The loss since the last judgement.
     pub loss: Loss,
     /// Without a flag the next attach must be refused.
     pub must_refuse: bool,
-    /// The store was put back: who went on with the loss and died at once is asked about the store
-    /// as well.
+    /// The store was restored: after an attach that accepted the loss and died immediately, the
+    /// next one must accept the older store too.
     pub was_put_back: bool,
-    /// The last server was told to end before it was killed, and may have closed in order.
+    /// The last server was told to end before it was killed, and may have closed cleanly.
     pub may_be_clean: bool,
     /// Everything completed before this moment is stored.
     pub stored: u64,
@@ -82,8 +82,7 @@ pub(super) struct Volume {
     pub logged: u64,
     pub past: Vec<Kept>,
     pub backup: Option<Backup>,
-    /// Memory that is of no use to anybody once the next attach is over, with the numbers of the
-    /// files.
+    /// Memory files that are useless once the next attach is over, with their inode numbers.
     pub orphans: Vec<(PathBuf, u64)>,
     /// The volume's id.
     pub id: String,
@@ -129,7 +128,7 @@ impl Volume {
         }
     }
 
-    /// Whether the store is a folder: it can be copied, and asks nobody for the time.
+    /// Whether the store is a folder: it can be copied, and does not check the time.
     pub(super) fn is_folder(&self) -> bool {
         self.place.store_folder().is_some()
     }
@@ -153,7 +152,7 @@ impl Volume {
         serve.through(&words)
     }
 
-    /// The same with the flag that says what is lost.
+    /// The same with the flag that accepts the loss.
     pub(super) fn serve_as_it_is(&self, way: &Way) -> Serve<'_> {
         let serve = match self.loss {
             Loss::Nothing => self.serve(way),
@@ -168,7 +167,7 @@ impl Volume {
         elsewhere.serve("disk").with(&OPTIONS)
     }
 
-    /// Prepares to serve what has another name here: a copy, or a state of the past.
+    /// Prepares to serve another name here: a copy, or a state of the past.
     pub(super) fn serve_beside(&self, name: &str) -> Serve<'_> {
         let socket = format!("unix:{}", self.text("beside.sock"));
         self.place.serve(name).with(&OPTIONS).at(&socket)
@@ -178,7 +177,7 @@ impl Volume {
         self.place.path(name).display().to_string()
     }
 
-    /// What a command at rest must be told.
+    /// The journal option for a command at rest.
     pub(super) fn journal_option(&self) -> Vec<String> {
         match self.is_named {
             true => vec!["--journal".to_owned(), self.text("state/named/journal")],
@@ -193,7 +192,7 @@ impl Volume {
             .expect("a journal")
     }
 
-    /// The journal is lost, or another's now; or the memory that goes with it.
+    /// The journal or its memory is lost or foreign.
     pub(super) fn is_lost(&mut self, loss: Loss, must_refuse: bool) {
         (self.loss, self.must_refuse) = (loss, must_refuse);
         let number = |path: &Path| std::fs::metadata(path).map_or(0, |about| about.ino());
@@ -201,24 +200,24 @@ impl Volume {
             self.memories().into_iter().map(|path| (path.clone(), number(&path))).collect();
     }
 
-    /// The next attach is over: what was lost before it is of no use any more.
+    /// The next attach is over: memory lost before it is useless now.
     pub(super) fn loss_is_settled(&mut self) {
         (self.loss, self.must_refuse, self.was_put_back) = (Loss::Nothing, false, false);
         for (orphan, number) in std::mem::take(&mut self.orphans) {
-            // A file of the same name may be the memory of now.
+            // A file of the same name may be the current memory.
             if std::fs::metadata(&orphan).is_ok_and(|about| about.ino() == number) {
                 std::fs::remove_file(orphan).expect("a file of ours");
             }
         }
     }
 
-    /// The log of the next history that goes on from `log`.
+    /// The log of the next history that continues from `log`.
     pub(super) fn branch_of(&mut self, log: &Log) -> Log {
         self.branches += 1;
         log.branch(self.branches)
     }
 
-    /// A load of the next history that goes on from here.
+    /// A load of the next history that continues from here.
     pub(super) fn branch(&mut self) -> Commits {
         self.branches += 1;
         self.commits.branch(self.branches)
@@ -243,7 +242,7 @@ impl Volume {
         }
     }
 
-    /// Judges what the store alone gives.
+    /// Judges an image that was read from the store alone.
     pub(super) fn judge_stored(&self, image: &[u8]) -> Result<Verdict, Violation> {
         let log = &self.commits.log;
         if self.flush == "stored" {
@@ -282,7 +281,7 @@ impl Volume {
         found
     }
 
-    /// Loses everything this machine has for itself, memory by default too.
+    /// Loses all local state of this machine, including memory at its default place.
     pub(super) fn lose_state(&self) {
         self.place.lose_state();
         self.forget_memory();
@@ -299,7 +298,7 @@ impl Volume {
 }
 
 impl Drop for Volume {
-    /// What lies in the folders of the place goes with it.
+    /// Files in the folders of the place are removed with it.
     fn drop(&mut self) {
         for memory in self.memories() {
             let _ = std::fs::remove_file(memory);
@@ -307,12 +306,12 @@ impl Drop for Volume {
     }
 }
 
-/// Where memory lies by itself on a machine that is no container.
+/// The default place of memory on a machine that is not a container.
 fn default_memory() -> PathBuf {
     PathBuf::from(format!("/dev/shm/sawmill-{}", rustix::process::geteuid().as_raw()))
 }
 
-/// The log as it would be had there been one flush, at `moment`.
+/// The log as if there had been a single flush, at `moment`.
 fn only_stored(log: &Log, moment: u64) -> Log {
     let mut log = log.clone();
     log.flushes = vec![Flush { submitted: moment, completed: Some(moment) }];
@@ -322,12 +321,12 @@ fn only_stored(log: &Log, moment: u64) -> Log {
     log
 }
 
-/// Copies a folder as it is; `to` must not be there.
+/// Copies a folder as it is; `to` must not exist.
 pub(super) fn copy_folder(from: &Path, to: &Path) {
     machine::run(machine::command("cp").args(["--archive", "--sparse=always"]).arg(from).arg(to));
 }
 
-/// What tells two images apart.
+/// A digest that distinguishes two images.
 pub(super) fn digest(image: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     image.hash(&mut hasher);

@@ -21,8 +21,8 @@ ends_with() {
     wait "$driver" || code=$?
     ((code == $1)) || fail "the driver ended with $code, not $1"
 }
-# start WORD...: a driver in the foreground; $driver, and what it says of its device:
-# $id, $node, $numbers.
+# start WORD...: a driver in the foreground; $driver, and its facts about its device: $id, $node,
+# $numbers.
 start() {
     started=$((started + 1))
     said=$SCRATCH/said-$started
@@ -91,7 +91,7 @@ ends_with 0
 echo "== a daemon"
 "$programs/ram" "file=$image" >"$SCRATCH/daemon"
 read -r id node numbers <"$SCRATCH/daemon"
-# Held open, or the last who closes it would have the kernel write.
+# Held open, because the last close would make the kernel write.
 exec {held}<>"$node"
 dd if="$SCRATCH/data" of="$node" bs=64k conv=notrunc status=none
 bdus flush "$id"
@@ -100,7 +100,7 @@ dd if="$SCRATCH/data" of="$node" bs=64k seek=32 conv=notrunc status=none
 bdus destroy "$id" {held}<&- &
 destroying=$!
 await 60 is_gone "$node"
-# The kernel keeps the device's number for whoever has it open.
+# The kernel keeps the device's number while a process has it open.
 exec {held}<&-
 wait "$destroying"
 cmp "$SCRATCH/data" <(dd if="$image" bs=64k skip=32 count=16 status=none) ||

@@ -46,7 +46,7 @@ stop_bs3() {
 
 start_bs3
 echo "BS3 serves after $SECONDS s"
-# BS3 forgets what lies in its very first object (sdk/go/buse/README.md): it gets what nobody needs.
+# BS3 forgets the content of its first object (sdk/go/buse/README.md), so that gets unneeded data.
 dd if=/dev/urandom of=/dev/ublkb0 bs=4096 seek=262143 count=1 oflag=direct conv=fsync status=none
 mkfs.ext4 -q -F -E nodiscard /dev/ublkb0 900M
 mount /dev/ublkb0 "$at"

@@ -5,5 +5,5 @@ mkdir -p inside
 mount -t tmpfs busy inside
 mkfifo inside/pipe
 setsid bash -c "echo \$BASHPID >/sys/fs/cgroup/cgroup.procs; cd inside; exec sleep 60" &
-# It has left the group of the test, and so outlives it.
+# The process has left the test's group, so it outlives the test.
 sleep 1

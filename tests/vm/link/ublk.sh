@@ -33,7 +33,7 @@ attach() {
     node=$(cat "$SCRATCH/attach.out")
     [ -b "$node" ] || { echo "no block device: $node" && return 1; }
 }
-# detach: in order, which leaves no device behind.
+# detach: ends cleanly, which leaves no device behind.
 detach() {
     kill "$attached"
     wait "$attached"
@@ -45,14 +45,14 @@ kill_targets() {
         sleep "0.$((RANDOM % 10))"
         kill -9 "$target"
         wait "$target" 2>/dev/null || true
-        # Requests wait for it, and the kernel's log would tell of one that failed.
+        # Requests wait for it, and the kernel's log would show one that failed.
         sleep "0.$((RANDOM % 5))"
         target
     done
     echo "$rounds targets killed"
 }
 
-# How many errors the kernel has told of.
+# The number of errors in the kernel's log.
 errors() { dmesg | grep -c 'I/O error' || true; }
 is_waiting() { awk '{ exit !($1 + $2) }' "/sys/block/${node#/dev/}/inflight"; }
 
@@ -62,7 +62,7 @@ attach
 filesystem_life ext4 "$node"
 verify_while "$node" kill_targets
 detach
-# A cache keeps what the dead target had not answered, and flushes at its end.
+# A cache keeps writes that the dead target had not answered, and flushes at its end.
 attach --cache write-back
 verify_while "$node" kill_targets
 head -c 1M /dev/urandom >"$SCRATCH/bytes"
@@ -72,7 +72,7 @@ detach
 
 [ "$(errors)" = "$errors" ] || { echo "the kernel saw errors" && exit 1; }
 
-# Told twice to end while its target is away, it ends, and so does who waits for the device.
+# Told twice to end while its target is away, it ends, and so do waiting users of the device.
 attach
 kill -9 "$target"
 wait "$target" 2>/dev/null || true

@@ -43,7 +43,7 @@ def u64(kind, value):
 
 
 class Netlink:
-    """Generic netlink as far as the family `nbd` needs it."""
+    """The part of generic netlink that the family `nbd` needs."""
 
     def __init__(self):
         self.link = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, GENERIC)
@@ -122,7 +122,7 @@ def insist(attempt):
 
 
 def watch(netlink, servers, arguments, size):
-    """For each connection that ends, hands the kernel a new one."""
+    """Gives the kernel a new connection for each one that ends."""
     while True:
         ends = select.poll()
         for server in servers:

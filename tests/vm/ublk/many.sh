@@ -12,7 +12,7 @@ free_before=$(awk '/^MemAvailable/ { print $2 }' /proc/meminfo)
 began=$(date +%s%N)
 READY_S=700 start_server many --devices "$devices" --workers 2 --depth 16 --size 1024
 took=$((($(date +%s%N) - began) / 1000000))
-# How much of it is the kernel's own work.
+# The kernel's share of that time.
 spent=$(awk -v "ticks=$(getconf CLK_TCK)" \
     '{ print $14 / ticks " s user, " $15 / ticks " s kernel" }' \
     "/proc/$SERVER_PID/stat")

@@ -51,7 +51,7 @@ KERNEL_OPTIONS = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr cryptomgr
 RING_PACKED = 34
 # Requests that must be answered between two blows, as the guest's kernel counts them.
 PROGRESS = 100
-# Nothing takes this long, unless it hangs.
+# Only a hang takes this long.
 PATIENCE_S = 420
 
 INIT = """#!/bin/busybox sh
@@ -274,7 +274,7 @@ class Guest:
         self.listen(lambda _: self.answered >= wanted)
 
     def see_what_it_got(self, queues):
-        """The disk as its kernel says it is."""
+        """The disk as the guest's kernel reports it."""
         line = self.listen(lambda line: line.startswith("DISK"))
         features = line.partition("features ")[2].split()[0]
         if not line.startswith(f"DISK {SIZE_BYTES // SECTOR_BYTES} disk queues {queues} "):
@@ -284,7 +284,7 @@ class Guest:
 
 
 def blows(kills, handoffs):
-    """What happens to the server, by turns."""
+    """What happens to the server, in turn."""
     counted = {"kill": kills, "hand-off": handoffs}
     return [blow for n in range(max(kills, handoffs)) for blow, count in counted.items()
             if n < count]
@@ -323,7 +323,7 @@ def main():
     if version is None:
         sys.exit("no kernel to boot: run tests/setup/prepare.sh vm")
     version = version.name.removeprefix("vmlinuz-")
-    # Whoever ends this ends the guest and its server as well.
+    # Ending this program also ends the guest and its server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("FAILED: ended from outside"))
     work = pathlib.Path(tempfile.mkdtemp(prefix="sawmill-vhost-"))
     initramfs(version, work)

@@ -14,7 +14,7 @@ node=$(cat "$SCRATCH/serve.out")
 udevadm settle
 knows_link() { [[ $(udevadm info --query=symlink "$node") == *sawmill/disk* ]]; }
 await 60 knows_link
-# What udev makes it makes again; the server made its link once.
+# Udev makes its link again; the server made its own once.
 rm /dev/sawmill/disk
 udevadm trigger --action=change --settle "/sys/class/block/${node#/dev/}"
 has_link() { [[ $(readlink -f /dev/sawmill/disk) == "$node" ]]; }

@@ -13,7 +13,7 @@ export XDG_STATE_HOME=$PWD/home/state XDG_RUNTIME_DIR=$PWD/home SAWMILL_STORE=fi
 as_user() { setpriv --reuid 1000 --regid 1000 --clear-groups "$@"; }
 sawmill() { as_user "$BIN/sawmill" "$@"; }
 give_nodes() {
-    # Devices come and go: one that is not there is no fault.
+    # Devices come and go: a missing one is not an error.
     until [[ -e $SCRATCH/enough ]]; do
         for node in /dev/ublk[bc][0-9]*; do chown 1000 "$node" 2>/dev/null || true; done
         sleep 0.1

@@ -22,7 +22,7 @@ verify() {
 verify --crash "bash -euo pipefail crash"
 verify --crash "$BIN/sawmill handoff disk --timeout 120s --stall-max 60s"
 
-# The check of the check: what somebody else wrote meanwhile is no state that the writes leave.
+# Checks the check itself: foreign writes meanwhile must count as an illegal state.
 spoil="dd if=/dev/urandom of=$node bs=4k count=16 oflag=direct status=none"
 ! verify --crash "$spoil" >found || { echo "spoilt bytes were not found" && exit 1; }
 grep -q 'found *a loss' found

@@ -1,5 +1,5 @@
-//! Where the corpora come from: the golden vectors, and inputs made here. Files of other names were
-//! found by the fuzzer and stay.
+//! Makes the corpora, from the golden vectors and from inputs made here. Files with other names
+//! were found by the fuzzer and stay.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ fn hand_overs() {
     write("hand_over", "none", &[&[0], &pack(&[]).0[..]].concat());
 }
 
-/// What a peer of a link says: the parts of one packet, in the pieces of `link_peer`.
+/// A packet of a link's peer: its parts, in the pieces of `link_peer`.
 fn said(how: u8, write: impl FnOnce(&mut Body<'_>)) -> Vec<u8> {
     let mut room = [0; 1000];
     let mut body = Body::new(&mut room);
@@ -379,7 +379,7 @@ fn requests() {
     }
 }
 
-/// A table, the head of chain number n at entry 4n, and what the chains point at.
+/// A table with the head of chain n at entry 4n, and the data that the chains point to.
 fn guest(chains: &[&[(u16, u32, u16, u16)]], header: &[u8]) -> Vec<u8> {
     let mut memory = vec![0; 0x800];
     for (n, chain) in chains.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Inputs for what other programs wrote: an NBD server's words, headers of disk images, and write
-//! logs.
+//! Inputs in the formats of other programs: an NBD server's answers, headers of disk images, and
+//! write logs.
 
 use sawmill_format::write_log::{Entry, Flags, Superblock};
 use sawmill_nbd_proto::{
@@ -21,9 +21,9 @@ const SIMPLE: u8 = 0;
 const STRUCTURED: u8 = 1;
 const EXTENDED: u8 = 2;
 
-/// What follows, in the first byte: a handshake is 0.
+/// The kind of what follows, in the first byte: 0 is a handshake.
 const LIST: u8 = 1 << 6;
-/// Divided by three, it leaves the styles where they are.
+/// A multiple of three, so that adding a style still selects that style.
 const ANSWERS: u8 = 0b1000_0001;
 
 fn option_reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
@@ -127,7 +127,7 @@ fn answers() {
     }
 }
 
-/// How the image is looked at, its length, and its pieces.
+/// How the image is checked, its length, and its pieces.
 fn image(format: u8, length: u64, pieces: &[(u64, &[u8])]) -> Vec<u8> {
     let mut input = vec![format];
     input.extend(&length.to_le_bytes()[..6]);
@@ -195,7 +195,7 @@ fn images() {
     write_image("vdi", 5, &[(0x40, &[0x7f, 0x10, 0xda, 0xbe]), (0x4c, &[1])]);
 }
 
-/// A log of these entries, with data that tell them apart.
+/// A log of these entries, with data that distinguish them.
 fn log(sector_bytes: u32, entries: &[(u64, u64, Flags)]) -> Vec<u8> {
     let entry_count = entries.len() as u64;
     let mut bytes = Superblock { entry_count, sector_bytes }.encode().to_vec();

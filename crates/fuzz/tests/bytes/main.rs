@@ -13,7 +13,7 @@ use sawmill_fuzz::mutate::mutate;
 use sawmill_fuzz::{TARGETS, Target};
 use sawmill_testkit::Dice;
 
-/// No input makes any of this take more memory.
+/// No input makes a target use more memory.
 const MEMORY_BYTES_MAX: u64 = 1 << 30;
 const INPUT_BYTES_MAX: usize = 16 << 10;
 

@@ -1,5 +1,5 @@
-//! What a replay writes, and so what its reads must find. Every byte follows from the number of its
-//! write and its address.
+//! The bytes that a replay writes, and thus what its reads must find. Every byte follows from the
+//! number of its write and its address.
 //!
 //! Invariants: the newest write that was handed out determines a range. No request is handed out
 //! that overlaps a write in flight, so the known content is what a read must find. The content of
@@ -29,8 +29,8 @@ pub(super) struct Content {
 }
 
 impl Content {
-    /// Nothing is known yet. Each `seed` gives other bytes, so data of an earlier replay cannot
-    /// pass for ours.
+    /// Starts with nothing known. Each `seed` gives other bytes, so data of an earlier replay
+    /// cannot pass for ours.
     pub(super) fn new(seed: u64) -> Self {
         Content { seed, ..Content::default() }
     }

@@ -115,7 +115,7 @@ struct Document {
     behind_ms_max: Option<u64>,
 }
 
-/// How large a disk a trace needs, and where each of its disks starts.
+/// The size of the disk that a trace needs, and the start of each of its disks.
 struct Layout {
     bases: BTreeMap<u64, u64>,
     size_bytes: u64,

@@ -1,8 +1,8 @@
 //! Records every request of a device, as the CSV trace that `bench replay` and `simulate` read.
 //!
 //! One line per request, in the order of submission: time, operation, address, length, flags,
-//! duration and result. Operations that a trace does not know (prefetch, allocation) are lines that
-//! begin with `#`.
+//! duration and result. Operations that traces lack (prefetch, allocation) are on lines that begin
+//! with `#`.
 //!
 //! Invariants: a caller copies some bytes into memory under a short lock, and a thread writes them.
 //! Nothing is lost silently: when the thread is far behind, or the disk is full, requests are

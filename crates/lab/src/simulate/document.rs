@@ -17,7 +17,7 @@ use sawmill_console::exit::Result;
 use sawmill_console::output;
 use sawmill_console::units::{human_count, human_duration, human_size};
 
-/// A trace shorter than this says little about a month.
+/// A shorter trace is not representative of a month.
 const SHORT_S: f64 = 1800.0;
 
 #[derive(Serialize)]

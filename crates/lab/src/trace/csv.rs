@@ -7,7 +7,7 @@
 //! are not supported.
 //!
 //! Invariant: lines that begin with `#` are ignored everywhere, because `layers::record`, which
-//! writes this format, puts what no trace knows on such lines.
+//! writes this format, puts operations that traces lack on such lines.
 
 use super::number::{nanoseconds, sectors, whole};
 use super::source::Source;

@@ -1,8 +1,8 @@
 //! MobiGen: the system calls of a program on its files, `THREAD MICROSECONDS CALL ARGUMENTS`.
 //!
 //! The file has one thread after the other. The calls are replayed by time, as the tool itself
-//! does, so the file is read into memory. A descriptor means the file of its oldest open that is
-//! not closed yet. Each open of a path that the tool left out is a file of its own. `read` and
+//! does, so the file is read into memory. A descriptor refers to the file of its oldest open that
+//! is not closed yet. Each open whose path the tool left out is a file of its own. `read` and
 //! `write` continue where the last one ended. The device of a request is the number of its file.
 //!
 //! Not here: widening calls to whole pages, as a page cache does (`crate::simulate`).
@@ -104,7 +104,7 @@ impl Mobigen {
             Some(number) => *number,
             None => self.new_file(),
         };
-        // Without quotes, it is no path: the tool left that out.
+        // Without quotes, this is not a path: the tool left the path out.
         if path.starts_with('"') {
             self.names.insert(path.clone(), number);
         }

@@ -31,10 +31,10 @@ use clap::ValueEnum;
 use sawmill_console::exit::{Failure, Result};
 use source::Source;
 
-/// A longer pause between two requests is an invalid time: it would turn a trace of minutes into
-/// No disk takes a longer read or write at once; what asks for more is damage, and would take
-/// memory for each part of it.
+/// The longest read or write of a disk. A longer one is damage, and would take memory for each of
+/// its parts.
 const REQUEST_BYTES_MAX: u64 = 1 << 30;
+/// A longer pause between two requests is an invalid time: it would turn a trace of minutes into
 /// one of years.
 const PAUSE_NS_MAX: u64 = 90 * 24 * 3600 * 1_000_000_000;
 /// Larger addresses and lengths exist on no disk.

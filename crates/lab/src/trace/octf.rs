@@ -38,7 +38,7 @@ impl Requests for Octf {
         }
     }
 
-    /// Requests are sorted by time; their records are not remembered.
+    /// Requests are sorted by time; their places in the file are not kept.
     fn place(&self, _source: &Source) -> String {
         "a record".to_owned()
     }

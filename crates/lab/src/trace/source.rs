@@ -118,7 +118,7 @@ impl Source {
             return Ok(false);
         }
         if !line.ends_with(b"\n") && (read as u64) < LINE_BYTES_MAX {
-            // The last line. If the file was truncated, that is what is wrong with the line.
+            // The last line. If the file was truncated, report that and not the line.
             self.finish()?;
         }
         self.count += 1;

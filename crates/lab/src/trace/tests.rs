@@ -287,7 +287,7 @@ fn calls_on_files_are_replayed_by_time_with_offsets_and_descriptors() {
         request(0, Write, 0, 0, 4),
         request(10_000, Write, 1, 100, 50),
         request(20_000, Write, 0, 4, 6),
-        // The descriptor was closed: a file nobody saw opened.
+        // The descriptor was closed: this is a file that the trace did not open.
         request(40_000, Write, 2, 0, 9),
         request(50_000, Flush, 1, 0, 0),
         request(80_000, Read, 1, 100, 50),
@@ -323,7 +323,7 @@ fn numbers_beyond_all_disks_and_times_beyond_all_pauses_are_bad_lines() {
         "1266874889.7 0 8 8 0",
         "0.5 0 9007199254740992 9007199254740992 1",
     ] {
-        // In milliseconds a year is long enough.
+        // In milliseconds, a pause of a year is too long.
         let bad = bad.replace("1266874889.7", "31536000000.0");
         let error = read(format!("0.1 0 8 7 1\n{bad}\n")).err().unwrap().to_string();
         assert!(error.contains("line 2: expected"), "{error}");
@@ -336,7 +336,7 @@ fn a_request_longer_than_any_disk_takes_is_a_bad_line_that_is_named() {
         format!("1 0 open /data O_WRONLY 36\n1 10 write 36 {}\n1 20 write 36 4\n", 1u64 << 40);
     let error = read(&text).err().unwrap().to_string();
     assert!(error.contains("line 2: expected a read or write of at most 1 GiB"), "{error}");
-    // Offsets that no number holds are refused, not wrapped.
+    // Offsets that overflow are refused, not wrapped.
     let most = i64::MAX;
     let text = format!(
         "1 0 open /d O_WRONLY 3\n1 1 write 3 {most}\n1 2 write 3 {most}\n1 3 write 3 {most}\n"

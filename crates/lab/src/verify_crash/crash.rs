@@ -1,5 +1,5 @@
 //! `verify-crash --target DEVICE --crash COMMAND`: crashes the server of a device and checks what
-//! the device holds then.
+//! the device then holds.
 //!
 //! Not here: the load and the rounds (`crates/verify/src/crash.rs`).
 

@@ -33,7 +33,7 @@ pub(super) struct Document {
     ways: BTreeMap<&'static str, usize>,
     seed: u64,
     kept: Option<PathBuf>,
-    /// What the target answered wrongly during the recording.
+    /// The target's wrong answers during the recording.
     target: Option<String>,
     findings: Vec<FindingDocument>,
 }

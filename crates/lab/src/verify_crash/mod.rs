@@ -246,7 +246,7 @@ pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     Ok(if found { Exit::Negative } else { Exit::Ok })
 }
 
-/// Makes the recording, or opens an existing one. Also says what the target answered wrongly during
+/// Makes the recording, or opens an existing one. Also returns the target's wrong answers during
 /// it.
 fn obtain(
     arguments: &Arguments,
@@ -312,7 +312,7 @@ struct Place {
 
 impl Place {
     fn new(arguments: &Arguments) -> Result<Self> {
-        // A device that comes back finds its store beside its recording.
+        // A restarted device finds its store beside its recording.
         let given = arguments.keep.as_ref().or(arguments
             .subject
             .write_log

@@ -22,7 +22,7 @@ const VOLUME_BYTES: u64 = 8 * MIB;
 const FILE_SYSTEM_BYTES: u64 = 512 * MIB;
 const DISK_BYTES: u64 = 64 * MIB;
 
-/// The words with which this check is started.
+/// The command line that starts this check.
 pub(super) fn own_command() -> Vec<String> {
     let own = std::env::current_exe().unwrap_or_default();
     match is_small_checker(&own) {

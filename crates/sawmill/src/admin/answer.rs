@@ -1,7 +1,7 @@
-//! What a request gets: whether its sender may ask, what it asks for, and the answer.
+//! Handles one request: whether its sender may make it, what it asks for, and the answer.
 //!
-//! Invariants: through the loopback address nothing changes and no path of ours is told. A request
-//! that blocks takes a place of its lane.
+//! Invariants: a request through the loopback address changes nothing and reveals no path of ours.
+//! A request that blocks takes a place in its lane.
 //!
 //! Not here: connections (`super`), what the numbers mean (`status`).
 
@@ -149,7 +149,7 @@ async fn carry_out(
     carried.map_or_else(|refused| refused, |answer| reply("application/json", answer.to_string()))
 }
 
-/// Runs what blocks on a thread of its own, if its lane has one left.
+/// Runs blocking work on a thread of its own, if its lane has one left.
 async fn blocking<T: Send + 'static>(
     shared: &Arc<Shared>,
     lane: Lane,

@@ -1,4 +1,4 @@
-//! The metrics: tables of names, kinds and meanings, and what they say of a process.
+//! The metrics: tables of names, kinds and meanings, and their values for a process.
 //!
 //! Invariants: every sample comes from a row of a table here; names carry their unit (`_bytes`,
 //! `_seconds`) and counters end in `_total`. `docs/guide/metrics.md` lists exactly these rows; a

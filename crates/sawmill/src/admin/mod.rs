@@ -49,7 +49,7 @@ use status::ProcessStatus;
 
 /// Concurrent connections to the loopback address: any user of this machine can make them.
 const LOOPBACK_CONNECTIONS_MAX: u32 = 64;
-/// The longest wait there. A client that hangs up is not waited for any longer.
+/// The longest wait through the loopback address. It ends early if the client hangs up.
 const LOOPBACK_WAIT_MAX: Duration = Duration::from_secs(60);
 /// Concurrent connections to control sockets: doors need descriptors too.
 const CONTROL_CONNECTIONS_MAX: u32 = 128;
@@ -261,9 +261,9 @@ fn bind_control(path: &Path) -> Result<UnixListener> {
             path.display()
         )));
     }
-    // The socket gets its name when a process listens on it, and the name always has a socket: in a
-    // hand-off the previous process still has it, and no client may find the volume unserved.
-    // Otherwise the process that made the old one is gone, because we hold the journal's lock.
+    // A socket gets its name only once a process listens on it. In a hand-off the previous process
+    // still has the name, which must never lack a socket, or a client finds the volume unserved.
+    // Otherwise the process that made the old socket is gone, because we hold the journal's lock.
     let unnamed = path.with_extension("new");
     let cannot =
         |error: io::Error| Failure::io(format!("cannot listen on {}", path.display()), &error);
@@ -418,7 +418,7 @@ where
             .max_buf_size(16 << 10)
             .serve_connection(TokioIo::new(stream), service);
         let mut connection = std::pin::pin!(connection);
-        // A client that takes no answers, or has no more requests, must not keep its place.
+        // A client that reads no answers or sends no more requests must not keep its place.
         let ended = match place.side {
             Side::Own => Ok(connection.as_mut().await),
             Side::Strangers => tokio::time::timeout(LOOPBACK_TIME_MAX, connection.as_mut()).await,

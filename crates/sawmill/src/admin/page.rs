@@ -1,7 +1,7 @@
 //! The dashboard: one self-contained page. It polls `/status` and draws the result.
 //!
 //! Invariant: the page loads nothing from elsewhere and reads only fields of `status`; the tests
-//! below check both. Not here: who gets it (`answer`).
+//! below check both. Not here: which requests get it (`answer`).
 
 /// The page.
 pub(crate) const DASHBOARD: &str = include_str!("dashboard.html");
@@ -38,7 +38,7 @@ mod tests {
         let (connections, cache) = (vec![connection], Some(CacheTold::default()));
         process.link = Some(EndTold { connections, cache, ..EndTold::default() });
         let document = serde_json::to_string(&process).unwrap();
-        // The script reads the document through short names; it says itself which.
+        // The script reads the document through short names, which it declares itself.
         let script = DASHBOARD.split("<script>").nth(1).unwrap();
         let mut read = 0;
         for prefix in ["v.", "c.", "p.", "s.", "k.", "e.", "j.", "l."] {

@@ -26,8 +26,8 @@ pub(crate) struct ProcessStatus {
     pub(crate) pid: u32,
     /// Time since start.
     pub(crate) uptime_ms: u64,
-    /// Something that the request asked about is on its way to another process, and not in
-    /// `volumes`: ask again.
+    /// Something that the request asked about is being handed to another process and is missing
+    /// from `volumes`: ask again.
     #[serde(default)]
     pub(crate) handing_over: bool,
     /// The volumes it serves.
@@ -202,7 +202,7 @@ impl PositionsStatus {
     }
 }
 
-/// Defines a document with the very fields of an engine struct, and the copy into it.
+/// Defines a document with the same fields as an engine struct, and the copy into it.
 macro_rules! mirror {
     ($(#[$doc:meta])* $name:ident of $source:ty { $($field:ident),* $(,)? }) => {
         $(#[$doc])*

@@ -10,8 +10,8 @@ use super::*;
 use crate::control::protocol::{ControlRequest as Asked, Past, REQUEST_BYTES_MAX};
 use sawmill_console::exit::Exit;
 
-/// Two volumes; waiting for `stored` runs into the timeout, and without one tells that the writer
-/// is fenced.
+/// Two volumes. A wait for `stored` times out; without a timeout it reports that the writer is
+/// fenced.
 fn subject() -> Subject {
     let named = |name: &str| VolumeStatus { name: name.to_owned(), ..VolumeStatus::default() };
     Subject {
@@ -260,7 +260,7 @@ fn connections_of_others_have_a_limit_and_places_come_free() {
     assert_eq!(connect().read(&mut byte).unwrap_or(0), 0, "one too many is closed");
     assert!(control::attached(folder.path()).unwrap().is_some(), "our own come in");
     idle.pop();
-    // Its place comes free when its end is noticed.
+    // Its place becomes free when the server notices that it has closed.
     loop {
         let mut stream = connect();
         let asked = stream
@@ -291,7 +291,7 @@ fn a_wait_whose_caller_hung_up_ends() {
     let admin = Admin::start(Subject { wait, ..subject() }, vec![control, loopback]).unwrap();
     let head = b"GET /wait?safety=stored&volume=oak HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let own_head = b"GET /wait?safety=stored HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    // Far more than there are threads for; each would hold one for as long as the store is away.
+    // Far more requests than threads; each would hold a thread while the store is unreachable.
     for _ in 0..3 * Lane::OwnWait.places() {
         let mut stranger = TcpStream::connect(admin.address.unwrap()).unwrap();
         stranger.write_all(head).unwrap();

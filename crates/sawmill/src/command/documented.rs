@@ -1,8 +1,7 @@
-//! Every `sawmill` command line that a document shows must be one that this program understands.
-//! Tests only.
+//! Checks that this program understands every `sawmill` command line in the documents. Tests only.
 //!
-//! Not here: whether it does what the document says; the tour of `demo/` and the tests of `tests/`
-//! run those.
+//! Not here: whether a command does what the document says; the tour of `demo/` and the tests of
+//! `tests/` run those.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,8 +32,8 @@ fn commands(text: &str) -> Vec<(usize, Vec<String>)> {
     found
 }
 
-/// Command lines in running text, between backticks. Forms with `[`, `|` or `...` describe and are
-/// no lines.
+/// Command lines in running text, between backticks. Forms with `[`, `|` or `...` are descriptions
+/// and are skipped.
 fn mentions(text: &str) -> Vec<(usize, Vec<String>)> {
     let (mut found, mut is_block) = (Vec::new(), false);
     for (number, line) in text.lines().enumerate() {
@@ -120,7 +119,7 @@ fn every_command_line_that_a_document_shows_is_understood() {
             let Err(error) = Cli::try_parse_from(&words) else { continue };
             let is_fine = match error.kind() {
                 DisplayHelp | DisplayVersion => true,
-                // Text names a command without all that it needs, or with a word for a value.
+                // Text names a command without its required arguments, or with a word for a value.
                 MissingRequiredArgument | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
                     !is_whole
                 }

@@ -1,8 +1,8 @@
 //! The client of control sockets: finds the process that serves a volume and asks it.
 //!
 //! Invariants: if nothing listens, no process of *this machine* has the volume attached. A process
-//! that listens but does not answer is an error; it never counts as "not attached". A volume in the
-//! middle of a hand-off is waited for.
+//! that listens but does not answer is an error; it never counts as "not attached". The client
+//! waits for a volume in the middle of a hand-off.
 //!
 //! Not here: how a request travels over the socket (`http`).
 
@@ -260,7 +260,7 @@ mod tests {
         assert!(error.to_string().contains("sawmill serve disk1"), "{error}");
     }
 
-    /// Says once that the volume is on its way, as the process that hands it over does.
+    /// Answers once that the volume is being handed over, as the predecessor does.
     fn hand_over_once(listener: &UnixListener) {
         let (mut stream, _) = listener.accept().unwrap();
         let body = r#"{"version":"1","pid":7,"uptime_ms":1,"handing_over":true,
@@ -306,7 +306,7 @@ mod tests {
         });
         std::thread::scope(|scope| {
             scope.spawn(|| drop(listener.accept().unwrap()));
-            // Twice is not once: a change may have been made.
+            // The change may have been made, so the client must not send it again.
             let resize = ControlRequest::Resize { size_bytes: 4096 };
             let failure = ask_writer::<Resized>(folder.path(), &resize).unwrap_err();
             assert!(failure.to_string().contains("does not answer"), "{failure}");

@@ -9,8 +9,8 @@
 //! | `client` | the client: which process serves a volume, and what it answers |
 //! | `http` | one request over a Unix socket |
 //!
-//! Invariant: the writer's socket comes before those of readers in the order of names, because the
-//! client asks in that order. Not here: carrying a request out (`serving`).
+//! Invariant: the writer's socket sorts before those of readers by name, because the client asks in
+//! that order. Not here: carrying a request out (`serving`).
 
 mod client;
 mod http;

@@ -1,7 +1,7 @@
 //! The requests to the process that serves a volume: `POST /request` on one of the volume's control
 //! sockets, with a [`ControlRequest`] as JSON. They are not available over TCP.
 //!
-//! Invariant: a request is answered when it is done, or refused with a reason.
+//! Invariant: a request is answered once it is carried out, or refused with a reason.
 //!
 //! Not here: questions that change nothing, which are GETs (`admin`); carrying a request out
 //! (`serving`).

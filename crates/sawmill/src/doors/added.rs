@@ -1,5 +1,5 @@
 //! Doors that were added to a volume while it was served. They are noted so that they return after
-//! a crash, because users of a device or mount that a dead server left wait for them.
+//! a crash, because the users of a dead server's device or mount wait for them.
 //!
 //! The file `doors` in the volume's state folder has one [`DoorPlan`] per line. Invariants: a door
 //! is noted from the time it is open until it is removed or the server stops cleanly. A line that
@@ -38,7 +38,7 @@ impl Added {
         })
     }
 
-    /// Forgets a closed door. A door that was not noted is no error.
+    /// Forgets a closed door. A door that was not noted is not an error.
     pub(crate) fn forget(&self, plan: &DoorPlan) -> Result<()> {
         let line = plan.to_string();
         self.change(|lines| {

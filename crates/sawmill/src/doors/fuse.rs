@@ -1,7 +1,7 @@
 //! Files through FUSE, one mount for each volume, and loop devices on them.
 //!
 //! Invariant: one process at a time serves the mount of a volume, because its mount holder serves
-//! one: the claim of an opened door says who. Not here: the protocol, and the mount holder.
+//! one: the holder of the door's claim. Not here: the protocol, and the mount holder.
 
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -165,7 +165,7 @@ impl FusePlan {
 }
 
 /// Creates the folder of a mount if it does not exist. An existing folder is not touched: it may be
-/// a mount that waits for this very process.
+/// a mount that waits for this process.
 fn make_mountpoint(path: &Path) -> Result<()> {
     make_parent(path)?;
     match std::fs::DirBuilder::new().mode(0o700).create(path) {

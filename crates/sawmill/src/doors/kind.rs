@@ -1,7 +1,7 @@
-//! What a kind of door is to the rest of this crate: an entry of the table [`super::plan::KINDS`],
+//! A kind of door as the rest of this crate sees it: an entry of the table [`super::plan::KINDS`],
 //! and a type for the doors that users request, with [`Plan`].
 //!
-//! Invariant: only the file of a kind knows what is special about it. Not here: the kinds.
+//! Invariant: only the file of a kind knows its peculiarities. Not here: the kinds.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ use sawmill_console::exit::Result;
 
 /// A kind of door.
 pub(crate) struct Kind {
-    /// The words that begin the text form of a door: all before the `=`. The first is also the name
-    /// of its option.
+    /// The words that a text form may begin with, before the `=`. The first is also the name of the
+    /// option.
     pub(super) words: &'static [&'static str],
-    /// The text forms, for a user who wrote none of them.
+    /// The text forms, for the error about an invalid one.
     pub(super) forms: &'static [&'static str],
     /// Examples of the text form, for help.
     pub(super) examples: &'static [&'static str],
@@ -59,7 +59,7 @@ pub(super) trait Plan: fmt::Display + Send + Sync {
     /// Opens a new door.
     fn open(&self, opening: &Opening<'_>) -> Result<Opened>;
 
-    /// Takes over the door of another process, which has let go of it. It may be quiet still.
+    /// Takes over the door of another process, which has released it. The door may still be quiet.
     fn take_over(
         &self,
         pieces: Vec<Handed>,
@@ -90,7 +90,7 @@ pub(crate) struct Trial {
     /// The text form of a door with all its files in this folder.
     pub(crate) line: fn(&Path) -> String,
     /// Opens the device at the address of the door. The geometry is the one behind the door, for
-    /// what the door does not say.
+    /// what the door does not report.
     pub(crate) connect: fn(&str, &Geometry) -> Result<Arc<dyn BlockDevice>>,
     /// The kernel checks requests, so that invalid ones do not reach the door.
     pub(crate) kernel_checks: bool,

@@ -116,7 +116,7 @@ impl OpenDoor {
         Ok(())
     }
 
-    /// A door that is not quiet goes on.
+    /// Resumes the door if it is quiet.
     fn resume(&self) {
         if let Some(quiet) = self.quiet.lock().take() {
             quiet.resume();

@@ -7,7 +7,7 @@ use sawmill_frontend::{DoorCounts, ExportSeen};
 
 use super::*;
 
-/// Says what is asked of it. Quiet when all of its peers are asked as well, and not before.
+/// Reports each call to it. Becomes quiet only when all of its peers have been asked to as well.
 struct Fake {
     name: &'static str,
     said: Sender<String>,

@@ -1,8 +1,8 @@
 //! Device nodes through the kernel's ublk driver, one for each volume.
 //!
-//! Invariant: the device that a dead server of a volume left, whose users wait, is taken over
-//! before a new one is made. Not here: the protocol, and the devices of other volumes
-//! (`sawmill device`).
+//! Invariant: if a dead server left a device of the volume, whose users wait, that device is taken
+//! over and no new one is made. Not here: the protocol, and the devices of other volumes (`sawmill
+//! device`).
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -138,7 +138,7 @@ impl Plan for UblkPlan {
             .first()
             .ok_or_else(|| Error::new(ErrorKind::Invalid, "hand-off: a ublk device has no id"))?;
         let workers = opening.workers().unwrap_or_else(|error| {
-            // Its users wait: threads of its own are as good.
+            // The users of the device wait: threads of its own serve them equally well.
             tracing::warn!("ublk: devices do not share threads: {error}");
             None
         });
@@ -173,8 +173,8 @@ impl UblkPlan {
     }
 }
 
-/// Opens a device for a volume: the one that a dead server of it left, whose users wait, or a new
-/// one. Removes the remains of devices that are unusable.
+/// Opens a device for a volume: the one that a dead server left, whose users wait, or a new one.
+/// Removes the remains of devices that are unusable.
 fn open(
     options: UblkOptions,
     volume: &Shown,
@@ -233,7 +233,7 @@ impl Orphans {
     fn listed(&self, options: &UblkOptions) -> sawmill_device::Result<&[ublk::DeviceInfo]> {
         if self.0.get().is_none() {
             let all = ublk::devices(&options.run_folder)?;
-            // If another thread was first, its list is as good.
+            // If another thread was first, its list serves equally well.
             let _ = self.0.set(all.into_iter().filter(ublk::DeviceInfo::is_orphan).collect());
         }
         Ok(self.0.get().map_or(&[], Vec::as_slice))

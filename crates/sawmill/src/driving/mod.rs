@@ -1,9 +1,9 @@
 //! A device whose driver is another process, with its doors: the work of `sawmill run`.
 //!
 //! Invariants: doors open when the first driver has declared the device, and close before the
-//! driver learns that nothing more comes. A driver that this process started and that died is
-//! restarted, with growing waits, as long as the device exists. Not here: the protocol of hosts and
-//! drivers (`sawmill-driver`).
+//! driver is told that no more requests will come. A driver that this process started and that died
+//! is restarted, with growing waits, as long as the device exists. Not here: the protocol of hosts
+//! and drivers (`sawmill-driver`).
 
 pub(crate) mod child;
 
@@ -42,7 +42,7 @@ pub(crate) struct Plan {
     pub(crate) name: String,
     /// Its folder.
     pub(crate) folder: PathBuf,
-    /// Options that override what drivers say.
+    /// Options that override what drivers declare.
     pub(crate) given: Facts,
     pub(crate) doors: Vec<DoorPlan>,
     pub(crate) nbd_budget: Budget,
@@ -107,13 +107,13 @@ struct Driving<'a> {
     tell: &'a mut dyn FnMut(&Told<'_>) -> Result<()>,
     /// Processes that served.
     attached: BTreeSet<u32>,
-    /// Those of them that have not left according to the host.
+    /// Those of them that are still attached according to the host.
     serving: BTreeSet<u32>,
     /// Those that left uncleanly and may still run.
     lingering: BTreeSet<u32>,
     /// Those that ended before the host noticed.
     ended: BTreeMap<u32, (ExitStatus, Duration)>,
-    /// Those that finished all their work: their end means nothing.
+    /// Those that finished all their work: their exit is not a failure.
     seen_off: BTreeSet<u32>,
     is_ending: bool,
     /// The result to report instead of the host's.
@@ -277,7 +277,7 @@ impl Driving<'_> {
             // Requests in flight are answered: by the driver, or with an error when it is gone.
             doors.stop();
             if why.is_none() {
-                // The result has the outcome of the last flush too.
+                // The result includes the outcome of the last flush.
                 let _ = host.finish();
             }
             let _ = ring.send(Heard::Ended(host.wait_for_end()));
@@ -308,7 +308,7 @@ impl Driving<'_> {
     fn child_ended(&mut self, pid: u32, status: ExitStatus, lived: Duration) -> Result<()> {
         self.lingering.remove(&pid);
         if self.serving.contains(&pid) || self.host.driver() == Some(pid) {
-            // `Gone` from the host says in a moment whether this was clean.
+            // A `Gone` event from the host follows and shows whether this was clean.
             self.ended.insert(pid, (status, lived));
             return Ok(());
         }

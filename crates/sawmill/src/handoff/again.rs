@@ -111,7 +111,7 @@ impl Again {
     pub(crate) fn end(&self) {
         let mut state = self.state.lock();
         state.has_ended = true;
-        // Their stores have answered.
+        // The stores of these volumes have answered.
         while state.landing > 0 {
             self.changed.wait(&mut state);
         }
@@ -152,7 +152,7 @@ impl Again {
     fn try_one(&self, index: usize, cache: Option<&Cache>) {
         let served = &self.serving.volumes[index];
         let journal_path = served.journal_path.as_deref();
-        // What it has keeps its size.
+        // An existing journal keeps its size.
         let journal_bytes =
             journal_path.map_or(sizes::JOURNAL_BYTES, |path| self.plan.journal_size.of(path, 0));
         let local = Local { folder: &served.folder, journal_path, journal_bytes, cache };

@@ -71,8 +71,8 @@ pub(crate) struct Done {
     pub(crate) stall_ms: u64,
     /// Doors that could not be handed over, each with the reason.
     pub(crate) lost_doors: Vec<String>,
-    /// The new process did not report after it had everything. It may be dead, which is like a
-    /// killed server.
+    /// The new process had everything but did not report. It may be dead, which is like a killed
+    /// server.
     #[serde(default)]
     pub(crate) unheard: bool,
 }

@@ -191,7 +191,7 @@ impl Predecessor<'_> {
         if let Some(held) = self.serving.cache.lock().take() {
             held.cache.let_go();
         }
-        // A thread that still uses one of them, for example for a status, finishes in a moment.
+        // A thread that still uses a volume, for example for a status, finishes in a moment.
         let dropped: Vec<_> = closed.iter().map(|volume| volume.when_dropped()).collect();
         drop(closed);
         let deadline = Instant::now() + LET_GO_WITHIN;
@@ -216,14 +216,14 @@ impl Predecessor<'_> {
         // server leaves.
         let _ = say(&successor.stream, &Word::Gone);
         tracing::debug!(took = ?quiet.elapsed(), "hand-off: this process has released the doors");
-        // No time limit while it lives: the service manager must learn of it before this process
-        // exits.
+        // No time limit while it lives: the service manager must learn of the successor before this
+        // process exits.
         let heard = hear(&successor.stream, None);
         let stall_ms = milliseconds(quiet.elapsed());
         let (unheard, lost_doors) = match heard {
             Ok(Word::Serving { lost_doors }) => (false, lost_doors),
             Ok(word) => (true, vec![unexpected(&word).to_string()]),
-            // It has the volumes: this process must not touch them any more.
+            // The successor has the volumes: this process must not touch them any more.
             Err(failure) => (true, vec![format!("the new process did not report: {failure}")]),
         };
         Done { pid: successor.child.id(), version, prepared_ms, stall_ms, lost_doors, unheard }

@@ -1,7 +1,7 @@
 //! The process that takes over. See `handoff`.
 //!
 //! Invariants: before `Go` it opens volumes only for reading. It uses a door only after `Yours`,
-//! and after the predecessor has let go of it or has died. It accepts no loss that its options
+//! and after the predecessor has released it or has died. It accepts no loss that its options
 //! accept, because those were meant for the first start.
 
 use std::io;
@@ -34,7 +34,7 @@ pub(crate) const OPTION: &str = "--take-over";
 const PARCEL_BYTES_MAX: usize = 4 << 30;
 /// The most descriptors of a parcel.
 const DESCRIPTORS_MAX: usize = 1 << 16;
-/// For all volumes together, because for a while both processes need memory.
+/// The limit for all volumes together, because for a while both processes need memory.
 const PREALLOCATED_BYTES_MAX: u64 = 256 << 20;
 
 /// Replaces the process behind standard input.

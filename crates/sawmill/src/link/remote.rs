@@ -1,6 +1,6 @@
 //! An initiator that is connected to a target, and the target's first answers.
 //!
-//! Invariants: while a target does not answer, the caller learns of unauthenticated refusals, too.
+//! Invariants: while a target does not answer, the caller also learns of unauthenticated refusals.
 //! A link that cannot be opened is an error only if no other link is left.
 
 use std::sync::Arc;
@@ -116,8 +116,7 @@ impl Remote {
     }
 }
 
-/// Fails immediately on what no waiting fixes: no such host or interface, no permission for raw
-/// frames.
+/// Fails immediately on permanent errors: no such host or interface, no permission for raw frames.
 fn check(addresses: &[LinkAddress]) -> Result<()> {
     let mut first = None;
     let mut usable = 0;

@@ -1,8 +1,8 @@
-//! What a target keeps of an export for the next target: a file in the state folder.
+//! The state of an export that a target keeps for the next target: a file in the state folder.
 //!
 //! Invariants: a file that is unreadable, belongs to another device, or belongs to a volume that
-//! another process has attached since, counts as one without reservations: initiators that return
-//! are fenced, and none of their writes is executed. Not here: its bytes
+//! another process has attached since, counts as one without reservations: returning initiators are
+//! fenced, and none of their writes is executed. Not here: its bytes
 //! (`sawmill_format::export_state`), what a reservation is (`sawmill_link::target`).
 
 use std::fs;
@@ -106,7 +106,7 @@ fn identity(disks: &Path, device: &Path) -> io::Result<String> {
     Ok(own.flatten().unwrap_or_else(|| path.to_string_lossy().into_owned()))
 }
 
-/// The identity of a disk in the kernel's folder of it, if there is any.
+/// The identity of a disk in the kernel's folder for it, if there is any.
 fn disk_identity(folder: &Path) -> Option<String> {
     let read = |folder: &Path, name: &str| {
         let text = fs::read_to_string(folder.join(name)).ok()?;

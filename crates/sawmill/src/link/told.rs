@@ -105,7 +105,7 @@ pub(crate) struct CacheTold {
     pub(crate) pages: u64,
     pub(crate) written_by_user_bytes: u64,
     pub(crate) sent_bytes: u64,
-    /// Bytes that writing whole pages would have cost in addition to what was written.
+    /// Bytes that writing whole pages would have added to what was written.
     pub(crate) saved_bytes: u64,
     pub(crate) partial_writes: u64,
     pub(crate) fetched_bytes: u64,
@@ -170,7 +170,7 @@ impl LinkTold {
     }
 }
 
-/// The address of packets, nearly in the form that users type.
+/// The address of a peer, nearly in the form that users type.
 fn shown(peer: &Peer) -> String {
     match peer {
         Peer::Udp(address) => format!("udp:{address}"),

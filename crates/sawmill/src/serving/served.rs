@@ -106,8 +106,8 @@ impl Served {
         }
     }
 
-    /// Closes the volume as if the process had died: what was accepted is in its journal, and
-    /// another process can open it when the last reference to the result is dropped. New requests
+    /// Closes the volume as if the process had died: accepted writes are in its journal, and
+    /// another process can open it once the last reference to the result is dropped. New requests
     /// wait.
     pub(crate) fn close_as_it_is(
         &self,

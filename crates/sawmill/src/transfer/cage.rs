@@ -1,7 +1,7 @@
 //! Runs QEMU's programs, which read untrusted images: with an environment of two variables, without
 //! network where the kernel allows that, and with limits on memory, files and time.
 //!
-//! Not here: what they must do (`image`), and which images they never see (`inspect_image`).
+//! Not here: their tasks (`image`), and which images they never see (`inspect_image`).
 
 use std::io;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};

@@ -70,7 +70,7 @@ impl FileEnd {
     }
 }
 
-/// A block device's change time says nothing about its content.
+/// A block device's change time does not show when its content changed.
 fn state_of(file: &File, size_bytes: u64) -> io::Result<String> {
     let found = file.metadata()?;
     if !found.is_file() {

@@ -2,8 +2,8 @@
 //! an NBD export on a private socket.
 //!
 //! Invariants: an image is opened in the given format, never in the one that its content claims:
-//! the content of a raw image is up to its writer, and could claim to be an image that refers to
-//! files of this machine. QEMU sees no image before its headers were checked here
+//! the writer of a raw image controls its content, and could make it look like an image that refers
+//! to files of this machine. QEMU sees no image before its headers were checked here
 //! (`inspect_image`), and runs in a `cage`. An image is checked before it is read, because QEMU
 //! reads truncated parts as zeroes.
 
@@ -154,7 +154,7 @@ impl ImageServer {
 
     /// The reason why it does not serve.
     fn said(&mut self) -> Failure {
-        // It may still run, and has nothing more to say then.
+        // It may still be running, but it reports nothing more.
         let _ = self.child.kill();
         let mut said = String::new();
         if let Some(stderr) = &mut self.child.stderr {

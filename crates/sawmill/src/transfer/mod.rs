@@ -131,7 +131,8 @@ impl Plan<'_> {
             self.runs.extend(self.source.allocation(self.at, window)?);
         }
         let Some(run) = self.runs.front_mut() else {
-            // Not the end: a copy that stops here would be short, and called done.
+            // Not the end of the disk: a copy that stops here would be short, yet count as
+            // complete.
             let text = format!("the source says nothing of the bytes from {} on", self.at);
             return Err(Failure::new(Exit::Internal, text));
         };

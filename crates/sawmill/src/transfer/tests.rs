@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use super::*;
 use sawmill_console::exit::{Exit, Failure};
 
-/// A disk in memory that counts what is asked of it.
+/// A disk in memory that counts the requests to it.
 #[derive(Default)]
 struct Memory {
     bytes: Mutex<Vec<u8>>,

@@ -1,9 +1,9 @@
-//! Attaching, as often as it takes: attempts are refused, or killed on the way; what a successful
-//! one finds is judged.
+//! Attaching, with as many attempts as it takes: some are refused or killed; the result of a
+//! successful one is checked.
 //!
-//! Invariant judged: from the fifth attempt on nothing fails, and the only reason to refuse is an
-//! outdated journal or lost memory. Not here: who only reads (`look`), who attaches a copy of the
-//! store (`histories`) or beside a living process (`locks`).
+//! Invariant checked: from the fifth attempt on nothing fails, and the only reason to refuse is an
+//! outdated journal or lost memory. Not here: readers (`look`), attaching a copy of the store
+//! (`histories`) or beside a living process (`locks`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::store::{CallFate, SimStore};
 use crate::world::SimWorld;
 
 impl Run {
-    /// Attaches on `machine`, however often it takes.
+    /// Attaches on `machine`, with as many attempts as it takes.
     pub(crate) fn attach(&mut self, machine: usize) -> Verdict {
         self.free_lock(machine)?;
         let mut accept_loss = self.loss == Loss::Journal && self.dice.one_in(2);
@@ -59,14 +59,14 @@ impl Run {
                         // of one.
                         ErrorKind::Corrupt | ErrorKind::Invalid
                             if troubled && self.store_misleads() => {}
-                        // A disk that fails while it is made or written.
+                        // A disk that fails while it is created or written.
                         _ if troubled && self.has_disk_faults() => {}
                         _ => return Err(format!("the attach was refused: {text}")),
                     }
                 }
             }
             if attempt > 8 && accept_loss {
-                // The last resort of whoever owns it: without that journal.
+                // The owner's last resort: attach without that journal.
                 self.lose_journal(machine);
             }
             if attempt > 20 {
@@ -80,8 +80,8 @@ impl Run {
         Ok(())
     }
 
-    /// Somebody attaches on a machine that the volume was not on last, and accepts no loss:
-    /// refused, or nothing is lost. Says whether the volume is there now.
+    /// Attaches on a machine other than the last one and accepts no loss: the attach is refused, or
+    /// nothing is lost. Returns whether the volume is there now.
     pub(super) fn try_elsewhere(&mut self, machine: &mut usize) -> Result<bool, String> {
         let elsewhere = (*machine + 1) % MACHINES;
         self.free_lock(elsewhere)?;
@@ -99,7 +99,7 @@ impl Run {
                     return Err(format!("the attach elsewhere was refused: {text}"));
                 }
                 if kind == ErrorKind::Refused {
-                    // Who is refused has changed nothing.
+                    // A refused attach has changed nothing.
                     for (place, outdated) in self.machines.iter_mut().zip(outdated) {
                         place.outdated = outdated;
                     }
@@ -146,8 +146,8 @@ impl Run {
             store.end_calls(|_| CallFate::roll(&mut self.dice));
             return None;
         };
-        // Another machine's journal may be outdated by what this attempt has done, and by what of
-        // it lands later.
+        // This attempt's calls, including those that take effect later, may outdate another
+        // machine's journal.
         for (number, other) in self.machines.iter_mut().enumerate() {
             other.outdated |= number != machine;
         }
@@ -176,7 +176,7 @@ impl Run {
         })
     }
 
-    /// What a process of a machine sees of it and of the store.
+    /// The machine and the store as one of the machine's processes sees them.
     fn world_and_store(
         &mut self,
         machine: usize,
@@ -205,7 +205,7 @@ impl Run {
         (world, store)
     }
 
-    /// A read cache on a disk that may hold anything.
+    /// A read cache on a disk with arbitrary content.
     pub(super) fn cache(&self, machine: usize, world: &dyn World) -> Option<Arc<ReadCache>> {
         let cache_bytes = self.settings.cache_bytes;
         if cache_bytes == 0 {
@@ -239,7 +239,7 @@ impl Run {
         options
     }
 
-    /// An attach succeeded: what it found must be legal.
+    /// An attach succeeded: checks that the content it found is legal.
     pub(super) fn attached(&mut self, mut process: Process) -> Verdict {
         self.story.lives += 1;
         let machine = process.machine;
@@ -269,8 +269,8 @@ impl Run {
         Ok(())
     }
 
-    /// A disk that takes back what it showed costs what memory no longer holds, as a power cut
-    /// does.
+    /// A disk that drops data which reads had returned loses what memory no longer holds, as a
+    /// power cut does.
     pub(super) fn note_what_was_dropped(&mut self, machine: usize) {
         let medium = self.machines[machine].shelf.get(&journal_path());
         if medium.is_some_and(|medium| medium.has_dropped()) && self.loss == Loss::Process {
@@ -278,7 +278,7 @@ impl Run {
         }
     }
 
-    /// The size that was told, or one that was asked for and not answered.
+    /// Checks that the size is between the one last reported and the largest one requested.
     fn check_size(&mut self, process: &Process) -> Verdict {
         let found = process.stepped.volume().geometry().size_bytes;
         if found < self.size_bytes || found > self.asked_bytes {

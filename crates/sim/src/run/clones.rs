@@ -1,8 +1,8 @@
 //! Clones, and clones of clones: written, made larger, renamed, flattened and deleted in any order.
 //!
-//! Invariants: a clone holds for ever what it held first and what was written to it since, whatever
-//! becomes of its base, its ancestors and the volume they come from. Whoever works with clones has
-//! a store that is well; the volume's writers have not.
+//! Invariants: a clone always holds its first content plus the writes to it since, whatever happens
+//! to its base, its ancestors and the volume they come from. Work on clones uses a fault-free
+//! store; the volume's writers do not.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
 use crate::client::Client;
 use crate::oracle::payload;
 
-/// Attachments until neither of the newest two checkpoints lists an ancestor, and one to spare.
+/// Attachments until neither of the newest two checkpoints lists an ancestor, plus a spare one.
 const FLATTEN_ROUNDS_MAX: u32 = 4;
 const WRITE_BYTES: usize = 8 << 10;
 
 impl Run {
-    /// Somebody does something with a clone.
+    /// Does something with a clone, chosen by chance.
     pub(super) fn act_on_clones(&mut self) -> Verdict {
         match self.dice.below(7) {
             0..2 => self.make_clone(),
@@ -113,7 +113,7 @@ impl Run {
         stepped.step_engine(self.clock.now());
     }
 
-    /// Somebody attaches a clone, makes it larger at times, writes a little, and closes it.
+    /// Attaches a clone, sometimes enlarges it, writes a little, and closes it.
     fn write_to_clone(&mut self) -> Verdict {
         let Some(index) = self.any_clone() else { return Ok(()) };
         let Kept { name, image } = &self.past.clones[index];
@@ -159,7 +159,7 @@ impl Run {
         Err(format!("{name} does not grow"))
     }
 
-    /// All of a clone is written anew, and then it stands alone.
+    /// Flattens a clone, so that it needs no ancestor.
     fn flatten_clone(&mut self) -> Verdict {
         let Some(index) = self.any_clone() else { return Ok(()) };
         let Kept { name, image } = &self.past.clones[index];

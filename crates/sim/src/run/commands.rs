@@ -1,9 +1,9 @@
-//! Commands at rest: between two lives somebody attaches, orders one thing (a snapshot, a
+//! Commands at rest: between two lives a command attaches, orders one thing (a snapshot, a
 //! retention, a larger disk, a collection), waits for the answer, closes, and may die at any I/O of
-//! all that.
+//! this.
 //!
-//! Invariant judged: a command that closed without an error left everything stored. Not here: what
-//! is ordered, and what must come of it (`past`).
+//! Invariant checked: a command that closed without an error left everything stored. Not here: the
+//! orders, and their required results (`past`).
 
 use super::{Process, ROUNDS_MAX, Run, Verdict};
 use crate::death::live;
@@ -23,7 +23,7 @@ impl Run {
         let collects = self.settings.past_odds == 0 || self.edges.dice.one_in(3);
         let ordered = live(|| {
             if collects {
-                // Refused when it is being fenced: as good as never asked.
+                // A volume that is being fenced refuses this, which changes nothing.
                 let _ = process.stepped.volume().request_collection(threshold, Box::new(|_| ()));
                 return Ok(());
             }

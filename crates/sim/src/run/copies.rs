@@ -1,10 +1,9 @@
-//! A second store: a copier that works beside the process that writes, dies anywhere and is started
-//! again; whoever looks at the replica meanwhile; its promotion while the primary lives; and the
-//! way back.
+//! A second store: a copier that works beside the writing process, dies anywhere and is restarted;
+//! readers of the replica meanwhile; its promotion while the primary lives; and the fail-back.
 //!
-//! Invariants judged: the replica can always be opened and is a prefix, never a shorter one than
-//! before; a promoted one is what the replica was, whatever lands late; a copier leaves it alone;
-//! after a fail-back the first store has what the second had, and nothing of what only it had.
+//! Invariants checked: the replica can always be opened and is a prefix that never shrinks. A
+//! promoted volume stays what the replica was, whatever lands late, and no copier changes it. After
+//! a fail-back the first store has the second's content alone.
 
 use std::sync::Arc;
 
@@ -61,8 +60,8 @@ impl Run {
         Aide { life, world, first, second }
     }
 
-    /// A copier does a round beside the process that writes, and may die in it. Then somebody
-    /// looks.
+    /// A copier does a round beside the writing process, and may die in it. Then the replica is
+    /// checked.
     pub(super) fn copy(&mut self) -> Verdict {
         let aide = self.aide(true);
         if self.dice.one_in(2) {
@@ -100,7 +99,7 @@ impl Run {
         Ok(())
     }
 
-    /// The process that writes takes a step while the copier copies.
+    /// The writing process takes a step while the copier copies.
     fn step_beside(&mut self) -> Verdict {
         let Some(mut process) = self.process.take() else { return Ok(()) };
         let mut heard = Ok(());
@@ -124,7 +123,7 @@ impl Run {
         }
     }
 
-    /// The replica, if it has its name yet, is a prefix with all that it had before.
+    /// Checks that the replica, once it has its name, is a prefix with all that it had before.
     fn look_at_second(&mut self) -> Verdict {
         if !self.second.objects().keys().any(|key| key.starts_with("names/")) {
             return Ok(());
@@ -139,7 +138,7 @@ impl Run {
         if self.dice.one_in(4) { self.refuse_writer() } else { Ok(()) }
     }
 
-    /// Nobody writes to a replica.
+    /// Checks that a replica refuses writers.
     fn refuse_writer(&mut self) -> Verdict {
         let aide = self.aide(false);
         let options = self.options(0, true);
@@ -175,8 +174,8 @@ impl Run {
         Err("who reads the replica gets no answer".into())
     }
 
-    /// The replica is promoted while the primary lives, by promoters that may die; late calls land;
-    /// a copier finds it so. What it is stays what the replica was.
+    /// The replica is promoted while the primary lives, by promoters that may die; late calls take
+    /// effect; a copier meets it. Its content stays that of the replica.
     pub(super) fn promote_second(&mut self) -> Verdict {
         self.look_at_second()?;
         if !self.second.objects().keys().any(|key| key.starts_with("names/")) {
@@ -185,7 +184,7 @@ impl Run {
         for attempt in 0..3 {
             let is_last = attempt == 2;
             let aide = self.aide(!is_last);
-            // A replica's checkpoints skip numbers: who promotes goes by the list (decision 0015).
+            // A replica's checkpoints skip numbers: promotions rely on the list (decision 0015).
             aide.second.trouble(StoreFaults { lag_odds: 0, ..self.faults_of(!is_last) });
             if !is_last {
                 aide.life.dies_after(1 + self.dice.below(40));
@@ -218,7 +217,7 @@ impl Run {
         self.attach_at_second(before)
     }
 
-    /// The promoted volume is attached, holds the same, is written to, and is closed.
+    /// Attaches the promoted volume, checks that it holds the same, writes to it, and closes it.
     fn attach_at_second(&mut self, mut image: Vec<u8>) -> Verdict {
         let aide = self.aide(false);
         let store = Arc::new(aide.second);
@@ -260,13 +259,13 @@ impl Run {
     }
 
     /// The first store becomes a replica of the promoted volume, by copiers that may die, and is
-    /// promoted in its turn.
+    /// then promoted.
     pub(super) fn fail_back(&mut self) -> Verdict {
         let Some(image) = self.promoted.take() else { return Ok(()) };
-        // A fail-back puts back what the old primary had deleted, under the same names. So its
-        // writers have to be known dead, with nothing they sent still under way, before the last
-        // copier ends (the guide says so): their late puts may come at any time, their late deletes
-        // only until then.
+        // A fail-back puts objects that the old primary had deleted, under the same names. So its
+        // writers must be known dead, with no call in flight, before the last copier ends (as the
+        // guide says): their late puts may take effect at any time, their late deletes only until
+        // then.
         let deletes = self.bucket.late_deletes();
         for attempt in 0..4 {
             let is_last = attempt == 3;

@@ -1,7 +1,7 @@
-//! When edges are met: beside a process that lives, and between two lives.
+//! When edges occur: beside a living process, and between two lives.
 //!
-//! Not here: which ones ([`crate::edges`]), and what happens there (their own files beside this
-//! one).
+//! Not here: which edges a seed has ([`crate::edges`]), and what they do (their own files beside
+//! this one).
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use sawmill_testkit::Dice;
 const STEP_ODDS: u64 = 40;
 const PURPOSE: u64 = 0xed9e_5000_0000_0002;
 
-/// What edges need of a run.
+/// The state of a run's edges.
 pub(super) struct Met {
     pub(super) dice: Dice,
     pub(super) place: PathBuf,
@@ -22,7 +22,7 @@ pub(super) struct Met {
 }
 
 impl Met {
-    /// By dice that depend on the run's, and leave them as they are.
+    /// With dice that depend on the run's dice and do not change them.
     pub(super) fn new(dice: &Dice, place: &Path) -> Result<Self, String> {
         Ok(Met {
             dice: dice.clone().split(PURPOSE),
@@ -38,7 +38,7 @@ impl Run {
         is_there && self.edges.dice.one_in(odds)
     }
 
-    /// Beside the attached process.
+    /// Meets edges beside the attached process.
     pub(super) fn meet_edges(&mut self) -> Verdict {
         let met = self.settings.edges;
         if self.meets(met.locks, STEP_ODDS) {
@@ -59,7 +59,7 @@ impl Run {
         Ok(())
     }
 
-    /// Nobody has the volume attached, except perhaps somebody who is to be replaced.
+    /// Meets edges between lives: only a process that will be replaced may be attached.
     pub(super) fn meet_edges_between(&mut self, machine: usize) -> Verdict {
         let met = self.settings.edges;
         if self.process.is_some() {
@@ -84,7 +84,7 @@ impl Run {
         Ok(())
     }
 
-    /// The last word on them.
+    /// The final checks of the edges.
     pub(super) fn end_edges(&mut self) -> Verdict {
         if self.settings.edges.histories {
             self.end_copy()?;

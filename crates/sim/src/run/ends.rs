@@ -1,8 +1,8 @@
-//! How lives end: in peace, by death, by a power cut, by the loss of a journal, by a takeover.
+//! How lives end: by a clean close, a death, a power cut, the loss of a journal, or a takeover.
 //!
-//! Invariant: until an attach succeeds, `loss` only grows (process, power, journal): it is what
-//! that attach may have lost. Not here: hand-offs (`handoff`), a store that is put back
-//! (`histories`), memory that is another's (`foreign`).
+//! Invariant: until an attach succeeds, `loss` only grows (process, power, journal): it is the loss
+//! that this attach may show. Not here: hand-offs (`handoff`), a restored store (`histories`),
+//! foreign memory (`foreign`).
 
 use sawmill_volume::Health;
 
@@ -17,11 +17,11 @@ impl Run {
         let died = self.process.as_ref().is_none_or(|process| process.life.is_dead());
         if !died && self.dice.one_in(self.settings.close_odds) {
             let closed = self.close_in_peace()?;
-            // What was not closed is in the journal of this machine.
+            // Without a clean close, the newest writes are in this machine's journal.
             return Ok(if closed { self.dice.below(MACHINES as u64) as usize } else { machine });
         }
         if !died && self.dice.one_in(self.settings.takeover_odds) {
-            // It goes on, and learns of it when it meets the fence.
+            // The old process continues, and learns of the takeover when it meets the fence.
             self.story.takeovers += 1;
             self.loss = Loss::Journal;
             self.say("takeover", || "another machine takes over".into());
@@ -93,15 +93,15 @@ impl Run {
             self.loss = Loss::Power;
         }
         if has_lied {
-            // What the journal was told to be flushed may be gone: found out or not, no more is
+            // Flushed data of the journal may be lost: whether detected or not, no more is
             // promised.
             self.machines[machine].outdated = true;
             self.loss = Loss::Journal;
         }
     }
 
-    /// Memory goes or is damaged, and the machine goes on: nobody may attach without saying that
-    /// this is known.
+    /// Memory is lost or damaged, and the machine keeps running: an attach must be refused unless
+    /// it accepts that.
     pub(super) fn lose_memory_alone(&mut self, machine: usize) {
         let manner = self.dice.below(3);
         self.trace.note("memory lost", [manner, 0], || {
@@ -115,8 +115,8 @@ impl Run {
         }
     }
 
-    /// A byte or sector of a local disk of the attached machine changes by itself. That may cost
-    /// what only the journal held, as its loss would; never what is stored, and never may it show
+    /// A byte or sector of a local disk of the attached machine changes by itself. This may lose
+    /// what only the journal held, as its loss would, but never stored data, and it must never show
     /// wrong bytes.
     pub(super) fn rot(&mut self) {
         let Some(process) = &self.process else { return };
@@ -149,7 +149,7 @@ impl Run {
         self.loss = Loss::Journal;
     }
 
-    /// An attach on the first machine that dies at I/O `again`; false when it did not come that
+    /// Attaches on the first machine and dies at I/O `again`; returns false if it did not get that
     /// far.
     pub(crate) fn attach_dying(&mut self, again: u64) -> Result<bool, String> {
         self.dies_next = again;
@@ -161,7 +161,7 @@ impl Run {
         }
     }
 
-    /// The attached process dies; `fate` decides over its calls at the store.
+    /// The attached process dies; `fate` decides about its calls to the store.
     pub(crate) fn end_process(&mut self, fate: impl FnMut(usize) -> CallFate) {
         if let Some(process) = self.process.take() {
             process.life.die();
@@ -195,7 +195,7 @@ impl Run {
         }
     }
 
-    /// Attaches if nobody has, closes, and attaches once more: all of it legal.
+    /// Attaches if no process has, closes, and attaches once more; everything must be legal.
     pub(crate) fn finish(&mut self) -> Verdict {
         if self.process.is_none() {
             self.attach(0)?;
@@ -205,8 +205,8 @@ impl Run {
         self.close_in_peace().map(drop)
     }
 
-    /// Trouble ends, everything is stored, the volume is closed; false when its disks do not let
-    /// it.
+    /// Faults end, everything is stored, the volume is closed; returns false if its disks prevent
+    /// that.
     pub(super) fn close_in_peace(&mut self) -> Result<bool, String> {
         let Some(mut process) = self.process.take() else { return Ok(true) };
         self.say("close", || "the volume is closed".into());
@@ -232,7 +232,7 @@ impl Run {
         let Process { stepped, store, life, client, machine, .. } = process;
         let closed = stepped.finish_close();
         if closed.is_ok() && client.waiting() > 0 {
-            // What waited for room or for the store was answered by the close.
+            // The close answered every request that waited for room or for the store.
             self.say("unanswered", || {
                 format!("  {} requests were answered by the close", client.waiting())
             });

@@ -1,6 +1,6 @@
-//! A machine's memory is there and is another's: an older image of it from another attachment,
-//! another volume's, or that of a copy of the store. It is as good as gone: nobody may attach
-//! without accepting that loss.
+//! A machine's memory exists but is foreign: an older image from another attachment, another
+//! volume's memory, or that of a copy of the store. It counts as lost: an attach must be refused
+//! unless it accepts that loss.
 //!
 //! Not here: memory that is gone or damaged (`ends`).
 
@@ -17,7 +17,7 @@ use crate::disk::DiskFaults;
 use crate::store::{SimBucket, SimStore, StoreFaults};
 use crate::world::{Shelf, SimWorld};
 
-/// Files of memory, as they were in some life.
+/// Memory files as they were in an earlier life.
 pub(super) struct Image {
     machine: usize,
     life: u64,
@@ -31,7 +31,7 @@ fn files_in(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Another file of that name, so that what somebody has mapped stays whole.
+/// Creates a new file with that name, so that existing mappings of the old one stay intact.
 fn put_file(path: &Path, bytes: &[u8]) -> Verdict {
     let _ = std::fs::remove_file(path);
     let written = std::fs::write(path, bytes)
@@ -40,7 +40,7 @@ fn put_file(path: &Path, bytes: &[u8]) -> Verdict {
 }
 
 impl Run {
-    /// Somebody copies the memory of the attached process.
+    /// Copies the memory of the attached process.
     pub(super) fn keep_memory(&mut self) {
         let Some(process) = &self.process else { return };
         if self.edges.memory.is_some() {
@@ -53,7 +53,7 @@ impl Run {
         self.edges.memory = Some(Image { machine, life: self.story.lives, files });
     }
 
-    /// The process has died; when the next one comes, its memory is another's.
+    /// The process has died: gives the next one foreign memory.
     pub(super) fn exchange_memory(&mut self, machine: usize) -> Verdict {
         let files = files_in(&self.machines[machine].staging);
         let manner = self.edges.dice.below(3);
@@ -62,7 +62,7 @@ impl Run {
         let exchanged = match manner {
             0 if self.edges.memory.as_ref().is_some_and(has_life_passed) => {
                 let Some(image) = self.edges.memory.take() else { return Ok(()) };
-                // A file of a journal that is no more is nobody's.
+                // A memory file whose journal no longer exists belongs to no process.
                 let kept = image.files.iter().filter(|(path, _)| files.contains(path));
                 kept.map(|(path, bytes)| put_file(path, bytes).map(|()| 1))
                     .sum::<Result<usize, _>>()?
@@ -90,7 +90,7 @@ impl Run {
         let life = Arc::new(Life::default());
         let dice = &mut self.edges.dice;
         let (clock, trace) = (self.clock.clone(), self.trace.clone());
-        // In the same boot: nothing but the volume tells the two apart.
+        // In the same boot: only the volume distinguishes the two.
         let shelf = Shelf::default().booted(self.machines[machine].shelf.boots());
         let world =
             SimWorld::new(clock, shelf, life.clone(), trace, DiskFaults::default(), dice.split(3));
@@ -123,7 +123,7 @@ impl Run {
     }
 }
 
-/// The first file of a folder in the place of all of these; says how many.
+/// Replaces all of these files by the first file of a folder; returns how many.
 fn put_first(folder: &Path, files: &[PathBuf]) -> Result<usize, String> {
     let Some(first) = files_in(folder).into_iter().next() else { return Ok(0) };
     let bytes = std::fs::read(&first).map_err(|error| error.to_string())?;

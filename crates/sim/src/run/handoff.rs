@@ -1,9 +1,9 @@
 //! A process hands over to the next one, as `sawmill handoff` does: its doors are quiet, everything
-//! accepted is logged, and it lets go as if it had died. The successor attaches on the same
-//! machine; when that one dies, the predecessor takes back.
+//! accepted is logged, and it releases the volume as if it had died. The successor attaches on the
+//! same machine; if it dies, the predecessor resumes.
 //!
-//! Invariant judged: what was answered before is there, also when memory or power goes while nobody
-//! has the volume.
+//! Invariant checked: everything answered before survives, even if memory or power is lost while no
+//! process has the volume.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ impl Run {
         let is_whole =
             !process.life.is_dead() && process.replaced_at.is_none() && process.ordered.is_none();
         if is_whole {
-            // Deaths beside a hand-off are those of every life.
+            // Cancels a planned death: ordinary lives already cover those.
             process.life.lives_on();
         }
         let is_quiet = is_whole && self.is_quiet(&mut process)?;
@@ -56,13 +56,13 @@ impl Run {
             _ => {}
         }
         if self.edges.dice.one_in(2) {
-            // The successor dies in its attach, and the predecessor takes back.
+            // The successor dies in its attach, and the predecessor resumes.
             self.dies_next = 1 + self.edges.dice.below(30);
         }
         self.attach(machine)
     }
 
-    /// The doors take nothing, and everything that was asked is answered.
+    /// The doors accept nothing, and every request is answered.
     fn is_quiet(&mut self, process: &mut super::Process) -> Result<bool, String> {
         let _ = process.stepped.volume().geometry();
         for _ in 0..ROUNDS_MAX / 10 {

@@ -2,10 +2,10 @@
 //! and state folder, and the copy is attached on the same machine with the same read cache; or the
 //! store is restored from a backup, while journal, state folder and cache are newer.
 //!
-//! Invariants judged: original and copy each show their own history. A restored store is attached
-//! without a question only when nothing is lost by it. When the user accepts the loss, the volume
-//! holds what the backup held, or that plus what the journal still holds after it. Nothing else of
-//! what was lost comes back. Not here: snapshots and clones of such worlds (there are none).
+//! Invariants checked: original and copy each show their own history. A restored store is attached
+//! without the user's consent only if nothing is lost. If the user accepts the loss, the volume
+//! holds what the backup held, or that plus what the journal still holds after it. No other lost
+//! data comes back. Not here: snapshots and clones of such worlds (there are none).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,30 +24,30 @@ use crate::oracle::{Loss, Oracle};
 use crate::store::{CallFate, SimBucket, SimStore, StoreFaults};
 use crate::world::SimWorld;
 
-/// The store as it was once.
+/// An earlier state of the store.
 struct Backup {
     objects: BTreeMap<String, Bytes>,
     oracle: Oracle,
 }
 
-/// A copy of the store that goes its own way.
+/// A copy of the store with a history of its own.
 struct Copy {
     bucket: Arc<SimBucket>,
     machine: usize,
-    /// What it holds, from its first attachment on.
+    /// Its content, from its first attachment on.
     oracle: Option<Oracle>,
-    /// What the original's judge demands of that one.
+    /// The operations that the original's oracle demands of the first attachment.
     least: usize,
-    /// It has a journal: nobody accepts a loss.
+    /// It has a journal, so no loss is accepted.
     has_journal: bool,
     loss: Loss,
-    /// Starts of the machine when it was last attached.
+    /// Boots of the machine when it was last attached.
     boots: u64,
 }
 
 /// See the head of this file.
 pub(super) struct Histories {
-    /// Where the memory of the copy's processes is.
+    /// The memory folder of the copy's processes.
     pub(super) folder: PathBuf,
     backup: Option<Backup>,
     copy: Option<Copy>,
@@ -76,7 +76,7 @@ impl Histories {
 }
 
 impl Run {
-    /// Somebody backs the store up while it is written.
+    /// Backs up the store while it is written.
     pub(super) fn back_up(&mut self) {
         if self.edges.histories.backup.is_none() {
             self.say("backup", || "  somebody backs the store up".into());
@@ -85,17 +85,17 @@ impl Run {
         }
     }
 
-    /// Whether this machine has the newest journal and all that goes with it.
+    /// Whether this machine has the newest journal and all of its memory.
     fn is_whole(&self, machine: usize) -> bool {
         let place = &self.machines[machine];
         !place.outdated && !place.has_lost_memory && self.loss != Loss::Journal
     }
 
-    /// The store is put back to the backup; everything else is as it was left.
+    /// Restores the store from the backup; everything else stays as it was left.
     pub(super) fn restore(&mut self, machine: usize) -> Verdict {
         self.note_what_was_dropped(machine);
-        // What a flush meant was in the store alone, or the disk lied of it: the journal knows no
-        // better.
+        // Flushed data was in the store alone, or the disk lied about it, so the journal cannot
+        // detect its loss.
         let knows_less = self.loss == Loss::Power && self.settings.mode != FlushMode::Logged;
         if !self.is_whole(machine) || knows_less || self.settings.disk.lie_odds > 0 {
             return Ok(());
@@ -108,7 +108,7 @@ impl Run {
         self.say("restore", || "the store is put back".into());
         self.bucket.put_back(backup.objects);
         match self.try_attach(machine, false, false) {
-            // The journal has all that the store has not.
+            // The journal has everything that the store lacks.
             Some(Ok(process)) => {
                 self.attached(process).map_err(|text| format!("a store put back: {text}"))?;
                 self.oracle.is_put_back(backup.oracle.bound(Loss::Journal));
@@ -127,11 +127,11 @@ impl Run {
     }
 
     fn accept_the_backup(&mut self, machine: usize, oracle: Oracle) -> Verdict {
-        // Who closed with everything stored removed the memory; a failed disk may not say so.
+        // A close with everything stored removed the memory, which a failed disk may not record.
         self.machines[machine].accepts_memory_loss = true;
         match self.try_attach(machine, true, false) {
             Some(Ok(mut process)) => {
-                // Where only the memory was missed, the journal may still lead on from the backup.
+                // If only the memory was missing, the journal may still continue from the backup.
                 let (least, found) = (oracle.bound(Loss::Journal), self.read_all(&mut process)?);
                 match oracle.check_view(least, &found) {
                     Ok(_) => self.oracle = oracle,
@@ -150,13 +150,13 @@ impl Run {
         }
     }
 
-    /// Between two lives of the original somebody attaches the copy, which is made first.
+    /// Between two lives of the original, attaches the copy, which is made first.
     pub(super) fn live_in_a_copy(&mut self, machine: usize) -> Verdict {
         if self.edges.histories.copy.is_none() {
             let copy = self.make_copy(machine);
             self.edges.histories.copy = Some(copy);
         }
-        // Most bytes of a history are read from the store by the life after the one that wrote
+        // Most bytes of a history are read from the store only in the life after the one that wrote
         // them.
         for _ in 0..1 + self.edges.dice.below(2) {
             self.live_on_in_a_copy(false)?;
@@ -164,7 +164,7 @@ impl Run {
         Ok(())
     }
 
-    /// One more life of the copy; it is closed in peace if that is asked for.
+    /// One more life of the copy, with a clean close if requested.
     pub(super) fn live_on_in_a_copy(&mut self, is_closed: bool) -> Verdict {
         let Some(mut copy) = self.edges.histories.copy.take() else { return Ok(()) };
         let lived =
@@ -181,7 +181,7 @@ impl Run {
         self.edges.histories.copy = Some(copy);
     }
 
-    /// The copy's last life, closed in peace.
+    /// The copy's last life, with a clean close.
     pub(super) fn end_copy(&mut self) -> Verdict {
         self.live_on_in_a_copy(true)
     }
@@ -205,15 +205,15 @@ impl Run {
                 let copied = self.edges.histories.folder.join(file.file_name());
                 let _ = std::fs::copy(file.path(), copied);
             }
-            // Else the copy takes the original's memory, and the original is told so.
+            // Otherwise the copy takes the original's memory, a loss that the original accepts.
             place.has_lost_memory |= !with_memory;
         }
         let boots = place.shelf.boots();
         Copy { bucket, machine, oracle: None, least, has_journal, loss: Loss::Process, boots }
     }
 
-    /// One attachment of the copy: what it finds is judged, it is written and read, it dies or is
-    /// closed.
+    /// One attachment of the copy: its content is checked, it is written and read, and it dies or
+    /// is closed.
     fn live_once(&mut self, copy: &mut Copy, is_last: bool) -> Verdict {
         self.story.lives_of_copies += 1;
         for _ in 0..self.edges.dice.below(3) {

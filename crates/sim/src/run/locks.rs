@@ -1,5 +1,5 @@
-//! Two processes on one machine: whoever comes second is refused, by whatever path, and changes
-//! nothing; when the first has died, the machine is free.
+//! Two processes on one machine: the second one is refused, by any path, and changes nothing; when
+//! the first has died, the machine is free.
 //!
 //! Not here: the locks themselves (`crate::locks`); a writer that is taken over from another
 //! machine (`ends`).
@@ -17,8 +17,8 @@ use crate::store::{SimStore, StoreFaults};
 use crate::world::SimWorld;
 
 impl Run {
-    /// A process that was replaced, and lives on, has the lock of its machine: it is stopped before
-    /// another one starts there.
+    /// A replaced process that still lives holds the lock of its machine: stops it before another
+    /// one starts there.
     pub(super) fn free_lock(&mut self, machine: usize) -> Verdict {
         let is_there =
             |zombie: &super::Process| zombie.machine == machine && !zombie.life.is_dead();
@@ -29,7 +29,7 @@ impl Run {
         Ok(())
     }
 
-    /// Somebody starts a second process on the machine of the first.
+    /// Starts a second process on the machine of the first.
     pub(super) fn attach_beside(&mut self) -> Verdict {
         let Some(process) = &self.process else { return Ok(()) };
         if process.life.is_dead() || process.replaced_at.is_some() {

@@ -1,5 +1,5 @@
-//! Somebody else opens the volume for reading only, and reads it some time later: it is a prefix
-//! with all that was stored when it was opened. And the check of all that is kept.
+//! Another process opens the volume read-only and reads it some time later: the content is a prefix
+//! with everything that was stored at the open. Also the check of everything that is kept.
 //!
 //! Not here: looks at a replica (`copies`), at snapshots and moments (`past`).
 
@@ -16,7 +16,7 @@ use crate::oracle::Loss;
 use crate::store::{SimStore, StoreFaults};
 use crate::world::{Shelf, SimWorld};
 
-/// An open look at the store.
+/// An open reader of the store.
 pub(super) struct Reader {
     stepped: Stepped,
     store: Arc<SimStore>,
@@ -25,7 +25,7 @@ pub(super) struct Reader {
 }
 
 impl Run {
-    /// Somebody checks the volume and its clones: nothing was damaged in the store, so all is well.
+    /// Checks the volume and its clones, of which nothing was damaged in the store.
     pub(super) fn check_all(&mut self) -> Verdict {
         let (_, store) = self.somebody();
         let clones = self.past.clones.iter().map(|kept| kept.name.as_str());
@@ -41,7 +41,7 @@ impl Run {
         Ok(())
     }
 
-    /// Opens a look, or ends the open one.
+    /// Opens a reader, or reads with the open one and closes it.
     pub(super) fn look(&mut self) -> Verdict {
         match self.reader.take() {
             Some(reader) => self.end_look(reader),
@@ -84,7 +84,7 @@ impl Run {
         client.read_whole(reader.stepped.volume());
         for _ in 0..ROUNDS_MAX {
             if let Some(found) = client.whole_answer() {
-                // It may have grown since: of what lies beyond, who reads knows nothing.
+                // The volume may have grown since; the reader does not see the new part.
                 let count = self.oracle.check_view(reader.least, &found?)?;
                 self.say("seen", || format!("who reads sees {count} operations"));
                 return Ok(());

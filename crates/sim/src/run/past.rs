@@ -1,10 +1,10 @@
-//! What people order about the past of a volume: snapshots, retention and rollbacks; and what each
-//! cut must hold, byte for byte. Larger disks too, as those are ordered alike.
+//! Orders about the past of a volume: snapshots, retention and rollbacks; and what each cut must
+//! hold, byte for byte. Also larger disks, which are ordered in the same way.
 //!
-//! Invariants: a snapshot that was told done holds for ever what it held first; every moment since
-//! retention was told done can be read, and is a prefix with all that was stored by then and
-//! nothing asked for later; whatever becomes of the volume, its journal and its writers. Whoever
-//! reads a cut has a store that is well; the volume's writers have not.
+//! Invariants: a snapshot that was reported done always holds its first content; every moment since
+//! retention was reported done can be read, and is a prefix with everything stored by then and
+//! nothing submitted later. Both hold whatever happens to the volume, its journal and its writers.
+//! Readers of a cut use a fault-free store; the volume's writers do not.
 //!
 //! Not here: clones (`clones`); what a rollback does to the volume's own history (an operation of
 //! the oracle).
@@ -24,22 +24,22 @@ use crate::oracle::{Effect, Loss};
 use crate::store::{SimStore, StoreFaults};
 use crate::world::{Shelf, SimWorld};
 
-/// Clones and snapshots that are there at once.
+/// Clones and snapshots that exist at the same time.
 pub(super) const KEPT_MAX: usize = 6;
-/// Retention windows: longer than any world lasts, and one that moments leave.
+/// Retention windows: one longer than any world lasts, and one short enough for moments to expire.
 const LONG_S: u64 = 1 << 20;
 const SHORT_S: u64 = 20;
 
-/// A snapshot or a clone, and what is in it.
+/// A snapshot or a clone, and its content.
 pub(super) struct Kept {
     pub(super) name: String,
     pub(super) image: Arc<[u8]>,
 }
 
-/// A cut, and what it holds.
+/// A cut and its content.
 pub(super) type Then = (Cut, Arc<[u8]>);
 
-/// A moment that can be gone back to, and how many operations it may hold.
+/// A moment that a rollback can reach, and how many operations it may hold.
 struct Moment {
     unix_ms: u64,
     least: usize,
@@ -52,7 +52,7 @@ pub(super) struct Past {
     snapshots: Vec<Kept>,
     pub(super) clones: Vec<Kept>,
     number: u64,
-    /// Retention was told done, and nobody ordered another one.
+    /// The retention that was reported done and not changed by a later order.
     retention_s: u64,
     moments: Vec<Moment>,
     /// A wall clock was wrong: a time noted from now on may mean more than one moment.
@@ -60,7 +60,7 @@ pub(super) struct Past {
 }
 
 impl Past {
-    /// The volume's history was cut to so many operations.
+    /// The volume's history was cut to `count` operations.
     pub(super) fn cut_to(&mut self, count: usize) {
         for moment in &mut self.moments {
             moment.most = moment.most.min(count);
@@ -69,21 +69,21 @@ impl Past {
 }
 
 enum What {
-    /// A snapshot of this name, with at least so many operations in it.
+    /// A snapshot with this name, with at least this number of operations.
     Create(String, usize),
     Delete,
     Retain(u64),
-    /// The disk is to have so many bytes.
+    /// A larger disk, with this number of bytes.
     Grow(u64),
-    /// The operation of the oracle.
+    /// The rollback's operation in the oracle.
     RollBack(usize),
 }
 
-/// An order under way.
+/// An order in flight.
 pub(super) struct Ordered {
     what: What,
     answer: Receiver<Result<()>>,
-    /// It was given to a writer that others had replaced.
+    /// It was given to a writer that had been replaced.
     stray: bool,
 }
 
@@ -94,7 +94,7 @@ impl Ordered {
 }
 
 impl Run {
-    /// Somebody does something.
+    /// Gives an order about the past, or reads it.
     pub(super) fn act_on_the_past(&mut self, process: &mut Process) -> Verdict {
         let free = process.ordered.is_none() && !process.closing;
         let is_first = free && process.replaced_at.is_none();
@@ -144,7 +144,7 @@ impl Run {
     fn order_retention(&mut self, process: &mut Process) {
         let retention_s = *self.dice.pick(&[LONG_S, LONG_S, SHORT_S, SHORT_S, 1, 0]);
         self.say("retention", || format!("  retention of {retention_s} s is ordered"));
-        // From the order on it may be so, and for good.
+        // From the order on, the new retention may apply for good.
         self.past.retention_s = 0;
         self.past.moments.clear();
         if let Ok(answer) = process.stepped.volume().begin_set_retention(retention_s) {
@@ -169,7 +169,7 @@ impl Run {
         }
     }
 
-    /// A machine's wall clock jumps: no moment grows older by it.
+    /// A machine's wall clock jumps, which must not age any moment.
     pub(super) fn jump(&mut self) {
         const HOUR_MS: u64 = 3600 * 1000;
         self.past.clocks_lied = true;
@@ -179,7 +179,7 @@ impl Run {
         self.machines[number].ahead_ms.store(ahead_ms, Ordering::Relaxed);
     }
 
-    /// Somebody looks at the clock, to go back to this moment some day.
+    /// Notes the time, as a moment to read later.
     fn note_moment(&mut self) {
         if self.past.retention_s == 0
             || self.past.clocks_lied
@@ -187,7 +187,7 @@ impl Run {
         {
             return;
         }
-        // Whatever comes next comes in another millisecond.
+        // The next event happens in another millisecond.
         self.clock.pass(2_000);
         let (world, _) = self.somebody();
         let (least, most) = (self.oracle.bound(Loss::Journal), self.oracle.len());
@@ -196,7 +196,7 @@ impl Run {
         self.past.moments.push(Moment { unix_ms, least, most });
     }
 
-    /// Reads the volume as it was at some moment.
+    /// Reads the volume as it was at one of the noted moments.
     pub(super) fn read_moment(&mut self) -> std::result::Result<Option<Then>, String> {
         let (world, _) = self.somebody();
         let start_ms = world.unix_ms().saturating_sub(self.past.retention_s * 1000);
@@ -218,7 +218,7 @@ impl Run {
         Ok(Some((cut, found.into())))
     }
 
-    /// A cut that can be gone back to.
+    /// A cut that a rollback can reach.
     fn any_cut(&mut self) -> std::result::Result<Option<Then>, String> {
         if self.past.snapshots.is_empty() || self.dice.one_in(3) {
             return self.read_moment();
@@ -228,7 +228,7 @@ impl Run {
         Ok(Some((Cut::Snapshot(name.clone()), image.clone())))
     }
 
-    /// The client has nothing under way, so that its order of operations is clear.
+    /// The client has no request in flight, so that the order of its operations is known.
     fn order_rollback(&mut self, process: &mut Process) -> Verdict {
         if process.client.waiting() > 0 {
             return Ok(());
@@ -246,7 +246,7 @@ impl Run {
                 process.ordered = Some(Ordered { what, answer, stray: false });
                 Ok(())
             }
-            // Others have replaced it, and it does not know; or its store is ill.
+            // The writer has been replaced without noticing, or its store fails.
             Err(error)
                 if error.kind() != ErrorKind::NotFound
                     || self.settings.store != StoreFaults::default() =>
@@ -258,7 +258,7 @@ impl Run {
         }
     }
 
-    /// What was answered to orders.
+    /// Receives the answers to orders.
     pub(super) fn hear_of_the_past(&mut self, beside: bool) -> Verdict {
         let slot = if beside { &mut self.zombie } else { &mut self.process };
         let Some(mut process) = slot.take() else { return Ok(()) };
@@ -281,7 +281,7 @@ impl Run {
                 if let (What::RollBack(operation), ErrorKind::NotFound) =
                     (&ordered.what, error.kind())
                 {
-                    // Nothing was changed, and nothing else was asked for meanwhile.
+                    // Nothing was changed, and no other request was submitted meanwhile.
                     self.oracle.take_back(*operation);
                 }
                 let excused = process.replaced_at.is_some()
@@ -326,7 +326,7 @@ impl Run {
         Ok(())
     }
 
-    /// A process of somebody whose store is well and who has no journal yet.
+    /// A process with a fault-free store and without a journal.
     pub(super) fn somebody(&mut self) -> (Arc<SimWorld>, Arc<SimStore>) {
         let life = Arc::new(Life::default());
         let (disk, store) = (DiskFaults::default(), StoreFaults::default());
@@ -374,7 +374,7 @@ impl Run {
         }
     }
 
-    /// One of all, chosen by chance: a snapshot or a clone, with its name and cut.
+    /// A snapshot or a clone, chosen by chance, with its name and cut.
     pub(super) fn any_kept(
         &mut self,
         clones_alone: bool,
@@ -400,7 +400,7 @@ impl Run {
         self.judge(&name, cut, &image)
     }
 
-    /// The last word: everything that was kept is what it was.
+    /// The final check: everything that was kept has its first content.
     pub(super) fn judge_the_past(&mut self) -> Verdict {
         let snapshots = std::mem::take(&mut self.past.snapshots);
         for Kept { name, image } in snapshots {

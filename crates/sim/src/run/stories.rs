@@ -1,8 +1,8 @@
-//! Bugs that were found, and what seeds meet too seldom, each told as a story of its own: a seed's
-//! meaning changes with the world, a story's does not.
+//! Bugs that were found, and events that seeds meet too seldom, each as a script of its own: a
+//! seed's meaning changes with the world, a story's does not.
 //!
-//! Invariant: each fails on the engine with the bug in it; for most, a deliberate bug of `make
-//! mutants` shows that. Not here: chance. What dice decide in a story, a loop goes through.
+//! Invariant: each story fails on an engine with the bug; for most, a deliberate bug of `make
+//! mutants` shows that. Not here: chance. Where dice decide in a story, a loop tries all of them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -58,12 +58,12 @@ stories!(
     a_store_and_its_copy_share_a_read_cache_and_no_frame_of_it,
 );
 
-/// A world without trouble, where nobody has attached yet.
+/// A world without faults, where no process has attached yet.
 fn calm(place: &Path, change: impl FnOnce(&mut Settings)) -> Result<Run, String> {
     calm_by(1, place, change)
 }
 
-/// The same by other dice.
+/// The same with other dice.
 fn calm_by(dice: u64, place: &Path, change: impl FnOnce(&mut Settings)) -> Result<Run, String> {
     let mut settings =
         Settings { journal_bytes: 4 * journal_bytes_min(SEGMENT_BYTES_MIN), ..Settings::calm() };
@@ -85,9 +85,8 @@ fn demand(holds: bool, what: &str) -> Verdict {
     if holds { Ok(()) } else { Err(what.to_owned()) }
 }
 
-/// Seed 3910, when reads of the journal began to fail: the batch was dropped, nothing seemed
-/// pending, and the close put a checkpoint that said "clean"; the next attach passed over the
-/// journal.
+/// Seed 3910, when reads of the journal could first fail: the batch was dropped, nothing seemed
+/// pending, and the close put a checkpoint marked as clean; the next attach skipped the journal.
 fn a_batch_that_cannot_be_read_back_is_not_passed_over_by_a_close(place: &Path) -> Verdict {
     let mut run = calm(place, |settings| settings.disk.read_odds = 1)?;
     run.attach(0)?;
@@ -104,9 +103,9 @@ fn a_batch_that_cannot_be_read_back_is_not_passed_over_by_a_close(place: &Path) 
     demand(run.oracle.len() == written, "something accepted is gone")
 }
 
-/// Seed 2104, when failed syncs began to take back what they should have saved: an attach found the
-/// intent of one that had died before its sync, put that one's fence, and lost power: then the
-/// fence was a stranger's, and the volume was refused although nothing was lost.
+/// Seed 2104, when failed syncs could first drop the data that they covered: an attach found the
+/// intent of one that had died before its sync, put that one's fence, and lost power. Then the
+/// fence looked foreign, and the volume was refused although nothing was lost.
 fn two_deaths_in_attaches_and_a_power_cut_leave_a_volume_that_opens(place: &Path) -> Verdict {
     for first in 1.. {
         let mut first_died = false;
@@ -131,8 +130,8 @@ fn two_deaths_in_attaches_and_a_power_cut_leave_a_volume_that_opens(place: &Path
     Ok(())
 }
 
-/// Seed 19218: what one machine had flushed and not stored was overtaken, without a word, by
-/// another whose old journal had been closed cleanly.
+/// Seed 19218: one machine's flushed but unstored writes were silently overtaken by another machine
+/// whose old journal had been closed cleanly.
 fn an_old_clean_journal_is_no_leave_to_overtake_a_newer_one(place: &Path) -> Verdict {
     let mut run = calm(place, |_| ())?;
     run.attach(0)?;
@@ -151,11 +150,11 @@ fn an_old_clean_journal_is_no_leave_to_overtake_a_newer_one(place: &Path) -> Ver
     demand(run.oracle.len() == 2, "the machine that has the journal does not go on")
 }
 
-/// Seed 42573: an attach whose sync failed took what the dead process had written, and nobody had
-/// synced, for synced the next time: after a power cut it was gone, although it had been found and
-/// gone on from.
+/// Seed 42573: after an attach whose sync failed, the next attach took the dead process's unsynced
+/// writes for synced. A power cut lost them, although an attach had found them and continued from
+/// them.
 fn a_sync_that_fails_in_an_attach_is_remembered_by_the_next(place: &Path) -> Verdict {
-    // Either kind of failed sync, by the dice.
+    // The dice choose the kind of failed sync.
     for dice in 1..=8 {
         let mut run = calm_by(dice, place, |_| ())?;
         run.attach(0)?;
@@ -177,9 +176,9 @@ fn a_sync_that_fails_in_an_attach_is_remembered_by_the_next(place: &Path) -> Ver
     Ok(())
 }
 
-/// Seed 6439468: an attach that had died left a doubt about what it had synced, and the next wrote
-/// everything anew from the superblock's mark on, over records that a client had been told were
-/// flushed. The power went in that write.
+/// Seed 6439468: an attach died and left open what it had synced. The next one rewrote everything
+/// from the superblock's mark on, over records that had been reported as flushed. The power was cut
+/// during that write.
 fn what_was_flushed_is_not_written_anew_by_dying_attaches(place: &Path) -> Verdict {
     for first in 1.. {
         let mut first_died = false;
@@ -219,14 +218,14 @@ fn what_was_flushed_is_not_written_anew_by_dying_attaches(place: &Path) -> Verdi
     Ok(())
 }
 
-/// Seeds 6319735 and 7001695: memory alone was lost, and with it the word that a sync had failed:
-/// what could still be read was taken for flushed, and the next power cut took it away.
+/// Seeds 6319735 and 7001695: memory alone was lost, and with it the note that a sync had failed.
+/// Data that could still be read counted as flushed, and the next power cut lost it.
 fn a_failed_sync_is_doubted_when_memory_is_lost(place: &Path) -> Verdict {
     let mut kept = 0;
     for dice in 1..=16 {
         let mut run = calm_by(dice, place, |_| ())?;
         run.attach(0)?;
-        // The disk fails once the attach is over: it was opened without faults.
+        // The disk fails only after the attach, during which it had no faults.
         run.end_process(|_| CallFate::Never);
         run.settings.disk.sync_odds = 4;
         let Some(Ok(mut process)) = run.try_attach(0, false, true) else { continue };
@@ -255,7 +254,7 @@ fn a_failed_sync_is_doubted_when_memory_is_lost(place: &Path) -> Verdict {
 
 /// Seeds 1868, 18031 and 19337. A sync left its mark in the middle of a record, and a power cut
 /// tore that record. The next attach continued before it and wrote a pad; the next power cut tore
-/// the pad. The attach after that found the old mark in the record behind, and took the torn pad
+/// the pad. The attach after that found the old mark in the following record, and took the torn pad
 /// for damage below the mark.
 fn what_a_dying_attach_wrote_over_a_torn_record_is_no_damage(place: &Path) -> Verdict {
     for dice in 1..=16 {
@@ -263,9 +262,8 @@ fn what_a_dying_attach_wrote_over_a_torn_record_is_no_damage(place: &Path) -> Ve
             let mut run = calm_by(dice, place, |_| ())?;
             run.attach(0)?;
             let mut process = run.process.take().ok_or("nobody has attached")?;
-            // What is asked behind a flush is written and synced with it, as far as one write goes:
-            // 16384 bytes. There the mark is, in a record whose header, at 2498, straddles two
-            // sectors.
+            // Requests behind a flush are written and synced with it, up to one write of 16384
+            // bytes. The mark is there, in a record whose header, at 2498, straddles two sectors.
             for (operation, range) in [
                 (Operation::Write, (0, 100)),
                 (Operation::Flush, (0, 0)),
@@ -275,7 +273,7 @@ fn what_a_dying_attach_wrote_over_a_torn_record_is_no_damage(place: &Path) -> Ve
                 run.ask_for(&mut process, operation, range, false);
             }
             while process.stepped.step_journal() {}
-            // The next record tells of the mark.
+            // The next record contains the mark.
             run.ask_for(&mut process, Operation::Write, (40_000, 9000), false);
             while process.stepped.step_journal() {}
             run.hear(&mut process)?;
@@ -294,14 +292,13 @@ fn what_a_dying_attach_wrote_over_a_torn_record_is_no_damage(place: &Path) -> Ve
     Ok(())
 }
 
-/// Seed 17343: the last chunk of a completely full staging ring was read as zeroes, so what was
-/// accepted came back as damage.
+/// Seed 17343: the last chunk of a completely full staging ring was read as zeroes, so accepted
+/// writes came back as damage.
 fn a_full_staging_ring_is_read_to_its_last_byte(place: &Path) -> Verdict {
     let mut run = calm(place, |_| ())?;
     run.attach(0)?;
     let mut process = run.process.take().ok_or("nobody has attached")?;
-    // Records until there is no room, at places where blocks do not begin; nothing goes to the
-    // disk.
+    // Records until there is no room, at unaligned places; nothing goes to the disk.
     let (staging_bytes, slot_bytes) = (run.settings.staging_bytes, 5000);
     for start in (0..staging_bytes).step_by(slot_bytes as usize) {
         let slot_bytes = slot_bytes.min(staging_bytes - start);
@@ -320,8 +317,8 @@ fn a_full_staging_ring_is_read_to_its_last_byte(place: &Path) -> Verdict {
     run.attach(0)
 }
 
-/// The failing disk of the black-box tests: it dropped its cache after a failed sync, and what was
-/// accepted had been given up in memory once it was written.
+/// The failing disk of the black-box tests: it dropped its cache after a failed sync, and memory
+/// had released accepted writes once they were written.
 fn what_a_disk_drops_after_a_failed_sync_is_still_in_memory(place: &Path) -> Verdict {
     let mut failed = 0;
     for dice in 1..=64 {
@@ -348,8 +345,8 @@ fn what_a_disk_drops_after_a_failed_sync_is_still_in_memory(place: &Path) -> Ver
     demand(failed > 5, "hardly a sync failed")
 }
 
-/// Told for the deletes (decision 0006): whatever the newest checkpoint alone found dead is still
-/// needed by the one before it, from which all of it is rolled forward.
+/// About deletes (decision 0006): segments that only the newest checkpoint found dead are still
+/// needed by the one before it, from which the volume rolls forward.
 fn a_checkpoint_that_rots_is_passed_over_for_the_one_before(place: &Path) -> Verdict {
     for writes in 20..32 {
         let mut run = calm(place, |settings| settings.checkpoint_bytes = 40 << 10)?;
@@ -369,8 +366,8 @@ fn a_checkpoint_that_rots_is_passed_over_for_the_one_before(place: &Path) -> Ver
 }
 
 /// Seed 1131571: a journal whose superblock could not be read was set aside, because the volume was
-/// clean; but the fence of the attach that had died on it was still on its way, and when it came it
-/// was nobody's.
+/// clean. But the fence of the attach that had died on it was still in flight, and when it took
+/// effect no journal knew it.
 fn a_journal_that_cannot_be_read_now_is_not_set_aside(place: &Path) -> Verdict {
     let mut unread = 0;
     for dies_at in 1.. {
@@ -394,8 +391,8 @@ fn a_journal_that_cannot_be_read_now_is_not_set_aside(place: &Path) -> Verdict {
     Ok(())
 }
 
-/// Seed 220687: the root of a dead process came late and was in the way of its successor's; the
-/// answer to what it was came garbled, and the volume failed.
+/// Seed 220687: the root of a dead process took effect late and blocked its successor's; the read
+/// of that root was garbled, and the volume failed.
 fn a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense(place: &Path) -> Verdict {
     for dice in 1..=12 {
         for calls in 1..=14 {
@@ -409,7 +406,7 @@ fn a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense(place: &Path) -> 
                     process.store.happen(0);
                 }
             }
-            // What it sends next is on its way when it dies.
+            // Its next calls are in flight when it dies.
             run.round(&mut process, false);
             run.process = Some(process);
             run.end_process(|_| CallFate::Late);
@@ -434,8 +431,8 @@ fn a_root_in_the_way_is_looked_at_again_when_it_makes_no_sense(place: &Path) -> 
     Ok(())
 }
 
-/// Seed 30000085: the store was put back to a state of the same attachment; the journal marked more
-/// as stored, and nobody could attach, also who accepted the loss.
+/// Seed 30000085: the store was restored to a state of the same attachment; the journal had marked
+/// more as stored, and every attach failed, even with the loss accepted.
 fn a_store_put_back_under_one_attachment_is_attached_with_the_loss_accepted(
     place: &Path,
 ) -> Verdict {
@@ -457,8 +454,8 @@ fn a_store_put_back_under_one_attachment_is_attached_with_the_loss_accepted(
     demand(run.story.restores == 1 && run.oracle.len() < before, "the store was not put back")
 }
 
-/// The review's first finding: a store was copied, and both were served beside one read cache. Each
-/// wrote the same sequence in the same epoch, and read the other's frames.
+/// The review's first finding: a store was copied, and both were served with one read cache. Each
+/// wrote the same sequence number in the same epoch, and read the other's frames.
 fn a_store_and_its_copy_share_a_read_cache_and_no_frame_of_it(place: &Path) -> Verdict {
     for dice in 1..=8 {
         let mut run = calm_by(dice, place, |settings| {

@@ -1,4 +1,4 @@
-# What the scripts of this topic begin with: the example server of ublk. It is no test itself.
+# The common beginning of this topic's scripts: the example server of ublk. It is not a test.
 #
 # shellcheck shell=bash
 . "$VM_TESTS/scene.sh"
@@ -37,7 +37,7 @@ stop_server() {
     wait "$SERVER_PID" || fail "the server ended with $?"
 }
 
-# crash_server: with no chance to do anything.
+# crash_server: by kill -9, without a chance to clean up.
 crash_server() {
     kill -9 "$SERVER_PID"
     wait "$SERVER_PID" 2>/dev/null || true

@@ -93,7 +93,7 @@ impl Shape {
     }
 }
 
-/// What serving the volume takes on this machine by default.
+/// The disk space that serving the volume takes on this machine by default.
 fn said_of_serving(context: &Context, record: &VolumeRecord) -> Option<String> {
     let (state, cache) = (context.places.state_folder().ok()?, context.places.cache_path().ok()?);
     let least = limits::journal_bytes_min(record.segment_bytes);

@@ -102,8 +102,8 @@ struct Document {
     cache: Option<CacheStatus>,
     /// Everything that the serving process reports about the volume.
     live: Option<VolumeStatus>,
-    /// What this machine remembers of the volume, here or in other stores, and what does not fit it
-    /// now.
+    /// What this machine remembers of the volume, here or in other stores, and what contradicts
+    /// that now.
     remarks: Vec<String>,
     elsewhere: Vec<Elsewhere>,
 }

@@ -1,7 +1,7 @@
 //! `sawmill list`: the volumes of a store.
 //!
-//! Invariant: a volume that cannot be read, or a process that does not answer, costs its own row
-//! only. Not here: the details of one volume (`info`).
+//! Invariant: a volume that cannot be read, or a process that does not answer, affects only its own
+//! row. Not here: the details of one volume (`info`).
 
 use std::path::Path;
 

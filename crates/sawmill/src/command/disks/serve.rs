@@ -34,7 +34,7 @@ use crate::serving::{Served, Serving};
 use crate::wiring;
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// Time for a disk to take what memory holds.
+/// Time to write what memory holds to the disk.
 const LOG_WITHIN: Duration = Duration::from_secs(60);
 
 /// Interval of attempts to reopen volumes that stayed closed after a hand-off was rolled back.
@@ -43,7 +43,7 @@ const AGAIN_EVERY: Duration = Duration::from_millis(500);
 /// Interval of health checks.
 const HEALTH_EVERY: Duration = Duration::from_secs(1);
 
-/// Interval at which a process that is told to end says what it waits for.
+/// Interval at which a process that was told to end reports what it waits for.
 pub(in crate::command) const REMIND_EVERY: Duration = Duration::from_secs(5);
 
 /// Serve volumes through front doors until SIGTERM.
@@ -174,7 +174,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         "stopping: finishing requests and storing everything; a second signal stops immediately"
     );
     let outcome = close(context.json, &serving, &tell, &hear);
-    // Kept until now: `info` and `wait` are answered while everything is being stored.
+    // Kept until now, so that `info` and `wait` get answers while everything is being stored.
     drop(admin);
     outcome
 }

@@ -1,6 +1,6 @@
 //! `sawmill door`: changes the doors of a volume while it is served.
 //!
-//! Not here: opening and closing a door (`doors`), how an added one returns after a crash
+//! Not here: opening and closing a door (`doors`), how an added door returns after a crash
 //! (`doors::added`), the doors that a server opens at its start (`serve`).
 
 use std::path::PathBuf;

@@ -452,9 +452,9 @@ impl Attachment {
             Ok(Heard::Closed(flushed)) => flushed,
             Ok(Heard::Signal) | Err(_) => {
                 tracing::warn!("exiting immediately; unflushed writes are lost");
-                // Requests that wait for the target fail now. Otherwise the kernel would not let
-                // the process exit while it holds a request of it, even one of a thread that
-                // flushes a device of ours.
+                // Requests that wait for the target fail now. Otherwise the process cannot exit
+                // while the kernel holds one of its requests, even one of a thread that flushes a
+                // device of ours.
                 self.remote.initiator().close();
                 self.doors.stop_now();
                 let _ = hear.recv_timeout(CLOSED_WITHIN);

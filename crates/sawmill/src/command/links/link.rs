@@ -1,6 +1,6 @@
 //! `sawmill link`: keys, discovery, exports and link status.
 //!
-//! Invariant: discovery proves nothing. A name that answered is an answer, not a trusted target.
+//! Invariant: discovery proves nothing: an answer does not make its sender a trusted target.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -97,8 +97,8 @@ fn parse_asked(text: &str) -> Result<AskedAt, String> {
     Ok(AskedAt { to, interface: place.interface })
 }
 
-/// Broadcasts on each interface. Without a default route no interface would be chosen, and with one
-/// the others would not be asked.
+/// Broadcasts on each interface. The kernel alone would choose the default route's interface, or
+/// none without a default route.
 fn everybody() -> Vec<AskedAt> {
     const UP_AND_BROADCAST: u32 = 0x1 | 0x2;
     let to = SocketAddr::from(([255; 4], sawmill_link::carrier::address::DEFAULT_PORT));

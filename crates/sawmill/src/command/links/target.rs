@@ -117,7 +117,7 @@ fn parse_slot(text: &str) -> Result<u32, String> {
     fits.then_some(bytes).ok_or_else(|| format!("'{text}' is not whole pages from 4K to 4M"))
 }
 
-/// What `--json` prints, one object per line; volumes tell of their end as with `serve`.
+/// What `--json` prints, one object per line; volumes report their end as with `serve`.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Event<'a> {
@@ -149,7 +149,7 @@ struct ExportOf {
 
 /// Which machines may attach.
 enum Trust {
-    /// Every machine that has the key, or that reaches the network.
+    /// Every machine that has the key or, without a key, that reaches the network.
     All(Security),
     Machines(Vec<Machine>),
 }
@@ -175,7 +175,7 @@ struct Opened {
     device: Arc<dyn BlockDevice>,
     /// Answered writes survive this process, as long as the machine runs.
     outlives_process: bool,
-    /// State that survives the process, for a device that is writable and survives it.
+    /// State that survives the process, for a writable device that also survives it.
     state: Option<StateFile>,
     _lock: Option<FileLock>,
 }

@@ -12,8 +12,8 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::{self, Progress};
 use sawmill_console::units::human_size;
 
-/// Checkpoints after which no segment of an ancestor is listed any more: one finds it dead, one
-/// allows its removal, and two are without it.
+/// Checkpoints until no segment of an ancestor is listed any more: one finds the segment dead, one
+/// allows its removal, and two no longer list it.
 const ROUNDS_MAX: u32 = 5;
 
 /// Copy the data that a clone shares with its ancestors into segments of its own, so that it no

@@ -1,8 +1,8 @@
 //! `sawmill import`: copies a file, disk image, block device or NBD export into a volume. Also does
 //! the work of `copy`, whose source is a volume.
 //!
-//! Invariant: an import resumes only if nobody has attached the volume for writing since, and if
-//! the source shows that it has not changed. A source that cannot show that is compared in full.
+//! Invariant: an import resumes only if the volume has not been attached for writing since, and if
+//! the source can show that it has not changed. A source that cannot show this is compared in full.
 //!
 //! Not here: copying (`transfer`), reading the source (`transfer::ends`, `transfer::image`).
 
@@ -244,7 +244,7 @@ pub(in crate::command) fn fill(context: &Context, filling: &Filling<'_>) -> Resu
     file.keep(start.from)?;
     let attached =
         filling.attach.open(&context.places, address, &record, filling.create.no_fencing)?;
-    // To attach began a new epoch. A later run resumes only if the store still has this one.
+    // Attaching began a new epoch. A later run resumes only if the store still has this one.
     file.known.epoch = attached.volume.status().epoch;
     file.keep(start.from)?;
     let size_bytes = attached.volume.status().size_bytes;

@@ -1,4 +1,4 @@
-//! `sawmill promote`: makes a replica a volume of its own, or drills that.
+//! `sawmill promote`: makes a replica a volume of its own, or rehearses that (a drill).
 //!
 //! Invariant: a promotion never contacts the source; only a drill reads it. Not here: what a
 //! promotion writes, and why no fence is needed (`sawmill_volume::replicate`).
@@ -95,7 +95,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         false => replicate::promote(&world, &*store, &address.name)?,
         true => replicate::promote_as_it_is(&world, &*store, &address.name)?,
     };
-    // Its history is new: what this machine remembers from before says nothing about it.
+    // Its history is new: what this machine remembers does not apply to it.
     let volume_id = promotion.record.volume_id.to_string();
     seen::forget(&context.places.volume_folder(&volume_id, &address.store_url)?)?;
     tell(context, &document(&address.name, &promotion, false))

@@ -108,7 +108,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let replica = VolumeAt::new(&*destination, &to.name);
     let mut copier = Copier::begin(&world, VolumeAt::new(&*source, &from.name), replica, &options)?;
     if arguments.fail_back {
-        // The destination gets the source's history; its own newest state says nothing about that.
+        // The destination gets the source's history: what was noted of its own is obsolete.
         let volume_id = sawmill_volume::find(&*source, &from.name)?.volume_id.to_string();
         seen::forget(&context.places.volume_folder(&volume_id, &to.store_url)?)?;
     }
@@ -349,7 +349,7 @@ mod tests {
             now += bucket.wait(500, now);
         }
         let took = (now - start).as_secs_f64();
-        // Ten thousand bytes, of which a second's worth was there and the last are on credit.
+        // Ten thousand bytes: a second's worth was available, and the last ones are on credit.
         assert!((8.4..=9.1).contains(&took), "{took}");
         assert_eq!(Bucket::new(0).wait(u64::MAX, now), Duration::ZERO);
     }

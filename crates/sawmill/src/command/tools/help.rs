@@ -4,7 +4,7 @@
 //! network.
 //!
 //! Invariant: the help of a command wins over a topic of the same name, which `help topic NAME`
-//! shows. Not here: the texts about options, which stand at the options of each command.
+//! shows. Not here: the texts about options, which are in each command's own file.
 
 use clap::Args;
 

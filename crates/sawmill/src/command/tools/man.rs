@@ -1,5 +1,5 @@
-//! `sawmill man`: the manual pages, generated from the same definitions as `--help`.
-//! Not here: the texts, which stand at the commands and their options; the guide (`help`).
+//! `sawmill man`: the manual pages, generated from the same definitions as `--help`. Not here: the
+//! texts, which are defined with the commands and their options; the guide (`help`).
 
 use std::path::PathBuf;
 

@@ -124,7 +124,7 @@ fn layers_of_the_other_formats_are_refused() {
 #[test]
 fn a_layer_is_looked_at_in_the_format_in_which_qemu_opens_it() {
     let folder = folder();
-    // The name ends the list of extensions. Who reads on finds another format far behind it.
+    // The name ends the list of extensions. A reader that goes on finds another format behind it.
     let name: &[u8] = b"./ab    ";
     let outer: [(usize, &[u8]); 4] =
         [(15, &[120]), (19, &[8]), (104, b"\xe2\x79\x2a\xca\0\0\0\x05qcow2\0\0\0"), (120, name)];

@@ -1,5 +1,5 @@
-//! Bugs of the batch layer of drivers, and of who applies its chunks: `sawmill-driver` has the
-//! tests that catch them. Not here: the bugs of the engine (`list`).
+//! Bugs of the batch layer of drivers, and of the code that applies its chunks. The tests of
+//! `sawmill-driver` catch them. Not here: the bugs of the engine (`list`).
 
 use super::list::{Mutant, mutant};
 

@@ -1,5 +1,5 @@
-//! Bugs at the edges of the world, where journal, memory, caches and names outlive what they belong
-//! to: seeds with edges catch them. Not here: the other bugs of the engine (`list`).
+//! Bugs at the edges of the world, where journal, memory, caches and names outlive their owners.
+//! Seeds with edges catch them. Not here: the other bugs of the engine (`list`).
 
 use super::list::{Mutant, mutant};
 

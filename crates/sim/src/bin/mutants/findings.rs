@@ -1,6 +1,5 @@
-//! Bugs at the edges that no simulated world shows: what a store, a peer, a page, an image or
-//! another user of the machine may do to us. Each has its test. Not here: those that seeds catch
-//! (`edges`).
+//! Bugs that no simulated world shows: harm from a store, a peer, a page, an image or another user
+//! of the machine. Each has its test. Not here: bugs that seeds catch (`edges`).
 
 use super::list::{Mutant, Test};
 
@@ -36,7 +35,7 @@ const fn caught_by(
 
 /// All of them.
 pub(crate) const MUTANTS: &[Mutant] = &[
-    // What `check` says.
+    // The findings of `check`.
     caught_by(
         &engine("cuts::a_check_of_a_disk_never_written_needs_no_cut_that_was_given_up"),
         "moments of a disk never written lead through rollbacks",
@@ -256,7 +255,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "row(\"damaged memory\",          [YES, YES, NO,  NO,  YES], Verdict::Refuse)",
         "row(\"damaged memory\",          [YES, YES, NO,  NO,  YES], Verdict::Stop)",
     ),
-    // A writer that was shut out.
+    // A writer that was fenced.
     caught_by(
         &engine("watch::no_flush_is_answered_on_old_news"),
         "a flush is answered on old news",
@@ -278,7 +277,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "stored < end && marks.front()",
         "stored > end && marks.front()",
     ),
-    // What a store may say and do.
+    // Legal answers and actions of a store.
     caught_by(
         &lib(
             "sawmill-store",
@@ -327,7 +326,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "url.scheme() == \"http\" && !is_here",
         "url.scheme() == \"http\" && is_here",
     ),
-    // Strangers.
+    // Unauthenticated senders.
     caught_by(
         &program(
             "sawmill-frontend",
@@ -375,7 +374,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if silent.len() >= SILENT_MAX",
         "if silent.len() == usize::MAX",
     ),
-    // Seeds met it when their worlds were others.
+    // Seeds caught it before their worlds changed.
     caught_by(
         &engine("memory_of_a_clean_end_is_not_missed_after_an_attach_that_died"),
         "who closed in peace leaves memory to be missed",
@@ -397,7 +396,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "        then.map.mark_all_dirty();\n",
         "",
     ),
-    // An attach that repeats its checkpoint (decision 0039) meets the number: only who reads is
+    // An attach that repeats its checkpoint (decision 0039) notices the number: only readers are
     // misled.
     caught_by(
         &engine("a_list_that_hides_the_newest_checkpoints_is_seen_through"),

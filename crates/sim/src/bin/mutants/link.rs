@@ -1,4 +1,4 @@
-//! Bugs of the link: `sawmill-link` has the simulation that catches them. Not here: the bugs of the
+//! Bugs of the link, which the simulation of `sawmill-link` catches. Not here: the bugs of the
 //! engine (`list`), of drivers (`driver`).
 
 use super::list::{Mutant, mutant};

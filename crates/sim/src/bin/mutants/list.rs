@@ -9,9 +9,9 @@ pub(crate) struct Mutant {
     pub(crate) name: &'static str,
     /// The file it is in, below `crates/`.
     pub(crate) file: &'static str,
-    /// The text it replaces, which is there once.
+    /// The text it replaces, which occurs once.
     pub(crate) from: &'static str,
-    /// What it puts there.
+    /// The replacement.
     pub(crate) to: &'static str,
     /// The test that catches it; `None`: the simulation, or the tests of its package.
     pub(crate) test: Option<&'static Test>,
@@ -20,9 +20,9 @@ pub(crate) struct Mutant {
 /// A test, as cargo finds it.
 pub(crate) struct Test {
     pub(crate) package: &'static str,
-    /// `--lib`, or which program of tests.
+    /// `--lib`, or the test program.
     pub(crate) program: &'static [&'static str],
-    /// What its name begins with or contains.
+    /// The beginning or a part of its name.
     pub(crate) name: &'static str,
 }
 

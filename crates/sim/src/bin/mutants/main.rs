@@ -1,9 +1,9 @@
-//! Mutation proof: each deliberate bug is put into a copy of the engine, and the simulation must
+//! Mutation testing: each deliberate bug is put into a copy of the engine, and the simulation must
 //! catch it.
 //!
 //!     cargo run --release -p sawmill-sim --bin mutants [NAME...]
 //!
-//! NAME is part of a bug's name, or the beginning of its file's (`driver/`: all of the batch
+//! NAME is part of a bug's name, or the beginning of its file's path (`driver/`: all of the batch
 //! layer). Prints one line per bug: caught by which story or seed, or by the small worlds, or NOT
 //! CAUGHT. Exit code 0 only when all are caught. Bugs of the batch layer of drivers are caught by
 //! the tests of hazards in `sawmill-driver`, those of the link by the simulation in `sawmill-link`,
@@ -27,7 +27,7 @@ mod list;
 
 use list::{Mutant, Test};
 
-/// What is tried in turn: most bugs do not survive the first.
+/// The trials in order: the first one catches most bugs.
 const TRIALS: &[(&str, &[&str])] = &[
     ("stories", &["--stories"]),
     ("seeds", &["--seeds", "4000", "--stop-at", "1"]),
@@ -38,17 +38,17 @@ const TRIALS: &[(&str, &[&str])] = &[
 
 /// Bugs that the tests of another package catch.
 struct Elsewhere {
-    /// What their files begin with.
+    /// The beginning of their files' paths.
     folder: &'static str,
     package: &'static str,
-    /// Its tests: files, and which of theirs, in turn.
+    /// Its tests in order: files, and the tests in them.
     tests: &'static [(&'static str, &'static str)],
     /// Seeds to try.
     seeds: &'static str,
 }
 
 const ELSEWHERE: &[Elsewhere] = &[
-    // First the one thread that a seed repeats, then the many.
+    // First the single-threaded test that a seed reproduces, then the multi-threaded ones.
     Elsewhere {
         folder: "driver/",
         package: "sawmill-driver",
@@ -69,7 +69,7 @@ const ELSEWHERE: &[Elsewhere] = &[
     },
 ];
 
-/// Each bug changes one file, and most are caught within seconds: building is what takes time.
+/// Each bug changes one file, and most are caught within seconds: building takes most of the time.
 const BUILT_OFTEN: [(&str, &str); 4] = [
     ("CARGO_INCREMENTAL", "1"),
     ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "256"),
@@ -77,7 +77,7 @@ const BUILT_OFTEN: [(&str, &str); 4] = [
     ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1"),
 ];
 
-/// What `timeout` ends with.
+/// The exit code of `timeout` when the time is up.
 const TIMED_OUT: i32 = 124;
 
 fn main() -> ExitCode {
@@ -113,7 +113,7 @@ fn all_mutants() -> impl Iterator<Item = &'static Mutant> {
 }
 
 fn root() -> PathBuf {
-    // Cargo says where, when it runs us.
+    // Cargo sets this when it runs this program.
     let here = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     here.unwrap_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR"))).join("../..")
 }
@@ -168,7 +168,7 @@ fn cargo_test(
     seeds: &str,
     arguments: &[&str],
 ) -> Result<std::process::Output, String> {
-    // A bug may leave somebody waiting for ever; the tests take seconds.
+    // A bug may make a test wait for ever; without it, the tests take seconds.
     let mut cargo = Command::new("timeout");
     cargo.args([limit_s, "cargo", "test", "--quiet", "-p", package]).args(arguments);
     cargo
@@ -226,13 +226,13 @@ fn judge_tests(there: &Elsewhere, tree: &Path, target: &Path) -> Result<Option<S
     Ok(None)
 }
 
-/// Copies what the simulation is built from; unchanged files keep their times, so that little is
-/// built anew.
+/// Copies the sources of the simulation; unchanged files keep their times, so that little is
+/// rebuilt.
 fn copy_tree(tree: &Path) -> io::Result<()> {
     for name in ["Cargo.toml", "Cargo.lock", "README.md"] {
         copy_changed(&root().join(name), &tree.join(name))?;
     }
-    // Every member of the workspace, or cargo builds none, and the pages that the binary contains.
+    // Every member of the workspace, which cargo requires, and the pages in the binary.
     ["crates", "tests", "sdk/c", "docs"]
         .iter()
         .try_for_each(|name| copy_folder(&root().join(name), &tree.join(name)))

@@ -1,8 +1,7 @@
 //! What only drivers do: they are killed, replaced and ended, with requests in flight.
 //!
 //! Every request must succeed, whether the old driver or the new one answers it. Written data must
-//! be there too, unless the driver keeps its bytes in its own memory; the first kill finds that
-//! out.
+//! also survive, unless the driver keeps its bytes in its own memory; the first kill shows which.
 //!
 //! Invariant: loads end by themselves when the device has failed. Not here: how a driver is killed
 //! (`stage`).
@@ -80,8 +79,8 @@ impl Life {
             let changed = changed.and_then(|()| load.goes_on(stage));
             load.is_over.store(true, SeqCst);
             if let Err(why) = &changed {
-                // Everything that waits for an answer gets an error now; what it then reports is
-                // not the cause.
+                // Every waiting request gets an error now; what the load then reports is not the
+                // cause.
                 load.note(Err(why.clone()));
                 stage.fail(why);
             }
