@@ -149,6 +149,15 @@ impl Failure {
         Failure::new(Exit::Usage, message)
     }
 
+    /// A failure that `source` caused: the text is `what`, a colon and the cause.
+    pub fn caused(
+        exit: Exit,
+        what: impl fmt::Display,
+        source: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
+        Failure::new(exit, format!("{what}: {source}")).caused_by(source)
+    }
+
     /// The same failure with its cause, which the text already describes.
     #[must_use]
     pub fn caused_by(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
@@ -186,12 +195,10 @@ impl Failure {
             io::ErrorKind::InvalidInput => Exit::Usage,
             _ => Exit::Unavailable,
         };
-        // A system error cannot be cloned, so the cause is made from its number.
-        let failure = Failure::new(exit, format!("{what}: {error}"));
-        match error.raw_os_error().map(io::Error::from_raw_os_error) {
-            Some(source) => failure.caused_by(source),
-            None => failure,
-        }
+        // A system error cannot be cloned, so the cause is made from its number, or kind and text.
+        let source = error.raw_os_error().map(io::Error::from_raw_os_error);
+        let source = source.unwrap_or_else(|| io::Error::new(error.kind(), error.to_string()));
+        Failure::caused(exit, what, source)
     }
 }
 
@@ -254,7 +261,7 @@ impl From<sawmill_verify::Error> for Failure {
             Error::Log(_) | Error::Usage(_) => Exit::Usage,
             Error::Subject(_) => Exit::Unavailable,
         };
-        Failure::new(exit, error.to_string())
+        Failure::new(exit, error.to_string()).caused_by(error)
     }
 }
 
@@ -276,6 +283,19 @@ mod tests {
         assert_eq!(failure.to_string(), "volume disk1: first second third");
         let failure = Failure::usage("no export \x1b]0;title\x07");
         assert_eq!(failure.to_string(), "no export \u{fffd}]0;title\u{fffd}");
+    }
+
+    #[test]
+    fn a_failure_keeps_its_cause_and_says_it_in_its_line() {
+        use std::error::Error as _;
+        let invented = io::Error::new(io::ErrorKind::TimedOut, "nobody answered");
+        for error in [io::Error::from_raw_os_error(28), invented] {
+            let failure = Failure::io("cannot write /x", &error);
+            assert_eq!(failure.to_string(), format!("cannot write /x: {error}"));
+            let cause = failure.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+            assert_eq!(cause.map(io::Error::kind), Some(error.kind()));
+            assert_eq!(cause.map(ToString::to_string), Some(error.to_string()));
+        }
     }
 
     #[test]

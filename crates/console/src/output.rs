@@ -36,7 +36,7 @@ pub fn json_event(value: &impl Serialize) -> Result<()> {
 }
 
 fn unserialisable(error: serde_json::Error) -> Failure {
-    Failure::new(Exit::Internal, format!("cannot put the result into JSON: {error}"))
+    Failure::caused(Exit::Internal, "cannot put the result into JSON", error)
 }
 
 /// Prints a table with a header; columns are separated by space alone.

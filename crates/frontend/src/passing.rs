@@ -148,5 +148,5 @@ fn failed(what: &str, error: OsError) -> Error {
         ),
         error => (ErrorKind::Unavailable, error.to_string()),
     };
-    Error::new(kind, format!("message: it could not be {what}: {text}"))
+    Error::new(kind, format!("message: it could not be {what}: {text}")).with_source(error)
 }

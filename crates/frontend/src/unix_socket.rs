@@ -35,6 +35,7 @@ impl UnixSocket {
             let text =
                 format!("{door}: cannot use the socket path {shown} of {length} bytes ({error})");
             Error::new(ErrorKind::Invalid, format!("{text}; the limit is 107 bytes"))
+                .with_source(error)
         })?;
         let failed = |what, error| unavailable(door, what, path, error);
         let socket = new_socket().map_err(|error| failed("create a socket for", error.into()))?;

@@ -86,7 +86,8 @@ impl<D: BlockDevice> Unpack<D> {
         }
         let mut payload = vec![0; request.length as usize];
         request.fill(0, &mut payload);
-        let packed = Packed::decode(&payload).map_err(|error| invalid(error.to_string()))?;
+        let packed = Packed::decode(&payload)
+            .map_err(|error| invalid(error.to_string()).with_source(error))?;
         let span = u64::from(packed.span_bytes());
         let inside =
             request.address.checked_add(span).is_some_and(|end| end <= geometry.size_bytes);

@@ -146,7 +146,7 @@ impl Attached {
                     "{failure}; if another machine serves {} now, run the command there",
                     address.name
                 );
-                return Failure::new(Exit::Refused, text);
+                return Failure::new(Exit::Refused, text).caused_by(failure);
             }
             failure.of_volume(&address.name)
         })?;

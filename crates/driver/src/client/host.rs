@@ -153,5 +153,5 @@ fn no_program(error: std::io::Error) -> Error {
         "cannot start the host {}: {error}; install sawmill, or name it in {PROGRAM_VARIABLE}",
         program.to_string_lossy()
     );
-    Error::new(ErrorKind::NotFound, text)
+    Error::new(ErrorKind::NotFound, text).with_source(error)
 }

@@ -118,7 +118,7 @@ impl Shared {
             let outcome = catch_unwind(AssertUnwindSafe(|| self.handle(&mut request)));
             request.complete(match outcome {
                 Ok(Ok(())) => Ok(Reply::Done),
-                Ok(Err(error)) => Err(device_error(&error)),
+                Ok(Err(error)) => Err(device_error(error)),
                 Err(_) => Err(Error::new(ErrorKind::Internal, "the driver panicked")),
             });
         }
@@ -154,6 +154,6 @@ impl Shared {
     }
 }
 
-fn device_error(error: &io::Error) -> Error {
-    Error::new(ErrorKind::of_driver(errno(error)), format!("the driver failed: {error}"))
+fn device_error(error: io::Error) -> Error {
+    Error::caused(ErrorKind::of_driver(errno(&error)), "the driver failed", error)
 }

@@ -97,8 +97,9 @@ impl Link {
             let (Some(socket), Some(memory)) = (files.next(), files.next()) else {
                 return Err(gone());
             };
-            let memory = Attached::open(memory, facts.parsed(name)?)
-                .map_err(|error| odd(format!("memory of queue {queue}: {error}")))?;
+            let memory = Attached::open(memory, facts.parsed(name)?).map_err(|error| {
+                Error::caused(ErrorKind::Invalid, format!("memory of queue {queue}"), error)
+            })?;
             self.lanes.push(Lane::new(queue, socket.into(), memory, is_batch && at == 0));
         }
         Ok(())

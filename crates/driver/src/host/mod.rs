@@ -140,10 +140,10 @@ impl Host {
             trial.set(option, value)?;
         }
         let claim = FileLock::of_name(path).map_err(|error| match error.kind() {
-            std::io::ErrorKind::WouldBlock => Error::new(
-                ErrorKind::InUse,
-                format!("a device '{name}' already exists: {}", path.display()),
-            ),
+            std::io::ErrorKind::WouldBlock => {
+                let text = format!("a device '{name}' already exists: {}", path.display());
+                Error::new(ErrorKind::InUse, text).with_source(error)
+            }
             _ => unavailable(path, error),
         })?;
         let socket = listening(path)?;
@@ -378,8 +378,8 @@ fn unavailable(path: &Path, error: impl Into<std::io::Error>) -> Error {
 /// A socket for this user only; the caller has the claim to its path.
 fn listening(path: &Path) -> Result<OwnedFd> {
     let address = SocketAddrUnix::new(path).map_err(|error| {
-        let text = format!("the path {} is too long for a socket: {error}", path.display());
-        Error::new(ErrorKind::Invalid, text)
+        let what = format!("the path {} is too long for a socket", path.display());
+        Error::caused(ErrorKind::Invalid, what, error)
     })?;
     let _ = std::fs::remove_file(path);
     let failed = |error: rustix::io::Errno| unavailable(path, error);

@@ -42,7 +42,7 @@ impl PacketSocket {
                 Errno::ACCESS | Errno::PERM => ErrorKind::Denied,
                 _ => ErrorKind::Unavailable,
             };
-            Error::new(kind, format!("cannot connect to the host at {}: {error}", path.display()))
+            Error::caused(kind, format!("cannot connect to the host at {}", path.display()), error)
         };
         let address = SocketAddrUnix::new(path).map_err(failed)?;
         let flags = SocketFlags::CLOEXEC;
@@ -76,8 +76,9 @@ impl PacketSocket {
     pub fn send(&self, bytes: &[u8], given: &[BorrowedFd<'_>]) -> Result<()> {
         match descriptors::send(&self.0, bytes, given) {
             Ok(_) => Ok(()),
-            Err(Errno::INVAL) => {
-                Err(Error::new(ErrorKind::Internal, "too many open files for one packet"))
+            Err(error @ Errno::INVAL) => {
+                let text = "too many open files for one packet";
+                Err(Error::new(ErrorKind::Internal, text).with_source(error))
             }
             Err(error) => Err(gone(error)),
         }

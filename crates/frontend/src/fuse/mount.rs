@@ -45,6 +45,11 @@ fn refusal(kind: ErrorKind, path: &Path, text: impl std::fmt::Display) -> Error 
     Error::new(kind, format!("fuse: {}: {text}", path.display()))
 }
 
+/// The system does not let us use this folder.
+fn unusable(path: &Path, error: impl Into<std::io::Error>) -> Error {
+    Error::caused(ErrorKind::Unavailable, format!("fuse: {}", path.display()), error.into())
+}
+
 /// One line of the kernel's list of mounts.
 struct Entry {
     path: PathBuf,
@@ -103,20 +108,18 @@ pub(super) fn settled(path: &Path) -> std::io::Result<PathBuf> {
     Err(Errno::LOOP.into())
 }
 
-fn unusable(path: &Path, error: &std::io::Error) -> Error {
-    match error.kind() {
-        std::io::ErrorKind::NotFound => refusal(
-            ErrorKind::NotFound,
-            path,
-            "no such folder: create it first, because the volume appears in it",
-        ),
-        _ => refusal(ErrorKind::Unavailable, path, error),
+/// The folder may be missing.
+fn unfound(path: &Path, error: std::io::Error) -> Error {
+    if error.kind() != std::io::ErrorKind::NotFound {
+        return unusable(path, error);
     }
+    let text = "no such folder: create it first, because the volume appears in it";
+    refusal(ErrorKind::NotFound, path, text).with_source(error)
 }
 
 /// Prepares the folder for a mount: removes what dead servers of ours left there.
 fn prepared(path: &Path) -> Result<PathBuf> {
-    let path = settled(path).map_err(|error| unusable(path, &error))?;
+    let path = settled(path).map_err(|error| unfound(path, error))?;
     while let Some(found) = mounted_at(&path) {
         let kind = &found.kind;
         if kind != KIND {
@@ -135,8 +138,7 @@ fn prepared(path: &Path) -> Result<PathBuf> {
                 for device in LoopDevice::attached_below(&path) {
                     let _ = device.detach();
                 }
-                unmount(&path, Leave::Lazily)
-                    .map_err(|error| refusal(ErrorKind::Unavailable, &path, error))?;
+                unmount(&path, Leave::Lazily).map_err(|error| unusable(&path, error))?;
             }
             Some(_) => {
                 let text = "another server has its volume there; stop it or choose another folder";
@@ -150,12 +152,11 @@ fn prepared(path: &Path) -> Result<PathBuf> {
             }
         }
     }
-    let facts = std::fs::metadata(&path).map_err(|error| unusable(&path, &error))?;
+    let facts = std::fs::metadata(&path).map_err(|error| unfound(&path, error))?;
     if !facts.is_dir() {
         return Err(refusal(ErrorKind::Invalid, &path, "is not a folder"));
     }
-    let mut entries =
-        std::fs::read_dir(&path).map_err(|e| refusal(ErrorKind::Unavailable, &path, e))?;
+    let mut entries = std::fs::read_dir(&path).map_err(|error| unusable(&path, error))?;
     if entries.next().is_some() {
         return Err(refusal(
             ErrorKind::Invalid,
@@ -192,7 +193,7 @@ impl Mount {
             Ok(()) => Ok((mount, kernel)),
             Err(error) => {
                 mount.abandon();
-                Err(refusal(ErrorKind::Unavailable, &mount.path, error))
+                Err(unusable(&mount.path, error))
             }
         }
     }
@@ -247,7 +248,7 @@ fn by_root(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
             "{what}: {error}; check that the kernel's fuse module is loaded and that this process \
             may mount"
         );
-        refusal(ErrorKind::Unavailable, path, text)
+        refusal(ErrorKind::Unavailable, path, text).with_source(error)
     };
     let kernel = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .map_err(|error| denied("/dev/fuse cannot be opened", error))?;

@@ -138,8 +138,8 @@ impl FuseDoor {
             // hand-off. Ask before our own workers take anything: otherwise the kernel would resend
             // their requests too.
             rustix::io::write(&kernel, &answer::resend()).map_err(|error| {
-                let text = format!("fuse: cannot find out what was left open: {error}");
-                Error::new(ErrorKind::Unavailable, text)
+                let what = "fuse: cannot find out what was left open";
+                Error::caused(ErrorKind::Unavailable, what, error)
             })?;
         }
         let door = Self::open(options, device, mount, kernel, agreed, mount_holder)?;
@@ -245,9 +245,8 @@ impl Mounted {
         }
         let geometry = self.served.device.geometry();
         let failed = |error: std::io::Error| {
-            let text =
-                format!("fuse: cannot attach a loop device to {}: {error}", self.file().display());
-            Error::new(ErrorKind::Unavailable, text)
+            let what = format!("fuse: cannot attach a loop device to {}", self.file().display());
+            Error::caused(ErrorKind::Unavailable, what, error)
         };
         let file =
             std::fs::OpenOptions::new().read(true).write(!geometry.read_only).open(self.file());
@@ -290,11 +289,9 @@ impl Mounted {
             // The loop device uses the kernel's cached size of the file, so refresh that first.
             let told = std::fs::metadata(self.file()).and_then(|_| device.take_size());
             told.map_err(|error| {
-                let text = format!(
-                    "fuse: {} does not accept the new size: {error}",
-                    device.path().display()
-                );
-                Error::new(ErrorKind::Unavailable, text)
+                let what =
+                    format!("fuse: {} does not accept the new size", device.path().display());
+                Error::caused(ErrorKind::Unavailable, what, error)
             })?;
         }
         self.tell_mount_holder()

@@ -63,7 +63,7 @@ fn connected(path: &Path) -> Result<Option<UnixStream>> {
 fn no_socket(path: &Path, what: &str, error: io::Error) -> Error {
     if error.kind() == io::ErrorKind::InvalidInput {
         let text = format!("mount holder: {}: a socket path has at most 107 bytes", path.display());
-        return Error::new(ErrorKind::Invalid, text);
+        return Error::new(ErrorKind::Invalid, text).with_source(error);
     }
     failed(path, what, error)
 }

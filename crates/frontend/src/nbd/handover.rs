@@ -214,7 +214,7 @@ fn duplicate(socket: impl AsFd) -> Result<OwnedFd> {
             "nbd: cannot duplicate a socket for the hand-over: {error}; check the limit of open \
             files"
         );
-        Error::new(ErrorKind::Unavailable, text)
+        Error::new(ErrorKind::Unavailable, text).with_source(error)
     })
 }
 

@@ -74,18 +74,20 @@ pub(super) fn control() -> Result<Control> {
             ErrorKind::Unavailable,
             "ublk: there is no /dev/ublk-control: load the module (modprobe ublk_drv), \
              Linux 6.5 or later",
-        ),
+        )
+        .with_source(error),
         io::ErrorKind::PermissionDenied => Error::new(
             ErrorKind::Denied,
             "ublk: permission denied for /dev/ublk-control: run as root, or let udev \
              give it to this user",
-        ),
-        _ => failed("cannot open /dev/ublk-control", &error),
+        )
+        .with_source(error),
+        _ => failed("cannot open /dev/ublk-control", error),
     })
 }
 
 /// Converts an error of the system.
-pub(super) fn failed(what: &str, error: &io::Error) -> Error {
+pub(super) fn failed(what: &str, error: io::Error) -> Error {
     let kind = match error.kind() {
         io::ErrorKind::PermissionDenied => ErrorKind::Denied,
         io::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -94,7 +96,7 @@ pub(super) fn failed(what: &str, error: &io::Error) -> Error {
         io::ErrorKind::InvalidInput => ErrorKind::Invalid,
         _ => ErrorKind::Unavailable,
     };
-    Error::new(kind, format!("ublk: {what}: {error}"))
+    Error::caused(kind, format!("ublk: {what}"), error)
 }
 
 /// All ublk devices of this machine, including those of other programs, by number. A device that
@@ -105,7 +107,7 @@ pub fn devices(run_folder: &Path) -> Result<Vec<DeviceInfo>> {
     let listed = match std::fs::read_dir(CLASS_FOLDER) {
         Ok(listed) => listed,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(failed(&format!("cannot read {CLASS_FOLDER}"), &error)),
+        Err(error) => return Err(failed(&format!("cannot read {CLASS_FOLDER}"), error)),
     };
     let number = |name: std::ffi::OsString| name.to_str()?.strip_prefix("ublkc")?.parse().ok();
     let mut ids: Vec<u32> =
@@ -126,8 +128,9 @@ pub fn devices(run_folder: &Path) -> Result<Vec<DeviceInfo>> {
 pub(super) fn device(control: &mut Control, run_folder: &Path, id: u32) -> Result<DeviceInfo> {
     let info = control.info(id).map_err(|error| match error.raw_os_error() {
         // The driver's errors for an unknown number.
-        Some(19 | 22) => Error::new(ErrorKind::NotFound, format!("ublk: there is no device {id}")),
-        _ => failed(&format!("cannot query device {id}"), &error),
+        Some(19 | 22) => Error::new(ErrorKind::NotFound, format!("ublk: there is no device {id}"))
+            .with_source(error),
+        _ => failed(&format!("cannot query device {id}"), error),
     })?;
     let facts = Facts::read(run_folder, id).filter(|facts| mark(&facts.volume) == info.server_mark);
     let size_bytes = control.parameters(id).map_or(0, |parameters| parameters.device_sectors * 512);
@@ -188,19 +191,19 @@ pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
     }
     // With the lock, no process takes the device over during the removal.
     let claim = Claim::wait(run_folder, id).map_err(|error| match error.kind() {
-        ErrorKind::InUse => in_use(),
+        ErrorKind::InUse => in_use().with_source(error),
         _ => error,
     })?;
     // Before the lock, it may have been replaced by another device that has no claim yet.
-    let now = control.info(id).map_err(|error| failed(&format!("device {id} vanished"), &error))?;
+    let now = control.info(id).map_err(|error| failed(&format!("device {id} vanished"), error))?;
     let has_process = u32::try_from(now.server_pid).is_ok_and(lives);
     if now.server_mark != known.mark || is_alive(now.state(), has_process, Some(false)) {
         return Err(in_use());
     }
     remove_link(link_folder, known.link.as_deref(), id);
-    control.stop(id).map_err(|error| failed(&format!("cannot stop device {id}"), &error))?;
+    control.stop(id).map_err(|error| failed(&format!("cannot stop device {id}"), error))?;
     claim.remove();
-    control.delete(id).map_err(|error| failed(&format!("cannot delete device {id}"), &error))
+    control.delete(id).map_err(|error| failed(&format!("cannot delete device {id}"), error))
 }
 
 pub(super) fn facts_path(run_folder: &Path, id: u32) -> PathBuf {
@@ -294,13 +297,14 @@ impl Claim {
     /// Takes the right. Returns `InUse` if another process has it.
     pub(super) fn take(run_folder: &Path, id: u32) -> Result<Self> {
         let path = facts_path(run_folder, id);
-        let wrong = |error: io::Error| failed(&format!("cannot use {}", path.display()), &error);
+        let wrong = |error: io::Error| failed(&format!("cannot use {}", path.display()), error);
         std::fs::DirBuilder::new().recursive(true).mode(0o755).create(run_folder).map_err(wrong)?;
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o644).open(&path).map_err(wrong)?;
         let lock = FileLock::take(&path).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => {
                 Error::new(ErrorKind::InUse, format!("ublk: another process holds device {id}"))
+                    .with_source(error)
             }
             _ => wrong(error),
         })?;
@@ -326,7 +330,7 @@ impl Claim {
     /// Writes the facts of the device.
     pub(super) fn write(&self, facts: &Facts) -> Result<()> {
         std::fs::write(&self.path, facts.text())
-            .map_err(|error| failed(&format!("cannot write {}", self.path.display()), &error))
+            .map_err(|error| failed(&format!("cannot write {}", self.path.display()), error))
     }
 
     /// The device is about to be removed, and its number may be reused soon, so remove the file

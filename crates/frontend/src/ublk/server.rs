@@ -82,7 +82,7 @@ impl UblkDoor {
         };
         control.add(&mut info).map_err(|error| {
             let name = options.id.map_or_else(|| "a device".into(), |id| format!("device {id}"));
-            failed(&format!("cannot add {name}"), &error)
+            failed(&format!("cannot add {name}"), error)
         })?;
         let id = info.id;
         let started = start_added(&mut control, &info, &options, &device);
@@ -152,7 +152,7 @@ impl UblkDoor {
         }
         start_recovery(&mut control, id, options.recovery_time_max)?;
         let info =
-            control.info(id).map_err(|error| failed(&format!("device {id} vanished"), &error))?;
+            control.info(id).map_err(|error| failed(&format!("device {id} vanished"), error))?;
         claim.write(&facts(&options, true))?;
         let mut serving = Serving::new(claim);
         let served = open_char_device(id).and_then(|char_device| {
@@ -163,7 +163,7 @@ impl UblkDoor {
         });
         let served = served.and_then(|()| {
             let ended = control.end_recovery(id, std::process::id());
-            ended.map_err(|error| failed(&format!("cannot take over device {id}"), &error))?;
+            ended.map_err(|error| failed(&format!("cannot take over device {id}"), error))?;
             serving.claim.write(&facts(&options, false))
         });
         if let Err(error) = served {
@@ -214,7 +214,7 @@ impl UblkDoor {
         let sectors = protocol::sectors(&self.shared.device.geometry());
         registry::control()?
             .update_size(id, sectors)
-            .map_err(|error| failed(&format!("cannot resize device {id}"), &error))
+            .map_err(|error| failed(&format!("cannot resize device {id}"), error))
     }
 }
 
@@ -238,7 +238,7 @@ fn open_char_device(id: u32) -> Result<CharDevice> {
             Err(error) if began.elapsed() > NODE_TIME_MAX => {
                 return Err(failed(
                     &format!("cannot open the character device of device {id}"),
-                    &error,
+                    error,
                 ));
             }
             Err(_) => std::thread::sleep(LOOK_AGAIN),
@@ -259,7 +259,7 @@ fn start_added(
     // Only the owner of the node may command an unprivileged device.
     let char_device = Arc::new(open_char_device(id)?);
     let parameters = protocol::parameters(&device.geometry(), info.request_bytes_max);
-    let step = |what: &str, error| failed(&format!("device {id}: {what}"), &error);
+    let step = |what: &str, error| failed(&format!("device {id}: {what}"), error);
     control
         .set_parameters(id, &parameters)
         .map_err(|error| step("the kernel refused its parameters", error))?;
@@ -290,14 +290,14 @@ fn start_recovery(control: &mut Control, id: u32, time_max: Duration) -> Result<
                     let text = format!(
                         "ublk: the old server of device {id} is still running after {time_max:?}"
                     );
-                    return Err(Error::new(ErrorKind::Unavailable, text));
+                    return Err(Error::new(ErrorKind::Unavailable, text).with_source(error));
                 }
                 std::thread::sleep(LOOK_AGAIN);
             }
             Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
-                return Err(lost(id));
+                return Err(lost(id).with_source(error));
             }
-            Err(error) => return Err(failed(&format!("cannot take over device {id}"), &error)),
+            Err(error) => return Err(failed(&format!("cannot take over device {id}"), error)),
         }
     }
 }

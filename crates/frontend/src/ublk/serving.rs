@@ -83,7 +83,7 @@ impl Serving {
         let id = info.id;
         let descriptors = char_device.descriptors(queue, info.queue_depth);
         let descriptors = descriptors.map_err(|error| {
-            failed(&format!("device {id}: cannot map the requests of queue {queue}"), &error)
+            failed(&format!("device {id}: cannot map the requests of queue {queue}"), error)
         })?;
         let user_copy = info.flags & feature::USER_COPY != 0;
         let progress = self.progress.clone();

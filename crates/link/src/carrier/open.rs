@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use sawmill_device::{Error, ErrorKind};
 
 use super::address::HostPort;
 use super::{
@@ -58,7 +59,7 @@ impl Carrier {
 ///
 /// Errors: those of the carrier, with a helpful text; the kind is kept.
 pub fn reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer)> {
-    try_reach(address, wait).map_err(|error| explained(address, &error))
+    try_reach(address, wait).map_err(|error| explained(address, error))
 }
 
 fn try_reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer)> {
@@ -86,7 +87,7 @@ fn try_reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer
 ///
 /// Errors: as [`reach`].
 pub fn listen(address: &LinkAddress, receivers: usize) -> io::Result<Listening> {
-    try_listen(address, receivers).map_err(|error| explained(address, &error))
+    try_listen(address, receivers).map_err(|error| explained(address, error))
 }
 
 fn try_listen(address: &LinkAddress, receivers: usize) -> io::Result<Listening> {
@@ -110,9 +111,9 @@ fn udp_options(local: SocketAddr, place: &HostPort) -> UdpOptions {
     UdpOptions { interface: place.interface.clone(), ..UdpOptions::on(local) }
 }
 
-fn explained(address: &LinkAddress, error: &io::Error) -> io::Error {
+fn explained(address: &LinkAddress, error: io::Error) -> io::Error {
     let is_express = matches!(address, LinkAddress::Express(_));
-    let hint = match Errno::from_io_error(error) {
+    let hint = match Errno::from_io_error(&error) {
         Some(Errno::PERM | Errno::ACCESS) if is_express => {
             "; it needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF: run it as root, or grant it these \
              capabilities"
@@ -146,7 +147,9 @@ fn explained(address: &LinkAddress, error: &io::Error) -> io::Error {
         Some(Errno::CONNREFUSED) => "; no process listens there",
         _ => "",
     };
-    io::Error::new(error.kind(), format!("link {address}: {error}{hint}"))
+    let text = format!("link {address}: {error}{hint}");
+    let kind = error.kind();
+    io::Error::new(kind, Error::new(ErrorKind::Unavailable, text).with_source(error))
 }
 
 #[cfg(test)]

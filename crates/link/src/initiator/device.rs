@@ -15,6 +15,7 @@ use sawmill_device::{
     Allocation, BlockDevice, Error, ErrorKind, Exchange, Flags, Geometry, Operation as Asks,
     Operations, Outcome, Reply, Request, Result,
 };
+use sawmill_format::FormatError;
 use sawmill_format::link::control::{self, Opened};
 use sawmill_format::link::part::{Command, Operation};
 
@@ -163,7 +164,12 @@ pub(super) fn answered_by(answer: &[u8]) -> u64 {
 
 pub(super) fn read_opened(answer: &[u8]) -> Result<Opened> {
     let bytes = answer.get(..control::opened_at::SIZE).unwrap_or_default();
-    Opened::decode(bytes).map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))
+    Opened::decode(bytes).map_err(unreadable)
+}
+
+/// The target's answer is not what an answer is.
+fn unreadable(error: FormatError) -> Error {
+    Error::new(ErrorKind::Internal, error.to_string()).with_source(error)
 }
 
 /// The longest read or write of a remote device.
@@ -260,9 +266,7 @@ impl Exchange for Runs {
             let mut left = self.length;
             let mut runs = Vec::new();
             let told = control::runs(&self.bytes);
-            for (length, data) in
-                told.map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))?
-            {
+            for (length, data) in told.map_err(unreadable)? {
                 let length = length.min(left);
                 left -= length;
                 if length > 0 {

@@ -55,7 +55,7 @@ pub(super) async fn answer(
             Ok(body) => reply("application/json", body),
             Err(error) => refuse(
                 StatusCode::INTERNAL_SERVER_ERROR,
-                &Failure::new(Exit::Internal, format!("cannot write the status: {error}")),
+                &Failure::caused(Exit::Internal, "cannot write the status", error),
             ),
         },
         "/metrics" => {
@@ -175,7 +175,7 @@ async fn blocking<T: Send + 'static>(
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(failure)) => Err(refuse(StatusCode::CONFLICT, &failure)),
         Err(error) => {
-            let failure = Failure::new(Exit::Internal, format!("the wait ended early: {error}"));
+            let failure = Failure::caused(Exit::Internal, "the wait ended early", error);
             Err(refuse(StatusCode::INTERNAL_SERVER_ERROR, &failure))
         }
     }

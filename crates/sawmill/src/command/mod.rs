@@ -356,6 +356,7 @@ fn start_log(filter: &str) -> Result<()> {
             "'{filter}' is not a log filter ({error}); write error, warn, info, debug or trace, \
              or a filter such as sawmill_volume=debug"
         ))
+        .caused_by(error)
     })?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -86,10 +86,8 @@ fn attached_now(volume_folder: &Path) -> Result<Option<ProcessStatus>> {
     for socket in sockets(volume_folder) {
         if let Some(body) = ask(&socket, "/status", Some(ANSWER_WITHIN))? {
             let status = serde_json::from_slice(&body).map_err(|error| {
-                Failure::new(
-                    Exit::Internal,
-                    format!("{} sent an invalid status: {error}", socket.display()),
-                )
+                let what = format!("{} sent an invalid status", socket.display());
+                Failure::caused(Exit::Internal, what, error)
             })?;
             return Ok(Some(status));
         }
@@ -192,16 +190,14 @@ pub(crate) fn ask_any<T: DeserializeOwned>(
 /// A request that ends without an answer is an error. It may have been carried out, so it is not
 /// sent again.
 fn carry_out<T: DeserializeOwned>(socket: &Path, request: &ControlRequest) -> Result<Option<T>> {
-    let body = serde_json::to_vec(request).map_err(|error| {
-        Failure::new(Exit::Internal, format!("cannot write the request: {error}"))
-    })?;
+    let body = serde_json::to_vec(request)
+        .map_err(|error| Failure::caused(Exit::Internal, "cannot write the request", error))?;
     match http::request(socket, Method::POST, REQUEST_TARGET, body, None)? {
         http::Answer::Nobody => Ok(None),
         http::Answer::Ended => Err(http::silent(socket, "it closed the connection")),
         http::Answer::Whole(body) => serde_json::from_slice(&body).map(Some).map_err(|error| {
-            let text =
-                format!("the process behind {} sent an invalid answer: {error}", socket.display());
-            Failure::new(Exit::Internal, text)
+            let what = format!("the process behind {} sent an invalid answer", socket.display());
+            Failure::caused(Exit::Internal, what, error)
         }),
     }
 }

@@ -43,6 +43,11 @@ pub(super) fn silent(socket: &Path, why: impl std::fmt::Display) -> Failure {
     )
 }
 
+/// The failure of an answer that broke off, or is too long.
+fn unread(socket: &Path, error: Box<dyn std::error::Error + Send + Sync>) -> Failure {
+    silent(socket, &error).caused_by(io::Error::other(error))
+}
+
 /// Sends one request and waits for its answer, for at most `patience`.
 pub(super) fn request(
     socket: &Path,
@@ -84,9 +89,9 @@ async fn exchange(socket: &Path, method: Method, target: &str, body: Vec<u8>) ->
             return Err(Failure::io(text, &error));
         }
     };
-    let silent = |error: &dyn std::fmt::Display| silent(socket, error);
+    let silent = |error: hyper::Error| silent(socket, &error).caused_by(error);
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = handshake.map_err(|error| silent(&error))?;
+    let (mut sender, connection) = handshake.map_err(silent)?;
     // It ends with the sender, or when the other end closes; the request reports errors.
     tokio::spawn(connection);
     let request = hyper::Request::builder()
@@ -94,15 +99,15 @@ async fn exchange(socket: &Path, method: Method, target: &str, body: Vec<u8>) ->
         .uri(target)
         .header(HOST, "localhost")
         .body(Full::<Bytes>::from(body))
-        .map_err(|error| Failure::new(Exit::Internal, format!("cannot ask {target}: {error}")))?;
+        .map_err(|error| Failure::caused(Exit::Internal, format!("cannot ask {target}"), error))?;
     let response = match sender.send_request(request).await {
         Ok(response) => response,
         Err(error) if is_ended(&error) => return Ok(Answer::Ended),
-        Err(error) => return Err(silent(&error)),
+        Err(error) => return Err(silent(error)),
     };
     let status = response.status();
     let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-    let body = body.map_err(|error| silent(&error))?.to_bytes();
+    let body = body.map_err(|error| unread(socket, error))?.to_bytes();
     match status {
         StatusCode::OK => Ok(Answer::Whole(body.to_vec())),
         _ => Err(refusal(status, &body)),

@@ -160,6 +160,7 @@ impl FusePlan {
             };
             let mountpoint = self.mountpoint.display();
             Error::new(kind, format!("fuse: {mountpoint} of volume {} {what}", volume.name))
+                .with_source(error)
         })
     }
 }

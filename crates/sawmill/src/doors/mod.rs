@@ -327,8 +327,8 @@ impl Doors {
                         self.open.write().retain(|other| !Arc::ptr_eq(other, open));
                     }
                     Err(error) => {
-                        let text = format!("{}: {error}", open.door.address());
-                        failed.lock().get_or_insert(Error::new(error.kind(), text));
+                        let error = Error::caused(error.kind(), open.door.address(), error);
+                        failed.lock().get_or_insert(error);
                     }
                 }
             }

@@ -68,7 +68,7 @@ impl Drivers {
                 std::io::ErrorKind::PermissionDenied => Exit::Denied,
                 _ => Exit::Unavailable,
             };
-            Failure::new(exit, format!("cannot start the driver {shown}: {error}"))
+            Failure::caused(exit, format!("cannot start the driver {shown}"), error)
         })?;
         let pid = child.id();
         self.alive.lock().insert(pid);

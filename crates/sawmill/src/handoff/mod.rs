@@ -102,15 +102,19 @@ enum Word {
 
 fn say(stream: &UnixStream, word: &Word) -> Result<()> {
     let bytes = serde_json::to_vec(word).map_err(|error| {
-        Failure::new(Exit::Internal, format!("cannot encode a hand-off message: {error}"))
+        Failure::caused(Exit::Internal, "cannot encode a hand-off message", error)
     })?;
     send(stream, &bytes, &[])
 }
 
-/// Sends a message. An error counts as a failure of the other process.
+/// The other process does not talk: whatever kind the error has, it counts as its failure.
+fn unheard(error: sawmill_device::Error) -> Failure {
+    Failure::new(Exit::Unavailable, error.to_string()).caused_by(error)
+}
+
+/// Sends a message.
 fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<()> {
-    passing::send(stream, bytes, descriptors)
-        .map_err(|error| Failure::new(Exit::Unavailable, error.to_string()))
+    passing::send(stream, bytes, descriptors).map_err(unheard)
 }
 
 /// Receives the next message by `deadline`. A failure of the other process becomes this one's.
@@ -121,13 +125,9 @@ fn hear(stream: &UnixStream, deadline: Option<Instant>) -> Result<Word> {
     stream
         .set_read_timeout(left)
         .map_err(|error| Failure::io("cannot wait for the other process", &error))?;
-    let unheard = |error: sawmill_device::Error| Failure::new(Exit::Unavailable, error.to_string());
     let (bytes, _) = passing::receive(stream, WORD_BYTES_MAX, 0).map_err(unheard)?;
     let word = serde_json::from_slice(&bytes).map_err(|error| {
-        Failure::new(
-            Exit::Unavailable,
-            format!("the other process sent an invalid message: {error}"),
-        )
+        Failure::caused(Exit::Unavailable, "the other process sent an invalid message", error)
     })?;
     match word {
         Word::Failed { text, exit } => {

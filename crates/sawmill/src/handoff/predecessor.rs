@@ -88,10 +88,7 @@ impl Predecessor<'_> {
     fn try_hand_off(&self, wanted: &HandOff) -> Result<Done> {
         let begun = Instant::now();
         let refuse = |failure: Failure| {
-            Failure::new(
-                failure.exit(),
-                format!("hand-off failed, this process still serves: {failure}"),
-            )
+            Failure::caused(failure.exit(), "hand-off failed, this process still serves", failure)
         };
         let successor = Successor::start(wanted).map_err(refuse)?;
         let version = self.see_prepared(&successor, begun + wanted.timeout).map_err(refuse)?;
@@ -236,11 +233,12 @@ fn with_absent(failure: Failure, serving: &Serving) -> Failure {
     let absent: Vec<String> = away.chain(serving.given_up()).collect();
     match absent.is_empty() {
         true => failure,
-        false => Failure::new(failure.exit(), format!("{failure}; {}", absent.join("; "))),
+        false => Failure::new(failure.exit(), format!("{failure}; {}", absent.join("; ")))
+            .caused_by(failure),
     }
 }
 
 /// The failure of a successor that did not answer, with a helpful text.
 fn silent(failure: Failure) -> Failure {
-    Failure::new(failure.exit(), format!("the new process did not get ready: {failure}"))
+    Failure::caused(failure.exit(), "the new process did not get ready", failure)
 }

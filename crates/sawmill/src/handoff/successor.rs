@@ -105,7 +105,8 @@ fn talk(
     let admin = match wiring::start_admin(&serving, listener.map(Door::Inherited)) {
         Ok(admin) => admin,
         Err(failure) => {
-            lost.push(Error::new(ErrorKind::Unavailable, failure.to_string()));
+            let error = Error::new(ErrorKind::Unavailable, failure.to_string());
+            lost.push(error.with_source(failure));
             Admin::none()
         }
     };

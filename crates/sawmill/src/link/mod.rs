@@ -55,5 +55,5 @@ pub(crate) fn key_failed(error: KeyError) -> Failure {
         KeyError::Exists { .. } => Exit::Exists,
         KeyError::Random => Exit::Unavailable,
     };
-    Failure::new(exit, error.to_string())
+    Failure::new(exit, error.to_string()).caused_by(error)
 }

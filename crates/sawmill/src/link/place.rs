@@ -55,7 +55,8 @@ impl fmt::Display for LinkPlace {
 /// Parses addresses with commas between them; a link has at most eight.
 pub(crate) fn list_of(text: &str) -> Result<Vec<LinkAddress>> {
     const LINKS_MAX: usize = sawmill_format::link::LINKS_MAX;
-    let addresses = LinkAddress::list(text).map_err(|error| Failure::usage(error.to_string()))?;
+    let addresses = LinkAddress::list(text)
+        .map_err(|error| Failure::usage(error.to_string()).caused_by(error))?;
     match addresses.len() {
         0..=LINKS_MAX => Ok(addresses),
         count => {

@@ -57,13 +57,13 @@ impl Remote {
     pub(crate) fn open(&self, export: &str, mode: OpenMode) -> Result<RemoteDevice> {
         let bytes = self.answer(|| self.initiator().ask_open(export, mode)).map_err(|failure| {
             match failure.exit() {
-                Exit::InUse => Failure::new(
-                    Exit::InUse,
-                    format!(
+                Exit::InUse => {
+                    let text = format!(
                         "{export}: {failure}: pass --take-over to fence it, or --shared at every \
-                             initiator"
-                    ),
-                ),
+                         initiator"
+                    );
+                    Failure::new(Exit::InUse, text).caused_by(failure)
+                }
                 _ => failure.of_volume(export),
             }
         })?;
@@ -134,9 +134,11 @@ fn check(addresses: &[LinkAddress]) -> Result<()> {
                     std::io::ErrorKind::PermissionDenied => {
                         Failure::io("cannot open a link", &error)
                     }
-                    _ => {
-                        Failure::new(Exit::NotFound, format!("cannot open link {address}: {error}"))
-                    }
+                    _ => Failure::caused(
+                        Exit::NotFound,
+                        format!("cannot open link {address}"),
+                        error,
+                    ),
                 });
             }
         }

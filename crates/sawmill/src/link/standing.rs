@@ -88,8 +88,8 @@ impl KeepStanding for StateFile {
             identity: self.identity.clone(),
         };
         durable::replace(&self.path, &state.encode()).map_err(|error| {
-            let text = format!("the target cannot write {}: {error}", self.path.display());
-            Error::new(ErrorKind::Unavailable, text)
+            let what = format!("the target cannot write {}", self.path.display());
+            Error::caused(ErrorKind::Unavailable, what, error)
         })
     }
 }

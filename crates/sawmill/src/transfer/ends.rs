@@ -195,8 +195,9 @@ impl NbdEnd {
         Self::try_connect(uri).map_err(|error| match error.kind() {
             io::ErrorKind::InvalidInput => Failure::usage(format!(
                 "{error}; write nbd://host:port/export or nbd+unix:///export?socket=/path"
-            )),
-            _ => Failure::new(Exit::Unavailable, format!("cannot use {uri}: {error}")),
+            ))
+            .caused_by(error),
+            _ => Failure::caused(Exit::Unavailable, format!("cannot use {uri}"), error),
         })
     }
 
@@ -237,16 +238,16 @@ impl NbdEnd {
         self.client.call(command).map_err(|failure| {
             let why = match failure {
                 Unanswered::Errno(number) => {
-                    io::Error::from_raw_os_error(i32::try_from(number).unwrap_or(5)).to_string()
+                    io::Error::from_raw_os_error(i32::try_from(number).unwrap_or(5))
                 }
-                Unanswered::Gone => match self.client.why_gone() {
+                Unanswered::Gone => io::Error::other(match self.client.why_gone() {
                     Some(why) => format!("the connection ended ({why})"),
                     None => "the connection ended".to_owned(),
-                },
+                }),
             };
             let exit =
                 if failure == Unanswered::Errno(28) { Exit::Full } else { Exit::Unavailable };
-            Failure::new(exit, format!("cannot {what} {}: {why}", self.what))
+            Failure::caused(exit, format!("cannot {what} {}", self.what), why)
         })
     }
 }

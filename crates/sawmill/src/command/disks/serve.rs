@@ -392,8 +392,9 @@ pub(in crate::command) fn close(
 /// Closes a volume. One that a failed hand-off left closed has everything it accepted in its
 /// journal.
 fn close_served(served: &Served) -> Result<()> {
-    let volume =
-        served.volume().map_err(|failure| Failure::new(Exit::Negative, failure.to_string()));
+    let volume = served
+        .volume()
+        .map_err(|failure| Failure::new(Exit::Negative, failure.to_string()).caused_by(failure));
     let closed = volume.and_then(|volume| {
         volume.close().map_err(Failure::from)?;
         seen::note(&served.folder, &volume);

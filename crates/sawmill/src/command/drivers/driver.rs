@@ -99,10 +99,11 @@ fn socket_of(context: &Context, name: &str) -> Result<PathBuf> {
 /// Sends a question to a host and returns the answer.
 fn ask(socket: &std::path::Path, name: &str, what: &str) -> Result<Facts> {
     let host = PacketSocket::connect(socket).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => Failure::new(
-            Exit::NotFound,
-            format!("device '{name}' has no running host here; see: sawmill driver list"),
-        ),
+        ErrorKind::NotFound => {
+            let text =
+                format!("device '{name}' has no running host here; see: sawmill driver list");
+            Failure::new(Exit::NotFound, text).caused_by(error)
+        }
         _ => error.into(),
     })?;
     host.send(&Control::new(ControlKind::Ask, Facts::default().with("ask", what)).encode(), &[])?;

@@ -278,15 +278,16 @@ fn name_of(arguments: &Arguments, export: &str) -> Result<String> {
     match &arguments.name {
         Some(name) => check_name(name)
             .map(|()| name.clone())
-            .map_err(|error| Failure::usage(format!("--name: {error}"))),
+            .map_err(|error| Failure::caused(Exit::Usage, "--name", error)),
         None => {
             let plain =
                 |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
             let name: String = export.chars().map(plain).collect();
-            check_name(&name).map_err(|_| {
+            check_name(&name).map_err(|error| {
                 Failure::usage(format!(
                     "the export name '{export}' is not a valid local name; give one: --name NAME"
                 ))
+                .caused_by(error)
             })?;
             Ok(name)
         }
@@ -466,13 +467,10 @@ impl Attachment {
         match (failure, flushed) {
             (Some(failure), _) => Err(failure),
             (None, Ok(())) => Ok(Exit::Ok),
-            (None, Err(failure)) => Err(Failure::new(
-                failure.exit(),
-                format!(
-                    "{}: the last flush failed; the writes before it may be lost: {failure}",
-                    self.name
-                ),
-            )),
+            (None, Err(failure)) => {
+                let what = "the last flush failed; the writes before it may be lost";
+                Err(Failure::caused(failure.exit(), format!("{}: {what}", self.name), failure))
+            }
         }
     }
 }

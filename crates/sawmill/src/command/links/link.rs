@@ -227,7 +227,7 @@ fn row_of(found: Found) -> Vec<String> {
 
 fn question(token: u64, name: &str) -> Result<Vec<u8>> {
     let seek = Seek { token, instance: [0; 16], sealed: false, name: name.to_owned() };
-    let body = seek.encode().map_err(|error| Failure::usage(error.to_string()))?;
+    let body = seek.encode().map_err(|error| Failure::usage(error.to_string()).caused_by(error))?;
     let mut packet = vec![0; HEADER_BYTES];
     packet.extend_from_slice(&body);
     let length = packet.len() as u32;
@@ -282,7 +282,7 @@ fn seek_ethernet(
 ) -> Result<Vec<Found>> {
     let address = format!("eth:{interface}");
     let read: LinkAddress =
-        address.parse().map_err(|error| Failure::usage(format!("--interface: {error}")))?;
+        address.parse().map_err(|error| Failure::caused(Exit::Usage, "--interface", error))?;
     let cannot = |error: &io::Error| Failure::io("cannot ask", error);
     let (mut carrier, everybody) = reach(&read, Duration::ZERO).map_err(|error| cannot(&error))?;
     let mut batch = Batch::new(1, question.len());

@@ -250,8 +250,9 @@ fn read_names(places: &Places, arguments: &Arguments) -> Result<Vec<Named>> {
 }
 
 fn check_export(name: &str) -> Result<()> {
-    check_name(name)
-        .map_err(|error| Failure::usage(format!("the export name before '=' is invalid: {error}")))
+    check_name(name).map_err(|error| {
+        Failure::caused(Exit::Usage, "the export name before '=' is invalid", error)
+    })
 }
 
 fn read_name(places: &Places, text: &str) -> Result<Named> {
@@ -346,7 +347,7 @@ fn lock(path: &Path) -> Result<FileLock> {
                 "{} is in use: it is mounted, or another process serves it",
                 path.display()
             );
-            Failure::new(Exit::InUse, text)
+            Failure::new(Exit::InUse, text).caused_by(error)
         }
         _ => Failure::io(format!("cannot open {}", path.display()), &error),
     })

@@ -301,9 +301,12 @@ impl Part {
         let options =
             || OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
         let file = options().open(&path).map_err(failed)?;
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
+            if error != rustix::io::Errno::WOULDBLOCK {
+                return failed(error.into());
+            }
             let text = format!("another process is exporting to {}", path.display());
-            Failure::new(Exit::InUse, text)
+            Failure::new(Exit::InUse, text).caused_by(error)
         })?;
         Ok(Part { path, file })
     }
