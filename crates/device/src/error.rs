@@ -43,7 +43,27 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The Linux errno that a front door answers for this kind.
+    /// Every kind, in the order in which they are declared.
+    pub const ALL: [ErrorKind; 15] = [
+        ErrorKind::Invalid,
+        ErrorKind::ReadOnly,
+        ErrorKind::NotFound,
+        ErrorKind::Exists,
+        ErrorKind::Refused,
+        ErrorKind::Fenced,
+        ErrorKind::Unavailable,
+        ErrorKind::Denied,
+        ErrorKind::InUse,
+        ErrorKind::Full,
+        ErrorKind::Corrupt,
+        ErrorKind::Closed,
+        ErrorKind::TimedOut,
+        ErrorKind::Unreachable,
+        ErrorKind::Internal,
+    ];
+
+    /// The Linux errno of this kind, for whoever has no words of its own for it. What each front
+    /// door answers is in `docs/guide/doors.md`.
     #[must_use]
     pub const fn errno(self) -> i32 {
         match self {
@@ -65,8 +85,8 @@ impl ErrorKind {
         }
     }
 
-    /// The kind of an errno that a driver gives for a request: those that disks know; any other may
-    /// pass, as EIO.
+    /// The kind of an errno that a driver gives for a request: those that disks know; any other is
+    /// a failure that may pass.
     #[must_use]
     pub const fn of_driver(errno: i32) -> ErrorKind {
         match errno {
@@ -137,6 +157,29 @@ mod tests {
     use std::error::Error as _;
 
     use super::*;
+
+    #[test]
+    fn all_has_every_kind_once() {
+        let place = |kind| match kind {
+            ErrorKind::Invalid => 0,
+            ErrorKind::ReadOnly => 1,
+            ErrorKind::NotFound => 2,
+            ErrorKind::Exists => 3,
+            ErrorKind::Refused => 4,
+            ErrorKind::Fenced => 5,
+            ErrorKind::Unavailable => 6,
+            ErrorKind::Denied => 7,
+            ErrorKind::InUse => 8,
+            ErrorKind::Full => 9,
+            ErrorKind::Corrupt => 10,
+            ErrorKind::Closed => 11,
+            ErrorKind::TimedOut => 12,
+            ErrorKind::Unreachable => 13,
+            ErrorKind::Internal => 14,
+        };
+        let places: Vec<usize> = ErrorKind::ALL.into_iter().map(place).collect();
+        assert_eq!(places, (0..15).collect::<Vec<_>>(), "a new kind is in ALL, too");
+    }
 
     #[test]
     fn an_error_keeps_its_cause_and_says_it_in_its_line() {

@@ -35,6 +35,7 @@ use std::borrow::Cow;
 pub use packed::{PackedDevice, UNPACK_BYTES_MAX, UNPACK_SPAN_BYTES_MAX, Unpack};
 pub use path::receiving::ReceivingCounts;
 pub use path::sending::SendingCounts;
+pub use status::{kind_of, status_of};
 
 /// Makes an untrusted text safe to print: each character that moves the cursor, changes a colour or
 /// the direction of writing, or is invisible, becomes its number. The result is unambiguous.

@@ -24,15 +24,21 @@ const KINDS: [(u8, ErrorKind); 15] = [
     (15, Internal),
 ];
 
-/// The number of a kind.
-pub(crate) fn status_of(kind: ErrorKind) -> u8 {
+/// The number of a kind, from 1: the status of a reply to a command that failed in this way.
+#[must_use]
+pub fn status_of(kind: ErrorKind) -> u8 {
     KINDS.iter().find(|(_, other)| *other == kind).map_or(15, |(code, _)| *code)
+}
+
+/// The kind of a reply's status other than 0, at the initiator.
+#[must_use]
+pub fn kind_of(status: u8) -> ErrorKind {
+    KINDS.iter().find(|(code, _)| *code == status).map_or(Internal, |(_, kind)| *kind)
 }
 
 /// The error for a status and its text.
 pub(crate) fn error_of(status: u8, text: &str) -> Error {
-    let kind = KINDS.iter().find(|(code, _)| *code == status).map_or(Internal, |(_, kind)| *kind);
-    Error::new(kind, format!("target: {}", crate::legible(text)))
+    Error::new(kind_of(status), format!("target: {}", crate::legible(text)))
 }
 
 #[cfg(test)]

@@ -76,6 +76,16 @@ impl BlockDevice for NbdDevice {
     }
 }
 
+/// The kind of an NBD server's error number, for a request inside the device.
+pub(crate) fn kind_of(errno: u32) -> ErrorKind {
+    match errno {
+        1 | 30 => ErrorKind::ReadOnly, // EPERM, EROFS
+        22 | 95 => ErrorKind::Invalid, // EINVAL, ENOTSUP
+        28 => ErrorKind::Full,         // ENOSPC
+        _ => ErrorKind::Unavailable,
+    }
+}
+
 fn hear(
     mut request: Request,
     size_bytes: u64,
@@ -87,13 +97,12 @@ fn hear(
             return request.fail(Error::new(ErrorKind::Closed, "the NBD connection ended"));
         }
         Err(NbdFailure::Errno(errno)) => {
-            let kind = match errno {
-                1 | 30 => ErrorKind::ReadOnly,
-                22 | 95 => ErrorKind::Invalid,
+            let kind = match kind_of(errno) {
                 // NBD's error for a write past the end.
-                28 if request.end().is_none_or(|end| end > size_bytes) => ErrorKind::Invalid,
-                28 => ErrorKind::Full,
-                _ => ErrorKind::Unavailable,
+                ErrorKind::Full if request.end().is_none_or(|end| end > size_bytes) => {
+                    ErrorKind::Invalid
+                }
+                kind => kind,
             };
             return request
                 .fail(Error::new(kind, format!("the NBD server answered with errno {errno}")));

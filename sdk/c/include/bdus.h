@@ -56,7 +56,8 @@ struct bdus_ctx {
 };
 
 /* The driver.  What is NULL is not supported.  All return 0; read to discard also ENOLINK, ENOSPC,
- * ETIMEDOUT, which users see, or anything else, which is EIO; or bdus_abort. */
+ * ETIMEDOUT, which users of a ublk device see (docs/guide/doors.md has the other doors), or
+ * anything else, which is EIO; or bdus_abort. */
 struct bdus_ops {
     int (*initialize)(struct bdus_ctx *ctx);
     int (*on_device_available)(struct bdus_ctx *ctx);

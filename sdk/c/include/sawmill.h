@@ -1,9 +1,9 @@
 /* sawmill.h: block devices whose drivers are ordinary programs.  C99 and C++.
  *
  * A driver is a table of functions.  They may be called by several threads at once, with ranges
- * that lie inside the device; each returns 0, or an errno.  FUSE shows users ENOSPC, ETIMEDOUT,
- * ENOLINK and EROFS as they are; ublk the first three; NBD ENOSPC, and EPERM for EROFS; all others
- * are EIO.  The manual: sawmill_serve(3).  What the options mean: docs/format/driver.md.
+ * that lie inside the device; each returns 0, or an errno.  What users see of it depends on the
+ * door: docs/guide/doors.md.  The manual: sawmill_serve(3).  What the options mean:
+ * docs/format/driver.md.
  */
 #ifndef SAWMILL_H
 #define SAWMILL_H

@@ -11,8 +11,9 @@
 // docs/format/driver.md the protocol.
 //
 // Invariants: a slice that a callback gets is shared memory and the callback's until it returns,
-// not longer; an error that is a syscall.Errno reaches the user as far as disks know it, others are
-// EIO and a line of the log; a panic of a callback fails its request alone.
+// not longer; an error that is a syscall.Errno is the errno of its request (docs/guide/doors.md
+// says what users see of it), others are EIO and a line of the log; a panic of a callback fails its
+// request alone.
 //
 // Not here: the bytes on the socket (internal/driver).
 package sawmill

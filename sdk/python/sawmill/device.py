@@ -5,9 +5,9 @@ well. Methods may be coroutines with `serve_async`. They are called by several t
 there are several queues or threads. When a method returns, the request is answered: not earlier,
 and never twice.
 
-What a method raises is the request's outcome: an OSError with an errno that one (users see ENOSPC,
-ETIMEDOUT, ENOLINK and EROFS as they are, others as an I/O error), anything else an I/O error, with
-the traceback in the log of "sawmill". The driver goes on.
+What a method raises is the request's outcome: an OSError with an errno that one, anything else EIO,
+with the traceback in the log of "sawmill". What users see of an errno depends on the door:
+docs/guide/doors.md. The driver goes on.
 """
 
 import inspect

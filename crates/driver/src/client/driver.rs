@@ -1,7 +1,7 @@
 //! The interface of a driver: blocking functions that worker threads call.
 //!
-//! An error of a function is an [`std::io::Error`]. Users of the device see its errno where that is
-//! possible (`docs/format/driver.md`), otherwise EIO. Not here: the callers (`lane`, `work`).
+//! An error of a function is an [`std::io::Error`]. What users of the device see of its errno
+//! depends on the door (`docs/guide/doors.md`). Not here: the callers (`lane`, `work`).
 
 use std::io;
 use std::path::PathBuf;

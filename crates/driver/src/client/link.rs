@@ -164,17 +164,22 @@ pub(super) fn ask_on(connection: &PacketSocket, what: &str) -> Result<Facts> {
     }
 }
 
-fn refusal(facts: &Facts) -> Error {
-    let kind = match facts.parsed("errno").unwrap_or(5) {
-        2 | 19 => ErrorKind::NotFound,
-        13 => ErrorKind::Denied,
-        16 => ErrorKind::InUse,
-        22 => ErrorKind::Invalid,
-        28 => ErrorKind::Full,
+/// The kind of an errno with which a host refuses a driver or a question, as a positive number.
+#[must_use]
+pub fn kind_of_refusal(errno: i32) -> ErrorKind {
+    match errno {
+        2 | 19 => ErrorKind::NotFound, // ENOENT, ENODEV
+        13 => ErrorKind::Denied,       // EACCES
+        16 => ErrorKind::InUse,        // EBUSY
+        22 => ErrorKind::Invalid,      // EINVAL
+        28 => ErrorKind::Full,         // ENOSPC
         _ => ErrorKind::Refused,
-    };
+    }
+}
+
+fn refusal(facts: &Facts) -> Error {
     Error::new(
-        kind,
+        kind_of_refusal(facts.parsed("errno").unwrap_or(5)),
         format!("the host refused: {}", facts.get("message").unwrap_or("it gave no reason")),
     )
 }

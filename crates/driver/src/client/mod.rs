@@ -19,7 +19,7 @@ mod work;
 pub use driver::{Abilities, Chunk, ChunkDriver, Device, Door, Driver, errno};
 pub use host::{DOORS_VARIABLE, PROGRAM_VARIABLE, find};
 pub use in_process::InProcess;
-pub use link::ask;
+pub use link::{ask, kind_of_refusal};
 pub use options::{Options, parse_size};
 
 use std::path::{Path, PathBuf};

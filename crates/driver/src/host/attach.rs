@@ -40,7 +40,7 @@ impl Host {
             },
             Err(error) => {
                 self.stay_alone(&error);
-                return refuse(&control, errno_of(&error), &error.to_string());
+                return refuse(&control, refused_errno(error.kind()), &error.to_string());
             }
         };
         (self.tell)(Event::Attached { generation: session.generation, pid });
@@ -249,8 +249,11 @@ impl Host {
     }
 }
 
-fn errno_of(error: &Error) -> i32 {
-    match error.kind() {
+/// The errno in the REFUSED that a driver gets which fails to attach in this way, as a positive
+/// number.
+#[must_use]
+pub fn refused_errno(kind: ErrorKind) -> i32 {
+    match kind {
         // There is no such device any more.
         ErrorKind::Closed => 19,
         ErrorKind::NotFound => 22,

@@ -38,6 +38,7 @@ use rustix::net::{
 use sawmill_device::{BlockDevice, BlockDeviceExt, Error, ErrorKind, Result};
 use sawmill_sys::FileLock;
 
+pub use self::attach::refused_errno;
 use self::greeting::{Greeting, Silent};
 use self::policy::Policy;
 use self::session::Session;

@@ -41,3 +41,4 @@ pub use metrics::FuseMetrics;
 pub use options::{FuseOptions, MountHolderOptions};
 pub use sawmill_sys::LoopDevice;
 pub use server::FuseDoor;
+pub use ticket::errno;

@@ -56,7 +56,14 @@ pub(super) fn errno_of(link: &Link, error: &Error) -> i32 {
     if number.is_power_of_two() {
         tracing::warn!(%error, number, "fuse: a request failed");
     }
-    match error.kind() {
+    errno(error.kind())
+}
+
+/// The errno that a user of the file gets for a request that failed in this way, as a positive
+/// number.
+#[must_use]
+pub fn errno(kind: ErrorKind) -> i32 {
+    match kind {
         ErrorKind::ReadOnly => Errno::ROFS.raw_os_error(),
         kind => kind.errno(),
     }

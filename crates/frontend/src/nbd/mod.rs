@@ -40,4 +40,5 @@ mod ticket;
 pub use budget::{Budget, BudgetUse};
 pub use metrics::{NbdMetrics, RequestCounts};
 pub use options::{Listen, NbdOptions};
+pub use protocol::errno;
 pub use server::{Client, Export, NbdServer};

@@ -39,6 +39,13 @@ impl Errno {
     }
 }
 
+/// The error number of the reply to a request that failed in this way: one of the six that NBD
+/// knows.
+#[must_use]
+pub fn errno(kind: ErrorKind) -> u32 {
+    Errno::from(kind) as u32
+}
+
 impl From<ErrorKind> for Errno {
     fn from(kind: ErrorKind) -> Self {
         match kind {

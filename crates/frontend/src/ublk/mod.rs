@@ -35,6 +35,7 @@ mod ticket;
 mod worker;
 
 pub use options::UblkOptions;
+pub use protocol::errno;
 pub use registry::{DeviceInfo, delete, devices};
 pub use sawmill_sys::ublk::DeviceState;
 pub use server::UblkDoor;

@@ -97,9 +97,10 @@ impl Asked {
     }
 }
 
-/// The errno of a failure for the kernel. Errors that the kernel would retry become plain failures
-/// here: the device has retried already.
-pub(super) fn errno(kind: ErrorKind) -> i32 {
+/// The errno that the kernel gets for a request that failed in this way, as a positive number.
+/// Errors that the kernel would retry become plain failures here: the device has retried already.
+#[must_use]
+pub fn errno(kind: ErrorKind) -> i32 {
     match kind {
         ErrorKind::InUse
         | ErrorKind::Closed

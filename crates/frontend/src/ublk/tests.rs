@@ -120,24 +120,7 @@ proptest! {
 
 #[test]
 fn no_error_asks_the_kernel_to_try_again() {
-    let all = [
-        ErrorKind::Invalid,
-        ErrorKind::ReadOnly,
-        ErrorKind::NotFound,
-        ErrorKind::Exists,
-        ErrorKind::Refused,
-        ErrorKind::Fenced,
-        ErrorKind::Unavailable,
-        ErrorKind::Denied,
-        ErrorKind::InUse,
-        ErrorKind::Full,
-        ErrorKind::Corrupt,
-        ErrorKind::Closed,
-        ErrorKind::TimedOut,
-        ErrorKind::Unreachable,
-        ErrorKind::Internal,
-    ];
-    for kind in all {
+    for kind in ErrorKind::ALL {
         // EAGAIN, EBUSY, ENOMEM; and 0 would be success, ENODEV the end of the device.
         assert!(![0, 11, 12, 16, 19].contains(&protocol::errno(kind)), "{kind:?}");
     }

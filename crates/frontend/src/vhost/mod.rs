@@ -37,6 +37,7 @@ mod tests;
 mod wire;
 
 pub use options::VhostOptions;
+pub use protocol::status;
 pub use server::VhostDoor;
 
 /// A violation by a frontend or a guest.

@@ -5,7 +5,7 @@
 //! Invariant: nothing here touches a guest's memory, and nothing panics, whatever a guest wrote.
 //! Not here: rings.
 
-use sawmill_device::{Flags, Geometry, Operation};
+use sawmill_device::{ErrorKind, Flags, Geometry, Operation};
 
 /// Bytes of a request before its payload.
 pub(super) const HEADER_BYTES: u64 = 16;
@@ -111,6 +111,19 @@ impl Status {
             Status::Failed => 1,
             Status::Unsupported => 2,
         }
+    }
+}
+
+/// The status byte that the guest gets for a request that failed in this way: virtio has one for
+/// all failures.
+#[must_use]
+pub fn status(kind: ErrorKind) -> u8 {
+    Status::from(kind).byte()
+}
+
+impl From<ErrorKind> for Status {
+    fn from(_kind: ErrorKind) -> Self {
+        Status::Failed
     }
 }
 

@@ -10,6 +10,8 @@
 //! names them). Not here: the protocol of a door.
 
 pub(crate) mod added;
+#[cfg(test)]
+mod answers;
 mod fuse;
 pub(crate) mod kind;
 pub(crate) mod nbd;

@@ -55,7 +55,7 @@ impl Exchange for Ticket {
             }
             Err(error) => {
                 tracing::debug!(head = self.head, %error, "vhost-user: a request failed");
-                Status::Failed
+                Status::from(error.kind())
             }
         };
         self.answer(status, &data);
