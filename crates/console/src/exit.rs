@@ -68,7 +68,7 @@ pub const TABLE: &[(Exit, &str, &str)] = &[
     ),
     (
         Exit::NotFound,
-        "no such volume, snapshot, segment, checkpoint or bucket; a past state that is not kept; a \
+        "no such volume, snapshot, segment or checkpoint; a past state that is not kept; a \
          required program that is not installed",
         "look at `sawmill list`; install the program that the text names",
     ),

@@ -1,10 +1,10 @@
 //! What the errors of network stores mean, in one table.
 //!
 //! The protocol crate keeps status and body of an answer only in its error's text, so that is what
-//! is read here. Where the text quotes an answer, it is read from "Server returned" on: that leaves
-//! out the request's URL and thus our own keys.
+//! is read here. Where the text quotes an answer, it is read from "Server returned" on.
 //!
-//! Invariant: an answer that no rule knows is `Unavailable`, from which nobody concludes anything.
+//! Invariants: the names of volumes, snapshots and buckets decide nothing, although URLs and answers
+//! repeat them. An answer that no rule knows is `Unavailable`, from which nobody concludes anything.
 //!
 //! Not here: what is done about an error (`client`), and the errors of files (`directory`).
 
@@ -69,25 +69,30 @@ pub(super) fn explain(error: Error) -> StoreError {
     let full = full_text(&error);
     let quoted = full.find("Server returned").map(|at| &full[at..]);
     let answer = quoted.unwrap_or(&full);
-    let (kind, advice) = match quoted {
-        Some(quoted) => judge(&error, quoted),
-        None => judge(&error, &without_urls(&full)),
-    };
+    let (kind, advice) = judge(&error, answer);
     let text = summary(answer).unwrap_or_else(|| one_line(answer));
     let advice = if advice.is_empty() { String::new() } else { format!("; {advice}") };
     StoreError::new(kind, format!("{text}{advice}")).with_source(error)
 }
 
-/// A text that quotes no answer, without URLs: a volume may be called `AccessDenied`. The address
-/// of a machine's own credentials stays, because it says what was asked.
-fn without_urls(text: &str) -> String {
-    let stays = |word: &&str| !word.contains("://") || word.contains("://169.254.");
-    text.split(' ').filter(stays).collect::<Vec<_>>().join(" ")
+/// The text without URLs and keys, which an answer may repeat: a volume may be called
+/// `AccessDenied`. The address of a machine's own credentials stays, because it says what was asked.
+fn without_keys(text: &str) -> String {
+    let is_border = |c: char| c.is_whitespace() || "<>\"'".contains(c);
+    let is_key = |word: &str| {
+        (word.contains('/') || word.contains("%2F")) && !word.contains("://169.254.")
+    };
+    let kept = text.split_inclusive(is_border).map(|piece| {
+        let word = piece.trim_end_matches(is_border);
+        if is_key(word) { &piece[word.len()..] } else { piece }
+    });
+    kept.collect()
 }
 
 /// What may be concluded from an answer, and what to do.
 fn judge(error: &Error, answer: &str) -> (StoreErrorKind, &'static str) {
-    if let Some((_, kind, advice)) = WORDS.iter().find(|(words, _, _)| answer.contains(words)) {
+    let said = without_keys(answer);
+    if let Some((_, kind, advice)) = WORDS.iter().find(|(words, _, _)| said.contains(words)) {
         return (*kind, advice);
     }
     match error {
@@ -206,6 +211,22 @@ mod tests {
         assert_eq!(explain(not_found(&said("404 Not Found", "NoSuchBucket"))).kind(), Denied);
         let skewed = said("403 Forbidden", "RequestTimeTooSkewed");
         assert!(explain(generic(&skewed)).to_string().contains("clock"));
+    }
+
+    #[test]
+    fn a_name_that_an_answer_repeats_decides_nothing() {
+        let absent = "Error performing GET http://h/b/k in 1ms - Server returned non-2xx status \
+            code: 404 Not Found: ";
+        for name in ["AccessDenied", "old-SlowDown", "NoSuchBucket"] {
+            let minio = format!(
+                "{absent}<Error><Code>NoSuchKey</Code><Message>The specified key does not \
+                 exist.</Message><Key>names/{name}/1</Key><BucketName>b</BucketName>\
+                 <Resource>/b/names/{name}/1</Resource></Error>"
+            );
+            assert_eq!(explain(not_found(&minio)).kind(), NotFound, "{minio}");
+            let google = format!("{absent}{{\"message\": \"No such object: b/names/{name}/1\"}}");
+            assert_eq!(explain(not_found(&google)).kind(), NotFound, "{google}");
+        }
     }
 
     #[test]
