@@ -90,7 +90,7 @@ impl ErrorKind {
     #[must_use]
     pub const fn of_driver(errno: i32) -> ErrorKind {
         match errno {
-            28 => ErrorKind::Full,        // ENOSPC
+            28 | 122 => ErrorKind::Full,  // ENOSPC, EDQUOT
             30 => ErrorKind::ReadOnly,    // EROFS
             67 => ErrorKind::Unreachable, // ENOLINK
             110 => ErrorKind::TimedOut,   // ETIMEDOUT

@@ -52,6 +52,7 @@ fn name(errno: i32) -> &'static str {
         95 => "ENOTSUP",
         108 => "ESHUTDOWN",
         110 => "ETIMEDOUT",
+        122 => "EDQUOT",
         other => panic!("errno {other} has no name here"),
     }
 }

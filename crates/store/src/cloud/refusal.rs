@@ -79,9 +79,8 @@ pub(super) fn explain(error: Error) -> StoreError {
 /// `AccessDenied`. The address of a machine's own credentials stays, because it says what was asked.
 fn without_keys(text: &str) -> String {
     let is_border = |c: char| c.is_whitespace() || "<>\"'".contains(c);
-    let is_key = |word: &str| {
-        (word.contains('/') || word.contains("%2F")) && !word.contains("://169.254.")
-    };
+    let is_key =
+        |word: &str| (word.contains('/') || word.contains("%2F")) && !word.contains("://169.254.");
     let kept = text.split_inclusive(is_border).map(|piece| {
         let word = piece.trim_end_matches(is_border);
         if is_key(word) { &piece[word.len()..] } else { piece }

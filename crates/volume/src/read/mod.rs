@@ -94,11 +94,27 @@ enum Served {
     Gone,
 }
 
-/// Which places served a read, for the counters.
-#[derive(Default)]
-struct Sources {
-    cache: bool,
-    journal: bool,
+/// The farthest place that a read needed: it is counted there, once. A range that was never written
+/// comes from nowhere.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    #[default]
+    Nowhere,
+    Journal,
+    Cache,
+    Store,
+}
+
+impl Source {
+    fn count(self, context: &ReadContext) {
+        let tally = &context.attachment.tally;
+        match self {
+            Source::Nowhere => {}
+            Source::Journal => add(&tally.reads_journal, 1),
+            Source::Cache => add(&tally.reads_cache, 1),
+            Source::Store => add(&tally.reads_store, 1),
+        }
+    }
 }
 
 /// Takes a read.
@@ -107,16 +123,16 @@ pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
     let (start, length) = (request.address, request.length);
     add(&context.attachment.tally.reads, 1);
     add(&context.attachment.tally.read_bytes, length);
-    let mut sources = Sources::default();
-    let mut later = Vec::new();
+    let mut source = Source::default();
+    let (mut slow, mut absent) = (Vec::new(), Vec::new());
     let mut atoms = resolve(context, start, length);
     while let Some(atom) = atoms.pop() {
         let at = (atom.address - start) as usize;
         let into = &mut request.buffer()[at..at + atom.length as usize];
-        match serve(context, &atom, into, false, &mut sources) {
+        match serve(context, &atom, into, Reach::PageCache, &mut source) {
             Ok(Served::Done) => {}
-            Ok(Served::Slow) => later.push((atom, true)),
-            Ok(Served::Absent) => later.push((atom, false)),
+            Ok(Served::Slow) => slow.push(atom),
+            Ok(Served::Absent) => absent.push(atom),
             Ok(Served::Gone) if atom.again < RESOLVE_AGAIN_MAX => {
                 atoms.extend(resolve_again(context, &atom));
             }
@@ -124,19 +140,16 @@ pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
             Err(error) => return request.fail(error),
         }
     }
-    let streams = has_frames(&later) || sources.cache;
-    if later.is_empty() {
-        // A range that was never written comes from nowhere.
-        let tally = &context.attachment.tally;
-        if sources.cache {
-            add(&tally.reads_cache, 1);
-        } else if sources.journal {
-            add(&tally.reads_journal, 1);
-        }
+    let streams = source == Source::Cache || has_frames(&slow) || has_frames(&absent);
+    if slow.is_empty() && absent.is_empty() {
+        source.count(context);
         request.done();
     } else {
-        later.reverse();
-        Job::start(context, request, later, reading);
+        slow.reverse();
+        absent.reverse();
+        let job = Job::new(context, request, slow.len() + absent.len(), source, reading);
+        job.serve_all(slow);
+        job.fetch(absent);
     }
     if streams {
         ahead::note(context, start, length);
@@ -144,8 +157,8 @@ pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
 }
 
 /// Whether any of them is a frame that the cache did not answer at once.
-fn has_frames(later: &[(Atom, bool)]) -> bool {
-    later.iter().any(|(atom, _)| matches!(atom.place, Place::Frame { .. }))
+fn has_frames(later: &[Atom]) -> bool {
+    later.iter().any(|atom| matches!(atom.place, Place::Frame { .. }))
 }
 
 /// Takes a prefetch: a hint, answered at once.
@@ -270,8 +283,8 @@ fn serve(
     context: &ReadContext,
     atom: &Atom,
     into: &mut [u8],
-    may_wait: bool,
-    sources: &mut Sources,
+    reach: Reach<'_>,
+    source: &mut Source,
 ) -> Result<Served> {
     match &atom.place {
         Place::Zero => {
@@ -280,8 +293,7 @@ fn serve(
         }
         Place::Record { record, offset, stored } => {
             let Some(journal) = &context.journal else { return Ok(Served::Gone) };
-            sources.journal = true;
-            let reach = if may_wait { Reach::Device } else { Reach::PageCache };
+            *source = (*source).max(Source::Journal);
             match (journal.read(record, *offset, into, reach), stored) {
                 (Ok(JournalRead::Done), _) => Ok(Served::Done),
                 (Ok(JournalRead::Slow), _) => Ok(Served::Slow),
@@ -299,16 +311,14 @@ fn serve(
             let Some((cache, key)) = context.stored.cached(*name) else {
                 return Ok(Served::Absent);
             };
-            if may_wait {
-                return Ok(if cache.read(key, *offset, into) {
-                    Served::Done
-                } else {
-                    Served::Absent
-                });
-            }
-            Ok(match cache.read_now(key, *offset, into) {
+            let found = match reach {
+                Reach::PageCache => cache.read_now(key, *offset, into),
+                _ if cache.read(key, *offset, into) => CacheRead::Hit,
+                _ => CacheRead::Miss,
+            };
+            Ok(match found {
                 CacheRead::Hit => {
-                    sources.cache = true;
+                    *source = (*source).max(Source::Cache);
                     Served::Done
                 }
                 CacheRead::Slow => Served::Slow,
@@ -340,6 +350,8 @@ struct Job {
     request: Mutex<Option<Request>>,
     left: AtomicUsize,
     error: Mutex<Option<Error>>,
+    /// Where it is to be counted when it ends; what waits for the store is counted at once.
+    source: Mutex<Source>,
     /// A read-only attachment moved to another cut: all of the read is done anew, so that it is of
     /// one cut.
     restart: AtomicBool,
@@ -348,48 +360,47 @@ struct Job {
 }
 
 impl Job {
-    /// Sends atoms on their way: with `true` to the local disk, with `false` to the store.
-    fn start(
+    /// The job of a read of which `left` atoms are not served yet.
+    fn new(
         context: &Arc<ReadContext>,
         request: Request,
-        atoms: Vec<(Atom, bool)>,
+        left: usize,
+        source: Source,
         reading: Reading,
-    ) {
-        let job = Arc::new(Job {
+    ) -> Arc<Self> {
+        Arc::new(Job {
             context: context.clone(),
             start: request.address,
             request: Mutex::new(Some(request)),
-            left: AtomicUsize::new(atoms.len()),
+            left: AtomicUsize::new(left),
             error: Mutex::default(),
+            source: Mutex::new(source),
             restart: AtomicBool::new(false),
             restarts: AtomicUsize::new(0),
             _reading: reading,
-        });
-        let mut absent = Vec::new();
-        let mut slow = false;
-        for (atom, local) in atoms {
-            if local {
-                slow = true;
-                let job = job.clone();
-                context.pool.run(move || job.serve_waiting(atom));
-            } else {
-                absent.push(atom);
+        })
+    }
+
+    /// Notes that an atom came from `source`, or is asked for there.
+    fn came_from(&self, source: Source) {
+        let mut farthest = self.source.lock();
+        if source > *farthest {
+            *farthest = source;
+            if source == Source::Store {
+                source.count(&self.context);
             }
         }
-        let counter = if absent.is_empty() && slow {
-            &context.attachment.tally.reads_cache
-        } else {
-            &context.attachment.tally.reads_store
-        };
-        add(counter, 1);
-        job.fetch(absent);
     }
 
     /// Serves an atom on a thread that may wait.
     fn serve_waiting(self: &Arc<Self>, atom: Atom) {
         let mut bytes = vec![0; atom.length as usize];
-        match serve(&self.context, &atom, &mut bytes, true, &mut Sources::default()) {
-            Ok(Served::Done) => self.arrived(&atom, &bytes),
+        let mut source = Source::default();
+        match serve(&self.context, &atom, &mut bytes, Reach::Device, &mut source) {
+            Ok(Served::Done) => {
+                self.came_from(source);
+                self.arrived(&atom, &bytes);
+            }
             Ok(Served::Absent | Served::Slow) => self.fetch(vec![atom]),
             Ok(Served::Gone) => self.resolve_again(&atom),
             Err(error) => self.end_atom(Some(error)),
@@ -413,7 +424,10 @@ impl Job {
             });
             wanted.push((name, Some(waiter)));
         }
-        fetch::fetch(&self.context, wanted, sawmill_store::Class::Read);
+        if !wanted.is_empty() {
+            self.came_from(Source::Store);
+            fetch::fetch(&self.context, wanted, sawmill_store::Class::Read);
+        }
     }
 
     fn resolve_again(self: &Arc<Self>, atom: &Atom) {
@@ -482,6 +496,10 @@ impl Job {
             self.error.lock().get_or_insert(Error::new(ErrorKind::Unavailable, text));
         }
         let Some(request) = self.request.lock().take() else { return };
+        let source = *self.source.lock();
+        if source != Source::Store {
+            source.count(&self.context);
+        }
         match self.error.lock().take() {
             None => request.done(),
             Some(error) => request.fail(error),

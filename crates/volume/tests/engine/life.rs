@@ -295,6 +295,23 @@ fn a_read_counts_where_its_bytes_lie_and_nowhere_if_there_are_none() {
 }
 
 #[test]
+fn a_read_from_the_journals_disk_is_counted_as_one_from_the_journal() {
+    let rig = Rig::new();
+    let volume = rig.open();
+    volume.write_at(0, &[7; 4096]).unwrap();
+    // Twice the staging memory: the first write is on the disk alone.
+    for n in 1..=rig.options.staging_bytes * 2 / MIB {
+        volume.write_at(n * MIB, &vec![8; MIB as usize]).unwrap();
+    }
+    volume.flush().unwrap();
+    assert_eq!(volume.read_at(0, 4096).unwrap(), [7; 4096]);
+    let counters = volume.status().counters;
+    let counted = [counters.reads_journal, counters.reads_cache, counters.reads_store];
+    assert_eq!(counted, [1, 0, 0], "journal, cache, store");
+    volume.close().unwrap();
+}
+
+#[test]
 fn each_byte_of_a_write_is_taken_from_its_door_once() {
     let rig = Rig::new();
     let volume = rig.open();
