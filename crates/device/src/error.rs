@@ -1,7 +1,8 @@
 //! One error type for the waist. Its kind tells the reader what to do; its text says what and
 //! which.
 //!
-//! Invariant: kinds map to errno in one table ([`ErrorKind::errno`]), matched without a wildcard.
+//! Invariant: each kind has a Linux errno ([`ErrorKind::errno`]), matched without a wildcard. Not
+//! here: what a door's protocol makes of a kind (each door's `errno` or `status`).
 
 use std::borrow::Cow;
 use std::fmt;

@@ -37,8 +37,8 @@ pub trait Door: Send + Sync {
     /// A quiet door stays so, and the caller gets another value for it.
     fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>>;
 
-    /// The device has another size: tells the user. Errors: `Refused` where this door or kernel
-    /// cannot; the text says how the user comes to see it.
+    /// Announces the device's new size to the door's users. Errors: `Refused` where this door or
+    /// kernel cannot; the text says how users come to see it.
     fn resized(&self) -> Result<()>;
 
     /// Closes the door, which may be quiet.

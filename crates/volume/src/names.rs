@@ -296,18 +296,20 @@ fn delete_rest(
     {
         let volume_id = newest.volume.volume_id;
         let deleted = remove(world, store, volume_id)?;
-        // What is said to be gone costs its journal: a volume that was revived meanwhile is not.
-        if deleted.objects > 0 && words::newest(store, volume_id)?.is_gone() {
+        // Clones may have kept everything. What is said to be gone costs its journal: a volume that
+        // was revived meanwhile is not.
+        let is_told = deleted.objects > 0 || !deleted.pinned_by.is_empty();
+        if is_told && words::newest(store, volume_id)?.is_gone() {
             return Ok(Finished { volume_id, deleted });
         }
     }
     Err(not_found(name))
 }
 
-/// Shuts out whoever writes a volume; 0: nobody can be.
+/// Fences the writer of a volume. Returns the fence's sequence, or 0 if there is no writer to fence.
 fn last_fence(world: &dyn World, store: &dyn ObjectStore, record: &VolumeRecord) -> Result<u64> {
-    // Nobody writes a replica: no writer is to be shut out, and its copier looks whether it is
-    // still there. A fence would stand where its source goes on.
+    // A replica has no writer to fence. Its copier checks that the replica exists. A fence would
+    // occupy a key that the source will use.
     if replica(store, record.volume_id)?.is_some() {
         return Ok(0);
     }

@@ -180,6 +180,7 @@ pub struct Counters {
     pub reads_store: u64,
     /// Frames fetched ahead.
     pub prefetched_frames: u64,
-    /// Writes that had to wait for room in the journal.
+    /// Requests that had to wait for staging memory, journal space, the limit of unstored records,
+    /// or the age limit of unstored writes.
     pub writes_stalled: u64,
 }

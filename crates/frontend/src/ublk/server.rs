@@ -202,14 +202,14 @@ impl UblkDoor {
         node_path(self.shared.id)
     }
 
-    /// Publishes the current size of the device. Returns `Invalid` if the kernel cannot do that
+    /// Publishes the current size of the device. Returns `Refused` if the kernel cannot do that
     /// (before Linux 6.16): the device keeps its old size until it is stopped and started again.
     pub fn resize(&self) -> Result<()> {
         let id = self.shared.id;
         if self.shared.features & feature::UPDATE_SIZE == 0 {
             let text = "cannot change its size while it runs (that needs Linux 6.16): stop it and \
                 start it again";
-            return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {id} {text}")));
+            return Err(Error::new(ErrorKind::Refused, format!("ublk: device {id} {text}")));
         }
         let sectors = protocol::sectors(&self.shared.device.geometry());
         registry::control()?

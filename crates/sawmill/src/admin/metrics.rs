@@ -56,9 +56,12 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
         "Records of the journal that hold writes not yet stored.",
         |v| v.journal_unstored_records,
     ),
-    gauge("sawmill_stalled_requests", "Requests waiting because the journal is full.", |v| {
-        v.stalled_requests
-    }),
+    gauge(
+        "sawmill_stalled_requests",
+        "Requests that wait for staging memory, journal space, the limit of unstored writes, or \
+         --unstored-age-max.",
+        |v| v.stalled_requests,
+    ),
     gauge("sawmill_uploads_in_flight", "Segments on their way to the store.", |v| {
         u64::from(v.uploads_in_flight)
     }),
@@ -97,7 +100,7 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     }),
     counter(
         "sawmill_writes_stalled_total",
-        "Writes that had to wait for space in the journal.",
+        "Requests that had to wait as those in sawmill_stalled_requests do.",
         |v| v.counters.writes_stalled,
     ),
     counter("sawmill_journal_syncs_total", "Syncs of the journal's disk.", |v| {
