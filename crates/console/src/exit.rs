@@ -257,8 +257,8 @@ impl From<sawmill_verify::Error> for Failure {
         let exit = match error {
             Error::Device(error) => return error.into(),
             Error::Io { what, source } => return Failure::io(what, &source),
-            Error::Missing(_) => Exit::NotFound,
-            Error::Log(_) | Error::Usage(_) => Exit::Usage,
+            Error::Missing(_) | Error::Unopened { .. } => Exit::NotFound,
+            Error::Format { .. } | Error::Log(_) | Error::Usage(_) => Exit::Usage,
             Error::Subject(_) => Exit::Unavailable,
         };
         Failure::new(exit, error.to_string()).caused_by(error)

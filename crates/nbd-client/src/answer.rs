@@ -49,6 +49,8 @@ impl fmt::Display for Failure {
     }
 }
 
+impl std::error::Error for Failure {}
+
 /// The most runs of one allocation answer: a server that sends more does so for ever, and they are
 /// all kept.
 const EXTENTS_MAX: usize = 1 << 20;

@@ -115,6 +115,7 @@ impl Cloud {
             Err(error) => Err(match explain(error) {
                 absent if absent.kind() == StoreErrorKind::NotFound => {
                     StoreError::new(StoreErrorKind::Unavailable, absent.to_string())
+                        .with_source(absent)
                 }
                 other => other,
             }),
@@ -221,13 +222,13 @@ fn settings<'a, K: FromStr>(
     )
 }
 
-fn refuse(location: &CloudLocation, error: &object_store::Error) -> StoreError {
+fn refuse(location: &CloudLocation, error: object_store::Error) -> StoreError {
     let text = refusal::one_line(&error.to_string());
     let (scheme, bucket) = (location.scheme.name(), &location.bucket);
     let place = location.scheme.credentials();
     let text =
         format!("cannot use {scheme}://{bucket}: {text}; check the variables, such as {place}");
-    StoreError::new(StoreErrorKind::Invalid, text)
+    StoreError::new(StoreErrorKind::Invalid, text).with_source(error)
 }
 
 fn s3(
@@ -274,7 +275,7 @@ fn s3(
     let builder = builder
         .with_bucket_name(&location.bucket)
         .with_conditional_put(S3ConditionalPut::ETagMatch);
-    Ok(Box::new(builder.build().map_err(|error| refuse(location, &error))?))
+    Ok(Box::new(builder.build().map_err(|error| refuse(location, error))?))
 }
 
 fn gcs(location: &CloudLocation, environment: &Environment) -> Result<Box<dyn ObjectStore>> {
@@ -293,7 +294,7 @@ fn gcs(location: &CloudLocation, environment: &Environment) -> Result<Box<dyn Ob
         builder = builder.with_config(GoogleConfigKey::BaseUrl, endpoint);
     }
     let builder = builder.with_bucket_name(&location.bucket);
-    Ok(Box::new(builder.build().map_err(|error| refuse(location, &error))?))
+    Ok(Box::new(builder.build().map_err(|error| refuse(location, error))?))
 }
 
 fn azure(location: &CloudLocation, environment: &Environment) -> Result<Box<dyn ObjectStore>> {
@@ -313,7 +314,7 @@ fn azure(location: &CloudLocation, environment: &Environment) -> Result<Box<dyn 
         builder = builder.with_config(AzureConfigKey::AccountName, account);
     }
     let builder = builder.with_container_name(&location.bucket);
-    Ok(Box::new(builder.build().map_err(|error| refuse(location, &error))?))
+    Ok(Box::new(builder.build().map_err(|error| refuse(location, error))?))
 }
 
 #[cfg(test)]

@@ -92,14 +92,12 @@ impl Directory {
         let shared = Arc::clone(&self.shared);
         let threads = Arc::clone(&self.threads);
         async move {
-            let lost =
-                |_| StoreError::new(StoreErrorKind::Unavailable, "the store's threads have ended");
-            let thread = threads.acquire_owned().await.map_err(|_| lost(()))?;
+            let thread = threads.acquire_owned().await.map_err(lost)?;
             let task = tokio::task::spawn_blocking(move || {
                 let _thread = thread;
                 call(&shared)
             });
-            task.await.map_err(|_| lost(()))?
+            task.await.map_err(lost)?
         }
         .boxed()
     }
@@ -144,9 +142,9 @@ impl Shared {
                 self.root.check()?;
                 return Err(absent());
             }
-            Err(error) => return Err(failure("open", &path, &error)),
+            Err(error) => return Err(failure("open", &path, error)),
         };
-        let about = file.metadata().map_err(|error| failure("look at", &path, &error))?;
+        let about = file.metadata().map_err(|error| failure("look at", &path, error))?;
         if about.is_dir() {
             self.root.check()?;
             return Err(absent());
@@ -169,7 +167,7 @@ impl Shared {
                     return Err(StoreError::new(StoreErrorKind::Broken, text));
                 }
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(failure("read", &path, &error.into())),
+                Err(error) => return Err(failure("read", &path, error.into())),
             }
         }
         // The allocator may have given more room than asked for, and the file may have grown.
@@ -192,18 +190,16 @@ impl Shared {
         };
         // It may have gone meanwhile, and the object with it.
         self.root.check()?;
-        outcome.map_err(|error| failure("create", &path, &error)).and_then(
-            |creation| match creation {
-                Creation::Exists if path.is_dir() => {
-                    let text = format!(
-                        "{} is a folder: no key may be the beginning of another",
-                        path.display()
-                    );
-                    Err(StoreError::new(StoreErrorKind::Invalid, text))
-                }
-                creation => Ok(creation),
-            },
-        )
+        match outcome.map_err(|error| failure("create", &path, error))? {
+            Creation::Exists if path.is_dir() => {
+                let text = format!(
+                    "{} is a folder: no key may be the beginning of another",
+                    path.display()
+                );
+                Err(StoreError::new(StoreErrorKind::Invalid, text))
+            }
+            creation => Ok(creation),
+        }
     }
 
     fn create_in(&self, folder: &Path, path: &Path, body: &[u8]) -> io::Result<Creation> {
@@ -278,10 +274,10 @@ impl Shared {
             let entries = match fs::read_dir(&folder) {
                 Ok(entries) => entries,
                 Err(error) if is_absent(&error) => continue,
-                Err(error) => return Err(failure("list", &folder, &error)),
+                Err(error) => return Err(failure("list", &folder, error)),
             };
             for entry in entries {
-                let entry = entry.map_err(|error| failure("list", &folder, &error))?;
+                let entry = entry.map_err(|error| failure("list", &folder, error))?;
                 let path = entry.path();
                 // Names that cannot be keys are not ours: `.tmp`, `lost+found`.
                 let Some(key) = path.strip_prefix(root).ok().and_then(Path::to_str) else {
@@ -297,7 +293,7 @@ impl Shared {
                     }
                     Ok(_) => {}
                     Err(error) if is_absent(&error) => {}
-                    Err(error) => return Err(failure("look at", &path, &error)),
+                    Err(error) => return Err(failure("look at", &path, error)),
                 }
             }
         }
@@ -317,12 +313,12 @@ impl Shared {
                 Err(error) if is_absent(&error) => {}
                 // A folder is not an object, so there was nothing to delete.
                 Err(_) if path.is_dir() => {}
-                Err(error) => return Err(failure("delete", &path, &error)),
+                Err(error) => return Err(failure("delete", &path, error)),
             }
         }
         self.root.check()?;
         for folder in touched {
-            sync_folder(&folder).map_err(|error| failure("sync", &folder, &error))?;
+            sync_folder(&folder).map_err(|error| failure("sync", &folder, error))?;
         }
         Ok(())
     }
@@ -411,8 +407,14 @@ fn is_unsupported(error: &io::Error) -> bool {
     )
 }
 
+/// What it means that a call got no thread, or that its thread did not come to its end.
+fn lost(error: impl std::error::Error + Send + Sync + 'static) -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, "the store's threads have ended")
+        .with_source(error)
+}
+
 /// What a failed file call means for the store's caller.
-fn failure(verb: &str, path: &Path, error: &io::Error) -> StoreError {
+fn failure(verb: &str, path: &Path, error: io::Error) -> StoreError {
     let (kind, advice) = match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::ACCESS | Errno::PERM) => {
             (StoreErrorKind::Denied, "; check owner and mode of the folder")
@@ -430,12 +432,8 @@ fn failure(verb: &str, path: &Path, error: &io::Error) -> StoreError {
         }
         _ => (StoreErrorKind::Unavailable, ""),
     };
-    let failed =
-        StoreError::new(kind, format!("cannot {verb} {}: {error}{advice}", path.display()));
-    match error.raw_os_error() {
-        Some(code) => failed.with_source(io::Error::from_raw_os_error(code)),
-        None => failed,
-    }
+    StoreError::new(kind, format!("cannot {verb} {}: {error}{advice}", path.display()))
+        .with_source(error)
 }
 
 #[cfg(test)]

@@ -78,6 +78,10 @@ fn invalid(text: String) -> StoreError {
     StoreError::new(StoreErrorKind::Invalid, text)
 }
 
+fn bad(url: &str, error: url::ParseError) -> StoreError {
+    invalid(format!("bad store URL {:?}: {error}", shown(url))).with_source(error)
+}
+
 /// Reads a store URL.
 pub(crate) fn parse(url: &str) -> Result<Location> {
     if let Some(name) = url.strip_prefix("memory:") {
@@ -121,8 +125,7 @@ pub(crate) fn shown(url: &str) -> String {
 }
 
 fn parse_file(url: &str) -> Result<Location> {
-    let parsed = Url::parse(url)
-        .map_err(|error| invalid(format!("bad store URL {:?}: {error}", shown(url))))?;
+    let parsed = Url::parse(url).map_err(|error| bad(url, error))?;
     if parsed.query().is_some() || parsed.fragment().is_some() {
         return Err(invalid(format!(
             "store URL {:?} takes no parameters: write file:///path",
@@ -139,8 +142,7 @@ fn parse_file(url: &str) -> Result<Location> {
 
 fn parse_cloud(url: &str, scheme: CloudScheme) -> Result<Location> {
     let show = shown(url);
-    let parsed =
-        Url::parse(url).map_err(|error| invalid(format!("bad store URL {show:?}: {error}")))?;
+    let parsed = Url::parse(url).map_err(|error| bad(url, error))?;
     let refuse_secret = || {
         let place = scheme.credentials();
         invalid(format!(
@@ -310,6 +312,13 @@ mod tests {
             let text = error.to_string();
             assert!(text.contains(expected) && !text.contains('\n'), "{url}: {text}");
         }
+    }
+
+    #[test]
+    fn a_bad_url_keeps_what_its_parser_said() {
+        let error = parse("s3://[bucket").unwrap_err();
+        let source = std::error::Error::source(&error).expect("a source");
+        assert!(source.is::<url::ParseError>() && error.to_string().ends_with(&source.to_string()));
     }
 
     #[test]

@@ -283,20 +283,21 @@ fn expect_deleted(calls: &Blocking<'_>, key: &str) -> Result<String, String> {
 }
 
 fn random_name() -> Result<String> {
-    getrandom::u64().map(|random| format!("{random:016x}")).map_err(|error| no_random(&error))
+    getrandom::u64().map(|random| format!("{random:016x}")).map_err(no_random)
 }
 
 fn random_body() -> Result<Bytes> {
     let mut body = vec![0; BODY_BYTES];
-    getrandom::fill(&mut body).map_err(|error| no_random(&error))?;
+    getrandom::fill(&mut body).map_err(no_random)?;
     Ok(Bytes::from(body))
 }
 
-fn no_random(error: &getrandom::Error) -> StoreError {
+fn no_random(error: getrandom::Error) -> StoreError {
     StoreError::new(
         StoreErrorKind::Unavailable,
         format!("the system gives no random numbers: {error}"),
     )
+    .with_source(error)
 }
 
 #[cfg(test)]

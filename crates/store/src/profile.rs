@@ -38,7 +38,7 @@ pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, Stri
         Err(error) => {
             let text =
                 format!("cannot read {} for AWS profile {profile:?}: {error}", path.display());
-            return Err(StoreError::new(StoreErrorKind::Invalid, text));
+            return Err(StoreError::new(StoreErrorKind::Invalid, text).with_source(error));
         }
     };
     match found {

@@ -16,7 +16,7 @@ const WORKERS_MAX: usize = 2;
 /// Most threads that may be inside blocking calls (files, name resolution).
 pub(crate) const BLOCKING_THREADS_MAX: usize = 64;
 
-static RUNTIME: OnceLock<std::result::Result<Runtime, String>> = OnceLock::new();
+static RUNTIME: OnceLock<Result<Runtime>> = OnceLock::new();
 
 /// The runtime, started at the first call.
 pub(crate) fn runtime() -> Result<&'static Runtime> {
@@ -27,12 +27,13 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
             .thread_name("sawmill-store")
             .enable_all()
             .build()
-            .map_err(|error| error.to_string())
+            .map_err(|error| {
+                let text = format!(
+                    "cannot start the store's threads: {error}; raise the limit on threads or \
+                     memory"
+                );
+                StoreError::new(StoreErrorKind::Unavailable, text).with_source(error)
+            })
     });
-    started.as_ref().map_err(|error| {
-        let text = format!(
-            "cannot start the store's threads: {error}; raise the limit on threads or memory"
-        );
-        StoreError::new(StoreErrorKind::Unavailable, text)
-    })
+    started.as_ref().map_err(Clone::clone)
 }

@@ -41,11 +41,10 @@ pub fn can_mount() -> Result<()> {
     )
 }
 
-fn openable(path: &Path, advice: &str) -> Result<()> {
+fn openable(path: &Path, advice: &'static str) -> Result<()> {
     let opened = std::fs::OpenOptions::new().read(true).write(true).open(path);
-    opened
-        .map(drop)
-        .map_err(|error| Error::Missing(format!("{}: {error}; {advice}", path.display())))
+    let what = path.display().to_string();
+    opened.map(drop).map_err(|source| Error::Unopened { what, source, advice })
 }
 
 /// An NBD export shown as a file: a sync of the file is a flush of the export.
@@ -59,7 +58,7 @@ impl FusedFile {
     /// Shows the export `uri` as the file `path`.
     pub fn new(uri: &str, path: &Path) -> Result<Self> {
         can_fuse()?;
-        std::fs::write(path, "").map_err(|error| Error::io("cannot make", path, &error))?;
+        std::fs::write(path, "").map_err(|error| Error::io("cannot make", path, error))?;
         let mut command = program::command("nbdfuse")?;
         let said = path.with_extension("nbdfuse.said");
         let mut process = Process::start(command.arg(path).arg(uri), &said)?;
@@ -132,7 +131,7 @@ pub struct Mounted {
 impl Mounted {
     /// Mounts `device` at `root`, a folder that is made.
     pub fn new(device: &Path, root: &Path, options: &str) -> Result<Self> {
-        std::fs::create_dir_all(root).map_err(|error| Error::io("cannot make", root, &error))?;
+        std::fs::create_dir_all(root).map_err(|error| Error::io("cannot make", root, error))?;
         let mut command = program::command("mount")?;
         if !options.is_empty() {
             command.args(["-o", options]);

@@ -122,7 +122,7 @@ impl Crashes<'_> {
 
     fn crash(&self, folder: &Path) -> Result<()> {
         let said = folder.join("crash.said");
-        let failed = |error: std::io::Error| Error::io("cannot write", &said, &error);
+        let failed = |error: std::io::Error| Error::io("cannot write", &said, error);
         // Not through a pipe: the server that it starts may keep that open.
         let output = File::create(&said).map_err(failed)?;
         let error_output = output.try_clone().map_err(failed)?;

@@ -5,6 +5,8 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
+use sawmill_format::FormatError;
+
 /// Why a check could not be carried out: what happened, to what, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -19,6 +21,24 @@ pub enum Error {
     /// A program, a right or a kernel's ability is missing.
     #[error("{0}")]
     Missing(String),
+    /// A device of the kernel cannot be opened.
+    #[error("{what}: {source}; {advice}")]
+    Unopened {
+        /// Which.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// A write log holds what its format does not allow.
+    #[error("{what}: {source}")]
+    Format {
+        /// Which log.
+        what: String,
+        /// What is wrong.
+        source: FormatError,
+    },
     /// A write log is not what it should be.
     #[error("{0}")]
     Log(String),
@@ -35,8 +55,7 @@ pub enum Error {
 
 impl Error {
     /// An error of the system about a file.
-    pub(crate) fn io(what: impl fmt::Display, path: &Path, error: &io::Error) -> Self {
-        let source = io::Error::new(error.kind(), error.to_string());
+    pub(crate) fn io(what: impl fmt::Display, path: &Path, source: io::Error) -> Self {
         Error::Io { what: format!("{what} {}", path.display()), source }
     }
 }

@@ -60,7 +60,7 @@ impl Files {
                     record.removed = Some(clock.tick());
                     let path = root.join(&record.name);
                     fs::remove_file(&path)
-                        .map_err(|error| Error::io("cannot remove", &path, &error))?;
+                        .map_err(|error| Error::io("cannot remove", &path, error))?;
                 }
                 Some(record) if n % 5 == 4 => {
                     record.removed = Some(clock.tick());
@@ -71,15 +71,14 @@ impl Files {
             let (seed, length) = (dice.word(), 1 + dice.below(FILE_BYTES_MAX));
             let path = root.join(&name);
             make(root, &path, &Dice::new(seed).bytes(length as usize))
-                .map_err(|error| Error::io("cannot make", &path, &error))?;
+                .map_err(|error| Error::io("cannot make", &path, error))?;
             let durable = clock.tick();
             self.records.push(FileRecord { name, seed, length, durable, removed: None });
             if n % 3 == 0 {
                 // One that nobody synced: it may be there in any shape.
                 let path = root.join(format!("loose-{n}"));
                 let bytes = dice.bytes(FILE_BYTES_MAX as usize);
-                fs::write(&path, bytes)
-                    .map_err(|error| Error::io("cannot write", &path, &error))?;
+                fs::write(&path, bytes).map_err(|error| Error::io("cannot write", &path, error))?;
             }
         }
         Ok(())

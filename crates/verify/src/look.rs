@@ -81,7 +81,7 @@ impl Look<'_> {
             remains
                 .disk
                 .write_file(&path)
-                .map_err(|error| Error::io("cannot make", &path, &error))?;
+                .map_err(|error| Error::io("cannot make", &path, error))?;
             return self.judge_file(&path, moment);
         };
         let mut running = match subject.revive(remains, self.folder) {
@@ -143,7 +143,7 @@ impl Look<'_> {
             }
             (Judge::Workload, Knowledge::Stamps { log, .. }) => {
                 let image =
-                    std::fs::read(path).map_err(|error| Error::io("cannot read", path, &error))?;
+                    std::fs::read(path).map_err(|error| Error::io("cannot read", path, error))?;
                 let log = log.as_of(moment);
                 let area = &image[..(log.base.len() * SECTOR_BYTES).min(image.len())];
                 Ok(stamp::check_sectors(&log, area).map(drop).map_err(|violation| violation.0))

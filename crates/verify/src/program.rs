@@ -63,7 +63,7 @@ pub struct Finished {
 
 /// Runs a command to its end, whatever that is.
 pub fn finish(command: &mut Command) -> Result<Finished> {
-    let output = command.output().map_err(|error| cannot_start(command, &error))?;
+    let output = command.output().map_err(|error| cannot_start(command, error))?;
     let said = [&output.stdout[..], &output.stderr[..]].concat();
     Ok(Finished { status: output.status, said: String::from_utf8_lossy(&said).into_owned() })
 }
@@ -79,8 +79,7 @@ pub fn run(command: &mut Command) -> Result<String> {
     Err(Error::Subject(format!("`{line}` failed ({status}): {said}")))
 }
 
-fn cannot_start(command: &Command, error: &io::Error) -> Error {
-    let source = io::Error::new(error.kind(), error.to_string());
+fn cannot_start(command: &Command, source: io::Error) -> Error {
     Error::Io { what: format!("cannot start `{}`", line_of(command)), source }
 }
 
@@ -108,13 +107,13 @@ pub struct Process {
 impl Process {
     /// Starts a program; what it says goes to the file `said`.
     pub fn start(command: &mut Command, said: &Path) -> Result<Self> {
-        let log = File::create(said).map_err(|error| Error::io("cannot make", said, &error))?;
-        let both = log.try_clone().map_err(|error| Error::io("cannot open", said, &error))?;
+        let log = File::create(said).map_err(|error| Error::io("cannot make", said, error))?;
+        let both = log.try_clone().map_err(|error| Error::io("cannot open", said, error))?;
         let child = command
             .stdout(log)
             .stderr(both)
             .spawn()
-            .map_err(|error| cannot_start(command, &error))?;
+            .map_err(|error| cannot_start(command, error))?;
         Ok(Process { child, line: line_of(command), said: said.to_owned(), ended: None })
     }
 

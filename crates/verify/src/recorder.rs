@@ -143,7 +143,7 @@ impl State {
         self.log.add(entry, data, moment).map_err(|error| {
             let why = error.to_string();
             self.broken = Some(why.clone());
-            DeviceError::new(ErrorKind::Unavailable, why)
+            DeviceError::new(ErrorKind::Unavailable, why).with_source(error)
         })
     }
 }

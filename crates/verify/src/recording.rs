@@ -53,9 +53,9 @@ impl Recording {
     /// Opens a log, with the moments in `moments` beside it where they are.
     pub fn open(path: &Path) -> Result<Self> {
         let file =
-            File::open(path).map_err(|error| Error::io("cannot open the log", path, &error))?;
-        let unreadable = |error: io::Error| Error::io("cannot read the log", path, &error);
-        let wrong = |error| Error::Log(format!("{}: {error}", path.display()));
+            File::open(path).map_err(|error| Error::io("cannot open the log", path, error))?;
+        let unreadable = |error: io::Error| Error::io("cannot read the log", path, error);
+        let wrong = |source| Error::Format { what: path.display().to_string(), source };
         let mut sector = vec![0; *SECTOR_BYTES_RANGE.start() as usize];
         file.read_exact_at(&mut sector, 0).map_err(unreadable)?;
         let superblock = Superblock::decode(&sector).map_err(wrong)?;
@@ -128,7 +128,7 @@ impl Recording {
             let mut bytes = vec![0; (length - done).min(STEP_BYTES) as usize];
             self.file
                 .read_exact_at(&mut bytes, recorded.data_at + done)
-                .map_err(|error| Error::io("cannot read the log", &self.path, &error))?;
+                .map_err(|error| Error::io("cannot read the log", &self.path, error))?;
             image.write(address + done, &bytes);
             done += bytes.len() as u64;
         }
@@ -159,11 +159,11 @@ impl LogWriter {
     /// Makes a log at `path`, in place of what is there.
     pub fn create(path: &Path) -> Result<Self> {
         let made = File::options().read(true).write(true).create(true).truncate(true).open(path);
-        let file = made.map_err(|error| Error::io("cannot make the log", path, &error))?;
+        let file = made.map_err(|error| Error::io("cannot make the log", path, error))?;
         let mut writer =
             LogWriter { file, path: path.to_owned(), end: SECTOR_BYTES, moments: Vec::new() };
-        writer.write_superblock().map_err(|error| writer.failed(&error))?;
-        writer.file.set_len(SECTOR_BYTES).map_err(|error| writer.failed(&error))?;
+        writer.write_superblock().map_err(|error| writer.failed(error))?;
+        writer.file.set_len(SECTOR_BYTES).map_err(|error| writer.failed(error))?;
         Ok(writer)
     }
 
@@ -190,7 +190,7 @@ impl LogWriter {
             }
             self.file.set_len(end)
         });
-        written.map_err(|error| self.failed(&error))?;
+        written.map_err(|error| self.failed(error))?;
         self.end = end;
         self.moments.push(moment);
         Ok(())
@@ -198,11 +198,11 @@ impl LogWriter {
 
     /// Completes the log and opens it for reading.
     pub fn finish(&mut self) -> Result<Recording> {
-        self.write_superblock().map_err(|error| self.failed(&error))?;
+        self.write_superblock().map_err(|error| self.failed(error))?;
         let line = |moment: &CutTime| format!("{} {}\n", moment.promised, moment.visible);
         let moments: String = self.moments.iter().map(line).collect();
         std::fs::write(self.path.with_file_name("moments"), moments)
-            .map_err(|error| self.failed(&error))?;
+            .map_err(|error| self.failed(error))?;
         Recording::open(&self.path)
     }
 
@@ -212,7 +212,7 @@ impl LogWriter {
         self.file.write_all_at(&superblock.encode(), 0)
     }
 
-    fn failed(&self, error: &io::Error) -> Error {
+    fn failed(&self, error: io::Error) -> Error {
         Error::io("cannot write the log", &self.path, error)
     }
 }

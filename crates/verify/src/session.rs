@@ -56,7 +56,7 @@ impl Recorded {
     /// Leaves everything but the recording in `folder`; that is there already.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join(BEFORE);
-        self.before.write_file(&path).map_err(|error| Error::io("cannot write", &path, &error))?;
+        self.before.write_file(&path).map_err(|error| Error::io("cannot write", &path, error))?;
         let mut text = format!("first {}\n", self.first);
         match &self.knowledge {
             Knowledge::Stamps { log, settled } => {
@@ -68,14 +68,14 @@ impl Recorded {
             Knowledge::Nothing => {}
         }
         let path = folder.join(WORKLOAD);
-        std::fs::write(&path, text).map_err(|error| Error::io("cannot write", &path, &error))
+        std::fs::write(&path, text).map_err(|error| Error::io("cannot write", &path, error))
     }
 
     /// Opens what [`Recorded::save`] left.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(WORKLOAD);
         let text = std::fs::read_to_string(&path)
-            .map_err(|error| Error::io("cannot read", &path, &error))?;
+            .map_err(|error| Error::io("cannot read", &path, error))?;
         let wrong = || Error::Log(format!("{} is not what verify-crash leaves", path.display()));
         let (first, mut rest) = text.split_once('\n').ok_or_else(wrong)?;
         let first = first.strip_prefix("first ").and_then(|n| n.parse().ok()).ok_or_else(wrong)?;
@@ -97,7 +97,7 @@ impl Recorded {
         };
         let path = folder.join(BEFORE);
         let before =
-            Image::read_file(&path).map_err(|error| Error::io("cannot read", &path, &error))?;
+            Image::read_file(&path).map_err(|error| Error::io("cannot read", &path, error))?;
         let recording = Recording::open(&folder.join("log"))?;
         Ok(Recorded { recording, before, first, knowledge })
     }

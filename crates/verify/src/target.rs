@@ -49,7 +49,7 @@ impl FileTarget {
     /// Opens it for reading and writing through the page cache. No discards: what they leave
     /// differs too much.
     pub fn open(path: &Path) -> Result<Self> {
-        let failed = |error: io::Error| Error::io("cannot open", path, &error);
+        let failed = |error: io::Error| Error::io("cannot open", path, error);
         let mut file = File::options().read(true).write(true).open(path).map_err(failed)?;
         let size_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
         Self::serve(file, geometry(size_bytes, false, false), WORKERS_MAX).map_err(failed)
@@ -60,8 +60,7 @@ impl FileTarget {
     ///
     /// Errors: also where it cannot be opened around the page cache.
     pub fn direct(path: &Path) -> Result<Self> {
-        let failed =
-            |error: io::Error| Error::io("cannot open around the page cache", path, &error);
+        let failed = |error: io::Error| Error::io("cannot open around the page cache", path, error);
         let flags = OFlags::DIRECT.bits().cast_signed();
         let mut options = File::options();
         let mut file =
@@ -185,19 +184,19 @@ fn flush_each(client: &Weak<Client>, hear: &Receiver<Request>) {
         match client.upgrade() {
             Some(client) => client.submit_then(&Command::Flush, move |outcome| match outcome {
                 Ok(_) => request.done(),
-                Err(failure) => request.fail(explained(&failure)),
+                Err(failure) => request.fail(explained(failure)),
             }),
-            None => request.fail(explained(&Failure::Gone)),
+            None => request.fail(explained(Failure::Gone)),
         }
     }
 }
 
-fn explained(failure: &Failure) -> DeviceError {
+fn explained(failure: Failure) -> DeviceError {
     let kind = match failure {
         Failure::Gone => ErrorKind::Closed,
         Failure::Errno(_) => ErrorKind::Unavailable,
     };
-    DeviceError::new(kind, format!("the target: {failure}"))
+    DeviceError::caused(kind, "the target", failure)
 }
 
 impl BlockDevice for NbdTarget {
@@ -230,7 +229,7 @@ impl BlockDevice for NbdTarget {
         };
         let flush = (!is_durable).then(|| self.flush.clone());
         self.client.submit_then(&command, move |outcome| match (outcome, flush) {
-            (Err(failure), _) => request.fail(explained(&failure)),
+            (Err(failure), _) => request.fail(explained(failure)),
             // A request that cannot be sent is dropped, and so answers itself.
             (Ok(_), Some(flush)) => drop(flush.send(request)),
             (Ok(reply), None) => {

@@ -157,7 +157,7 @@ fn open_journal(path: &Path) -> Result<Arc<dyn Disk>> {
             std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
             _ => ErrorKind::Unavailable,
         };
-        Error::new(kind, format!("the journal {} cannot be read: {error}", path.display()))
+        Error::caused(kind, format!("the journal {} cannot be read", path.display()), error)
     };
     Ok(Arc::new(DirectFile::open(path, OpenMode::ReadOnly).map_err(unreadable)?))
 }
@@ -178,7 +178,7 @@ fn read_journal(disk: Arc<dyn Disk>, name: &str) -> Result<(JournalReport, Vec<F
         owners.next_back().ok_or_else(|| corrupt("it has no valid superblock".into()))?;
     let (first, second) = copies.split_at(SUPERBLOCK_BYTES);
     let superblock = sawmill_format::journal::choose_superblock(first, second, volume_id)
-        .map_err(|error| corrupt(error.to_string()))?;
+        .map_err(|error| corrupt(error.to_string()).with_source(error))?;
     if disk.len_bytes() < RING_START_BYTES + superblock.capacity_bytes {
         return Err(corrupt("it is truncated".into()));
     }

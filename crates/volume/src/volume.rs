@@ -456,8 +456,8 @@ impl Volume {
     pub fn preallocate(&self, options: &OpenOptions) -> Result<()> {
         let spare = open::spare_path(self.attachment.record.volume_id, options);
         StagingFile::preallocate(&spare, options.staging_bytes).map_err(|error| {
-            let text = format!("cannot preallocate memory in {}: {error}", spare.display());
-            Error::new(ErrorKind::Full, text)
+            let what = format!("cannot preallocate memory in {}", spare.display());
+            Error::caused(ErrorKind::Full, what, error)
         })
     }
 

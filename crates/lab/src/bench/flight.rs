@@ -163,6 +163,7 @@ fn judge(
     let reply = outcome.map_err(|unanswered| {
         let exit = if unanswered == Unanswered::Errno(28) { Exit::Full } else { Exit::Unavailable };
         Failure::new(exit, format!("{operation:?} at byte {address} failed: {unanswered}"))
+            .caused_by(unanswered)
     })?;
     match mismatch(seed, told, address, &reply.bytes) {
         None => Ok(()),

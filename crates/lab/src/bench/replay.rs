@@ -175,8 +175,9 @@ pub(super) fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
 
 fn connect(uri: &str) -> Result<Client> {
     let client = Client::connect(uri, Style::Structured);
-    let client = client
-        .map_err(|error| Failure::new(Exit::Unavailable, format!("cannot use {uri}: {error}")))?;
+    let client = client.map_err(|error| {
+        Failure::new(Exit::Unavailable, format!("cannot use {uri}: {error}")).caused_by(error)
+    })?;
     if client.export().flags & flag::READ_ONLY != 0 {
         return Err(Failure::new(
             Exit::Refused,

@@ -217,6 +217,7 @@ fn unpack(path: &Path, program: &'static str, file: File) -> Result<(Box<dyn Rea
                 Exit::NotFound,
                 format!("{path} is compressed with {program}: install {program}"),
             )
+            .caused_by(error)
         }
         _ => Failure::io(format!("cannot start {program}"), &error),
     })?;

@@ -86,7 +86,7 @@ fn hold(target: &str) -> Result<FileLock> {
             let text = format!(
                 "{target} is mounted, or another process uses it; unmount it, or stop that process"
             );
-            Failure::new(Exit::InUse, text)
+            Failure::new(Exit::InUse, text).caused_by(error)
         }
         _ => Failure::io(format!("cannot open {target}"), &error),
     })

@@ -55,7 +55,7 @@ impl Root {
     pub(super) fn check(&self) -> Result<()> {
         // In this order: a root that is made in between must not look like one that vanished.
         let before = *self.first_seen.lock();
-        let now = look(&self.path).map_err(|error| failure("look at", &self.path, &error))?;
+        let now = look(&self.path).map_err(|error| failure("look at", &self.path, error))?;
         let what = match (before, now) {
             (None, None) => return Ok(()),
             (before, Some(now)) => {

@@ -335,7 +335,7 @@ fn every_failure_of_a_file_system_has_its_kind() {
         (Errno::NAMETOOLONG, StoreErrorKind::Invalid),
     ];
     for (errno, kind) in table {
-        assert_eq!(failure("open", Path::new("/x"), &errno.into()).kind(), kind, "{errno}");
+        assert_eq!(failure("open", Path::new("/x"), errno.into()).kind(), kind, "{errno}");
     }
 }
 

@@ -169,7 +169,7 @@ impl Subject for CommandLine {
         remains
             .disk
             .write_file(&backing)
-            .map_err(|error| Error::io("cannot make", &backing, &error))?;
+            .map_err(|error| Error::io("cannot make", &backing, error))?;
         Ok(Revived::Serving(Box::new(self.spawn(&backing, folder)?)))
     }
 }

@@ -73,7 +73,7 @@ impl Sawmill {
 }
 
 fn make_folder(path: &Path) -> Result<()> {
-    fs::create_dir_all(path).map_err(|error| Error::io("cannot make the folder", path, &error))
+    fs::create_dir_all(path).map_err(|error| Error::io("cannot make the folder", path, error))
 }
 
 fn uri_in(folder: &Path) -> String {
@@ -174,8 +174,7 @@ fn objects(store: &Path) -> io::Result<BTreeSet<String>> {
 /// Makes the store as it was before entry `entry` from the vault.
 fn restore(folder: &Path, entry: usize, store: &Path) -> Result<()> {
     let path = folder.join("objects");
-    let text =
-        fs::read_to_string(&path).map_err(|error| Error::io("cannot read", &path, &error))?;
+    let text = fs::read_to_string(&path).map_err(|error| Error::io("cannot read", &path, error))?;
     let mut there = BTreeSet::new();
     for line in text.lines() {
         let mut words = line.splitn(3, ' ');
@@ -197,7 +196,7 @@ fn restore(folder: &Path, entry: usize, store: &Path) -> Result<()> {
         let to = store.join(key);
         make_folder(to.parent().unwrap_or(store))?;
         let from = folder.join("vault").join(key);
-        fs::hard_link(&from, &to).map_err(|error| Error::io("cannot link", &from, &error))?;
+        fs::hard_link(&from, &to).map_err(|error| Error::io("cannot link", &from, error))?;
     }
     Ok(())
 }
@@ -244,14 +243,10 @@ impl Running for Recorded {
             &self.folder.join("vault"),
         );
         if let Some(error) = census.failed.take() {
-            return Err(Error::io(
-                "cannot keep the objects of",
-                &self.folder.join("store"),
-                &error,
-            ));
+            return Err(Error::io("cannot keep the objects of", &self.folder.join("store"), error));
         }
         let path = self.folder.join("objects");
-        fs::write(&path, &census.changes).map_err(|error| Error::io("cannot write", &path, &error))
+        fs::write(&path, &census.changes).map_err(|error| Error::io("cannot write", &path, error))
     }
 }
 
@@ -282,8 +277,8 @@ impl Subject for Sawmill {
         let process = self.serve(folder, &["--journal", &at, "--journal-bytes", &size])?;
         stop(&mut Server::connect(process, uri_in(folder))?.process)?;
         let image = Image::read_file(&journal)
-            .map_err(|error| Error::io("cannot read", &journal, &error))?;
-        fs::remove_file(&journal).map_err(|error| Error::io("cannot remove", &journal, &error))?;
+            .map_err(|error| Error::io("cannot read", &journal, error))?;
+        fs::remove_file(&journal).map_err(|error| Error::io("cannot remove", &journal, error))?;
         Ok(image)
     }
 
@@ -312,7 +307,7 @@ impl Subject for Sawmill {
         let place = folder.join("revived");
         match fs::remove_dir_all(&place) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(Error::io("cannot empty", &place, &error));
+                return Err(Error::io("cannot empty", &place, error));
             }
             _ => make_folder(&place)?,
         }
@@ -322,7 +317,7 @@ impl Subject for Sawmill {
         let options = match remains.way {
             Way::DiskKept | Way::DiskStale => {
                 let made = remains.disk.write_file(&journal);
-                made.map_err(|error| Error::io("cannot make", &journal, &error))?;
+                made.map_err(|error| Error::io("cannot make", &journal, error))?;
                 // The power was lost; this machine was not started anew.
                 vec!["--journal", &at, "--accept-memory-loss"]
             }

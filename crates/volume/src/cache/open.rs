@@ -25,7 +25,7 @@ pub fn open_cache(path: &Path, cache_bytes: u64) -> Result<Arc<ReadCache>> {
             --cache-bytes 0",
             path.display()
         );
-        Error::new(kind, text)
+        Error::new(kind, text).with_source(error)
     };
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(failed)?;

@@ -468,7 +468,7 @@ pub(super) fn read_root(
         let Some(bytes) = ask::get(store, key, None, Class::Background)? else { return Ok(None) };
         Checkpoint::decode(&bytes, &CheckpointIdentity { volume_id, number })
             .map(Some)
-            .map_err(|error| Error::new(ErrorKind::Corrupt, error.to_string()))
+            .map_err(|error| Error::new(ErrorKind::Corrupt, error.to_string()).with_source(error))
     });
     match read {
         Ok(root) => Ok(root.map(Ok)),

@@ -153,7 +153,7 @@ fn gone(cut: &Cut, error: Error) -> Error {
     let text = format!(
         "{cut} is not available: it is no longer kept, or its objects are damaged ({error})"
     );
-    Error::new(ErrorKind::NotFound, text)
+    Error::new(ErrorKind::NotFound, text).with_source(error)
 }
 
 /// One cut, for people.

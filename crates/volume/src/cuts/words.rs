@@ -81,7 +81,8 @@ pub(crate) fn put(
 pub(crate) fn decode(volume_id: VolumeId, number: u64, bytes: &[u8]) -> Result<(Word, Pin)> {
     let damaged =
         |what| Error::new(ErrorKind::Corrupt, format!("{}: {what}", word_key(volume_id, number)));
-    let pin = Pin::decode(bytes, volume_id, number).map_err(|error| damaged(error.to_string()))?;
+    let pin = Pin::decode(bytes, volume_id, number)
+        .map_err(|error| damaged(error.to_string()).with_source(error))?;
     let said = Word::of(&pin)
         .ok_or_else(|| damaged("this version does not know its content".to_owned()))?;
     Ok((said, pin))

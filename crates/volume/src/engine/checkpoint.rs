@@ -442,11 +442,14 @@ impl Checkpoints {
         let Some(writing) = &mut self.writing else { return };
         let identity =
             CheckpointIdentity { volume_id: writing.root.volume_id, number: writing.root.number };
+        let key = checkpoint_key(identity.volume_id, identity.number);
+        let unreadable = format!("{key} exists already and cannot be read");
         let rival = match outcome {
-            Ok(bytes) => {
-                Ok(Checkpoint::decode(&bytes, &identity).map_err(|error| error.to_string()))
+            Ok(bytes) => Ok(Checkpoint::decode(&bytes, &identity)
+                .map_err(|error| Error::caused(ErrorKind::Corrupt, unreadable, error))),
+            Err(error) if error.kind() == StoreErrorKind::Damaged => {
+                Ok(Err(Error::caused(ErrorKind::Corrupt, unreadable, error)))
             }
-            Err(error) if error.kind() == StoreErrorKind::Damaged => Ok(Err(error.to_string())),
             Err(error) => Err(error),
         };
         writing.odd_looks += u32::from(matches!(rival, Ok(Err(_))));
@@ -466,16 +469,11 @@ impl Checkpoints {
         };
         match rival {
             Ok(_) => context.write.fence(format!(
-                "volume {}: another writer has taken it over from this one (epoch {}): it wrote {}",
-                context.attachment.name,
-                context.attachment.epoch,
-                checkpoint_key(identity.volume_id, identity.number)
+                "volume {}: another writer has taken it over from this one (epoch {}): it wrote \
+                 {key}",
+                context.attachment.name, context.attachment.epoch
             )),
-            Err(error) => {
-                let key = checkpoint_key(identity.volume_id, identity.number);
-                let text = format!("{key} exists already and cannot be read: {error}");
-                context.write.fail(Error::new(ErrorKind::Corrupt, text));
-            }
+            Err(error) => context.write.fail(error),
         }
     }
 

@@ -150,8 +150,9 @@ pub(crate) fn append(
     let put_id = PutId(world.random()?);
     let volume = VolumeRecord { put_id, name: name.to_owned(), ..volume.clone() };
     let record = NameRecord { number, step, volume };
-    let encoded =
-        record.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
+    let encoded = record
+        .encode()
+        .map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()).with_source(error))?;
     let put = Blocking(store).put(&name_key(name, number), Bytes::from(encoded), Class::Upload);
     match put.map_err(|error| store_error(&error))? {
         PutOutcome::Created => Ok(Some(record.volume)),

@@ -157,7 +157,7 @@ fn new_ring(
             path.display(),
             options.staging_bytes
         );
-        Error::new(kind_of(&error), text)
+        Error::new(kind_of(&error), text).with_source(error)
     };
     let spare = spare_path(header.volume_id, options);
     let staging = match StagingFile::take_spare(&spare, path, options.staging_bytes) {

@@ -76,14 +76,14 @@ pub(crate) fn lock(options: &OpenOptions, disks: &dyn Disks) -> Result<Lock> {
     let taken = disks.lock(path).and_then(|name| Ok((name, disks.lock_file(path)?)));
     match taken {
         Ok(both) => Ok(Box::new(both)),
-        Err(error) => Err(cannot_lock(path, &error)),
+        Err(error) => Err(cannot_lock(path, error)),
     }
 }
 
 /// The same for a journal that was made under the lock.
 pub(super) fn lock_file(options: &OpenOptions, disks: &dyn Disks) -> Result<Lock> {
     let path = &options.journal_path;
-    disks.lock_file(path).map_err(|error| cannot_lock(path, &error))
+    disks.lock_file(path).map_err(|error| cannot_lock(path, error))
 }
 
 /// Judges the journal in the options.
@@ -95,7 +95,7 @@ pub(crate) fn judge(stored: &Stored, options: &OpenOptions, world: &dyn World) -
             let judged = absent(stored, options, world)?;
             return seen::demand_not_older(stored, options).map(|()| judged);
         }
-        Err(error) => return Err(cannot_lock(path, &error)),
+        Err(error) => return Err(cannot_lock(path, error)),
     };
     let superblock = read_superblock(&disk, path, stored, world);
     // A journal of a later epoch shows that the store is older.
@@ -126,12 +126,13 @@ fn judge_superblock(
         Err(error) if error.kind() == ErrorKind::Unavailable && !options.accept_journal_loss => {
             Err(error)
         }
-        Err(error) => unusable(stored, options, world, &error.to_string()),
+        Err(error) => unusable(stored, options, world, &error.to_string())
+            .map_err(|refused| refused.with_source(error)),
     }
 }
 
 /// Why a journal could not be locked.
-fn cannot_lock(path: &Path, error: &std::io::Error) -> Error {
+fn cannot_lock(path: &Path, error: std::io::Error) -> Error {
     let (kind, what) = match error.kind() {
         std::io::ErrorKind::WouldBlock => {
             (ErrorKind::InUse, "is in use by another process".to_owned())
@@ -141,7 +142,7 @@ fn cannot_lock(path: &Path, error: &std::io::Error) -> Error {
         }
         _ => (ErrorKind::Unavailable, format!("cannot be opened: {error}")),
     };
-    Error::new(kind, format!("the journal {} {what}", path.display()))
+    Error::new(kind, format!("the journal {} {what}", path.display())).with_source(error)
 }
 
 /// No journal (or a file that is not ours, which is kept): that is fine only if the last attachment
@@ -233,7 +234,7 @@ fn read_superblock(
             path.display(),
             loss::rollback(stored, None, world)
         );
-        Error::new(ErrorKind::Unavailable, text)
+        Error::new(ErrorKind::Unavailable, text).with_source(error)
     })?;
     let mut owners =
         copies.chunks(SUPERBLOCK_BYTES).filter_map(|copy| Superblock::owner(copy).ok());

@@ -39,7 +39,7 @@ pub(super) fn make_journal(
             path.display(),
             options.journal_bytes
         );
-        Error::new(kind_of(&error), text)
+        Error::new(kind_of(&error), text).with_source(error)
     };
     let disks = world.disks();
     match disks.look(path) {

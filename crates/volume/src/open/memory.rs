@@ -167,8 +167,8 @@ fn look(
             return Ok(Err(NotIt::InUse(path.to_owned())));
         }
         Err(error) => {
-            let text = format!("the staging file {} cannot be used: {error}", path.display());
-            return Err(Error::new(ErrorKind::Unavailable, text));
+            let what = format!("the staging file {} cannot be used", path.display());
+            return Err(Error::caused(ErrorKind::Unavailable, what, error));
         }
     };
     let identity =

@@ -5,6 +5,7 @@
 //! place, is right. A store that cannot be asked makes readers wait, not fail; only a definite "not
 //! there" or damage found twice fails.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +18,7 @@ use sawmill_store::{Class, StoreErrorKind};
 
 use super::ReadContext;
 use super::follow::follow;
-use crate::ask::want;
+use crate::ask::{store_error, want};
 use crate::segment::table::SegmentInfo;
 use crate::stored_data::FrameName;
 use crate::{Error, ErrorKind};
@@ -138,7 +139,8 @@ fn take_neighbours(context: &ReadContext, run: &mut Run) {
 
 fn get(context: &Arc<ReadContext>, run: Run) {
     let Some(info) = context.stored.view().segments.get(run.first.sequence) else {
-        return missing(context, run, "the segment is not in the table of segments");
+        let text = "the segment is not in the table of segments";
+        return missing(context, run, damaged(text));
     };
     let frame_range = |frame| {
         raw_frame_range(
@@ -159,23 +161,26 @@ fn get(context: &Arc<ReadContext>, run: Run) {
             asked.attachment.state.store_answered();
             open_frames(&asked, run, &info, &bytes);
         }
-        Err(error) => match error.kind() {
-            StoreErrorKind::NotFound => missing(&asked, run, &error.to_string()),
-            StoreErrorKind::Damaged | StoreErrorKind::Invalid => {
-                fail(&asked, run, ErrorKind::Corrupt, &error.to_string());
+        Err(error) => {
+            let (kind, error) = (error.kind(), store_error(&error));
+            match kind {
+                StoreErrorKind::NotFound => missing(&asked, run, error),
+                StoreErrorKind::Damaged | StoreErrorKind::Invalid => {
+                    fail(&asked, run, ErrorKind::Corrupt, &error);
+                }
+                StoreErrorKind::Unavailable | StoreErrorKind::Denied | StoreErrorKind::Broken => {
+                    wait_for_store(&asked, run, &error);
+                }
             }
-            StoreErrorKind::Unavailable | StoreErrorKind::Denied | StoreErrorKind::Broken => {
-                wait_for_store(&asked, run, &error.to_string());
-            }
-        },
+        }
     };
     context.attachment.store.get(get, Box::new(tell));
 }
 
 /// The store cannot be asked: ask again in a while, as long as the volume is open.
-fn wait_for_store(context: &Arc<ReadContext>, run: Run, error: &str) {
+fn wait_for_store(context: &Arc<ReadContext>, run: Run, error: &Error) {
     let now = context.attachment.world.now();
-    context.attachment.state.store_failed(now, error.to_owned());
+    context.attachment.state.store_failed(now, error.to_string());
     // Looked at and forgotten under one lock: a reader that joins a prefetch must not share its
     // failure.
     let nobody_waits = {
@@ -223,9 +228,12 @@ fn open_frames(context: &Arc<ReadContext>, run: Run, info: &SegmentInfo, bytes: 
         match opened {
             Some(Ok(data)) => hand_over(context, name, bytes.slice_ref(data)),
             Some(Err(error)) if run.again => {
-                fail(context, one, ErrorKind::Corrupt, &error.to_string())
+                let error = damaged(error.to_string()).with_source(error);
+                fail(context, one, ErrorKind::Corrupt, &error)
             }
-            None if run.again => fail(context, one, ErrorKind::Corrupt, "the object is too short"),
+            None if run.again => {
+                fail(context, one, ErrorKind::Corrupt, &damaged("the object is too short"))
+            }
             _ => get(context, one),
         }
     }
@@ -255,22 +263,23 @@ fn take_waiters(context: &ReadContext, name: FrameName) -> Vec<Waiter> {
 
 /// The store said the object is not there. For a reader beside a writer that means: the writer has
 /// moved on.
-fn missing(context: &Arc<ReadContext>, run: Run, what: &str) {
+fn missing(context: &Arc<ReadContext>, run: Run, error: Error) {
     if let Some(cut) = &context.stored.fixed_cut {
-        let what = format!("{what}; {cut} is no longer kept: open another one");
-        return fail(context, run, ErrorKind::NotFound, &what);
+        let text = format!("{error}; {cut} is no longer kept: open another one");
+        let gone = Error::new(ErrorKind::NotFound, text).with_source(error);
+        return fail(context, run, ErrorKind::NotFound, &gone);
     }
     if !context.attachment.read_only {
-        return fail(context, run, ErrorKind::Corrupt, what);
+        return fail(context, run, ErrorKind::Corrupt, &error);
     }
-    let (moved, view, what) = (context.clone(), context.stored.view(), what.to_owned());
+    let (moved, view) = (context.clone(), context.stored.view());
     let is_needed = move |context: &ReadContext| {
         let info = context.stored.view().segments.get(run.first.sequence);
         info.is_some_and(|info| info.epoch == run.first.epoch && info.live_bytes > 0)
     };
     context.pool.run(move || match follow(&moved, &view) {
         // A cut read after the object was missed needs it too: it was not deleted, it is lost.
-        Ok(true) if is_needed(&moved) => fail(&moved, run, ErrorKind::Corrupt, &what),
+        Ok(true) if is_needed(&moved) => fail(&moved, run, ErrorKind::Corrupt, &error),
         Ok(_) => {
             for name in run.frames() {
                 for waiter in take_waiters(&moved, name) {
@@ -279,23 +288,28 @@ fn missing(context: &Arc<ReadContext>, run: Run, what: &str) {
             }
         }
         Err(error) if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Denied) => {
-            wait_for_store(&moved, run, &error.to_string());
+            wait_for_store(&moved, run, &error);
         }
-        Err(error) => fail(&moved, run, error.kind(), &error.to_string()),
+        Err(error) => fail(&moved, run, error.kind(), &error),
     });
 }
 
-fn fail(context: &ReadContext, run: Run, kind: ErrorKind, what: &str) {
+fn damaged(what: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::Corrupt, what)
+}
+
+/// Ends a run for those who wait for its frames, with an error of `kind` that `error` caused.
+fn fail(context: &ReadContext, run: Run, kind: ErrorKind, error: &Error) {
     let key =
         segment_key(context.stored.owner_of(run.first.sequence), u64::from(run.first.sequence));
     for name in run.frames() {
         let waiters = take_waiters(context, name);
-        let text = format!("{key}, frame {}: {what}", name.frame);
+        let failed = Error::caused(kind, format!("{key}, frame {}", name.frame), error.clone());
         if kind == ErrorKind::Corrupt && !waiters.is_empty() {
-            tracing::error!("{text}; run `sawmill check`");
+            tracing::error!("{failed}; run `sawmill check`");
         }
         for waiter in waiters {
-            waiter(Fetched::Failed(Error::new(kind, text.clone())));
+            waiter(Fetched::Failed(failed.clone()));
         }
     }
 }

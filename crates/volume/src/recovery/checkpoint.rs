@@ -112,8 +112,8 @@ fn newest_of(
             Ok(checkpoint) => return Ok(Some(Newest { checkpoint, number_max, notes })),
             // A newer version's checkpoint is no damage: passing over it would undo what it says.
             Err(error @ sawmill_format::FormatError::Version { .. }) => {
-                let text = format!("{}: {error}", checkpoint_key(volume_id, number));
-                return Err(Error::new(ErrorKind::Invalid, text));
+                let key = checkpoint_key(volume_id, number);
+                return Err(Error::caused(ErrorKind::Invalid, key, error));
             }
             Err(error) => {
                 let note = format!("{} cannot be read: {error}", checkpoint_key(volume_id, number));
@@ -237,7 +237,8 @@ pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<V
                 if part_crc(&bytes) != part.crc {
                     return Err(damaged("it is not the object the checkpoint names".into()));
                 }
-                decode_part(&bytes, &identity).map_err(|error| damaged(error.to_string()))
+                decode_part(&bytes, &identity)
+                    .map_err(|error| damaged(error.to_string()).with_source(error))
             })?;
             let extents: Vec<MapExtent> = extents
                 .into_iter()
@@ -250,7 +251,9 @@ pub(crate) fn load(store: &dyn ObjectStore, checkpoint: &Checkpoint) -> Result<V
                     })
                 })
                 .collect::<Result<_>>()?;
-            view.map.import(&extents).map_err(|error| damaged(error.to_string()))?;
+            view.map
+                .import(&extents)
+                .map_err(|error| damaged(error.to_string()).with_source(error))?;
             view.map.mark_clean(part.group);
         }
     }
@@ -281,14 +284,11 @@ pub(crate) fn kept_root(
             // A late root of a writer that was shut out may have taken the place of one that went.
             Ok(root) if root.put_id == put_id => return Ok(root),
             Ok(_) => {}
-            Err(error) => damage = Some(format!("{key}: {error}")),
+            Err(error) => damage = Some(Error::caused(ErrorKind::Corrupt, key, error)),
         }
     }
-    Err(match damage {
-        Some(text) => Error::new(ErrorKind::Corrupt, text),
-        None => {
-            let text = format!("checkpoint {number} of the cut is gone: the cut is no longer kept");
-            Error::new(ErrorKind::NotFound, text)
-        }
-    })
+    Err(damage.unwrap_or_else(|| {
+        let text = format!("checkpoint {number} of the cut is gone: the cut is no longer kept");
+        Error::new(ErrorKind::NotFound, text)
+    }))
 }

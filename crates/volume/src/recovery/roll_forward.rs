@@ -20,6 +20,7 @@
 //! Not here: where the log begins (`checkpoint`), what an extent changes in the map (`apply`), and
 //! the records of the journal (`open::journal`).
 
+use sawmill_format::FormatError;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::Order;
 use sawmill_format::segment::{
@@ -179,8 +180,9 @@ pub(crate) fn read_order(store: &dyn ObjectStore, header: &SegmentHeader) -> Res
     ask::again_if_damaged(|| {
         let bytes = ask::get(store, &key, Some(range.clone()), Class::Read)?;
         let bytes = bytes.ok_or_else(|| damaged("it is gone".into()))?;
-        let data = frame_open(&identity, &bytes).map_err(|error| damaged(error.to_string()))?;
-        Order::decode(data).map_err(|error| damaged(error.to_string()))
+        let unreadable = |error: FormatError| damaged(error.to_string()).with_source(error);
+        let data = frame_open(&identity, &bytes).map_err(unreadable)?;
+        Order::decode(data).map_err(unreadable)
     })
 }
 
@@ -196,7 +198,9 @@ pub(crate) fn cut_view(
         super::checkpoint::kept_root(store, volume_id, number, put_id).map_err(
             |error| match error.kind() {
                 // The log needs it: a newer checkpoint may not.
-                ErrorKind::NotFound => Error::new(ErrorKind::Corrupt, error.to_string()),
+                ErrorKind::NotFound => {
+                    Error::new(ErrorKind::Corrupt, error.to_string()).with_source(error)
+                }
                 _ => error,
             },
         )?;
@@ -367,10 +371,10 @@ pub(crate) fn headers(
             _ => error,
         });
         let Some(mut bytes) = answer? else { return Ok(None) };
-        let damaged = |error: sawmill_format::FormatError| {
+        let damaged = |error: FormatError| {
             let text =
                 format!("{}: {error}; nothing was changed; run `sawmill check`", key(sequence));
-            Error::new(ErrorKind::Corrupt, text)
+            Error::new(ErrorKind::Corrupt, text).with_source(error)
         };
         let header_bytes = header_bytes_of(&bytes).map_err(damaged)?;
         if header_bytes > bytes.len() as u64 && bytes.len() as u64 >= limits::HEADER_PROBE_BYTES {

@@ -3,9 +3,11 @@
 //!
 //! Invariant: nothing is put that was not verified; an existing object with the name is left alone.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use sawmill_format::FormatError;
 use sawmill_format::checkpoint::{
     Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry, checkpoint_key, kept_key,
 };
@@ -25,20 +27,26 @@ use crate::{Error, ErrorKind, Result};
 pub(super) type Found<T> = Result<Option<(T, Bytes)>>;
 
 /// Reads an object in full. Damage must be read twice before it is believed.
-fn read<T>(
-    store: &dyn ObjectStore,
-    key: &str,
-    decode: impl Fn(&Bytes) -> std::result::Result<T, String>,
-) -> Found<T> {
+fn read<T>(store: &dyn ObjectStore, key: &str, decode: impl Fn(&Bytes) -> Result<T>) -> Found<T> {
     ask::again_if_damaged(|| {
         let Some(bytes) = ask::get(store, key, None, Class::Background)? else { return Ok(None) };
-        let value = decode(&bytes).map_err(|what| {
+        let value = decode(&bytes).map_err(|error| {
             let text =
-                format!("{key}: {what}; it is not copied; run `sawmill check` on the source");
-            Error::new(ErrorKind::Corrupt, text)
+                format!("{key}: {error}; it is not copied; run `sawmill check` on the source");
+            Error::new(error.kind(), text).with_source(error)
         })?;
         Ok(Some((value, bytes)))
     })
+}
+
+/// What is wrong with an object that [`read`] names.
+fn wrong(what: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::Corrupt, what)
+}
+
+/// The same in the words of its format.
+fn unreadable(error: FormatError) -> Error {
+    wrong(error.to_string()).with_source(error)
 }
 
 /// A segment with all its frames verified.
@@ -49,10 +57,11 @@ pub(super) fn segment(
 ) -> Found<SegmentHeader> {
     read(store, &segment_key(volume_id, sequence), |bytes| {
         let identity = SegmentIdentity { volume_id, sequence };
-        let header = SegmentHeader::decode(bytes, &identity).map_err(|error| error.to_string())?;
+        let header = SegmentHeader::decode(bytes, &identity).map_err(unreadable)?;
         let wanted = header.object_bytes();
         if bytes.len() as u64 != wanted {
-            return Err(format!("it has {} bytes, and its header says {wanted}", bytes.len()));
+            let text = format!("it has {} bytes, and its header says {wanted}", bytes.len());
+            return Err(wrong(text));
         }
         let body = &bytes[header.header_bytes() as usize..];
         for (frame, entry) in header.frames.iter().enumerate() {
@@ -60,8 +69,10 @@ pub(super) fn segment(
             let identity = FrameIdentity { volume_id, sequence, epoch, frame: frame as u32 };
             let start = entry.body_offset as usize;
             let part = body.get(start..start + entry.stored_bytes as usize);
-            let part = part.ok_or_else(|| format!("frame {frame} lies past its end"))?;
-            frame_open(&identity, part).map_err(|error| format!("frame {frame}: {error}"))?;
+            let part = part.ok_or_else(|| wrong(format!("frame {frame} lies past its end")))?;
+            frame_open(&identity, part).map_err(|error| {
+                Error::caused(ErrorKind::Corrupt, format!("frame {frame}"), error)
+            })?;
         }
         Ok(header)
     })
@@ -98,8 +109,7 @@ fn root_at(
     number: u64,
 ) -> Found<Checkpoint> {
     read(store, key, |bytes| {
-        Checkpoint::decode(bytes, &CheckpointIdentity { volume_id, number })
-            .map_err(|error| error.to_string())
+        Checkpoint::decode(bytes, &CheckpointIdentity { volume_id, number }).map_err(unreadable)
     })
 }
 
@@ -118,9 +128,9 @@ pub(super) fn part(store: &dyn ObjectStore, volume_id: VolumeId, entry: &PartEnt
     let identity = part_identity(volume_id, entry);
     read(store, &part_key(&identity), |bytes| {
         if part_crc(bytes) != entry.crc {
-            return Err("it is not the object the checkpoint names".to_owned());
+            return Err(wrong("it is not the object the checkpoint names"));
         }
-        decode_part(bytes, &identity).map(drop).map_err(|error| error.to_string())
+        decode_part(bytes, &identity).map(drop).map_err(unreadable)
     })
 }
 

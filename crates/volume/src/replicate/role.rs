@@ -39,7 +39,9 @@ fn read(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> Result<Opt
 
 /// Takes the next number. Returns false if another process has it.
 pub(crate) fn put(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
-    let bytes = role.encode().map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))?;
+    let bytes = role
+        .encode()
+        .map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()).with_source(error))?;
     let key = role_key(role.volume_id, role.number);
     let outcome = Blocking(store).put(&key, Bytes::from(bytes), Class::Upload);
     Ok(outcome.map_err(|error| store_error(&error))? == PutOutcome::Created)

@@ -317,7 +317,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a record's checksum is not looked at when a segment is read",
         "volume/src/read/fetch.rs",
-        "                fail(context, one, ErrorKind::Corrupt, &error.to_string())\n",
+        "                fail(context, one, ErrorKind::Corrupt, &error)\n",
         concat!(
             "                let _ = &error;\n",
             "                hand_over(context, name, bytes.slice(at - length + 16..at))\n",
