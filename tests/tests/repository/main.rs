@@ -1,5 +1,6 @@
 //! What a machine can check of the repository itself: its rules, its words, its units.
 
+mod causes;
 mod circles;
 mod lengths;
 mod nesting;

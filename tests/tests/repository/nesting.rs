@@ -145,7 +145,7 @@ fn words(code: &str) -> Vec<&str> {
 }
 
 /// The length of a text or letter in quotes that `code` begins with.
-fn quoted(code: &str) -> Option<usize> {
+pub(super) fn quoted(code: &str) -> Option<usize> {
     let raw = code.strip_prefix('b').unwrap_or(code);
     let prefix = code.len() - raw.len();
     if let Some(marks) = raw.strip_prefix('r') {
