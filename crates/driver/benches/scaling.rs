@@ -1,8 +1,8 @@
-//! How fast a null driver can be asked: the real host, the real protocol, a load in the same
-//! process instead of a kernel's block layer. `scaling MODE OPERATION BYTES QUEUES SECONDS TIED
-//! MEMORY` prints one JSON object; `bench/scaling.py` runs it on one core and on more, and draws.
-//! The mode `copy` is a device that copies the bytes on the asker's thread and is done: what the
-//! load and these cores can do at most.
+//! The request rate of a null driver: the real host, the real protocol, a load in the same process
+//! instead of a kernel's block layer. `scaling MODE OPERATION BYTES QUEUES SECONDS TIED MEMORY`
+//! prints one JSON object; `bench/scaling.py` runs it on one core and on more, and plots. The mode
+//! `copy` is a device that only copies the bytes, on the submitting thread: the upper limit of the
+//! load and these cores.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -49,7 +49,7 @@ impl ChunkDriver for Null {
     }
 }
 
-/// What `Copies` has.
+/// The geometry of `Copies`.
 fn geometry() -> Geometry {
     Geometry {
         size_bytes: SIZE_BYTES,
@@ -62,7 +62,7 @@ fn geometry() -> Geometry {
     }
 }
 
-/// Copies, and is done; nothing is shared between threads.
+/// Only copies the bytes; threads share nothing.
 struct Copies(Geometry);
 
 impl BlockDevice for Copies {
@@ -108,7 +108,7 @@ impl Loader {
     }
 }
 
-/// Asks until the time is over; how many were answered.
+/// Submits requests until the time is over. Returns the number of answers.
 fn load(
     device: &dyn BlockDevice,
     operation: Operation,
@@ -150,7 +150,7 @@ fn settle(loader: &Loader, asked: u64, most: u64) {
 fn main() {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let [mode, operation, bytes, queues, seconds, tied, memory] = &words[..] else {
-        // As a test of the workspace it has nothing to say.
+        // As a test of the workspace, it does nothing.
         return println!("usage: scaling plain|batch read|write BYTES QUEUES SECONDS TIED MEMORY");
     };
     let (bytes, queues): (u64, usize) =
@@ -181,7 +181,7 @@ fn main() {
     });
     while !matches!(hear.recv().expect("a driver"), Event::Declared) {}
     let device = host.device().expect("declared");
-    // A driver has one thread for everything until it can be used.
+    // Until the doors are known, a driver has one thread for everything.
     host.show_doors(Facts::default());
     measure(&device, operation, bytes, queues, seconds);
     host.finish().expect("it ends");
@@ -189,7 +189,7 @@ fn main() {
     host.close();
 }
 
-/// Loads a device with a thread for each queue, and says what it answered.
+/// Loads a device with a thread for each queue, and prints the rates.
 fn measure(
     device: &Arc<dyn BlockDevice>,
     operation: Operation,

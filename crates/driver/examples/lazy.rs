@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 
 use sawmill_driver::client::{Driver, Options, serve};
-/// URL, size, FILE, and FILE.map: whoever holds it fetches.
+/// URL, size, FILE, and FILE.map: the thread that has locked it fetches.
 struct Lazy(String, u64, File, Mutex<File>);
 
 impl Driver for Lazy {

@@ -34,7 +34,7 @@ impl Driver for Mirror {
     }
 
     fn flush(&self) -> io::Result<()> {
-        // Both are tried, whatever becomes of the first.
+        // Both are tried, even if the first fails.
         let (one, other) = (self.0.sync_data(), self.1.sync_data());
         one.and(other)
     }

@@ -118,7 +118,7 @@ impl Life {
         }
     }
 
-    /// Why nothing new is accepted, if that is so.
+    /// The error for new requests, if none are accepted.
     pub(crate) fn refusal(&self) -> Option<Error> {
         let closed = || Error::new(ErrorKind::Closed, "the device is being removed");
         matches!(self.state(), State::Ending | State::Ended).then(closed)

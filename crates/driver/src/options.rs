@@ -197,7 +197,7 @@ impl DeviceOptions {
         Ok(options.normal())
     }
 
-    /// Options of plain mode mean nothing in batch mode, because a driver may run in either.
+    /// Resets plain-mode options in batch mode: they mean nothing there, but a driver may set both.
     fn normal(mut self) -> Self {
         if self.mode == Mode::Batch {
             (self.byte_granular, self.can_fua, self.can_flush) = (false, false, true);
@@ -328,8 +328,7 @@ mod tests {
         let said = facts("weak_flush=1 size=4096");
         let other = options.agrees(&said, &Facts::default()).unwrap_err().to_string();
         assert!(other.contains("size=4096") && other.contains("1048576"), "{other}");
-        // A driver that is started again says what it said at first, when the host's word came
-        // before it.
+        // A restarted driver repeats what it said at first, even if the host's options overrode it.
         options.agrees(&said, &facts("size=1048576")).unwrap();
     }
 

@@ -2,9 +2,9 @@
 //!
 //! Invariants: a request is answered when the driver has answered its command, with that answer.
 //! The next driver first gets what the last one had not answered, in the same order and with the
-//! user's bytes (memory that a former driver may still see is not reused). Only a durable change
-//! that waited for its flush is done again where that flush stood. The driver determines
-//! the order of concurrent requests; a user who needs an order waits for an answer (D8).
+//! user's bytes (memory that a former driver may still see is not reused). Exception: a durable
+//! change that waited for its flush is repeated in place of that flush. The driver determines the
+//! order of concurrent requests; a user who needs an order waits for an answer (D8).
 //!
 //! Not here: requests that are not whole blocks (`Align`); how long to wait for a driver (`host`).
 
@@ -90,8 +90,8 @@ impl Plain {
     fn hand(&self, queue: usize, request: Request) {
         let queue = &self.queues[queue];
         let mut pending = queue.pending.lock();
-        // Under the lock that the thread which finds the end takes afterwards: nothing is queued
-        // after that.
+        // Under the lock: the thread that detects the end takes it afterwards, so nothing is queued
+        // later.
         if let Some(error) = self.life.refusal() {
             drop(pending);
             return request.fail(error);
@@ -305,8 +305,8 @@ impl Backend for Plain {
             for given in std::mem::take(&mut pending.given).into_values().rev() {
                 pending.ready.push_front(Waiting { again: true, ..given.waiting });
             }
-            // One driver executes a durable change and its flush, because the next may know nothing
-            // of the first half.
+            // The same driver must execute a durable change and its flush: the next driver may not
+            // know of the first half.
             for waiting in pending.ready.iter_mut().filter(|waiting| waiting.is_written) {
                 (waiting.is_written, waiting.again) = (false, true);
             }

@@ -28,7 +28,7 @@ struct Applied {
 
 type Areas = HashMap<u64, Vec<Applied>>;
 
-/// What a chunk says of the ordinals of others.
+/// What a chunk states about the ordinals of other chunks.
 #[derive(Clone, Copy, Debug)]
 pub struct Marks {
     /// The last ordinal that the host had given when it closed this chunk.
@@ -180,7 +180,7 @@ mod tests {
             World { resolver: Resolver::new(4096), disk: [0; 8192] }
         }
 
-        /// One record of `length` times `value`.
+        /// Applies a chunk of one record of `length` bytes of `value`.
         fn chunk(&mut self, place: (u64, u64), sequence: u64, value: u8, marks: Marks) {
             let record = Record { address: place.0, length: place.1, sequence };
             let data = vec![value; place.1 as usize];

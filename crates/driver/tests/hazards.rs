@@ -1,6 +1,6 @@
 //! Random writes, reads and flushes on several queues, a driver that applies chunks in any order,
-//! dies and comes back: every read, every flush and the end are judged against a model. One thread:
-//! a seed is a story.
+//! dies and comes back: every read, every flush and the end are checked against a model. One
+//! thread: a seed determines a story.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -48,15 +48,15 @@ impl Exchange for Asked {
             *bytes = std::mem::take(&mut self.buffer);
             *failed = outcome.is_err();
         } else if outcome.is_err() {
-            // Only what was never accepted, when the device is taken away.
+            // Only requests that were never accepted fail, when the device ends.
             self.told = Told::Refused { is_write: matches!(self.told, Told::Written { .. }) };
         }
-        // A world that has failed does not listen.
+        // A world that has failed no longer receives.
         let _ = self.tell.send(self.told);
     }
 }
 
-/// How a driver may be wrong.
+/// The fault of a driver, if any.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Driver {
     Right,
@@ -92,7 +92,7 @@ impl World {
             size: BLOCKS * BLOCK,
             hw_queues: QUEUES,
             write_chunk_size: 8192,
-            // Some have room, others stall.
+            // Some seeds have room, others stall writes.
             write_shm_size: if seed.is_multiple_of(3) { 24 << 10 } else { 256 << 10 },
             read_shm_size: 8192,
             collision_area_size: 4096,
@@ -194,7 +194,7 @@ impl World {
         heard
     }
 
-    /// A value is right that held at some moment from `since` on.
+    /// A value is right if it held at some moment from `since` on.
     fn judge(&self, what: &str, block: u64, value: u64, since: u64) {
         let values = &self.model[block as usize];
         let first = values.iter().rposition(|(moment, _)| *moment <= since).unwrap_or(0);
@@ -231,7 +231,7 @@ impl World {
                 let (start, end) = self.range();
                 let kind =
                     [Operation::Discard, Operation::WriteZeroes][self.dice.below(2) as usize];
-                // Of two changes of the same bytes at once either may win: the model knows only
+                // Of two concurrent changes of the same bytes, either may win: the model knows only
                 // one.
                 if self.writes_in_flight == 0 {
                     self.zeroing.push((start, end));
@@ -276,7 +276,7 @@ impl World {
         } else if choice == 1 && !self.flushes.is_empty() {
             let at = self.dice.below(self.flushes.len() as u64) as usize;
             let (queue, number) = self.flushes[at];
-            // What came before on this queue is to be durable first.
+            // Earlier chunks of this queue must be durable first.
             if !self.chunks.iter().any(|(of, chunk)| *of == queue && chunk.number < number) {
                 self.flushes.swap_remove(at);
                 self.batch.acknowledge_write(queue, number, Ok(())).expect("handed over");
@@ -289,7 +289,7 @@ impl World {
                 (command.address / BLOCK, (command.address + command.length) / BLOCK);
             self.disk[start as usize..end as usize].fill(0);
             if self.dice.below(4) == 0 {
-                // It dies between doing and saying so.
+                // The driver dies between a command and its acknowledgement.
                 return self.crash();
             }
             self.batch.acknowledge_write(queue, command.number, Ok(())).expect("handed over");
@@ -328,7 +328,7 @@ impl World {
         }
     }
 
-    /// Some records of a chunk, and no acknowledgement: a crash may follow.
+    /// Applies some records of a chunk without an acknowledgement: a crash may follow.
     fn apply_half(&mut self) {
         if let Some((queue, chunk)) = self.chunks.pop() {
             let most = self.dice.below(chunk.records().len() as u64 + 1) as usize;
@@ -337,7 +337,7 @@ impl World {
         }
     }
 
-    /// The driver dies with all that it had in hand and in mind; another one comes.
+    /// The driver dies, and its commands and memory are lost; another one connects.
     fn crash(&mut self) {
         self.chunks.clear();
         self.flushes.clear();
@@ -350,7 +350,7 @@ impl World {
         self.count("crashes");
     }
 
-    /// Takes the device away: the driver ends with what was written last.
+    /// Ends the device: the driver must have what was written last.
     fn end(mut self) -> BTreeMap<&'static str, u64> {
         self.hear();
         assert_eq!(self.refused, 0, "nothing is refused while the device is there");
@@ -381,7 +381,7 @@ fn story(seed: u64, steps: u64, driver: Driver) -> BTreeMap<&'static str, u64> {
     world.end()
 }
 
-/// How many stories are told: `SAWMILL_SEEDS`, 40 without it.
+/// The number of stories: `SAWMILL_SEEDS`, 40 without it.
 fn seeds() -> u64 {
     std::env::var("SAWMILL_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(40)
 }

@@ -1,4 +1,4 @@
-//! What a host promises to users of a device and to its drivers, whoever dies when.
+//! What a host promises to users of a device and to its drivers, whichever of them dies when.
 
 mod puppet;
 
@@ -62,7 +62,7 @@ fn what_a_dead_driver_left_is_handed_to_the_next_one_in_order() {
         seen.push((command.address, command.again));
         second.answer(0, command.number, 0);
     }
-    // Whether the first one had the last command nobody knows.
+    // It is unknown whether the first driver had the last command.
     let last = seen.pop().unwrap();
     assert_eq!(seen, [(0, true), (1024, true)]);
     assert_eq!(last.0, 512);
@@ -92,7 +92,7 @@ fn a_driver_that_is_replaced_finishes_and_the_next_one_gets_the_rest() {
     let command = old.expect(0, CommandKind::Write);
     let path = stage.host.path().to_path_buf();
     let coming = std::thread::spawn(move || Puppet::come(&path, "replace=1").unwrap());
-    // It is told, and gets nothing more.
+    // It is told to finish, and gets nothing more.
     assert_eq!(old.expect(0, CommandKind::End).number, 0);
     let waits = submit(&*device, Operation::Write, 512, vec![2; 512]);
     assert!(begun.is_open() && !coming.is_finished(), "the old one has a command still");
@@ -152,7 +152,7 @@ fn who_may_not_drive_is_told_why_and_changes_nothing() {
         let told = Control::decode(control.receive(&mut buffer).unwrap().unwrap().bytes).unwrap();
         assert_eq!(told.kind, ControlKind::Refused, "{nonsense:?}");
     }
-    // The one that is there serves on.
+    // The current driver goes on serving.
     let write = submit(&*stage.device(), Operation::Write, 0, vec![1; 512]);
     let command = driver.expect(0, CommandKind::Write);
     driver.answer(0, command.number, 0);
@@ -551,7 +551,7 @@ fn a_flush_that_is_weak_tells_of_a_chunk_that_failed_before() {
     submit(&*device, Operation::Write, 0, vec![1; 512]).wait().0.unwrap();
     let chunk = driver.expect(0, CommandKind::Chunk);
     driver.answer(0, chunk.number, 5);
-    // A read of the same bytes goes behind the answer.
+    // A read of the same bytes is delivered after that answer.
     let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
     let command = driver.expect(1, CommandKind::Read);
     driver.answer(1, command.number, 0);

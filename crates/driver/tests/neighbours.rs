@@ -1,4 +1,4 @@
-//! Connections to a host that say nothing.
+//! Silent connections to a host.
 
 use sawmill_driver::host::Host;
 use sawmill_driver::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PacketSocket};

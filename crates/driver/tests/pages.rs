@@ -1,5 +1,5 @@
-//! The pages of the protocol say what the code does: kinds, sizes, options with their defaults, the
-//! bytes of a record.
+//! The pages of the protocol match the code: kinds, sizes, options with their defaults, the bytes
+//! of a record.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,7 @@ fn every_option_is_on_the_page_with_its_default() {
     ];
     for facts in modes.iter().map(DeviceOptions::facts) {
         for (name, value) in facts.iter() {
-            // What depends on others, and what this test asked for.
+            // Options that depend on others, and those that this test set.
             if ["metadata_bytes", "mode"].contains(&name)
                 || (name == "request_bytes_max" && facts.get("mode") == Some("batch"))
             {

@@ -1,10 +1,10 @@
 //! The hazards of `hazards`, with real threads: several submit on several queues while several
-//! apply chunks in any order, and die with what they have in hand. Nothing is repeatable here: the
+//! apply chunks in any order, and die with unfinished commands. No run is repeatable, so its
 //! history is judged.
 //!
-//! Judged: every block is a register. Reads and the end must agree with one order of its writes in
-//! which nothing comes after what began when it had ended. A flush's judge sees what was made
-//! durable alone. Not here: stories that a seed repeats (`hazards`).
+//! Every block is judged as a register. Reads and the end must agree with one order of its writes,
+//! in which an operation precedes all that began after its end. The judge of a flush sees only what
+//! was made durable. Not here: stories that a seed repeats (`hazards`).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -34,23 +34,23 @@ struct Event {
     start: u64,
     begin: u64,
     end: u64,
-    /// Of each block: what was written, read, or durable when a flush had ended.
+    /// For each block: what was written, read, or durable when a flush had ended.
     values: Vec<u64>,
 }
 
-/// What everybody shares.
+/// What all threads share.
 struct World {
     batch: Arc<Batch>,
     clock: AtomicU64,
     history: Mutex<Vec<Event>>,
-    /// What the driver applied, and of that what a flush made durable.
+    /// What the driver applied, and the part of it that a flush made durable.
     disk: Vec<Mutex<u64>>,
     durable: Vec<Mutex<u64>>,
     /// Chunks of each queue that were fetched in this life and are not applied.
     unapplied: [Mutex<BTreeSet<u64>>; QUEUES],
-    /// What each chunk carried when it was fetched first.
+    /// What each chunk contained when it was first fetched.
     carried: Mutex<HashMap<(usize, u64), Vec<u64>>>,
-    /// When a write was acknowledged first.
+    /// When a write was first acknowledged.
     acknowledged: Mutex<HashMap<u64, u64>>,
     seen: Mutex<BTreeMap<&'static str, u64>>,
 }
@@ -65,7 +65,7 @@ impl World {
     }
 }
 
-/// A request that is written down when it ends. Blocks are filled with the write's number.
+/// A request that is recorded when it ends. Blocks are filled with the write's number.
 struct Asked {
     event: Event,
     buffer: Vec<u8>,
@@ -94,7 +94,7 @@ impl Exchange for Asked {
         }
         self.event.end = self.world.now();
         self.world.history.lock().push(self.event);
-        // A submitter that has failed does not listen.
+        // A submitter that has failed no longer receives.
         let _ = self.tell.send(outcome.is_ok());
     }
 }
@@ -107,7 +107,7 @@ fn values_of(bytes: &[u8]) -> Vec<u64> {
     bytes.chunks(BLOCK as usize).map(value).collect()
 }
 
-/// Submits random requests on all queues, some at once, and waits for the last.
+/// Submits random requests on all queues, some concurrently, and waits for the last.
 fn submit(world: &Arc<World>, submitter: u64) {
     let mut dice = Dice::new(submitter * 7919 + 1);
     let (tell, hear) = channel();
@@ -155,12 +155,12 @@ struct Life<'a> {
     world: &'a World,
     resolver: Resolver,
     is_dying: AtomicBool,
-    /// So much is done until it dies; for ever at the end.
+    /// The commands until its death; `u64::MAX`: it does not die.
     left: AtomicU64,
 }
 
 impl Life<'_> {
-    /// One thread of it: takes something, or finishes something of what it has.
+    /// One thread of the driver: fetches commands, or finishes one that it has.
     fn work(&self, seed: u64) {
         let (mut dice, mut hand) = (Dice::new(seed * 104_729 + 1), Vec::new());
         while !self.is_dying.load(Ordering::SeqCst) {
@@ -216,7 +216,7 @@ impl Life<'_> {
         hand.extend(self.world.batch.fetch_read_now(queue).map(|read| Work::Read(queue, read)));
     }
 
-    /// Does it, and says so; gives it back when it is not its turn.
+    /// Executes and acknowledges a command. Returns it if it must wait.
     fn finish(&self, work: Work) -> Option<Work> {
         let (world, batch) = (self.world, &self.world.batch);
         match work {
@@ -284,17 +284,16 @@ impl Life<'_> {
     }
 }
 
-/// Of a value of a block: the earliest end and the latest begin of its write and of all that saw
-/// it.
+/// For a value of a block: the earliest end and the latest start of its write and its readers.
 struct Zone {
     begin: u64,
     low: u64,
     high: u64,
 }
 
-/// Every value that a block had is in one zone; zones of values that were seen before and after
-/// another was written, or seen, are at odds. (Zeroes have many writers: `is_superseded` alone
-/// judges them.)
+/// Every value that a block had has one zone. Zones conflict if one value was seen both before and
+/// after another was written or seen. (Zeroes have many writers: `is_superseded` alone judges
+/// them.)
 fn judge_block(block: u64, history: &[&Event]) {
     let mut zones: HashMap<u64, Zone> = HashMap::new();
     let mut unnamed = u64::MAX;
@@ -304,7 +303,7 @@ fn judge_block(block: u64, history: &[&Event]) {
         history.iter().filter(|event| is_change(event) && touches(event)).collect();
     for event in &changes {
         let value = event.values[(block - event.start) as usize];
-        // Each discard is a value that nobody is known to have seen.
+        // Each discard is a value that no operation is known to have seen.
         unnamed -= 1;
         let key = if value == 0 { unnamed } else { value };
         let _ = zones.insert(key, Zone { begin: event.begin, low: event.end, high: event.begin });
@@ -328,7 +327,7 @@ fn judge_block(block: u64, history: &[&Event]) {
             "{:?} of block {block}: {value} is old",
             event.operation
         );
-        // What a flush made durable may be of a write that goes on: no order follows from seeing
+        // A flush may make a write durable that is still in flight: no order follows from seeing
         // it.
         if event.operation == Operation::Read {
             zone.low = zone.low.min(event.end);
@@ -356,7 +355,7 @@ fn is_change(event: &Event) -> bool {
     matches!(event.operation, Operation::Write | Operation::Discard)
 }
 
-/// Reads that began when the driver had not acknowledged what they were to see.
+/// Counts the reads that began before the driver had acknowledged what they must see.
 fn read_after_write(world: &World, history: &[&Event]) -> u64 {
     let acknowledged = world.acknowledged.lock();
     let ends: HashMap<u64, u64> = history
@@ -403,7 +402,7 @@ fn tell(write_shm_size: u64) -> BTreeMap<&'static str, u64> {
         for submitter in 0..SUBMITTERS {
             let (world, submitting) = (&world, &submitting);
             let _ = scope.spawn(move || {
-                // Also when it fails: the driver is to end.
+                // Even if it fails, the driver must end.
                 let judged = catch_unwind(AssertUnwindSafe(|| submit(world, submitter)));
                 if submitting.fetch_sub(1, Ordering::SeqCst) == 1 {
                     world.batch.end();
@@ -414,7 +413,7 @@ fn tell(write_shm_size: u64) -> BTreeMap<&'static str, u64> {
             });
         }
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drive(&world, &submitting))) {
-            // Nobody waits for a driver that was found wrong.
+            // No request waits for a driver that was found wrong.
             world.batch.fail(&Error::new(ErrorKind::Closed, "the driver was found wrong"));
             resume_unwind(panic);
         }
@@ -474,7 +473,7 @@ fn drive(world: &World, submitting: &AtomicU64) {
 #[test]
 fn threads_that_meet_in_every_hazard_see_one_order_of_writes_whoever_dies() {
     let mut seen = BTreeMap::new();
-    // With room, and with so little that writers wait for it.
+    // With ample memory, and with so little that writers wait for it.
     for write_shm_size in [256 << 10, 32 << 10] {
         for (what, count) in tell(write_shm_size) {
             *seen.entry(what).or_insert(0) += count;

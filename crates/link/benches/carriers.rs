@@ -1,9 +1,8 @@
-//! How fast each carrier moves packets between two namespaces, and what it costs in time of the
-//! cores.
+//! How fast each carrier moves packets between two namespaces, and the CPU time that this costs.
 //!
-//! `cargo bench -p sawmill-link --bench carriers [SECONDS]`, as root. A cable of MTU 9000 (a veth
-//! pair). It favours UDP and TCP: a veth passes 64 KiB on as one, so another line has UDP cut by
-//! the kernel first. Not here: any claim; a figure is of its machine and moment.
+//! `cargo bench -p sawmill-link --bench carriers [SECONDS]`, as root. The cable is a veth pair with
+//! MTU 9000. It favours UDP and TCP, because a veth passes 64 KiB on as one packet: on other lines,
+//! the kernel segments UDP first. Not here: claims; a figure holds for its machine and moment.
 
 #[expect(dead_code, reason = "the tests use more of it")]
 #[path = "../tests/carriers/cable.rs"]
@@ -30,7 +29,7 @@ type Halves = (Box<dyn Sender>, Box<dyn Receiver>);
 struct Ends {
     here: Halves,
     there: Halves,
-    /// The far end as the near one names it, and back.
+    /// The peer of `here`, and the peer of `there`.
     to: Peer,
     back: Peer,
 }
@@ -50,7 +49,7 @@ fn cpu_s() -> f64 {
     spent.tv_sec as f64 + spent.tv_nsec as f64 / 1e9
 }
 
-/// One direction, for so long, with the far end reading in a thread of its own.
+/// Measures one direction for this long, while a thread of its own reads at the far end.
 fn stream(name: &str, ends: &mut Ends, packet_bytes: usize, seconds: f64) {
     let batch = batch_of(BATCH_PACKETS, packet_bytes);
     let is_over = AtomicBool::new(false);
@@ -93,7 +92,7 @@ fn stream(name: &str, ends: &mut Ends, packet_bytes: usize, seconds: f64) {
     );
 }
 
-/// One packet there, one back, again and again.
+/// Sends one packet there and one back, repeatedly.
 fn ping_pong(name: &str, ends: &mut Ends, seconds: f64) {
     let batch = batch_of(1, 64);
     let is_over = AtomicBool::new(false);

@@ -21,7 +21,7 @@ fn both_ends(security: &Security) -> (Seals, Seals) {
     (greeting.finish(&reply[..bytes]).expect("a connection").0, target)
 }
 
-/// Nanoseconds for one packet: sealed, and sealed and opened and taken.
+/// Nanoseconds to seal one packet and, if `opened`, to open and accept it.
 fn measure(security: &Security, body_bytes: usize, opened: bool, at_least: Duration) -> f64 {
     let (initiator, target) = both_ends(security);
     let mut window = ReplayWindow::new();
@@ -41,8 +41,7 @@ fn measure(security: &Security, body_bytes: usize, opened: bool, at_least: Durat
     start.elapsed().as_nanos() as f64 / number as f64
 }
 
-/// Microseconds for a greeting that does not prove the key: what a stranger can make a target
-/// waste.
+/// Microseconds that a stranger makes a target waste with a greeting that does not prove the key.
 fn refuse(security: &Security, at_least: Duration) -> f64 {
     let (mut hello, mut reply) = ([0; 64], [0; 64]);
     let (_, bytes) = Greeting::new(security, b"other", b"", &mut hello).expect("a greeting");

@@ -1,12 +1,13 @@
 //! Both ends of a link for `bench/link.py`: a target of a null or memory device, and a load of it.
 //!
-//!     link_bench target --listen udp:10.0.0.1 --device null:1073741824 [--insecure] link_bench
-//!     load --to udp:10.0.0.1 --op read --bytes 4096 --depth 64 --seconds 2 [--insecure]
+//!     link_bench target --listen udp:10.0.0.1 --device null:1073741824 [--insecure]
+//!     link_bench load --to udp:10.0.0.1 --op read --bytes 4096 --depth 64 --seconds 2
+//!         [--insecure]
 //!
-//! The target says `ready` and serves until its input ends. The load says `begin` when it has
-//! warmed up, and one line of JSON at its end. Each of its requests is made anew by its own
-//! completion, so nothing waits but the threads of the link. Without `--insecure` both have the key
-//! in this file: for measuring alone.
+//! The target prints `ready` and serves until its input ends. The load prints `begin` after its
+//! warm-up, and one line of JSON at its end. The completion of each request submits the next one,
+//! so only the threads of the link wait. Without `--insecure`, both have the key in this file: only
+//! for measurements.
 //!
 //! Not here: what is compared, and where (`bench/link.py`).
 
@@ -145,7 +146,7 @@ impl Exchange for Again {
         if !load.stops.load(Relaxed) {
             load.submit(self);
         } else if load.under_way.fetch_sub(1, Relaxed) == 1 {
-            // Who listens has given up only if the process ends.
+            // The receiver is gone only if the process ends.
             let _ = load.ended.send(());
         }
     }

@@ -1,5 +1,5 @@
-//! One connection as one end sees it: it opens packets, gives their parts to the slots and words
-//! they are for, and puts what is ready into packets of the least loaded link.
+//! One connection as one end sees it: it opens packets, hands their parts to slots or handles them
+//! as words, and puts what is ready into packets of the least loaded link.
 //!
 //! Both ends use this; they differ in their [`Role`]: an initiator's slots or a target's. Any
 //! thread may call any method. A thread that finds the sending half of a link locked leaves the
@@ -54,12 +54,12 @@ pub(crate) trait Role: Send + Sync {
     fn lost(&self, piece: &Piece) -> bool;
 }
 
-/// The way of a link's packets.
+/// Where a link's packets go.
 #[derive(Clone)]
 pub(crate) struct Path {
     pub(crate) sender: Arc<dyn Sender>,
     pub(crate) peer: Peer,
-    /// The longest packet that the carrier accepts on this way.
+    /// The longest packet that the carrier accepts on this path.
     pub(crate) packet_bytes_max: usize,
     /// Wakes the receiving thread there, because it must also wait for room to send.
     waker: Option<Arc<Waker>>,
@@ -131,7 +131,7 @@ pub(crate) struct Connection<R> {
 }
 
 impl<R: Role> Connection<R> {
-    /// `heard_ns`: the start of that time, until a packet opens.
+    /// `heard_ns` counts as the time of the last packet until one opens.
     pub(crate) fn new(
         remote: u64,
         seals: Seals,
@@ -437,8 +437,8 @@ impl<R: Role> Connection<R> {
         self.links[index].joined.fetch_max(number + 1, Ordering::SeqCst) <= number
     }
 
-    /// Whether another thread wanted to send since `seen` and found a link locked by a thread that
-    /// only looked at it: it left its work to the lock holder.
+    /// Whether, since `seen`, a thread that wanted to send left its work to the holder of a link's
+    /// lock, and that holder only looked at the link.
     fn was_left_work(&self, seen: u64) -> bool {
         self.kicks.load(Ordering::SeqCst) != seen && !self.ready.is_empty()
     }
@@ -481,7 +481,7 @@ impl<R: Role> Connection<R> {
         self.links[index].outgoing.lock().ping = true;
     }
 
-    /// The bytes that its keys have sealed and opened, on all links together.
+    /// The bytes that the connection's keys have sealed and opened, on all links together.
     pub(crate) fn carried_bytes(&self) -> u64 {
         let of = |link: &Link| {
             let received = link.receiving.lock().counts.bytes;

@@ -1,4 +1,4 @@
-//! The source of a packet for quotas: a source that asks for much gets less than others.
+//! The source of a packet for quotas: a source that makes many requests gets less than others.
 //!
 //! Not here: the quotas.
 

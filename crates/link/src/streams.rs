@@ -4,8 +4,8 @@
 //! time for that and a share of the places per source; when a new stream arrives, strangers are
 //! evicted first.
 //!
-//! Invariants: the number of streams is bounded; a stream that is no stranger's is never evicted.
-//! Not here: threads and sockets (`crate::threads`).
+//! Invariants: the number of streams is bounded; a stream that has carried such a packet is never
+//! evicted. Not here: threads and sockets (`crate::threads`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

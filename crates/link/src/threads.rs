@@ -150,7 +150,8 @@ impl Drop for Attached {
         if self.initiator.status().connected && !is_own {
             let began = Instant::now();
             let left = || LEAVE_MAX.saturating_sub(began.elapsed());
-            // If there is no answer in time, the target waits for our silence, as if we had died.
+            // Without an answer in time, the target drops us after its silence limit, as if we had
+            // died.
             closing.iter().for_each(|answer| drop(answer.wait(left())));
         }
         self.initiator.close();
@@ -292,8 +293,8 @@ impl Drop for Listener {
         self.target.close();
         self.threads.end();
         self.streams.lock().clear();
-        // Also ends connections that returned before the threads ended: after the target is gone,
-        // devices may be closed.
+        // Also ends connections that were made again before the threads ended. Devices may be
+        // closed once the target is gone.
         self.target.close();
     }
 }

@@ -1,5 +1,4 @@
-// fibonacci: a read-only disk whose every 8 bytes are a number of Fibonacci, modulo 2^64.
-// A driver as a class.
+// fibonacci: a read-only disk of Fibonacci numbers of 8 bytes, modulo 2^64. A driver as a class.
 #include <sawmill.h>
 
 #include <cstring>

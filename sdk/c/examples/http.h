@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 static char host[256], port[16] = "80", path[1024];
-static unsigned long long size; /* of the whole, as get() finds it */
+static unsigned long long size; /* of the whole file, set by get() */
 
 static int get(unsigned long long from, unsigned long long end, char *into)
 {

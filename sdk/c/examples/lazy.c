@@ -5,7 +5,7 @@
 #include <fcntl.h>
 #include <sawmill.h>
 
-static int file, map; /* one thread serves: whoever fetches a block is alone */
+static int file, map; /* one thread serves, so fetches need no lock */
 
 static int lazy_read(void *user, uint64_t offset, void *into, size_t length)
 {
@@ -16,7 +16,7 @@ static int lazy_read(void *user, uint64_t offset, void *into, size_t length)
         if (has == 0 && (get(from, end, bytes) ||
                          pwrite(file, bytes, end - from, from) != (ssize_t)(end - from) ||
                          fdatasync(file) || pwrite(map, "\1", 1, from >> 16) != 1))
-            return EIO; /* the map never leads */
+            return EIO; /* the map is never ahead of the bytes */
     }
     return user == &file || pread(file, into, length, offset) == (ssize_t)length ? 0 : EIO;
 }

@@ -1,4 +1,4 @@
-/* mirror A B: A holds the bytes, B each of them XOR 0xFF.  A read that finds others fails. */
+/* mirror A B: A holds the bytes, B each of them XOR 0xFF.  A read that finds a difference fails. */
 #define _FILE_OFFSET_BITS 64
 #define _XOPEN_SOURCE 700
 #include <errno.h>
@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-static int half[2]; /* one thread serves: nobody sees them apart */
+static int half[2]; /* one thread serves, so no read sees half a write */
 
 static int mirror_read(void *user, uint64_t offset, void *into, size_t length)
 {

@@ -1,8 +1,9 @@
 /* bdus.h: programs that were written for BDUS 0.1, on the block devices of Sawmill.
  *
  * The names, layouts and rules are those of libbdus 0.1.2 (https://github.com/albertofaria/bdus,
- * libbdus under MIT); the text is our own.  What a device of an unmodified kernel cannot carry is
- * accepted here and never called: write_same, secure_erase, ioctl.  See docs/guide/bdus.md.
+ * libbdus under MIT); the text is our own.  Callbacks that a device of an unmodified kernel
+ * cannot use are accepted and never called: write_same, secure_erase, ioctl.  See
+ * docs/guide/bdus.md.
  */
 #ifndef BDUS_HEADER_BDUS_H_
 #define BDUS_HEADER_BDUS_H_
@@ -16,7 +17,7 @@
 #define BDUS_HEADER_VERSION_MINOR 1
 #define BDUS_HEADER_VERSION_PATCH 2
 
-/* A program may say which version it was written for: all three, or none. */
+/* A program may define the version that it was written for: all three, or none. */
 #if !defined(BDUS_REQUIRE_VERSION_MAJOR) && !defined(BDUS_REQUIRE_VERSION_MINOR) && \
     !defined(BDUS_REQUIRE_VERSION_PATCH)
 #define BDUS_REQUIRE_VERSION_MAJOR BDUS_HEADER_VERSION_MAJOR
@@ -35,29 +36,29 @@
 extern "C" {
 #endif
 
-/* What a callback returns to end the driver at once. */
+/* A callback returns this to end the driver immediately. */
 enum { bdus_abort = INT_MIN };
 
 struct bdus_ops;
 struct bdus_attrs;
 
-/* What callbacks are told of the device. */
+/* The device, as callbacks see it. */
 struct bdus_ctx {
-    const uint64_t id;              /* never used twice, until the machine starts anew */
+    const uint64_t id;              /* never used twice, until the machine restarts */
     const char *const path;         /* from on_device_available() on; "" before */
     const struct bdus_ops *const ops;
     const struct bdus_attrs *const attrs; /* with the values in effect */
     const bool is_rerun;
     void *private_data;
 #if BDUS_REQUIRE_VERSION_PATCH >= 1
-    const uint32_t major; /* 0 where the device is no block device of this kernel */
+    const uint32_t major; /* 0 where the device is not a block device of this kernel */
     const uint32_t minor;
 #endif
 };
 
-/* The driver.  What is NULL is not supported.  All return 0; read to discard also ENOLINK, ENOSPC,
- * ETIMEDOUT, which users of a ublk device see (docs/guide/doors.md has the other doors), or
- * anything else, which is EIO; or bdus_abort. */
+/* The driver.  A callback that is NULL is not supported.  All return 0 or bdus_abort; read to
+ * discard also ENOLINK, ENOSPC or ETIMEDOUT, which users of a ublk device see
+ * (docs/guide/doors.md has the other doors), or another error, which becomes EIO. */
 struct bdus_ops {
     int (*initialize)(struct bdus_ctx *ctx);
     int (*on_device_available)(struct bdus_ctx *ctx);
@@ -73,7 +74,7 @@ struct bdus_ops {
     int (*ioctl)(uint32_t command, void *argument, struct bdus_ctx *ctx);
 };
 
-/* The device.  0 is the default of everything but the first and the third. */
+/* The device.  0 selects the default of every field but the first and the third. */
 struct bdus_attrs {
     uint32_t logical_block_size;  /* a power of two from 512 to the page */
     uint32_t physical_block_size; /* 0, or a power of two from logical_block_size to the page */
@@ -86,7 +87,7 @@ struct bdus_attrs {
     bool disable_partition_scanning;
     bool recoverable;    /* the device stays when the driver dies, and waits 30 s for another */
     bool dont_daemonize;
-    bool log;            /* bdus logs prints it */
+    bool log;            /* `bdus logs` prints the output */
 };
 
 struct bdus_version {
@@ -112,8 +113,8 @@ const char *bdus_get_error_message_0_1_0_(void);
 const struct bdus_version *bdus_get_libbdus_version_0_1_0_(void);
 bool bdus_get_kbdus_version_0_1_0_(struct bdus_version *out_kbdus_version);
 
-/* Serves a new device until it is destroyed or another driver comes.  False: errno and
- * bdus_get_error_message(). */
+/* Serves a new device until it is destroyed or its driver replaced.  On failure returns false: see
+ * errno and bdus_get_error_message(). */
 static inline bool bdus_run(
     const struct bdus_ops *ops, const struct bdus_attrs *attrs, void *private_data)
 {
@@ -124,7 +125,7 @@ static inline bool bdus_run(
 #endif
 }
 
-/* Comes after the driver of a device, which goes on. */
+/* Replaces the driver of a device; the device continues. */
 static inline bool bdus_rerun(
     uint64_t dev_id, const struct bdus_ops *ops, const struct bdus_attrs *attrs, void *private_data)
 {
@@ -160,7 +161,7 @@ static inline const struct bdus_version *bdus_get_libbdus_version(void)
     return bdus_get_libbdus_version_0_1_0_();
 }
 
-/* The kernel's module is not there: the version of this library's protocol counts as its. */
+/* There is no kernel module: the version of this library's protocol takes its place. */
 static inline bool bdus_get_kbdus_version(struct bdus_version *out_kbdus_version)
 {
     return bdus_get_kbdus_version_0_1_0_(out_kbdus_version);

@@ -1,7 +1,7 @@
 //! A table of C functions as a driver.
 //!
 //! Invariant: a function is called with memory that is its own until it returns, as the header
-//! says. Not here: who calls (`sawmill_driver::client`).
+//! states. Not here: the callers (`sawmill_driver::client`).
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::io;
@@ -67,14 +67,14 @@ impl CDriver {
         if table.is_null() {
             return bad("NULL where a driver is wanted");
         }
-        // SAFETY: its first field is there in every version of it.
+        // SAFETY: every version of the structure has this first field.
         let bytes = unsafe { ptr::addr_of!((*table).struct_bytes).read() };
         if bytes != size_of::<DriverTable>() {
             return bad(
                 "struct_bytes of the driver is not sizeof(struct sawmill_driver) of this library",
             );
         }
-        // SAFETY: it is as large as ours, so it is ours.
+        // SAFETY: it has the size of our structure, so it is of this version.
         let table = unsafe { table.read() };
         if table.read.is_none() {
             return bad("a driver has a function read()");
@@ -143,7 +143,7 @@ impl CDriver {
     }
 }
 
-/// What a function said: 0, or an errno of either sign.
+/// The result of a function: 0, or an errno of either sign.
 fn told(errno: c_int) -> io::Result<()> {
     if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno.saturating_abs())) }
 }
@@ -159,7 +159,7 @@ impl Driver for CDriver {
 
     fn write(&self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
         let write = self.table.write.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the program's function, with bytes that stay as they are meanwhile.
+        // SAFETY: the program's function, with bytes that do not change meanwhile.
         told(unsafe {
             write(self.user, offset, bytes.as_ptr().cast(), bytes.len(), c_int::from(fua))
         })
@@ -205,7 +205,7 @@ impl ChunkDriver for CDriver {
             queue: u32::try_from(chunk.queue).unwrap_or(u32::MAX),
             again: u32::from(chunk.command.again),
         };
-        // SAFETY: the program's function, with bytes that stay as they are meanwhile.
+        // SAFETY: the program's function, with bytes that do not change meanwhile.
         told(unsafe { write_chunk(self.user, &told_of) })
     }
 

@@ -1,11 +1,11 @@
 //! libsawmill: the driver's side for C (`include/sawmill.h`), and for programs that were written
 //! for BDUS (`include/bdus.h`).
 //!
-//! Besides `crates/sys` the only place with unsafe code: what crosses here are the pointers of a C
-//! program, which keeps to the headers. Invariants: no string, table or option of a caller is kept
-//! after the call that got it; a panic of ours does not cross into C: Rust aborts
-//! the program at the edge of an `extern "C"` function. Files: `driver` (a table of
-//! functions as a driver), `options`, `text` (strings, errors), `bdus/`. Not here: what a driver is
+//! Besides `crates/sys`, this is the only place with unsafe code: it handles the pointers of a C
+//! program, which follows the headers. Invariants: no string, table or option of a caller is kept
+//! after the call that got it; a panic of ours does not cross into C: Rust aborts the program at
+//! the edge of an `extern "C"` function. Files: `driver` (a table of functions as a driver),
+//! `options`, `text` (strings, errors), `bdus/`. Not here: what a driver is
 //! (`sawmill_driver::client`).
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
@@ -27,7 +27,7 @@ use crate::text::{borrowed, fail, note};
 /// `sawmill_serve`.
 ///
 /// # Safety
-/// As `include/sawmill.h` has it: `driver` and `options` are tables of that shape, good during the
+/// As in `include/sawmill.h`: `driver` and `options` are tables of that layout, valid during the
 /// call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sawmill_serve(
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn sawmill_ask(name: *const c_char, what: *const c_char) -
 /// `device` is what `attached` was handed, and `sawmill_serve` has not returned.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sawmill_device_end(device: *mut Device) {
-    // SAFETY: the caller's promise: it points to a device that lives, which nobody changes.
+    // SAFETY: the caller's promise: it points to a live device, which is not modified.
     if let Some(device) = unsafe { device.as_ref() } {
         device.end();
     }
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn sawmill_device_option(
         device.zip(name.ok()).and_then(|(device, name)| device.option(name)).unwrap_or_default();
     if length > 0 && !into.is_null() {
         let kept = value.len().min(length - 1);
-        // SAFETY: `kept` + 1 bytes can be written there, and a string of ours is not among them.
+        // SAFETY: `kept` + 1 bytes can be written there, and they do not overlap our string.
         unsafe {
             std::ptr::copy_nonoverlapping(value.as_ptr(), into.cast(), kept);
             into.add(kept).write(0);

@@ -1,4 +1,4 @@
-//! Options of a C program: strings `name=value`, a null pointer behind the last.
+//! Options of a C program: strings `name=value`, followed by a null pointer.
 //!
 //! Not here: those of the protocol, which the host checks.
 
@@ -9,7 +9,7 @@ use sawmill_driver::client::Options;
 
 use crate::text::borrowed;
 
-/// What a program asks for.
+/// The options that a program requests.
 pub(crate) struct Asked {
     pub(crate) options: Options,
     pub(crate) doors: Vec<String>,
@@ -28,7 +28,7 @@ pub(crate) unsafe fn read(strings: *const *const c_char) -> Result<Asked> {
         if string.is_null() {
             break;
         }
-        // SAFETY: what the list holds are strings.
+        // SAFETY: the list holds strings.
         asked.take(unsafe { borrowed(string)? })?;
     }
     Ok(asked)

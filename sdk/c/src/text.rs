@@ -1,7 +1,6 @@
-//! Strings that cross: those of callers, and what went wrong.
+//! Strings between C and Rust: those of callers, and error messages.
 //!
-//! Invariant: what was noted is of this thread, and stays until the next note. Not here: what it
-//! says.
+//! Invariant: a message belongs to its thread, and stays until the next one. Not here: its text.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
@@ -25,7 +24,7 @@ pub(crate) unsafe fn borrowed<'a>(text: *const c_char) -> Result<&'a str> {
     text.to_str().map_err(|_| Error::new(ErrorKind::Invalid, "a string that is not UTF-8"))
 }
 
-/// Keeps what went wrong for this thread.
+/// Keeps an error for this thread.
 pub(crate) fn note(error: &Error) {
     note_text(&error.to_string());
 }
@@ -33,16 +32,16 @@ pub(crate) fn note(error: &Error) {
 /// As `note`.
 pub(crate) fn note_text(text: &str) {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    // A thread that ends has nobody who asks.
+    // No one asks for the error of a thread that ends.
     let _ = NOTED.try_with(|noted| *noted.borrow_mut() = text);
 }
 
-/// What was kept.
+/// The error that was kept.
 pub(crate) fn noted() -> *const c_char {
     NOTED.try_with(|noted| noted.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Keeps what went wrong, and returns it as a negative errno.
+/// Keeps an error, and returns it as a negative errno.
 pub(crate) fn fail(error: &Error) -> c_int {
     note(error);
     -error.kind().errno()

@@ -1,5 +1,5 @@
-/* The places that both headers promise, checked by the compiler; and a table that the library must
- * take or refuse. */
+/* The layouts that both headers promise, checked by the compiler; and tables that the library must
+ * accept or refuse. */
 #include <assert.h>
 #include <bdus.h>
 #include <sawmill.h>
@@ -57,7 +57,7 @@ int main(void)
 {
     struct sawmill_driver driver = {0};
     driver.struct_bytes = sizeof driver - 8;
-    /* A table of another size is of another library. */
+    /* A table of another size belongs to another library version. */
     if (sawmill_serve(&driver, NULL, NULL) != -22 ||
         strstr(sawmill_error(), "struct_bytes") == NULL)
         return puts(sawmill_error()), 1;

@@ -3,7 +3,7 @@
 // replace line and work on kernels without that module. README.md lists what differs and why.
 //
 // Invariants: BusePreRun comes before the first request, BusePostRemove after the last; a chunk has
-// the layout and the numbers of the original; bytes of a read that the callback leaves alone are
+// the layout and the numbers of the original; bytes of a read that the callback does not fill are
 // zeroes.
 //
 // Not here: the protocol and starting a host (internal/driver), option checks (options.go).
@@ -19,14 +19,14 @@ import (
 	"github.com/asch/buse/lib/go/buse/internal/driver"
 )
 
-// BuseReadWriter is what a driver does. Callbacks run side by side.
+// BuseReadWriter is the interface of a driver. Callbacks run concurrently.
 type BuseReadWriter interface {
-	// BuseRead fills chunk with length blocks from block sector on; both count in
-	// Options.BlockSize.
+	// BuseRead fills chunk with length blocks, starting at block sector; blocks have
+	// Options.BlockSize bytes.
 	BuseRead(sector, length int64, chunk []byte) error
 	// BuseWrite stores the writes of a chunk. chunk has WriteChunkSize bytes: records of 32 bytes
-	// each (docs/format/write_chunk.md), from WriteChunkSize/BlockSize*32 on the data.
-	// It may be written to.
+	// each (docs/format/write_chunk.md), then, from WriteChunkSize/BlockSize*32 on, the data. The
+	// callback may change it.
 	BuseWrite(writes int64, chunk []byte) error
 	// BusePreRun is called by Run before any request.
 	BusePreRun()
@@ -34,26 +34,26 @@ type BuseReadWriter interface {
 	BusePostRemove()
 }
 
-// Buse is a device. Copies of it are the same device.
+// Buse is a device. Copies refer to the same device.
 type Buse struct {
 	ReadWriter BuseReadWriter
 	Options    Options
 	device     *device
 }
 
-// device is what copies share.
+// device is the state that copies share.
 type device struct {
-	host    *driver.Host // nil where somebody else started it
+	host    *driver.Host // nil if it was started elsewhere
 	session *driver.Session
 	mu      sync.Mutex
 	ran     bool
-	gone    chan struct{} // closed when nothing comes any more; then what follows is so
+	gone    chan struct{} // closed when Run is over; the fields below are valid then
 	ended   bool          // in order: the host ends by itself
 }
 
 // New checks the options and makes the device, which has the name buse and the number of
-// Options.Major. Requests wait until Run. A device of that name whose driver died, and whose host
-// waits, is taken up again.
+// Options.Major. Requests wait until Run. If a device of that name waits in its host because its
+// driver died, New takes it over.
 func New(rw BuseReadWriter, o Options) (Buse, error) {
 	o, err := o.checked()
 	if err != nil {
@@ -83,7 +83,7 @@ func (b *Buse) Run() {
 	b.device.ended = outcome == driver.Ended
 }
 
-// begin tells whether nobody has run the device before.
+// begin reports whether this is the first run of the device.
 func (d *device) begin() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -92,11 +92,11 @@ func (d *device) begin() bool {
 	return first
 }
 
-// do fulfils one command.
+// do executes one command.
 func (b *Buse) do(_ context.Context, command driver.Command) error {
 	switch command.Kind {
 	case driver.Read:
-		// What a driver has no bytes for would else be bytes of another read.
+		// Bytes that the driver does not fill would otherwise be those of another read.
 		for i := range command.Data {
 			command.Data[i] = 0
 		}
@@ -105,12 +105,12 @@ func (b *Buse) do(_ context.Context, command driver.Command) error {
 	case driver.WriteChunk:
 		return b.ReadWriter.BuseWrite(command.Records, command.Data)
 	case driver.Flush:
-		return nil // the chunks before it have been waited for; without Durable none comes
+		return nil // the chunks before it are done; without Durable there are no flushes
 	}
 	return fmt.Errorf("a command that buse has no callback for: %v", command.Kind)
 }
 
-// StopDevice ends the device: what was accepted is done first, then Run returns.
+// StopDevice ends the device: accepted requests are done first, then Run returns.
 func (b *Buse) StopDevice() error { return b.device.session.Leave(nil) }
 
 // RemoveDevice ends the host of a device that has stopped or was never run,

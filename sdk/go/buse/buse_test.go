@@ -9,7 +9,7 @@ import (
 	"github.com/asch/buse/lib/go/buse/internal/mockhost"
 )
 
-// recorder is a driver that says what it is called with.
+// recorder is a driver that records its calls.
 type recorder struct {
 	calls chan string
 	read  func(sector, length int64, chunk []byte) error
@@ -32,7 +32,7 @@ var fine = Options{
 const effect = "mode=batch\nwrite_chunk_size=65536\nmetadata_bytes=512\n" +
 	"collision_area_size=1048576\n"
 
-// running is a device on a mock host, that runs, with what it said first.
+// running is a running device on a mock host, with its HELLO.
 func running(
 	t *testing.T, rw BuseReadWriter, o Options,
 ) (*mockhost.Driver, *Buse, string, chan struct{}) {

@@ -19,19 +19,19 @@ type Options struct {
 	BlockSize      int64 // 512 or 4096
 	IOMin          int64 // 0: BlockSize
 	IOOpt          int64 // 0: BlockSize
-	Threads        int   // queues; 0 or more than there are CPUs: one for each CPU
+	Threads        int   // queues; 0 or more than the number of CPUs: one for each CPU
 	Major          int64 // number of the device
 	WriteShmSize   int64 // of each queue: a multiple of WriteChunkSize
 	ReadShmSize    int64 // of each queue
 	Size           int64
 	CollisionArea  int64 // writes are numbered in areas of this size; a multiple of BlockSize
-	QueueDepth     int64 // reads of a queue at once
+	QueueDepth     int64 // concurrent reads of a queue
 	Scheduler      bool  // not used: the kernel has no request queue of ours to schedule
-	CPUsPerNode    int   // not used but checked: memory is near the one who touches it first
+	CPUsPerNode    int   // checked but not used: memory is near the CPU that touches it first
 }
 
-// checked is the options with defaults, or what is wrong with them. The original's checks come in
-// its order and with its words.
+// checked returns the options with defaults, or what is wrong with them. The checks have the order
+// and the messages of the original.
 func (o Options) checked() (Options, error) {
 	if cpus := runtime.NumCPU(); true {
 		if o.Threads <= 0 || o.Threads > cpus {
@@ -69,7 +69,7 @@ func (o Options) checked() (Options, error) {
 	return o, nil
 }
 
-// tooMuch tells whether the shared memory of all queues is more than the machine has.
+// tooMuch reports whether the shared memory of all queues exceeds that of the machine.
 func tooMuch(queues, write, read int64) bool {
 	var machine syscall.Sysinfo_t
 	if syscall.Sysinfo(&machine) != nil {
@@ -79,13 +79,13 @@ func tooMuch(queues, write, read int64) bool {
 	return float64(queues)*(float64(write)+float64(read)) > memory
 }
 
-// facts are the options in the protocol's words. Those that are zero are not said.
+// facts returns the options as facts of the protocol. Those that are zero are left out.
 func (o Options) facts() driver.Facts {
 	facts := driver.Facts{}.With("mode", "batch")
 	if !o.Durable {
 		facts = facts.With("weak_flush", "1")
 	}
-	// As in the original: chunks are handed over for a reason, and time is none.
+	// As in the original: chunks are never delivered because of their age.
 	facts = facts.With("chunk_age_max_ms", "0")
 	for _, option := range []struct {
 		name  string
@@ -131,8 +131,8 @@ func attach(o Options) (*device, error) {
 	return made, nil
 }
 
-// doors are those of SAWMILL_DOORS, else the disk /dev/ublkb<Major> where it can be had,
-// else an NBD socket.
+// doors are those of SAWMILL_DOORS, else the disk /dev/ublkb<Major> where ublk is available, else
+// an NBD socket.
 func doors(major int64) []string {
 	doors := driver.DefaultDoors()
 	for i, door := range doors {

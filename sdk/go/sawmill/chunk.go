@@ -16,11 +16,11 @@ type Chunk struct {
 	Bytes         []byte // write_chunk_size of them: records, then their data in the same order
 	MetadataBytes int    // where the data begins
 	Count         int    // records
-	Used          int64  // bytes that mean something
+	Used          int64  // bytes in use
 	Queue         int
 	Again         bool // a former driver had it
-	// What the Resolver goes by: the last ordinal that was given when this chunk was closed, and
-	// the ordinal below which all chunks have been answered.
+	// For the Resolver: the last ordinal assigned when this chunk was closed, and the ordinal below
+	// which all chunks are answered.
 	Horizon, Floor uint64
 }
 
@@ -31,7 +31,7 @@ type Record struct {
 	Sequence        uint64
 }
 
-// Records goes through the writes with their data.
+// Records iterates over the writes with their data.
 func (c Chunk) Records() iter.Seq2[Record, []byte] {
 	return func(yield func(Record, []byte) bool) {
 		data := c.MetadataBytes
@@ -58,7 +58,7 @@ func (c Chunk) record(n int) (Record, error) {
 	return Record{int64(sector) * sectorBytes, int64(sectors) * sectorBytes, word(16)}, nil
 }
 
-// check sees whether all records lie in the chunk, so that Records can go through them.
+// check verifies that all records lie in the chunk, so that Records can iterate over them.
 func (c Chunk) check() error {
 	if c.MetadataBytes > len(c.Bytes) || c.Count > c.MetadataBytes/recordBytes {
 		return fmt.Errorf("a chunk of %d bytes with %d records in %d",
@@ -79,19 +79,19 @@ func (c Chunk) check() error {
 	return nil
 }
 
-// ChunkDevice gets writes in chunks, from all queues side by side: chunks are applied in any order,
-// and a Resolver keeps older bytes from coming after newer ones. It may be a Discarder and a Zeroer
+// ChunkDevice gets writes in chunks, from all queues concurrently: chunks are applied in any order,
+// and a Resolver keeps older bytes from replacing newer ones. It may be a Discarder and a Zeroer
 // too.
 type ChunkDevice interface {
 	ReadAt(ctx context.Context, p []byte, off int64) error
-	// WriteChunk stores all writes of a chunk, whose bytes are its own until it returns.
+	// WriteChunk stores all writes of a chunk. It may use the chunk's bytes until it returns.
 	WriteChunk(ctx context.Context, chunk Chunk) error
-	// Flush makes durable what WriteChunk has returned for.
-	// All chunks of the queue before it have been.
+	// Flush makes durable every chunk for which WriteChunk has returned, including all earlier
+	// chunks of its queue.
 	Flush(ctx context.Context) error
 }
 
-// performChunks does one command of batch mode.
+// performChunks executes commands of batch mode.
 func performChunks(
 	device ChunkDevice, metadataBytes int64,
 ) func(context.Context, driver.Command) error {
@@ -115,7 +115,7 @@ func performChunks(
 	}
 }
 
-// inChunks is a device that writes come to in chunks.
+// inChunks adapts a device that stores single writes to chunks.
 type inChunks struct {
 	Device
 	resolver *Resolver

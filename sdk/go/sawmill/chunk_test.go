@@ -14,7 +14,7 @@ import (
 	"sawmill/internal/mockhost"
 )
 
-// chunkOf lays records and their data out; each record's bytes are all of one value.
+// chunkOf lays out records and their data; all bytes of a record have the same value.
 func chunkOf(metadata, size int, records []Record, values []byte) Chunk {
 	chunk := Chunk{Bytes: make([]byte, size), MetadataBytes: metadata, Count: len(records)}
 	data := metadata
@@ -30,9 +30,9 @@ func chunkOf(metadata, size int, records []Record, values []byte) Chunk {
 	return chunk
 }
 
-// Chunks of random writes are applied in random order by several goroutines; what they were cut
-// from says what must come out. Horizon and floor are those of a host that lets so many chunks be
-// with the driver at a time.
+// Chunks of random writes are applied in random order by several goroutines; the original sequence
+// of writes determines the result. Horizon and floor are those of a host that gives the driver this
+// many chunks at a time.
 func Test_every_byte_ends_with_what_was_written_last(t *testing.T) {
 	for seed := int64(1); seed <= 60; seed++ {
 		if got, expected := shuffled(seed, 4096); !bytes.Equal(got, expected) {
@@ -43,7 +43,7 @@ func Test_every_byte_ends_with_what_was_written_last(t *testing.T) {
 
 func Test_without_numbers_the_model_finds_late_writes(t *testing.T) {
 	for seed := int64(1); seed <= 60; seed++ {
-		// The same kind of chance, and nobody asks who is newer.
+		// Similar random writes, applied without a check which is newer.
 		chance := rand.New(rand.NewSource(seed))
 		disk, expected := make([]byte, 4096), make([]byte, 4096)
 		command := chance.Perm(32)
@@ -69,7 +69,7 @@ func shuffled(seed, areaBytes int64) (got, expected []byte) {
 	write := func(p []byte, off int64) error { copy(got[off:], p); return nil }
 	floor := uint64(1)
 	for range 20 {
-		// Chunks of one window are with the driver together: all are open before any is answered.
+		// The driver has all chunks of one window together: all are open before any is answered.
 		chunks := make([]Chunk, window)
 		last := floor + window - 1
 		for n := range chunks {
@@ -188,7 +188,7 @@ func Test_an_ordinary_device_takes_chunks_where_the_host_batches(t *testing.T) {
 	bytesOf := make([]byte, 1<<20)
 	device := disk{
 		read: func(p []byte, off int64) error {
-			mu.Lock() // answers order them, which the race detector does not see
+			mu.Lock() // answers order the accesses, which the race detector cannot see
 			defer mu.Unlock()
 			copy(p, bytesOf[off:])
 			return nil

@@ -9,9 +9,9 @@ import (
 	"sawmill/internal/driver"
 )
 
-// Device is what a driver does. Callbacks run side by side, on goroutines of their own; offsets are
-// bytes and, like lengths, multiples of the block unless Options.ByteGranular. The context ends
-// when the host is gone.
+// Device is the interface of a driver. Callbacks run concurrently, on goroutines of their own;
+// offsets are bytes and, like lengths, multiples of the block unless Options.ByteGranular. The
+// context ends when the host is gone.
 type Device interface {
 	// ReadAt fills all of p with the bytes at off.
 	ReadAt(ctx context.Context, p []byte, off int64) error
@@ -19,32 +19,32 @@ type Device interface {
 	WriteAt(ctx context.Context, p []byte, off int64) error
 }
 
-// Flusher is a device with a cache. One without it keeps durably what WriteAt has returned for.
+// Flusher is a device with a cache. Without Flush, a write must be durable when WriteAt returns.
 type Flusher interface {
-	// Flush makes durable whatever was answered before it was called.
+	// Flush makes durable every write that was answered before the call.
 	Flush(ctx context.Context) error
 }
 
-// Discarder is a device that can forget.
+// Discarder is a device that can release ranges.
 type Discarder interface {
-	// Discard may forget the bytes.
+	// Discard releases the range; its bytes may be lost.
 	Discard(ctx context.Context, off, length int64) error
 }
 
-// Zeroer is a device that writes zeroes faster than it writes.
+// Zeroer is a device that writes zeroes faster than other bytes.
 type Zeroer interface {
-	// WriteZeroes makes the bytes zeroes; keepSpace says that they will be written again soon.
+	// WriteZeroes makes the bytes zeroes; keepSpace: they will be written again soon.
 	WriteZeroes(ctx context.Context, off, length int64, keepSpace bool) error
 }
 
-// FUA is a device that can make a single write durable. Not in batch mode.
+// FUA is a device that can make a single write durable. It does not apply in batch mode.
 type FUA interface {
 	// WriteFUA stores p at off durably.
 	WriteFUA(ctx context.Context, p []byte, off int64) error
 }
 
-// abilities says what a device can. Flushes come to each,
-// and are answered for those without a cache.
+// abilities returns what a device supports. Every device gets flushes; for devices without a cache,
+// perform answers them.
 func abilities(device any) driver.Facts {
 	facts := driver.Facts{}
 	if _, ok := device.(FUA); ok {
@@ -59,7 +59,7 @@ func abilities(device any) driver.Facts {
 	return facts
 }
 
-// perform does one command of plain mode.
+// perform executes commands of plain mode.
 func perform(device Device) func(context.Context, driver.Command) error {
 	return func(ctx context.Context, command driver.Command) error {
 		switch command.Kind {
@@ -79,7 +79,7 @@ func perform(device Device) func(context.Context, driver.Command) error {
 	}
 }
 
-// rarely does what is not for every device, in either mode.
+// rarely executes the commands that not every device supports, in either mode.
 func rarely(ctx context.Context, device any, command driver.Command) error {
 	switch command.Kind {
 	case driver.Flush:
@@ -91,7 +91,7 @@ func rarely(ctx context.Context, device any, command driver.Command) error {
 		if discarder, ok := device.(Discarder); ok {
 			return discarder.Discard(ctx, command.Address, command.Length)
 		}
-		return nil // it only may forget
+		return nil // releasing is optional
 	case driver.WriteZeroes:
 		if zeroer, ok := device.(Zeroer); ok {
 			keepSpace := command.Flags&driver.NoUnmap != 0
@@ -101,9 +101,9 @@ func rarely(ctx context.Context, device any, command driver.Command) error {
 	return syscall.EOPNOTSUPP
 }
 
-// FromReaderWriterAt makes a device of the interfaces of package io. Bytes behind the end of what
-// is read are zeroes. If w has a method Sync() error, as files have, it is the flush. Without w the
-// device is read-only: say so in Options.ReadOnly too.
+// FromReaderWriterAt makes a device from the interfaces of package io. Bytes past the end of r are
+// zeroes. If w has a method Sync() error, as files have, it is the flush. Without w the device is
+// read-only: say so in Options.ReadOnly too.
 func FromReaderWriterAt(r io.ReaderAt, w io.WriterAt) Device {
 	device := ioDevice{r, w}
 	if syncer, ok := w.(interface{ Sync() error }); ok {

@@ -6,13 +6,13 @@ import (
 	"net/http"
 )
 
-// HTTPSource is an io.ReaderAt of what a web server has, read by range requests.
+// HTTPSource is an io.ReaderAt of a file on a web server, read by range requests.
 type HTTPSource struct {
 	URL  string
 	Size int64 // bytes
 }
 
-// OpenHTTP asks a web server how much it has.
+// OpenHTTP asks a web server for the size of the file.
 func OpenHTTP(url string) (*HTTPSource, error) {
 	reply, err := http.Head(url)
 	if err != nil {
@@ -25,7 +25,7 @@ func OpenHTTP(url string) (*HTTPSource, error) {
 	return &HTTPSource{url, reply.ContentLength}, nil
 }
 
-// ReadAt fills p, or as much of it as there is, and then says io.EOF.
+// ReadAt fills p. At the end of the file it fills less and returns io.EOF.
 func (h *HTTPSource) ReadAt(p []byte, off int64) (int, error) {
 	if off >= h.Size || len(p) == 0 {
 		return 0, io.EOF

@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// Main is the end of a driver's main function: it prints where the device is, when it starts the
-// host itself, and serves until the device has ended, which SIGINT and SIGTERM ask for. It exits
-// with 1 and a line of the log when something went wrong.
+// Main is the end of a driver's main function: if it starts the host itself, it prints where the
+// device is. It serves until the device has ended; SIGINT and SIGTERM end it. On an error it logs a
+// line and exits with 1.
 func Main(device Device, options Options) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

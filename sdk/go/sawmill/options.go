@@ -8,17 +8,17 @@ import (
 	"sawmill/internal/driver"
 )
 
-// Options are those of docs/format/driver.md. What is zero is not said, so that its default, or
-// what the host was told, is in effect.
+// Options are those of docs/format/driver.md. A zero option is not sent, so its default, or the
+// host's own option, is in effect.
 type Options struct {
-	// Name of the device where this program starts its host.
-	// Empty: the program's own with its process id.
+	// Name of the device, if this program starts its host. Empty: the program's name with its
+	// process id.
 	Name string
 	// Doors of a host that is started here, such as "nbd=unix:/run/disk.sock", "ublk", "fuse=/mnt".
-	// Empty: those of $SAWMILL_DOORS (divided by spaces), else ublk where it can be had, else an
-	// NBD socket.
+	// Empty: those of $SAWMILL_DOORS (separated by spaces), else ublk where it is available, else
+	// an NBD socket.
 	Doors []string
-	// Replace comes after a driver that is there, when it has finished.
+	// Replace takes over from the current driver when that has finished.
 	Replace bool
 	// Logger gets errors that users see as EIO, and panics. Nil: slog.Default().
 	Logger *slog.Logger
@@ -27,7 +27,7 @@ type Options struct {
 	BlockSize       int64 // blocksize: 512 or 4096
 	ByteGranular    bool  // byte_granular: commands begin and end at any byte
 	Queues          int   // hw_queues
-	QueueDepth      int   // queue_depth: callbacks of a queue that run at once
+	QueueDepth      int   // queue_depth: concurrent callbacks of a queue
 	RequestBytesMax int64 // request_bytes_max
 	ReadOnly        bool  // read_only
 	IOMin, IOOpt    int64 // io_min, io_opt, bytes
@@ -37,7 +37,7 @@ type Options struct {
 	DeathTimeout   time.Duration // death_timeout_s
 	RequestTimeout time.Duration // request_timeout_s
 
-	// Batch, where it is given, has writes come in chunks.
+	// Batch, if given, makes writes arrive in chunks.
 	Batch *Batch
 }
 
@@ -51,7 +51,7 @@ type Batch struct {
 	ChunkAgeMax   time.Duration // chunk_age_max_ms; less than 0: chunks do not age
 }
 
-// facts says what was given, after what the device can.
+// facts returns the device's abilities, followed by the options that were given.
 func (o Options) facts(facts driver.Facts) driver.Facts {
 	number := func(name string, value int64) {
 		if value != 0 {

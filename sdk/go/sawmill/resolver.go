@@ -2,23 +2,23 @@ package sawmill
 
 import "sync"
 
-// Resolver applies the records of chunks so that every byte ends with what was written last,
-// whatever the order in which chunks come: late writes are ignored (docs/format/write_chunk.md).
+// Resolver applies the records of chunks so that every byte ends with what was written last, in
+// whatever order chunks arrive: late writes are ignored (docs/format/write_chunk.md).
 //
-// Two writes of one collision area are never applied at the same time. What was applied is
-// remembered for as long as something older may come.
+// Two writes of one collision area are never applied at the same time. Applied writes are
+// remembered as long as an older one may arrive.
 type Resolver struct {
 	areaBytes int64
-	mu        sync.Mutex // of what follows; an area has a lock of its own
+	mu        sync.Mutex // protects the fields below; an area has a lock of its own
 	areas     map[int64]*area
 	floor     uint64
 	past      []passed
 }
 
-// area is what was written to a collision area.
+// area holds the remembered writes of a collision area.
 type area struct {
 	mu      sync.Mutex
-	users   int // of Resolver.mu: who has taken it out of the table
+	users   int // protected by Resolver.mu: the goroutines that use this area
 	applied []applied
 }
 
@@ -38,8 +38,8 @@ func NewResolver(areaBytes int64) *Resolver {
 	return &Resolver{areaBytes: areaBytes, areas: make(map[int64]*area)}
 }
 
-// Apply calls write for those bytes of a chunk that nothing newer has written. When write fails the
-// record it was for counts as not applied, and the rest of the chunk is left.
+// Apply calls write for the bytes of a chunk that nothing newer has written. If write fails, its
+// record counts as not applied, and the rest of the chunk is skipped.
 func (r *Resolver) Apply(chunk Chunk, write func(p []byte, off int64) error) error {
 	r.forget(chunk.Floor)
 	done := passed{horizon: chunk.Horizon}
@@ -104,7 +104,7 @@ func (r *Resolver) remember(chunk passed) {
 	r.past = append(r.past, chunk)
 }
 
-// forget drops what nothing older can come for: all chunks below the floor have been answered.
+// forget drops writes for which nothing older can arrive: all chunks below the floor are answered.
 func (r *Resolver) forget(floor uint64) {
 	r.mu.Lock()
 	if floor <= r.floor {
@@ -142,7 +142,7 @@ func (r *Resolver) forget(floor uint64) {
 // span is a range of bytes.
 type span struct{ start, end int64 }
 
-// without cuts a range out of others.
+// without removes a range from others.
 func without(spans []span, cut span) []span {
 	var left []span
 	for _, one := range spans {

@@ -12,10 +12,10 @@ import (
 	"sawmill/internal/driver"
 )
 
-// RefusedError says why a host did not take a driver; errors.Is knows its errno.
+// RefusedError is the reason why a host refused a driver; errors.Is matches its errno.
 type RefusedError = driver.RefusedError
 
-// Handle is a driver that works.
+// Handle is a running driver.
 type Handle struct {
 	session *driver.Session
 	started *driver.Host
@@ -27,8 +27,8 @@ type Handle struct {
 }
 
 // Serve drives a device until it has ended, another driver has replaced this one (both nil), or
-// something went wrong. When ctx ends the device does: its doors close, and everything is answered
-// and flushed before Serve returns nil.
+// something went wrong. When ctx ends, the device ends too: its doors close, and everything is
+// answered and flushed before Serve returns nil.
 func Serve(ctx context.Context, device Device, options Options) error {
 	handle, err := Start(ctx, device, options)
 	if err != nil {
@@ -46,8 +46,8 @@ func ServeChunks(ctx context.Context, device ChunkDevice, options Options) error
 	return handle.Wait()
 }
 
-// Start is Serve that does not wait: the driver works when it returns. The host is that of
-// $SAWMILL_DRIVER, else one is started.
+// Start is like Serve but returns as soon as the driver runs. The host is that of $SAWMILL_DRIVER;
+// without it, Start starts one.
 func Start(ctx context.Context, device Device, options Options) (*Handle, error) {
 	return start(ctx, "", plain(device), options)
 }
@@ -60,8 +60,8 @@ func StartChunks(ctx context.Context, device ChunkDevice, options Options) (*Han
 	return start(ctx, "", chunked(device), options)
 }
 
-// Rerun becomes the driver of a device that runs, of that name: the driver that is there, if any,
-// finishes what it has first. Options are as they are in effect, or not given.
+// Rerun becomes the driver of the running device of that name; the current driver, if any, first
+// finishes its commands. Given options must equal those in effect.
 func Rerun(ctx context.Context, name string, device Device, options Options) (*Handle, error) {
 	socket, err := driver.SocketOf(ctx, name)
 	if err != nil {
@@ -71,22 +71,22 @@ func Rerun(ctx context.Context, name string, device Device, options Options) (*H
 	return start(ctx, socket, plain(device), options)
 }
 
-// Wait returns when the driver has nothing more to do; see Serve.
+// Wait waits until the driver has finished; see Serve.
 func (h *Handle) Wait() error {
 	<-h.done
 	return h.err
 }
 
-// Done is closed when Wait would return.
+// Done returns a channel that is closed when Wait would return.
 func (h *Handle) Done() <-chan struct{} { return h.done }
 
-// Replaced tells, after Wait, whether another driver took over.
+// Replaced reports, after Wait, whether another driver took over.
 func (h *Handle) Replaced() bool {
 	<-h.done
 	return h.outcome == driver.Replaced
 }
 
-// Doors waits until the device can be used and says where: lines of a kind and an address.
+// Doors waits until the device can be used and returns where: lines of a kind and an address.
 func (h *Handle) Doors(ctx context.Context) ([]string, error) {
 	select {
 	case <-h.doors:
@@ -98,31 +98,31 @@ func (h *Handle) Doors(ctx context.Context) ([]string, error) {
 	}
 }
 
-// Option is the value of an option in effect, by its name in docs/format/driver.md, or "".
+// Option returns the value of an option in effect, by its name in docs/format/driver.md, or "".
 func (h *Handle) Option(name string) string { return h.session.Facts.Get(name) }
 
-// Started tells whether the host was started here, and by nobody else.
+// Started reports whether this program started the host.
 func (h *Handle) Started() bool { return h.started != nil }
 
-// Name is the device's.
+// Name returns the name of the device.
 func (h *Handle) Name() string { return h.Option("name") }
 
-// End ends the device in order; Wait returns when it has ended.
+// End ends the device cleanly; Wait returns when it has ended.
 func (h *Handle) End() error { return h.session.Leave(nil) }
 
-// Fail ends the device at once: what waits fails, what was not flushed may be lost.
+// Fail ends the device immediately: waiting requests fail, unflushed data may be lost.
 func (h *Handle) Fail(reason error) error { return h.session.Leave(reason) }
 
-// work does one command.
+// work executes one command.
 type work = func(context.Context, driver.Command) error
 
-// way is how commands reach a device.
+// way delivers commands to a device.
 type way struct {
 	abilities driver.Facts
 	perform   func(*driver.Session) (work, error)
 }
 
-// plain is the way to a Device: whether writes come in chunks is for the host to say.
+// plain is the way to a Device: the host decides whether writes arrive in chunks.
 func plain(device Device) way {
 	return way{abilities(device), func(session *driver.Session) (work, error) {
 		if session.Facts.Get("mode") != "batch" {
@@ -149,8 +149,8 @@ func chunked(device ChunkDevice) way {
 	}}
 }
 
-// start attaches a driver and lets it work. An empty socket:
-// that of $SAWMILL_DRIVER, else of a new host.
+// start attaches a driver and runs it. An empty socket: that of $SAWMILL_DRIVER, else of a new
+// host.
 func start(ctx context.Context, socket string, way way, options Options) (*Handle, error) {
 	handle := &Handle{doors: make(chan struct{}), done: make(chan struct{})}
 	if socket == "" {
@@ -196,7 +196,7 @@ func start(ctx context.Context, socket string, way way, options Options) (*Handl
 	return handle, nil
 }
 
-// giveUp ends a host that was started for a driver which it does not want.
+// giveUp ends a host that refused the driver for which it was started.
 func (h *Handle) giveUp() {
 	if h.started != nil {
 		h.started.Stop()
@@ -206,7 +206,7 @@ func (h *Handle) giveUp() {
 func (h *Handle) work(ctx context.Context, commands driver.Work) {
 	h.outcome, h.err = h.session.Serve(ctx, commands)
 	if h.started != nil && h.outcome == driver.Ended {
-		// Its name is free again when this one is over.
+		// Its name is free again once this host has ended.
 		h.started.Wait()
 	}
 	close(h.done)
@@ -220,11 +220,11 @@ func (h *Handle) listen() {
 	}
 }
 
-// endWith ends the device with the context.
+// endWith ends the device when the context ends.
 func (h *Handle) endWith(ctx context.Context) {
 	select {
 	case <-ctx.Done():
-		// A host that cannot be told is gone, which the session finds out.
+		// If the message cannot be sent, the host is gone, and the session detects that.
 		_ = h.End()
 	case <-h.done:
 	}

@@ -13,7 +13,7 @@ import (
 	"sawmill/internal/mockhost"
 )
 
-// disk is a device whose callbacks a test gives.
+// disk is a device whose callbacks are provided by a test.
 type disk struct {
 	read, write func(p []byte, off int64) error
 }
@@ -23,7 +23,7 @@ func (d disk) WriteAt(_ context.Context, p []byte, off int64) error { return d.w
 
 var silent = slog.New(slog.NewTextHandler(io.Discard, nil))
 
-// attached is a device on a mock host, with what it said first.
+// attached is a device on a mock host, with its HELLO.
 func attached(
 	t *testing.T, device Device, options Options, effect string,
 ) (*mockhost.Driver, *Handle, string) {

@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// ParseSize reads a size in bytes as people write it: 64M is 64 times 1024 times 1024.
-// Units are K, M, G and T.
+// ParseSize parses a size in bytes: 64M is 64 times 1024 times 1024. Units are K, M, G and T.
 func ParseSize(text string) (int64, error) {
 	number, shift := text, 0
 	if unit := strings.IndexAny("KMGT", text[max(len(text)-1, 0):]); text != "" && unit >= 0 {

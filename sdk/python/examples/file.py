@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """file PATH [SIZE]: a file or a block device, passed through.
-With SIZE the file is made, or grows."""
+With SIZE the file is created, or grows."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ import sawmill
 
 
 class File(sawmill.Device):
-    """What was written is in the file when it is answered, and durable when it is flushed."""
+    """An answered write is in the file; a flush makes it durable."""
 
     def __init__(self, path: str, size: str | None):
         self.file = os.open(path, os.O_RDWR | (os.O_CREAT if size else 0), 0o600)

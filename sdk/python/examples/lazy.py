@@ -12,7 +12,7 @@ PART_BYTES = 1 << 16
 
 
 class Lazy(sawmill.Device):
-    """A part is fetched whole, once. Its byte in the map follows when it is safe in FILE."""
+    """Each part is fetched whole, once. Its byte in the map is set once FILE holds it safely."""
 
     def __init__(self, url: str, to: str):
         self.lock = threading.Lock()
@@ -24,7 +24,7 @@ class Lazy(sawmill.Device):
         os.truncate(self.map, -(-self.size // PART_BYTES))
 
     def attached(self, options):
-        # Not before: a driver that this one replaces may have changed it until now.
+        # Not earlier: a driver that this one replaces may have changed it until now.
         self.here = bytearray(os.pread(self.map, -(-self.size // PART_BYTES), 0))
 
     def fetch(self, offset, length):

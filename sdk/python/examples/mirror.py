@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """mirror A B: two files or devices of one size. A holds the bytes, B each byte XOR 0xFF; a read
-sees that they agree."""
+checks that they agree."""
 
 import errno
 import os

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""null [SIZE]: reads zeroes, forgets what is written. What a driver costs by itself."""
+"""null [SIZE]: reads zeroes, forgets what is written. It shows the cost of a driver by itself."""
 
 import sys
 
@@ -7,7 +7,7 @@ import sawmill
 
 
 class Null(sawmill.Device):
-    """Nothing, of any size."""
+    """A device without content, of any size."""
 
     def __init__(self, size: str):
         self.size = size

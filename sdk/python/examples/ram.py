@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""ram [SIZE]: a disk in the memory of this process. A process that comes after it begins with
-zeroes; for users that must not see that, add `recoverable = False` to the class."""
+"""ram [SIZE]: a disk in the memory of this process. A process that replaces it
+begins with zeroes; for users that must not see that, add `recoverable = False` to the class."""
 
 import mmap
 import sys
@@ -9,7 +9,7 @@ import sawmill
 
 
 class Ram(sawmill.Device):
-    """Memory that takes room where it was written."""
+    """Memory that is allocated where it was written."""
 
     def __init__(self, size: str):
         self.size = sawmill.size_bytes(size)
@@ -25,7 +25,7 @@ class Ram(sawmill.Device):
         self.write_zeroes(offset, length, False)
 
     def write_zeroes(self, offset, length, no_unmap):
-        # Pages that lie wholly inside go back to the system, and read as zeroes.
+        # Pages that lie entirely inside go back to the system, and read as zeroes.
         first = min(-(-offset // mmap.PAGESIZE) * mmap.PAGESIZE, offset + length)
         end = max((offset + length) // mmap.PAGESIZE * mmap.PAGESIZE, first)
         self.bytes[offset:first] = bytes(first - offset)

@@ -1,6 +1,6 @@
-"""A write chunk: many writes in one piece of shared memory. docs/format/write_chunk.md is the law.
+"""A write chunk: many writes in one piece of shared memory. Defined in docs/format/write_chunk.md.
 
-Invariant: a chunk is checked as a whole before a device sees it. What makes no sense is the host's
+Invariant: a chunk is checked as a whole before a device sees it. An invalid chunk is the host's
 fault, and ends the connection.
 
 Not here: which of two writes is newer (resolver.py).
@@ -29,10 +29,10 @@ class Record(NamedTuple):
 
 
 class Chunk:
-    """What `write_chunk` gets. Its memory is only good until that returns.
+    """The argument of `write_chunk`. Its memory is valid only until that returns.
 
     raw           the chunk's bytes: `metadata_bytes` with records of 32 bytes, then their data
-    count         how many records
+    count         the number of records
     metadata_bytes, area_bytes    of every chunk of this device
     horizon, floor                how long to remember what was written (resolver.py)
     again         a former driver had it

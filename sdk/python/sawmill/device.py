@@ -1,13 +1,13 @@
-"""What a device is: an object with methods. Those that it has decide what it can do.
+"""A device is an object with methods. The methods that it has determine what it supports.
 
-A subclass of `Device` overrides what it wants; any other object with methods of these names does as
-well. Methods may be coroutines with `serve_async`. They are called by several threads at once if
-there are several queues or threads. When a method returns, the request is answered: not earlier,
-and never twice.
+A subclass of `Device` overrides the methods that it needs; any other object with methods of these
+names works too. With `serve_async`, methods may be coroutines. Several threads call methods at once
+if there are several queues or threads. The request is answered when the method returns: not
+earlier, and never twice.
 
-What a method raises is the request's outcome: an OSError with an errno that one, anything else EIO,
-with the traceback in the log of "sawmill". What users see of an errno depends on the door:
-docs/guide/doors.md. The driver goes on.
+An exception of a method is the request's outcome. An OSError with an errno fails it with that
+errno; what users see of it depends on the door (docs/guide/doors.md). Anything else is an I/O
+error, with the traceback in the log of "sawmill". The driver continues.
 """
 
 import inspect
@@ -22,31 +22,31 @@ METHODS = ("attached", "read", "write", "flush", "discard", "write_zeroes", "wri
 
 class Device:
     """See the head of this file. Offsets and lengths are bytes, and multiples of the block size
-    unless the device is `byte_granular`. Buffers are shared memory: they are only good until the
+    unless the device is `byte_granular`. Buffers are shared memory, valid only until the
     method returns."""
 
     def attached(self, options: Effective) -> None:
-        """This driver alone has the device from now on:
+        """From now on only this driver has the device:
         read here what a former driver may have left."""
 
     def read(self, offset: int, buffer: memoryview) -> int | None | Awaitable[int | None]:
-        """Fills the whole buffer; where nothing was written, with zeroes. May return how many bytes
-        it filled: fewer than the buffer holds are an I/O error."""
+        """Fills the whole buffer, with zeroes where nothing was written. May return the number of
+        bytes that it filled: fewer than the buffer holds are an I/O error."""
         raise NotImplementedError
 
     def write(self, offset: int, data: memoryview, fua: bool) -> int | None | Awaitable[int | None]:
-        """Stores the data; with `fua` (only if `can_fua` is asked for) durably. Without this method
-        and without `write_chunk` the device is read-only. May return how many bytes it stored:
-        fewer are an I/O error."""
+        """Stores the data; with `fua` (only if `can_fua` is requested) durably. Without this method
+        and without `write_chunk` the device is read-only. May return the number of bytes that it
+        stored: fewer are an I/O error."""
         raise NotImplementedError
 
     def flush(self) -> None | Awaitable[None]:
-        """Makes durable what was written before. Without this method what `write`
-        has stored must be durable."""
+        """Makes durable what was written before. Without this method, a write must be durable
+        when `write` returns."""
         raise NotImplementedError
 
     def discard(self, offset: int, length: int) -> None | Awaitable[None]:
-        """The range is not needed any more."""
+        """Releases a range that is not needed any more."""
         raise NotImplementedError
 
     def write_zeroes(self, offset: int, length: int, no_unmap: bool) -> None | Awaitable[None]:
@@ -59,7 +59,7 @@ class Device:
 
 
 def has(device: object, method: str) -> bool:
-    """Whether a device can do this: has the method, and not just the one of `Device`."""
+    """Whether a device supports this: it has the method, and not just the one of `Device`."""
     found = getattr(device, method, None)
     return callable(found) and getattr(type(device), method, None) is not getattr(Device, method)
 
@@ -67,7 +67,7 @@ def has(device: object, method: str) -> bool:
 def asked(
     device: object, arguments: dict[str, object], *, coroutines: bool = False
 ) -> dict[str, object]:
-    """The options that a device asks for: those told, and those that its methods decide."""
+    """The options that a device requests: those given, and those that its methods determine."""
     if not has(device, "read"):
         raise TypeError(f"{type(device).__name__} has no method `read`")
     found = options.asked(device, arguments)
@@ -81,7 +81,7 @@ def asked(
             raise TypeError(f"{type(device).__name__}.{name} {told}")
     writes = has(device, "write") or (batch and has(device, "write_chunk"))
     able = {
-        # A batching device has a volatile cache whatever its driver says.
+        # A batching device has a volatile cache, whatever its driver declares.
         **({} if batch else {"can_flush": has(device, "flush")}),
         "can_discard": writes and has(device, "discard"),
         "can_write_zeroes": writes and has(device, "write_zeroes"),

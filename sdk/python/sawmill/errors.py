@@ -1,4 +1,4 @@
-"""What can go wrong between a driver and its host. What goes wrong with one request is an OSError
+"""What can go wrong between a driver and its host. An error of one request is an OSError
 of a device's method (see device.py) and ends nothing."""
 
 
@@ -11,7 +11,7 @@ class NoHost(SawmillError):
 
 
 class Refused(SawmillError):
-    """The host does not want this driver. `errno`:
+    """The host refuses this driver. `errno`:
     EBUSY when the device has a driver, EINVAL for an option."""
 
     def __init__(self, errno: int, message: str):
@@ -20,9 +20,9 @@ class Refused(SawmillError):
 
 
 class HostGone(SawmillError):
-    """The host died or closed the connection. What was not answered is given to nobody any more, or
-    to the next driver when the host lives."""
+    """The host died or closed the connection. If the host lives, the next driver gets the
+    unanswered commands; otherwise they are lost."""
 
 
 class ProtocolError(SawmillError):
-    """The host said something that makes no sense. The driver has closed the connection."""
+    """The host sent something invalid. The driver has closed the connection."""

@@ -32,16 +32,16 @@ def start(
     """Serves a device in the background, and returns when its doors are open.
 
     device    an object with methods, see `Device`
-    name      of the device; the host finds one when there is none
+    name      of the device; the host chooses one if none is given
     doors     where to show it: "ublk", "nbd=unix:/path", "nbd=tcp:host:port", "fuse=/folder",
               "loop=/folder", "vhost-user=/path". None: /dev/ublkbN for root where there is ublk,
               else NBD on a Unix socket
-    replace   take the device `name`, which runs, over from its driver, or from one that died
-    threads   for each queue; with more than one the device's methods are called side by side
+    replace   take over the running device `name` from its driver, which may have died
+    threads   for each queue; with more than one, the device's methods run concurrently
     options   see `Options`
 
-    A program that `sawmill run` has started serves the device of that host, whose command line says
-    name and doors. Raises NoHost, Refused, TypeError and ValueError for options.
+    A program that `sawmill run` has started serves the device of that host, whose command line
+    determines name and doors. Raises NoHost, Refused, TypeError and ValueError for options.
     """
     if threads < 1:
         raise ValueError("a device needs a thread")
@@ -58,7 +58,7 @@ def start(
 
 
 def announce(doors: list[Door]) -> None:
-    """Says where the device is, unless our host does."""
+    """Prints where the device is, unless our host does."""
     if SOCKET_VARIABLE not in os.environ:
         print(*doors, sep="\n", flush=True)
 
@@ -71,12 +71,12 @@ def serve(
     opened: Callable[[list[Door]], object] | None = announce,
     **arguments: Any,
 ) -> str:
-    """Serves a device until it has ended, or another driver has it:
+    """Serves a device until it has ended, or another driver has replaced this one:
     "ended" or "replaced". Arguments as `start`.
 
-    `opened` is called with the doors when they are open; as it is, it prints them.
+    `opened` is called with the doors when they are open; the default prints them.
 
-    In the main thread, SIGINT (Ctrl-C) and SIGTERM end the device in order; the second one gives
+    In the main thread, SIGINT (Ctrl-C) and SIGTERM end the device cleanly; the second one gives
     up. Raises also HostGone and ProtocolError.
     """
     with signals() as ended_by:
@@ -93,7 +93,7 @@ def serve(
 
 
 def rerun(device: Any, name: str, **arguments: Any) -> str:
-    """Serves a device that runs, in place of its driver: that one answers what it has, and ends."""
+    """Serves a running device in place of its driver, which answers its commands and ends."""
     return serve(device, name, replace=True, **arguments)
 
 
@@ -106,8 +106,8 @@ async def serve_async(
     opened: Callable[[list[Door]], object] | None = announce,
     **options: Any,
 ) -> str:
-    """As `serve`, in the running event loop. Methods may be coroutines: all requests that the host
-    hands out are under way at once. Cancelling ends the device in order."""
+    """As `serve`, in the running event loop. Methods may be coroutines: all requests that the
+    host sends run concurrently. Cancelling ends the device cleanly."""
     session, started = await asyncio.to_thread(
         connect, device, name, list(doors), replace, options, True
     )
@@ -122,7 +122,7 @@ def connect(
     options: dict[str, Any],
     coroutines: bool = False,
 ) -> tuple[Session, Host | None]:
-    """A session with the host that there is, else with a new one."""
+    """A session with the existing host, else with a new one."""
     wanted = asked(device, options, coroutines=coroutines)
     if path := os.environ.get(SOCKET_VARIABLE):
         return attach(path, device, wanted, replace=replace), None
@@ -140,7 +140,7 @@ def connect(
 
 @contextmanager
 def signals() -> Iterator[Any]:
-    """While this lasts, signals end a device: the one that the function is told that it gives."""
+    """While this lasts, signals end the device that is passed to the function that this yields."""
     if threading.current_thread() is not threading.main_thread():
         yield lambda handle: None
         return

@@ -1,10 +1,10 @@
 """Finding a host, or starting one: `sawmill run`, in a session of its own,
 so that it outlives this driver.
 
-The program is $SAWMILL, else `sawmill` on the path. A driver that a host has started finds it in
-$SAWMILL_DRIVER.
+The program is $SAWMILL, else `sawmill` on the path. A driver that a host has started finds that
+host in $SAWMILL_DRIVER.
 
-Not here: what is said to a host (session.py).
+Not here: the messages to a host (session.py).
 """
 
 import itertools
@@ -19,7 +19,7 @@ from .errors import HostGone, NoHost, SawmillError
 
 SOCKET_VARIABLE = "SAWMILL_DRIVER"
 PROGRAM_VARIABLE = "SAWMILL"
-# How long a host that dies may take to say why.
+# How long a dying host may take to report why.
 GRACE_S = 2
 LOOK_EVERY_S = 0.005
 
@@ -37,7 +37,7 @@ def program() -> str:
 
 
 def running(name: str) -> str:
-    """The driver socket of a device that runs."""
+    """The driver socket of a running device."""
     command = [program(), "driver", "socket", name]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -58,14 +58,14 @@ class Host:
     """A host that this driver has started. `socket`: where it listens for drivers."""
 
     def __init__(self, name: str | None, doors: list[str]):
-        # A name that nobody else here has, for those who need none.
+        # A name that is unique on this machine, for callers that give none.
         name = name or f"python-{os.getpid()}-{next(_numbers)}"
         if not doors and os.path.exists("/dev/ublk-control") and os.geteuid() == 0:
             doors = ["ublk"]
         command = [program(), "run", "--json", "--name", name]
         for door in doors:
             command += ["--door", door]
-        # No pipe: the host goes on writing when this driver has died.
+        # Not a pipe: the host continues to write when this driver has died.
         self._said = tempfile.TemporaryFile()
         try:
             self._process = subprocess.Popen(
@@ -76,8 +76,8 @@ class Host:
         self.socket = self._listening()
 
     def ended(self, surely: bool) -> SawmillError | None:
-        """Waits for the end of the host; returns what was wrong, if anything. A host that does not
-        end `surely` may go on without this driver, and wait for another."""
+        """Waits for the end of the host; returns its error, if any. Unless it ends `surely`, the
+        host may continue without this driver and wait for another."""
         try:
             status = self._process.wait(None if surely else GRACE_S)
         except subprocess.TimeoutExpired:
@@ -85,7 +85,7 @@ class Host:
         return self._failure(status) if status else None
 
     def give_up(self) -> None:
-        """Ends a host at once: it has no driver yet, or none any more."""
+        """Ends a host immediately: it has no driver yet, or none any more."""
         self._process.terminate()
         try:
             self._process.wait(GRACE_S)
@@ -110,7 +110,7 @@ class Host:
         return HostGone(f"`sawmill run` ended with status {status}: see what it wrote")
 
     def _events(self) -> list[dict[str, object]]:
-        """What the host has said so far, whole lines."""
+        """The events that the host has printed so far, in whole lines."""
         size = os.fstat(self._said.fileno()).st_size
         lines = os.pread(self._said.fileno(), size, 0).split(b"\n")[:-1]
         events = (json.loads(line) for line in lines if line.startswith(b"{"))

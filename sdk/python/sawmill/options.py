@@ -1,9 +1,9 @@
-"""Options of a device: their names, what a driver asks for, and what is in effect.
+"""Options of a device: their names, those that a driver requests, and those in effect.
 
-A driver asks for few; the host has a default for each. Three places are looked at, in this order:
-arguments of `serve` and the like, the device's attribute `options`, the device's attributes of an
-option's name. The methods of the device decide the rest (device.py). docs/format/driver.md says
-what each option means.
+A driver requests few; the host has a default for each. Three places are searched, in this order:
+the arguments of `serve` and similar functions, the device's attribute `options`, the device's
+attributes with an option's name. The methods of the device determine the rest (device.py).
+docs/format/driver.md explains each option.
 """
 
 from dataclasses import dataclass, fields
@@ -28,8 +28,8 @@ def size_bytes(text: int | str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a driver asks for. None: what the host says, or its default.
-    Sizes may be text, as "64M"."""
+    """The options that a driver requests. None: the host's option, or its default.
+    Sizes may be text such as "64M"."""
 
     mode: str | None = None
     size: int | str | None = None
@@ -67,7 +67,7 @@ SIZES = ("size", "request_bytes_max", "io_min", "io_opt") + NAMES[
 
 
 def asked(device: object, arguments: dict[str, object]) -> dict[str, object]:
-    """What arguments and attributes ask for, as it is said to the host."""
+    """The options of arguments and attributes, as they are sent to the host."""
     unknown = sorted(set(arguments) - set(NAMES))
     if unknown:
         raise TypeError(f"{unknown[0]!r} is no option; there are: {', '.join(NAMES)}")
@@ -85,7 +85,7 @@ def asked(device: object, arguments: dict[str, object]) -> dict[str, object]:
 
 
 def spelled(name: str, value: object) -> object:
-    """An option's value, as it is said to the host."""
+    """An option's value, as it is sent to the host."""
     if name in TEXTS and isinstance(value, str):
         return value
     if name in SIZES and isinstance(value, (int, str)):
@@ -99,8 +99,8 @@ def spelled(name: str, value: object) -> object:
 
 @dataclass(frozen=True)
 class Effective:
-    """The options that are in effect, as the host's welcome says; only what a driver needs to do
-    its work by name, all in `facts`."""
+    """The options in effect, from the host's WELCOME: those that a driver needs as attributes, and
+    all in `facts`."""
 
     batch: bool
     size: int
@@ -112,7 +112,7 @@ class Effective:
 
     @classmethod
     def of(cls, facts: Facts) -> "Effective":
-        """Of a packet WELCOME."""
+        """The options of a WELCOME packet."""
         mode = facts.get("mode")
         if mode not in ("plain", "batch"):
             raise ProtocolError(f"the host says mode={mode}")

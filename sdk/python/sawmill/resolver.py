@@ -2,8 +2,8 @@
 order, by several threads, and every byte ends with what was written last.
 
 Invariants: two writes of one collision area are never applied at the same time; a byte is never
-written with an older number after a newer one. What was applied is remembered for as long as
-something older may still come.
+written with an older number after a newer one. Applied writes are remembered as long as an
+older one may still arrive.
 
 Not here: where numbers, horizons and floors come from (the host; docs/format/write_chunk.md).
 """
@@ -20,11 +20,11 @@ Range = tuple[int, int]
 
 
 class Resolver:
-    """One for a device, for all of its queues and threads."""
+    """One per device, for all of its queues and threads."""
 
     def __init__(self) -> None:
         self._locks = [threading.Lock() for _ in range(SHARDS)]
-        # Of each area what was written: sequence -> (start, end).
+        # The remembered writes of each area: sequence -> (start, end).
         self._areas: list[dict[int, dict[int, Range]]] = [{} for _ in range(SHARDS)]
         self._lock = threading.Lock()
         self._floor = 0
@@ -34,8 +34,8 @@ class Resolver:
 
     def apply(self, chunk: Chunk, write: Callable[[int, memoryview], object]) -> None:
         """Applies those parts of a chunk that nothing newer has written: `write` gets the address
-        of each, and its bytes. What `write` raises is raised; what was not written then counts as
-        not applied."""
+        of each, and its bytes. An exception of `write` is passed on; what was not written then
+        counts as not applied."""
         written: list[tuple[int, int]] = []
         try:
             for address, length, sequence, data in chunk.records():
@@ -50,7 +50,7 @@ class Resolver:
             self._forget(chunk, written)
 
     def remembered(self) -> int:
-        """How many writes are remembered: for tests, and for the curious."""
+        """The number of remembered writes, for tests and diagnosis."""
         return sum(len(applied) for areas in self._areas for applied in areas.values())
 
     def _forget(self, chunk: Chunk, written: list[tuple[int, int]]) -> None:
@@ -71,7 +71,7 @@ class Resolver:
 
 
 def free(applied: dict[int, Range], start: int, end: int, sequence: int) -> list[Range]:
-    """What of a range nothing newer than this has written."""
+    """The parts of a range that no newer write has written."""
     left = [(start, end)]
     for other, (from_, to) in applied.items():
         if other > sequence and from_ < end and start < to:
@@ -81,7 +81,7 @@ def free(applied: dict[int, Range], start: int, end: int, sequence: int) -> list
 
 
 def remember(applied: dict[int, Range], start: int, end: int, sequence: int) -> None:
-    """Notes a write, and drops what is older and lies inside of it: it decides nothing any more."""
+    """Remembers a write, and drops older ones inside it, which no longer matter."""
     inside = [n for n, (s, e) in applied.items() if n < sequence and start <= s and e <= end]
     for number in inside:
         del applied[number]

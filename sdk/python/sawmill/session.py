@@ -1,8 +1,8 @@
-"""A driver's connection with its host: who is who, the queues with their sockets and memory,
+"""A driver's connection with its host: the handshake, the queues with their sockets and memory,
 and the end.
 
-Invariants: every descriptor that came is owned by somebody or closed; the first reason for a
-failure is the one that is told.
+Invariants: every received descriptor has an owner or is closed; the first reason for a failure is
+the one that is reported.
 
 Not here: commands (work.py), threads (threads.py), coroutines (tasks.py),
 how a host is found or started (host.py).
@@ -43,11 +43,11 @@ class Door(NamedTuple):
 
 @dataclass
 class Lane:
-    """A socket on which commands come, and what is done with them."""
+    """A socket on which commands arrive, and the worker that executes them."""
 
     socket: socket.socket
     worker: Worker
-    in_order: bool  # a flush is one of what came before on this socket, answered or not
+    in_order: bool  # a flush covers what came before on this socket, answered or not
     name: str
 
 
@@ -69,7 +69,7 @@ class Session:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def heard(self, packet: bytes) -> Control:
-        """Takes in a control packet that came after ATTACHED."""
+        """Handles a control packet that arrived after ATTACHED."""
         kind, facts = wire.decode(packet)
         if kind == Control.DOORS:
             told = (door.partition(" ") for door in facts.all("door"))
@@ -83,8 +83,8 @@ class Session:
         return kind
 
     def leave(self, failure: str | None = None) -> None:
-        """Asks the host to end the device: when everything is answered, or at once as failed.
-        Once is enough."""
+        """Asks the host to end the device: when everything is answered, or immediately as failed.
+        Only the first call counts."""
         with self._lock:
             if self._left:
                 return
@@ -98,14 +98,14 @@ class Session:
             log.debug("a host that is gone needs no farewell")
 
     def fail(self, error: BaseException) -> None:
-        """The connection is over for this reason: wakes everybody who waits for the host."""
+        """Ends the connection for this reason, and wakes everything that waits for the host."""
         with self._lock:
             self.error = self.error or error
         for each in [self.control, *(lane.socket for lane in self.lanes)]:
             shut(each)
 
     def silent(self) -> None:
-        """The host says nothing any more. Queues may still end in order after a FINISH;
+        """The host sends nothing any more. Queues can still end cleanly after a FINISH;
         without it they cannot."""
         if self.reason is None:
             self.fail(self.gone)
@@ -118,14 +118,14 @@ class Session:
         return "" if self.error or not in_order else self.reason or "ended"
 
     def close(self) -> None:
-        """Closes all sockets. Memory goes with the last who uses it."""
+        """Closes all sockets. Memory is freed by its last user."""
         for lane in self.lanes:
             lane.socket.close()
         self.control.close()
 
 
 def shut(connection: socket.socket) -> None:
-    """Wakes those who wait at either end."""
+    """Wakes threads that wait at either end."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:
@@ -133,7 +133,7 @@ def shut(connection: socket.socket) -> None:
 
 
 def attach(path: str | Path, device: object, asked: dict[str, object], *, replace: bool) -> Session:
-    """Connects a device to the host that listens there; returns when its commands come."""
+    """Connects a device to the host that listens there; returns when commands can arrive."""
     control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         try:
@@ -183,7 +183,7 @@ def welcomed(
 
 
 def awaited(control: socket.socket, *kinds: Control) -> tuple[Control, Facts, list[int]]:
-    """The next packet, which has to be one of these."""
+    """The next packet, which must be one of these."""
     packet, descriptors = wire.receive(control)
     try:
         if not packet:

@@ -1,7 +1,8 @@
-"""Commands carried out by coroutines: one task for each, all in one event loop.
-What threads.py is with threads.
+"""Commands executed by coroutines: one task for each, all in one event loop.
+The counterpart of threads.py.
 
-Invariants: as there. A method that is no coroutine function is called in the loop, and holds it up.
+Invariants: those of threads.py. A method that is not a coroutine function runs in the loop
+and blocks it.
 
 Not here: what a command means (work.py).
 """
@@ -28,7 +29,7 @@ Opened = Callable[[list[Door]], object] | None
 
 
 async def settled(result: Any) -> Any:
-    """The result of a method, be it a coroutine or not."""
+    """The result of a method, coroutine or not."""
     return await result if inspect.isawaitable(result) else result
 
 
@@ -52,7 +53,7 @@ class Server:
         self._sending = asyncio.Lock()
 
     async def run(self) -> None:
-        """Until END, and until everything is answered."""
+        """Runs until END, and until everything is answered."""
         loop, buffer = asyncio.get_running_loop(), wire.buffer()
         self.lane.socket.setblocking(False)
         try:
@@ -92,7 +93,7 @@ class Server:
 
 
 async def listen(session: Session, opened: Opened) -> None:
-    """Hears the host out, until it has nothing to say any more."""
+    """Handles the host's messages until there are no more."""
     while packet := (await asyncio.to_thread(wire.receive, session.control))[0]:
         if session.heard(packet) == wire.Control.DOORS and opened:
             await settled(opened(session.doors))
@@ -102,8 +103,7 @@ async def serve(session: Session, device: Any, host: Host | None, opened: Opened
     """Serves until the device has ended: "ended" or "replaced"."""
     loop = asyncio.get_running_loop()
     work = asyncio.ensure_future(life(session, device, opened))
-    # A cancelled task ends in order, and so SIGINT does;
-    # SIGTERM as well, unless the program has its own way.
+    # A cancelled task ends cleanly, and so does SIGINT; SIGTERM too, unless the program handles it.
     is_ours = threading.current_thread() is threading.main_thread()
     is_ours = is_ours and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if is_ours:
@@ -126,12 +126,12 @@ async def serve(session: Session, device: Any, host: Host | None, opened: Opened
 
 
 async def life(session: Session, device: Any, opened: Opened) -> str:
-    """All lanes side by side, and an ear for the host: the first that fails ends the rest."""
+    """Runs all lanes and the control connection concurrently: the first failure ends the rest."""
 
     async def unless_it_fails(work: Awaitable[None]) -> None:
         try:
             await work
-        except BaseException as error:  # noqa: BLE001 - it is told to who waits for the device
+        except BaseException as error:  # noqa: BLE001 - reported to those that wait for the device
             session.fail(error)
 
     async def hear() -> None:

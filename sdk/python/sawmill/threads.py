@@ -1,4 +1,4 @@
-"""Threads that carry out commands, and the handle on a device that they serve.
+"""Threads that execute commands, and the handle of the device that they serve.
 
 Invariants: an answer is sent after the method has returned, once. On END a lane answers what it
 has, then closes. When the device has ended no method runs any more, whatever the reason.
@@ -19,20 +19,20 @@ from .wire import Kind, Command
 
 
 class Inbox:
-    """The commands of a lane, one after the other for whichever thread is free."""
+    """The commands of a lane, one at a time for any free thread."""
 
     def __init__(self, lane: Lane, threads: int):
         self.lane, self.threads, self.ended = lane, threads, False
         self._waiting: deque[Command] = deque()
         self._taking = threading.Lock()
-        # Commands that a thread has, by their turn: what came before a flush is done before it.
+        # Commands that threads have, by their turn: what came before a flush is done before it.
         self._turn = 0
         self._open: set[int] = set()
         self._done = threading.Condition()
         self._buffer = wire.buffer()
 
     def take(self) -> tuple[int, Command] | None:
-        """The next command and its turn. Waits for one; None after END."""
+        """Waits for the next command; returns it with its turn, None after END."""
         with self._taking:
             while not self._waiting:
                 if self.ended:
@@ -50,7 +50,7 @@ class Inbox:
                 return self._turn, command
 
     def wait_for_those_before(self, turn: int) -> None:
-        """Until this is the oldest that a thread has."""
+        """Waits until this is the oldest command that a thread has."""
         with self._done:
             self._done.wait_for(lambda: min(self._open) == turn)
 
@@ -94,7 +94,7 @@ def carry_out(session: Session, inbox: Inbox) -> None:
                 wire.send(lane.socket, answer)
             finally:
                 inbox.done(turn)
-    except BaseException as error:  # noqa: BLE001 - it is told to who waits for the device
+    except BaseException as error:  # noqa: BLE001 - reported to those that wait for the device
         session.fail(error)
     finally:
         inbox.thread_ends()
@@ -102,7 +102,7 @@ def carry_out(session: Session, inbox: Inbox) -> None:
 
 class Handle:
     """A device that is served by threads of this process.
-    Leaving a `with` block ends it, as does the end of the program.
+    It ends when its `with` block or the program ends.
 
     name, doors, options    of the device
     outcome                 "ended" or "replaced" (another driver has it now), when it is over
@@ -133,7 +133,7 @@ class Handle:
         return self._session.doors
 
     def leave(self) -> None:
-        """Asks for the end of the device, and does not wait for it."""
+        """Asks for the end of the device without waiting for it."""
         self._session.leave()
 
     def stop(self) -> None:
@@ -143,7 +143,7 @@ class Handle:
         self.wait()
 
     def fail(self, message: str) -> None:
-        """Ends the device at once: requests fail, and its host tells why."""
+        """Ends the device immediately: requests fail, and its host reports why."""
         self._session.leave(message)
         self._over.wait()
 
@@ -188,13 +188,13 @@ class Handle:
         return f"<device {self.name}, {self.options.size} bytes, {state}>"
 
     def _listen(self) -> None:
-        """Hears the host out, until it has nothing to say any more."""
+        """Handles the host's messages until there are no more."""
         try:
             while packet := wire.receive(self._session.control)[0]:
                 self._session.heard(packet)
                 if self._session.doors:
                     self._opened.set()
-        except BaseException as error:  # noqa: BLE001 - it is told to who waits for the device
+        except BaseException as error:  # noqa: BLE001 - reported to those that wait for the device
             self._session.fail(error)
         self._session.silent()
 
@@ -202,7 +202,7 @@ class Handle:
         for thread in self._threads:
             thread.join()
         session = self._session
-        # What the host has said already is still heard.
+        # Messages that the host has already sent are still handled.
         shut(session.control)
         self._listener.join()
         self.outcome = session.over(all(inbox.ended for inbox in self._inboxes))

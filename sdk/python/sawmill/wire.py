@@ -1,8 +1,8 @@
 """The bytes between a host and a driver: control packets, commands, answers.
-docs/format/driver.md is the law.
+Defined in docs/format/driver.md.
 
-Invariants: nothing that the host sends is trusted, what makes no sense is a ProtocolError; a packet
-comes whole or not at all; descriptors of a packet that is refused are closed.
+Invariants: nothing that the host sends is trusted, and invalid input is a ProtocolError; a packet
+arrives whole or not at all; descriptors of a refused packet are closed.
 
 Not here: what follows from a packet (session.py, work.py).
 """
@@ -26,11 +26,11 @@ KIND = struct.Struct("<I")
 
 FUA, NO_UNMAP, AGAIN = 1, 2, 4
 
-SPACES = str.maketrans("\n\0", "  ")  # what a value cannot have, and has instead
+SPACES = str.maketrans("\n\0", "  ")  # what a value cannot contain, and its replacement
 
 
 class Control(enum.IntEnum):
-    """What a control packet is."""
+    """The kind of a control packet."""
 
     HELLO = 1
     WELCOME = 2
@@ -45,7 +45,7 @@ class Control(enum.IntEnum):
 
 
 class Kind(enum.IntEnum):
-    """What is ordered."""
+    """The kind of a command."""
 
     READ = 1
     WRITE = 2
@@ -57,7 +57,7 @@ class Kind(enum.IntEnum):
 
 
 class Command(NamedTuple):
-    """Something that a driver is to do; the table of the protocol says what each field is."""
+    """A command for a driver; the table of the protocol describes each field."""
 
     kind: int
     flags: int
@@ -76,7 +76,7 @@ class Command(NamedTuple):
 
 class Facts(list[tuple[str, str]]):
     """The lines `name=value` of a control packet, in their order.
-    A name may come more than once."""
+    A name may occur more than once."""
 
     def get(self, name: str) -> str | None:
         """The first value of this name."""
@@ -139,7 +139,7 @@ def commands(packet: memoryview | bytes) -> Iterator[Command]:
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """The next control packet with its descriptors. Waits for one; without bytes:
+    """Waits for the next control packet; returns it with its descriptors. Without bytes:
     the host has closed."""
     room = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
     try:

@@ -1,10 +1,9 @@
 """From a command to a method of the device, and from its outcome to an answer.
 
-Invariants: a command is checked before the device sees it; what a method raises is an answer, what
-the host gets wrong is a ProtocolError. No method ever gets memory outside of the piece that the
-queue has.
+Invariants: a command is checked before the device sees it; an exception of a method is an answer, a
+violation by the host is a ProtocolError. No method gets memory outside of that of the queue.
 
-Not here: who calls whom, and when (threads.py, tasks.py).
+Not here: when and on which thread methods are called (threads.py, tasks.py).
 """
 
 import errno
@@ -40,7 +39,7 @@ class Memory:
     def __init__(self, descriptor: int, length: int, *, writable: bool):
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         try:
-            # Touching what is not there would kill the process.
+            # Access beyond the end of the file would kill the process.
             if not 0 < length <= os.fstat(descriptor).st_size:
                 raise ProtocolError(
                     f"the host says {length} bytes of memory and sends another size"
@@ -62,7 +61,7 @@ class Memory:
 
 
 class Call:
-    """A command as a method of the device and its arguments: `call()` is the method's result."""
+    """A command as a method of the device with its arguments: `call()` returns its result."""
 
     __slots__ = ("arguments", "method", "command", "part")
 
@@ -91,14 +90,14 @@ class Call:
         if not isinstance(number, int) or not 0 < number <= ERRNO_MAX:
             log.error("%s failed: the request gets EIO", self.command, exc_info=error)
             number = errno.EIO
-        # What the traceback's frames hold are parts of the memory.
+        # The traceback's frames hold parts of the memory.
         error.__traceback__ = None
         self._let_go()
         return ANSWER.pack(self.command.number, number, 0)
 
     def _let_go(self) -> None:
-        """From here on the bytes are the host's: whoever kept them gets a ValueError,
-        not another's bytes."""
+        """From here on the bytes belong to the host: a method that kept them gets a ValueError,
+        not the bytes of another request."""
         if self.part is not None:
             try:
                 self.part.release()
@@ -109,7 +108,7 @@ class Call:
 
 
 class Worker:
-    """What a device does with the commands of one socket."""
+    """Executes the commands of one socket on a device."""
 
     def __init__(self, device: object, options: Effective, memory: Memory, allowed: set[Kind]):
         self._options, self._memory = options, memory
@@ -118,11 +117,11 @@ class Worker:
             kind: getattr(device, METHODS[kind]) for kind in allowed if has(device, METHODS[kind])
         }
         if Kind.FLUSH in allowed and (options.batch or options.facts.get("can_flush") != "0"):
-            # The host may ask whoever keeps nothing back, also.
+            # The host may send flushes to a device without a cache too.
             self._methods.setdefault(Kind.FLUSH, nothing)
 
     def call(self, command: Command) -> Call:
-        """What to call for a command."""
+        """The call for a command."""
         kind, address, length = command.kind, command.address, command.length
         method = self._methods.get(kind)
         if method is None:
@@ -146,11 +145,11 @@ class Worker:
 
 
 def nothing() -> None:
-    """A flush of a device that keeps nothing back."""
+    """A flush of a device without a cache."""
 
 
 class InBatches:
-    """An ordinary device as one that takes chunks: it gets those writes that are newest."""
+    """Adapts an ordinary device to chunks: it gets only the newest writes."""
 
     def __init__(self, device: Any):
         self._resolver = Resolver()
@@ -160,13 +159,13 @@ class InBatches:
                 setattr(self, name, getattr(device, name))
 
     def write_chunk(self, chunk: Chunk) -> None:
-        """Writes what of the chunk is not late."""
+        """Writes the parts of the chunk that are not late."""
         self._resolver.apply(
             chunk, lambda address, data: whole(self._write(address, data, False), len(data))
         )
 
 
 def whole(result: object, length: int) -> None:
-    """A write that says it did less has failed."""
+    """Fails a write that reports fewer bytes."""
     if type(result) is int and result != length:
         raise ValueError(f"`write` did {result} bytes of {length}")

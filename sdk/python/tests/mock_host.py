@@ -1,7 +1,7 @@
-"""A small host for tests: says what a test wants it to, also what no host should.
+"""A small host for tests: sends what a test wants, valid or not.
 
-`MockHost` listens; `welcome` shakes hands with the next driver, and is then that driver's
-`Attached`, which hands out commands and reads answers. Reads and writes go through the queue's
+`MockHost` listens; `welcome` does the handshake with the next driver, and returns that driver's
+`Attached`, which sends commands and reads answers. Reads and writes go through the queue's
 memory as with a real host.
 """
 
@@ -22,7 +22,7 @@ MEMORY_BYTES = 1 << 20
 
 
 class MockHost:
-    """Listens where `path` says."""
+    """Listens at `path`."""
 
     def __init__(self):
         self._folder = tempfile.TemporaryDirectory()
@@ -32,7 +32,7 @@ class MockHost:
         self._listener.listen()
 
     def accept(self):
-        """The next driver, and what it says of itself."""
+        """The next driver, with its HELLO."""
         control, _ = self._listener.accept()
         kind, facts = wire.decode(control.recv(wire.PACKET_BYTES_MAX))
         assert kind == Control.HELLO, kind
@@ -85,7 +85,7 @@ class Queue:
         floor=0,
         number=None,
     ):
-        """Hands out a command; returns its number."""
+        """Sends a command; returns its number."""
         if number is None:
             self._number += 1
             number = self._number
@@ -100,7 +100,7 @@ class Queue:
         return answers[0][:2]
 
     def does(self, kind, address=0, length=0, **more):
-        """A command that is answered at once: its errno."""
+        """Sends a command, and returns the errno of its answer."""
         number = self.send(kind, address, length, **more)
         answered, errno = self.answer()
         assert answered == number, (answered, number)
@@ -122,7 +122,7 @@ class Queue:
         self.descriptor = -1
 
     def is_closed(self):
-        """Waits for what the driver does next on this socket, which has to be to close it."""
+        """Waits for the driver's next action on this socket, which must be to close it."""
         try:
             return self.socket.recv(64) == b""
         except ConnectionResetError:
@@ -161,7 +161,7 @@ class Attached:
         self.control.send(wire.encode(kind, facts))
 
     def hears(self):
-        """The next packet of the driver; None when it has closed."""
+        """The next packet of the driver; None if it has closed the connection."""
         packet = self.control.recv(wire.PACKET_BYTES_MAX)
         return wire.decode(packet) if packet else None
 
@@ -169,7 +169,7 @@ class Attached:
         return self.queues + self.writes + self.reads
 
     def finish(self, reason="ended"):
-        """Ends the driver in order, and waits until it is gone."""
+        """Ends the driver cleanly, and waits until it is gone."""
         self.say(Control.FINISH, reason=reason)
         for queue in self.all():
             queue.send(Kind.END, number=0)
@@ -178,7 +178,7 @@ class Attached:
         self.vanish()
 
     def vanish(self):
-        """As a host that is killed."""
+        """Disappears like a host that is killed."""
         for each in self.all():
             each.close()
         self.control.close()

@@ -1,4 +1,4 @@
-"""Write chunks: what a device gets, what is refused, and late writes that are ignored."""
+"""Write chunks: what a device gets, what is refused, and that late writes are ignored."""
 
 import errno
 import random
@@ -61,7 +61,7 @@ class Chunks(Case):
         hand_out(host.writes[0], [(512, 1, b"a" * 512), (8192, 3, b"b" * 4096)], offset=65536)
         self.assertEqual(host.writes[0].answer(), (1, 0))
         self.assertEqual(device.got, [(512, 512, 1, b"a" * 512), (8192, 4096, 3, b"b" * 4096)])
-        # As listing 4.6 of the thesis reads it.
+        # Parsed as in listing 4.6 of the thesis.
         self.assertEqual(int.from_bytes(device.raw[32:40], "little") * 512, 8192)
         self.assertEqual(device.raw[device.metadata_bytes :], b"a" * 512 + b"b" * 4096)
         self.assertEqual(host.reads[0].read(512, 512), (512).to_bytes(8, "little") * 64)
@@ -145,8 +145,8 @@ class Chunks(Case):
 
 
 class Resolved(Case):
-    """Writes that were given out to queues and come in any order,
-    against what a disk would hold."""
+    """Writes that are distributed to queues and arrive in any order,
+    compared with what a disk would hold."""
 
     def written(self, dice, writes_count, areas):
         """Writes in their order with their numbers, and the disk after them."""
@@ -182,7 +182,7 @@ class Resolved(Case):
         writes, disk = self.written(dice, dice.randrange(1, 120), areas)
         chunks = self.chunks_of(dice, writes, dice.randrange(1, 5))
         options = Effective(True, len(disk), 512, AREA_BYTES, 1 << 20, METADATA_BYTES, wire.Facts())
-        # Some come in order but for neighbours, some in any order.
+        # Some arrive almost in order, some in any order.
         window = dice.choice([2, 3, 5, len(chunks)])
         chunks.sort(key=lambda chunk: chunk[0] + dice.random() * window)
         resolver, found = sawmill.Resolver(), bytearray(len(disk))

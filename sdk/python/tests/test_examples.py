@@ -1,5 +1,5 @@
-"""The five examples, each with a host: what was written is read,
-whatever bytes the protocol allows."""
+"""The five examples, each with a host: reads return what was written,
+for any ranges that the protocol allows."""
 
 import errno
 import http.server
@@ -27,7 +27,7 @@ def example(name):
 
 
 class Web(http.server.BaseHTTPRequestHandler):
-    """A server of one file that understands ranges."""
+    """A server of one file that supports ranges."""
 
     content = random.Random("web").randbytes(SIZE - 1000)
     asked = 0
@@ -58,7 +58,7 @@ class Examples(Case):
         self.folder = Path(folder.name)
 
     def exercise(self, device, disk, **driver):
-        """Random commands against a model of the disk; True when the model is what it holds."""
+        """Random commands, compared with a model; True if the disk holds what the model holds."""
         handle, host = self.start(device, driver=driver)
         queue, dice, can = host.queues[0], random.Random("commands"), host.hello
         for _ in range(300):

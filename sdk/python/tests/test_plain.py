@@ -17,12 +17,12 @@ from sawmill import wire
 from sawmill.wire import AGAIN, FUA, NO_UNMAP, COMMAND, Control, Kind
 
 
-# A program's beginning: a device N.
+# The start of a program: a device N.
 NULL = "import sawmill\nclass N:\n def read(self, o, b): b[:] = bytes(len(b))\n"
 
 
 class Ram(sawmill.Device):
-    """A disk in memory that notes what it was asked."""
+    """A disk in memory that records its requests."""
 
     size = "1M"
 
@@ -39,7 +39,7 @@ class Ram(sawmill.Device):
 
 
 class Able(Ram):
-    """One that can do everything."""
+    """A disk with every ability."""
 
     can_fua = True
 
@@ -243,7 +243,7 @@ class LifeCycle(Case):
             entered.wait()
             host.say(Control.FINISH, reason="replaced")
             queue.send(Kind.END, number=0)
-            # With threads to spare one of them has heard of the end before the write is done.
+            # With a spare thread, one of them gets END before the write is done.
             while threads > 1 and not handle._inboxes[0].ended:
                 time.sleep(0)
             go_on.set()

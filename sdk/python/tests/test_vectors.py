@@ -45,7 +45,7 @@ CONTROLS = {
     ),
 }  # fmt: skip
 
-# What has a name twice. Only hosts send it: nothing here encodes it.
+# Packets with a duplicate name. Only hosts send them: nothing here encodes them.
 DOORS = Facts(
     [
         ("door", "nbd nbd+unix:///disk1?socket=/run/sawmill/disk1.sock"),
@@ -55,7 +55,7 @@ DOORS = Facts(
 
 
 def command(kind, number=0, address=0, length=0, offset=0, flags=0):
-    """A command that is not of a chunk."""
+    """A command other than a chunk."""
     return Command(kind, flags, number, address, length, offset, 0, 0, 0)
 
 
@@ -104,7 +104,7 @@ RECORDS = [
 
 
 def lines(facts):
-    """What a reader finds of these facts: one line of text each."""
+    """These facts as a reader decodes them: one line of text each."""
     texts = (str(int(v)) if isinstance(v, bool) else str(v) for v in facts.values())
     return Facts(zip(facts, (text.replace("\n", " ").replace("\0", " ") for text in texts)))
 

@@ -18,7 +18,7 @@ class InHandShake(Case):
     """Packets before ATTACHED."""
 
     def raises(self, told, say):
-        """What `start` raises when the host says this after HELLO."""
+        """What `start` raises when the host sends this after HELLO."""
 
         def host():
             control, _ = self.host.accept()

@@ -9,8 +9,8 @@
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// The areas share these. There are many, so that writers on different cores rarely meet, and each
-/// holds little; adjacent areas use different ones.
+/// The areas share these shards. There are many, so that writers on different cores rarely contend,
+/// and each holds little; adjacent areas use different ones.
 const SHARDS: usize = 4096;
 
 /// A chunk: its queue, and its number in that queue.

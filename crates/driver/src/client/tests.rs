@@ -25,7 +25,7 @@ use crate::protocol::{
 const CHUNK: usize = 64 << 10;
 const METADATA: usize = 4096;
 
-/// A driver in memory that panics, fails and notes where it is told to.
+/// A driver in memory that panics, fails and records on command.
 struct Ram {
     bytes: Mutex<Vec<u8>>,
     abilities: Abilities,
@@ -134,7 +134,7 @@ impl Host {
     }
 }
 
-/// Listens for one driver; what it is welcomed with is `facts`.
+/// Listens for one driver, and welcomes it with `facts`.
 fn host(
     folder: &Path,
     facts: Facts,
@@ -197,7 +197,7 @@ fn command(kind: CommandKind, number: u64, address: u64, length: u64) -> Command
     Command { address, length, ..Command::new(kind, number) }
 }
 
-/// Runs a driver against a host; what became of the driver.
+/// Runs a driver against a host. Returns how the driver ended.
 fn run(
     driver: &dyn Driver,
     facts: Facts,
@@ -271,7 +271,7 @@ fn many_commands_of_one_packet_are_all_answered() {
     assert_eq!(outcome.unwrap(), Outcome::Replaced);
 }
 
-/// A driver whose reads wait until four are in work.
+/// A driver whose reads wait until four are in progress.
 struct Together(std::sync::Barrier);
 
 impl Driver for Together {
@@ -420,7 +420,7 @@ fn a_driver_without_chunks_gets_their_writes_and_late_ones_change_nothing() {
     assert_eq!(driver.bytes.lock()[8192], 0);
 }
 
-/// Takes a chunk, and ends with it when it is told.
+/// Takes a chunk, and completes it on command.
 struct Slow {
     began: Sender<&'static str>,
     go_on: Mutex<std::sync::mpsc::Receiver<()>>,

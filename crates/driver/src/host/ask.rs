@@ -1,7 +1,7 @@
 //! Questions of commands to a host: report the status, flush or end the device, replace its driver.
 //!
 //! Not here: ending the device and replacing its driver, which the program that has the host does
-//! when it hears of it (`crates/sawmill/src/driving`).
+//! when it receives the event (`crates/sawmill/src/driving`).
 
 use sawmill_device::BlockDeviceExt;
 

@@ -88,7 +88,7 @@ impl Host {
         Ok(ours)
     }
 
-    /// The device: declared by the first driver, or as it is.
+    /// Returns the device as it exists, or as this first driver declares it.
     fn declare(&self, hello: &Facts) -> Result<&Served> {
         if let Some(served) = self.served.get() {
             served.options.agrees(hello, &self.given)?;
@@ -220,7 +220,7 @@ impl Host {
         }
     }
 
-    /// Users hear of it, or wait for the next driver, as the options say.
+    /// Requests fail or wait for the next driver, depending on the options.
     fn driver_died(&self, served: &Served, why: &str) {
         let died = |what: &str| {
             Error::new(ErrorKind::Unavailable, format!("{what}: its driver died: {why}"))

@@ -94,7 +94,7 @@ impl Session {
 
     /// Sends a message on the control connection.
     pub(super) fn tell(&self, kind: ControlKind, facts: Facts) {
-        // Reading finds out if the driver does not listen.
+        // If the driver is gone, the next read detects it.
         let _ = self.control.send(&Control::new(kind, facts).encode(), &[]);
     }
 
@@ -125,7 +125,7 @@ impl Session {
         self.close();
     }
 
-    /// Treats a driver as gone that was told to finish, has done everything, and stays.
+    /// Treats a driver as gone if it was told to finish, has done everything, and stays.
     pub(super) fn see_that_it_goes(&self, has_done_all: bool, done_since: &mut Option<Instant>) {
         if !has_done_all {
             *done_since = None;

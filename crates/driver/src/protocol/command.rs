@@ -1,6 +1,6 @@
 //! Commands and answers: fixed layouts, little-endian.
 //!
-//! Invariant: the bytes are those of `docs/format/driver.md`, by which drivers in other languages
+//! Invariant: the bytes are those of `docs/format/driver.md`, from which drivers in other languages
 //! are built. Not here: whether a command suits the device's memory (`client::lane`), whether an
 //! answer is to a command that the driver has (`host::session`).
 

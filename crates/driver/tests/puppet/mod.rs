@@ -1,4 +1,4 @@
-//! A driver on strings: every packet is received and sent by hand.
+//! A driver without logic: the test receives and sends every packet by hand.
 #![expect(unreachable_pub, reason = "a module of a test program")]
 
 use std::collections::VecDeque;
@@ -26,7 +26,7 @@ pub fn facts(text: &str) -> Facts {
     })
 }
 
-/// A host with a folder of its own, and what it tells.
+/// A host with a folder of its own, and its events.
 pub struct Stage {
     pub host: Arc<Host>,
     pub events: Receiver<Event>,
@@ -47,7 +47,7 @@ impl Stage {
         self.host.device().expect("a driver came")
     }
 
-    /// The next event that this is the answer for.
+    /// Waits for the next event that is `wanted`, and returns its value.
     pub fn hear<T>(&self, wanted: impl Fn(&Event) -> Option<T>) -> T {
         loop {
             let event = self.events.recv_timeout(PATIENCE).expect("it is told");
@@ -57,7 +57,7 @@ impl Stage {
         }
     }
 
-    /// Waits until a driver is gone; whether it went in order.
+    /// Waits until a driver is gone. Returns whether it left in order.
     pub fn gone(&self) -> bool {
         self.hear(|event| match event {
             Event::Gone { in_order, .. } => Some(*in_order),
@@ -85,7 +85,7 @@ pub struct Puppet {
 }
 
 impl Puppet {
-    /// Comes to a host; the host's words when it is refused.
+    /// Connects to a host. Returns the host's message if it refuses.
     pub fn come(path: &Path, hello: &str) -> Result<Puppet, String> {
         let control = PacketSocket::connect(path).expect("a host listens");
         let hello = facts(&format!("protocol=1 {hello}"));
@@ -129,7 +129,7 @@ impl Puppet {
         lane.commands.pop_front().expect("one came")
     }
 
-    /// The next command, which is of this kind.
+    /// The next command, which must be of this kind.
     pub fn expect(&mut self, lane: usize, kind: CommandKind) -> Command {
         let command = self.command(lane);
         assert_eq!(command.kind, kind, "{command:?}");
@@ -173,7 +173,7 @@ impl Puppet {
     }
 }
 
-/// How a request ends, some time.
+/// The outcome of a request, once there is one.
 pub struct Answered(Receiver<(Outcome, Vec<u8>)>);
 
 impl Answered {
@@ -203,7 +203,7 @@ pub fn submit_with(
     flags: Flags,
 ) -> Answered {
     let (tell, hear) = channel();
-    // A test that has failed does not listen.
+    // A test that has failed no longer receives.
     let listen = move |outcome, bytes| drop(tell.send((outcome, bytes)));
     device.submit(Request::with_bytes(operation, address, flags, bytes, listen));
     Answered(hear)

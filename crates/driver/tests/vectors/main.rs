@@ -1,8 +1,8 @@
 //! Golden vectors of the driver protocol: packets of each kind and a write chunk, checked in and
-//! never edited, only added to. The libraries in Go and Python are held against the same files.
+//! never edited, only added to. The libraries in Go and Python are tested against the same files.
 //!
-//! `cargo test -p sawmill-driver --test vectors -- --ignored write_vectors` writes those of new
-//! cases and leaves the others. Not here: the values (`samples`).
+//! `cargo test -p sawmill-driver --test vectors -- --ignored write_vectors` writes the vectors of
+//! new cases and leaves the others. Not here: the values (`samples`).
 
 mod samples;
 

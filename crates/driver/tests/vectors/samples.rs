@@ -1,7 +1,7 @@
 //! The values behind the golden packets: one case per file in `crates/driver/vectors`.
 //!
-//! The tests in Go (`sdk/go/sawmill`) and Python (`sdk/python/tests/test_vectors.py`) have the same
-//! values in their own words. Not here: the comparison (`main`).
+//! The tests in Go (`sdk/go/sawmill`) and Python (`sdk/python/tests/test_vectors.py`) repeat the
+//! same values. Not here: the comparison (`main`).
 
 use std::ops::Range;
 
@@ -36,9 +36,9 @@ type Decode = Box<dyn Fn(&[u8]) -> Result<bool, String>>;
 pub(crate) struct Case {
     /// `<structure>/v1-<case>`: the version is that of the protocol.
     pub(crate) name: &'static str,
-    /// What the encoder makes of the value.
+    /// The encoded value.
     pub(crate) bytes: Vec<u8>,
-    /// What lies where, for the dump.
+    /// The fields and their places, for the dump.
     pub(crate) rows: Vec<Field>,
     /// Bytes that mean nothing.
     pub(crate) padding: Vec<Range<usize>>,
@@ -246,12 +246,12 @@ fn answers() -> Vec<Case> {
     ]
 }
 
-/// Of a `write_chunk_size` of 4096 and a `blocksize` of 512: room for 8 records.
+/// For a `write_chunk_size` of 4096 and a `blocksize` of 512: room for 8 records.
 const CHUNK_BYTES: usize = 4096;
 const METADATA_BYTES: usize = 256;
 const DATA_BYTES: usize = 2048;
 const AREA_BYTES: u64 = 4096;
-/// What the other bytes of the chunk have.
+/// The value of the other bytes of the chunk.
 const PADDING: u8 = 0xee;
 
 /// The border between two collision areas.

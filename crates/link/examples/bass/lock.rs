@@ -1,5 +1,5 @@
-//! What the cache's one lock costs: threads that keep requests under way, on one cache or each on
-//! its own, over a device that answers at once. Not here: the link.
+//! What the cache's one lock costs: threads keep requests in flight, on one cache or each on its
+//! own, over a device that answers immediately. Not here: the link.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,11 +12,11 @@ use sawmill_link::cache::{Cache, Options};
 
 use crate::{PAGE, Result};
 
-/// Of all devices together.
+/// The size of all devices together.
 const SIZE_BYTES: u64 = 64 << 20;
 const DEPTH: u32 = 16;
 
-/// A request: its buffer goes back to nobody, its end is counted.
+/// A request whose completion is only counted.
 struct Counted {
     bytes: Arc<[u8]>,
     read: Vec<u8>,
@@ -41,7 +41,7 @@ impl Exchange for Counted {
     }
 }
 
-/// Two writes and a read in turn, of `length` bytes in random pages, at depth 16.
+/// Submits two writes and a read in turn, of `length` bytes in random pages, at depth 16.
 fn ask(device: &dyn BlockDevice, length: usize, requests: u32, seed: u64) {
     let pages = (device.geometry().size_bytes - length as u64) / PAGE;
     let bytes: Arc<[u8]> = vec![0xb5; length].into();
@@ -69,7 +69,7 @@ fn ask(device: &dyn BlockDevice, length: usize, requests: u32, seed: u64) {
     }
 }
 
-/// Prints requests a second of all threads together.
+/// Prints the requests per second of all threads together.
 pub(crate) fn measure(threads: usize, caches: usize, length: usize, requests: u32) -> Result {
     let size_bytes = SIZE_BYTES / caches as u64;
     let cache = || Cache::new(Unpack::new(MemoryDevice::new(size_bytes)), &Options::default());

@@ -1,11 +1,11 @@
 //! BASS's workloads on the link (SoCC'16, section 5.1): small writes through the byte-granular
 //! cache, and through a cache of whole pages as operating systems have it, on the same connection.
 //!
-//!     bass target ADDRESS SIZE_BYTES            shows a disk in memory, until its input ends
-//!     bass relay LISTEN TO DELAY_US             hands UDP packets on, each way so much later
+//!     bass target ADDRESS SIZE_BYTES            exports a disk in memory until its input ends
+//!     bass relay LISTEN TO DELAY_US             forwards UDP packets, delayed in each direction
 //!     bass load ADDRESS STACK WORKLOAD BYTES WRITES
-//!     bass replay ADDRESS STACK FILE            a trace, as `replay` says
-//!     bass lock THREADS CACHES BYTES REQUESTS   no link at all, as `lock` says
+//!     bass replay ADDRESS STACK FILE            a trace: see `replay`
+//!     bass lock THREADS CACHES BYTES REQUESTS   no link at all: see `lock`
 //!
 //! STACK: `bytes` (ours) or `pages` (read-modify-write, flush of whole pages). WORKLOAD: `random`,
 //! `holes` (each page's front, in order), `cached` (random, the pages were read before),
@@ -77,12 +77,12 @@ fn target(address: &LinkAddress, size_bytes: u64) -> Result {
     Ok(())
 }
 
-/// One initiator's packets to a target and back, later. Ends with its standard input.
+/// Relays one initiator's packets to a target and back with a delay, until its standard input ends.
 fn relay(listen: &str, to: &str, delay: Duration) -> Result {
     let (near, far) = (Arc::new(UdpSocket::bind(listen)?), Arc::new(UdpSocket::bind("0.0.0.0:0")?));
     far.connect(to)?;
     for socket in [&near, &far] {
-        // A delay is a queue: it must hold what is on its way.
+        // A delay is a queue: it must hold what is in flight.
         rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, 16 << 20)?;
     }
     let client: Arc<Mutex<Option<SocketAddr>>> = Arc::default();
@@ -92,7 +92,7 @@ fn relay(listen: &str, to: &str, delay: Duration) -> Result {
         let clients = Arc::clone(&client);
         std::thread::spawn(move || {
             let mut packet = vec![0; 65536];
-            // A packet that cannot be taken or told of is lost, as packets are.
+            // A packet that cannot be received or forwarded is lost, as in any network.
             while let Ok((bytes, peer)) = from.recv_from(&mut packet) {
                 if there {
                     *clients.lock() = Some(peer);
@@ -138,7 +138,7 @@ fn stack_on(device: RemoteDevice, stack: &str) -> Result<Box<dyn Stack>> {
     }
 }
 
-/// Says that it is ready, and waits for a line: what others count begins there.
+/// Prints that it is ready, and waits for a line, which starts the measurements of others.
 fn wait_for_go() -> Result {
     println!("ready");
     std::io::stdin().read_line(&mut String::new())?;

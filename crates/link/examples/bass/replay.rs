@@ -1,10 +1,9 @@
-//! A trace against a stack: one operation a line, one at a time, each as soon as the one before is
-//! answered.
+//! Replays a trace on a stack: one operation per line, each as soon as the one before is answered.
 //!
-//! Lines: `w ADDRESS LENGTH`, `r ADDRESS LENGTH`, `f` (flush). Pages are not cached when it begins.
-//! After the last line everything is flushed. Prints `ready`, waits for a line, and prints one of
-//! JSON: of each kind of operation how many, and the sum, mean, median and 99th percentile of what
-//! they took in microseconds; the last flush is `end`.
+//! Lines: `w ADDRESS LENGTH`, `r ADDRESS LENGTH`, `f` (flush). No page is cached at the start.
+//! After the last line everything is flushed. Prints `ready`, waits for a line, and prints a line
+//! of JSON: for each kind of operation the count, and the sum, mean, median and 99th percentile of
+//! the times in microseconds; the last flush is `end`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +31,7 @@ fn read_steps(file: &Path) -> Result<Vec<Step>> {
     std::fs::read_to_string(file)?.lines().map(step).collect()
 }
 
-/// Replays a file, and says how long what took.
+/// Replays a file, and prints how long the operations took.
 pub(crate) fn replay(stack: &mut dyn Stack, file: &Path) -> Result {
     let steps = read_steps(file)?;
     let longest =

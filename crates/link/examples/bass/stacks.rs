@@ -1,5 +1,5 @@
 //! The two stacks on one link: the byte-granular cache, and a cache of whole pages as operating
-//! systems have it. Not here: what is asked of them (`main`, `replay`).
+//! systems have it. Not here: their load (`main`, `replay`).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -53,7 +53,7 @@ impl Answered {
     }
 }
 
-/// Where the one request under way is answered.
+/// Receives the answer to the one request in flight.
 #[derive(Default)]
 struct Answered {
     outcome: Mutex<Option<(Outcome, Vec<u8>)>>,
@@ -119,8 +119,8 @@ impl Stack for Bytes {
     }
 }
 
-/// A page cache: a partial write to a page that is not there reads it first; pages are flushed
-/// whole, neighbours as one request, many at a time. Written back at the same bound as ours.
+/// A page cache: a partial write to an uncached page reads it first; pages are flushed whole,
+/// adjacent ones as one request, many at a time. Write-back starts at the same limit as ours.
 pub(crate) struct Pages {
     device: RemoteDevice,
     pages: BTreeMap<u64, (Vec<u8>, bool)>,
@@ -217,7 +217,7 @@ impl Stack for Pages {
     }
 }
 
-/// The parts of a range that lie in one page each: the page, where in it, where in the range.
+/// The parts of a range, one per page: the page, the place in the page, the place in the range.
 fn pieces(address: u64, length: usize) -> impl Iterator<Item = (u64, Range<usize>, Range<usize>)> {
     let end = address + length as u64;
     (address / PAGE..end.div_ceil(PAGE)).map(move |page| {

@@ -1,5 +1,5 @@
 //! A disk of the soak: bytes in memory that never grow or shrink, answered by a thread of its own,
-//! so that answers come after the thread that asked has gone on.
+//! so that answers arrive after the submitting thread has gone on.
 //!
 //! Invariant: requests are carried out one after the other, in the order in which they came. Not
 //! here: what was written (`worker`).
@@ -12,7 +12,7 @@ use sawmill_device::{BlockDevice, Geometry, Operation, Operations, Request};
 /// A disk.
 pub(crate) struct Disk {
     geometry: Geometry,
-    /// Here until it is dropped: its end ends the thread.
+    /// Present until the disk is dropped, which ends the thread.
     ask: Option<Sender<Request>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -30,7 +30,7 @@ impl Disk {
             operations: Operations { discard: true, write_zeroes: true, allocation: false },
         };
         let (ask, asked) = channel();
-        // Written, so that all of its memory is there from the beginning.
+        // Written, so that all of its memory is allocated from the start.
         let bytes = (0..size_bytes).map(|_| 0).collect();
         let thread = thread::spawn(move || serve(bytes, &asked));
         Disk { geometry, ask: Some(ask), thread: Some(thread) }
@@ -60,7 +60,7 @@ impl BlockDevice for Disk {
             return request.fail(error);
         }
         if let Some(ask) = &self.ask {
-            // A request that nobody takes fails when it is dropped.
+            // A request that no thread receives fails when it is dropped.
             let _ = ask.send(request);
         }
     }

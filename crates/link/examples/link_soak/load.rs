@@ -1,8 +1,8 @@
 //! The initiators' side of the soak: a connection by UDP and one by TCP, each with two devices, and
-//! workers that use them while they are told to.
+//! workers that use them when told to.
 //!
-//! Invariant: at rest there are no workers' threads and no requests, so what is counted then is the
-//! link's. Not here: what a worker does (`worker`), when (`bench/soak.py`).
+//! Invariant: at rest there are no workers' threads and no requests, so all that is counted then
+//! belongs to the link. Not here: what a worker does (`worker`), when (`bench/soak.py`).
 
 use std::io::BufRead;
 use std::thread;
@@ -58,7 +58,7 @@ impl Way {
         Ok(Way { devices, attached })
     }
 
-    /// Waits until everything that trouble took away is there again.
+    /// Waits until all links and credits are back after a fault.
     fn wait_for_links(&self) -> Result<()> {
         let most = Instant::now() + PATIENCE;
         loop {
@@ -81,7 +81,7 @@ fn open(attached: &Attached, export: &str) -> Result<RemoteDevice> {
         let initiator = attached.initiator();
         match initiator.ask_open(export, mode).wait(PATIENCE) {
             Ok(answer) => return Ok(initiator.opened(export, mode, &answer)?),
-            // Of the connection that we closed: word of it may have been lost.
+            // The connection that we closed still has it, because the close may have been lost.
             Err(error) if error.kind() == ErrorKind::InUse && Instant::now() < most => {
                 thread::sleep(Duration::from_millis(200));
             }
@@ -137,7 +137,7 @@ pub(crate) fn load(options: &Options) -> Result<()> {
 }
 
 impl Load {
-    /// Ends what connections there are, and makes new ones.
+    /// Ends the existing connections, and makes new ones.
     fn attach(&mut self) -> Result<()> {
         self.ways.clear();
         for (addresses, exports) in self.addresses.iter().zip(&self.exports) {
@@ -151,7 +151,7 @@ impl Load {
         self.each(move |worker, device| worker.run(device, every, long));
     }
 
-    /// Lets every worker do this, all at once.
+    /// Runs `what` on every worker, all at the same time.
     fn each(&mut self, what: impl Fn(&mut Worker, &RemoteDevice) + Sync) {
         thread::scope(|scope| {
             for (way, of_way) in self.ways.iter().zip(&mut self.workers) {

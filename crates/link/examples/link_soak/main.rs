@@ -2,16 +2,16 @@
 //! them.
 //!
 //!     link_soak target --listen udp:10.98.0.1,tcp:10.98.0.1 --exports a,b,c,d --bytes 8388608
-//!     --silence-s 20 link_soak load --udp udp:10.98.0.1 --tcp tcp:10.98.0.1 --exports a,b,c,d
-//!     --bytes 8388608
-//!                    --rate 2000 --seed 1
+//!         --silence-s 20
+//!     link_soak load --udp udp:10.98.0.1 --tcp tcp:10.98.0.1 --exports a,b,c,d --bytes 8388608
+//!         --rate 2000 --seed 1
 //!
-//! Each says `"ready"` and then answers each line of its input with a line of JSON. The target
-//! knows `restart` (all of it but the disks is made anew) and `rest`; the load knows `run SECONDS`,
-//! `verify`, `attach` (its connections are made anew) and `rest`. Both end with their input. They
-//! have the key in this file: for measuring alone.
+//! Each prints `"ready"` and then answers each line of its input with a line of JSON. The target
+//! accepts `restart` (replaces everything but the disks) and `rest`; the load accepts
+//! `run SECONDS`, `verify`, `attach` (replaces its connections) and `rest`. Both end with their
+//! input. They have the key in this file: only for measurements.
 //!
-//! Not here: trouble, samples, the verdict (`bench/soak.py`).
+//! Not here: faults, samples, the verdict (`bench/soak.py`).
 
 mod disk;
 mod load;
@@ -72,7 +72,7 @@ fn key() -> Security {
     Security::Key(PreSharedKey::from_bytes([7; 32]))
 }
 
-/// A line for who runs us. When nobody listens any more, our input ends too.
+/// Prints a line for the script that runs us. When it no longer reads, our input ends too.
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());

@@ -1,4 +1,4 @@
-//! One user of a device: a thread that has a region of it for itself, and knows every byte of it.
+//! One user of a device: a thread that owns a region of it, and knows every byte there.
 //!
 //! Invariant: each answer is compared with what was written before, byte for byte; after a failure
 //! the region is not used any more. Not here: when workers run (`load`).
@@ -17,7 +17,7 @@ const REQUEST_BYTES_MAX: u64 = 200 << 10;
 const PACKED_RANGES_MAX: u64 = 40;
 const PACKED_RANGE_BYTES_MAX: u64 = 300;
 
-/// What a worker did.
+/// The counters of a worker.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) reads: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Of the region of `bytes` from `first` on. It holds zeroes.
+    /// A worker for the region of `bytes` from `first` on, which holds zeroes.
     pub(crate) fn new(seed: u64, first: u64, bytes: u64) -> Self {
         let dice = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         Worker {
@@ -80,7 +80,7 @@ impl Worker {
         (self.roll() >> 11) % bound.max(1)
     }
 
-    /// One request every `every`, for so long.
+    /// Makes one request every `every`, for `long`.
     pub(crate) fn run(&mut self, device: &RemoteDevice, every: Duration, long: Duration) {
         let began = Instant::now();
         let mut due = began;
@@ -131,7 +131,7 @@ impl Worker {
         device.call(Operation::Write, self.first + start, length, flags, bytes).map(drop)
     }
 
-    /// New bytes for a range: into the model, and out.
+    /// Makes new bytes for a range, and stores them in the model.
     fn fresh(&mut self, start: u64, length: u64) -> Vec<u8> {
         let mut bytes = vec![0; length as usize];
         for chunk in bytes.chunks_mut(8) {
@@ -171,7 +171,7 @@ impl Worker {
         device.call(operation, address, length, Flags::default(), Vec::new()).map(drop)
     }
 
-    /// Several short ranges as one request.
+    /// Writes several short ranges as one request.
     fn write_packed(&mut self, device: &RemoteDevice) -> Result<()> {
         let size_bytes = self.model.len() as u64;
         let base = self.below(size_bytes / 2);

@@ -13,7 +13,7 @@
 //!   failed write-back fails the flushes, FUA and write-through writes that wait for its bytes, and
 //!   the writes that wait for room. The bytes stay dirty, reads see them, and the next flush, tick
 //!   or writer without room retries. An error of a write-back that nothing waited for is counted
-//!   and logged, but not kept for later: the next flush finds out again.
+//!   and logged, but not kept for later: the next flush retries the write-back.
 //! - A write that failed (write-through, FUA) may still take effect later, as D8 allows; all
 //!   readers agree.
 //! - Nothing else writes the device below.
@@ -80,8 +80,8 @@ impl<D: PackedDevice + 'static> Cache<D> {
         Ok(Cache(core))
     }
 
-    /// Passes the time, about once a second: every `flush_interval_s`, all dirty bytes are written
-    /// back.
+    /// Tells the cache the time, about once a second: every `flush_interval_s`, it writes back all
+    /// dirty bytes.
     pub fn tick(&self, now: Instant) {
         let mut state = self.0.state.lock();
         let interval = state.setup.flush_interval;

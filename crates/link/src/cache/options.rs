@@ -23,9 +23,9 @@ pub enum Policy {
 pub struct Options {
     /// When writes are answered.
     pub policy: Policy,
-    /// Bytes of pages, at least 64 KiB. Reads in flight may exceed it; their pages are evicted
-    /// first. The metadata of a page is not counted: about 250 bytes, and 1.5 KiB more if it was
-    /// written in many places.
+    /// The most bytes of cached pages, at least 64 KiB. Reads in flight may exceed it; their pages
+    /// are evicted first. The metadata of a page is not counted: about 250 bytes, and 1.5 KiB more
+    /// if it was written in many places.
     pub cache_bytes_max: u64,
     /// Bytes that are not below yet, from 16 KiB to `cache_bytes_max`. Above it, writers wait. At
     /// half of it, the older half is written below.
@@ -72,7 +72,7 @@ pub(super) struct Setup {
     /// The geometry of the cache.
     pub(super) geometry: Geometry,
     pub(super) pages_max: usize,
-    /// Pages with bytes that are not below yet.
+    /// The most pages with bytes that are not below yet.
     pub(super) unsaved_pages_max: usize,
     pub(super) unsaved_bytes_max: u64,
     pub(super) flush_interval: Duration,

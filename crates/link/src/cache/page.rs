@@ -26,7 +26,7 @@ pub(super) struct Page {
     pub(super) sending: ByteSet,
     /// The number of the oldest write among `dirty`.
     pub(super) dirty_since: u64,
-    /// The same among `sending`.
+    /// The number of the oldest write among `sending`.
     pub(super) sending_since: u64,
     /// A request waits until all writes up to this number are below.
     pub(super) wanted_through: u64,
@@ -70,7 +70,7 @@ impl Default for Page {
 }
 
 impl Page {
-    /// Its bytes for a change; bytes in flight stay as they were.
+    /// Returns its bytes to be changed; bytes in flight stay as they were.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         Arc::make_mut(&mut self.bytes)
     }

@@ -49,7 +49,7 @@ pub(super) struct Dirty {
     /// The start of the next write-back's search.
     pub(super) cursor: u64,
     pub(super) bytes: u64,
-    /// Bytes that writing whole pages would have cost in addition so far.
+    /// Bytes saved so far, compared with writing whole pages.
     pub(super) saved_bytes: i64,
 }
 

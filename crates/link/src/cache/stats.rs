@@ -11,8 +11,8 @@ pub struct Stats {
     pub bytes_written_by_user: AtomicU64,
     /// Payload of write-backs, including failed ones, with the headers of packed ones.
     pub bytes_sent: AtomicU64,
-    /// Bytes that whole pages would have cost in addition, for successful write-backs: the highest
-    /// value so far.
+    /// Bytes that successful write-backs saved compared with writing whole pages: the highest value
+    /// so far.
     pub bytes_saved: AtomicU64,
     /// Reads below.
     pub fetches: AtomicU64,

@@ -49,7 +49,7 @@ pub(super) struct PageTable {
     /// Bounded by the pages of the table.
     line_out: VecDeque<u64>,
     pages_max: usize,
-    /// Of the device.
+    /// The size of the device.
     size_bytes: u64,
     stats: Arc<Stats>,
 }
@@ -78,7 +78,7 @@ impl PageTable {
         self.pages.values_mut().map(|page| &mut **page)
     }
 
-    /// Bytes of a page that are on the device: only its last page may have fewer.
+    /// The length of a page on the device: only the last page may be shorter.
     pub(super) fn page_length(&self, page: u64) -> usize {
         (self.size_bytes - page * PAGE_BYTES as u64).min(PAGE_BYTES as u64) as usize
     }
@@ -147,7 +147,7 @@ impl PageTable {
     }
 }
 
-/// A fast hash of page numbers, which are addresses of one's own disk.
+/// A fast hash of page numbers, which are addresses of the user's own disk.
 #[derive(Default)]
 struct PageHasher(u64);
 

@@ -169,7 +169,7 @@ impl Receiver for EthernetReceiver {
     }
 }
 
-/// The clock that stamps frames. If it is set, one nap is misjudged.
+/// The clock that stamps frames. If it is adjusted, one nap is misjudged.
 fn time_of_day_ns() -> u64 {
     let now = clock_gettime(ClockId::Realtime);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()

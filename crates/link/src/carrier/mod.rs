@@ -7,7 +7,7 @@
 //! Modules: [`address`] (what users write), `open` (from addresses to carriers), `batch` (the input
 //! of a sender), `udp`, `tcp`, `ethernet` (WZBLK §2.1.1, §2.2.5), `xdp` (Ethernet by AF_XDP),
 //! `wait` and `pace` (how a receiver waits, and lets frames accumulate). A new carrier is another
-//! one of these.
+//! such module.
 //!
 //! Invariants: nothing is allocated after construction (WZBLK §2.2.7); sending never blocks; a
 //! packet arrives whole or not at all. Not here: what packets mean; recovery from loss, duplicates
@@ -53,7 +53,7 @@ pub enum Peer {
     Stream,
 }
 
-/// Why [`Receiver::receive`] returned. If nothing is set, the time was over, or it returned early.
+/// Why [`Receiver::receive`] returned. If nothing is set, the time ran out, or it returned early.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Woken {
     /// The number of packets that were passed on.
@@ -102,7 +102,7 @@ pub trait Receiver: Send {
     fn waker(&self) -> Arc<Waker>;
 }
 
-/// The length in the packet at the start of `bytes`; none if there are too few bytes for that.
+/// The length that the packet at the start of `bytes` declares; none if there are too few bytes.
 fn said_bytes(bytes: &[u8]) -> Option<usize> {
     let field: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
     usize::try_from(u32::from_le_bytes(field)).ok()

@@ -159,7 +159,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     fn free_port() -> u16 {
-        // A listener of the kernel's choice, let go: nothing else takes the number so soon.
+        // The kernel chose this port, and does not assign it again so soon after its release.
         let free = Listener::open(SocketAddr::from(([127, 0, 0, 1], 0)), None).expect("a listener");
         free.local().expect("bound").port()
     }

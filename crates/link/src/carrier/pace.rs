@@ -94,7 +94,7 @@ mod tests {
         Taken { frames, first_ns, last_ns }
     }
 
-    /// A pace that saw a flow with such a gap for long.
+    /// A pace after a long flow with this gap.
     fn in_flow(gap_ns: u64) -> Pace {
         let mut pace = Pace::new();
         for round in 0..PATIENCE_MIN {

@@ -1,10 +1,9 @@
 //! TCP: for networks that block datagrams or lose too many.
 //!
 //! Invariants: the stream holds whole packets only. The part of a packet that the kernel did not
-//! accept stays with the sender and is sent first; the receiver's wait takes care of it even if
-//! nothing else is sent. An invalid length ends the stream, because the start of the next packet is
-//! unknown then. Both halves share one connection; it closes when both are dropped. Not here:
-//! reconnecting.
+//! accept stays with the sender and is sent first; a waiting receiver sends it even if nothing else
+//! is sent. An invalid length ends the stream, because the start of the next packet is unknown
+//! then. Both halves share one connection; it closes when both are dropped. Not here: reconnecting.
 
 use std::io;
 use std::net::SocketAddr;
@@ -128,7 +127,7 @@ impl Listener {
         self.waker.clone()
     }
 
-    /// Waits at most `wait` (`None`: without limit) for a stream. Returns none if the time is over
+    /// Waits at most `wait` (`None`: without limit) for a stream. Returns none if the time ran out
     /// or the waker was called.
     ///
     /// Errors: EMFILE, ENFILE, ENOMEM: none of them ends the listener.
@@ -288,7 +287,7 @@ impl StreamReceiver {
         }
     }
 
-    /// Reads once, after what is there; none if nothing is available now.
+    /// Reads once, behind the bytes in the inbox; none if nothing is available now.
     fn read(&mut self) -> io::Result<Option<usize>> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -341,7 +340,7 @@ impl Receiver for StreamReceiver {
         let ready = wait_for(socket, &connection.waker, Some(&connection.nudge), wait, out)?;
         let mut woken = Woken { waker: ready.waker, ..Woken::default() };
         if ready.writable {
-            // A sender that holds the lock flushes by itself, and gets the error of that.
+            // A sender that holds the lock flushes by itself, and receives any error.
             let is_flushed = connection.rest.try_lock().map(|mut rest| connection.flush(&mut rest));
             woken.writable = writable_too && !matches!(is_flushed, Some(Ok(false)));
         }

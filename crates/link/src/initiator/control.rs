@@ -96,7 +96,7 @@ pub(super) struct Control {
     attempt: Attempt,
     ways: Box<[Way]>,
     reopening: Reopening,
-    /// Who keeps the unflushed writes of each volume, as the newest connection reports it.
+    /// The keeper of each volume's unflushed writes, as the newest connection reports it.
     keepers: Vec<[u8; 16]>,
     /// Volumes that are being closed.
     pub(super) closing: Vec<Answer>,
@@ -211,7 +211,7 @@ impl Control {
         put_back(of, chunks);
     }
 
-    /// A connection is gone or was checked: what was heard counts if it had all volumes open.
+    /// A connection is gone or was checked: what it received counts if all volumes were open.
     fn was_served(&mut self, live: &Live) {
         let heard_ns = live.connection.heard_ns();
         if live.opened && heard_ns > self.patience_ns {
@@ -219,8 +219,8 @@ impl Control {
         }
     }
 
-    /// A target answered a hello. The first one since a target served gets the full time to serve;
-    /// later ones do not extend it.
+    /// A target answered a hello. The first answer since a target last served allows the full time
+    /// to serve; later ones do not extend it.
     fn was_greeted(&mut self, now: u64) -> u64 {
         if !std::mem::replace(&mut self.unserved, true) {
             self.patience_ns = self.patience_ns.max(now);
@@ -258,7 +258,7 @@ impl Control {
             let first = failed.is_none();
             failed.get_or_insert_with(|| error.clone());
             // No slot may be live when its request is dropped: it would send bytes of a request
-            // that does not exist.
+            // that no longer exists.
             (live.take().inspect(|live| drop(live.connection.role.abandon())), first)
         };
         if let Some(live) = live.filter(|_| first) {

@@ -285,7 +285,7 @@ impl Exchange for Runs {
 
 impl Drop for RemoteDevice {
     fn drop(&mut self) {
-        // The number is not reused: late requests have it.
+        // The number is not reused, because late requests may carry it.
         let (initiator, volume) = (&self.initiator, &self.volume);
         volume.flushed.store(initiator.pendings.changes(volume.number), Ordering::SeqCst);
         initiator.change(|control| control.close_volume(initiator, volume));

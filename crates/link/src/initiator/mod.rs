@@ -116,7 +116,7 @@ pub struct Initiator {
 struct Shown {
     live: Option<Live>,
     volumes: Vec<Arc<OpenExport>>,
-    /// Why nothing works any more.
+    /// Why every request fails now.
     failed: Option<Error>,
     /// The wakers of the receiving threads.
     wakers: [Option<Arc<Waker>>; LINKS_MAX],
@@ -166,7 +166,7 @@ impl Initiator {
         self.shown.read().live.clone()
     }
 
-    /// Why nothing works any more, if that is so.
+    /// The reason why every request fails, if the initiator has failed.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
         self.shown.read().failed.clone()

@@ -205,7 +205,7 @@ impl Pendings {
         template.operation != Operation::Close || under_way.load(Ordering::SeqCst) == 1
     }
 
-    /// The next chunk with its command; of at most `bytes_max` if its bytes travel. `admit` says
+    /// The next chunk with its command; of at most `bytes_max` if its bytes travel. `admit` returns
     /// whether requests of a volume may be sent now.
     pub(crate) fn next_chunk(
         &self,
@@ -313,7 +313,7 @@ impl Pendings {
     }
 
     /// Removes all requests, to be failed because no answer can arrive. Later requests fail with
-    /// `why`. No slot may be live any more: it would send bytes of a request that does not exist.
+    /// `why`. No slot may be live any more: it would send bytes of a request that no longer exists.
     pub(crate) fn take_all(&self, why: &Error) -> Vec<Request> {
         let mut lists = self.lists.lock();
         lists.closed.get_or_insert_with(|| why.clone());

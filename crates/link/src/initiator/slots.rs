@@ -110,7 +110,7 @@ impl Slots {
                 return failed;
             };
             if command.operation.sends_payload() && command.length > self.slot_bytes.into() {
-                // It cannot be split, and this target's slots are smaller than it.
+                // The request cannot be split, and it is longer than this target's slots.
                 self.free.lock().push(index);
                 let (length, most) = (command.length, self.slot_bytes);
                 let text = format!(

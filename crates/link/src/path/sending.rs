@@ -32,10 +32,10 @@ const WINDOW_BYTES_MAX: usize = 4 << 20;
 /// A queueing delay above this, and above the path's own delay, means that the window is large
 /// enough.
 const QUEUED_NS_MAX: u64 = MS;
-/// The shortest round trip is at least this recent, and at most twice as old.
+/// The shortest round trip is that of the last one to two such epochs.
 const SHORTEST_EPOCH_NS: u64 = 10_000 * MS;
-/// The round trip time before the first measurement, and the smallest timeout: a neighbour may be
-/// off its core for a while.
+/// The round trip time before the first measurement, and the smallest timeout: the peer's thread
+/// may not be running for a while.
 const RTT_FIRST_NS: u64 = 20 * MS;
 const PROBE_NS_MIN: u64 = 20 * MS;
 /// The longest timeout, unless the round trip takes as long.
@@ -179,7 +179,7 @@ impl Sending {
         }
     }
 
-    /// Starts on a new path: measurements of the old one say nothing about it.
+    /// Starts on a new path: measurements of the old one do not apply to it.
     pub(crate) fn renew(&mut self, packet_bytes: usize, stream: bool) {
         (self.packet_bytes, self.stream) = (packet_bytes, stream);
         (self.window_bytes, self.slow_start) = (WINDOW_BYTES_FIRST, true);
@@ -225,7 +225,7 @@ impl Sending {
 
     /// The number of the next packet, for use with [`Sending::sent`]. Here and below, `lost`
     /// returns whether a piece must be sent again. If the place of the oldest packet is needed,
-    /// that packet counts as lost: nothing was received about it in thousands of packets.
+    /// that packet counts as lost: thousands of later packets have not settled it.
     pub(crate) fn number(&mut self, mut lost: impl FnMut(&Piece) -> bool) -> u64 {
         if self.next - self.oldest >= FLIGHTS as u64 {
             self.lose(self.oldest, &mut lost);
@@ -333,7 +333,7 @@ impl Sending {
         }
         let most = if self.stream { usize::MAX } else { WINDOW_BYTES_MAX };
         let most = most.min(FLIGHTS * self.packet_bytes);
-        // A window that is not used says nothing about the path.
+        // An unused window shows nothing about the path.
         if self.in_flight_bytes + newly < self.window_bytes / 2 {
             return;
         }

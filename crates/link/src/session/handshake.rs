@@ -171,7 +171,7 @@ pub(crate) fn may_be_greeting(security: &Security, message: &[u8]) -> bool {
 }
 
 /// The reply of a target to a greeting that it refused, so that the user there sees more than "no
-/// answer". None for damage and noise; it is shorter than the greeting, so it amplifies no flood.
+/// answer". None for damaged packets and noise. It is shorter than the greeting: no amplification.
 pub fn refusal(security: &Security, why: Refused) -> Option<[u8; HEAD_BYTES]> {
     let reason = match why {
         Refused::PeerInsecure => 1,
@@ -201,7 +201,7 @@ fn check_head(message: &[u8], suite: u8, step: u8) -> Result<&[u8], Refused> {
     let short = Refused::Short { bytes: message.len(), least: HANDSHAKE_BYTES };
     let (head, rest) = message.split_first_chunk::<HEAD_BYTES>().ok_or(short)?;
     match *head {
-        // The target reports what it sees of us; mirrored, that is what we would see of it.
+        // The target's reason describes our end; mirrored, it is the reason that we would give.
         [INSECURE | SECURE, REFUSAL, reason, 0] if step == ANSWER && rest.is_empty() => {
             Err(match reason {
                 1 => Refused::PeerSecure,

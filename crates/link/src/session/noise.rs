@@ -244,8 +244,8 @@ mod tests {
             .collect()
     }
 
-    /// The published test vector of this protocol (the `cacophony` set, which other implementations
-    /// of Noise check themselves against too).
+    /// The published test vector of this protocol (the `cacophony` set, against which other
+    /// implementations of Noise are checked too).
     #[test]
     fn the_messages_and_keys_are_those_of_the_published_vector() {
         let key = PreSharedKey::from_bytes(*b"This is my Austrian perspective!");

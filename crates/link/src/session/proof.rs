@@ -1,5 +1,6 @@
-//! Short proofs outside of connections: which key a hello is for; that a cookie and an *unknown*
-//! come from a holder of the key; that the sender of a hello receives at its claimed address.
+//! Short proofs outside of connections. They show which key a hello uses, that a cookie or an
+//! *unknown* was sent by a holder of the key, and that the sender of a hello receives at its
+//! claimed address.
 //!
 //! All are HMAC-SHA256, truncated to what is sent. The key of the first three is derived from the
 //! pre-shared key. An end without a key uses zeroes: there, a proof shows only that its maker has
@@ -66,7 +67,7 @@ impl Proofs {
         context.sign()
     }
 
-    /// The hint which key a greeting is for: another number each time, and never zero.
+    /// The hint that identifies a greeting's key: a different number for each greeting, never zero.
     pub(crate) fn hint(&self, message: &[u8]) -> u32 {
         u32::from_le_bytes(cut(&self.sign(HINT, &[token_of(message)]))).max(1)
     }
@@ -77,7 +78,7 @@ impl Proofs {
         cut(&self.sign(COOKIE, &[token_of(message), &[link], cookie]))
     }
 
-    /// Whether `proof` is valid for that.
+    /// Whether `proof` is valid for these arguments.
     pub(crate) fn is_of_cookie(
         &self,
         message: &[u8],
@@ -94,7 +95,7 @@ impl Proofs {
         cut(&self.sign(UNKNOWN, &[&connection.to_le_bytes(), &[link], &number.to_le_bytes()]))
     }
 
-    /// Whether `proof` is valid for that.
+    /// Whether `proof` is valid for these arguments.
     pub(crate) fn is_of_unknown(
         &self,
         connection: u64,

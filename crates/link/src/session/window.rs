@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    /// The same, slowly.
+    /// A slow reference model of the window.
     #[derive(Default)]
     struct Model(BTreeSet<u64>);
 
@@ -180,7 +180,7 @@ mod tests {
     }
 
     proptest! {
-        /// Numbers in bursts around moving places, as links lose, double and delay them.
+        /// Numbers in bursts around moving places, as links lose, duplicate and delay them.
         #[test]
         fn the_window_is_the_last_4096_numbers_of_a_set(
             steps in proptest::collection::vec((0u8..20, 0u64..6000, 1u64..200), 1..120),

@@ -22,9 +22,9 @@ use crate::PackedDevice;
 /// A device with a name.
 pub(super) struct Export {
     pub(super) device: Arc<dyn PackedDevice>,
-    /// The keeper of what was written and not flushed.
+    /// The keeper of written and unflushed data.
     keeper: [u8; 16],
-    /// None: nothing of it outlives this process.
+    /// None: its standing does not outlive this process.
     keep: Option<Box<dyn KeepStanding>>,
     /// Held while the standing changes and is made durable. Requests never take it, and nothing
     /// takes it under `state`.
@@ -235,8 +235,8 @@ impl Export {
             if guest {
                 return Ok(());
             }
-            // What was written before this process is gone with the previous one, so there is
-            // nothing to protect.
+            // Data written before this process started is gone with the previous process, so there
+            // is nothing to protect.
             (state.standing.reservation, state.standing.shared) = (reservation, !alone(flags));
         }
         if state.standing.reservation == reservation {
@@ -287,14 +287,14 @@ impl Export {
         Ok(())
     }
 
-    /// Unflushed writes may be lost, and the next sync, perhaps of another process, would not
-    /// report that.
+    /// Records that unflushed writes may be lost: the next sync, perhaps of another process, would
+    /// not report that.
     fn sync_failed(&self) {
         let _one_at_a_time = self.changing.lock();
         let standing = {
             let mut state = self.state.lock();
             if !std::mem::take(&mut state.keeper_told) {
-                // All initiators that come will learn of another keeper already.
+                // Initiators that attach later learn of another keeper anyway.
                 return;
             }
             state.standing.failed_syncs += 1;
@@ -358,7 +358,7 @@ mod tests {
     use sawmill_device::{MemoryDevice, Reply};
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    /// What lasts, until the next target.
+    /// A standing in memory that the next target starts with.
     #[derive(Clone, Default)]
     struct Kept(Arc<Mutex<Standing>>);
 
@@ -396,7 +396,7 @@ mod tests {
         export.opened(0).reservation
     }
 
-    /// A disk that takes a standing only when it is let.
+    /// Storage that stores a standing only when the test allows it.
     struct Slow {
         begun: Mutex<Sender<()>>,
         may_end: Mutex<Receiver<()>>,

@@ -152,7 +152,7 @@ impl Target {
         message: &[u8],
         any: &crate::session::Security,
     ) -> Result<Option<Answered>, Refused> {
-        // No key fits: the refusal that a message of this shape gets then.
+        // The refusal for a message of this shape if no key fits.
         let mut refused = match may_be_greeting(any, message) {
             true => Refused::Unproven,
             false => answer(any, PROLOGUE, message, |_| Vec::new(), &mut [])

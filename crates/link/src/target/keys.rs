@@ -1,7 +1,7 @@
 //! The keys of a target: which of them a hello uses, which proves that a connection is unknown, and
 //! what its holder may open.
 //!
-//! Invariants: there is at least one. When the keys change, an unchanged holder stays the same
+//! Invariants: there is at least one key. When the keys change, an unchanged holder stays the same
 //! object, so that a connection can tell whether it may continue.
 //!
 //! Not here: the files of the keys (`crate::session::key`, `super::machines`), open exports
@@ -99,7 +99,7 @@ impl Ring {
     /// The holder whose key made the connection of this number on a target.
     pub(super) fn of_connection(&self, connection: u64) -> Option<&Arc<Holder>> {
         match &self.0[..] {
-            // Also for a target that marked none.
+            // A target with a single key may have made unmarked numbers.
             [one] => Some(one),
             all => all.iter().find(|holder| holder.proofs.is_connection(connection)),
         }
@@ -110,7 +110,7 @@ impl Ring {
         !matches!(self.any(), Security::Insecure)
     }
 
-    /// The common property of all: with a key, or without.
+    /// The security that all holders share: with a key, or without.
     pub(super) fn any(&self) -> &Security {
         &self.0[0].security
     }

@@ -189,7 +189,7 @@ impl Target {
 
     /// Exports `device` as `name`. `keeper` identifies the keeper of written and unflushed data: if
     /// it differs between two runs, such writes may be lost. `None`: this process keeps them. Only
-    /// this process knows who was fenced.
+    /// this process knows which initiators were fenced.
     pub fn add(
         &self,
         name: &str,
@@ -347,7 +347,7 @@ impl Target {
     fn drop_connection(&self, served: &Arc<Served>, comes_back: bool) {
         let silence_ns = u64::from(self.options.silence_max_s) * SECOND;
         served.end(comes_back.then(|| self.clock.now_ns() + silence_ns));
-        // Locked before it leaves the one table, so that nobody finds it in neither.
+        // Locked before the connection leaves the other table, so that no thread misses it in both.
         let mut leaving = self.leaving.lock();
         if self.connections.write().remove(&served.local).is_some() && served.is_busy() {
             leaving.push(Arc::clone(served));

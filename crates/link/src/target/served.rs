@@ -80,7 +80,7 @@ impl Answered for Served {
         if let Some(work) = carried.work.take() {
             work.ended(&outcome);
         }
-        // The slot keeps this, so it must not keep its own connection alive.
+        // The slot keeps `carried`, which must not keep its own connection alive.
         carried.served = None;
         self.connection.role.slots.answered(carried, outcome);
         self.working.fetch_sub(1, Ordering::SeqCst);
@@ -139,8 +139,8 @@ impl Served {
         self.exports.forget(self.local, back_until_ns);
     }
 
-    /// A thread has finished with a packet that may have opened a link of a connection that ended
-    /// during that time.
+    /// A thread has handled a packet. If the connection ended meanwhile, ends it again, because the
+    /// packet may have opened a link.
     pub(super) fn end_again_if_ended(&self) {
         if self.ended.load(Ordering::SeqCst) {
             self.connection.close_links();

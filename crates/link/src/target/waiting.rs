@@ -55,7 +55,7 @@ pub(super) struct HalfOpen {
     pub(super) source: Option<Source>,
 }
 
-/// All such handshakes.
+/// All handshakes that wait.
 #[derive(Default)]
 pub(super) struct Waiting {
     places: Vec<HalfOpen>,
@@ -154,7 +154,7 @@ impl Waiting {
             let crowd = |half: &HalfOpen| {
                 self.places.iter().filter(|other| other.source == half.source).count()
             };
-            // Of equals the first, which is the oldest.
+            // Among equals, the first is the oldest.
             let most = self.places.iter().map(|half| (half.source.is_none(), crowd(half))).max();
             let goes = self
                 .places
@@ -165,7 +165,7 @@ impl Waiting {
         self.places.push(half);
     }
 
-    /// Evicts the oldest of those like it if there are `most`.
+    /// Evicts the oldest handshake that `is_like` accepts if it accepts `most` or more.
     fn make_room(&mut self, most: usize, is_like: impl Fn(&HalfOpen) -> bool) {
         if self.places.iter().filter(|half| is_like(half)).count() >= most {
             let oldest = self.places.iter().position(is_like);

@@ -1,5 +1,5 @@
-//! The device below the cache in tests: memory that notes what it is asked, and answers at once,
-//! when it is told to, or late and in any order on threads of its own, with failures by chance.
+//! The device below the cache in tests: memory that records its requests. It answers immediately,
+//! on command, or late and in any order on threads of its own, with random failures.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, channel};
@@ -12,7 +12,7 @@ use sawmill_device::{
 };
 use sawmill_link::{PackedDevice, Unpack};
 
-/// What the device was asked.
+/// A request that the device received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) operation: Operation,
@@ -38,9 +38,9 @@ struct Inside {
     changed: Condvar,
     /// Of a thousand requests this many fail; half of these are carried out first.
     failures: AtomicU32,
-    /// What is durable, when that is kept.
+    /// The durable bytes, if they are tracked.
     durable: Mutex<Option<Vec<u8>>>,
-    /// It lost what was not durable, and the next flush says so.
+    /// It lost what was not durable, and the next flush reports that.
     lost: AtomicBool,
 }
 
@@ -91,12 +91,12 @@ impl Below {
         self.inside.failures.store(failures, SeqCst);
     }
 
-    /// What is there now is durable, and later only what was flushed.
+    /// From now on, only the current bytes and what is flushed later are durable.
     pub(crate) fn be_volatile(&self) {
         *self.inside.durable.lock().unwrap() = Some(self.inside.bytes());
     }
 
-    /// What was not flushed is gone; the next flush fails.
+    /// Loses what was not flushed; the next flush fails.
     pub(crate) fn lose(&self) {
         if let Some(durable) = &*self.inside.durable.lock().unwrap() {
             self.memory().write_at(0, durable).unwrap();
@@ -104,7 +104,7 @@ impl Below {
         }
     }
 
-    /// Nobody heard of it yet.
+    /// Whether a loss has not been reported yet.
     pub(crate) fn has_lost(&self) -> bool {
         self.inside.lost.load(SeqCst)
     }
@@ -113,12 +113,12 @@ impl Below {
         self.inside.queue.lock().unwrap().mode = mode;
     }
 
-    /// What it was asked since the last time it was asked this.
+    /// The requests since the last call of this.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         std::mem::take(&mut self.inside.queue.lock().unwrap().seen)
     }
 
-    /// What it was asked of one kind.
+    /// The number of requests of one kind.
     pub(crate) fn count(&self, operation: Operation) -> usize {
         let queue = self.inside.queue.lock().unwrap();
         queue.seen.iter().filter(|seen| seen.operation == operation).count()
@@ -132,7 +132,7 @@ impl Below {
         self.inside.carry_out(packed, request);
     }
 
-    /// Carries out what waits, oldest first, and what comes of it, until nothing waits.
+    /// Executes waiting requests, oldest first, and those that follow from them, until none waits.
     pub(crate) fn release(&self) -> usize {
         let mut count = 0;
         loop {
@@ -199,11 +199,11 @@ impl Inside {
         if dice % 2 == 0 {
             return request.fail(failed());
         }
-        // Carried out, and failed all the same.
+        // Executed, and failed nevertheless.
         self.carry_out(packed, request.then(|_, asker| asker.complete(Err(failed()))));
     }
 
-    /// Always the request that chance picks of those that are there.
+    /// Answers the waiting requests in random order.
     fn answer_late(&self) {
         loop {
             let mut queue = self.queue.lock().unwrap();
@@ -230,7 +230,7 @@ impl Drop for Below {
         self.inside.queue.lock().unwrap().ended = true;
         self.inside.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // The last to let go may be one of these threads itself.
+            // The last owner may be one of these threads itself.
             if thread.thread().id() != thread::current().id() {
                 thread.join().unwrap();
             }
@@ -262,11 +262,11 @@ impl PackedDevice for Below {
     }
 }
 
-/// A request that was submitted, and its outcome when it is there.
+/// A submitted request, and its outcome once it arrives.
 pub(crate) struct Pending(Receiver<(Outcome, Vec<u8>)>);
 
 impl Pending {
-    /// The outcome if it is there, and the bytes.
+    /// The bytes or the error, if the request was answered.
     pub(crate) fn now(&self) -> Option<Result<Vec<u8>, ErrorKind>> {
         let (outcome, bytes) = self.0.try_recv().ok()?;
         Some(outcome.map(|_| bytes).map_err(|error| error.kind()))
@@ -275,7 +275,7 @@ impl Pending {
 
 pub(crate) const FUA: Flags = Flags { fua: true, no_unmap: false };
 
-/// Submits and does not wait.
+/// Submits a request without waiting.
 pub(crate) fn submit(
     device: &dyn BlockDevice,
     operation: Operation,

@@ -1,5 +1,5 @@
-//! What BASS promises, one claim a test: no fetch before a write, few bytes on the wire, fetches of
-//! holes only; and that the newer bytes win below, and that memory is bounded.
+//! The promises of BASS, one claim per test: no fetch before a write, few bytes on the wire,
+//! fetches of holes only; and that the newer bytes win below, and that memory is bounded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

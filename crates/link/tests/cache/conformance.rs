@@ -1,5 +1,5 @@
-//! The contract, for caches of every policy, on devices that answer at once or late and in any
-//! order; and for what unpacks their writes.
+//! The device contract for caches of every policy, on devices that answer immediately, or late and
+//! in any order; and for `Unpack`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Failures below: a flush never lies, nothing that was answered is lost, nobody waits in vain.
+//! Failures below: no flush reports false success, no answered write is lost, no request hangs.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

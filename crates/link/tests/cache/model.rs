@@ -1,9 +1,9 @@
-//! A million random requests against a vector of bytes, alone and side by side, over a device below
-//! that answers late and in any order, and fails by chance.
+//! A million random requests against a vector of bytes, from one thread and from several, over a
+//! device below that answers late and in any order, and fails at random.
 //!
-//! A request that failed may have come to be or not, byte by byte; but once a reader has seen
-//! which, it stays so (D8). A flush that succeeded means that the device below has exactly what the
-//! model says (D4).
+//! A failed write may have taken effect or not, byte by byte; but once a reader has seen which, it
+//! stays so (D8). After a successful flush, the device below has exactly the bytes of the model
+//! (D4).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -29,7 +29,7 @@ struct Owner<'a> {
     first: u64,
     stripe: u64,
     every: u64,
-    /// Nobody else flushes, discards and fails at the same time.
+    /// No other owner flushes, discards or fails at the same time.
     alone: bool,
 }
 
@@ -38,7 +38,7 @@ impl Owner<'_> {
         self.first + place / self.stripe * self.every + place % self.stripe
     }
 
-    /// A read that does not give up: failures are by chance.
+    /// A read that retries, because failures are random.
     fn read(&self, address: u64, length: usize) -> Vec<u8> {
         loop {
             if let Ok(bytes) = self.cache.read_at(address, length) {
@@ -47,7 +47,7 @@ impl Owner<'_> {
         }
     }
 
-    /// What became of a range of which some bytes may be old or `new`.
+    /// Determines the content of a range in which each byte may be old or `new`.
     fn settle(&mut self, place: usize, new: &[u8], step: u64) {
         let now = self.read(self.address(place as u64), new.len());
         for (offset, byte) in now.iter().enumerate() {
@@ -124,8 +124,8 @@ impl Owner<'_> {
         }
     }
 
-    /// The device below loses what was not flushed: then a flush fails, and from then on what is
-    /// read is what is there.
+    /// The device below loses what was not flushed: then a flush fails, and later reads return what
+    /// the device has.
     fn lose(&mut self) {
         self.below.lose();
         while self.below.has_lost() {
@@ -139,8 +139,8 @@ impl Owner<'_> {
         }
     }
 
-    /// After a flush that succeeded: the device below has it all. Nobody else writes the bytes of
-    /// this owner.
+    /// Checks after a successful flush that the device below has everything. No other owner writes
+    /// these bytes.
     fn check_below(&self, step: u64) {
         let stripe = self.stripe as usize;
         for (number, bytes) in self.model.chunks(stripe).enumerate() {
@@ -161,7 +161,7 @@ fn options(random: &mut Dice, policy: Policy) -> Options {
     }
 }
 
-/// Says how often what is rare has happened.
+/// Returns how often rare events happened.
 fn run_alone(seed: u64, mode: Mode, failures: u32, steps: u64) -> [u64; 5] {
     const SIZE_BYTES: u64 = 300_000;
     let mut random = Dice::new(seed);
@@ -208,8 +208,8 @@ fn late_answers_in_any_order_and_failures_change_nothing_about_that() {
     }
 }
 
-/// Four threads own interleaved stripes that share pages; two more look at one shared range of
-/// which each write is newer than the one before.
+/// Four threads own interleaved stripes that share pages; two more use one shared range, in which
+/// each write is newer than the one before.
 fn run_together(seed: u64, policy: Policy, failures: u32, steps: u64) {
     const OWNERS: u64 = 4;
     const STRIPE: u64 = 1500;
@@ -234,8 +234,7 @@ fn run_together(seed: u64, policy: Policy, failures: u32, steps: u64) {
         scope.spawn(|| {
             for value in 1..=250_u64 {
                 submitted.store(value, SeqCst);
-                // A write that failed may come to be at any time; so it is written until it
-                // succeeded.
+                // A failed write may take effect at any time, so it is repeated until it succeeds.
                 while cache.write_at(SHARED + 77, &[value as u8; SHARED_BYTES]).is_err() {}
                 completed.store(value, SeqCst);
             }

@@ -55,7 +55,7 @@ fn reads_and_writes_of_a_page_wait_for_the_change_before_them_and_others_do_not(
     let mut wanted = [1; 100];
     wanted[10..60].fill(0);
     let first = read.now().unwrap().unwrap();
-    // The read and the write waited side by side.
+    // The read and the write waited at the same time.
     assert!(first[..20] == wanted[..20] && first[25..] == wanted[25..]);
     wanted[20..25].copy_from_slice(b"after");
     let flush = submit(&cache, Operation::Flush, 0, b"");

@@ -1,4 +1,4 @@
-//! Any device as one that takes packed writes.
+//! Packed writes on any device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -40,7 +40,7 @@ fn packed(ranges: &[(u32, &[u8])]) -> Vec<u8> {
     bytes
 }
 
-/// How often the payload was asked for, and the outcome.
+/// Returns how often the payload was requested, and the outcome.
 fn write(
     device: &impl PackedDevice,
     address: u64,

@@ -1,6 +1,6 @@
 //! A cable: two network namespaces of the test's own, with a veth pair between.
 //!
-//! Invariant: what is made is removed, even if the test fails. Not here: what travels.
+//! Invariant: everything that was made is removed, even if the test fails. Not here: packets.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -11,7 +11,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 static CABLES: AtomicU32 = AtomicU32::new(0);
 
-/// Which end.
+/// An end of the cable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
     A,
@@ -25,7 +25,7 @@ pub(crate) struct Cable {
 }
 
 impl Cable {
-    /// Makes one. None, with the reason printed, where this process may not.
+    /// Makes a cable. None, with the reason printed, if this process is not permitted to.
     pub(crate) fn of_mtu(mtu_bytes: usize) -> Option<Cable> {
         let number = CABLES.fetch_add(1, Ordering::Relaxed);
         let cable = Cable { name: format!("smc{}n{number}", std::process::id()) };
@@ -68,14 +68,14 @@ impl Cable {
         ip(&all).expect("the link is set");
     }
 
-    /// What `ip link show` says of the interface at this end.
+    /// The output of `ip link show` for the interface at this end.
     pub(crate) fn shown(&self, end: End) -> String {
         let words = ["-n", &self.space(end), "link", "show", "dev", "cable"];
         let output = Command::new("ip").args(words).output().expect("ip runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Another interface at this end, with so many queues each way.
+    /// Adds an interface at this end, with this many queues in each direction.
     pub(crate) fn add_pair_of_queues(&self, end: End, name: &str, queues: u32) {
         let (space, queues) = (self.space(end), queues.to_string());
         let link =
@@ -84,7 +84,7 @@ impl Cable {
         ip(&["-n", &space, "link", "set", "dev", name, "up"]).expect("up");
     }
 
-    /// Lets this end send at most so fast; more than `limit_bytes` do not queue.
+    /// Limits the send rate of this end; at most `limit_bytes` queue.
     pub(crate) fn slow_down(&self, end: End, rate: &str, limit_bytes: u32) -> bool {
         let (space, limit) = (self.space(end), limit_bytes.to_string());
         let words = ["-n", &space, "qdisc", "replace", "dev", "cable", "root"];
@@ -96,13 +96,13 @@ impl Cable {
         slowed.is_ok()
     }
 
-    /// Lets this end send as fast as it can again.
+    /// Removes the limit on the send rate of this end.
     pub(crate) fn hurry(&self, end: End) {
         run("tc", ["-n", &self.space(end), "qdisc", "del", "dev", "cable", "root"])
             .expect("removed");
     }
 
-    /// Does this in a thread that lives in the end's namespace; sockets that it opens stay there.
+    /// Runs `what` on a thread in the end's namespace; sockets that it opens stay there.
     pub(crate) fn at<T: Send>(&self, end: End, what: impl FnOnce() -> T + Send) -> T {
         let space = File::open(format!("/run/netns/{}", self.space(end))).expect("the namespace");
         std::thread::scope(|scope| {

@@ -54,7 +54,7 @@ fn a_broadcast_arrives_with_its_sender_and_own_frames_and_those_of_others_do_not
     assert_eq!(from, [(sender.own(), 2), (sender.own(), 3)]);
     let answer = there.send(&from[0].0, &batch_of(4, &[60]), 0).expect("sent");
     assert_eq!(answer, 1);
-    // The first that comes is the answer: no frame of its own came before.
+    // The first frame is the answer: the sender did not receive its own frames before it.
     expect_in_order(&mut own, 4, 1);
 }
 
@@ -69,7 +69,7 @@ fn the_padding_of_tiny_frames_is_cut_and_lengths_that_cannot_be_are_counted() {
     header[..6].copy_from_slice(&to);
     header[6..12].copy_from_slice(&raw.interface().mac);
     header[12..].copy_from_slice(&ETHERTYPE.to_be_bytes());
-    // What a card sends at least: 60 bytes with the header.
+    // A card sends at least 60 bytes, including the header.
     let mut padded = packet(7, 24);
     padded.resize(46, 0xEE);
     let mut too_long = packet(0, 46);
@@ -108,7 +108,7 @@ fn an_interface_that_is_gone_or_never_was_or_is_no_ethernet_is_an_error() {
     let open_error = |name| cable.at(End::A, || open_ethernet(name).err().expect("refused"));
     assert_eq!(errno(&open_error("cable")), Some(Errno::NODEV));
     assert_eq!(errno(&open_error("lo")), Some(Errno::INVAL));
-    // An end that goes takes the other along.
+    // Removing one end removes the other.
     drop(cable);
     while own.receive(Some(PATIENCE), false, &mut |_, _| ()).is_ok() {}
     assert!(sender.send(&BROADCAST, &batch_of(0, &[24]), 0).is_err());
@@ -146,7 +146,7 @@ fn a_waker_ends_a_wait_and_a_loaded_receiver_hears_it_too() {
 
 #[test]
 fn a_full_socket_or_queue_takes_none_and_later_has_room() {
-    // The queue holds all that the socket may have under way; then hardly anything, and refuses.
+    // The queue first holds all that the socket may have in flight; then little, and it refuses.
     for limit_bytes in [100_000_000, 100_000] {
         let Some(cable) = Cable::of_mtu(9000) else { return };
         if !cable.slow_down(End::A, "80mbit", limit_bytes) {
@@ -174,7 +174,7 @@ fn a_full_socket_or_queue_takes_none_and_later_has_room() {
             assert!(packets > 0, "{came} of {} came with {limit_bytes}", taken + more);
             came += packets;
             if came > 5 && limit_bytes > 1_000_000 {
-                // Seen enough; the rest takes the slow link a while.
+                // This is enough; the rest takes a while on the slow link.
                 break;
             }
         }

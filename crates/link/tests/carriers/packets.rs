@@ -1,13 +1,13 @@
-//! Packets that can be told apart and checked, and their way through a carrier.
+//! Packets that can be identified and checked, and their way through a carrier.
 
 use std::time::Duration;
 
 use sawmill_link::carrier::{Batch, PACKET_BYTES_MIN, Peer, Receiver, Sender, Woken};
 
-/// So long a test waits for what must come.
+/// How long a test waits for something that must arrive.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// So much is under way at once, at most.
+/// The most bytes in flight at a time.
 const ROW_BYTES_MAX: usize = 132_000;
 
 /// Writes packet `number` over all of `bytes`.
@@ -20,7 +20,7 @@ pub(crate) fn fill(number: u32, bytes: &mut [u8]) {
     bytes[4..8].copy_from_slice(&length.to_le_bytes());
 }
 
-/// Packet `number`, so long.
+/// Packet `number`, of this length.
 pub(crate) fn packet(number: u32, packet_bytes: usize) -> Vec<u8> {
     let mut bytes = vec![0; packet_bytes];
     fill(number, &mut bytes);
@@ -44,7 +44,7 @@ pub(crate) fn batch_of(first: u32, sizes: &[usize]) -> Batch {
     batch
 }
 
-/// Receives once; what came is numbered from `first` on, in order. Something comes.
+/// Receives once. Expects at least one packet, numbered from `first` on, in order.
 fn expect_some(receiver: &mut dyn Receiver, first: u32) -> Woken {
     let mut next = first;
     let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| {
@@ -56,7 +56,7 @@ fn expect_some(receiver: &mut dyn Receiver, first: u32) -> Woken {
     woken
 }
 
-/// Receives until `count` packets came, which are numbered from `first` on, in order.
+/// Receives until `count` packets arrived. Expects them numbered from `first` on, in order.
 pub(crate) fn expect_in_order(receiver: &mut dyn Receiver, first: u32, count: usize) -> Woken {
     let mut sum = Woken::default();
     while sum.packets < count {
@@ -68,7 +68,7 @@ pub(crate) fn expect_in_order(receiver: &mut dyn Receiver, first: u32, count: us
     sum
 }
 
-/// Sizes from the shortest to the longest: alone, in equal rows, mixed.
+/// Sizes from the shortest to the longest: single, in rows of equal size, mixed.
 fn sizes_up_to(packet_bytes_max: usize) -> Vec<Vec<usize>> {
     let min = PACKET_BYTES_MIN;
     let mut rows = vec![
@@ -95,7 +95,7 @@ fn sizes_up_to(packet_bytes_max: usize) -> Vec<Vec<usize>> {
     rows
 }
 
-/// These rows, cut to what the receiving socket of one who is not root holds.
+/// These rows, cut to what the receiving socket of a user other than root holds.
 fn cut(rows: Vec<Vec<usize>>) -> Vec<Vec<usize>> {
     let mut cut: Vec<Vec<usize>> = Vec::new();
     for row in rows {
@@ -112,8 +112,8 @@ fn cut(rows: Vec<Vec<usize>>) -> Vec<Vec<usize>> {
     cut
 }
 
-/// Packets of all sizes that the carrier takes arrive, intact and in order, while nothing else is
-/// under way.
+/// Checks that packets of all sizes that the carrier accepts arrive, intact and in order, while
+/// nothing else is in flight.
 pub(crate) fn all_sizes_arrive(
     sender: &dyn Sender,
     to: &Peer,
@@ -128,7 +128,7 @@ pub(crate) fn all_sizes_arrive(
             let taken = sender.send(to, &batch, sent).expect("sent");
             let mut came = 0;
             while came < taken {
-                // The last may have been taken in part: the sender's side sees to the rest.
+                // The last may have been accepted in part: the sender's receiver sends the rest.
                 sender_too.receive(Some(Duration::ZERO), true, &mut |_, _| ()).expect("lives");
                 came += expect_some(receiver, first + (sent + came) as u32).packets;
             }
@@ -140,8 +140,8 @@ pub(crate) fn all_sizes_arrive(
     assert!(first > 400, "only {first} packets");
 }
 
-/// Sends this batch again and again until the carrier takes no more; answers how many packets it
-/// took.
+/// Sends this batch repeatedly until the carrier accepts no more. Returns the number of accepted
+/// packets.
 pub(crate) fn send_until_full(sender: &dyn Sender, to: &Peer, batch: &Batch) -> usize {
     let mut taken = 0;
     for _ in 0..100_000 {

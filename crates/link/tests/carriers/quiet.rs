@@ -22,7 +22,7 @@ fn travel(sender: &dyn Sender, to: &Peer, receiver: &mut dyn Receiver) {
             came += packets;
         }
     };
-    // The thread's own first times are none of the carrier's.
+    // What the thread allocates on first use is not the carrier's.
     round(receiver);
     let before = CountingAllocator::allocations_of_this_thread();
     assert!(before > 0, "the counter counts");

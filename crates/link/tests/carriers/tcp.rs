@@ -83,13 +83,13 @@ fn a_stream_torn_in_the_middle_of_a_packet_is_put_together_and_a_torn_end_is_sai
 #[test]
 fn a_full_stream_takes_none_and_what_was_taken_arrives_even_if_nobody_sends_again() {
     let ((sender, mut own), (_there, mut receiver)) = pair();
-    // No multiple of a page: the kernel takes the last one in part.
+    // Not a multiple of a page: the kernel accepts the last one in part.
     let batch = batch_of(0, &[PACKET_BYTES_MAX - 321]);
     let taken = send_until_full(&sender, &Peer::Stream, &batch);
     assert!(taken > 1, "{taken}");
     let mut came = 0;
     std::thread::scope(|scope| {
-        // The sender's side only waits for packets: none come, but the rest leaves.
+        // The sender's receiver only waits for packets: none arrive, but the rest is sent.
         let waker = own.waker();
         let waiting = scope.spawn(move || {
             while !own.receive(None, false, &mut |_, _| panic!("no packet")).expect("lives").waker {

@@ -32,8 +32,8 @@ fn open(cable: &Cable, end: End) -> Option<(ExpressSender, ExpressReceiver)> {
     }
 }
 
-/// Does it until it succeeds: the kernel frees an interface a little after its last descriptor was
-/// closed.
+/// Repeats `what` until it succeeds: the kernel frees an interface a little after its last
+/// descriptor was closed.
 fn after_a_while<T>(mut what: impl FnMut() -> Result<T, String>) -> T {
     let begin = Instant::now();
     loop {
@@ -53,8 +53,8 @@ fn is_free_again(cable: &Cable) {
 
 #[test]
 fn packets_of_all_sizes_arrive_over_every_mtu() {
-    // Frames that never, just not and just may lie in several chunks; that just fit one and just do
-    // not.
+    // Frames below and above two limits: where they may lie in several chunks, and where they no
+    // longer fit one.
     for mtu_bytes in [1500, 3058, 3059, 3826, 3827, 9000, 16110] {
         let Some(cable) = Cable::of_mtu(mtu_bytes) else { return };
         let Some((sender, mut own)) = open(&cable, End::A) else { return };
@@ -127,7 +127,7 @@ fn an_interface_has_one_user_and_is_free_again_after_him() {
     is_free_again(&cable);
 }
 
-/// What [`the_program_goes_with_a_process_that_was_killed`] starts as another process; alone it
+/// [`the_program_goes_with_a_process_that_was_killed`] starts this as another process; alone it
 /// does nothing.
 #[test]
 #[ignore = "a part of another test"]
@@ -189,8 +189,7 @@ fn an_interface_that_goes_is_an_error_and_one_that_was_down_goes_on() {
     own.receive(Some(Duration::ZERO), false, &mut |_, _| ()).expect("it lives again");
     expect_in_order(&mut receiver, 0, 1);
     all_sizes_arrive(&sender, &there.own(), &mut receiver, &mut own);
-    // A namespace lives as long as somebody has a socket there; an end that goes takes the other
-    // along.
+    // A namespace lives as long as a socket is open in it. Removing one end removes the other.
     drop((cable, there, receiver));
     while own.receive(Some(Duration::from_millis(1)), false, &mut |_, _| ()).is_ok() {}
     assert!(sender.send(&BROADCAST, &batch_of(0, &[24]), 0).is_err());

@@ -1,4 +1,4 @@
-//! Byte-granular writes across the link (BASS): what the cache packs arrives as what was written.
+//! Byte-granular writes across the link (BASS): packed ranges arrive as they were written.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

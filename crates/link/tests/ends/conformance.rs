@@ -1,4 +1,4 @@
-//! A remote device keeps the contract, whatever carries it.
+//! A remote device keeps the contract over every carrier.
 
 use std::sync::Arc;
 

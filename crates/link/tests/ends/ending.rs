@@ -1,4 +1,4 @@
-//! What a target says once it has ended a connection: nothing, whatever becomes of its devices.
+//! A target sends nothing more on a connection that it has ended, whatever happens to its devices.
 
 use std::collections::VecDeque;
 use std::io;
@@ -51,7 +51,7 @@ impl BlockDevice for Holding {
     }
 }
 
-/// Submits a write; how it ended, once it has.
+/// Submits a write. The result holds its outcome once it is answered.
 fn write_of_ones(device: &dyn BlockDevice) -> Arc<Mutex<Option<Outcome>>> {
     let told = Arc::new(Mutex::new(None));
     let tell = Arc::clone(&told);
@@ -99,7 +99,7 @@ fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_reque
         }
     };
     target.close();
-    // The word of the end is lost on its way; then the device behind it is closed.
+    // The message about the end is lost; then the device behind the connection is closed.
     while back.next().is_some() {}
     held.fail(Error::new(ErrorKind::Closed, "the volume was closed"));
     while let Some(mut packet) = back.next() {
@@ -126,6 +126,6 @@ fn a_target_that_ends_lets_its_addresses_go_though_a_device_still_has_requests()
     }
     drop(listener);
     assert_eq!(device.1.lock().expect("nobody panics with it").len(), 1, "it keeps it");
-    // Fails if anybody still has the old one's sockets.
+    // Fails if the old target's sockets are still open.
     drop(listen(device, &addresses, key()));
 }

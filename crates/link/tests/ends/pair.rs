@@ -67,7 +67,7 @@ pub(crate) fn open(attached: &Attached) -> RemoteDevice {
     attached.initiator().opened("disk", mode, &answer).expect("a device")
 }
 
-/// All of it, as a device.
+/// The whole pair, as a device.
 pub(crate) struct Pair {
     // Dropped in this order.
     device: RemoteDevice,
@@ -89,7 +89,7 @@ impl Pair {
 }
 
 impl Pair {
-    /// One packed write, waited for.
+    /// Executes one packed write, and waits for its answer.
     pub(crate) fn write_packed(
         &self,
         address: u64,

@@ -1,7 +1,7 @@
 //! Nothing is allocated while requests go through both ends (WZBLK §2.2.7).
 //!
-//! The allocator counts for each thread, so the threads of the link are asked while they are in
-//! this file: the initiator's when a request completes, the target's when the device is handed one.
+//! The allocator counts for each thread, so the counts are read while the threads of the link are
+//! in this file: the initiator's when a request completes, the target's when the device gets one.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const DEPTH: usize = 16;
 /// Of one packet, and of several.
 const LENGTHS: [u64; 3] = [512, 4 << 10, 64 << 10];
 
-/// What the threads of the link have allocated since it was warm.
+/// What the threads of the link have allocated since the warm-up.
 #[derive(Default)]
 struct Watch {
     warm: AtomicBool,
@@ -82,7 +82,7 @@ impl Load {
     }
 }
 
-/// A request that is made anew, as another, when it is through.
+/// A request that submits its successor when it completes.
 struct Again {
     load: Arc<Load>,
     buffer: Vec<u8>,
@@ -110,7 +110,7 @@ impl Exchange for Again {
             self.number = done;
             return load.submit(done, self);
         }
-        // What follows is not the link's doing.
+        // The link does not cause what follows.
         load.watch.warm.store(false, SeqCst);
         if outcome.is_err() || load.under_way.fetch_sub(1, SeqCst) == 1 {
             self.ended.send(outcome).expect("somebody waits");
@@ -118,7 +118,7 @@ impl Exchange for Again {
     }
 }
 
-/// Locks make room for the threads that ever wait for one at a time, once; here it is made before.
+/// Locks allocate once for the most threads that wait for one at a time; this does it in advance.
 fn let_many_threads_wait_for_a_lock() {
     const MANY: usize = 64;
     let (waiting, all, go) = (Mutex::new(0), Condvar::new(), Condvar::new());

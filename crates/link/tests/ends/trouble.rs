@@ -1,4 +1,4 @@
-//! What goes wrong, and does not matter.
+//! Faults that users do not notice.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -79,7 +79,7 @@ fn an_export_that_is_not_there_and_another_key_are_said() {
     assert!(error.to_string().contains("compare the key files"), "{error}");
 }
 
-/// Takes packets and loses them.
+/// Accepts packets and loses them.
 struct Nowhere;
 
 impl Sender for Nowhere {
@@ -150,7 +150,7 @@ fn threads_write_and_read_while_the_target_is_started_anew_again_and_again() {
         for _ in 0..12 {
             let written = memory.read_at(0, 1).expect("memory reads")[0];
             let began = std::time::Instant::now();
-            // Let something happen, whatever it is, before the next end.
+            // Waits for some progress before the next end.
             while memory.read_at(0, 1).expect("memory reads")[0] == written
                 && began.elapsed() < PATIENCE
             {
@@ -174,7 +174,7 @@ fn silent_streams_shut_no_client_out() {
     let LinkAddress::Tcp(place) = &addresses[0] else { panic!("it was asked for TCP") };
     let to = place.resolve().expect("an address");
     let silent: Vec<_> = (0..300).map(|_| TcpStream::connect(to).expect("it listens")).collect();
-    // All are accepted, or in line before us.
+    // All are accepted, or queued before us.
     let attached = attach(&addresses, key(), InitiatorOptions::default());
     let answer = attached.initiator().ask_open("disk", OpenMode::default()).wait(PATIENCE / 12);
     assert!(answer.is_ok(), "{} silent streams are in the way: {answer:?}", silent.len());

@@ -1,4 +1,4 @@
-//! Stories of one plot each: several initiators and volumes, targets that come back as others,
+//! Stories of one plot each: several initiators and volumes, targets that return as new processes,
 //! packets from long ago.
 //!
 //! Invariant: one thread and one clock. Not here: faults by the hundred (`story`).
@@ -26,7 +26,7 @@ const TARGET: u8 = 0;
 
 type Wire = Arc<Mutex<VecDeque<(u8, u8, Vec<u8>)>>>;
 
-/// Puts packets on the wire, with who sent them.
+/// Puts packets on the wire, with their sender.
 struct WireSender(Wire, u8);
 
 impl Sender for WireSender {
@@ -47,9 +47,9 @@ pub(crate) struct World {
     pub(crate) wire: Wire,
     pub(crate) dice: Dice,
     pub(crate) lose_permille: u64,
-    /// Who is cut off.
+    /// The machines that are cut off.
     pub(crate) cut: Vec<u8>,
-    /// All that came to the target.
+    /// All packets that arrived at the target.
     pub(crate) recorded: Vec<(u8, Vec<u8>)>,
     pub(crate) target: Arc<Target>,
     initiators: BTreeMap<u8, Arc<Initiator>>,
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    /// The target's process is another one from now on.
+    /// Replaces the target's process.
     pub(crate) fn restart(&mut self, options: TargetOptions) {
         let clock: Arc<dyn Clock> = Arc::<WorldClock>::clone(&self.clock);
         self.target = Target::new(options, key(), clock, ids(&mut self.dice));
@@ -221,7 +221,7 @@ pub(crate) fn held(memory: &MemoryDevice, address: u64, length: usize) -> Vec<u8
     memory.read_at(address, length).expect("memory reads")
 }
 
-/// Memory that answers nothing from an address on, and forgets what it was asked for.
+/// Memory that keeps writes from an address on without answering them.
 pub(crate) struct Stuck(pub(crate) MemoryDevice, pub(crate) u64, pub(crate) Mutex<Vec<Request>>);
 
 impl BlockDevice for Stuck {
@@ -430,7 +430,7 @@ fn who_has_given_up_waits_for_nothing() {
     let told = ask(&device, Operation::Write, 0, vec![1; 10]);
     world.run(40 * SECOND);
     assert_eq!(world.answer(&told).expect_err("given up").kind(), ErrorKind::Unreachable);
-    // A thread that waits until then does not wait at all when it is past.
+    // A thread does not wait for a time in the past.
     assert!(
         initiator.deadline_ns() > world.clock.now_ns() + SECOND,
         "it was asking when it gave up"

@@ -1,23 +1,22 @@
-//! A day of the world: a target's exports, its users and its disks through load, trouble and rest,
-//! again and again; and what both ends keep of it.
+//! A day of the world: a target's exports, users and disks go through load, faults and rest,
+//! repeatedly; and the memory that both ends keep.
 //!
-//! Invariant: at each rest the ends have as many bytes as they had when the first one had been
-//! welcomed, but for tables of a bounded size. Not here: what goes wrong (`mischief`), what is
-//! right (`oracle`).
+//! Invariant: at each rest the ends have as many bytes as at the first rest, except for tables of
+//! bounded size. Not here: the faults (`mischief`), correctness (`oracle`).
 
 use sawmill_sys::CountingAllocator;
 
 use crate::story::{MS, Outcome, Story};
 use crate::users::Cast;
 
-/// A target keeps answers to a few hellos, tables keep the room that they once needed.
+/// A target keeps answers to a few hellos; tables keep the capacity that they once needed.
 const TABLES_BYTES_MAX: i64 = 32 << 10;
 const DAY_S: u64 = 24 * 3600;
-/// Load and trouble between two rests.
+/// The operations, with faults, between two rests.
 const OPERATIONS: u64 = 400;
 
-/// Lives so long, and says what happened, how often it rested, and by how much what is kept
-/// differed most from what was kept at first.
+/// Runs for this long. Returns what happened, the number of rests, and the largest difference
+/// between the bytes kept at a rest and at the first one.
 fn live(seed: u64, cast: Cast, long_s: u64) -> (Outcome, u64, i64) {
     let mut story = Story::new(seed);
     story.cast = cast;

@@ -1,5 +1,5 @@
 //! The target's disk: answers late and in any order, keeps unflushed writes in a memory that a
-//! power cut empties, and goes on living when the target's process dies.
+//! power cut empties, and survives the target's process.
 //!
 //! Invariant: a request is applied at one instant between its submission and its answer. Not here:
 //! what is legal (`oracle`).
@@ -34,7 +34,7 @@ pub(crate) struct Disk {
     geometry: Geometry,
     clock: Arc<WorldClock>,
     delay_ns_max: u64,
-    /// What its target keeps beside it.
+    /// The standing that its target stores beside it.
     pub(crate) standing: Arc<Mutex<Standing>>,
     state: Mutex<State>,
 }
@@ -67,12 +67,12 @@ impl Disk {
         Disk { geometry, clock, delay_ns_max, standing: Arc::default(), state: Mutex::new(state) }
     }
 
-    /// When something will be answered.
+    /// The time of the next answer.
     pub(crate) fn next_ns(&self) -> Option<u64> {
         self.state.lock().expect("one thread").due.peek().map(|Reverse((at_ns, _))| *at_ns)
     }
 
-    /// Carries out and answers what is due.
+    /// Executes and answers what is due.
     pub(crate) fn run(&self, now: u64) {
         loop {
             let mut state = self.state.lock().expect("one thread");
@@ -88,7 +88,7 @@ impl Disk {
         }
     }
 
-    /// The target's process dies: what it had asked for is done, or is not, and nobody is told.
+    /// The target's process dies: each of its requests is executed or not, and none is answered.
     pub(crate) fn forsaken(&self) {
         let forsaken: Vec<Request> = {
             let mut state = self.state.lock().expect("one thread");

@@ -1,7 +1,6 @@
-//! Strangers at a way of 50 ms: recorded hellos by the thousand, forged UNKNOWNs, one address after
-//! another.
+//! Strangers on a path of 50 ms: thousands of recorded hellos, forged UNKNOWNs, many addresses.
 //!
-//! Invariant: one thread and one clock; chance by seed. Not here: real floods
+//! Invariant: one thread and one clock; random numbers come from a seed. Not here: real floods
 //! (`bench/hostile_link.py`).
 
 use std::collections::BTreeMap;
@@ -21,11 +20,11 @@ use crate::network::{Dice, WorldClock};
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
-/// One way.
+/// In one direction.
 const DELAY_NS: u64 = 25 * MS;
 const TARGET: u8 = 0;
 const USER: u8 = 1;
-/// Whose packets nobody receives, and one who receives at any number of addresses.
+/// A sender that receives nothing, and one that receives at any number of addresses.
 const SPOOFED: u8 = 100;
 const THIEF: u8 = 101;
 const PEACE_NS: u64 = 10 * SECOND;
@@ -45,7 +44,7 @@ fn who(peer: &Peer) -> u8 {
     }
 }
 
-/// What somebody sends arrives after a while.
+/// Packets arrive after a delay.
 struct Way {
     flying: Flying,
     clock: Arc<WorldClock>,
@@ -77,16 +76,16 @@ struct Scene {
     dice: Dice,
     target: Arc<Target>,
     user: Arc<Initiator>,
-    /// What strangers received, with the address they have.
+    /// What strangers received, with the address where they received it.
     heard: Vec<(Peer, Vec<u8>)>,
-    /// What came to the target from the user.
+    /// The user's packets that arrived at the target.
     said: Vec<Vec<u8>>,
 }
 
 impl Scene {
     fn new(seed: u64, security: &dyn Fn() -> Security) -> Self {
         let clock = Arc::new(WorldClock::default());
-        // Not the beginning of time.
+        // The clock does not start at zero.
         clock.set(1000 * SECOND);
         let flying = Flying::default();
         let mut dice = Dice::new(seed);
@@ -103,7 +102,7 @@ impl Scene {
         self.user.add_way(0, Arc::new(self.way(address(USER, 0))), address(TARGET, 0), None);
     }
 
-    /// A millisecond passes, and what arrives in it is heard.
+    /// Lets a millisecond pass, and delivers what arrives in it.
     fn pass(&mut self) {
         self.clock.set(self.clock.now_ns() + MS);
         let now = self.clock.now_ns();
@@ -133,13 +132,12 @@ impl Scene {
         self.user.tick();
     }
 
-    /// What the user has said of these kinds.
+    /// The user's packets of these kinds.
     fn said(&self, is: impl Fn(PacketKind) -> bool) -> Vec<Vec<u8>> {
         self.said.iter().filter(|bytes| kind_of(bytes).is_some_and(&is)).cloned().collect()
     }
 
-    /// Hellos of others that somebody recorded: of no handshake that this target has ever
-    /// answered.
+    /// Recorded hellos of other initiators: this target never answered these handshakes.
     fn recorded(&mut self, count: usize, security: &dyn Fn() -> Security) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         for _ in 0..count {
@@ -158,7 +156,7 @@ impl Scene {
         all
     }
 
-    /// Until the user has opened the export, with `each` before each millisecond; how long it took.
+    /// The user opens the export, with `each` before each millisecond. Returns the time it took.
     fn open(&mut self, most_ns: u64, mut each: impl FnMut(&mut Self)) -> Option<u64> {
         let began = self.clock.now_ns();
         let asked = self.user.ask_open("disk", OpenMode::default());
@@ -200,7 +198,7 @@ fn kind_of(packet: &[u8]) -> Option<PacketKind> {
 
 type Trust<'a> = &'a dyn Fn() -> Security;
 
-/// With a key and without, by a few seeds each.
+/// Runs `tell` with a key and without, with a few seeds each.
 fn scenes(mut tell: impl FnMut(&mut Scene, Trust<'_>, &str)) {
     let clear = || Security::Insecure;
     for seed in 1..4 {
@@ -213,7 +211,7 @@ fn scenes(mut tell: impl FnMut(&mut Scene, Trust<'_>, &str)) {
 #[test]
 fn three_thousand_recorded_hellos_a_second_at_50_ms_keep_nobody_out_for_two_seconds() {
     scenes(|scene, trust, told| {
-        // So many that hardly one of them waits for its connection already when it is said again.
+        // So many that hardly one of them still waits for its connection when it is repeated.
         let hellos = scene.recorded(2000, trust);
         let mut count = 0usize;
         let mut flood = |scene: &mut Scene| {
@@ -223,7 +221,7 @@ fn three_thousand_recorded_hellos_a_second_at_50_ms_keep_nobody_out_for_two_seco
                 Way::send(&to, address(TARGET, 0), &hellos[count % hellos.len()]);
             }
         };
-        // It lasts already, and has the places of strangers for the next 600 ms.
+        // The flood has gone on for a while, and has the strangers' places for the next 600 ms.
         for _ in 0..1400 {
             flood(scene);
             scene.pass();
@@ -250,7 +248,7 @@ fn a_thief_of_hellos_who_answers_cookies_at_an_address_of_his_own_keeps_nobody_o
         let hellos = scene.recorded(40, trust);
         let (mut count, mut cookies) = (0usize, BTreeMap::new());
         let mut flood = |scene: &mut Scene| {
-            // A port for each hello: so he knows for which of them a cookie is.
+            // A port for each hello shows the thief which hello a cookie is for.
             for (to, bytes) in scene.heard.drain(..) {
                 if let (Peer::Udp(to), Some(PacketKind::Cookie)) = (to, kind_of(&bytes)) {
                     cookies.insert(to.port(), bytes[HEADER_BYTES..][..16].to_vec());
@@ -298,7 +296,7 @@ fn a_hello_that_led_to_a_connection_is_not_answered_again() {
     });
 }
 
-/// A UNKNOWN for the connection of a sealed packet, as anybody can make it.
+/// An UNKNOWN for the connection of a sealed packet, as any stranger can make it.
 fn forged(sealed: &[u8], proof: &[u8]) -> Vec<u8> {
     let header = Packet::decode(sealed).expect("a packet");
     let mut packet = vec![0; HEADER_BYTES];
@@ -315,7 +313,7 @@ fn forged_unknowns_at_any_rate_make_no_connection_anew() {
         let began = scene.said(|kind| kind == PacketKind::Hello).len();
         let (mut after, mut answered) = (0, 0);
         for round in 0..2000 {
-            // One for each packet that the user says, and some more, with and without a proof.
+            // One for each packet that the user sends, and some more, with and without a proof.
             let said = scene.said(|kind| kind == PacketKind::Sealed);
             for packet in &said[after..] {
                 for proof in [&[][..], &[0; 16], &packet[HEADER_BYTES..][..16]] {

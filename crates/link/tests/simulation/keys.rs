@@ -60,7 +60,7 @@ fn initiator(world: &mut World, me: u8) -> Arc<Initiator> {
     world.initiator_with(me, small_slots(), Security::Key(secret(me)), random)
 }
 
-/// How many different hellos came from there.
+/// The number of different hellos from this machine.
 fn hellos(world: &World, from: u8) -> usize {
     let is_hello =
         |bytes: &[u8]| Packet::decode(bytes).is_ok_and(|packet| packet.kind == PacketKind::Hello);
@@ -146,7 +146,7 @@ fn who_loses_the_right_to_an_export_is_told_so() {
 
 #[test]
 fn a_target_without_a_machines_key_is_no_target_to_that_machine() {
-    // Whoever took the key of db1, and answers in the target's place.
+    // An attacker has the key of db1, and answers in the target's place.
     let (mut world, _) = world(&[DB1]);
     let options = InitiatorOptions { timeout_s: 20, ..small_slots() };
     let random = ids(&mut world.dice);
@@ -183,7 +183,7 @@ fn a_connection_that_has_carried_its_bytes_gets_new_keys_and_loses_nothing() {
         let all: Vec<_> = (0..16)
             .map(|part| ask(&device, Operation::Write, part * 4096, vec![round + part as u8; 4096]))
             .collect();
-        // The time of a look falls among them.
+        // A check whether new keys are due falls into this time.
         world.run(SECOND / 2);
         all.iter().for_each(|told| drop(world.answer(told).expect("written")));
         for part in 0..16 {
@@ -194,7 +194,7 @@ fn a_connection_that_has_carried_its_bytes_gets_new_keys_and_loses_nothing() {
     assert_eq!(world.target.status().len(), 1, "the old ones are gone");
 }
 
-/// The reader asks at every step for the export that a writer has alone.
+/// At every step, the reader asks for the export that a writer has exclusively.
 fn no_reader_gets_between(world: &mut World, backup: &Arc<Initiator>, long_ns: u64) {
     let mut answer = backup.ask_open("disk1", READER);
     let until = world.clock.now_ns() + long_ns;

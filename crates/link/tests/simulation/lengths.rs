@@ -1,4 +1,4 @@
-//! How long the packets of a link are: as long as its way carries, also when that changes.
+//! The packets of a link are as long as its path carries, also when that changes.
 //!
 //! Invariant: one thread and one clock. Not here: loss by chance (`story`).
 
@@ -36,11 +36,11 @@ impl Sender for End {
     }
 }
 
-/// Both ends, and a way that loses what is longer than it carries.
+/// Both ends, and a path that loses longer packets than it carries.
 struct World {
     clock: Arc<WorldClock>,
     wire: Wire,
-    /// What the way carries, to the target and back.
+    /// The longest packets that the path carries, to the target and back.
     carries_bytes: [usize; 2],
     target: Arc<Target>,
     initiator: Arc<Initiator>,

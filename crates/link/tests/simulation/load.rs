@@ -1,7 +1,7 @@
-//! The load of a story: requests drawn by chance, and what became of each.
+//! The load of a story: random requests, and the outcome of each.
 //!
 //! Invariant: writes begin and end at cells, so that the judge can tell them apart. Not here: the
-//! judge (`oracle`), when they are asked (`story`).
+//! judge (`oracle`), when they are submitted (`story`).
 
 use std::sync::mpsc::Sender as Tell;
 
@@ -17,10 +17,10 @@ use crate::oracle::{CELL, pattern};
 pub(crate) const SIZE_BYTES: u64 = 64 << 10;
 /// Where most requests go.
 const HOT_BYTES: u64 = 8 << 10;
-/// A packed write fits the smallest slots that a target grants here: one that does not fails.
+/// A packed write fits the smallest slots that a target grants here; a longer one fails.
 const PACKED_BYTES_MAX: u64 = 4096;
 
-/// What is asked.
+/// The kinds of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Read,
@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     Flush,
 }
 
-/// A request that was drawn: of one device, and its ranges there (address, length).
+/// A random request: its device, and its ranges there (address, length).
 #[derive(Clone, Debug)]
 pub(crate) struct Drawn {
     pub(crate) kind: Kind,
@@ -40,33 +40,33 @@ pub(crate) struct Drawn {
     pub(crate) fua: bool,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 pub(crate) struct Ended {
     pub(crate) id: u64,
     pub(crate) asked: Asked,
     pub(crate) error: Option<Error>,
-    /// What was read.
+    /// The bytes that were read.
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Who asked for what, and when.
+/// A submitted request, with its user and time.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
     pub(crate) kind: Kind,
     pub(crate) device: usize,
     pub(crate) fua: bool,
     pub(crate) user: u64,
-    /// The user had been cut off before.
+    /// Whether the user had been cut off before.
     pub(crate) barred: bool,
     pub(crate) since_ns: u64,
-    /// For how long the user's links had been cut by then, all at once.
+    /// How long all of the user's links had been cut together by then.
     pub(crate) cut_ns: u64,
 }
 
 struct Waiting {
     id: u64,
     asked: Asked,
-    /// Where a write goes, of all devices; or the bytes of a packed one, or those of a read.
+    /// The address of a write, over all devices; `buffer`: the bytes of a packed write or a read.
     at: u64,
     buffer: Vec<u8>,
     tell: Tell<Ended>,
@@ -97,13 +97,13 @@ fn range(dice: &mut Dice, most_bytes: u64) -> (u64, u64) {
     (dice.below((hot - length) / CELL + 1) * CELL, length)
 }
 
-/// Short ranges with gaps between, from some place on.
+/// Short ranges with gaps between them, from a random place on.
 fn packed_ranges(dice: &mut Dice) -> Vec<(u64, u64)> {
     let (mut at, _) = range(dice, CELL);
     let (mut ranges, mut bytes) = (Vec::new(), 16);
     for _ in 0..1 + dice.below(20) {
         let length = (1 + dice.below(16)) * CELL;
-        // Eight bytes of an entry come with each.
+        // Each adds an entry of eight bytes.
         bytes += length + 8;
         if at + length > SIZE_BYTES || bytes > PACKED_BYTES_MAX {
             break;
@@ -114,7 +114,7 @@ fn packed_ranges(dice: &mut Dice) -> Vec<(u64, u64)> {
     if ranges.is_empty() { vec![(0, CELL)] } else { ranges }
 }
 
-/// Draws a request of one of `devices`; of a reader it changes nothing.
+/// Draws a request for one of `devices`; a reader's request changes nothing.
 pub(crate) fn draw(dice: &mut Dice, devices: usize, reader: bool) -> Drawn {
     let (kind, device) = (dice.below(100), dice.below(devices as u64) as usize);
     let most = [CELL, 512, 5000, 40_000][dice.below(4) as usize];
@@ -135,7 +135,7 @@ pub(crate) fn draw(dice: &mut Dice, devices: usize, reader: bool) -> Drawn {
     Drawn { kind, device, ranges, fua }
 }
 
-/// Asks `device` for it.
+/// Submits it to `device`.
 pub(crate) fn submit(
     device: &RemoteDevice,
     id: u64,

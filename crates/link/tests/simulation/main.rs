@@ -1,10 +1,11 @@
-//! The link in a false world: a network that loses, doubles, reorders, damages and cuts, links that
-//! die, targets that are started anew and machines that lose their power, all by seed, under a load
+//! The link in a simulated world: a network that loses, duplicates, reorders, damages and cuts,
+//! links that die, targets that restart and machines that lose power, all from a seed, under a load
 //! that an oracle judges.
 //!
-//! `SAWMILL_SEEDS=N` runs N seeds, `SAWMILL_SEED=S` that one alone, with its story told.
+//! `SAWMILL_SEEDS=N` runs N seeds, `SAWMILL_SEED=S` only that one, and prints its story.
 //!
-//! Invariant: one thread and one clock: a seed is a story. Not here: real carriers, real threads.
+//! Invariant: one thread, one clock: a seed determines a story. Not here: real carriers, real
+//! threads.
 
 mod claims;
 mod day;

@@ -1,7 +1,6 @@
-//! What goes wrong in a story.
+//! The faults of a story.
 //!
-//! Invariant: whatever it is, it ends by itself or with the story's peace. Not here: who judges
-//! (`oracle`).
+//! Invariant: every fault ends by itself or with the story's peace. Not here: the judge (`oracle`).
 
 use sawmill_link::initiator::OpenMode;
 
@@ -9,7 +8,7 @@ use crate::network::Faults;
 use crate::story::{MS, Story};
 use crate::users::{Cast, SEATS};
 
-/// Longer than a target waits for somebody silent.
+/// Longer than a target waits for a silent initiator.
 const SILENCE_NS: u64 = 130_000 * MS;
 
 impl Story {
@@ -26,7 +25,7 @@ impl Story {
         }
     }
 
-    /// Something goes wrong, by chance.
+    /// Causes a random fault.
     pub(crate) fn mischief(&mut self) {
         let who = self.dice.below(self.users.len() as u64) as usize;
         let link = self.dice.below(self.place.links as u64) as usize;
@@ -82,7 +81,7 @@ impl Story {
         }
     }
 
-    /// The target's process dies and is started anew; or its machine, with what it had in memory.
+    /// Restarts the target's process, or after a power cut its machine, which loses its memory.
     fn restart(&mut self, power_cut: bool) {
         self.say(if power_cut { "the power fails" } else { "the target is killed" });
         self.place.network.lock().expect("one thread").target_run += 1;
@@ -96,7 +95,7 @@ impl Story {
         self.new_target();
     }
 
-    /// Somebody new takes the devices over from whoever has them, who does not know, and goes on.
+    /// A new user takes the devices over; their former user does not know, and goes on.
     fn take_over(&mut self) {
         self.end_leavers();
         self.outcome.taken_over += 1;
@@ -106,7 +105,7 @@ impl Story {
         self.enter(seat, OpenMode { take_over: true, ..OpenMode::default() });
     }
 
-    /// Whoever was cut off ends.
+    /// Ends the users that were cut off.
     pub(crate) fn end_leavers(&mut self) {
         for user in self.users.extract_if(.., |user| user.leaves) {
             user.initiator.close();

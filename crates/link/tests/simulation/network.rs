@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use sawmill_link::carrier::{Batch, Peer, Sender};
 use sawmill_link::clock::Clock;
 
-/// Chance, by seed.
+/// Random numbers from a seed.
 pub(crate) struct Dice(pub u64);
 
 impl Dice {
@@ -31,7 +31,7 @@ impl Dice {
         (self.next() >> 11) % bound.max(1)
     }
 
-    /// True so often in a thousand.
+    /// Returns true with this probability, in thousandths.
     pub(crate) fn permille(&mut self, chance: u64) -> bool {
         self.below(1000) < chance
     }
@@ -97,10 +97,10 @@ pub(crate) struct Network {
     pub(crate) cut_until_ns: Vec<u64>,
     /// Without a carrier at the initiator's end.
     pub(crate) dead: Vec<bool>,
-    /// Which run of the target's process sends: what an earlier one says is not heard.
+    /// The run of the target's process that sends: packets of earlier runs are dropped.
     pub(crate) target_run: u64,
     order: u64,
-    /// Packets of any time, to be said again.
+    /// Packets of any time, to be replayed.
     past: Vec<(Side, usize, Vec<u8>)>,
     pub(crate) counts: Counts,
 }
@@ -137,19 +137,19 @@ impl Network {
         links.into_iter().all(|link| self.dead[link] || now < self.cut_until_ns[link])
     }
 
-    /// Nothing bad happens any more.
+    /// Ends all faults.
     pub(crate) fn calm(&mut self) {
         self.faults.fill(Faults::default());
         self.cut_until_ns.fill(0);
     }
 
-    /// Forgets what could be said again, and gives back the memory that it took.
+    /// Forgets what could be replayed, and frees its memory.
     pub(crate) fn forget(&mut self) {
         self.past = Vec::new();
         self.flying.shrink_to_fit();
     }
 
-    /// Somebody says again what he heard, long ago perhaps.
+    /// Replays recorded packets, perhaps from long ago.
     pub(crate) fn replay(&mut self, now: u64, packets: u64) {
         for _ in 0..packets.min(self.past.len() as u64) {
             let which = self.dice.below(self.past.len() as u64) as usize;
@@ -167,7 +167,7 @@ impl Network {
             return;
         }
         let mut bytes = packet.to_vec();
-        // The first ones are handshakes; of the others some are kept.
+        // The first packets are handshakes; of the others, some are kept.
         if self.past.len() < 64 {
             self.past.push((to, link, bytes.clone()));
         } else if self.dice.permille(100) {
@@ -194,7 +194,7 @@ pub(crate) struct FalseSender {
     pub(crate) to: Side,
     pub(crate) link: usize,
     pub(crate) packet_bytes_max: usize,
-    /// Of a target: which run of it this belongs to.
+    /// For a target: the run that this sender belongs to.
     pub(crate) run: Option<u64>,
 }
 

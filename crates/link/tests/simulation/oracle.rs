@@ -1,12 +1,12 @@
 //! What a reader of one device may see: for each cell, the writes that may be the newest.
 //!
-//! A write may be seen from its submission on. When it is answered, writes that were answered
-//! before it was submitted can be seen no more, by anybody who asks later. Who is cut off writes no
-//! more: what he had under way is there by then, or never. A power cut makes what was durable
-//! possible again, and a flush must say so to whoever wrote.
+//! A write may be seen from its submission on. Once it is answered, later reads do not see writes
+//! that were answered before it was submitted. A user that is cut off writes no more: its writes in
+//! flight have taken effect by then, or never do. A power cut makes the durable values possible
+//! again, and a flush must report that to the writers.
 //!
-//! Invariant: a value outside a cell's set is a lost write, or one that was done again. Not here:
-//! how reads come.
+//! Invariant: a value outside a cell's set is a lost write, or one that was repeated. Not here: how
+//! reads are made.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -21,7 +21,7 @@ struct Write {
     /// Zeroes were written, and no pattern.
     zeroes: bool,
     ranges: Vec<Range<u64>>,
-    /// Nothing more comes of it: answered, or its user was cut off.
+    /// It has no further effect: it was answered, or its user was cut off.
     settled: bool,
     /// Power cuts before it was submitted.
     cuts: u64,
@@ -29,13 +29,12 @@ struct Write {
 
 /// The judge of a device.
 pub(crate) struct Oracle {
-    /// First of its cells, counted over all devices: so that a cell of one is not taken for that of
-    /// another.
+    /// The first of its cells, counted over all devices, so that cells of different devices differ.
     first: u64,
-    /// Values that each cell may have; absent: zero alone.
+    /// Values that each cell may have; absent: only zero.
     may: Values,
     writes: BTreeMap<u64, Write>,
-    /// For each write under way: the values of its cells that were settled before it came.
+    /// For each write in flight: the values of its cells that were settled before its submission.
     before: BTreeMap<u64, BTreeSet<u64>>,
     reads: BTreeMap<u64, Read>,
     /// Values that a power cut may bring back.
@@ -43,14 +42,14 @@ pub(crate) struct Oracle {
     flushes: BTreeMap<u64, Flush>,
     /// The newest flush that succeeded.
     newest_flush: u64,
-    /// Each user's writes that were answered and that no flush of his covers.
+    /// Each user's answered writes that none of its flushes covers.
     unflushed: BTreeMap<u64, BTreeSet<u64>>,
-    /// Answered writes of each that a power cut may have taken: a flush must say so.
+    /// Each user's answered writes that a power cut may have undone: a flush must report that.
     taken: BTreeMap<u64, BTreeSet<u64>>,
     cuts: u64,
 }
 
-/// A flush under way: what it may make durable, and the writes that it covers.
+/// A flush in flight: what it may make durable, and the writes that it covers.
 struct Flush {
     user: u64,
     cuts: u64,
@@ -68,7 +67,7 @@ fn cells(address: u64, length: u64) -> Range<u64> {
 }
 
 impl Oracle {
-    /// Of a device of zeroes, whose first byte is that of `base` of all devices.
+    /// The judge of a device of zeroes, whose first byte is byte `base` over all devices.
     pub(crate) fn new(base: u64) -> Self {
         Oracle {
             first: base / CELL,
@@ -89,7 +88,7 @@ impl Oracle {
         self.may.get(&cell).cloned().unwrap_or_else(|| BTreeSet::from([0]))
     }
 
-    /// A change of these ranges (address, length) was asked for.
+    /// A change of these ranges (address, length) was submitted.
     pub(crate) fn write_submitted(
         &mut self,
         id: u64,
@@ -113,7 +112,7 @@ impl Oracle {
             }
         }
         for flush in self.flushes.values_mut() {
-            // Written before the flush is carried out, perhaps.
+            // It may take effect before the flush is executed.
             for cell in ranges.iter().cloned().flatten() {
                 flush.may.entry(cell).or_insert_with(|| BTreeSet::from([0])).insert(id);
             }
@@ -127,7 +126,7 @@ impl Oracle {
         let Some(write) = self.writes.get_mut(&id) else { return };
         write.settled = true;
         if write.cuts < self.cuts {
-            // Its answer may have been on its way when the power failed: it is there, or it is not.
+            // Its answer may have been in flight when the power failed: it has taken effect or not.
             return;
         }
         if !durable {
@@ -144,7 +143,7 @@ impl Oracle {
         }
     }
 
-    /// A user was cut off: his writes that are not there by now never will be.
+    /// A user was cut off: its writes that have not taken effect by now never will.
     pub(crate) fn cut_off(&mut self, user: u64) {
         self.writes
             .values_mut()
@@ -158,13 +157,13 @@ impl Oracle {
         self.reads.insert(id, Read { cells, may });
     }
 
-    /// A request of somebody who was cut off failed.
+    /// A request of a user that was cut off failed.
     pub(crate) fn failed(&mut self, id: u64) {
         self.reads.remove(&id);
         self.flushes.remove(&id);
     }
 
-    /// The bytes of a read, or what is wrong with them.
+    /// Checks the bytes of a read. Returns what is wrong with them.
     pub(crate) fn read_answered(&mut self, id: u64, bytes: &[u8]) -> Result<(), String> {
         let read = self.reads.remove(&id).ok_or("a read was answered twice")?;
         let shown =
@@ -186,7 +185,7 @@ impl Oracle {
         self.flushes.insert(id, Flush { user, cuts: self.cuts, may: self.may.clone(), covers });
     }
 
-    /// A flush was answered: what may be durable now, or what is wrong.
+    /// A flush was answered: updates what may be durable now, or returns what is wrong.
     pub(crate) fn flush_answered(&mut self, id: u64, well: bool) -> Result<(), String> {
         let flush = self.flushes.remove(&id).ok_or("a flush was answered twice")?;
         let whole = flush.cuts == self.cuts;
@@ -195,7 +194,7 @@ impl Oracle {
             return Err("a flush succeeded, and writes before it are lost".into());
         }
         match well {
-            // Of a flush that the power cut met: carried out before it, and its answer was on its
+            // A flush in flight at the power cut: it was executed before, and its answer was on its
             // way.
             true => taken.retain(|write| !flush.covers.contains(write)),
             false => taken.clear(),
@@ -205,7 +204,7 @@ impl Oracle {
             self.newest_flush = self.newest_flush.max(id);
         }
         if whole && let Some(unflushed) = self.unflushed.get_mut(&flush.user) {
-            // Durable, or told to be in doubt: no later flush speaks for them again.
+            // They are durable, or were reported as doubtful: no later flush covers them again.
             unflushed.retain(|write| !flush.covers.contains(write));
         }
         Ok(())
@@ -246,12 +245,12 @@ impl Oracle {
     }
 }
 
-/// What stands behind a value in a cell: it ties the two together.
+/// The second half of a cell, which ties its value to the cell.
 fn twin_of(value: u64, cell: u64) -> u64 {
     value.wrapping_mul(0x5851_f42d_4c95_7f2d) ^ if value == 0 { 0 } else { cell }
 }
 
-/// The bytes of a write, from `at` of all devices on.
+/// Makes the bytes of a write, from byte `at` over all devices on.
 pub(crate) fn pattern(id: u64, at: u64, into: &mut [u8]) {
     for (index, byte) in into.iter_mut().enumerate() {
         let at = at + index as u64;

@@ -1,5 +1,5 @@
-//! Who may write, over targets that are started anew: reservations, volumes that are given back,
-//! targets that answer and never serve.
+//! The right to write across restarts of targets: reservations, volumes that are closed, targets
+//! that answer and never serve.
 //!
 //! Not here: a target's own table of users (`target::exports`), faults by the hundred (`story`).
 
@@ -22,7 +22,7 @@ use crate::claims::{MS, SECOND, Stuck, World, ask, held, request, small_slots};
 const ALONE: OpenMode = OpenMode { read_only: false, take_over: false, shared: false };
 const TAKE_OVER: OpenMode = OpenMode { take_over: true, ..ALONE };
 
-/// What lasts of an export.
+/// The persistent state of an export.
 #[derive(Clone, Default)]
 struct Kept(Arc<Mutex<Standing>>);
 
@@ -193,13 +193,13 @@ fn a_target_that_answers_and_never_serves_is_not_waited_for_for_ever() {
     let stuck = ask(&device, Operation::Write, 4096, vec![1; 10]);
     world.run(1000 * SECOND);
     assert!(stuck.lock().expect("one thread").is_none(), "who is heard is waited for");
-    // Its hellos are answered; it is not let in as long as its old connection has a request at the
+    // Its hellos are answered; it is not admitted while its old connection has a request at the
     // device.
     initiator.reconnect();
     world.run(50 * SECOND);
     assert!(stuck.lock().expect("one thread").is_none(), "60 s are not over");
     for other in 2..12 {
-        // Those who greet push its unfinished handshake out, so that it says hello again.
+        // Other hellos evict its unfinished handshake, so it sends a hello again.
         world.initiator(other, small_slots()).ask_list();
         world.run(11 * SECOND);
     }
@@ -228,7 +228,7 @@ fn a_target_that_was_away_for_long_is_given_time_to_serve() {
     world.write(&device, 0, vec![1; 10]).expect("nobody waited for it meanwhile");
 }
 
-/// A disk whose flushes fail while it is told so; afterwards it does not know of it.
+/// A disk whose flushes fail on command; later flushes do not report that.
 struct Forgetful(Arc<MemoryDevice>, Arc<AtomicBool>);
 
 impl BlockDevice for Forgetful {
@@ -255,7 +255,7 @@ fn a_flush_whose_failure_nobody_heard_of_does_not_succeed_at_the_next_target() {
     let flush = ask(&device, Operation::Flush, 0, Vec::new());
     let failed = |kept: &Kept| kept.0.lock().expect("one thread").failed_syncs;
     while failed(&kept) == 0 {
-        // The target hears everything, and nobody hears it.
+        // The target receives everything, but what it sends is lost.
         world.step();
         world.wire.lock().expect("one thread").retain(|(from, ..)| *from != 0);
     }
@@ -269,7 +269,7 @@ fn a_flush_whose_failure_nobody_heard_of_does_not_succeed_at_the_next_target() {
     world.answer(&flush).expect("it has been said");
 }
 
-/// Does everything that a user may do, from another thread, while it is told how it ended.
+/// While it completes, does from another thread everything that a user may do.
 struct Curious(Arc<Initiator>, Arc<Mutex<Option<(Outcome, bool)>>>);
 
 impl Exchange for Curious {
@@ -288,7 +288,7 @@ impl Exchange for Curious {
             let _ =
                 (initiator.status(), initiator.hint(), initiator.failure(), initiator.ask_list());
             initiator.tick();
-            // Who waited for too long is gone.
+            // The receiver is gone if it waited too long.
             let _ = tell.send(());
         });
         let free = hear.recv_timeout(Duration::from_secs(20)).is_ok();

@@ -1,8 +1,8 @@
-//! A story: a load on a link in a bad world, by seed, then peace, and a last look at everything.
+//! A story: a load on a link in a faulty world, from a seed, then peace, and a final check.
 //!
-//! Invariants: a request waits no longer than a bound of the world's time, not counting when
-//! nothing got through any of its links; who was cut off is served no more; at rest all credits are
-//! back. Not here: the judge (`oracle`), the network, the disk, what goes wrong (`mischief`).
+//! Invariants: a request waits for a bounded time of the world, not counting when nothing got
+//! through any of its links; a user that was cut off is served no more; at rest all credits are
+//! back. Not here: the judge (`oracle`), the network, the disk, the faults (`mischief`).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -23,16 +23,16 @@ use crate::users::{Cast, Place, SEATS, User, peer};
 
 pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const OPERATIONS: u64 = 400;
-/// Requests under way before some must be answered.
+/// The most requests in flight before some must be answered.
 const CROWD: usize = 40;
-/// Until nothing is on its way any more.
+/// After this time, nothing is in flight any more.
 const CALM_NS: u64 = 20_000 * MS;
-/// The target knows by then who has gone, even if word of it was lost.
+/// After this time, the target knows which users are gone, even if their close was lost.
 const LEFT_NS_MAX: u64 = 150_000 * MS;
-/// Everything must be answered so long after the last fault.
+/// Everything must be answered within this time after the last fault.
 const PEACE_NS: u64 = 60_000 * MS;
-/// And at any time so long after it was asked for, not counting when its user's links were all cut.
-/// With one credit of 4 KiB, slow links and a slow disk, forty requests take a third of it.
+/// And always within this time after its submission, not counting when all of its user's links were
+/// cut. With one credit of 4 KiB, slow links and a slow disk, forty requests take a third of it.
 const WAIT_NS_MAX: u64 = 60_000 * MS;
 
 /// What happened in stories.
@@ -95,14 +95,14 @@ pub(crate) struct Story {
     pub(crate) oracles: Vec<Oracle>,
     tell: Tell<Ended>,
     hear: Receiver<Ended>,
-    /// By number: who asked what, and when.
+    /// The requests in flight, by number.
     under_way: BTreeMap<u64, Asked>,
     next_id: u64,
     next_user: u64,
     pub(crate) outcome: Outcome,
-    /// Bumped when the power fails: the disks' memory is another one.
+    /// Incremented when the power fails, because the disks lose their memory.
     pub(crate) boot: u8,
-    /// Targets started anew may grant less than the first one.
+    /// Restarted targets may grant less than the first one.
     pub(crate) grants_vary: bool,
 }
 
@@ -169,7 +169,7 @@ impl Story {
         panic!("seed {}: at {now} us: {why}\n{users:#?}\n{target:#?}", self.seed);
     }
 
-    /// The whole of it.
+    /// Runs the whole story.
     pub(crate) fn tell(mut self) -> Outcome {
         self.begin();
         self.go_on(OPERATIONS);
@@ -178,7 +178,7 @@ impl Story {
         self.told()
     }
 
-    /// Whoever is there from the beginning opens the devices.
+    /// The users that are there from the start open the devices.
     pub(crate) fn begin(&mut self) {
         let shared = matches!(self.cast, Cast::Reader | Cast::Writers);
         let first = OpenMode { shared, ..OpenMode::default() };
@@ -188,7 +188,7 @@ impl Story {
         }
     }
 
-    /// The load, and what goes wrong meanwhile.
+    /// Runs the load, with faults.
     pub(crate) fn go_on(&mut self, operations: u64) {
         self.choose_faults();
         for operation in 0..operations {
@@ -205,7 +205,7 @@ impl Story {
         }
     }
 
-    /// What came of it, counted to here.
+    /// The outcome, counted up to here.
     pub(crate) fn told(mut self) -> Outcome {
         let network = self.place.network.lock().expect("one thread");
         let counts = &network.counts;
@@ -219,8 +219,7 @@ impl Story {
         self.outcome
     }
 
-    /// Somebody sits down and opens all devices; with *take over* whoever has one is cut off from
-    /// it then.
+    /// A user takes a seat and opens all devices; with *take over*, their former users are cut off.
     pub(crate) fn enter(&mut self, seat: usize, mode: OpenMode) {
         let user = User::new(&self.place, self.next_user, seat, mode, &mut self.dice);
         let initiator = Arc::clone(&user.initiator);
@@ -233,13 +232,13 @@ impl Story {
                 let answer = initiator.ask_open(&name, mode);
                 match self.answer(&answer) {
                     Ok(bytes) => break bytes,
-                    // Requests of who had it are at the disk.
+                    // Requests of its former user are at the disk.
                     Err(error) if error.kind() == ErrorKind::Unavailable => self.step(),
                     Err(error) => self.fail(&format!("{name} cannot be opened: {error}")),
                 }
             };
             let opened = initiator.opened(&name, mode, &bytes).expect("a geometry");
-            // What was answered before must be known to be so.
+            // The story must know of earlier answers first.
             self.listen();
             let (new, others) = self.users.split_last_mut().expect("just pushed");
             new.devices.push(opened);
@@ -264,7 +263,7 @@ impl Story {
         }
     }
 
-    /// The next thing that happens in the world.
+    /// Runs the next event of the world.
     pub(crate) fn step(&mut self) {
         let now = self.now_ns();
         let flying = {
@@ -297,7 +296,7 @@ impl Story {
         }
     }
 
-    /// A few packets that have come, as one batch.
+    /// Delivers a few packets that have arrived, as one batch.
     fn deliver(&mut self) {
         let now = self.now_ns();
         self.users.iter().for_each(|user| user.initiator.begin_batch());
@@ -349,7 +348,7 @@ impl Story {
         }
     }
 
-    /// Of a request that was answered, or that was not yet.
+    /// Checks how long a request waited, whether it was answered or not.
     fn judge_wait(&mut self, id: u64, asked: &Asked) {
         let Some(user) = self.users.iter().find(|user| user.number == asked.user) else { return };
         let waited = self.now_ns() - asked.since_ns;
@@ -364,7 +363,7 @@ impl Story {
         let Ended { id, asked, error, bytes } = ended;
         let oracle = &mut self.oracles[asked.device];
         let user = self.users.iter().find(|user| user.number == asked.user);
-        // Who was cut off, or has gone.
+        // Users that were cut off or are gone.
         let may_fail = user.is_none_or(|user| user.leaves);
         match (asked.kind, error) {
             (_, None) if asked.barred => Err(format!("request {id}: who was cut off was served")),
@@ -388,7 +387,7 @@ impl Story {
     }
 
     fn ask(&mut self) {
-        // What was answered before a flush is asked for must be known to be so.
+        // The story must know of answers that precede the submission of a flush.
         self.listen();
         let who = self.dice.below(self.users.len() as u64) as usize;
         let drawn = draw(&mut self.dice, self.disks.len(), self.users[who].is_reader());
@@ -404,7 +403,7 @@ impl Story {
         match drawn.kind {
             Kind::Flush => oracle.flush_submitted(id, user.number),
             Kind::Read => oracle.read_submitted(id, drawn.ranges[0].0, drawn.ranges[0].1),
-            // Nothing may come of it.
+            // It must have no effect.
             _ if barred => {}
             kind => {
                 let zeroes = matches!(kind, Kind::Zeroes | Kind::Discard);
@@ -429,7 +428,7 @@ impl Story {
         self.listen();
     }
 
-    /// Nothing bad happens any more, and everything is answered.
+    /// Ends all faults, and waits until everything is answered.
     pub(crate) fn peace(&mut self) {
         self.say("peace");
         self.place.network.lock().expect("one thread").calm();
@@ -442,7 +441,7 @@ impl Story {
         }
     }
 
-    /// Everybody reads everything: what each sees is legal, and all credits are back then.
+    /// Every user reads everything: what each sees is legal, and all credits are back then.
     pub(crate) fn look(&mut self) {
         for who in 0..self.users.len() {
             for device in 0..self.disks.len() {
@@ -468,15 +467,15 @@ impl Story {
         }
     }
 
-    /// A rest: all that was written is looked at, then everything is zero and durable, nothing is
-    /// on its way, and nobody here remembers anything.
+    /// A rest: everything that was written is checked; then everything is zero and durable, nothing
+    /// is in flight, and the judges and the network forget everything.
     pub(crate) fn rest(&mut self) {
         self.end_leavers();
         self.peace();
         self.look();
         let who = self.users.iter().position(|user| !user.is_reader()).expect("somebody writes");
         for device in 0..self.disks.len() {
-            // The first says what was lost, if anything was.
+            // The first reports what was lost, if anything was.
             for _ in 0..2 {
                 self.submit(
                     who,
@@ -517,11 +516,11 @@ impl Story {
     }
 }
 
-/// How an export stands, as the target's process last wrote it down.
+/// The standing of an export, as the target's process last stored it.
 struct Kept {
     standing: Arc<Mutex<Standing>>,
     network: Arc<Mutex<Network>>,
-    /// Which run of the process this is: a dead one writes nothing.
+    /// The run of the process: a dead one stores nothing.
     run: u64,
 }
 

@@ -1,8 +1,8 @@
-//! Who uses the target's devices in a story: initiators that come and go, each with links of its
-//! own.
+//! The users of the target's devices in a story: initiators that come and go, each with its own
+//! links.
 //!
-//! Invariant: a seat has one user at a time; packets of who sat there before may still come. Not
-//! here: what they ask (`load`), what goes wrong (`story`).
+//! Invariant: a seat has one user at a time; packets of its former users may still arrive. Not
+//! here: their requests (`load`), faults (`story`).
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -17,20 +17,20 @@ use crate::network::{Dice, FalseSender, Network, Side, WorldClock};
 /// Users at a time.
 pub(crate) const SEATS: usize = 3;
 
-/// Who is there besides the one who writes.
+/// The users besides the first writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cast {
-    /// Nobody.
+    /// None.
     Alone,
-    /// One who only reads.
+    /// One that only reads.
     Reader,
-    /// Another one who writes.
+    /// Another writer.
     Writers,
-    /// Others, who take over one after the other.
+    /// Others, which take over one after the other.
     Heirs,
 }
 
-/// What all users have in common.
+/// What all users share.
 pub(crate) struct Place {
     pub(crate) clock: Arc<WorldClock>,
     pub(crate) network: Arc<Mutex<Network>>,
@@ -72,16 +72,16 @@ pub(crate) struct User {
     pub(crate) mode: OpenMode,
     pub(crate) initiator: Arc<Initiator>,
     pub(crate) devices: Vec<RemoteDevice>,
-    /// Somebody takes over: what he asks for may fail from now on.
+    /// Another user takes over: requests of this one may fail from now on.
     pub(crate) leaves: bool,
-    /// By device: somebody else has taken it over.
+    /// By device: whether another user has taken it over.
     pub(crate) barred: Vec<bool>,
     /// For how long nothing got through any of its links.
     pub(crate) cut_ns: u64,
 }
 
 impl User {
-    /// Somebody in this seat, with all links and no device yet.
+    /// A user in this seat, with all links and no device yet.
     pub(crate) fn new(
         place: &Place,
         number: u64,

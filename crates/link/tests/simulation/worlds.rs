@@ -1,5 +1,4 @@
-//! Many stories, by seed: what must hold in each, and that enough went wrong in all of them
-//! together.
+//! Many stories, by seed: what must hold in each, and that all of them together had enough faults.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
-//! The program `bdus`: destroys and flushes devices, prints logs and versions. Its words and exits
-//! are those of BDUS's.
+//! The program `bdus`: destroys and flushes devices, prints logs and versions. Its messages and
+//! exit statuses are those of BDUS.
 //!
 //! Not here: how a device is found (`record`).
 
@@ -31,8 +31,8 @@ pub(super) fn flush(number: u64) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Has the kernel write what it keeps back of a block device: a host flushes only what came out of
-/// there.
+/// Makes the kernel write its cached data of a block device: a host flushes only what has reached
+/// it.
 fn write_back(record: &Record) -> Result<(), Fault> {
     let path = Path::new(record.get("path"));
     if path.metadata().is_ok_and(|found| found.file_type().is_block_device()) {
@@ -41,11 +41,10 @@ fn write_back(record: &Record) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Ends the device of this number. One without a driver cannot be flushed: nobody is there to do
-/// it.
+/// Ends the device of this number. A device without a driver cannot be flushed.
 pub(super) fn destroy(number: u64, with_flush: bool) -> Result<(), Fault> {
     let record = record::find(number)?;
-    // A device that ends while it is asked is gone, whatever it answered.
+    // A device that ends during the request is gone, whatever it answered.
     end(&record, with_flush).or_else(|fault| record::find(number).and(Err(fault)))
 }
 
@@ -60,7 +59,7 @@ fn end(record: &Record, with_flush: bool) -> Result<(), Fault> {
     Ok(())
 }
 
-/// What a person wants.
+/// What the user requests.
 enum Wish {
     Help,
     Destroy { which: String, with_flush: bool, is_quiet: bool },
@@ -69,7 +68,7 @@ enum Wish {
     Version(Option<&'static str>),
 }
 
-/// Runs `bdus` with these words, without its name. Returns the exit status.
+/// Runs `bdus` with these arguments, without its name. Returns the exit status.
 #[must_use]
 pub fn command(words: &[String]) -> u8 {
     let Some(wish) = parse(words) else {
@@ -137,7 +136,7 @@ fn carry_out(wish: &Wish) -> Result<(), Fault> {
         }
         Wish::Destroy { which, with_flush, is_quiet } => {
             match number(which).and_then(|number| destroy(number, *with_flush)) {
-                // What is not there any more is as it shall be.
+                // A device that no longer exists is already in the desired state.
                 Err(fault) if fault.errno == libc::ENODEV => Ok(()),
                 Err(fault) if *is_quiet && fault.errno == libc::EINVAL => Ok(()),
                 other => other,
@@ -160,7 +159,7 @@ fn print(text: &str) -> Result<(), Fault> {
 }
 
 fn complain(text: &str) {
-    // Where nobody listens, the exit status says it.
+    // If the output is closed, the exit status still reports the result.
     let _ = std::io::stderr().write_all(text.as_bytes());
 }
 

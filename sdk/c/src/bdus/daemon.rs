@@ -1,13 +1,13 @@
-//! The process becomes a daemon: the one that was started ends with 0, a child in a session of its
-//! own goes on.
+//! The process becomes a daemon: the original process exits with 0, and a child in a session of its
+//! own continues.
 //!
-//! Invariant: it is called while this process has one thread of ours; connections and shared memory
-//! go along. Not here: when (`driver`: the device is available, and nothing but the calling thread
-//! serves it yet).
+//! Invariant: it is called while this process has one thread of ours; the child inherits
+//! connections and shared memory. Not here: when (`driver`: the device is available, and nothing
+//! but the calling thread serves it yet).
 
 use super::fault::Fault;
 
-/// Returns in the daemon alone.
+/// Returns only in the daemon.
 pub(super) fn begin() -> Result<(), Fault> {
     // SAFETY: what the program has buffered is written, so that it is not written twice; null means
     // all.
@@ -15,7 +15,7 @@ pub(super) fn begin() -> Result<(), Fault> {
     fork()?;
     // SAFETY: a system call without arguments; a new child leads no group, so it cannot fail.
     unsafe { libc::setsid() };
-    // Not the leader of a session: no terminal becomes its own.
+    // The daemon does not lead a session, so it cannot acquire a terminal.
     fork()?;
     // SAFETY: system calls on descriptors; the string ends with NUL.
     unsafe {
@@ -33,14 +33,14 @@ pub(super) fn begin() -> Result<(), Fault> {
     Ok(())
 }
 
-/// Goes on in the child.
+/// Continues in the child.
 fn fork() -> Result<(), Fault> {
     // SAFETY: the library has no other thread now, and `bdus.h` tells programs to have none; the
-    // parent does nothing but end, without running what it would at its end.
+    // parent only exits, without running exit handlers.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error().into()),
         0 => Ok(()),
-        // SAFETY: ends this process at once.
+        // SAFETY: ends this process immediately.
         _ => unsafe { libc::_exit(0) },
     }
 }

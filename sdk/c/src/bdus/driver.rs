@@ -1,9 +1,9 @@
 //! The callbacks of a BDUS program as a driver.
 //!
-//! Invariants: what `bdus.h` says of return values holds: ENOLINK, ENOSPC, ETIMEDOUT pass, others
-//! are EIO, and after `bdus_abort` nothing is called but `terminate`. The context is changed while
-//! one thread serves alone, before the daemon is made. Not here: what is valid (`layout`), who
-//! begins and ends (`run`).
+//! Invariants: return values have the meaning in `bdus.h`: ENOLINK, ENOSPC, ETIMEDOUT pass, others
+//! become EIO, and after `bdus_abort` only `terminate` is called. The context is changed while one
+//! thread serves alone, before the daemon is made. Not here: what is valid (`layout`), start and
+//! end (`run`).
 
 use std::ffi::{CString, c_int};
 use std::fs::File;
@@ -26,14 +26,14 @@ const ABORT: c_int = c_int::MIN;
 pub(super) struct Callbacks {
     pub(super) ops: Ops,
     pub(super) attrs: Attrs,
-    /// Ours alone but for callbacks; given back in `drop`.
+    /// Ours alone except for callbacks; freed in `drop`.
     pub(super) context: *mut Context,
     pub(super) page: Page,
     pub(super) record: Mutex<Record>,
     pub(super) log: Option<File>,
     pub(super) becomes_daemon: bool,
     pub(super) device: OnceLock<Device>,
-    /// What ended it from within.
+    /// The reason if the program ended the driver itself.
     pub(super) failure: Mutex<Option<Fault>>,
     pub(super) is_over: AtomicBool,
     pub(super) path: OnceLock<CString>,
@@ -47,13 +47,13 @@ unsafe impl Sync for Callbacks {}
 
 impl Drop for Callbacks {
     fn drop(&mut self) {
-        // SAFETY: it was made from a box, and nobody is called with it any more.
+        // SAFETY: it was made from a box, and no callback gets it any more.
         drop(unsafe { Box::from_raw(self.context) });
     }
 }
 
 impl Callbacks {
-    /// What a callback for a request said.
+    /// The result of a request's callback.
     fn told(&self, name: &str, what: &str, errno: c_int) -> io::Result<()> {
         self.note(&format!("{name}({what}) = {errno}"));
         match errno {
@@ -72,7 +72,7 @@ impl Callbacks {
         }
     }
 
-    /// Nothing is called any more; the device ends.
+    /// Calls no further callback, and ends the device.
     fn fail(&self, fault: Fault) {
         self.is_over.store(true, Ordering::Release);
         if let Some(device) = self.device.get() {
@@ -83,18 +83,18 @@ impl Callbacks {
 
     fn note(&self, line: &str) {
         if let Some(mut log) = self.log.as_ref() {
-            // A log that cannot be written says nothing, and stops nobody.
+            // A log that cannot be written is ignored.
             let _ = writeln!(log, "{line}");
         }
     }
 
-    /// A callback, unless it is not there or the driver is over.
+    /// A callback, unless it is missing or the driver has ended.
     fn callback<F: Copy>(&self, callback: Option<F>) -> io::Result<F> {
         let errno = if self.is_over.load(Ordering::Acquire) { libc::EIO } else { libc::EOPNOTSUPP };
         callback.filter(|_| errno != libc::EIO).ok_or_else(|| io::Error::from_raw_os_error(errno))
     }
 
-    /// Calls one that tells of the device. Whether it went well.
+    /// Calls a callback about the device. Returns whether it succeeded.
     pub(super) fn tell(
         &self,
         name: &str,
@@ -140,7 +140,7 @@ impl Callbacks {
         let path = CString::new(address).unwrap_or_default();
         let path = self.path.get_or_init(|| path);
         let number = std::fs::metadata(address).map_or(0, |found| found.rdev());
-        // SAFETY: nobody else looks there: one thread serves, and it is here.
+        // SAFETY: no other thread reads it: only this thread serves.
         unsafe {
             (*self.context).path = path.as_ptr();
             (*self.context).major = libc::major(number);
@@ -209,7 +209,7 @@ impl Driver for Callbacks {
     }
 
     fn attached(&self, device: &Device) {
-        // It is told once.
+        // It is called once.
         let _ = self.device.set(device.clone());
     }
 
@@ -219,7 +219,7 @@ impl Driver for Callbacks {
             Some(_) => self.tell("on_device_available", self.ops.on_device_available),
             None => {
                 let mut out = io::stdout();
-                // Nobody may be listening.
+                // Standard output may be closed.
                 let _ = writeln!(out, "{address}").and_then(|()| out.flush());
                 Ok(())
             }

@@ -1,5 +1,5 @@
-//! What went wrong, as BDUS tells it: false, errno, a message of the thread. Not here: what an
-//! errno means.
+//! Errors as BDUS reports them: false, errno, a message of the thread. Not here: what an errno
+//! means.
 
 use sawmill_device::{Error, ErrorKind};
 
@@ -21,11 +21,11 @@ impl Fault {
         Fault::new(libc::EINVAL, message)
     }
 
-    /// True, or false with what went wrong.
+    /// Returns true, or false and records the error.
     pub(super) fn tell(outcome: Result<(), Fault>) -> bool {
         let Err(fault) = outcome else { return true };
         note_text(&fault.message);
-        // SAFETY: the place of this thread's errno, which is always there.
+        // SAFETY: the address of this thread's errno is always valid.
         unsafe { *libc::__errno_location() = fault.errno }
         false
     }

@@ -1,7 +1,7 @@
-//! The structures of `bdus.h`, and what makes sense in them.
+//! The structures of `bdus.h`, and their valid values.
 //!
-//! Invariant: places and sizes are those of libbdus 0.1.2, which a test compares. Not here: what
-//! follows.
+//! Invariant: offsets and sizes are those of libbdus 0.1.2, which a test compares. Not here: the
+//! use of the values.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -70,13 +70,13 @@ pub struct Version {
     pub(super) patch: u32,
 }
 
-/// What `max_read_write_size` may be, and is by itself.
+/// The limits of `max_read_write_size`, and its default.
 const PAGE: u32 = 4096;
 const READ_WRITE_MAX: u32 = 1 << 20;
 const READ_WRITE_DEFAULT: u32 = 256 << 10;
 
 impl Ops {
-    /// Callbacks by their names, and whether each is there.
+    /// Callbacks by name, and whether each is present.
     pub(super) fn named(&self) -> [(&'static str, bool); 9] {
         [
             ("read", self.read.is_some()),
@@ -115,7 +115,7 @@ impl Ops {
 }
 
 impl Attrs {
-    /// With the values in effect.
+    /// The attributes with the values in effect.
     pub(super) fn completed(mut self) -> Result<Self, Fault> {
         let attribute = |name: &str, rule: &str| {
             Err(Fault::invalid(&format!("attribute {name} must be {rule}")))
@@ -168,7 +168,7 @@ impl Attrs {
         Ok(self)
     }
 
-    /// All of them, as numbers.
+    /// All attributes as numbers.
     pub(super) fn named(&self) -> [(&'static str, u64); 12] {
         [
             ("logical_block_size", self.logical_block_size.into()),
@@ -186,8 +186,8 @@ impl Attrs {
         ]
     }
 
-    /// With what the device was made with in the place of zeroes; what belongs to a driver stays
-    /// its own.
+    /// Replaces zeroes by the values that the device was made with, except for attributes of the
+    /// driver.
     pub(super) fn filled(mut self, made: impl Fn(&str) -> u64) -> Self {
         let number = |value: u32, name: &str| if value == 0 { made(name) as u32 } else { value };
         self.logical_block_size = number(self.logical_block_size, "logical_block_size");
@@ -204,7 +204,7 @@ impl Attrs {
         self
     }
 
-    /// What the device has: blocks of 1024 and 2048 bytes come as whole pages.
+    /// The block size of the device: it has whole pages in place of blocks of 1024 and 2048 bytes.
     pub(super) fn device_block(&self) -> u32 {
         if self.logical_block_size == 512 { 512 } else { PAGE }
     }

@@ -38,7 +38,7 @@ unsafe fn tables(ops: *const c_void, attrs: *const c_void) -> Result<(Ops, Attrs
 /// `bdus_run`, for programs that require 0.1.1 or later.
 ///
 /// # Safety
-/// As `bdus.h` has it: tables of that shape, good during the call.
+/// As in `bdus.h`: tables of that layout, valid during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bdus_run_0_1_1_(
     ops: *const c_void,
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn bdus_run_0_1_1_(
     Fault::tell(tables.and_then(|(ops, attrs)| run::run(&ops, &attrs, private_data)))
 }
 
-/// `bdus_run`, for programs that require 0.1.0: their context is the beginning of ours.
+/// `bdus_run`, for programs that require 0.1.0: their context is a prefix of ours.
 ///
 /// # Safety
 /// As `bdus_run_0_1_1_`.
@@ -139,10 +139,10 @@ pub extern "C" fn bdus_get_libbdus_version_0_1_0_() -> *const Version {
     &raw const VERSION_HERE
 }
 
-/// `bdus_get_kbdus_version`: there is no module, and nothing that could be of another version.
+/// `bdus_get_kbdus_version`: there is no module whose version could differ.
 ///
 /// # Safety
-/// A version can be written there, or it is null.
+/// `out_kbdus_version` is null, or a version can be written there.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bdus_get_kbdus_version_0_1_0_(out_kbdus_version: *mut Version) -> bool {
     if !out_kbdus_version.is_null() {

@@ -1,9 +1,9 @@
-//! What outlives a driver: the number of each device, and a page about it that those who come later
-//! read.
+//! What outlives a driver: the number of each device, and a page about it for later drivers and
+//! commands.
 //!
-//! Invariants: a number is given once, until the machine starts anew (the folder is in memory by
-//! then gone); a page is written through a file that was opened while the program had its rights.
-//! Not here: the host, which knows devices by the name `bdus-NUMBER`.
+//! Invariants: a number is used once, until the machine restarts (the folder is in memory); a page
+//! is written through a file that was opened while the program had its privileges. Not here: the
+//! host, which knows devices by the name `bdus-NUMBER`.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -15,7 +15,7 @@ use sawmill_driver::client::ask;
 use super::fault::Fault;
 use super::layout::{Attrs, Ops};
 
-/// Where pages are, instead of below `/run`: for tests, and for users without rights.
+/// The folder of pages, instead of below `/run`: for tests, and for unprivileged users.
 const FOLDER_VARIABLE: &str = "SAWMILL_BDUS_FOLDER";
 
 /// A page, in text: lines `name=value`.
@@ -55,14 +55,14 @@ fn open(path: &Path) -> Result<File, Fault> {
     file.map_err(|error| Fault::from(error).about(path))
 }
 
-/// The number that the next device would get.
+/// The number that the next device will get.
 fn next() -> Result<u64, Fault> {
     let mut text = String::new();
     open(&folder()?.join("next"))?.read_to_string(&mut text)?;
     Ok(text.trim().parse().unwrap_or(0))
 }
 
-/// A number that no device had.
+/// Assigns a number that no device has had.
 pub(super) fn number() -> Result<u64, Fault> {
     let mut file = open(&folder()?.join("next"))?;
     file.lock()?;
@@ -136,12 +136,12 @@ impl Page {
     }
 }
 
-/// Where what a device logs is.
+/// The path of a device's log.
 pub(super) fn log_path(number: u64) -> Result<PathBuf, Fault> {
     Ok(folder()?.join(format!("{number}.log")))
 }
 
-/// The page of a device that is there: its host answers.
+/// The page of a device that exists: its host answers.
 pub(super) fn find(number: u64) -> Result<Record, Fault> {
     let none = |errno, text: String| Err(Fault::new(errno, &text));
     if number >= next()? {
@@ -153,7 +153,7 @@ pub(super) fn find(number: u64) -> Result<Record, Fault> {
     }
 }
 
-/// The number of the device that is there under this path.
+/// The number of the device with this path.
 pub(super) fn find_by_path(path: &str) -> Result<u64, Fault> {
     let asked = std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino(), found.rdev()));
     for number in (0..next()?).rev() {

@@ -1,7 +1,7 @@
 //! A driver's whole life: checked, connected, initialised, serving, terminated.
 //!
-//! Invariants: a host is started with the rights that the program has at the call; `initialize` may
-//! drop them. `terminate` is called when `initialize` went well, and only then. Not here: requests
+//! Invariants: a host is started with the privileges that the program has at the call; `initialize`
+//! may drop them. `terminate` is called if and only if `initialize` succeeded. Not here: requests
 //! (`driver`).
 
 use std::ffi::c_void;
@@ -55,7 +55,7 @@ pub(super) fn rerun(
     live(number, connection, record, (ops, &attrs, becomes_daemon, true), private_data)
 }
 
-/// Where a device of a program that names nothing shall be.
+/// The door of a device whose program names none.
 fn doors() -> Result<Vec<String>, Fault> {
     let told = std::env::var(DOORS_VARIABLE).unwrap_or_default();
     if !told.trim().is_empty() {
@@ -77,7 +77,7 @@ fn doors() -> Result<Vec<String>, Fault> {
     Ok(vec!["ublk".to_owned()])
 }
 
-/// The device, in the words of the protocol.
+/// The device, as options of the protocol.
 fn options(number: u64, attrs: &Attrs, is_quiet: bool) -> Options {
     let threads = attrs.max_concurrent_callbacks;
     let block = attrs.device_block();
@@ -96,7 +96,7 @@ fn options(number: u64, attrs: &Attrs, is_quiet: bool) -> Options {
     if is_quiet { options.quiet() } else { options }
 }
 
-/// Sees whether a driver can come after the one that made the device. Returns the attributes in
+/// Checks whether a driver can replace the one that made the device. Returns the attributes in
 /// effect.
 fn covers(record: &Record, ops: &Ops, attrs: &Attrs) -> Result<Attrs, Fault> {
     let before: Vec<&str> = record.get("ops").split(',').collect();
@@ -153,7 +153,7 @@ fn live(
     }
     match served {
         Ok(_) => terminated,
-        // A device that went away is one that was destroyed.
+        // A device that disappeared counts as destroyed.
         Err(error) if error.kind() == ErrorKind::Closed => {
             Err(Fault::new(libc::ENODEV, "the device is gone, or its host"))
         }
@@ -186,8 +186,8 @@ fn driver(
         is_over: AtomicBool::new(false),
         path: OnceLock::new(),
     };
-    // Tables of the program's that callbacks see, as it made them, but for the values in effect.
-    // They are small, and stay: a program may keep the pointers.
+    // The program's tables as callbacks see them, with the values in effect. They are small and
+    // never freed: a program may keep the pointers.
     let (ops, attrs) = (Box::leak(Box::new(*ops)), Box::leak(Box::new(*attrs)));
     let path = c"".as_ptr();
     let context =

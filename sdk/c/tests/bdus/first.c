@@ -1,4 +1,4 @@
-/* A program for BDUS 0.1.0 whose only callback is one that no device here carries. */
+/* A program for BDUS 0.1.0 whose only callback is one that is never called here. */
 #define BDUS_REQUIRE_VERSION_MAJOR 0
 #define BDUS_REQUIRE_VERSION_MINOR 1
 #define BDUS_REQUIRE_VERSION_PATCH 0

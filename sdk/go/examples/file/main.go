@@ -1,5 +1,4 @@
-// file PATH [SIZE]: a file, or another disk, as a disk.
-// A file that is not there is made, with SIZE.
+// file PATH [SIZE]: a file, or another disk, as a disk. A missing file is created, with SIZE.
 package main
 
 import (

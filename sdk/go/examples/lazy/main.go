@@ -1,5 +1,5 @@
-// lazy URL FILE: a disk fetched as it is used. FILE holds what was,
-// FILE.map a byte for each block of it.
+// lazy URL FILE: a disk fetched as it is used. FILE holds the fetched bytes, FILE.map a byte for
+// each block.
 package main
 
 import (

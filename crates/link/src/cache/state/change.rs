@@ -88,7 +88,7 @@ impl State {
         self.work.extend(request.map(|request| Work::Below(request.then(heard))));
     }
 
-    /// A page is quiet; then all pages of a claim may be.
+    /// A page became quiet: submits the change that claims it if all of its pages are quiet now.
     pub(super) fn claim_quieted(&mut self, number: u64) {
         let waits = |claim: &Claim| claim.request.is_some() && claim.pages.contains(&number);
         if let Some(index) = self.waiting.claims.iter().position(waits) {
@@ -99,7 +99,7 @@ impl State {
         }
     }
 
-    /// Dirty bytes could not be written: the change of that page is not submitted. The caller then
+    /// Dirty bytes could not be written: fails the change that claims this page. The caller then
     /// calls `unblock`.
     pub(super) fn fail_claim(&mut self, number: u64, error: &Error) {
         if let Some(index) =

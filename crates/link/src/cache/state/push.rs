@@ -3,7 +3,7 @@
 //!
 //! Invariants: a flush goes below only when every write completed before it is there. It fails if a
 //! write-back of bytes that it covers fails, and so does each other flush that covers them. The
-//! bytes stay dirty, and the next flush retries: its result is what is true at its end. If the
+//! bytes stay dirty, and the next flush retries: its result describes the state at its end. If the
 //! device below fails a flush, data that it had accepted may be lost: the cache forgets clean
 //! bytes, so that readers see what is there.
 
@@ -21,7 +21,7 @@ pub(super) struct Push {
     then: Then,
 }
 
-/// What happens then.
+/// What happens to the request then.
 #[derive(Clone, Copy)]
 pub(super) enum Then {
     /// It is done.
@@ -62,7 +62,7 @@ impl State {
         }
     }
 
-    /// Clean bytes may be lost below.
+    /// Forgets clean bytes, which the device below may have lost.
     fn doubt(&mut self) {
         self.table.values_mut().for_each(|page| page.doubt());
     }
@@ -75,7 +75,8 @@ impl State {
         }
     }
 
-    /// An allocation query: it is about the device below, so dirty bytes are written there first.
+    /// Starts an allocation query. It is about the device below: dirty bytes are written there
+    /// first.
     pub(super) fn ask(&mut self, request: Request) {
         let pages = pages_of(request.address, request.length);
         self.push(request, &pages, Then::Below);

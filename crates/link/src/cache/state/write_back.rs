@@ -53,7 +53,7 @@ impl State {
     }
 
     /// Starts a write-back of wanted pages, if another one may be in flight. Encoding takes long,
-    /// so other threads get the lock before the next one.
+    /// so other threads get the lock before the next write-back.
     pub(in crate::cache) fn pump(&mut self) {
         if self.write_backs < self.setup.write_backs_max && !self.dirty.wanted.is_empty() {
             let mut runs = std::mem::take(&mut self.runs);
@@ -236,8 +236,8 @@ struct WriteBack {
     me: Weak<dyn Hear>,
     payload: Payload,
     pages: Vec<u64>,
-    /// Bytes that whole pages would have cost in addition; negative if the entries of many runs are
-    /// longer.
+    /// Bytes saved compared with writing whole pages; negative if the entries of many runs cost
+    /// more.
     saved_bytes: i64,
 }
 

@@ -23,7 +23,7 @@ use crate::session::handshake::{TOKEN_BYTES, token_of};
 use crate::session::proof::Proof;
 use crate::session::{Greeting, HANDSHAKE_BYTES, Seals, Security};
 
-/// Both ends prove this text, so that they mean the same protocol.
+/// Both ends prove this text, so both speak the same protocol.
 pub(crate) const PROLOGUE: &[u8] = b"sawmill link 1";
 
 const HELLO_NS_FIRST: u64 = 50 * MS;
@@ -66,7 +66,7 @@ impl Attempt {
         *self = Attempt { wanted: true, hint: self.hint.take(), ..Attempt::default() };
     }
 
-    /// A target refused; perhaps it says why.
+    /// A target refused; its message may give the reason.
     pub(super) fn refused(&mut self, message: &[u8]) {
         if let Some(said) = &mut self.hello
             && let Err(refused) = said.greeting.finish(message)
@@ -122,8 +122,8 @@ impl Control {
         self.attempt.wanted = true;
     }
 
-    /// A target under load checks whether we receive at our address: repeats the hello with its
-    /// cookie.
+    /// Repeats the hello with the cookie of a target under load, which proves that we receive at
+    /// our address.
     pub(super) fn cookied(&mut self, of: &Initiator, header: &Packet, body: &[u8], now: u64) {
         let (Ok(Cookie { cookie, proof }), Some(way)) =
             (Cookie::decode(body), self.ways.get_mut(usize::from(header.link)))
@@ -146,10 +146,10 @@ impl Control {
         }
     }
 
-    /// Makes a new connection in good time, long before the keys of this one have sealed too much.
-    /// It waits until nothing is in flight, so that no request waits for what a device still has of
-    /// the old connection. After [`OVERDUE`] times as long without an idle moment it does not wait:
-    /// unanswered requests are sent again.
+    /// Makes a new connection long before the keys of this one have sealed too much. It waits until
+    /// nothing is in flight, so that no request waits for requests of the old connection at a
+    /// device. After [`OVERDUE`] times as long without an idle moment it does not wait: unanswered
+    /// requests are sent again.
     pub(super) fn rekey(&mut self, of: &Initiator, live: &Live, now: u64) {
         if now < self.rekey_look_ns {
             return;
@@ -226,7 +226,7 @@ fn said(of: &Initiator, local: u64, links: usize) -> Result<Said, String> {
     Ok(Said { greeting, message: message.into(), local })
 }
 
-/// What a target grants, which must not be more than was asked for.
+/// Parses what a target grants. It must not exceed what was requested.
 fn granted(of: &Initiator, payload: &[u8]) -> Result<Welcome, String> {
     let welcome = Welcome::decode(payload).map_err(|error| error.to_string())?;
     let granted = welcome.slots <= of.options.slots && welcome.slot_bytes <= of.options.slot_bytes;

@@ -22,8 +22,8 @@ const JOIN_NS_FIRST: u64 = 20 * MS;
 const JOIN_NS_MAX: u64 = 250 * MS;
 /// Joins of one length without an answer before a shorter one is tried.
 const JOINS_OF_A_LENGTH: u32 = 3;
-/// Interval of probes on an idle link, so that the target keeps us, and a dead link is known before
-/// it is used.
+/// Interval of probes on an idle link: the target keeps the connection, and a dead link is detected
+/// before it is used.
 pub(super) const KEEP_ALIVE_NS: u64 = 5 * SECOND;
 /// The most pings between attempts to join a link with longer packets: about five minutes.
 const LONGER_PINGS_MAX: u32 = 64;
@@ -137,7 +137,7 @@ impl Control {
                 way.next_ping_ns = now + KEEP_ALIVE_NS;
                 let Some(mut path) = way.path.clone() else { return };
                 if path.peer == BROADCAST {
-                    // The broadcast reached all; this one has the key.
+                    // The broadcast reached all stations; this one proved the key.
                     path.peer = peer;
                 }
                 live.connection.open_link(index, path, packet_bytes);

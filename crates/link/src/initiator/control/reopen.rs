@@ -25,7 +25,7 @@ pub(super) struct Reopening {
 }
 
 impl Control {
-    /// A volume is open from now on, as `answer` says. The answer may have come on an earlier
+    /// A volume is open from now on, as `answer` reports. The answer may have come on an earlier
     /// connection.
     pub(in crate::initiator) fn add_volume(
         &mut self,
@@ -82,8 +82,8 @@ impl Control {
         self.reopening = Reopening { local, asked };
     }
 
-    /// Checks whether the volumes that were requested again are open. What must be requested once
-    /// more is sent after the step.
+    /// Checks whether the volumes that were requested again are open. Repeated requests are sent
+    /// after the step.
     pub(super) fn look_at_reopened(&mut self, of: &Initiator) {
         while let Some((answer, volume)) = self.reopening.asked.first() {
             let Some(outcome) = answer.poll() else { return };

@@ -1,5 +1,5 @@
-//! Claims about the handshake, as tests: which end comes through, which does not, and what it
-//! hears. Not here: the handshake (`super`), and connections that begin with it (`tests/ends`).
+//! Claims about the handshake, as tests: which ends succeed, which fail, and the error that they
+//! get. Not here: the handshake (`super`), and connections that begin with it (`tests/ends`).
 
 use super::*;
 use crate::session::{HEADER_BYTES, PreSharedKey};
@@ -90,12 +90,11 @@ fn another_key_or_prologue_proves_nothing() {
     assert_eq!(unanswered(&key(1), b"link 1, connection 8", &message1), Refused::Unproven);
     let text = Refused::Unproven.to_string();
     assert!(text.contains("compare the key files"), "{text}");
-    // An answer of one who has another key cannot exist; of one who answers another greeting, it
-    // can.
+    // A peer with another key cannot produce an answer; one that answers another greeting can.
     let (_, elsewhere) = greet(&key(2), b"hello");
     let (_, message2) = reply(&key(2), &elsewhere, b"").unwrap();
     assert_eq!(greeting.finish(&message2).unwrap_err(), Refused::Unproven);
-    // In clear, a prologue that differs shows in the checksum.
+    // In clear, the checksum reveals a different prologue.
     let (_, message1) = greet(&Security::Insecure, b"hello");
     assert_eq!(unanswered(&Security::Insecure, b"other", &message1), Refused::Damaged);
 }
@@ -181,7 +180,7 @@ fn a_message_mirrored_to_its_sender_is_refused() {
         assert_eq!(greeting.finish(&message1).unwrap_err(), Refused::OutOfTurn);
         let (_, message2) = reply(&security, &message1, b"welcome").unwrap();
         assert_eq!(unanswered(&security, PROLOGUE, &message2), Refused::OutOfTurn);
-        // With the step rewritten it still does not pass for an answer.
+        // With the step rewritten, it is still not accepted as an answer.
         let mut mirrored = message1;
         mirrored[1] = 2;
         assert!(greeting.finish(&mirrored).is_err());
@@ -201,7 +200,7 @@ fn a_secure_end_and_an_insecure_one_refuse_each_other_and_say_so() {
         let (mut greeting, _) = greet(&ours, b"hello");
         let (_, message2) = reply(&theirs, &message1, b"welcome").unwrap();
         assert_eq!(greeting.finish(&message2).unwrap_err(), why);
-        // The peer hears of it, seen from its side, and may still get a true answer.
+        // The peer gets the reason from its own point of view, and may still get a valid answer.
         let told = peer.finish(&refusal(&ours, why).unwrap()).unwrap_err();
         assert!(told != why && told.to_string().contains("--insecure"), "{told}");
         assert!(peer.finish(&message2).is_ok());

@@ -53,8 +53,7 @@ fn what_one_end_seals_the_other_opens_and_the_header_stays_in_clear() {
     }
 }
 
-/// The format, pinned. The sealed bytes were computed by another implementation of AES-256-GCM as
-/// well.
+/// Pins the format. Another implementation of AES-256-GCM computed the same sealed bytes.
 #[test]
 fn the_bytes_of_a_sealed_packet_are_these() {
     let key: [u8; 32] = std::array::from_fn(|i| i as u8);
@@ -89,7 +88,7 @@ fn a_packet_never_opens_under_another_connection_number_or_header() {
         let other = packet_with_header_of(&packet, 7, number);
         assert_eq!(target.open(&mut other.clone()), Err(Refused::Forged), "number {number}");
     }
-    // The same number in the nonce does not help: the keys of another connection are others.
+    // The same number in the nonce does not help: another connection has other keys.
     let elsewhere = Seals::new(&[0x33; 32], &[0x44; 32]).unwrap();
     assert_eq!(elsewhere.open(&mut packet.clone()), Err(Refused::Forged));
 }

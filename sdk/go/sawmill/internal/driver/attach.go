@@ -9,14 +9,14 @@ import (
 	"syscall"
 )
 
-// lane is a socket that commands come on, with its memory.
+// lane is a socket that receives commands, with its memory.
 type lane struct {
 	queue  int
 	conn   *net.UnixConn
 	memory []byte
 }
 
-// Session is one driver's time with a device.
+// Session is one driver's connection to a device.
 type Session struct {
 	// Facts of the WELCOME: name, generation, all options in effect.
 	Facts   Facts
@@ -24,12 +24,12 @@ type Session struct {
 	lanes   []lane
 	chunk   int64
 	doors   chan []string
-	hearing chan struct{} // closed when nothing more is heard; what follows is set before
-	reason  string        // why END came
-	broken  error         // what the host did that it must not
+	hearing chan struct{} // closed when no more messages come; the fields below are set before
+	reason  string        // the reason for END
+	broken  error         // the host's violation of the protocol
 }
 
-// RefusedError says why the host did not take this driver.
+// RefusedError is the reason why the host refused this driver.
 type RefusedError struct {
 	Errno   syscall.Errno
 	Message string
@@ -37,17 +37,17 @@ type RefusedError struct {
 
 func (e *RefusedError) Error() string { return "the host refused this driver: " + e.Message }
 
-// Unwrap gives the errno, so that errors.Is(err, syscall.EBUSY) works.
+// Unwrap returns the errno, so that errors.Is(err, syscall.EBUSY) works.
 func (e *RefusedError) Unwrap() error { return e.Errno }
 
-// Attach connects to a host and becomes its driver. With replace it waits until the one that is
-// there has answered what it has. Options are said as they are given.
+// Attach connects to a host and becomes its driver. With replace, it waits until the current driver
+// has answered its commands. Options are sent as given.
 func Attach(ctx context.Context, path string, replace bool, options Facts) (*Session, error) {
 	control, err := dial(path)
 	if err != nil {
 		return nil, err
 	}
-	// A context that ends cuts what waits on the connection.
+	// When the context ends, calls that wait on the connection fail.
 	attached, gone := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(gone)
@@ -110,7 +110,7 @@ func (s *Session) attach(replace bool, options Facts) error {
 	}
 }
 
-// attaching takes one packet between HELLO and ATTACHED, with its files.
+// attaching handles one packet between HELLO and ATTACHED, with its files.
 func (s *Session) attaching(kind Kind, facts Facts, files []*os.File) error {
 	if kind == QueueHanded {
 		return s.takeQueue(facts, files)
@@ -178,7 +178,7 @@ func (s *Session) takeQueue(facts Facts, files []*os.File) error {
 	return nil
 }
 
-// complete sees whether everything came that was said to come.
+// complete checks that everything announced has arrived.
 func (s *Session) complete() error {
 	if s.Facts == nil {
 		return errors.New("the host sent ATTACHED before WELCOME")
@@ -198,14 +198,14 @@ func (s *Session) complete() error {
 	return nil
 }
 
-// Close ends a session that nobody serves.
+// Close ends a session that is not being served.
 func (s *Session) Close() {
 	s.closeSockets()
 	<-s.hearing
 	s.release()
 }
 
-// release gives sockets and memory of the queues back.
+// release frees the sockets and memory of the queues.
 func (s *Session) release() {
 	for _, lane := range s.lanes {
 		lane.conn.Close()

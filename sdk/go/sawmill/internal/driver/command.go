@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// CommandKind says what is to be done.
+// CommandKind is the kind of a command.
 type CommandKind uint32
 
 // Kinds of commands.
@@ -36,7 +36,7 @@ const (
 
 const commandBytes, answerBytes = 64, 16
 
-// Command is one thing to do. Addresses and lengths are bytes.
+// Command is a command for the driver. Addresses and lengths are bytes.
 type Command struct {
 	Kind           CommandKind
 	Flags          uint32
@@ -45,14 +45,14 @@ type Command struct {
 	Length         int64
 	Records        int64 // of a chunk
 	Horizon, Floor uint64
-	// Data is the command's part of the shared memory: what is to be written, where to read to, or
-	// all bytes of a write chunk. The driver's until it has answered.
+	// Data is the command's part of the shared memory: the bytes to write, the buffer of a read, or
+	// all bytes of a write chunk. The driver may use it until it answers.
 	Data []byte
-	// Queue is the number of the queue that it came from.
+	// Queue is the number of the command's queue.
 	Queue int
 }
 
-// decodeCommand takes a command apart; chunk is what a write chunk has of memory, 0 in plain mode.
+// decodeCommand decodes a command; chunk is the size of a write chunk, 0 in plain mode.
 func decodeCommand(bytes, memory []byte, chunk int64) (Command, error) {
 	wide := func(at int) uint64 { return binary.LittleEndian.Uint64(bytes[at:]) }
 	command := Command{

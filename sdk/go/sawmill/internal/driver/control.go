@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// Kind says what a control packet is; the table in docs/format/driver.md says more.
+// Kind is the kind of a control packet; docs/format/driver.md describes each.
 type Kind uint32
 
 // Kinds of control packets.
@@ -25,7 +25,7 @@ const (
 	Answer
 )
 
-// The version that is spoken here.
+// The version of the protocol in this package.
 const protocolVersion = "1"
 
 // Fact is one line of a control packet.
@@ -41,7 +41,7 @@ func (f Facts) With(name, value string) Facts {
 	return append(f, Fact{name, oneLine.Replace(value)})
 }
 
-// Get is the first value of this name, or "".
+// Get returns the first value of this name, or "".
 func (f Facts) Get(name string) string {
 	for _, fact := range f {
 		if fact.Name == name {
@@ -62,7 +62,7 @@ func (f Facts) All(name string) []string {
 	return values
 }
 
-// Number is the first value of this name, from 0 on.
+// Number returns the first value of this name, which must be a number of 0 or more.
 func (f Facts) Number(name string) (int64, error) {
 	number, err := strconv.ParseInt(f.Get(name), 10, 64)
 	if err != nil || number < 0 {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// How often a host that starts is asked whether it listens.
+// The interval of checks whether a starting host listens.
 const look = 5 * time.Millisecond
 
 // Host is a program `sawmill run` that was started here. It outlives this process.
@@ -23,7 +23,7 @@ type Host struct {
 	ended   chan struct{}
 }
 
-// Program is what is started: $SAWMILL, else sawmill on the path.
+// Program is the program of a host: $SAWMILL, else sawmill on the path.
 func Program() string {
 	if told := os.Getenv("SAWMILL"); told != "" {
 		return told
@@ -31,8 +31,8 @@ func Program() string {
 	return "sawmill"
 }
 
-// DefaultDoors are those of $SAWMILL_DOORS, divided by space; else ublk for root where the kernel
-// has it, else none, which is an NBD socket.
+// DefaultDoors are those of $SAWMILL_DOORS, separated by spaces; else ublk for root where the
+// kernel has it; else none, which means an NBD socket.
 func DefaultDoors() []string {
 	if told := strings.Fields(os.Getenv("SAWMILL_DOORS")); len(told) > 0 {
 		return told
@@ -49,7 +49,7 @@ func StartHost(ctx context.Context, name string, doors []string) (*Host, error) 
 	for _, door := range doors {
 		arguments = append(arguments, "--door", door)
 	}
-	// A file and no pipe: the host goes on to write when this process is dead.
+	// A file, not a pipe: the host still writes when this process is dead.
 	told, err := os.CreateTemp("", "sawmill-host-")
 	if err != nil {
 		return nil, fmt.Errorf("no file for what the host says: %w", err)
@@ -86,7 +86,7 @@ func StartHost(ctx context.Context, name string, doors []string) (*Host, error) 
 	}
 }
 
-// socketTold finds the line that says where drivers connect.
+// socketTold finds the line with the socket where drivers connect.
 func socketTold(path string) (string, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -102,7 +102,7 @@ func socketTold(path string) (string, error) {
 	return "", nil
 }
 
-// Stop ends a host that has no device yet, or its device in order.
+// Stop ends a host that has no device yet, or ends its device cleanly.
 func (h *Host) Stop() {
 	_ = h.process.Signal(syscall.SIGTERM)
 	h.Wait()
@@ -111,7 +111,7 @@ func (h *Host) Stop() {
 // Wait waits until the host has ended.
 func (h *Host) Wait() { <-h.ended }
 
-// SocketOf finds the driver socket of a device that runs.
+// SocketOf finds the driver socket of a running device.
 func SocketOf(ctx context.Context, name string) (string, error) {
 	said, err := exec.CommandContext(ctx, Program(), "driver", "socket", name).Output()
 	if err != nil {

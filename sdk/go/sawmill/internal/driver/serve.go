@@ -10,7 +10,7 @@ import (
 	"syscall"
 )
 
-// Outcome is how a session ended that nothing went wrong with.
+// Outcome is how a session ended without an error.
 type Outcome string
 
 // Outcomes.
@@ -19,18 +19,18 @@ const (
 	Replaced Outcome = "replaced" // another driver took over
 )
 
-// Work is what is done with commands.
+// Work executes commands.
 type Work struct {
-	// Do fulfils a command; it runs on a goroutine of its own.
-	// A flush of a batch driver waits for the chunks before it first.
+	// Do executes a command on a goroutine of its own. A flush of a batch driver first waits for
+	// the chunks before it.
 	Do func(context.Context, Command) error
 	// Log gets a line for errors that users see as EIO, and for panics.
 	Log func(text string)
-	// Depth bounds the commands of a socket that run side by side.
+	// Depth bounds the commands of a socket that run concurrently.
 	Depth int
 }
 
-// hear takes what the host says on the control connection until it ends.
+// hear handles the host's messages on the control connection until it ends.
 func (s *Session) hear() {
 	defer close(s.hearing)
 	buffer := make([]byte, packetBytesMax)
@@ -59,14 +59,14 @@ func (s *Session) hear() {
 func (s *Session) tellDoors(facts Facts) {
 	select {
 	case s.doors <- facts.All("door"):
-	default: // told once already
+	default: // reported once already
 	}
 }
 
-// Doors gives the addresses of the doors, each with its kind before it, once, when they are open.
+// Doors returns a channel that gets the addresses of the open doors once, each after its kind.
 func (s *Session) Doors() <-chan []string { return s.doors }
 
-// Leave asks for the end of the device: in order, or at once and with a reason.
+// Leave asks for the end of the device: cleanly, or immediately with a reason.
 func (s *Session) Leave(failure error) error {
 	facts := Facts{}.With("outcome", "ended")
 	if failure != nil {
@@ -78,8 +78,8 @@ func (s *Session) Leave(failure error) error {
 	return nil
 }
 
-// Serve works until the host says END on every socket, or is gone. Nothing of the session is left
-// then. Callbacks get ctx, which ends when the host is gone.
+// Serve executes commands until the host sends END on every socket, or is gone. Nothing of the
+// session is left then. Callbacks get ctx, which ends when the host is gone.
 func (s *Session) Serve(ctx context.Context, work Work) (Outcome, error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -91,13 +91,13 @@ func (s *Session) Serve(ctx context.Context, work Work) (Outcome, error) {
 	for range s.lanes {
 		if err := <-results; err != nil && failure == nil {
 			failure = err
-			// One socket is enough to tell that it is over; the others end with it.
+			// The end of one socket ends the session; the others end with it.
 			stop()
 			s.closeSockets()
 		}
 	}
-	// Everything is answered: only now may the host think that this driver is gone.
-	// Its last words are heard.
+	// Everything is answered: only now may the host see that this driver is gone. The host's last
+	// messages are still read.
 	_ = s.control.CloseWrite()
 	<-s.hearing
 	s.closeSockets()
@@ -121,8 +121,8 @@ func (s *Session) closeSockets() {
 	}
 }
 
-// serve works on one socket until END, which it returns nil for.
-// All its callbacks have returned then.
+// serve executes the commands of one socket until END, for which it returns nil. All of its
+// callbacks have returned then.
 func (l lane) serve(ctx context.Context, chunk int64, work Work) error {
 	var running, chunks sync.WaitGroup
 	defer running.Wait()
@@ -155,7 +155,7 @@ func (l lane) serve(ctx context.Context, chunk int64, work Work) error {
 			}
 			started := before
 			if command.Kind == Flush && chunk > 0 {
-				// It is for everything before it; what comes later waits for neither.
+				// The flush covers everything before it; later commands wait for neither.
 				before = new(sync.WaitGroup)
 				before.Add(1)
 			} else if command.Kind == WriteChunk {
@@ -180,11 +180,11 @@ func (l lane) serve(ctx context.Context, chunk int64, work Work) error {
 }
 
 func (l lane) answer(command Command, errno syscall.Errno) {
-	// Who cannot be told any more is found out by the one who reads.
+	// If the host is gone, the next read detects it.
 	_, _ = l.conn.Write(encodeAnswer(command.Number, int32(errno)))
 }
 
-// errnoOf does a command and says how it went in the protocol's words.
+// errnoOf executes a command and returns its result as an errno.
 func (w Work) errnoOf(ctx context.Context, command Command) syscall.Errno {
 	err := w.tried(ctx, command)
 	var errno syscall.Errno
@@ -199,7 +199,7 @@ func (w Work) errnoOf(ctx context.Context, command Command) syscall.Errno {
 	return syscall.EIO
 }
 
-// tried does a command; a panic is an error like others.
+// tried executes a command; a panic becomes an error.
 func (w Work) tried(ctx context.Context, command Command) (err error) {
 	defer func() {
 		if reason := recover(); reason != nil {

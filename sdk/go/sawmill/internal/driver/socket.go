@@ -57,7 +57,7 @@ func filesOf(beside []byte) ([]*os.File, error) {
 	for i := range messages {
 		numbers, err := syscall.ParseUnixRights(&messages[i])
 		if err != nil {
-			continue // something else than descriptors
+			continue // not descriptors
 		}
 		for _, number := range numbers {
 			files = append(files, os.NewFile(uintptr(number), "from the host"))
@@ -72,7 +72,7 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// socketOf makes a connection of an open file, which it closes.
+// socketOf makes a connection from an open file, which it closes.
 func socketOf(file *os.File) (*net.UnixConn, error) {
 	defer file.Close()
 	conn, err := net.FileConn(file)

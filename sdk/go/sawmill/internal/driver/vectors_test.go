@@ -9,7 +9,7 @@ import (
 	"sawmill/internal/mockhost"
 )
 
-// What the golden packets say (crates/driver/tests/vectors/samples.rs has the same values).
+// The values of the golden packets (crates/driver/tests/vectors/samples.rs has the same values).
 
 type said struct {
 	kind  Kind
@@ -93,8 +93,7 @@ var answers = map[string][]answered{
 	"v1-two":      {{0x0102030405060708, 0}, {0xf1f2f3f4f5f6f7f8, 110}},
 }
 
-// eachVector calls check with each value and its golden packet.
-// It fails where one lacks the other.
+// eachVector calls check with each value and its golden packet. It fails if one lacks the other.
 func eachVector[V any](
 	t *testing.T, folder string, values map[string]V, check func(t *testing.T, v V, packet []byte),
 ) {

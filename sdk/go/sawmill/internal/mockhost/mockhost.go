@@ -1,5 +1,5 @@
-// Package mockhost is a host for tests: it says what a test wants, right or wrong. It encodes by
-// itself, so that a mistake of the driver's code does not hide here.
+// Package mockhost is a host for tests: it sends what a test wants, valid or not. It has its own
+// encoder, so that it cannot repeat a mistake of the driver's code.
 package mockhost
 
 import (
@@ -27,17 +27,17 @@ type Host struct {
 	listener *net.UnixListener
 }
 
-// Driver is one that has connected.
+// Driver is a driver that has connected.
 type Driver struct {
 	Control *net.UnixConn
-	// Lanes are the sockets of the queues, in the order in which they were handed;
-	// Memory goes with them.
+	// Lanes are the sockets of the queues, in the order in which they were sent; Memory is their
+	// memory.
 	Lanes  []*net.UnixConn
 	Memory [][]byte
 	t      testing.TB
 }
 
-// Command is what goes on the wire.
+// Command is a command on the wire.
 type Command struct {
 	Kind, Flags                                              uint32
 	Number, Address, Length, Offset, Records, Horizon, Floor uint64
@@ -55,7 +55,7 @@ func New(t testing.TB) *Host {
 	return &Host{path, t, listener}
 }
 
-// Accept takes a driver, and what it says first.
+// Accept accepts a driver and returns its first packet.
 func (h *Host) Accept() (*Driver, string) {
 	conn, err := h.listener.AcceptUnix()
 	if err != nil {
@@ -68,7 +68,7 @@ func (h *Host) Accept() (*Driver, string) {
 	return driver, text
 }
 
-// Hear takes a control packet; kind 0 when there are no more.
+// Hear receives a control packet; kind 0: there are no more.
 func (d *Driver) Hear() (kind uint32, text string) {
 	buffer := make([]byte, 65536)
 	n, err := d.Control.Read(buffer)
@@ -78,7 +78,7 @@ func (d *Driver) Hear() (kind uint32, text string) {
 	return binary.LittleEndian.Uint32(buffer), string(buffer[4:n])
 }
 
-// Say sends a control packet.
+// Say sends a control packet to the driver.
 func (d *Driver) Say(kind uint32, text string, files ...int) {
 	packet := append(make([]byte, 4), text...)
 	binary.LittleEndian.PutUint32(packet, kind)
@@ -86,11 +86,11 @@ func (d *Driver) Say(kind uint32, text string, files ...int) {
 	if len(files) > 0 {
 		beside = syscall.UnixRights(files...)
 	}
-	// A driver that has hung up is what some tests are about.
+	// Some tests need a driver that has hung up.
 	_, _, _ = d.Control.WriteMsgUnix(packet, beside, nil)
 }
 
-// Welcome says WELCOME with these options, hands one queue and says ATTACHED.
+// Welcome sends WELCOME with these options, one queue, and ATTACHED.
 func (d *Driver) Welcome(options string) {
 	d.Say(Welcome, "protocol=1\nname=mock\ngeneration=1\nhw_queues=1\nqueue_depth=8\n"+options)
 	lanes, text := 1, "queue=0\nmemory_bytes=1048576\n"
@@ -108,7 +108,7 @@ func (d *Driver) Welcome(options string) {
 	d.Say(Attached, "")
 }
 
-// lane makes a socket with memory, and gives the driver's two files.
+// lane makes a socket with memory, and returns the driver's two files.
 func (d *Driver) lane() []int {
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -164,14 +164,14 @@ func (d *Driver) Command(lane int, commands ...Command) {
 	d.Raw(lane, packet)
 }
 
-// Raw sends any bytes where commands are expected.
+// Raw sends arbitrary bytes in place of commands.
 func (d *Driver) Raw(lane int, packet []byte) {
 	if _, err := d.Lanes[lane].Write(packet); err != nil {
 		d.t.Error(err)
 	}
 }
 
-// Answer takes one answer.
+// Answer receives one answer.
 func (d *Driver) Answer(lane int) (number uint64, errno int32, err error) {
 	answer := make([]byte, 64)
 	n, err := d.Lanes[lane].Read(answer)
@@ -184,7 +184,7 @@ func (d *Driver) Answer(lane int) (number uint64, errno int32, err error) {
 	return binary.LittleEndian.Uint64(answer), int32(binary.LittleEndian.Uint32(answer[8:])), nil
 }
 
-// End says END everywhere, waits until the driver has closed every socket, and hangs up.
+// End sends END on every socket, waits until the driver has closed them all, and hangs up.
 func (d *Driver) End(reason string) {
 	d.Say(Finish, "reason="+reason+"\n")
 	for lane := range d.Lanes {
