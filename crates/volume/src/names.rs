@@ -306,7 +306,7 @@ fn delete_rest(
     Err(not_found(name))
 }
 
-/// Fences the writer of a volume. Returns the fence's sequence, or 0 if there is no writer to fence.
+/// Fences the writer of a volume. Returns the fence's sequence; 0 if there is no writer to fence.
 fn last_fence(world: &dyn World, store: &dyn ObjectStore, record: &VolumeRecord) -> Result<u64> {
     // A replica has no writer to fence. Its copier checks that the replica exists. A fence would
     // occupy a key that the source will use.

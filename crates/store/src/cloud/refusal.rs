@@ -3,8 +3,9 @@
 //! The protocol crate keeps status and body of an answer only in its error's text, so that is what
 //! is read here. Where the text quotes an answer, it is read from "Server returned" on.
 //!
-//! Invariants: the names of volumes, snapshots and buckets decide nothing, although URLs and answers
-//! repeat them. An answer that no rule knows is `Unavailable`, from which nobody concludes anything.
+//! Invariants: the names of volumes, snapshots and buckets decide nothing, although URLs and
+//! answers repeat them. An answer that no rule knows is `Unavailable`, from which nothing is
+//! concluded.
 //!
 //! Not here: what is done about an error (`client`), and the errors of files (`directory`).
 
@@ -76,7 +77,8 @@ pub(super) fn explain(error: Error) -> StoreError {
 }
 
 /// The text without URLs and keys, which an answer may repeat: a volume may be called
-/// `AccessDenied`. The address of a machine's own credentials stays, because it says what was asked.
+/// `AccessDenied`. The address of a machine's own credentials stays, because it says what was
+/// asked.
 fn without_keys(text: &str) -> String {
     let is_border = |c: char| c.is_whitespace() || "<>\"'".contains(c);
     let is_key =

@@ -169,8 +169,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a connection that ended is kept at the target",
         "link/src/target/mod.rs",
-        "        // Locked before it leaves the one table, so that nobody finds it in neither.\n",
-        "        std::mem::forget(Arc::clone(served));\n",
+        "        let mut leaving = self.leaving.lock();\n        if self.connections.write()",
+        "        std::mem::forget(Arc::clone(served));\n        \
+         let mut leaving = self.leaving.lock();\n        if self.connections.write()",
     ),
     mutant(
         "a target that was started anew believes whoever comes first",
