@@ -22,7 +22,7 @@ use sawmill_sim::trace::Trace;
 /// Runs the whole engine in a false world, by seed.
 #[derive(Parser)]
 struct Options {
-    /// Play this seed and tell its story.
+    /// Play this seed and print its story.
     #[arg(long)]
     seed: Option<u64>,
     /// Shrink the run of this seed, which breaks, to a short story.

@@ -15,7 +15,7 @@ func ParseSize(text string) (int64, error) {
 	}
 	size, err := strconv.ParseInt(number, 10, 64)
 	if err != nil || size <= 0 || size > math.MaxInt64>>shift {
-		return 0, fmt.Errorf("%q is no size: write it as 67108864 or 64M", text)
+		return 0, fmt.Errorf("%q is not a size: write it as 67108864 or 64M", text)
 	}
 	return size << shift, nil
 }

@@ -67,6 +67,6 @@ class Chunk:
             in_place = room >= 0 and address + length <= size_bytes
             if flag != FLAG_WRITE or length == 0 or not in_one_area or not in_place:
                 record = f"sector {sector}, sectors {sectors}, flag {flag}"
-                raise ProtocolError(f"{command} has a record that makes no sense: {record}")
+                raise ProtocolError(f"{command} has an invalid record: {record}")
             found.append((address, length, sequence))
         return found

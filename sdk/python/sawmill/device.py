@@ -73,7 +73,7 @@ def asked(
     found = options.asked(device, arguments)
     batch = found.get("mode", "plain") == "batch"
     if has(device, "write_chunk") and not batch and not has(device, "write"):
-        raise TypeError(f"{type(device).__name__} has `write_chunk` alone: say mode=\"batch\"")
+        raise TypeError(f"{type(device).__name__} has only `write_chunk`: set mode=\"batch\"")
     in_batches = batch and not has(device, "write_chunk")
     for name in METHODS if not coroutines else ("write",) if in_batches else ():
         if inspect.iscoroutinefunction(getattr(device, name, None)) and has(device, name):
@@ -92,5 +92,5 @@ def asked(
         found["read_only"] = 1
     for name, can in able.items():
         if found.setdefault(name, int(can)) and not can:
-            raise TypeError(f"{name} is asked for, and {type(device).__name__} has no such method")
+            raise TypeError(f"{name} is requested, but {type(device).__name__} has no such method")
     return found

@@ -128,7 +128,7 @@ def connect(
         return attach(path, device, wanted, replace=replace), None
     if replace:
         if name is None:
-            raise TypeError("say the name of the device that is to be taken over")
+            raise TypeError("give the name of the device to take over")
         return attach(host.running(name), device, wanted, replace=True), None
     started = Host(name, doors)
     try:

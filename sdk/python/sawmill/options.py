@@ -23,7 +23,7 @@ def size_bytes(text: int | str) -> int:
         return int(digits) * UNITS[unit]
     if isinstance(text, str) and text.isascii() and text.isdigit():
         return int(text)
-    raise ValueError(f"{text!r} is no size: say bytes, or a number with K, M, G or T behind it")
+    raise ValueError(f"{text!r} is not a size: use bytes, or a number followed by K, M, G or T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ def asked(device: object, arguments: dict[str, object]) -> dict[str, object]:
     """The options of arguments and attributes, as they are sent to the host."""
     unknown = sorted(set(arguments) - set(NAMES))
     if unknown:
-        raise TypeError(f"{unknown[0]!r} is no option; there are: {', '.join(NAMES)}")
+        raise TypeError(f"{unknown[0]!r} is not an option; the options are: {', '.join(NAMES)}")
     own = getattr(device, "options", None)
     found: dict[str, object] = {}
     for name in NAMES:
@@ -94,7 +94,7 @@ def spelled(name: str, value: object) -> object:
         return value
     if name not in TEXTS + SIZES + SECONDS and isinstance(value, int) and value >= 0:
         return int(value)
-    raise ValueError(f"option {name}={value!r} makes no sense")
+    raise ValueError(f"invalid value for option {name}: {value!r}")
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,6 @@ class Effective:
             for name in ("collision_area_size", "write_chunk_size", "metadata_bytes")
         )
         if batch and (areas == 0 or metadata > chunks):
-            raise ProtocolError("the host says sizes of chunks that make no sense")
+            raise ProtocolError("the host sent invalid chunk sizes")
         size, blocksize = facts.number("size"), facts.number("blocksize")
         return cls(batch, size, blocksize, areas, chunks, metadata, facts)

@@ -79,7 +79,7 @@ class Session:
         elif kind == Control.REFUSED:
             raise refused(facts)
         else:
-            raise ProtocolError(f"a packet {kind.name} in the midst of work")
+            raise ProtocolError(f"a packet {kind.name} after ATTACHED is unexpected")
         return kind
 
     def leave(self, failure: str | None = None) -> None:
@@ -95,7 +95,7 @@ class Session:
         try:
             wire.send(self.control, wire.encode(Control.LEAVE, facts))
         except HostGone:
-            log.debug("a host that is gone needs no farewell")
+            log.debug("the host is already gone: LEAVE not sent")
 
     def fail(self, error: BaseException) -> None:
         """Ends the connection for this reason, and wakes everything that waits for the host."""
@@ -192,7 +192,7 @@ def awaited(control: socket.socket, *kinds: Control) -> tuple[Control, Facts, li
         if kind == Control.REFUSED:
             raise refused(facts)
         if kind not in kinds:
-            raise ProtocolError(f"a packet {kind.name} where {kinds[0].name} belongs")
+            raise ProtocolError(f"received packet {kind.name}, expected {kinds[0].name}")
         if descriptors and kind != Control.QUEUE:
             raise ProtocolError(f"a packet {kind.name} with descriptors")
         return kind, facts, descriptors

@@ -90,7 +90,7 @@ class Facts(list[tuple[str, str]]):
         """The first value of this name, a number of zero or more."""
         value = self.get(name)
         if value is None or not (value.isascii() and value.isdigit()):
-            raise ProtocolError(f"the host says {name}={value} where a number belongs")
+            raise ProtocolError(f"the host sent {name}={value}, which is not a number")
         return int(value)
 
 
@@ -113,7 +113,7 @@ def decode(packet: bytes) -> tuple[Control, Facts]:
     try:
         text = packet[KIND.size :].decode()
     except UnicodeDecodeError:
-        raise ProtocolError("a control packet that is no text") from None
+        raise ProtocolError("a control packet that is not text") from None
     facts = Facts()
     for line in text.split("\n"):
         name, separator, value = line.partition("=")

@@ -79,7 +79,7 @@ class Call:
         counts = self.command.kind in (Kind.READ, Kind.WRITE) and type(result) is int
         if counts and result != length:
             return self.failed(
-                ValueError(f"`{self.method.__name__}` did {result} bytes of {length}")
+                ValueError(f"`{self.method.__name__}` transferred {result} of {length} bytes")
             )
         self._let_go()
         return ANSWER.pack(self.command.number, 0, 0)
@@ -125,7 +125,7 @@ class Worker:
         kind, address, length = command.kind, command.address, command.length
         method = self._methods.get(kind)
         if method is None:
-            raise ProtocolError(f"{command} is nothing that this driver said it can do here")
+            raise ProtocolError(f"{command} is not supported by this driver on this queue")
         if kind != Kind.CHUNK and address + length > self._size:
             raise ProtocolError(f"{command} reaches past the end of the device at {self._size}")
         if kind == Kind.READ:
@@ -168,4 +168,4 @@ class InBatches:
 def whole(result: object, length: int) -> None:
     """Fails a write that reports fewer bytes."""
     if type(result) is int and result != length:
-        raise ValueError(f"`write` did {result} bytes of {length}")
+        raise ValueError(f"`write` transferred {result} of {length} bytes")

@@ -118,7 +118,7 @@ class Chunks(Case):
             ("more than it has room for", good, {"records": 1 << 63}),
             ("outside of the queue's memory", good, {"offset": (1 << 20) - METADATA_BYTES}),
             ("flag 3", good, {"flag": 3}),
-            ("makes no sense: sector 0, sectors 0", [(0, 1, b"")], {}),
+            ("invalid record: sector 0, sectors 0", [(0, 1, b"")], {}),
             ("sector 2048", [(1 << 20, 1, b"a" * 512)], {}),
             ("sector 7, sectors 2", [(3584, 1, b"a" * 1024)], {}),
             ("sector 1, sectors 1", good + [(512, 2, b"")], {"broken": True}),

@@ -404,8 +404,8 @@ class Options(Case):
 
     def test_options_that_make_no_sense_are_named(self):
         for options, error, told in (
-            ({"sise": 1}, TypeError, "'sise' is no option"),
-            ({"size": "12Q"}, ValueError, "'12Q' is no size"),
+            ({"sise": 1}, TypeError, "'sise' is not an option"),
+            ({"size": "12Q"}, ValueError, "'12Q' is not a size"),
             ({"size": -1}, ValueError, "size"),
             ({"blocksize": "512"}, ValueError, "blocksize='512'"),
             ({"can_flush": True}, TypeError, "can_flush is asked for"),

@@ -14,7 +14,7 @@ from sawmill.wire import KIND, COMMAND, Control, Kind
 from test_plain import Able, Case, Ram
 
 
-class InHandShake(Case):
+class InHandshake(Case):
     """Packets before ATTACHED."""
 
     def raises(self, told, say):
@@ -145,8 +145,8 @@ class InWork(Case):
         self.raises("too long", lambda host: host.queues[0].socket.send(flushes))
 
     def test_control_packets_that_do_not_belong_here(self):
-        self.raises("WELCOME in the midst", lambda host: host.say(Control.WELCOME))
-        self.raises("HELLO in the midst", lambda host: host.say(Control.HELLO))
+        self.raises("WELCOME after ATTACHED", lambda host: host.say(Control.WELCOME))
+        self.raises("HELLO after ATTACHED", lambda host: host.say(Control.HELLO))
 
     def test_commands_of_any_bytes_never_kill_the_program(self):
         dice = random.Random("commands")

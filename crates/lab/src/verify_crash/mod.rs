@@ -131,7 +131,7 @@ struct SubjectArguments {
 #[derive(Args)]
 #[command(next_help_heading = "What is done to it, and who judges")]
 struct WorkArguments {
-    /// The workload: stamps (each sector says which write it belongs to), a file system (ext4, xfs,
+    /// The workload: stamps (each sector identifies its write), a file system (ext4, xfs,
     /// btrfs: each file proves its own content), or a command line with {device}, the block device.
     #[arg(long, value_name = "WORK", default_value = "stamps")]
     workload: String,

@@ -43,12 +43,12 @@ pub(super) struct Opening {
     #[arg(long)]
     pub(super) read_only: bool,
 
-    /// Accept a missing or unusable journal: its newest writes are lost, and the volume rolls back
-    /// to an earlier cut.
+    /// Accept the loss of a missing or unusable journal: the newest writes are lost, and the volume
+    /// rolls back to an earlier cut.
     #[arg(long, conflicts_with = "read_only")]
     accept_journal_loss: bool,
 
-    /// Accept that memory with accepted writes is lost (the journal says that it must exist).
+    /// Accept the loss of memory that holds accepted writes and that the journal requires.
     /// Flushed writes are kept.
     #[arg(long, conflicts_with = "read_only")]
     accept_memory_loss: bool,
@@ -71,7 +71,7 @@ pub(super) struct Tuning {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
     segment_age: Duration,
 
-    /// Sync the journal when an accepted write is this old, even if nobody flushes; 0: never.
+    /// Sync the journal when an accepted write is this old, even without a flush; 0: never.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
     log_age: Duration,
 

@@ -133,7 +133,8 @@ impl Plan<'_> {
         let Some(run) = self.runs.front_mut() else {
             // Not the end of the disk: a copy that stops here would be short, yet count as
             // complete.
-            let text = format!("the source says nothing of the bytes from {} on", self.at);
+            let at = self.at;
+            let text = format!("the source reports no allocation for the bytes from {at} on");
             return Err(Failure::new(Exit::Internal, text));
         };
         let most = if run.data { self.piece_bytes } else { HOLE_BYTES };

@@ -40,7 +40,7 @@ pub(in crate::command) struct Arguments {
     #[command(flatten)]
     nbd_memory: NbdMemory,
 
-    /// An option of the device; it overrides what the driver says: size=1073741824, mode=batch,
+    /// An option of the device; it overrides the driver's own value: size=1073741824, mode=batch,
     /// on_death=fail and others. docs/format/driver.md lists them all.
     #[arg(long = "option", value_name = "NAME=VALUE", value_parser = parse_option)]
     options: Vec<(String, String)>,

@@ -66,7 +66,7 @@ func (f Facts) All(name string) []string {
 func (f Facts) Number(name string) (int64, error) {
 	number, err := strconv.ParseInt(f.Get(name), 10, 64)
 	if err != nil || number < 0 {
-		return 0, fmt.Errorf("a control packet of the host says %s=%q, which is no number",
+		return 0, fmt.Errorf("a control packet of the host has %s=%q, which is not a number",
 			name, f.Get(name))
 	}
 	return number, nil
@@ -90,7 +90,7 @@ func decodeControl(packet []byte) (Kind, Facts, error) {
 		return 0, nil, fmt.Errorf("a control packet of unknown kind %d", kind)
 	}
 	if !utf8.ValidString(text) {
-		return 0, nil, fmt.Errorf("a control packet of kind %d that is no text", kind)
+		return 0, nil, fmt.Errorf("a control packet of kind %d that is not text", kind)
 	}
 	var facts Facts
 	for _, line := range strings.Split(strings.TrimSuffix(text, "\n"), "\n") {

@@ -52,7 +52,7 @@ func StartHost(ctx context.Context, name string, doors []string) (*Host, error) 
 	// A file, not a pipe: the host still writes when this process is dead.
 	told, err := os.CreateTemp("", "sawmill-host-")
 	if err != nil {
-		return nil, fmt.Errorf("no file for what the host says: %w", err)
+		return nil, fmt.Errorf("cannot create a file for the output of the host: %w", err)
 	}
 	defer told.Close()
 	defer os.Remove(told.Name())

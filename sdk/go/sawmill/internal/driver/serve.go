@@ -73,7 +73,7 @@ func (s *Session) Leave(failure error) error {
 		facts = Facts{}.With("outcome", "failed").With("message", failure.Error())
 	}
 	if _, err := s.control.Write(encodeControl(Leave, facts)); err != nil {
-		return fmt.Errorf("cannot take leave of the host: %w", err)
+		return fmt.Errorf("cannot send LEAVE to the host: %w", err)
 	}
 	return nil
 }

@@ -63,7 +63,7 @@ pub(in crate::command) struct Arguments {
     #[arg(long, value_name = "KIND", value_enum, default_value_t = Kind::Full)]
     kind: Kind,
 
-    /// An option of the device; it overrides what the driver says. May be repeated. See `sawmill
+    /// An option of the device; it overrides the driver's own value. May be repeated. See `sawmill
     /// run`.
     #[arg(long = "option", value_name = "NAME=VALUE", value_parser = super::run::parse_option)]
     options: Vec<(String, String)>,
