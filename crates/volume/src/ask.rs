@@ -1,8 +1,8 @@
-//! Many gets or puts at once, waited for in order: for recovery, checks and commands, which may
-//! wait.
+//! Many gets or puts in parallel, awaited in order: for recovery, checks and commands, which may
+//! block.
 //!
 //! Not here: retries (the client of `sawmill_store`), decoding, and what a missing object means to
-//! who asked.
+//! the caller.
 
 use std::ops::Range;
 use std::sync::mpsc::{channel, sync_channel};
@@ -15,7 +15,7 @@ use sawmill_store::{Bodies, Class, Get, ObjectStore, Put, PutOutcome, StoreError
 
 use crate::{Error, ErrorKind, limits};
 
-/// A get and its outcome: `None` means the store said, definitely, that the object is not there.
+/// A get and its outcome: `None` means the store's definite answer that it has no such object.
 pub(crate) type Answer = crate::Result<Option<Bytes>>;
 
 /// A get that takes no more memory than an object of the key's kind can fill.
@@ -36,7 +36,7 @@ fn object_bytes_max(key: &str) -> u64 {
     }
 }
 
-/// Gets all of `wanted` side by side and returns the answers in the same order.
+/// Gets all of `wanted` in parallel and returns the answers in the same order.
 pub(crate) fn get_all(
     store: &dyn ObjectStore,
     wanted: Vec<(String, Option<Range<u64>>)>,
@@ -47,7 +47,7 @@ pub(crate) fn get_all(
     for (index, (key, range)) in wanted.into_iter().enumerate() {
         let tell = tell.clone();
         let done = Box::new(move |outcome| {
-            // The asker waits for all answers, so it is there.
+            // The caller waits for all answers, so the receiver still exists.
             let _ = tell.send((index, outcome));
         });
         store.get(want(key, range, class), done);
@@ -63,7 +63,7 @@ pub(crate) fn get_all(
     answers
 }
 
-/// Puts all of `objects` side by side. One that is there already is fine: their names are random.
+/// Puts all of `objects` in parallel. One that exists already is fine: their names are random.
 pub(crate) fn put_all(
     store: &dyn ObjectStore,
     objects: Vec<(String, Vec<u8>)>,
@@ -71,7 +71,7 @@ pub(crate) fn put_all(
     put_as_made(store, objects.into_iter().map(Ok))
 }
 
-/// The same, each while the next one is still being made.
+/// As [`put_all`], but each is put while the next one is still being made.
 pub(crate) fn put_as_made(
     store: &dyn ObjectStore,
     objects: impl IntoIterator<Item = crate::Result<(String, Vec<u8>)>>,
@@ -82,7 +82,7 @@ pub(crate) fn put_as_made(
         let (key, body) = object?;
         let tell = tell.clone();
         let done = Box::new(move |outcome: sawmill_store::Result<PutOutcome>| {
-            // Who asked may have given up.
+            // The caller may have given up.
             let _ = tell.send(outcome);
         });
         store.put(
@@ -105,8 +105,8 @@ pub(crate) fn get(
     answers.pop().unwrap_or(Ok(None))
 }
 
-/// Reads once more what is damaged: it may have been garbled on the way, and then the store has it
-/// whole.
+/// Reads a damaged object once more: it may have been garbled in transit and be intact in the
+/// store.
 pub(crate) fn again_if_damaged<T>(mut read: impl FnMut() -> crate::Result<T>) -> crate::Result<T> {
     match read() {
         Err(error) if error.kind() == ErrorKind::Corrupt => read(),
@@ -122,7 +122,7 @@ fn found(outcome: sawmill_store::Result<Bytes>) -> Answer {
     }
 }
 
-/// A store's failure, in the words of the waist.
+/// Converts a store's failure to an error of a block device.
 pub(crate) fn store_error(error: &StoreError) -> Error {
     let kind = match error.kind() {
         StoreErrorKind::NotFound => ErrorKind::NotFound,

@@ -1,9 +1,9 @@
-//! What every part of an open volume knows: its record, its epoch, the world around it, how well it
-//! is, and its counters.
+//! What every part of an open volume shares: its record, its epoch, its world, its state and its
+//! counters.
 //!
 //! Invariant: only the size, the state and the counters change. Not here: what a write
-//! ([`crate::write`]), a read ([`crate::read`]) and the engine ([`crate::engine`]) need beside
-//! this.
+//! ([`crate::write`]), a read ([`crate::read`]) and the engine ([`crate::engine`]) need in
+//! addition.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! What the journal and the read cache need of a local disk ([`Disk`]), and how the journal's is
-//! found and made ([`Disks`]). No default methods, so that false disks can stand in their place.
+//! found and made ([`Disks`]). No default methods, so that test doubles can replace them.
 //!
 //! Not here: direct I/O and the alignment that it wants (`sawmill_sys`), and the ring and the slots
 //! on a disk (`journal`, `cache`).
@@ -54,10 +54,10 @@ impl Disk for DirectFile {
     }
 }
 
-/// The right to a name, until dropped.
+/// The exclusive lock of a name, held until dropped.
 pub type Lock = Box<dyn Any + Send + Sync>;
 
-/// What has a name.
+/// What exists under a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
     /// Nothing.
@@ -73,19 +73,19 @@ pub enum Seen {
 
 /// The local disks of a machine, by path.
 pub trait Disks: Send + Sync {
-    /// Takes the right to whatever has this name, now or later. `WouldBlock`: somebody else has it.
+    /// Locks this name, for whatever has it now or later. `WouldBlock`: it is locked already.
     fn lock(&self, path: &Path) -> io::Result<Lock>;
-    /// Takes the right to the file that has this name now, by whatever other names it is known too.
-    /// Nothing has it, or it is a device, whose right goes with its name: nothing is taken.
+    /// Locks the file that has this name now, and so under all of its other names. Locks nothing if
+    /// there is no file, or if it is a device, which is locked by name alone.
     fn lock_file(&self, path: &Path) -> io::Result<Lock>;
-    /// What has this name.
+    /// Returns what exists under this name.
     fn look(&self, path: &Path) -> Seen;
     /// Opens what has this name.
     fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>>;
-    /// Makes a file of zeroes, durably. Fails when the name is taken or the space is not there.
+    /// Makes a file of zeroes, durably. Fails when the name is taken or space is short.
     fn make(&self, path: &Path, len_bytes: u64) -> io::Result<Arc<dyn Disk>>;
-    /// Gives a file another name. What has that name already may be refused (`AlreadyExists`), and
-    /// is never replaced by [`RealDisks`].
+    /// Renames a file. If the new name is taken, this may fail (`AlreadyExists`); [`RealDisks`]
+    /// never replaces the other file.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
@@ -134,7 +134,7 @@ impl Disks for RealDisks {
     }
 }
 
-/// A disk and the right to write it.
+/// A disk and the lock of its writer.
 pub(crate) struct LockedDisk {
     #[expect(dead_code, reason = "held for as long as the disk is used")]
     pub(crate) lock: FileLock,

@@ -1,7 +1,8 @@
 //! One writer at a time: the segment that begins an attachment and ends the one before it.
 //!
-//! Invariant: a fence is created, never put over anything, so of two writers at the end of the log
-//! one is fenced. Not here: how a writer learns that it was fenced ([`crate::watch`]).
+//! Invariant: a fence is put by conditional create and never replaces an object, so of two writers
+//! at the end of the log one is fenced. Not here: how a writer learns that it was fenced
+//! ([`crate::watch`]).
 
 use bytes::Bytes;
 use sawmill_format::ids::PutId;
@@ -14,12 +15,12 @@ use crate::recovery::end::LogEnd;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result, limits};
 
-/// What an attachment takes with its fence: an epoch of its own.
+/// What an attachment claims with its fence: an epoch of its own.
 ///
-/// Epochs grow, by steps of chance. Where histories parted (a store was copied, or put back from a
-/// backup), each goes on from the same epoch to another one, so that equal epochs mean one history:
-/// what is known by its epoch (frames in the read cache, a journal, its memory) is never taken for
-/// another history's.
+/// Epochs grow by random steps. Where histories diverge (a store was copied, or restored from a
+/// backup), each continues from the same epoch to a different one. So equal epochs mean one
+/// history: what an epoch identifies (frames in the read cache, a journal, its memory) is never
+/// mistaken for another history's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) epoch: u64,
@@ -27,7 +28,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// A new claim behind epoch `after`.
+    /// A new claim, with an epoch above `after`.
     pub(crate) fn after(after: u64, world: &dyn World) -> Result<Self> {
         let [a, b, c, d, ..] = world.random()?;
         let step = 1 + u64::from(u32::from_le_bytes([a, b, c, d]));
@@ -39,9 +40,8 @@ impl Claim {
     }
 }
 
-/// Puts the fence of `claim` at the end of the log, and moves `end` behind it. Returns its
-/// sequence. A segment that got there first is another writer's: the log has grown, so this attach
-/// begins again.
+/// Puts the fence of `claim` at the end of the log, and moves `end` past it. Returns its sequence.
+/// If another writer's segment is there already, the log has grown: this attach starts over.
 pub(crate) fn fence(
     store: &dyn ObjectStore,
     record: &VolumeRecord,
@@ -96,7 +96,7 @@ pub(crate) fn fence(
 /// Whether a store must be able to keep two writers apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fencing {
-    /// It must: it is asked to show that it can.
+    /// It must, and a probe has to prove it.
     Demanded,
     /// The user guarantees that there is one writer.
     Waived,

@@ -1,10 +1,10 @@
-//! Flattening a clone: what still lies in its ancestors is written anew into segments of its own,
-//! and then the pins go.
+//! Flattening a clone: data that still lies in its ancestors is rewritten into the clone's own
+//! segments, and then the pins are released.
 //!
-//! Through the ordinary path, in address order: read, and write the same at the same place. So
-//! nobody else may write meanwhile; who calls has attached the volume for this alone. Invariant:
-//! pins go only when neither of the newest two checkpoints lists a segment of an ancestor, also no
-//! dead one that a snapshot needs.
+//! Data is read and written back to the same address, through the ordinary path, in address order.
+//! So there must be no other writes meanwhile; the caller has attached the volume for this alone.
+//! Invariant: pins are released only when neither of the newest two checkpoints lists a segment of
+//! an ancestor, not even a dead one that a snapshot needs.
 
 use sawmill_device::BlockDeviceExt;
 use sawmill_store::ObjectStore;
@@ -17,15 +17,15 @@ use crate::volume::Volume;
 use crate::world::{RealWorld, World};
 use crate::{ErrorKind, Result, limits};
 
-/// Bytes of the map looked at at once, and bytes copied at once.
+/// Bytes of disk looked up at once, and bytes copied at once.
 const STEP_BYTES: u64 = 1 << 30;
 const COPY_BYTES: u64 = limits::RECORD_PAYLOAD_BYTES_MAX;
 
 impl Volume {
-    /// Writes anew what lies in ancestors; nobody else may write meanwhile. `progress` hears how
-    /// far it is, of how much. Returns the bytes written.
+    /// Rewrites the data that lies in ancestors; there must be no other writes meanwhile.
+    /// `progress` gets the bytes of disk done, and their total. Returns the bytes written.
     pub fn flatten(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<u64> {
-        // What was written since is not inherited any more.
+        // What has been overwritten must not count as inherited any more.
         self.wait(Safety::Stored, None)?;
         let (mut at, mut moved_bytes) = (0, 0);
         while at < self.attachment.record.size_bytes {
@@ -54,8 +54,8 @@ impl Volume {
     }
 }
 
-/// Lets go of the ancestors of a volume, if neither of its newest two checkpoints needs any of
-/// them; says whether. A volume without ancestors needs none.
+/// Releases the ancestors of a volume, if neither of its newest two checkpoints needs any of them.
+/// Returns whether it needs none now; a volume without ancestors needs none.
 pub fn release_ancestors(store: &dyn ObjectStore, name: &str) -> Result<bool> {
     release_ancestors_in(&RealWorld::default(), store, name)
 }
@@ -74,7 +74,7 @@ pub fn release_ancestors_in(
     }
     let before = match checkpoint::newest_below(store, record.volume_id, newest.number) {
         Ok(before) => before.checkpoint,
-        // There is but one yet, the first, and it is all the clone inherited.
+        // Only the first checkpoint exists yet, and it lists all that the clone inherited.
         Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(false),
         Err(error) => return Err(error),
     };

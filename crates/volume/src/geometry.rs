@@ -1,6 +1,6 @@
 //! What doors see of a volume, through its resizes.
 //!
-//! Invariant: only the size changes. Not here: what a resize takes ([`crate::engine`]).
+//! Invariant: only the size changes. Not here: how a resize is done ([`crate::engine`]).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -22,7 +22,7 @@ impl ResizableGeometry {
         Geometry { size_bytes: self.size_bytes.load(Relaxed), ..self.fixed }
     }
 
-    /// From now on, the disk has another size. Only the engine resizes.
+    /// Sets the disk's size. Only the engine calls this.
     pub(crate) fn resize(&self, size_bytes: u64) {
         self.size_bytes.store(size_bytes, Relaxed);
     }

@@ -1,4 +1,5 @@
-//! Reading what is there, changing nothing: for people with a question or a broken volume.
+//! Reads journals and volumes without changing them: for operators who examine a volume, broken or
+//! not.
 //!
 //! Not here: verifying what a volume keeps (`check`), an open volume (`status`), and printing (the
 //! binary).
@@ -27,7 +28,7 @@ use crate::{Error, ErrorKind, Result};
 /// What a journal holds.
 #[derive(Clone, Debug)]
 pub struct JournalReport {
-    /// Whose it is.
+    /// The volume that it belongs to.
     pub volume_id: VolumeId,
     /// The newest superblock.
     pub superblock: Superblock,
@@ -51,7 +52,7 @@ pub struct JournalReport {
     pub epochs: Option<(u64, u64)>,
 }
 
-/// A write in a journal that its store had not.
+/// A write in a journal that its store did not have.
 #[derive(Clone, Copy, Debug)]
 pub struct UnstoredWrite<'a> {
     /// Where in the log.
@@ -64,7 +65,7 @@ pub struct UnstoredWrite<'a> {
     pub payload: Option<&'a [u8]>,
 }
 
-/// A volume as the store has it, for one that is not served here.
+/// A volume's state in the store, for a volume that is not served here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AtRest {
     /// Size of the disk.
@@ -113,8 +114,8 @@ pub fn checkpoint(
     checkpoints::read(store, record.volume_id, number)
 }
 
-/// The journal at `path`, as the disk has it. (What only lives in memory after a crash is not
-/// looked at.)
+/// The journal at `path`, as it is on the disk. (Records that only memory holds after a crash are
+/// not read.)
 pub fn journal(path: &Path) -> Result<JournalReport> {
     journal_on(open_journal(path)?, &path.display().to_string())
 }
@@ -124,9 +125,9 @@ pub fn journal_on(disk: Arc<dyn Disk>, name: &str) -> Result<JournalReport> {
     read_journal(disk, name).map(|(report, ..)| report)
 }
 
-/// What a journal holds and the store had not, as far as its superblock knew: each of its writes in
-/// order, to `each`. Some may have been stored since. For a journal that is refused because others
-/// have attached.
+/// Passes to `each`, in order, the writes of a journal that the store did not have according to the
+/// journal's superblock. Some may have been stored since. For a journal that is refused because
+/// others have attached the volume.
 pub fn unstored_of_journal(
     path: &Path,
     each: &mut dyn FnMut(&UnstoredWrite<'_>) -> Result<()>,

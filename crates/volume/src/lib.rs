@@ -18,11 +18,12 @@
 //! ```
 //!
 //! The paths, one module each: `write` (a write or a flush to its answer), `read` (a read),
-//! `engine` (records to segments, checkpoints, deletes), `open` and `recovery` (after anything),
-//! `cuts` (snapshots, the past, clones), [`replicate`] (a second store). The places: `journal` (the
-//! log on the local disk), `segment` (batches as objects), [`map`] (address to location), [`cache`]
-//! (frames on the local disk). What you can look at: [`status`], [`inspect`], [`check`], and
-//! beforehand [`forecast`]. What you can choose: [`options`], within [`limits`].
+//! `engine` (records to segments, checkpoints, deletes), `open` and `recovery` (an attach, after
+//! any kind of crash), `cuts` (snapshots, the past, clones), [`replicate`] (a second store). The
+//! places: `journal` (the log on the local disk), `segment` (batches as objects), [`map`] (address
+//! to location), [`cache`] (frames on the local disk). What you can look at: [`status`],
+//! [`inspect`], [`check`], and beforehand [`forecast`]. What you can choose: [`options`], within
+//! [`limits`].
 //!
 //! *Accepted* survives the death of the process, *logged* survives power loss, *stored* survives
 //! the loss of the machine. Not here: doors, async code, the environment, printing.

@@ -37,11 +37,11 @@ pub const SEGMENT_BYTES_MAX: u32 = 64 << 20;
 /// The most records one batch takes: bounds the header of a segment at 4 MiB.
 pub const SEGMENT_RECORDS_MAX: usize = sized(128 * KIB, 24) as usize;
 
-/// Buffers that segments are built in have multiples of this size, so that almost equal ones fit
-/// the same.
+/// The buffers that segments are built in are multiples of this size, so that segments of almost
+/// equal size fit the same buffer.
 pub const BUFFER_STEP_BYTES: usize = sized(256 * KIB, 8 * KIB) as usize;
 
-/// Usual and largest number of segments on their way to the store.
+/// Usual and largest number of segments in flight to the store.
 pub const UPLOADS_DEFAULT: u32 = 6;
 /// See [`UPLOADS_DEFAULT`].
 pub const UPLOADS_MAX: u32 = sized(32, 8) as u32;
@@ -54,8 +54,8 @@ const _: () =
     assert!((UPLOADS_MAX as u64) + MOVED_UPLOADS_EXTRA + UNDO_UPLOADS_EXTRA < FENCE_WINDOW);
 /// A rollback takes two segments: the snapshot that undoes it, then the rollback.
 pub const UNDO_UPLOADS_EXTRA: u64 = 1;
-/// Collection may have so many segments on their way beyond the limit of uploads: else writers that
-/// keep all of them busy would keep garbage from ever being collected.
+/// Collection may have this many segments in flight beyond the limit of uploads: otherwise writers
+/// that use up the limit would keep garbage from ever being collected.
 pub const MOVED_UPLOADS_EXTRA: u64 = 1;
 
 /// Usual size of the journal.
@@ -73,7 +73,7 @@ const _: () = assert!(
 /// than 2.3 GiB, writes of 4 KiB in one of more than 16 GiB; discards and zeroes, which take 80
 /// bytes each, after 320 MiB.
 pub const RECORDS_UNSTORED_MAX: usize = sized(4 * MIB, 60) as usize;
-// A journal of the usual size is full of data before, however small the blocks that are written.
+// A journal of the usual size is full before that, however small the writes.
 const _: () = assert!(
     cfg!(feature = "small-limits")
         || RECORDS_UNSTORED_MAX as u64 * (RECORD_HEADER_BYTES as u64 + 512)
@@ -99,14 +99,14 @@ pub const ROLL_FORWARD_PARALLEL_MAX: usize = sized(32, 3) as usize;
 /// The log is written to the journal disk in spans of about this size: each costs a wake of the
 /// journal's thread and one of the engine's.
 pub const SPAN_BYTES: u64 = sized(MIB, 4 * KIB);
-// A writer that waits for staging memory waits for less than a span to become one.
+// The staging ring must not fill up before a whole span is waiting to be written.
 const _: () = assert!(STAGING_BYTES_MIN >= SPAN_BYTES + RECORD_PAYLOAD_BYTES_MAX + 8 * KIB);
-/// Bytes logged after which the superblock learns of it even when nobody else writes one.
+/// After this many logged bytes a superblock records them, even if nothing else writes one.
 pub const MARK_BYTES: u64 = sized(32 * MIB, 64 * KIB);
 /// Bytes of a journal read at once by a scan.
 pub const SCAN_BYTES: u64 = sized(2 * MIB, 16 * KIB);
-/// The first such read; each next one is twice as long. Mostly little is left to scan, and somebody
-/// waits.
+/// The first such read; each next one is twice as long. Usually little is left to scan, and an
+/// attach waits for it.
 pub const SCAN_BYTES_FIRST: u64 = sized(64 * KIB, 4 * KIB);
 
 /// The smallest journal for a volume with batches of `segment_bytes`: four times that. One batch is
@@ -119,17 +119,17 @@ pub const fn journal_bytes_min(segment_bytes: u32) -> u64 {
     if four_batches > floor { four_batches } else { floor }
 }
 
-/// Positions never get here: at 10 GiB a second it takes 13 years of writing. What claims to lie
-/// beyond is damage, and refused before anything is added to it.
+/// Positions never get here: at 10 GiB a second it takes 13 years of writing. A position beyond it
+/// is damage, and is refused before any arithmetic with it.
 pub const POSITION_MAX: u64 = 1 << 62;
 
 /// Segment sequences are kept in 32 bits in memory; a volume that reaches this many stops for good.
 /// At a segment of 8 MiB that is 32 PiB written.
 pub const SEQUENCE_MAX: u64 = u32::MAX as u64 - 2 * FENCE_WINDOW;
 
-/// The longest object of each kind that is read as a whole: what claims more is damage, and takes
-/// no memory. A checkpoint of this size names 19 million segments: 150 TiB of them at their usual
-/// size.
+/// The longest object of each kind that is read as a whole: one that claims to be longer is
+/// damaged, and no memory is allocated for it. A checkpoint of this size names 19 million segments:
+/// 150 TiB of them at their usual size.
 pub const CHECKPOINT_BYTES_MAX: u64 = GIB;
 /// A part is one group of addresses; each extent takes 12 bytes or less.
 pub const MAP_PART_BYTES_MAX: u64 = 512 * MIB;
@@ -152,21 +152,21 @@ pub const JOURNAL_NARROW_BYTES_MAX: u64 = sized(16 * MIB, 64 * KIB);
 /// Bytes of address space in one area of the wide layer.
 pub const JOURNAL_WIDE_AREA_BYTES: u64 = sized(16 * GIB, 128 * KIB);
 
-/// Live data that collection plans to move at once is at least so many segments: a plan is one pass
-/// over the map.
+/// One plan of collection may move at least this many segments of live data, because each plan
+/// costs a pass over the map.
 pub const GC_PLAN_SEGMENTS: u64 = sized(8, 3);
-/// More is planned at once for a large map: so many bytes for each of its extents.
+/// A plan for a large map may be larger: this many bytes for each of its extents.
 pub const GC_PLAN_BYTES_PER_EXTENT: u64 = 16;
 /// The longest hole between two pieces of victims that is plugged with other segments' data.
 pub const GC_HOLE_BYTES_MAX: u64 = sized(8 * KIB, 600);
 /// The most extents of one moved segment: bounds its header at 5 MiB.
 pub const GC_EXTENTS_MAX: usize = sized(128 * KIB, 40) as usize;
-/// Frames between two wanted ones that are fetched along rather than asked around.
+/// Two wanted frames with at most this many between them are fetched by one request.
 pub const GC_GAP_FRAMES_MAX: u32 = sized(4, 2) as u32;
 
-/// Checkpoints that begin retained moments, in one retention window: each checkpoint repeats their
-/// list (some 80 bytes each). A moment is had by rolling forward from one of them, so through this
-/// part of the window's log at most.
+/// Checkpoints in one retention window from which retained moments start: each checkpoint repeats
+/// their list (some 80 bytes each). A moment is rebuilt by rolling forward from one of them,
+/// through at most this fraction of the window's log.
 pub const RETAINED_PER_WINDOW_MAX: u64 = sized(256, 3);
 
 /// `check` lists at most this many effects of one damaged object, and counts the rest.

@@ -1,10 +1,10 @@
-//! Volumes by name: create, find, list, rename, delete. What a name means is said by numbered
-//! records of its own (`ledger`); everything else of a volume lives under its id, so that a name
-//! can be given again without meeting old data.
+//! Volumes by name: create, find, list, rename, delete. Numbered records of each name (`ledger`)
+//! define its volume; everything else of a volume is stored under its id, so that a name can be
+//! reused without meeting old data.
 //!
 //! Invariant: a volume has one name at any moment, from the put that creates the first to the put
-//! of the word that deletes it; a rename is one put too. Two names come from an older version: then
-//! nothing deletes the volume before one of them is gone.
+//! of the word that deletes it; a rename is a single put too. An older version may have left two
+//! names: then nothing deletes the volume before one of them is gone.
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
@@ -31,7 +31,7 @@ mod lost;
 
 pub use lost::{Unnamed, name_unnamed, unnamed};
 
-/// How often something is tried anew because somebody else was faster.
+/// How often an operation is retried after another command was faster.
 const TRIES_MAX: u32 = 8;
 
 /// One volume of a store.
@@ -87,7 +87,7 @@ pub fn create_in(
         created_unix_ms: world.unix_ms(),
         name: name.to_owned(),
     };
-    // The first checkpoint goes first: a name that can be found can be opened.
+    // The first checkpoint is put before the name: a name that can be found can be opened.
     let first = Checkpoint {
         volume_id,
         put_id: PutId(world.random()?),
@@ -109,8 +109,8 @@ pub fn create_in(
     };
     put(store, &checkpoint_key(volume_id, 1), first.encode())?;
     ledger::claim(world, store, name, &record)?.ok_or_else(|| {
-        // Somebody was faster; what we made is ours alone. A failure leaves one small object
-        // behind.
+        // Another command was faster; only this one knows its checkpoint. If the delete fails, one
+        // small object is left behind.
         let _ = Blocking(store).delete(vec![checkpoint_key(volume_id, 1)], Class::Background);
         exists(name)
     })
@@ -122,8 +122,8 @@ pub fn find(store: &dyn ObjectStore, name: &str) -> Result<VolumeRecord> {
     ledger::look(store, name)?.volume.ok_or_else(|| not_found(name))
 }
 
-/// As [`find`], for somebody who goes on to write: no rename or delete that was given up before can
-/// happen to it later.
+/// As [`find`], for a caller that goes on to write: no rename or delete that was abandoned before
+/// can take effect later.
 pub(crate) fn find_for_good(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -133,7 +133,8 @@ pub(crate) fn find_for_good(
     ledger::settle(world, store, name)?.volume.ok_or_else(|| not_found(name))
 }
 
-/// After a writer has put its fence: a delete that did not meet that fence has to be seen here.
+/// Called after a writer has put its fence: a delete that did not meet the fence must be visible
+/// now.
 pub(crate) fn demand_undeleted(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -153,11 +154,10 @@ pub fn list(store: &dyn ObjectStore) -> Result<Vec<Listed>> {
     ledger::all(store)
 }
 
-/// Gives a volume another name. It keeps its id, and with it its data, its journals and whoever has
-/// it open.
+/// Renames a volume. It keeps its id, and with it its data, its journals and its open attachments.
 ///
-/// The old name's record says where it goes; it goes with the put of the new name's. A crash before
-/// that leaves the old name, and whoever uses it next ends the attempt.
+/// A record of the old name announces the new one; the volume moves with the put of the new name's
+/// record. A crash before that leaves the old name, and its next use cancels the attempt.
 pub fn rename(store: &dyn ObjectStore, old: &str, new: &str) -> Result<VolumeRecord> {
     rename_in(&RealWorld::default(), store, old, new)
 }
@@ -185,7 +185,7 @@ pub fn rename_in(
         let number = to.number + 1;
         let is_named = match to.volume {
             Some(there) if there.volume_id != record.volume_id => return Err(exists(new)),
-            // The other name of two: the old one moves to where that one is claimed anew.
+            // The volume has both names: the old one moves to a new claim of the other.
             Some(_) => ledger::append(world, store, new, number, NameStep::Claims, &record)?,
             None => None,
         };
@@ -205,7 +205,7 @@ pub fn rename_in(
     Err(busy(old))
 }
 
-/// Another name of the same volume, if the volume's words or a list tell of one.
+/// Another name of the same volume, if the volume's words or a list show one.
 fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<String>> {
     let said = words::newest(store, record.volume_id)?.name;
     if check_name(&said).is_ok()
@@ -221,13 +221,13 @@ fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<S
     Ok(list(store)?.into_iter().find(same).map(|listed| listed.name))
 }
 
-/// Deletes a volume. A writer that has it attached is fenced first, and the last fence stays behind
-/// for ever, so that the writer cannot take its absence for success. What clones still need goes
+/// Deletes a volume. A writer that has it attached is fenced first, and that last fence is kept for
+/// ever, so that the writer can never take its data for stored. What clones still need is deleted
 /// with the last of them.
 ///
-/// The name's record says that it ends; name and volume go with the put of the word that it is
-/// deleted. What dies before that leaves the volume; after it, the same delete again removes what
-/// is left.
+/// A record of the name announces the delete; the put of the word `Deleted` ends name and volume. A
+/// delete interrupted before that put leaves the volume; after one interrupted later, the same
+/// delete again removes what is left.
 pub fn delete(store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
     delete_in(&RealWorld::default(), store, name)
 }
@@ -264,7 +264,7 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
     Err(busy(name))
 }
 
-/// What a delete that died has left, removed.
+/// The remains of an interrupted delete, now removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
     /// The volume that had the name.
@@ -273,7 +273,7 @@ pub struct Finished {
     pub deleted: Deleted,
 }
 
-/// Removes what is left of a volume whose delete died: nobody can have it any more.
+/// Removes what an interrupted delete has left of a volume, which cannot be attached any more.
 pub fn finish_delete(store: &dyn ObjectStore, name: &str) -> Result<Finished> {
     let world = RealWorld::default();
     check_name(name)?;
@@ -296,8 +296,8 @@ fn delete_rest(
     {
         let volume_id = newest.volume.volume_id;
         let deleted = remove(world, store, volume_id)?;
-        // Clones may have kept everything. What is said to be gone costs its journal: a volume that
-        // was revived meanwhile is not.
+        // The journal of a volume that is reported gone may be removed, so one revived meanwhile is
+        // not reported.
         let is_told = deleted.objects > 0 || !deleted.pinned_by.is_empty();
         if is_told && words::newest(store, volume_id)?.is_gone() {
             return Ok(Finished { volume_id, deleted });
@@ -306,10 +306,10 @@ fn delete_rest(
     Err(not_found(name))
 }
 
-/// Fences the writer of a volume. Returns the fence's sequence; 0 if there is no writer to fence.
+/// Fences the writer of a volume and returns the fence's sequence; 0: there is no fence.
 fn last_fence(world: &dyn World, store: &dyn ObjectStore, record: &VolumeRecord) -> Result<u64> {
-    // A replica has no writer to fence. Its copier checks that the replica exists. A fence would
-    // occupy a key that the source will use.
+    // A replica has no writer to fence, and its copier checks whether the replica still exists. A
+    // fence would take the place of the source's next segment.
     if replica(store, record.volume_id)?.is_some() {
         return Ok(0);
     }
@@ -318,7 +318,7 @@ fn last_fence(world: &dyn World, store: &dyn ObjectStore, record: &VolumeRecord)
             let claim = Claim::after(end.epoch, world)?;
             fence(store, record, &mut end, claim, world)
         }
-        // A volume too damaged to be opened can still be deleted, but then nobody is kept out.
+        // A volume too damaged to be opened can still be deleted, but then no writer is fenced.
         Err(error) if is_lost(error.kind()) => Ok(0),
         Err(error) => Err(error),
     }
@@ -335,7 +335,7 @@ fn replica(
     }
 }
 
-/// Lets go of what a deleted volume holds, and removes it if nobody holds it.
+/// Releases what a deleted volume pins, and removes the volume if nothing pins it.
 fn remove(world: &dyn World, store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Deleted> {
     // If its checkpoint is lost, its pins stay in the base; `check` of the base reports them.
     let lineage = match checkpoint::newest(store, volume_id) {
@@ -343,7 +343,7 @@ fn remove(world: &dyn World, store: &dyn ObjectStore, volume_id: VolumeId) -> Re
         Err(error) if is_lost(error.kind()) => Vec::new(),
         Err(error) => return Err(error),
     };
-    // A writer from before a fail-back may still wake up: keep the fence that stops it.
+    // A writer from before a fail-back may still resume: keep the fence that stops it.
     let was_written = replica(store, volume_id)?.is_some_and(|role| role.kind != RoleKind::Replica);
     let ancestors = let_go(world, store, &PinHolder { clone_id: volume_id, lineage: &lineage })?;
     let mut deleted = remove_objects(world, store, volume_id, was_written)?;
@@ -368,7 +368,7 @@ fn not_found(name: &str) -> Error {
     Error::new(ErrorKind::NotFound, text)
 }
 
-/// Somebody else was faster again and again.
+/// Other commands were faster at every attempt.
 fn busy(name: &str) -> Error {
     let text = format!("other commands are changing the name {name:?}: try again");
     Error::new(ErrorKind::Unavailable, text)
@@ -382,7 +382,7 @@ fn two_names(name: &str, other: &str) -> Error {
     Error::new(ErrorKind::Refused, text)
 }
 
-/// Refuses a name that means a volume.
+/// Refuses a name that a volume already has.
 pub(crate) fn demand_free(store: &dyn ObjectStore, name: &str) -> Result<()> {
     match ledger::look(store, name)?.volume {
         Some(_) => Err(exists(name)),

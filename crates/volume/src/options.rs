@@ -1,8 +1,8 @@
-//! What a volume is born with ([`CreateOptions`]) and what one attachment may choose
-//! ([`OpenOptions`]).
+//! The properties that a volume is created with ([`CreateOptions`]) and the options of one
+//! attachment ([`OpenOptions`]).
 //!
-//! Not here: where files go by default, units as people write them, environment variables (the
-//! binary's matter).
+//! Not here: default paths, human-readable units and environment variables (the binary handles
+//! them).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::cuts::Cut;
 use crate::gc::policy::GcPolicy;
 use crate::limits;
 
-/// What a volume is born with; kept in its record in the store.
+/// The properties that a volume is created with; kept in its record in the store.
 #[derive(Clone, Debug)]
 pub struct CreateOptions {
     /// Size of the disk. At least one block, a multiple of `block_bytes`, at most
@@ -31,7 +31,7 @@ pub struct CreateOptions {
     pub flush: FlushMode,
     /// How far back every moment is kept, in seconds; 0: not at all.
     pub retention_s: u64,
-    /// Go on although the store does not keep its word on conditional create.
+    /// Proceed although the store does not enforce conditional create.
     pub no_fencing: bool,
 }
 
@@ -50,15 +50,15 @@ impl CreateOptions {
     }
 }
 
-/// What one attachment of a volume may choose.
+/// The options of one attachment of a volume.
 #[derive(Clone)]
 pub struct OpenOptions {
     /// The journal: a file (made when absent) or a block device. Not used when `read_only`.
     pub journal_path: PathBuf,
     /// Size of the journal when it is made. At least [`limits::journal_bytes_min`].
     pub journal_bytes: u64,
-    /// Folder for the staging file: memory that outlives the process. In a tmpfs, or in any other
-    /// place: it is mapped, and a kernel that goes on keeps it.
+    /// Folder for the staging file: memory that outlives the process. In a tmpfs or any other file
+    /// system: the file is mapped, and survives while the kernel runs.
     pub staging_folder: PathBuf,
     /// Capacity of the staging ring.
     pub staging_bytes: u64,
@@ -68,25 +68,26 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Show this state of the past and no other; for reading only.
     pub cut: Option<Cut>,
-    /// Go on although the journal that holds the newest writes is lost; the volume becomes a cut.
+    /// Proceed although the journal with the newest writes is lost; the volume continues from an
+    /// older cut.
     pub accept_journal_loss: bool,
-    /// Go on although the memory with the newest accepted writes is lost.
+    /// Proceed although the memory with the newest accepted writes is lost.
     pub accept_memory_loss: bool,
-    /// The newest state of the volume that was seen in this store before: one that ends earlier is
+    /// The newest state of the volume seen in this store before: a state that ends earlier is
     /// refused.
     pub seen: Option<NewestState>,
-    /// Go on although the store is older than what was seen of it.
+    /// Proceed although the store holds an older state than was seen there before.
     pub accept_older_store: bool,
-    /// Go on although the store does not keep its word on conditional create.
+    /// Proceed although the store does not enforce conditional create.
     pub no_fencing: bool,
-    /// The store was found to keep its word a moment ago ([`replicate::demand_fencing`]): not asked
-    /// again.
+    /// The store has just passed the probe of conditional create ([`replicate::demand_fencing`]):
+    /// it is not repeated.
     ///
     /// [`replicate::demand_fencing`]: crate::replicate::demand_fencing
     pub store_is_probed: bool,
     /// Seal a batch that is this old, even if small. Zero: never by age.
     pub segment_age_max: Duration,
-    /// Sync the journal when an accepted write is this old and not logged, though nobody flushes.
+    /// Sync the journal when an accepted write is this old and not logged, even without a flush.
     /// Zero: never.
     pub log_age_max: Duration,
     /// While the oldest accepted write that is not stored is this old, writes and flushes wait.
@@ -94,7 +95,7 @@ pub struct OpenOptions {
     pub unstored_age_max: Option<Duration>,
     /// Bytes of log after which a checkpoint is written.
     pub checkpoint_bytes: u64,
-    /// Segments on their way to the store at once, at most [`limits::UPLOADS_MAX`].
+    /// Segments in flight to the store at once, at most [`limits::UPLOADS_MAX`].
     pub uploads_max: u32,
     /// Bytes read ahead of a sequential reader.
     pub prefetch_bytes: u64,

@@ -1,7 +1,7 @@
-//! What an open volume is told about its past: snapshots, retention, rollback.
+//! The orders to an open volume about its past: snapshots, retention, rollback.
 //!
-//! Each waits until its order is stored. Not here: how (`engine::orders`), and what it needs
-//! (`cuts`).
+//! Each call waits until its order is stored, except `begin_...`. Not here: how orders are executed
+//! (`engine::orders`), and the cuts that they need (`cuts`).
 
 use std::sync::mpsc::{Receiver, sync_channel};
 
@@ -18,19 +18,19 @@ use crate::{Error, ErrorKind, Result};
 /// How a rollback is undone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Undo {
-    /// The snapshot of the state before.
+    /// The snapshot of the state before the rollback.
     pub snapshot: String,
 }
 
 impl Volume {
     /// Gives the present state a name: everything accepted before this call, and perhaps some of
-    /// what comes while it runs, all of it stored when it returns. Writes go on meanwhile.
+    /// what is accepted while it runs, all of it stored when it returns. Writes continue meanwhile.
     pub fn create_snapshot(&self, name: &str) -> Result<()> {
         check_name(name)?;
         self.carry_out(Order::CreateSnapshot(name.to_owned()), None)
     }
 
-    /// Ends a snapshot; what it alone needs is deleted in time.
+    /// Deletes a snapshot; data that it alone needs is deleted later.
     pub fn delete_snapshot(&self, name: &str) -> Result<()> {
         self.carry_out(Order::DeleteSnapshot(name.to_owned()), None)
     }
@@ -40,8 +40,8 @@ impl Volume {
         self.carry_out(Order::SetRetention(retention_s), None)
     }
 
-    /// Makes the disk what it was at a cut. The state before gets a snapshot, to undo it. Writes
-    /// that are under way meanwhile come before or after it.
+    /// Rolls the disk back to a cut. A snapshot of the state before is made, to undo the rollback.
+    /// Writes in flight meanwhile come before or after it.
     pub fn roll_back(&self, cut: &Cut) -> Result<Undo> {
         let now = self.attachment.world.unix_ms();
         let snapshot = format!("before-rollback-{now}");
@@ -53,7 +53,7 @@ impl Volume {
         Ok(Undo { snapshot })
     }
 
-    /// The order that rolls back to a cut, and the map there.
+    /// The order that rolls back to a cut, and the cut's map.
     fn find(&self, cut: &Cut) -> Result<(Order, View)> {
         let volume_id = self.attachment.record.volume_id;
         let entry = entry_of(&self.read.stored.view().cuts.lock(), cut)?;
@@ -64,25 +64,25 @@ impl Volume {
         Ok((Order::RollBack { number, put_id, through_sequence: end.stored_sequence }, then))
     }
 
-    /// As [`create_snapshot`](Self::create_snapshot), for who must not wait: the answer comes
+    /// As [`create_snapshot`](Self::create_snapshot), but does not block: the result arrives
     /// through the channel.
     pub fn begin_snapshot(&self, name: &str) -> Result<Receiver<Result<()>>> {
         check_name(name)?;
         self.order(Order::CreateSnapshot(name.to_owned()), None)
     }
 
-    /// As [`set_retention`](Self::set_retention), for who must not wait.
+    /// As [`set_retention`](Self::set_retention), but does not block.
     pub fn begin_set_retention(&self, retention_s: u64) -> Result<Receiver<Result<()>>> {
         self.order(Order::SetRetention(retention_s), None)
     }
 
-    /// As [`delete_snapshot`](Self::delete_snapshot), for who must not wait.
+    /// As [`delete_snapshot`](Self::delete_snapshot), but does not block.
     pub fn begin_delete_snapshot(&self, name: &str) -> Result<Receiver<Result<()>>> {
         self.order(Order::DeleteSnapshot(name.to_owned()), None)
     }
 
-    /// As [`roll_back`](Self::roll_back), but without a snapshot of the state before: finds the
-    /// cut, which waits for the store, and gives the order, for which it does not wait.
+    /// As [`roll_back`](Self::roll_back), but without a snapshot of the state before. Waits for the
+    /// store to find the cut, but not for the order.
     pub fn begin_roll_back(&self, cut: &Cut) -> Result<Receiver<Result<()>>> {
         let (order, then) = self.find(cut)?;
         self.order(order, Some(then))
@@ -94,12 +94,12 @@ impl Volume {
         })?
     }
 
-    /// Gives an order; the answer comes through the channel.
+    /// Queues an order; the result arrives through the channel.
     fn order(&self, order: Order, then: Option<View>) -> Result<Receiver<Result<()>>> {
         self.order_with(order, then, None)
     }
 
-    /// As `order`, with a snapshot of that name right in front of it.
+    /// As `order`, with a snapshot of that name right before it.
     fn order_with(
         &self,
         order: Order,
@@ -115,7 +115,7 @@ impl Volume {
         }
         let (tell, hear) = sync_channel(1);
         let tell = Box::new(move |outcome| {
-            // The asker may have given up.
+            // The requester may have given up.
             let _ = tell.send(outcome);
         });
         let position = journal.ring.next();

@@ -1,4 +1,4 @@
-//! Which reads are under way, by generation, so that an object is deleted only after every read
+//! Which reads are in flight, by generation, so that an object is deleted only after every read
 //! that may have looked it up has ended.
 //!
 //! Invariant: a read counts in the generation that was current when it began; a generation has
@@ -15,14 +15,14 @@ pub(crate) struct Readers {
     counts: [AtomicUsize; 2],
 }
 
-/// A read under way.
+/// A read in flight.
 pub(crate) struct Reading {
     readers: Arc<Readers>,
     slot: usize,
 }
 
 impl Readers {
-    /// A read begins.
+    /// Counts a read that begins.
     pub(crate) fn enter(self: &Arc<Self>) -> Reading {
         loop {
             let generation = self.generation.load(Ordering::SeqCst);
@@ -35,8 +35,8 @@ impl Readers {
         }
     }
 
-    /// Starts a new generation if the one before the current has passed; returns the generation to
-    /// wait for.
+    /// Starts a new generation if the one before the current one has passed; returns the generation
+    /// to wait for.
     pub(crate) fn advance(&self) -> u64 {
         let current = self.generation.load(Ordering::SeqCst);
         let other = ((current + 1) % 2) as usize;

@@ -1,5 +1,5 @@
-//! How well a volume is, and whether it takes requests. Asked on every request, changed a few times
-//! in a life.
+//! The health of a volume, and whether it takes requests. Read on every request, changed a few
+//! times in the volume's life.
 //!
 //! Invariant: it only gets worse: serving -> closing -> closed, and from any of them to fenced or
 //! failed.
@@ -32,7 +32,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Why requests are not taken, if so.
+    /// Why requests are refused, if they are.
     pub(crate) fn refusal(&self) -> Option<Error> {
         if self.stage.load(Ordering::Acquire) == SERVING {
             return None;
@@ -41,7 +41,7 @@ impl State {
         Some(reason.unwrap_or_else(|| Error::new(ErrorKind::Closed, "the volume is closed")))
     }
 
-    /// Whether a fence or a failure has ended all hope of storing more.
+    /// Whether a fence or a failure makes it impossible to store more.
     pub(crate) fn is_dead(&self) -> bool {
         self.stage.load(Ordering::Acquire) >= FENCED
     }
@@ -54,7 +54,7 @@ impl State {
         self.worsen(CLOSED, None);
     }
 
-    /// Another writer has the volume.
+    /// Another writer has taken the volume over.
     pub(crate) fn set_fenced(&self, reason: String) {
         tracing::error!("fenced: {reason}");
         self.worsen(FENCED, Some(Error::new(ErrorKind::Fenced, reason)));
@@ -73,7 +73,7 @@ impl State {
         }
     }
 
-    /// The store failed a call that somebody needs.
+    /// The store failed a call whose result is needed.
     pub(crate) fn store_failed(&self, now: Duration, reason: String) {
         let mut outage = self.outage.lock();
         match &mut *outage {

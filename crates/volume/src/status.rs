@@ -1,5 +1,4 @@
-//! What a volume tells about itself while it is open. Plain values; the binary prints and exports
-//! them.
+//! The status of a volume while it is open. Plain values; the binary prints and exports them.
 //!
 //! Not here: the counting (`tally`), and a volume that is not open (`inspect::at_rest`).
 
@@ -7,21 +6,21 @@ use std::time::Duration;
 
 use sawmill_format::ids::VolumeId;
 
-/// How well an open volume is.
+/// The health of an open volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// All is well.
+    /// No problem is known.
     Serving,
     /// The store cannot be reached; writes go into the journal, cached data can be read.
     StoreUnavailable {
         /// For how long.
         since: Duration,
-        /// What the store said last.
+        /// The store's last error.
         reason: String,
     },
     /// Another writer has taken the volume over.
     Fenced {
-        /// What was met.
+        /// How that was detected.
         reason: String,
     },
     /// The volume stopped rather than guess.
@@ -65,32 +64,32 @@ pub enum Stall {
     /// Fewer records that are not yet stored: there are
     /// [`RECORDS_UNSTORED_MAX`](crate::limits::RECORDS_UNSTORED_MAX) of them.
     JournalRecords,
-    /// The store: the oldest write that is not there is as old as may be
+    /// The store: the oldest write that is not stored has reached the age limit
     /// ([`OpenOptions::unstored_age_max`](crate::OpenOptions::unstored_age_max)).
     UnstoredAge,
 }
 
-/// What a collection by hand did.
+/// The result of a manual collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GcReport {
-    /// Live bytes written anew.
+    /// Live bytes rewritten.
     pub moved_bytes: u64,
     /// Segments they were written to.
     pub moved_segments: u64,
 }
 
-/// A picture of an open volume.
+/// The status of an open volume at one moment.
 #[derive(Clone, Debug)]
 pub struct Status {
     /// The volume's id.
     pub volume_id: VolumeId,
     /// Its name.
     pub name: String,
-    /// How well it is.
+    /// Its health.
     pub health: Health,
     /// Size of the disk.
     pub size_bytes: u64,
-    /// The attachment's number: larger than any before, by a step of chance.
+    /// The attachment's epoch: larger than any before, by a random step.
     pub epoch: u64,
     /// The epoch of the attachment that this one's fence shut out; 0 when opened for reading.
     pub epoch_before: u64,
@@ -110,9 +109,9 @@ pub struct Status {
     pub segment_object_bytes: u64,
     /// Segments in the store, dead ones not yet deleted included.
     pub segments: u64,
-    /// Of `segment_object_bytes`, what is in segments without live data that wait to be deleted.
+    /// The part of `segment_object_bytes` in segments without live data, which wait to be deleted.
     pub dead_object_bytes: u64,
-    /// Live bytes that garbage collection means to move at present.
+    /// Live bytes that garbage collection currently plans to move.
     pub gc_left_bytes: u64,
     /// Extents of the object map.
     pub extents: u64,
@@ -128,7 +127,7 @@ pub struct Status {
     pub stalled_requests: u64,
     /// What the first of them waits for.
     pub stall: Option<Stall>,
-    /// Segments on their way to the store.
+    /// Segments in flight to the store.
     pub uploads_in_flight: u32,
     /// Counters since open.
     pub counters: Counters,
@@ -165,7 +164,7 @@ pub struct Counters {
     pub segments_deleted: u64,
     /// Segments written by garbage collection.
     pub segments_moved: u64,
-    /// Live bytes that garbage collection wrote anew.
+    /// Live bytes that garbage collection rewrote.
     pub moved_bytes: u64,
     /// Bytes of the segment objects it wrote, headers included; `segment_bytes_stored` counts them
     /// too.

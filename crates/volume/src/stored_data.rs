@@ -1,8 +1,7 @@
-//! The data that is stored, as readers and the engine reach it: the view, the read cache, what the
-//! journal still holds of it, and which reads are under way.
+//! Stored data as readers and the engine access it: the view, the read cache, the data still in the
+//! journal, and the reads in flight.
 //!
-//! Invariant: the engine alone replaces a view, and a read-only attachment that moves to a newer
-//! cut.
+//! Invariant: only the engine replaces a view, or a read-only attachment that moves to a newer cut.
 
 use std::sync::Arc;
 
@@ -32,7 +31,7 @@ pub(crate) struct VolumeCache {
 }
 
 impl VolumeCache {
-    /// `volume_id` and its ancestors enter `cache`.
+    /// Registers `volume_id` and its ancestors with `cache`.
     pub(crate) fn enter(cache: Arc<ReadCache>, volume_id: VolumeId, lineage: &Lineage) -> Self {
         let own = cache.owner(volume_id);
         let ancestors =
@@ -47,7 +46,7 @@ pub(crate) struct StoredData {
     view: RwLock<Arc<View>>,
     pub(crate) residents: Residents,
     cache: Option<VolumeCache>,
-    /// Whose segments the map names.
+    /// The volumes whose segments the map names.
     pub(crate) lineage: Lineage,
     pub(crate) readers: Arc<Readers>,
     /// A read-only attachment shows this cut and no other.
@@ -76,12 +75,12 @@ impl StoredData {
         self.view.read().clone()
     }
 
-    /// After a rollback, or when a read-only attachment moves to a newer cut.
+    /// Replaces the view after a rollback, or when a read-only attachment moves to a newer cut.
     pub(crate) fn replace_view(&self, view: View) {
         *self.view.write() = Arc::new(view);
     }
 
-    /// The volume whose segment it is: this one, or an ancestor.
+    /// The volume that owns a segment: this one, or an ancestor.
     pub(crate) fn owner_of(&self, sequence: u32) -> VolumeId {
         self.lineage.owner(self.volume_id, u64::from(sequence))
     }
@@ -99,7 +98,7 @@ impl StoredData {
         Some((cache, FrameKey { owner, sequence, epoch, frame }))
     }
 
-    /// A segment was deleted: the frames of this volume's own need no place in the cache any more.
+    /// A segment was deleted: frees its frames in the cache, if it was this volume's own.
     pub(crate) fn forget_segment(&self, sequence: u32) {
         let is_own = self.lineage.ancestor(u64::from(sequence)).is_none();
         if let Some(VolumeCache { cache, own, .. }) = self.cache.as_ref().filter(|_| is_own) {

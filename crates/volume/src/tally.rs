@@ -12,7 +12,8 @@ macro_rules! tally {
         pub(crate) struct Tally { $(pub(crate) $name: AtomicU64),+ }
 
         impl Tally {
-            /// A picture of all of them. The journal's own two are filled in by the caller.
+            /// The current values of all of them. The journal's own two are filled in by the
+            /// caller.
             pub(crate) fn counters(&self) -> Counters {
                 Counters { $($name: self.$name.load(Ordering::Relaxed),)+ ..Counters::default() }
             }

@@ -1,8 +1,8 @@
 //! The threads around the loops: one for the journal, one for the engine. A simulation steps the
 //! loops itself ([`steps`]).
 //!
-//! Modules: [`pool`] (readers and collectors), [`later`] (jobs that are due some time), [`wake`]
-//! (how a thread sleeps and is woken).
+//! Modules: [`pool`] (readers and collectors), [`later`] (jobs that are due later), [`wake`] (how a
+//! thread sleeps and is woken).
 //!
 //! Invariant: the threads decide only when a loop steps and how long it sleeps. All else is in the
 //! step, so that a simulation runs the same code.
@@ -34,17 +34,17 @@ use crate::{Error, ErrorKind, Result};
 /// How long the journal's thread waits for more before it settles its marks.
 const SETTLE_AFTER: Duration = Duration::from_millis(50);
 
-/// How soon a flush that is expected comes, if it comes: waking a sleeping thread takes as long.
+/// How long to watch for an expected flush: about as long as waking a sleeping thread takes.
 const EXPECTED_WITHIN: Duration = Duration::from_micros(60);
 
-/// What the loops are told.
+/// How the loops are to end.
 #[derive(Default)]
 pub(crate) struct Ending {
     /// End now, whatever is left to do.
     abandon: AtomicBool,
-    /// Everything is stored: the journal may say so and end.
+    /// Everything is stored: the superblock may record that, and the journal end.
     clean: AtomicBool,
-    /// The journal says so, durably.
+    /// The superblock records that durably.
     is_said: AtomicBool,
     end: AtomicBool,
 }
@@ -66,7 +66,7 @@ impl Threads {
         Threads { write, later, ending: Arc::default(), journal, engine }
     }
 
-    /// Starts the threads; without loops (read-only) only the one that runs jobs for later.
+    /// Starts the threads; without loops (read-only), only the one that runs delayed jobs.
     /// They hold the lock of the journal until they have ended.
     pub(crate) fn start(
         contexts: &Contexts,
@@ -133,8 +133,8 @@ impl Threads {
         }
     }
 
-    /// The engine has closed: unless something went wrong, everything is stored and the journal may
-    /// say so.
+    /// The engine has closed: unless something went wrong, everything is stored and the superblock
+    /// may record that.
     pub(crate) fn allow_clean(&self) {
         let Some(journal) = &self.write.journal else { return };
         let dead = self.write.attachment.state.is_dead() || journal.failure().is_some();
@@ -142,7 +142,7 @@ impl Threads {
         self.ending.clean.store(!dead && !abandoned, Ordering::Release);
     }
 
-    /// Whether the journal says that everything is stored: nobody will look for its memory.
+    /// Whether the superblock records that everything is stored: then no attach needs the memory.
     pub(crate) fn is_memory_done(&self) -> bool {
         self.ending.is_said.load(Ordering::Acquire)
     }
@@ -161,7 +161,7 @@ impl Threads {
     fn end(&self) {
         self.ending.end.store(true, Ordering::Release);
         for thread in [&self.journal, &self.engine] {
-            // Held until the thread has ended: whoever closes beside us must wait for that too.
+            // Held until the thread has ended: a concurrent close must wait for that too.
             let mut held = thread.lock();
             let Some(thread) = held.take() else { continue };
             if let Some(journal) = &self.write.journal {
@@ -172,12 +172,12 @@ impl Threads {
                 tracing::error!("a thread of volume {} panicked", self.write.attachment.name);
             }
         }
-        // Nobody waits longer than the volume lives.
+        // No waiter may outlive the volume.
         self.later.close();
     }
 }
 
-/// A loop that panics ends the volume with a reason, instead of leaving everybody waiting for it.
+/// Runs a loop. If it panics, the volume fails with a reason instead of leaving its users waiting.
 fn guard(write: &WriteContext, name: &str, work: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
         let text = format!("a bug: the {name} thread panicked; accepted writes are in the journal");
@@ -186,22 +186,22 @@ fn guard(write: &WriteContext, name: &str, work: impl FnOnce()) {
     }
 }
 
-/// How long a loop has nothing to do.
+/// How long the journal's loop may rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rest {
     /// Step again at once.
     No,
-    /// Somebody is still filling a slot that a flush waits for.
+    /// A writer is still filling a slot that a flush waits for.
     Short,
-    /// For a moment; if nothing comes meanwhile, say so with [`JournalLoop::nothing_came`].
+    /// For a moment; if nothing comes meanwhile, call [`JournalLoop::nothing_came`].
     Settle,
-    /// Until somebody appends or rings.
+    /// Until the next append or ring.
     Long,
     /// It has ended.
     End,
 }
 
-/// The journal's loop: its steps, and what becomes of their outcomes.
+/// The journal's loop: its steps, and the handling of their results.
 pub(crate) struct JournalLoop {
     write: Arc<WriteContext>,
     stored: Arc<StoredData>,
@@ -265,8 +265,8 @@ impl JournalLoop {
         }
     }
 
-    /// The journal has failed, or the volume is fenced: what was accepted is handed over from
-    /// memory, and who waits for room is told.
+    /// The journal has failed, or the volume is fenced: hands accepted records over from memory,
+    /// and fails the writes that wait for room.
     fn rescue(&mut self) -> Rest {
         let write = &self.write;
         if self.ending.end.load(Ordering::Acquire) {
@@ -282,7 +282,7 @@ impl JournalLoop {
         Rest::Short
     }
 
-    /// The journal's last words.
+    /// Writes the journal's final superblock.
     pub(crate) fn close(&mut self) {
         let clean = self.ending.clean.load(Ordering::Acquire);
         if self.journal.failure().is_some() {
@@ -330,7 +330,7 @@ fn run_engine(contexts: &Contexts, mut engine: Option<Engine>, ending: &Ending) 
         let stepped = engine.as_mut().and_then(|engine| engine.step(now));
         let later = contexts.read.later.run_due(now);
         if ending.end.load(Ordering::Acquire) {
-            // Nobody waits longer than the volume lives.
+            // No waiter may outlive the volume.
             return contexts.read.later.close();
         }
         contexts.write.mailbox.wake.sleep(stepped.into_iter().chain(later).min());

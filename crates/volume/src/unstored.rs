@@ -1,7 +1,7 @@
 //! The age of the oldest accepted write that is not stored. Beyond the age that the user allows,
 //! writes and flushes wait.
 //!
-//! Invariant: what lies at or behind a mark and before the next one was accepted at the mark's time
+//! Invariant: everything from a mark's position up to the next mark was accepted at the mark's time
 //! or later.
 
 use std::collections::VecDeque;
@@ -9,20 +9,19 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// Marks for one limit: the age is known to this part of it.
+/// Marks per limit: the age is known to within this fraction of it.
 const MARKS: u32 = 8;
 
 /// See the head of this file.
 pub(crate) struct Unstored {
     age_max: Option<Duration>,
-    /// Positions of the log and times, oldest first; at most [`MARKS`] and one a limit's time.
+    /// Positions of the log and times, oldest first.
     /// Bounded by [`MARKS`] and one more: writes wait once the oldest mark is too old.
     marks: Mutex<VecDeque<(u64, Duration)>>,
 }
 
 impl Unstored {
-    /// Everything before `stored` is in the store; what came before this attachment counts from
-    /// now.
+    /// Everything before `stored` is in the store; older writes that are not count from now.
     pub(crate) fn new(age_max: Option<Duration>, stored: u64, now: Duration) -> Self {
         Unstored { age_max, marks: Mutex::new(VecDeque::from([(stored, now)])) }
     }
@@ -32,7 +31,7 @@ impl Unstored {
         self.age_max.is_some()
     }
 
-    /// Something is about to be accepted at `position` or behind it.
+    /// Notes that something is about to be accepted at `position` or after it.
     pub(crate) fn note(&self, position: u64, now: Duration) {
         let Some(age_max) = self.age_max else { return };
         let mut marks = self.marks.lock();

@@ -1,7 +1,7 @@
 //! The stored part of a volume as one attachment sees it: which segments there are, and where each
 //! address is in them.
 //!
-//! Invariant: only the engine changes a view; everybody else reads it.
+//! Invariant: only the engine changes a view; everything else only reads it.
 
 use std::collections::HashMap;
 
@@ -15,14 +15,14 @@ use crate::segment::table::{SegmentInfo, SegmentTable};
 pub(crate) struct View {
     pub(crate) map: ObjectMap,
     pub(crate) segments: SegmentTable,
-    /// What of the past is kept.
+    /// The kept part of the past.
     pub(crate) cuts: Mutex<CutBook>,
-    /// Whose segments the map names.
+    /// The volumes whose segments the map names.
     pub(crate) lineage: Lineage,
 }
 
 impl View {
-    /// Another size for the disk: what lay beyond a smaller end is gone.
+    /// Resizes the disk: data beyond a smaller end is gone.
     pub(crate) fn resize(&self, size_bytes: u64) {
         let size_before = self.map.size_bytes();
         let mut losses: HashMap<u32, u64> = HashMap::new();
@@ -35,12 +35,13 @@ impl View {
         self.map.set_size(size_bytes);
     }
 
-    /// This volume with the map it had at a cut: what the map of then names is live again, all else
-    /// is dead. The size stays what it is: what lay beyond its end is gone, what came since is
-    /// empty.
+    /// Returns this volume with the map of a cut: what that map names is live again, all else is
+    /// dead. The size does not change: data of the cut beyond the current end is gone, and space
+    /// added since the cut is empty.
     pub(crate) fn rolled_back_to(&self, then: View) -> View {
         then.resize(self.map.size_bytes());
-        // Also what was empty then: the next checkpoint must not go on naming what is there now.
+        // Also groups that were empty at the cut: the next checkpoint must not keep their current
+        // data.
         then.map.mark_dirty(&self.map.groups());
         then.map.mark_all_dirty();
         let segments = self.segments.emptied();

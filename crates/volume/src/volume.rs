@@ -3,10 +3,10 @@
 //!
 //! Invariants: the lock on the journal is held until the loops have ended and every waiter has its
 //! answer. A close removes the staging file only when everything is stored and the journal's
-//! superblock says so.
+//! superblock records that.
 //!
-//! Not here: how a volume is attached (`open`), the threads (`threads`), and what a user asks of
-//! the past (`past`).
+//! Not here: how a volume is attached (`open`), the threads (`threads`), and requests about the
+//! past (`past`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ use crate::world::{RealWorld, World};
 use crate::write::{WriteContext, flush};
 use crate::{Error, ErrorKind, Result, limits, names, read, write};
 
-/// How often a waiter looks whether anybody still wants to know.
+/// How often a waiter checks whether its result is still wanted.
 const WANTED_EVERY: Duration = Duration::from_millis(250);
 
 /// A volume whose loops do not run yet.
@@ -83,13 +83,12 @@ pub struct Volume {
     collector: Arc<Pool>,
     recovery: RecoveryReport,
     threads: Threads,
-    /// Files in memory that a clean end removes: the staging file, and what is preallocated for the
-    /// next one.
+    /// Files in memory that a clean close removes: the staging file, and the one preallocated for
+    /// the next open.
     memory: Vec<PathBuf>,
-    /// Gone once this is closed; its threads hold it, too, for as long as they run.
+    /// `None` once this is closed; the threads hold the lock, too, for as long as they run.
     lock: Mutex<Option<Arc<Lock>>>,
-    /// Who waits for the last user to let go: they hear of it when this is dropped, after
-    /// everything above.
+    /// Disconnects those that wait for the volume's last user: dropped after everything above.
     /// Bounded by the callers of `when_dropped`.
     dropped: Mutex<Vec<SyncSender<()>>>,
 }
@@ -189,7 +188,7 @@ impl Volume {
         Ok((Unstarted { contexts, recovery, memory, lock: Some(Arc::new(lock)) }, writer, engine))
     }
 
-    /// Opens without threads, for a simulation. Who only reads needs no loops.
+    /// Opens without threads, for a simulation. A read-only volume needs no loops.
     pub(crate) fn open_stepped(
         store: Arc<dyn ObjectStore>,
         name: &str,
@@ -240,7 +239,7 @@ impl Volume {
         &self.attachment.record
     }
 
-    /// A picture of the volume.
+    /// The volume's status at this moment.
     #[must_use]
     pub fn status(&self) -> Status {
         let view = self.read.stored.view();
@@ -256,8 +255,8 @@ impl Volume {
             {
                 health = Health::Failed { reason: error.to_string() };
             }
-            // What is stored survives a power cut too, logged or not. Accepted is read last: it is
-            // never behind the others.
+            // Stored data survives a power cut too, logged or not. `accepted` is read last, so it
+            // is never behind the others.
             positions.logged = journal.logged().max(stored);
             positions.accepted = journal.ring.next();
             counters.journal_syncs = journal.syncs.load(Ordering::Relaxed);
@@ -346,26 +345,26 @@ impl Volume {
         }
         let (tell, hear) = sync_channel(1);
         self.write.mailbox.request_checkpoint(tell);
-        // A volume that ended before this request was queued answers nobody: withdraw it.
+        // A volume that ended before this request was queued never answers it: withdraw it.
         if self.attachment.state.refusal().is_some() {
             drop(self.write.mailbox.take_checkpoint_requests());
         }
         hear.recv_timeout(timeout).is_ok()
     }
 
-    /// Empties every segment of which less than `threshold` of the data is live (1: all of them, so
-    /// that the whole volume lies in address order) and deletes what is dead then. Blocks; others
-    /// go on meanwhile.
+    /// Empties every segment whose share of live data is below `threshold` (1: every segment, so
+    /// that the whole volume lies in address order), then deletes the dead ones. Blocks the caller;
+    /// other requests continue.
     pub fn collect_garbage(&self, threshold: f64) -> Result<GcReport> {
         let (tell, hear) = sync_channel(1);
-        // The asker waits.
+        // The requester waits for it.
         self.request_collection(threshold, Box::new(move |outcome| drop(tell.send(outcome))))?;
         hear.recv().map_err(|_| {
             Error::new(ErrorKind::Closed, "the volume was closed before this was done")
         })?
     }
 
-    /// As [`collect_garbage`](Self::collect_garbage); `tell` hears how it ended.
+    /// As [`collect_garbage`](Self::collect_garbage); passes the result to `tell`.
     pub fn request_collection(
         &self,
         threshold: f64,
@@ -387,25 +386,25 @@ impl Volume {
             is_settling: false,
             tell,
         });
-        // A volume that ended before this request was queued answers nobody: withdraw it.
+        // A volume that ended before this request was queued never answers it: withdraw it.
         if let Some(error) = self.attachment.state.refusal() {
             self.write.mailbox.fail_waiters(&error);
         }
         Ok(())
     }
 
-    /// Segments of which less than `threshold` of the data is live, and what they hold: what
+    /// The segments whose share of live data is below `threshold`, and what they hold: what
     /// [`collect_garbage`](Self::collect_garbage) would move.
     #[must_use]
     pub fn garbage(&self, threshold: f64) -> Garbage {
         garbage_of(&self.read.stored.view().segments, threshold)
     }
 
-    /// Gives the disk another size. Returns when a checkpoint that says so is durable; only then do
-    /// doors see the new size. A crash before that leaves the old size or the new one, and every
-    /// byte below both.
+    /// Resizes the disk. Returns when two checkpoints with the new size are durable; only then do
+    /// doors see it. A crash before that leaves the old size or the new one, and every byte below
+    /// both.
     ///
-    /// Shrinking loses what lies beyond the new end, for good, and nobody may use the device
+    /// Shrinking loses what lies beyond the new end, for good, and the device must not be in use
     /// meanwhile. Errors: `Invalid` for a size that no volume of these blocks can have, `ReadOnly`.
     pub fn resize(&self, size_bytes: u64) -> Result<()> {
         if self.attachment.read_only {
@@ -421,7 +420,7 @@ impl Volume {
             return Ok(());
         }
         if size_bytes < current {
-            // What is on its way may lie beyond the new end.
+            // Data in flight may lie beyond the new end.
             self.wait(Safety::Stored, None)?;
         }
         self.ask_resize(size_bytes, current).recv().map_err(|_| {
@@ -429,8 +428,8 @@ impl Volume {
         })?
     }
 
-    /// Makes the disk larger, as [`resize`](Self::resize) does, for who must not wait: the answer
-    /// comes through the channel.
+    /// Grows the disk, as [`resize`](Self::resize) does, but does not block: the result arrives
+    /// through the channel.
     pub fn begin_grow(&self, size_bytes: u64) -> Result<Receiver<Result<()>>> {
         names::check_size(size_bytes, self.attachment.record.block_bytes)?;
         let current = self.attachment.geometry.now().size_bytes;
@@ -444,15 +443,15 @@ impl Volume {
     fn ask_resize(&self, size_bytes: u64, from_bytes: u64) -> Receiver<Result<()>> {
         let (tell, hear) = sync_channel(1);
         let told = Box::new(move |outcome| {
-            // Whoever asked may not care any more.
+            // The requester may have given up.
             let _ = tell.send(outcome);
         });
         self.write.mailbox.resize(Resize { size_bytes, from_bytes, tell: told });
         hear
     }
 
-    /// Makes the memory for the journal's newest part, so that a later [`open`](Self::open) of this
-    /// volume, in this or another process, takes less time.
+    /// Preallocates the memory for the journal's newest part, so that a later [`open`](Self::open)
+    /// of this volume, in this or another process, takes less time.
     pub fn preallocate(&self, options: &OpenOptions) -> Result<()> {
         let spare = open::spare_path(self.attachment.record.volume_id, options);
         StagingFile::preallocate(&spare, options.staging_bytes).map_err(|error| {
@@ -461,19 +460,19 @@ impl Volume {
         })
     }
 
-    /// Frees what was preallocated for an open that does not come.
+    /// Frees the preallocated memory if no later open will use it.
     pub fn release_preallocated(&self) {
         if let [_, spare] = &self.memory[..] {
             let _ = std::fs::remove_file(spare);
         }
     }
 
-    /// Stores everything, writes a last checkpoint and lets the volume go. Takes no more requests.
-    /// Blocks while the store is away; [`close_now`](Self::close_now) from another thread ends
-    /// that.
+    /// Stores everything, writes a last checkpoint and releases the volume. Refuses new requests.
+    /// Blocks while the store is unavailable; [`close_now`](Self::close_now) from another thread
+    /// ends that.
     pub fn close(&self) -> Result<()> {
-        // To store everything may take long, and memory may go with who ends this process
-        // meanwhile.
+        // Storing everything may take long, and whatever kills this process meanwhile may free its
+        // memory too: log everything first.
         if let (Some(journal), None) = (&self.write.journal, self.attachment.state.refusal()) {
             journal.when_logged(journal.ring.next(), Box::new(|_| ()));
         }
@@ -482,7 +481,7 @@ impl Volume {
         self.finish_close(closed)
     }
 
-    /// The loops have ended, with everything stored if `closed`.
+    /// Finishes a close after the loops have ended, with everything stored if `closed`.
     pub(crate) fn finish_close(&self, closed: bool) -> Result<()> {
         let dead = self.attachment.state.refusal().filter(|_| self.attachment.state.is_dead());
         self.attachment.state.set_closed();
@@ -490,8 +489,8 @@ impl Volume {
         match (dead, closed) {
             (Some(error), _) => Err(error),
             (None, true) => {
-                // Everything is in the store. Where the disk did not take that, it still asks for
-                // the memory.
+                // Everything is in the store. If the superblock that records this could not be
+                // written, the one on the disk still needs the memory.
                 if self.threads.is_memory_done() {
                     for path in &self.memory {
                         let _ = std::fs::remove_file(path);
@@ -516,7 +515,7 @@ impl Volume {
         self.end_all();
     }
 
-    /// Nobody waits longer than the volume lives; then the journal may be somebody else's.
+    /// Ends every wait: from now on, another process may own the journal.
     fn end_all(&self) {
         let error = Error::new(ErrorKind::Closed, "the volume was stopped");
         self.write.stalled.fail(&error);
@@ -534,7 +533,7 @@ impl Volume {
         *self.lock.lock() = None;
     }
 
-    /// A receiver that is disconnected once nobody uses the volume any more.
+    /// Returns a receiver that is disconnected after the last user has dropped the volume.
     #[must_use]
     pub fn when_dropped(&self) -> Receiver<()> {
         let (sender, receiver) = sync_channel(0);
@@ -545,7 +544,7 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        // Also when it was fenced or has failed: its threads go with it.
+        // A fenced or failed volume also ends its threads here.
         self.close_now();
     }
 }
@@ -565,7 +564,7 @@ impl BlockDevice for Volume {
         if self.write.journal.is_some()
             && self.write.watch.is_woken_by_use(self.attachment.world.now())
         {
-            // The engine sleeps while nobody uses the volume.
+            // The engine sleeps while the volume is not in use.
             self.write.mailbox.wake.ring();
         }
         match request.operation {

@@ -1,15 +1,15 @@
-//! When the volume was last used, when it was last known to be its only writer's, and flushes that
-//! wait for such news.
+//! When the volume was last used, when this attachment was last known to own it, and the flushes
+//! that wait for a newer confirmation.
 //!
-//! Whoever takes the volume over puts a fence into the log. The owner finds it when it puts its
-//! next segment. An owner that only reads and flushes puts none. So, while the volume is used, the
-//! engine looks where a fence would stand (`engine::fence_check`), and a flush is not answered on
-//! old news: it waits for the next look, for as long as [`PATIENCE`]. A store that cannot be asked
-//! keeps no flush waiting for longer: what is logged is on the local disk whoever owns the volume,
-//! and the volume's health says that the store cannot be used.
+//! A writer that takes the volume over puts a fence into the log. The owner meets it when it puts
+//! its next segment, but an owner that only reads and flushes puts none. So, while the volume is
+//! used, the engine checks where a fence would stand (`engine::fence_check`), and a flush needs a
+//! recent check: it waits for the next one, for [`PATIENCE`] at most. An unavailable store delays
+//! no flush for longer: logged data is on the local disk, whichever writer owns the volume, and the
+//! volume's health shows the outage.
 //!
-//! Invariant: `news` is a time at which this attachment was not fenced: when a look was asked that
-//! found no fence, or when a segment was first put that came to be stored.
+//! Invariant: `news` is a time at which this attachment was not fenced: the start of a check that
+//! found no fence, or the first put of a segment that was stored later.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,16 +19,16 @@ use sawmill_device::Request;
 
 /// A volume that was used within this time is in use.
 const IN_USE_FOR: Duration = Duration::from_secs(10);
-/// Uses closer together than this are one: they would only fight for a cache line.
+/// Uses closer together than this count as one, so that they do not contend for a cache line.
 const USE_STEP: Duration = Duration::from_millis(250);
-/// How often the engine looks for fences while the volume is in use.
+/// How often the engine checks for fences while the volume is in use.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// The oldest news that a flush is answered on.
+/// A flush is answered without a wait if ownership was confirmed within this time.
 const NEWS_FOR: Duration = Duration::from_secs(5);
-/// For how long a flush waits for news.
+/// How long a flush waits for a confirmation.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A flush that waits for a look.
+/// A flush that waits for a check.
 struct Waiting {
     target: u64,
     request: Request,
@@ -40,7 +40,7 @@ struct Waiting {
 pub(crate) struct Watch {
     used_us: AtomicU64,
     news_us: AtomicU64,
-    /// The store did not answer the last look, or not in time.
+    /// The store did not answer the last check, or not in time.
     deaf: AtomicBool,
     /// Bounded by the flushes that the doors admit.
     waiting: Mutex<Vec<Waiting>>,
@@ -72,12 +72,12 @@ impl Watch {
         self.news_us.fetch_max(micros(of), Ordering::AcqRel);
     }
 
-    /// The time of the last news.
+    /// When ownership was last confirmed.
     pub(crate) fn news(&self) -> Duration {
         Duration::from_micros(self.news_us.load(Ordering::Acquire))
     }
 
-    /// Records whether the store failed to answer the last look; returns the previous value.
+    /// Records whether the store failed to answer the last check; returns the previous value.
     pub(crate) fn set_deaf(&self, deaf: bool) -> bool {
         self.deaf.swap(deaf, Ordering::AcqRel)
     }
@@ -102,15 +102,15 @@ impl Watch {
         self.waiting.lock().iter().map(|waiting| waiting.until).min()
     }
 
-    /// All that wait, when there is nothing to wait for any more.
+    /// Takes all waiting flushes, once there is nothing left to wait for.
     pub(crate) fn take_held(&self) -> Vec<(u64, Request)> {
         if self.count.load(Ordering::Acquire) == 0 {
             return Vec::new();
         }
         let held = {
             let mut waiting = self.waiting.lock();
-            // Under the lock: a flush that is held in between would be in the list and not counted,
-            // and nobody would look for it.
+            // Under the lock: a flush added in between would be in the list but not counted, and
+            // would never be taken.
             self.count.store(0, Ordering::Release);
             std::mem::take(&mut *waiting)
         };

@@ -1,5 +1,5 @@
-//! Time, chance and local disks, handed in: the engine never reaches for a clock, for randomness or
-//! for a disk of its own, so that a simulation can run it twice alike.
+//! Time, randomness and local disks, passed in: the engine never uses a clock, a random source or a
+//! disk of its own, so that a simulation can repeat a run exactly.
 //!
 //! Not here: the world of a simulation (`crates/sim`).
 
@@ -14,9 +14,9 @@ pub trait World: Send + Sync {
     fn now(&self) -> Duration;
     /// Wall-clock milliseconds since 1970, for people; may jump. No safety rule reads it.
     fn unix_ms(&self) -> u64;
-    /// Sixteen bytes nobody has seen before.
+    /// Sixteen random bytes, different at each call.
     fn random(&self) -> Result<[u8; 16]>;
-    /// The kernel's boot: memory outlives a process, and goes with the boot.
+    /// The id of the kernel's boot: memory outlives a process, but not a boot.
     fn boot_id(&self) -> Result<[u8; 16]>;
     /// The disks of this machine.
     fn disks(&self) -> &dyn Disks;

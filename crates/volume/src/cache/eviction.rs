@@ -1,9 +1,9 @@
 //! Which slot is given up next: two queues, so that a scan passes through and the hot set stays.
 //!
 //! A frame enters *probation*, a tenth of the slots. If it is hit on a later visit before it
-//! reaches the end, it moves to *main*; if not, it goes, and only a fingerprint of it stays behind.
-//! A frame whose fingerprint is met again was given up too early and enters main at once. At the
-//! end of main a frame that was hit since gets another round. (The policy is known as S3-FIFO.)
+//! reaches the end, it moves to *main*; if not, it is evicted, and only a fingerprint of it is
+//! kept. A frame whose fingerprint is met again was given up too early and enters main at once. At
+//! the end of main a frame that was hit since gets another round. (The policy is known as S3-FIFO.)
 //!
 //! Invariant: a slot is in exactly one of the three lists, or in the hands of one thread that fills
 //! it. Not here: what the slots hold.
@@ -67,7 +67,7 @@ impl Eviction {
         size_of_val(&*self.links) + size_of_val(&*self.tiers) + size_of_val(&*self.ghosts)
     }
 
-    /// Takes a slot out of the lists: a free one, or the next to be given up. The flag says that it
+    /// Takes a slot out of the lists: a free one, or the next to be given up. The flag is set if it
     /// holds a frame. `None` when every slot is being filled. `hash_of` gives the hash of the frame
     /// in a slot.
     pub(super) fn take(
@@ -186,7 +186,7 @@ pub(super) fn probation_slots(slots: u32) -> u32 {
     slots / 10
 }
 
-/// What stays of a frame. Odd, so that it is never the 0 of an empty place.
+/// The fingerprint kept of a frame. Odd, so that it is never the 0 of an empty place.
 fn fingerprint(hash: u64) -> u32 {
     hash as u32 | 1
 }

@@ -4,10 +4,9 @@
 //! Invariants:
 //! - Only the holder of [`WriteTurn`] changes anything; there is one, behind the cache's mutex.
 //! - A slot's generation is even while its facts are valid and odd while it is free or being
-//!   filled. It grows with every change and never returns. Whoever read facts or bytes of a slot
-//!   believes them only when the generation afterwards is the one from before
-//!   ([`Index::is_still`]).
-//! - A look-up beside a change may miss what is there; it never finds what is not.
+//!   filled. It grows with every change and never repeats. A reader trusts facts or bytes of a slot
+//!   only if the generation is the same before and after it reads them ([`Index::is_still`]).
+//! - A look-up concurrent with a change may miss an entry, but never finds one that does not exist.
 //!
 //! Not here: the bytes of the frames, and which slot is given up next.
 
@@ -166,8 +165,8 @@ impl Index {
         self.slots[slot as usize].crcs[block].load(Relaxed)
     }
 
-    /// Whether nothing has happened to the slot since it was found. What was read of it in between
-    /// is valid then, and only then.
+    /// Whether the slot is unchanged since it was found. Only then is what was read of it in
+    /// between valid.
     pub(super) fn is_still(&self, found: &Found) -> bool {
         fence(Acquire);
         self.slots[found.slot as usize].generation.load(Relaxed) == found.generation
@@ -178,7 +177,7 @@ impl Index {
         let visited = &self.visited[slot as usize];
         let admitted = self.slots[slot as usize].admitted.load(Relaxed);
         let ticks = self.clock.load(Relaxed).wrapping_sub(admitted);
-        // Looks before it writes: a hot frame's flag stays shared between processors.
+        // Reads before it writes, so that a hot frame's flag stays shared between processors.
         if ticks >= self.visit_ticks && !visited.load(Relaxed) {
             visited.store(true, Relaxed);
         }
@@ -229,8 +228,8 @@ impl Index {
         self.table[at].store(hash >> 32 << 32 | u64::from(slot + 1), Release);
     }
 
-    /// Frees a filled slot and returns the data bytes it held. From here on nobody believes what it
-    /// holds.
+    /// Frees a filled slot and returns the data bytes it held. From here on, no reader trusts what
+    /// it holds.
     pub(super) fn clear(&self, _: &mut WriteTurn, slot: u32) -> u32 {
         let entry = &self.slots[slot as usize];
         let generation = entry.generation.load(Relaxed).wrapping_add(1);
@@ -241,7 +240,7 @@ impl Index {
         entry.data_bytes.load(Relaxed)
     }
 
-    /// Takes an entry out and moves later ones up, so that no search meets a gap before its goal.
+    /// Removes an entry and moves later ones up, so that no search ends at a gap before its goal.
     fn remove_from_table(&self, hash: u64, slot: u32) {
         let wanted = hash >> 32 << 32 | u64::from(slot + 1);
         let len = self.table.len();

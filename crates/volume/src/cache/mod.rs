@@ -1,7 +1,7 @@
 //! The read cache: frames of stored segments on a local disk, shared by all volumes of a process.
 //!
-//! A frame is known by the segment it is part of (owner, sequence, epoch) and its number there.
-//! Segments never change, so nothing in the cache ever becomes outdated, only unneeded.
+//! A frame is identified by the segment it is part of (owner, sequence, epoch) and its number
+//! there. Segments never change, so nothing in the cache ever becomes outdated, only unneeded.
 //!
 //! Invariants:
 //! - A hit is verified: by the checksum of every block it touches (4 KiB each in a usual frame),
@@ -9,10 +9,10 @@
 //!   happens to the disk, to the saved index or in a race, the worst answer is a miss.
 //! - No lock is held during I/O, and a look-up takes none at all.
 //! - The cache never fails its user: a disk that cannot be written turns insertion off for a while,
-//!   a saved index that cannot be used leaves an empty cache, and [`CacheStats`] says so.
-//! - Disk and index are touched only by who has entered the disk (`Place`): when
-//!   [`ReadCache::let_go`] has returned, both are another process's to open, whoever still holds
-//!   this cache.
+//!   a saved index that cannot be used leaves an empty cache, and [`CacheStats`] shows it.
+//! - Only callers that have entered the disk (`Place`) touch disk and index: once
+//!   [`ReadCache::let_go`] has returned, another process may open both, even if this cache is still
+//!   referenced.
 //!
 //! Modules: `index` (what lies where), `eviction` (what goes next), `persist` (the saved index),
 //! `place` (the disk, until it is let go of). Not here: opening files, and fetching what misses.
@@ -95,7 +95,7 @@ pub enum CacheRead {
     Miss,
 }
 
-/// What became of the saved index at open.
+/// How loading the saved index at open ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IndexState {
     /// There was none.
@@ -112,7 +112,7 @@ pub enum IndexState {
     },
 }
 
-/// A picture of the cache. Counters run since open.
+/// The state of the cache. Counters count from open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheStats {
     /// Reads answered from the cache.
@@ -137,7 +137,7 @@ pub struct CacheStats {
     pub memory_bytes: u64,
     /// Why nothing is inserted at present, or `None`.
     pub insertion_off: Option<String>,
-    /// What became of the saved index at open.
+    /// How loading the saved index at open ended.
     pub index: IndexState,
 }
 
@@ -153,7 +153,7 @@ struct Layout {
 impl Layout {
     fn new(options: CacheOptions, disk_bytes: u64) -> Self {
         // A multiple of 4 KiB, so that slots are aligned for the device; at least one page and at
-        // most what the arithmetic below can bear.
+        // most what the arithmetic below can handle.
         let frame_bytes =
             options.frame_bytes.clamp(BLOCK_BYTES_MIN, 1 << 30).next_multiple_of(BLOCK_BYTES_MIN);
         let block_bytes = frame_bytes.div_ceil(CRCS as u32).next_multiple_of(BLOCK_BYTES_MIN);
@@ -190,7 +190,7 @@ struct State {
 struct Pause {
     /// Insertions still to be skipped.
     left: u32,
-    /// How many the last failure cost.
+    /// How many insertions the last failure skips.
     length: u32,
     /// The failure, until a write succeeds.
     reason: Option<String>,
@@ -266,9 +266,9 @@ impl ReadCache {
         cache
     }
 
-    /// Lets go of disk and index for good: when this returns, nobody reads or writes them any more
-    /// and another process may open them, also while others hold this cache. To them everything is
-    /// a miss from now on.
+    /// Lets go of disk and index for good: when this returns, they are no longer read or written
+    /// and another process may open them, even if this cache is still referenced. From then on,
+    /// every look-up in it is a miss.
     pub fn let_go(&self) {
         self.place.let_go();
     }
@@ -284,7 +284,7 @@ impl ReadCache {
         OwnerId(number as u32)
     }
 
-    /// Whether the frame is cached. Says nothing about its bytes and is no visit.
+    /// Whether the frame is cached. Does not check its bytes, and does not count as a visit.
     pub fn contains(&self, key: FrameKey) -> bool {
         self.index.find(&key).is_some()
     }
@@ -312,7 +312,8 @@ impl ReadCache {
             return CacheRead::Miss;
         };
         let outcome = self.verified(&found, offset, into, |at, bytes| read(&**disk, at, bytes));
-        // After the bytes: if the slot was reused meanwhile, they say nothing about this frame.
+        // Checked after the read: if the slot was reused meanwhile, the bytes may not be this
+        // frame's.
         let still = self.index.is_still(&found);
         match outcome {
             Some(Ok(())) if still => {
@@ -366,7 +367,7 @@ impl ReadCache {
         }))
     }
 
-    /// Forgets a frame whose bytes are wrong, unless its slot has changed hands by now.
+    /// Forgets a frame whose bytes are wrong, unless its slot has been reused by now.
     fn drop_damaged(&self, key: &FrameKey, found: &Found) {
         let mut state = self.state.lock();
         if !self.index.is_still(found) {
@@ -410,7 +411,7 @@ impl ReadCache {
         }
         state.pause.after_success();
         if self.contains(key) {
-            // Somebody else was quicker.
+            // Another thread has inserted it already.
             return state.eviction.free(slot);
         }
         let state = &mut *state;
@@ -421,7 +422,8 @@ impl ReadCache {
         self.counters.inserted.fetch_add(1, Relaxed);
     }
 
-    /// A slot to fill with `key`, in nobody else's hands; `None` when it is not to be inserted.
+    /// A slot to fill with `key`, for this thread alone; `None` when the frame is not to be
+    /// inserted.
     fn take_slot(&self, key: &FrameKey) -> Option<u32> {
         if self.contains(*key) {
             return None;
@@ -458,7 +460,7 @@ impl ReadCache {
         }
     }
 
-    /// A picture of the cache.
+    /// The state of the cache.
     pub fn stats(&self) -> CacheStats {
         let state = self.state.lock();
         CacheStats {

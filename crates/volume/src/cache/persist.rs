@@ -1,8 +1,8 @@
 //! The saved index: what makes the cache warm after a restart.
 //!
-//! Invariants: nothing in a saved index is believed. It belongs to a disk by a random tag that the
-//! disk repeats; which bytes a slot really holds, the checksums decide at each read. So it may be
-//! old, and neither the disk nor the order of writes matters to it.
+//! Invariants: a saved index is never trusted. A random tag, which the disk holds too, ties it to a
+//! disk; at each read, checksums verify which bytes a slot really holds. So it may be old, and
+//! needs no order between its own writes and those to the disk.
 //!
 //! Not here: the encoding of the index (`sawmill_format::cache_index`).
 
@@ -24,7 +24,7 @@ const HEADER_MAGIC: [u8; 8] = *b"SAWCACHE";
 pub(super) const QUEUES: [Tier; 2] = [Tier::Probation, Tier::Main];
 
 impl ReadCache {
-    /// At open: takes over what was saved, or begins anew.
+    /// At open: loads what was saved, or starts empty.
     pub(super) fn restore(&mut self) {
         let tag = self.read_tag();
         self.index_state = match (tag, self.index_path.clone()) {
@@ -131,7 +131,7 @@ impl ReadCache {
         new.push(".new");
         let mut file = File::create(&new)?;
         file.write_all(&bytes)?;
-        // Otherwise a power cut may leave the new name with no content, and neither index.
+        // Otherwise a power cut may leave an empty file under the name, and neither index.
         file.sync_all()?;
         fs::rename(&new, path)
     }

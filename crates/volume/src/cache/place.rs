@@ -1,11 +1,11 @@
 //! The disk that a cache is on, until the cache lets go of it.
 //!
-//! Whoever shares a cache may hold it for a while after its volumes are closed: a request to the
-//! store that is under way does. So the disk, and with it the lock on its file, does not go with
-//! the last of them but when it is told to.
+//! A cache may stay referenced for a while after its volumes are closed, by a request in flight to
+//! the store for example. So the disk, and with it the lock on its file, is released by an explicit
+//! call and not with the last reference.
 //!
-//! Invariants: entering never waits; whoever has entered may use the disk until the entry is
-//! dropped; letting go waits for them, and nobody enters any more.
+//! Invariants: entering never waits; a caller that has entered may use the disk until it drops the
+//! entry; letting go waits for all entries and admits no new ones.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ impl Place {
         RwLockReadGuard::try_map(self.disk.try_read()?, Option::as_ref).ok()
     }
 
-    /// Waits for those who have entered, then closes the disk.
+    /// Waits until all entries are dropped, then closes the disk.
     pub(super) fn let_go(&self) {
         let disk = self.disk.write().take();
         drop(disk);

@@ -16,7 +16,7 @@ const FRAME: u32 = 64 << 10;
 const PAGE: usize = 4096;
 type Hook = Mutex<Option<Box<dyn FnOnce() + Send>>>;
 
-/// Pages with a lock each: a read beside a write may see half of it, as on a real disk.
+/// Pages with a lock each: a read during a write may see half of it, as on a real disk.
 struct MemoryDisk {
     pages: Vec<Mutex<[u8; PAGE]>>,
     fail_writes: AtomicBool,

@@ -1,5 +1,5 @@
-//! Data that was cached before it moved stays cached: its frames go into the read cache under their
-//! new name before the map names that.
+//! Data that was cached before it moved stays cached: its frames enter the read cache under their
+//! new name before the map uses that name.
 //!
 //! The cache is checked twice: when the data was gathered, so that most of the work runs in
 //! parallel to the put, and again before the map changes, for frames that readers fetched in

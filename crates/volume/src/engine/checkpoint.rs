@@ -8,7 +8,8 @@
 //! Invariant: at most one checkpoint is in flight, and it has the number after the newest durable
 //! one. So an attach that takes the next number leaves none for a fenced writer (`open::repeat`).
 //!
-//! Not here: what a checkpoint says of the past (`past`), and reading one (`recovery::checkpoint`).
+//! Not here: what a checkpoint records about the past (`past`), and reading one
+//! (`recovery::checkpoint`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -91,14 +92,14 @@ pub(super) struct Checkpoints {
     log_bytes: u64,
     /// Size of the disk for the next checkpoint.
     pub(super) size_bytes: u64,
-    /// Whether the newest one says that everything is stored.
+    /// Whether the newest one records that everything is stored.
     is_clean: bool,
     writing: Option<Writing>,
     /// How many are wanted although none is due.
     wanted: u32,
 }
 
-/// What the next checkpoint says besides the state that it finds.
+/// What the next checkpoint records besides the state that it finds.
 pub(super) struct Freeze {
     pub(super) attached_ms: u64,
     /// Whether cuts outside the retention window are dropped.
@@ -138,7 +139,7 @@ impl Checkpoints {
         self.writing.is_some()
     }
 
-    /// Whether the newest one says that everything is stored, and nothing is being written.
+    /// Whether the newest one records that everything is stored, and nothing is being written.
     pub(super) fn is_closed(&self) -> bool {
         self.is_clean && self.writing.is_none()
     }

@@ -268,8 +268,8 @@ impl Cleanup {
         };
         let is_old_part = move |key: &str| {
             parse_part_key(key).is_some_and(|part| {
-                // Only parts that this attachment knows: it may be stale, and the parts those of
-                // its successor.
+                // Only parts that this attachment knows: if it is stale, other parts may be its
+                // successor's.
                 let known = part.number <= loaded || own_puts.contains(&part.put_id);
                 known
                     && part.volume_id == volume_id

@@ -4,8 +4,7 @@
 //! attachment from the value in the newest checkpoint, and stands still while the volume is not
 //! attached. So a moment may be kept for longer than configured, but never for less.
 //!
-//! Invariant: the wall clock decides nothing here. A jump of it is logged once, and has no other
-//! effect.
+//! Invariant: the wall clock decides nothing here. A jump is logged once, and has no other effect.
 
 use std::time::Duration;
 

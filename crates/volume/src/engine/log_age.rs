@@ -1,5 +1,5 @@
-//! Has the journal synced when accepted writes get old without a flush, as an operating system
-//! writes its cache back: a power cut costs a writer that never flushes no more than that age.
+//! Syncs the journal when accepted writes get old without a flush, as the writeback of an operating
+//! system does: a power cut costs a writer that never flushes no more than that age.
 //!
 //! Not here: the sync itself ([`crate::journal`]), and flushes ([`crate::write`]).
 
@@ -11,9 +11,9 @@ use super::Context;
 pub(super) struct LogAge {
     /// Zero: never.
     age_max: Duration,
-    /// Something before this position is not logged, as was seen then.
+    /// Something before this position was not logged at this time.
     unlogged: Option<(u64, Duration)>,
-    /// A sync up to that position is requested already: one that hangs gets no second waiter.
+    /// A sync up to that position is requested already: if it hangs, no second one is requested.
     is_requested: bool,
 }
 
@@ -22,7 +22,7 @@ impl LogAge {
         LogAge { age_max, unlogged: None, is_requested: false }
     }
 
-    /// Orders a sync if it is time.
+    /// Requests a sync if it is time.
     pub(super) fn step(&mut self, context: &Context, now: Duration) {
         let Some(journal) = context.journal.as_ref().filter(|_| !self.age_max.is_zero()) else {
             return;
@@ -36,7 +36,7 @@ impl LogAge {
                 }
                 let position = if self.is_requested { position } else { next };
                 if !self.is_requested {
-                    // Whatever becomes of it, flushes hear of a failure.
+                    // The result does not matter here: flushes report a failure.
                     journal.when_logged(position, Box::new(|_| ()));
                     self.is_requested = true;
                 }

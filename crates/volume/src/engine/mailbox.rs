@@ -27,7 +27,7 @@ struct StoredWaiter {
     tell: Box<dyn FnOnce(Result<()>) + Send>,
 }
 
-/// A list of which the engine asks at each step whether anything is in it, without a lock.
+/// A list that the engine checks for new items at each step without a lock.
 ///
 /// Invariant: what was pushed is taken by a take that begins after the push.
 struct Flagged<T> {
@@ -38,7 +38,7 @@ struct Flagged<T> {
 impl<T> Flagged<T> {
     fn push(&self, item: T) {
         self.list.lock().push(item);
-        // Behind the push: a take lowers the flag before it looks, and may have just looked.
+        // After the push: a take lowers the flag before it looks, and may have just looked.
         self.is_filled.store(true, Ordering::SeqCst);
     }
 
@@ -363,7 +363,8 @@ mod tests {
             let pushing = scope.spawn(|| {
                 for number in 0..COUNT {
                     flagged.push(number);
-                    // Nothing else is pushed until this one was taken: nothing makes up for a loss.
+                    // Nothing else is pushed until this one was taken, so that nothing hides a
+                    // loss.
                     let began = std::time::Instant::now();
                     while !flagged.list.lock().is_empty() {
                         assert!(began.elapsed().as_secs() < 20, "{number} was left behind");

@@ -308,8 +308,7 @@ impl Engine {
         if self.window_in(now).is_some_and(|wait| wait.is_zero()) {
             self.checkpoints.want_deletes();
         }
-        // Nothing follows the one that says that the volume was closed cleanly: it would say
-        // something else.
+        // No checkpoint follows the one that records a clean close: it would record something else.
         if self.closed {
             return;
         }
@@ -341,7 +340,7 @@ impl Engine {
     }
 
     /// Whether everything that was ever accepted is stored and nothing more can come. Only then may
-    /// a checkpoint say that the volume was closed cleanly, because that makes the next attach
+    /// a checkpoint record that the volume was closed cleanly, because that makes the next attach
     /// ignore the journal.
     fn is_drained(&self) -> bool {
         let context = &self.context;

@@ -84,7 +84,7 @@ impl Checkpoints {
         under_way.fold(context.attachment.world.unix_ms(), u64::min)
     }
 
-    /// What checkpoint `number` says about the past and the segments, and which segments may be
+    /// What checkpoint `number` records about the past and the segments, and which segments may be
     /// deleted after it.
     pub(super) fn freeze_past(
         &self,
@@ -99,7 +99,7 @@ impl Checkpoints {
             needs(&book.cuts) || needs(&before)
         };
         let (mut segments, deletable) = view.segments.freeze(number, &needed);
-        // Data of an ancestor is not ours to delete; it is enough to say that it is not needed.
+        // Data of an ancestor is not ours to delete; it is enough to record that it is not needed.
         segments.retain(|segment| {
             let inherited = view.lineage.ancestor(segment.sequence).is_some();
             !(inherited && deletable.binary_search(&(segment.sequence as u32)).is_ok())

@@ -1,8 +1,7 @@
-//! Tells the log when writes wait and nothing becomes stored, and when they continue.
+//! Reports when writes wait and nothing becomes stored, and when they continue.
 //!
-//! Invariant: a load that the store only cannot keep up with is not reported: then something
-//! becomes stored. Not here: what makes writes wait ([`crate::write`]), and how often the engine
-//! comes by.
+//! Invariant: a load that merely outpaces the store is not reported, because something becomes
+//! stored. Not here: what makes writes wait ([`crate::write`]), and how often the engine checks.
 
 use std::time::Duration;
 

@@ -55,7 +55,7 @@ struct Waiting {
     gathered: Mutex<Option<Gathered>>,
     left: AtomicUsize,
     failure: Mutex<Option<Failure>>,
-    /// With what is left of the plan, and what is being gathered of it.
+    /// The answer's receiver, the rest of the plan, and the part that is being gathered.
     end: Mutex<Option<(Tell, Plan, Vec<MapExtent>)>>,
     _reading: Reading,
 }
@@ -103,8 +103,8 @@ pub(crate) fn gather(context: &Arc<Context>, buffers: &Buffers, mut plan: Plan, 
     }
 }
 
-/// What the header of a moved segment says of `pieces`, laid back to back: extents, their origins,
-/// bytes of data.
+/// What the header of a moved segment records about `pieces`, laid back to back: extents, their
+/// origins, bytes of data.
 pub(crate) fn contents_of(pieces: &[MapExtent]) -> (Vec<SegmentExtent>, Vec<Origin>, u64) {
     let (mut extents, mut origins) =
         (Vec::with_capacity(pieces.len()), Vec::with_capacity(pieces.len()));

@@ -1,4 +1,4 @@
-//! What gathering comes to: the body of a moved segment, or why there is none. Not here: gathering
+//! The result of gathering: the body of a moved segment, or why there is none. Not here: gathering
 //! it (`gather`), and sealing its frames (`segment::builder`).
 
 use sawmill_format::segment::{Origin, SegmentExtent};
@@ -7,7 +7,7 @@ use super::sweep::Plan;
 use crate::segment::buffers::Buffer;
 use crate::segment::builder::body_spans;
 
-/// The body of a moved segment, and what its header says of it.
+/// The body of a moved segment, and what its header records about it.
 pub(crate) struct Gathered {
     pub(crate) extents: Vec<SegmentExtent>,
     pub(crate) origins: Vec<Origin>,
@@ -23,13 +23,13 @@ pub(crate) struct Gathered {
 pub(crate) enum NotGathered {
     /// Nothing of the plan is live any more.
     NothingLeft,
-    /// The store cannot be asked now: the same pieces again, later.
+    /// The store is unavailable: the same pieces are gathered later.
     Unavailable { plan: Plan, why: String },
     /// A segment cannot be read: it is left alone.
     Damaged { sequence: u32, what: String },
 }
 
-/// How a gathering ended: with what is left of the plan.
+/// How a gathering ended, and what is left of the plan.
 pub(crate) type Outcome = Result<(Gathered, Plan), NotGathered>;
 
 impl Gathered {

@@ -1,7 +1,7 @@
-//! Garbage collection: live data of emptied segments is written anew, so that they can be deleted
-//! (LSVD §3.5, BS3 §8.2.4). Modules: [`policy`] (which segments, when), `sweep` (where their live
-//! data is), `gather` (its bytes). The engine carries it out (`engine::collect`) and deletes what
-//! is dead.
+//! Garbage collection: live data of victim segments is rewritten, so that they can be deleted (LSVD
+//! §3.5, BS3 §8.2.4). Modules: [`policy`] (which segments, when), `sweep` (where their live data
+//! is), `gather` (its bytes). The engine carries it out (`engine::collect`) and deletes what is
+//! dead.
 //!
 //! Invariants:
 //! 1. What is live is decided by the object map alone, never by what is still in the journal: a
@@ -37,8 +37,8 @@ pub struct Garbage {
     pub data_bytes: u64,
 }
 
-/// What collecting a volume of `store` by hand with this threshold would move, by its state in the
-/// store.
+/// What a manual collection of a volume with this threshold would move, judged by its state in
+/// `store`.
 pub fn garbage(store: &dyn ObjectStore, name: &str, threshold: f64) -> Result<Garbage> {
     let world = RealWorld::default();
     let stored = names::stored(store, name, &mut Reporter::new(&world))?;

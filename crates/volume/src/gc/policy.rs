@@ -15,7 +15,7 @@ use std::cmp::Ordering;
 pub enum Choice {
     /// The emptiest first.
     Greedy,
-    /// The most freed for the least moved, what is old before what is young.
+    /// The most freed for the least moved, and old data before young data.
     CostBenefit,
 }
 
@@ -26,7 +26,7 @@ pub struct GcPolicy {
     pub start: f64,
     /// It stops when at least this share is live.
     pub stop: f64,
-    /// What goes first.
+    /// Which segments go first.
     pub choice: Choice,
     /// Bytes moved a second at most; zero: no limit.
     pub bytes_per_second_max: u64,
@@ -64,8 +64,8 @@ impl Candidate {
         share(self.live_bytes, self.data_bytes)
     }
 
-    /// What is gained for what is paid: space freed times age, over reading all and writing what is
-    /// live.
+    /// Benefit over cost: space freed times age, over the cost of reading all data and writing what
+    /// is live.
     fn benefit(&self, now_unix_ms: u64) -> f64 {
         let used = self.utilisation();
         let age_ms = now_unix_ms.saturating_sub(self.wall_unix_ms).max(1);
@@ -74,7 +74,7 @@ impl Candidate {
 }
 
 impl GcPolicy {
-    /// Why the policy makes no sense, if so.
+    /// Why the policy is invalid, if it is.
     #[must_use]
     pub fn fault(&self) -> Option<String> {
         let GcPolicy { start, stop, .. } = *self;
@@ -104,8 +104,8 @@ impl GcPolicy {
         data_bytes <= live_bytes || share(live_bytes, data_bytes) >= self.stop
     }
 
-    /// Whether garbage grows faster than it is collected: then collection also goes on beside
-    /// writers that wait for room.
+    /// Whether garbage grows faster than it is collected: then collection also continues while
+    /// writers wait for room.
     #[must_use]
     pub fn is_pressing(&self, live_bytes: u64, data_bytes: u64) -> bool {
         share(live_bytes, data_bytes) < self.start * 0.8
@@ -130,7 +130,7 @@ impl GcPolicy {
                 Choice::CostBenefit => (-candidate.benefit(now_unix_ms), candidate),
             })
             .collect();
-        // The older first among equals: the same every time.
+        // Among equals the older one first, so that the choice is deterministic.
         ranked.sort_by(|(one, left), (other, right)| {
             one.partial_cmp(other)
                 .unwrap_or(Ordering::Equal)

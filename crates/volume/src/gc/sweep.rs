@@ -1,13 +1,13 @@
-//! Finds the live data of victims: one pass over the object map, in address order, so that what is
-//! written anew lies in address order too.
+//! Finds the live data of victims: one pass over the object map, in address order, so that
+//! rewritten data lies in address order too.
 //!
 //! Holes of up to [`HOLE_BYTES_MAX`] between two live pieces of victims are plugged: if other
 //! segments hold them, their data is moved along, so that a stretch of the disk lies in one piece
 //! again (LSVD §3.5).
 //!
-//! Invariant: a plan only says what was live when it was made. Nothing depends on it being complete
-//! or fresh: what moved meanwhile is left out when the plan is carried out, and again when the map
-//! is changed.
+//! Invariant: a plan only records what was live when it was made, and need not be complete or up to
+//! date: what has died or moved since is left out when the plan is carried out, and again when the
+//! map is changed.
 
 use crate::limits::GC_HOLE_BYTES_MAX as HOLE_BYTES_MAX;
 use crate::map::{GROUP_BYTES, Location, MapExtent, ObjectMap};
@@ -52,7 +52,7 @@ impl Plan {
         self.next >= self.pieces.len()
     }
 
-    /// What was taken could not be carried out: it comes first again.
+    /// Puts pieces that could not be carried out back to the front of the plan.
     pub(crate) fn put_back(&mut self, taken: Vec<MapExtent>) {
         self.pieces.splice(..self.next, taken);
         self.next = 0;
@@ -96,7 +96,7 @@ impl Plan {
 struct Sweep {
     pieces: Vec<MapExtent>,
     bytes: u64,
-    /// What lies behind the last piece of a victim and would plug a hole.
+    /// Pieces after the last piece of a victim that would plug a hole.
     plugs: Vec<MapExtent>,
     /// Where the last piece of a victim ends.
     end: Option<u64>,

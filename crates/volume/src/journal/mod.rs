@@ -9,7 +9,7 @@
 //! payload), [`scan`] (what a journal holds, after a crash).
 //!
 //! Invariants:
-//! 1. Positions are reserved, queued for the writer and, if it comes to it, recovered in the same
+//! 1. Positions are reserved, queued for the writer and, after a crash, recovered in the same
 //!    order.
 //! 2. Only a contiguous prefix of complete records reaches the disk: it never holds a hole.
 //! 3. A flush is answered after a sync that began when everything before it was on the disk.
@@ -48,7 +48,7 @@ pub(crate) use read::{JournalRead, Reach};
 /// block.
 pub(crate) const PAD_RESERVE_BYTES: u64 = 2 * sawmill_sys::BLOCK_BYTES;
 
-/// Somebody who waits for everything before `target` to be logged.
+/// A waiter for everything before `target` to be logged.
 pub(crate) struct FlushWaiter {
     pub(crate) target: u64,
     pub(crate) tell: Box<dyn FnOnce(Result<()>) + Send>,
@@ -78,7 +78,7 @@ pub(crate) struct Journal {
     /// Writers met a full journal: trim as far as possible.
     pressed: AtomicUsize,
     failed: OnceLock<Error>,
-    /// The writer sleeps until somebody has something: the next append rings.
+    /// The writer sleeps until there is work: the next append rings.
     resting: AtomicBool,
     /// The next record is likely to be flushed by itself: it goes to the disk at once.
     expects_flush: AtomicBool,
@@ -87,7 +87,7 @@ pub(crate) struct Journal {
     pub(crate) written_bytes: AtomicU64,
 }
 
-/// Where a journal starts its life in this process.
+/// The state in which a journal starts in this process.
 pub(crate) struct Start {
     pub(crate) tag: u64,
     pub(crate) epoch: u64,
@@ -214,7 +214,7 @@ impl Journal {
         fence(Ordering::SeqCst);
         let resting =
             self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst);
-        // Others may have appended, and the writer have written that, between the two looks.
+        // Between the two loads, others may have appended and the writer may have written that.
         let behind = self.ring.next().saturating_sub(self.ring.written());
         let flush =
             self.waiting.load(Ordering::Relaxed) > 0 || self.expects_flush.load(Ordering::Relaxed);
@@ -237,8 +237,8 @@ impl Journal {
             self.waiting.store(waiters.len(), Ordering::SeqCst);
         }
         self.wake.ring();
-        // The journal may have failed between the first look and the push; then nobody else tells
-        // the waiter.
+        // The journal may have failed between the first look and the push; then nothing else
+        // answers the waiter.
         if let Some(error) = self.failed.get() {
             self.fail(error.clone());
         }
@@ -249,10 +249,10 @@ impl Journal {
         self.expects_flush.load(Ordering::Relaxed)
     }
 
-    /// The writer's sleep when nothing has come for a while: until somebody rings or appends.
+    /// The writer's sleep when nothing has come for a while: until the next ring or append.
     pub(crate) fn rest(&self) {
         self.resting.store(true, Ordering::SeqCst);
-        // What was appended before the flag was up rang nobody.
+        // An append before the flag was set did not ring.
         if self.order.lock().is_empty() {
             self.wake.sleep(None);
         }
@@ -301,7 +301,7 @@ impl Journal {
         self.failed.get()
     }
 
-    /// Gives the journal up: every waiter and every later flush hears of it.
+    /// Gives the journal up: every waiter and every later flush gets the error.
     pub(crate) fn fail(&self, error: Error) {
         let error = self.failed.get_or_init(|| error).clone();
         let waiters = {

@@ -19,14 +19,14 @@ use crate::record::Record;
 use crate::segment::buffers::{Buffer, Buffers};
 use crate::{Error, ErrorKind, Result};
 
-/// How far a read may go for what is not in memory.
+/// Where a read may get bytes that are not in memory.
 #[derive(Clone, Copy)]
 pub(crate) enum Reach<'a> {
-    /// Not to the device.
+    /// Not from the device.
     PageCache,
-    /// To the device, if it takes that.
+    /// From the device, if needed.
     Device,
-    /// To what was read back, and to the device for the rest.
+    /// From what was read back, and the rest from the device.
     ReadBack(&'a ReadBack),
 }
 
@@ -101,7 +101,7 @@ impl Journal {
             }
         }
         let verified = record.verify(first, into);
-        // Asked after the bytes were copied: if the record was still kept then, they are its bytes.
+        // Checked after the copy: if the record was still kept then, the bytes are its own.
         if self.trim() > record.position {
             return Ok(JournalRead::Gone);
         }
@@ -138,8 +138,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Reads back the part of `[start, end)` whose memory is no longer there; `None` when all of it
-    /// is.
+    /// Reads back the part of `[start, end)` that is no longer in memory; `None` when all of it
+    /// still is.
     pub(crate) fn read_back(
         &self,
         start: u64,
@@ -150,7 +150,7 @@ impl Journal {
         if start >= end {
             return Ok(None);
         }
-        // Whole blocks, into aligned memory: so it need not go through the page cache.
+        // Whole blocks, into aligned memory: so the read can bypass the page cache.
         let start = start / BLOCK_BYTES * BLOCK_BYTES;
         let end = end.next_multiple_of(BLOCK_BYTES).min(self.ring.written());
         let mut bytes = buffers.take((end - start) as usize);

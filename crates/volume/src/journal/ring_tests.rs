@@ -1,6 +1,6 @@
-//! The journal as a ring against a list: appends, flushes, stores that free its space, then the end
-//! of the process or of the power; a scan finds what the list says, record by record and byte by
-//! byte.
+//! The journal's ring against a list as its model: appends, flushes, stores that free its space,
+//! then a process crash or a power cut; a scan finds what the list holds, record by record and byte
+//! by byte.
 //!
 //! Positions go around the rings several times, so that seams, pads and stale laps are met.
 
@@ -40,7 +40,7 @@ impl TornDisk {
         })))
     }
 
-    /// What a power cut leaves: of the unsynced blocks those that `keeps` says.
+    /// What a power cut leaves: of the unsynced blocks, those that `keeps` selects.
     fn cut(&self, mut keeps: impl FnMut() -> bool) -> Arc<Self> {
         let layers = self.0.lock();
         let mut left = layers.durable.clone();
@@ -118,7 +118,7 @@ struct Bench {
     writer: JournalWriter,
     disk: Arc<TornDisk>,
     known: Vec<Known>,
-    /// Flushed through here, as somebody was told.
+    /// A flush through here was answered.
     told: Arc<Mutex<u64>>,
     /// Where the last record taken ends, and how many are not stored.
     taken_end: u64,

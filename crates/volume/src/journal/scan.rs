@@ -1,5 +1,5 @@
 //! What a journal holds: its records from a position on, read from the staging memory that outlived
-//! a process where there is one, else from the disk, and judged one by one.
+//! a process, if there is any, else from the disk, and judged one by one.
 //!
 //! Not here: what is done about the verdict (`open`), or with the records (`recovery`).
 
@@ -21,9 +21,9 @@ use crate::{Error, ErrorKind, Result};
 pub(crate) struct LogImage {
     disk: Arc<dyn Disk>,
     capacity_bytes: u64,
-    /// The memory, and the position from which it (and not the disk) is right.
+    /// The memory, and the position from which it counts instead of the disk.
     staging: Option<(StagingFile, u64)>,
-    /// A part of the ring that stands elsewhere in it.
+    /// A part of the ring whose valid copy is elsewhere in it.
     ring_copy: Option<RingCopy>,
     /// See [`LogImage::is_doubtful`].
     is_doubtful: bool,
@@ -61,7 +61,7 @@ impl LogImage {
         }
     }
 
-    /// From where on the bytes come from memory.
+    /// The position from which the bytes come from memory.
     pub(crate) fn staged_from(&self) -> Option<u64> {
         self.staging.as_ref().map(|(_, from)| *from)
     }
@@ -118,7 +118,7 @@ impl LogImage {
         Ok(())
     }
 
-    /// The bytes on the disk, whatever counts instead of them.
+    /// The bytes on the disk, even where a copy counts instead of them.
     fn read_ring(&self, position: u64, into: &mut [u8]) -> Result<()> {
         let mut done = 0;
         for (offset, length) in disk_parts(self.capacity_bytes, position, into.len() as u64) {
@@ -131,7 +131,7 @@ impl LogImage {
         Ok(())
     }
 
-    /// With the copy of a part of the ring that counts instead of it.
+    /// Adds a copy of a part of the ring, which counts instead of that part.
     pub(crate) fn with_copy(self, ring_copy: Option<RingCopy>) -> Self {
         LogImage { ring_copy, ..self }
     }
@@ -141,7 +141,7 @@ impl LogImage {
         (self.ring_copy, self.window) = (None, (0, Vec::new()));
     }
 
-    /// There was memory in this boot, and it is gone, and with it the word of a failed sync.
+    /// There was memory in this boot, but it is lost, and with it any record of a failed sync.
     pub(crate) fn with_memory_lost(self) -> Self {
         LogImage { is_doubtful: true, ..self }
     }
@@ -151,7 +151,7 @@ impl LogImage {
         self.is_doubtful
     }
 
-    /// Up to where the process that left the memory had synced the disk, as far as that says.
+    /// The position through which the process that left the memory had recorded a sync of the disk.
     pub(crate) fn synced(&self) -> u64 {
         self.synced
     }
@@ -195,23 +195,23 @@ pub(crate) struct Scan {
 pub(crate) struct ScanOptions {
     pub(crate) tag: u64,
     pub(crate) from: u64,
-    /// The epoch bound last. Records before `bound_position` may be of older ones, records past it
-    /// are of this one: what an earlier recovery gave up may still lie there, whole and of an older
-    /// epoch.
+    /// The epoch bound last. Records before `bound_position` may have older epochs; from there on,
+    /// only records of this epoch count, because intact records of an older epoch that an earlier
+    /// recovery gave up may still lie there.
     pub(crate) epoch: u64,
     /// See `epoch`.
     pub(crate) bound_position: u64,
     /// The superblock's mark.
     pub(crate) mark: u64,
-    /// An attach has judged this log before, wrote its mark into the superblock, and then may have
-    /// written over what lies behind the log's end: marks in records do not count any more.
+    /// An earlier attach judged this log, wrote its mark into the superblock, and may then have
+    /// overwritten what lies past the log's end: marks in records do not count any more.
     pub(crate) judged: bool,
-    /// Take damage for the end (the user accepts the loss).
+    /// Treat damage as the end (the user accepts the loss).
     pub(crate) accept_loss: bool,
 }
 
 impl ScanOptions {
-    /// Of the log that `block` is the superblock of, from position `from` on.
+    /// Options for the log whose superblock is `block`, from position `from` on.
     pub(crate) fn of(block: &Superblock, from: u64, accept_loss: bool) -> Self {
         ScanOptions {
             tag: block.journal_tag,
@@ -224,9 +224,9 @@ impl ScanOptions {
         }
     }
 
-    /// With what the process that left the memory had synced. An attach that judged this log before
-    /// took that into its own mark, and then may have written a pad where a record began before it
-    /// and ended behind it.
+    /// Raises the mark to what the process that left the memory had synced. If an earlier attach
+    /// judged this log, its own mark includes that already, and it may since have written a pad in
+    /// place of a record that spanned that position.
     pub(crate) fn synced_through(self, synced: u64) -> Self {
         let synced = if self.judged { 0 } else { synced };
         ScanOptions { mark: self.mark.max(synced), ..self }
@@ -237,7 +237,7 @@ impl ScanOptions {
     }
 }
 
-/// What is known of the loss of a log from `position` on that was flushed through `mark`.
+/// Describes the loss of a log from `position` on, if it was flushed through `mark`.
 fn lost_behind(position: u64, mark: u64) -> String {
     match mark.checked_sub(position) {
         None | Some(0) => "how much was accepted from there on is not known".to_owned(),
@@ -279,9 +279,9 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
                 scan.voids.push((position, slot_bytes));
                 scan.end += slot_bytes;
             }
-            // In memory slots lie one after the other: where there is none, none comes.
+            // In memory, slots are contiguous: after a position without one, there are no more.
             Verdict::Stop if !looked_ahead && !options.judged && !log.is_staged(position) => {
-                // A later record may say that this position was flushed: then it is no tail.
+                // A later record may show that this position was flushed: then it is not the tail.
                 looked_ahead = true;
                 mark = mark.max(mark_ahead(log, options, position)?);
                 continue;
@@ -320,7 +320,8 @@ fn look(
     log.read(position, &mut head)?;
     let largest = limits::RECORD_PAYLOAD_BYTES_MAX + RECORD_HEADER_BYTES as u64;
     let slot = RecordHeader::decode_slot(&head, tag, position).ok().map(u64::from);
-    // A slot that reached past the ring's whole lap would lie over its own beginning.
+    // A slot that ends more than a ring's capacity past `from` would overwrite the start of the
+    // log.
     let reach_max =
         (options.from + log.capacity_bytes - position).min(largest.max(2 * BLOCK_BYTES));
     let slot = slot.filter(|bytes| *bytes <= reach_max);
@@ -330,7 +331,7 @@ fn look(
         slot: slot.is_some(),
         header: header.is_some(),
         payload: false,
-        // A mark lies at a whole block, often inside a record: only what ends before it was
+        // A mark is block-aligned, often inside a record: only a record that ends before it was
         // flushed.
         below_mark: position + slot.unwrap_or(RECORD_HEADER_BYTES as u64) <= mark,
         staged: log.is_staged(position),
@@ -432,8 +433,8 @@ mod tests {
         }
     }
 
-    /// Seed 110168374: the pad of an attach that died was taken for a record that was flushed and
-    /// is damaged.
+    /// Seed 110168374: the pad of an attach that died was mistaken for a flushed record that is
+    /// damaged.
     #[test]
     fn what_memory_says_was_synced_counts_until_an_attach_has_judged_the_log() {
         let options = ScanOptions {

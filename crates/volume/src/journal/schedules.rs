@@ -1,13 +1,13 @@
-//! The journal's path under schedules: who runs when is chosen anew at every lock, atomic and
-//! copied half, many thousand times per claim, on the types that ship. Built with the feature
-//! `shuttle` only (`tests/run.sh`).
+//! The journal's path under random schedules: the next thread to run is chosen at every lock and
+//! atomic and between the halves of a copy, many thousand times per claim, on the production types.
+//! Built with the feature `shuttle` only (`tests/run.sh`).
 //!
-//! A wait with a timeout may here end at once or never ([`sawmill_sys::sync`]): so a wake-up that
-//! is missed is a deadlock, and found. The loop of the journal's thread is repeated here from
-//! `threads`, as that one needs a whole volume; everything it calls is real. Controls at the end
-//! break one rule each and must be caught.
+//! Here a wait with a timeout may end at once or never ([`sawmill_sys::sync`]), so a missed wake-up
+//! becomes a deadlock, which is detected. The loop of the journal's thread is copied from
+//! `threads`, because the original needs a whole volume; everything that it calls is real. Controls
+//! at the end break one rule each and must be caught.
 //!
-//! Not here: orders weaker than one total order of all steps.
+//! Not here: memory orders weaker than sequential consistency.
 
 use std::cell::Cell;
 use std::io;
@@ -58,8 +58,8 @@ fn is_caught(run: impl Fn() + Send + Sync + 'static) -> bool {
     catch_unwind(AssertUnwindSafe(|| under_schedules(run))).is_err()
 }
 
-/// A disk whose unsynced writes can be left out. Its locks are held for no switch, so plain ones
-/// do.
+/// A disk whose unsynced writes can be dropped. No thread switch happens under its locks, so plain
+/// ones suffice.
 struct TwoLayers {
     written: parking_lot::Mutex<Vec<u8>>,
     durable: parking_lot::Mutex<Vec<u8>>,
@@ -71,7 +71,7 @@ impl TwoLayers {
         Arc::new(TwoLayers { written: blank.clone().into(), durable: blank.into() })
     }
 
-    /// A disk that has what is durable on this one.
+    /// A disk with only what is durable on this one.
     fn after_power_loss(&self) -> Arc<Self> {
         let left = self.durable.lock().clone();
         Arc::new(TwoLayers { written: left.clone().into(), durable: left.into() })
@@ -95,7 +95,7 @@ impl Disk for TwoLayers {
         Ok(())
     }
     fn sync(&self) -> io::Result<()> {
-        // What is written while it runs may or may not be covered: here it is not.
+        // A sync may or may not cover what is written while it runs: here it does not.
         let covered = self.written.lock().clone();
         may_switch();
         *self.durable.lock() = covered;
@@ -369,7 +369,7 @@ fn a_slot_whose_writer_died_is_stepped_over_and_all_others_are_found() {
         dying.join().expect("it was caught");
         bench.stop();
         journal.join().expect("the journal");
-        // The process dies: what it wrote to the disk and to the staging memory is there.
+        // The process dies: what it wrote to the disk and to the staging memory remains.
         bench.journal.ring.unlock();
         let staging = StagingFile::open(&bench.staging).expect("readable").expect("there");
         let (found, voids) = recovered(bench.disk.clone(), Some(staging));
@@ -433,8 +433,7 @@ fn the_engine_hears_of_every_record_it_is_to_seal() {
             let record = Record::new(position, RecordOperation::Zero, 0, 1, 80);
             intake.push_records(vec![Arc::new(record)], 1 << 20);
         };
-        // The engine has this one already, in most schedules, and so need not hear of the next at
-        // once.
+        // In most schedules the engine has this one already, and so need not be woken for the next.
         push(&intake, 0);
         let engine = {
             let intake = intake.clone();
@@ -458,7 +457,7 @@ fn an_append_wakes_a_writer_that_rests() {
             let bench = bench.clone();
             thread::spawn(move || [300, 40].map(|bytes| bench.append(1, bytes)))
         };
-        // Nobody flushes, and nothing but an append ends a rest.
+        // There are no flushes: only an append ends a rest.
         while bench.taken.lock().len() < 2 {
             writer.step(&mut |records| bench.take(records), &mut |_| 0).expect("no fault here");
             if bench.taken.lock().len() < 2 {

@@ -1,7 +1,7 @@
-//! The journal's superblock: whose it is and how far it got, in two copies written in turn.
+//! The journal's superblock: the journal's volume and positions, in two copies written in turn.
 //!
-//! Invariants: a copy is written over only when the other one is newer and synced. What failed to
-//! sync is blanked, because reads may show it although the disk has dropped it.
+//! Invariants: a copy is overwritten only when the other one is newer and synced. A copy that
+//! failed to sync is blanked, because reads may return it although the disk has dropped it.
 
 use std::sync::Arc;
 
@@ -45,12 +45,13 @@ impl SuperblockFile {
         &self.current
     }
 
-    /// Writes the next copy with `change` applied, and makes it durable together with all written
-    /// before.
+    /// Writes the next copy with `change` applied, and makes it durable together with all earlier
+    /// writes.
     pub(crate) fn write(&mut self, change: impl FnOnce(&mut Superblock)) -> Result<()> {
         let cannot_sync = |error| disk_failed("sync its superblock", error);
         if !self.is_synced {
-            // Its writer may have died before syncing it: a power cut could tear both copies.
+            // The writer of the current copy may have died before its sync: a power cut could tear
+            // both copies.
             self.disk.sync().map_err(cannot_sync)?;
         }
         let mut next = self.current.clone();
@@ -61,7 +62,7 @@ impl SuperblockFile {
         let written = self.disk.write_at(next.offset_bytes(), &block);
         let written = written.map_err(|error| disk_failed("write its superblock", error));
         if let Err(error) = written.and_then(|()| self.disk.sync().map_err(cannot_sync)) {
-            // Else the other copy may be what the disk has dropped.
+            // Otherwise the other copy may be one that the disk has dropped.
             if self.is_synced {
                 self.take_back(&next);
             }
@@ -78,7 +79,7 @@ impl SuperblockFile {
         Ok(())
     }
 
-    /// Blanks a copy that was not synced: reads may show it although the disk has dropped it. A
+    /// Blanks a copy that was not synced: reads may return it although the disk has dropped it. A
     /// reader that took it for the newest would overwrite the other, safe copy. Nothing depends on
     /// this copy yet.
     fn take_back(&self, unsynced: &Superblock) {
@@ -131,8 +132,8 @@ mod tests {
     use super::test_journal::{VOLUME, first_superblock};
     use super::*;
 
-    /// Two superblocks. A sync that fails drops what was written, and reads show it until the power
-    /// goes.
+    /// Two superblocks. A failed sync drops what was written, but reads return it until a power
+    /// cut.
     #[derive(Default)]
     struct Blocks {
         now: Vec<u8>,

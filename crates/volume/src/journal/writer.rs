@@ -1,7 +1,7 @@
 //! The journal's thread, as steps: take complete records, write them in large spans, sync once for
 //! all flushes that wait, keep the marks and the trim.
 //!
-//! Not here: the thread itself (`threads`), and what becomes of the records afterwards (`engine`).
+//! Not here: the thread itself (`threads`), and what happens to the records afterwards (`engine`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,9 +20,9 @@ pub(crate) enum Step {
     Busy,
     /// A flush waits for a writer that is still filling its slot: step again very soon.
     Waiting,
-    /// Nothing to do until somebody rings.
+    /// Nothing to do until the next ring.
     Idle,
-    /// Nothing to do, but the marks on the disk are behind: settle them if nobody rings for a
+    /// Nothing to do, but the marks on the disk are behind: settle them if there is no ring for a
     /// while.
     Unsettled,
 }
@@ -45,9 +45,9 @@ pub(crate) struct JournalWriter {
 /// How long flushes are gathered for one sync, in steps.
 const ROUNDS_SHARED_MAX: u32 = 4;
 
-/// A client that flushed alone after at most this many records is expected to do so again: what it
-/// writes next goes to the disk at once, while the client hears of its write and sends its flush,
-/// which then costs the sync alone. A log of a database is written like that.
+/// A client that flushed alone after at most this many records is expected to do so again: its next
+/// writes go to the disk at once, while the client receives their completion and sends its flush,
+/// which then costs only the sync. Databases write their logs like that.
 const EARLY_RECORDS_MAX: u32 = 2;
 
 impl JournalWriter {
@@ -89,7 +89,8 @@ impl JournalWriter {
         if target.is_some() {
             wrote = wrote.and_then(|wrote| Ok(self.sync_for_waiters()? || wrote));
         }
-        // After the flush is answered, and also when the disk has failed: accepted is accepted.
+        // After the flush is answered, and even if the disk has failed: accepted records must be
+        // stored.
         if !taken.is_empty() {
             take(taken);
         }
@@ -119,7 +120,7 @@ impl JournalWriter {
         self.write_superblock(0, false)
     }
 
-    /// The last words of a journal: everything is stored (`clean`) or not.
+    /// Writes the final superblock: everything is stored (`clean`) or not.
     pub(crate) fn close(&mut self, clean: bool) -> Result<()> {
         let trim = if clean {
             self.journal.segments_end.load(Ordering::Acquire)
@@ -129,8 +130,8 @@ impl JournalWriter {
         self.write_superblock(trim, clean)
     }
 
-    /// Ends with not everything stored. Where all that was accepted is logged, memory is not needed
-    /// any more, and may go without being missed.
+    /// Ends without everything stored. If everything accepted is logged, the superblock records
+    /// that the memory is not needed any more, so that its loss does no harm.
     pub(crate) fn leave(&mut self) -> Result<()> {
         let journal = self.journal.clone();
         journal.ring.close();
@@ -169,7 +170,7 @@ impl JournalWriter {
         self.journal.waiters.lock().iter().map(|waiter| waiter.target).max()
     }
 
-    /// Writes whole blocks: all there are if `whole`, else only when it pays.
+    /// Writes whole blocks: all there are if `whole`, else only if they make up a span.
     fn write(&mut self, whole: bool) -> Result<bool> {
         let Some(span) = &mut self.span else { return Ok(false) };
         let end = span.end() / BLOCK_BYTES * BLOCK_BYTES;
@@ -198,7 +199,8 @@ impl JournalWriter {
         Ok(true)
     }
 
-    /// Syncs when some waiter's target is on the disk, and answers all whose is.
+    /// Syncs when some waiter's target is on the disk, and answers all waiters whose target is
+    /// logged.
     fn sync_for_waiters(&mut self) -> Result<bool> {
         let written = self.written;
         let (reached, beyond) = {
@@ -206,8 +208,8 @@ impl JournalWriter {
             let reached = |waiter: &FlushWaiter| waiter.target <= written;
             (waiters.iter().any(reached), waiters.iter().any(|waiter| !reached(waiter)))
         };
-        // What else waits to be written goes first and shares the sync, but only for the sake of
-        // another flush, and not for long: a stream of writes must not keep a flush waiting.
+        // Other blocks are written first and share the sync, but only if another flush waits for
+        // them, and not for long: a stream of writes must not keep a flush waiting.
         let more = self
             .span
             .as_ref()
@@ -240,8 +242,8 @@ impl JournalWriter {
         Ok(true)
     }
 
-    /// Syncs the disk. A failure is remembered in the memory that outlives the process: whoever
-    /// opens the journal next must not take what it reads for durable.
+    /// Syncs the disk. A failure is recorded in the memory that outlives the process: the next open
+    /// of the journal must not take what it reads for durable.
     fn sync(&mut self) -> Result<()> {
         if let Err(error) = self.journal.disk.sync() {
             self.consumer.declare_sync_failed(self.journal.logged());
@@ -287,7 +289,7 @@ impl JournalWriter {
         Ok(false)
     }
 
-    /// Nothing before `trim` is needed any more; it may have been so of more.
+    /// Nothing before `trim` is needed any more; the trim on the disk may be higher already.
     fn write_superblock(&mut self, trim: u64, clean: bool) -> Result<()> {
         let journal = &self.journal;
         let logged = journal.logged();
@@ -300,7 +302,7 @@ impl JournalWriter {
             block.stored_position = block.stored_position.max(position);
             block.clean = clean;
             if clean {
-                // Everything is stored: nothing is in memory alone.
+                // Everything is stored: nothing is only in memory.
                 block.memory = None;
             }
         });

@@ -1,8 +1,8 @@
 //! One area of the object map, 16 MiB of address space, in the form that takes less memory.
 //!
 //! Sparse: a sorted list, 16 bytes per run. Dense: a table of pages, 32 KiB and fragments. An area
-//! turns dense when its list grows past what the table would take; it turns back when `settle`
-//! finds that to pay well, so that areas do not swing between the forms.
+//! turns dense when its list grows past what the table would take; it turns back only when `settle`
+//! finds that this saves enough memory, so that areas do not oscillate between the forms.
 //!
 //! Not here: locks, addresses of the volume.
 
@@ -54,7 +54,7 @@ impl Area {
     }
 
     /// Visits what is mapped in `start..end`, clipped to it, in order. Runs that touch are not
-    /// always one.
+    /// always joined.
     pub(super) fn lookup(&self, start: u32, end: u32, visit: &mut impl FnMut(Run)) {
         match self {
             Area::Sparse(runs) => runs.lookup(start, end, visit),
@@ -82,7 +82,7 @@ impl Area {
             Area::Sparse(runs) => {
                 let heap_bytes = runs.heap_bytes();
                 runs.replace(start, end, with, replaced);
-                // Asked only when the list grew, so that the question costs a few steps per insert
+                // Checked only when the list grew, so that the check costs a few steps per insert
                 // at most.
                 if runs.heap_bytes() > heap_bytes && turns_dense(runs.as_slice(), heap_bytes) {
                     *self = Area::Dense(Box::new(Dense::from_runs(runs.as_slice())));

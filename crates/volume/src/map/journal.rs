@@ -4,15 +4,15 @@
 //! At each byte it keeps the entry with the greatest position, in whatever order the entries come.
 //! Entries are cut at areas of 1 MiB and kept in 64 shards by area. Long ones (discards and zeroes,
 //! up to terabytes) go to a second layer of the same structure with areas of 16 GiB and one lock,
-//! so that they cost their count and not their length. An insert looks at one layer only; a lookup
-//! takes the greater position of both.
+//! so that their cost depends on their count and not on their length. An insert looks at one layer
+//! only; a lookup takes the greater position of both.
 //!
 //! Invariants:
 //! 1. A change of an area is made under one lock: readers see it whole or not at all.
 //! 2. A lookup holds the lock of the narrow area while it looks at the wide layer. So it never
 //!    misses an entry that moves from one layer to the other. Writers hold one lock at a time.
-//! 3. `slots` and `wide_slots` are never less than what is there, and both are exact when nobody
-//!    writes.
+//! 3. `slots` and `wide_slots` are never below the real counts, and both are exact when no write is
+//!    in progress.
 //!
 //! Not here: the records, what a position means, waiting.
 
@@ -57,7 +57,7 @@ impl<V: Clone> Slot<V> {
     }
 }
 
-/// What a change put out. To be dropped after the lock is released: values may be costly to drop.
+/// What a change displaced. Dropped after the lock is released: values may be costly to drop.
 struct Displaced<V> {
     _one: Option<V>,
     _many: Vec<Slot<V>>,
@@ -120,7 +120,7 @@ impl<V: Clone> Lane<V> {
         }
         let entry = Slot { start, end, position, value };
         let mut fresh = Vec::with_capacity(last - first + 2);
-        // Where the part of the entry that is not yet cut off by something newer begins.
+        // The start of the part of the entry that nothing newer has cut off yet.
         let mut at = start;
         let mut rest = None;
         for old in &self.slots[first..last] {
@@ -179,8 +179,8 @@ impl<V: Clone> Lane<V> {
     }
 }
 
-/// Mixes an area's number by one multiplication. Areas are not chosen by an enemy who gains from
-/// slow lookups of his own volume.
+/// Mixes an area's number by one multiplication. No attacker gains from choosing areas that slow
+/// down lookups of its own volume.
 #[derive(Default)]
 struct AreaHasher(u64);
 
@@ -206,7 +206,7 @@ impl Hasher for AreaHasher {
 /// The lanes under one lock, by number of their area.
 type Lanes<V> = RwLock<HashMap<u64, Lane<V>, BuildHasherDefault<AreaHasher>>>;
 
-// Alone in its cache lines, so that shards do not slow one another down.
+// In cache lines of its own, so that shards do not slow one another down.
 #[repr(align(128))]
 struct Shard<V>(Lanes<V>);
 
@@ -249,11 +249,11 @@ impl<V: Clone> JournalMap<V> {
         }
     }
 
-    /// Removes the entry with this position from the range, where it still is. The range is the one
-    /// it was inserted with, or a part of it.
+    /// Removes the entry with this position from the parts of the range that still have it. The
+    /// range is the one it was inserted with, or a part of it.
     ///
-    /// Of entries that overlap the older must go first, as happens when the log is stored in its
-    /// order: an older entry may still lie under a newer one in the other layer, and would show
+    /// Of entries that overlap, the older must be removed first, as happens when the log is stored
+    /// in order: otherwise an older entry under a newer one in the other layer would become visible
     /// again.
     pub fn remove(&self, address: u64, length: u64, position: u64) {
         let end = address.saturating_add(length);
@@ -323,7 +323,7 @@ impl<V: Clone> JournalMap<V> {
         } else if lane.slots.capacity() > 4 * after + 4 {
             lane.slots.shrink_to(2 * after);
         }
-        // Before the lock is released: nobody sees a slot that is not counted.
+        // Before the lock is released, so that no reader sees a slot that is not counted.
         if before != after {
             let more = after.wrapping_sub(before);
             self.slots.fetch_add(more, Ordering::AcqRel);
@@ -363,7 +363,7 @@ impl<V> Pieces<'_, V> {
     fn newer_of(&mut self, mut narrow: &[Slot<V>], mut wide: &[Slot<V>], start: u64, stop: u64) {
         let mut at = start;
         while at < stop {
-            // Where each would be taken up; of two at the same byte the newer wins.
+            // Where each list would be taken up; of two at the same byte the newer wins.
             let taken_up = |slots: &[Slot<V>]| {
                 slots
                     .first()
@@ -378,7 +378,7 @@ impl<V> Pieces<'_, V> {
             };
             let winner = &winners[0];
             let from = winner.start.max(at);
-            // It holds until it ends or something newer begins.
+            // It wins until it ends or something newer begins.
             let end = winner.end.min(stop);
             let newer = others
                 .iter()

@@ -43,8 +43,8 @@ fn joined(pieces: Seen) -> Seen {
 }
 
 /// The entries between neighbouring cuts: exact, since every range begins and ends at a cut. Long
-/// entries and the others do not put each other out, so what a newer one of the other kind hid
-/// shows again when that one goes.
+/// entries and the others do not displace each other, so an entry under a newer one of the other
+/// kind becomes visible again when that one is removed.
 struct Model {
     cuts: Vec<u64>,
     newest: [Vec<Option<(u64, u32)>>; 2],
@@ -92,8 +92,8 @@ impl Model {
 #[derive(Clone, Debug)]
 enum Step {
     Insert(usize, usize),
-    /// Of the `usize`th entry inserted: all of it, or from its first cut to the given share of its
-    /// cuts.
+    /// Removes the `usize`th entry inserted: all of it, or from its first cut to the given share of
+    /// its cuts.
     Remove(usize, Option<usize>),
     Lookup(usize, usize),
 }

@@ -15,7 +15,7 @@
 //! 3. Locks cover one area. An operation over several areas is atomic in each of them, not across
 //!    them.
 //!
-//! Not here: records and segments themselves, positions and how they are given, checkpoints,
+//! Not here: records and segments themselves, positions and how they are assigned, checkpoints,
 //! live-byte accounting.
 
 mod area;

@@ -3,16 +3,16 @@
 //! Groups (16 GiB) are made when first written and stay; areas (16 MiB) lie inside them, each with
 //! its own lock, so readers never wait for one another and wait for the writer only while it
 //! changes the one area they read. A group keeps a bit per non-empty area, so that holes of any
-//! size are passed at 64 areas a step.
+//! size are skipped at 64 areas a step.
 //!
 //! Invariants:
 //! 1. A bit of `occupied` is changed only under the write lock of its area, and is set while the
 //!    area maps anything.
 //! 2. `changes` of a group grows after the change it counts. So an export that did not see a change
-//!    never makes the group clean of it.
+//!    never marks the group clean.
 //!
 //! Not here: what the forms of an area look like, checkpoints, live bytes of segments (callers
-//! count what `insert` and `remove` say was replaced).
+//! count what `insert` and `remove` report as replaced).
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,7 +76,7 @@ impl Group {
 }
 
 /// The groups of a volume, by number. When the volume grows past the last one, more are chained
-/// behind, so that nobody who looks waits or sees one move.
+/// behind it, so that no reader waits or sees a group move.
 struct Groups {
     first: u64,
     slots: Box<[OnceLock<Box<Group>>]>,
@@ -105,7 +105,7 @@ impl Groups {
         std::iter::successors(Some(self), |groups| groups.more.get().map(|more| &**more))
     }
 
-    /// Makes room for a volume of `size_bytes`. The map's one writer alone.
+    /// Makes room for a volume of `size_bytes`. Only the map's one writer calls this.
     fn reach(&self, size_bytes: u64) {
         let mut last = self;
         while let Some(more) = last.more.get() {
@@ -146,15 +146,15 @@ impl ObjectMap {
         self.size_bytes.load(Ordering::Acquire)
     }
 
-    /// The volume has another size. Who makes it smaller removes first what lies beyond.
+    /// Sets the volume's size. Before it shrinks, the caller removes what lies beyond the new end.
     pub fn set_size(&self, size_bytes: u64) {
         self.groups.reach(size_bytes);
         self.size_bytes.store(size_bytes, Ordering::Release);
     }
 
     /// Maps `length` bytes at `address` to `data_offset` and following of segment `sequence`.
-    /// `replaced` learns how many bytes of which segments are mapped no longer; bytes past the
-    /// volume's end are replaced at once.
+    /// `replaced` is told how many bytes of which segments are no longer mapped; bytes past the
+    /// volume's end count as replaced at once.
     ///
     /// # Panics
     /// If the extent reaches past 4 GiB of data space.
@@ -272,7 +272,7 @@ impl ObjectMap {
         self.mapped_bytes.load(Ordering::Relaxed)
     }
 
-    /// Memory held, as asked of the allocator.
+    /// Memory held, as requested from the allocator.
     pub fn memory_bytes(&self) -> u64 {
         let groups = self.present().count() * size_of::<Group>();
         let table: usize = self.groups.chain().map(|groups| size_of_val(&*groups.slots)).sum();
@@ -290,8 +290,8 @@ impl ObjectMap {
     }
 
     /// Everything the group maps, sorted by address, joined where extents continue one another.
-    /// Areas that lost most of their entries give memory back on the way. Changes made meanwhile
-    /// are in it or not: whoever wants one cut keeps the writer still.
+    /// Areas that lost most of their entries give memory back on the way. Concurrent changes may or
+    /// may not be included: a caller that needs one consistent cut pauses the writer.
     pub fn export_group(&self, number: u64) -> Vec<MapExtent> {
         let mut list = Vec::new();
         let Some(group) = self.group(number) else { return list };
@@ -360,7 +360,7 @@ impl ObjectMap {
         }
     }
 
-    /// Loads what an export gave, sorted by address, on top of what is mapped. Groups that were
+    /// Loads what an export returned, sorted by address, on top of what is mapped. Groups that were
     /// clean stay clean: the extents come from a durable checkpoint. All is checked before anything
     /// is loaded.
     pub fn import(&self, extents: &[MapExtent]) -> Result<(), ImportError> {

@@ -40,7 +40,7 @@ fn export(map: &ObjectMap) -> Vec<MapExtent> {
     map.groups().into_iter().flat_map(|group| map.export_group(group)).collect()
 }
 
-/// A small generator, so that big maps are made quickly and alike.
+/// A small generator, so that big maps are made quickly and reproducibly.
 struct Random(u64);
 
 impl Random {
@@ -119,8 +119,8 @@ fn range() -> impl Strategy<Value = (u64, u64)> {
     )
 }
 
-/// Few places, many of which continue one another when the range before them was placed at its own
-/// address.
+/// Few segments. Most data offsets equal the address, so that adjacent ranges often continue one
+/// another.
 fn location(start: u64) -> impl Strategy<Value = Location> {
     (1u32..4, prop_oneof![3 => Just(start as u32), 1 => 0u32..4096])
         .prop_map(|(sequence, data_offset)| Location { sequence, data_offset })

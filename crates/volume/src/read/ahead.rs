@@ -38,7 +38,7 @@ impl Streams {
         Streams { seen: Mutex::default(), ahead_bytes }
     }
 
-    /// Notes a read and says which range to fetch ahead, if any.
+    /// Notes a read and returns the range to fetch ahead, if any.
     fn note(&self, address: u64, length: u64, size_bytes: u64) -> Option<(u64, u64)> {
         if self.ahead_bytes == 0 {
             return None;

@@ -1,9 +1,9 @@
 //! Frames from the store: each fetched once however many wait for it, several in a row by one
-//! request, verified, put into the read cache, handed to those who wait.
+//! request, verified, put into the read cache, handed to the waiters.
 //!
 //! Invariants: a frame is handed on only if its checksum, bound to volume, segment, epoch and
-//! place, is right. A store that cannot be asked makes readers wait, not fail; only a definite "not
-//! there" or damage found twice fails.
+//! place, is right. An unavailable store makes readers wait, not fail; only a definite "not there"
+//! or damage found twice fails a read.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ const REPEAT_AFTER: Duration = Duration::from_millis(500);
 /// together).
 const NEIGHBOURS: u32 = 3;
 
-/// What a waiter is told.
+/// What a waiter gets.
 pub(crate) enum Fetched {
     /// The frame's data.
     Frame(Bytes),
@@ -41,7 +41,7 @@ pub(crate) enum Fetched {
 /// Waits for one frame. Must not block.
 pub(crate) type Waiter = Box<dyn FnOnce(Fetched) + Send>;
 
-/// Who waits for what, and what was missed lately.
+/// The waiters for each frame, and what was missed lately.
 pub(crate) struct Fetcher {
     /// Bounded by the reads that the doors admit, and read-ahead's own limit.
     waiting: Mutex<HashMap<FrameName, Vec<Waiter>>>,
@@ -86,7 +86,7 @@ impl Run {
     }
 }
 
-/// Fetches frames; each waiter is told once. Without a waiter it is a prefetch.
+/// Fetches frames; each waiter is answered once. Without a waiter it is a prefetch.
 pub(crate) fn fetch(
     context: &Arc<ReadContext>,
     wanted: Vec<(FrameName, Option<Waiter>)>,
@@ -120,7 +120,7 @@ pub(crate) fn fetch(
     }
 }
 
-/// Lengthens a run by frames that follow it, are not cached and not under way.
+/// Lengthens a run by frames that follow it, are not cached and not in flight.
 fn take_neighbours(context: &ReadContext, run: &mut Run) {
     let Some(info) = context.stored.view().segments.get(run.first.sequence) else { return };
     let frames = info.data_bytes.div_ceil(u64::from(context.attachment.record.frame_bytes));
@@ -177,11 +177,11 @@ fn get(context: &Arc<ReadContext>, run: Run) {
     context.attachment.store.get(get, Box::new(tell));
 }
 
-/// The store cannot be asked: ask again in a while, as long as the volume is open.
+/// The store is unavailable: ask again in a while, as long as the volume is open.
 fn wait_for_store(context: &Arc<ReadContext>, run: Run, error: &Error) {
     let now = context.attachment.world.now();
     context.attachment.state.store_failed(now, error.to_string());
-    // Looked at and forgotten under one lock: a reader that joins a prefetch must not share its
+    // Checked and removed under one lock: a reader that joins a prefetch must not share its
     // failure.
     let nobody_waits = {
         let mut waiting = context.fetcher.waiting.lock();
@@ -204,8 +204,8 @@ fn wait_for_store(context: &Arc<ReadContext>, run: Run, error: &Error) {
     context.mailbox.wake.ring();
 }
 
-/// Cuts the answer into frames, verifies each, hands them on. Damage is asked for once more before
-/// it is believed.
+/// Cuts the answer into frames, verifies each, hands them on. Damaged frames are fetched once more
+/// before the damage is believed.
 fn open_frames(context: &Arc<ReadContext>, run: Run, info: &SegmentInfo, bytes: &Bytes) {
     let mut at = 0usize;
     for name in run.frames() {
@@ -249,7 +249,7 @@ fn hand_over(context: &Arc<ReadContext>, name: FrameName, data: Bytes) {
     }
 }
 
-/// The volume ends: everybody who still waits is told.
+/// The volume ends: every remaining waiter gets the error.
 pub(crate) fn fail_all(context: &ReadContext, error: &Error) {
     let waiting = std::mem::take(&mut *context.fetcher.waiting.lock());
     for waiter in waiting.into_values().flatten() {
@@ -261,8 +261,8 @@ fn take_waiters(context: &ReadContext, name: FrameName) -> Vec<Waiter> {
     context.fetcher.waiting.lock().remove(&name).unwrap_or_default()
 }
 
-/// The store said the object is not there. For a reader beside a writer that means: the writer has
-/// moved on.
+/// The store has definitely no such object. For a reader beside a writer, that means that the
+/// writer has moved on.
 fn missing(context: &Arc<ReadContext>, run: Run, error: Error) {
     if let Some(cut) = &context.stored.fixed_cut {
         let text = format!("{error}; {cut} is no longer kept: open another one");
@@ -278,7 +278,7 @@ fn missing(context: &Arc<ReadContext>, run: Run, error: Error) {
         info.is_some_and(|info| info.epoch == run.first.epoch && info.live_bytes > 0)
     };
     context.pool.run(move || match follow(&moved, &view) {
-        // A cut read after the object was missed needs it too: it was not deleted, it is lost.
+        // A cut read after the miss still needs the object: it was not deleted but lost.
         Ok(true) if is_needed(&moved) => fail(&moved, run, ErrorKind::Corrupt, &error),
         Ok(_) => {
             for name in run.frames() {

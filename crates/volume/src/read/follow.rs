@@ -13,7 +13,7 @@ use crate::view::View;
 use crate::{Error, ErrorKind, Result};
 
 /// Moves a read-only attachment to the newest cut, because a segment it needs is gone. One at a
-/// time; whoever comes second finds that the first has moved on already.
+/// time; a second caller finds that the first has moved on already.
 pub(super) fn follow(context: &ReadContext, missing: &Arc<View>) -> Result<bool> {
     let _one_at_a_time = context.fetcher.following.lock();
     if !Arc::ptr_eq(&context.stored.view(), missing) {

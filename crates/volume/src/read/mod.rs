@@ -2,8 +2,8 @@
 //! no I/O of a write, and never asks the engine.
 //!
 //! The range is resolved into *atoms*: zeroes, a part of a journal record, or a part of one frame
-//! of a stored segment. Atoms in memory are served immediately; the rest go side by side to threads
-//! that may wait for the local disk and to [`fetch`], and the last one to end answers.
+//! of a stored segment. Atoms in memory are served immediately; the rest go in parallel to threads
+//! that may wait for the local disk and to [`fetch`], and the last one to end answers the request.
 //!
 //! Invariants: the journal map is asked before the object map (see `map`); every byte is verified
 //! by its record's or its frame's checksum; an atom whose place was given up meanwhile is resolved
@@ -83,12 +83,12 @@ pub(crate) enum Place {
     },
 }
 
-/// What came of an attempt to serve an atom without the network.
+/// The result of an attempt to serve an atom without the network.
 enum Served {
     Done,
-    /// The local disk must be waited for.
+    /// It must wait for the local disk.
     Slow,
-    /// The store must be asked.
+    /// It must come from the store.
     Absent,
     /// The place was given up: resolve again.
     Gone,
@@ -169,7 +169,7 @@ pub(crate) fn prefetch(context: &Arc<ReadContext>, request: Request) {
 
 /// Takes an allocation query.
 pub(crate) fn allocation(context: &ReadContext, request: Request) {
-    /// Past this many runs the rest of the range is reported as data: true enough, and bounded.
+    /// Past this many runs the rest of the range is reported as data: always allowed, and bounded.
     const RUNS_MAX: usize = 1 << 20;
     let end = request.address + request.length;
     let mut runs: Vec<Allocation> = Vec::new();
@@ -343,7 +343,7 @@ fn lost(atom: &Atom) -> Error {
     Error::new(ErrorKind::Internal, text)
 }
 
-/// A read with atoms under way.
+/// A read with atoms in flight.
 struct Job {
     context: Arc<ReadContext>,
     start: u64,
@@ -352,8 +352,8 @@ struct Job {
     error: Mutex<Option<Error>>,
     /// Where it is to be counted when it ends; what waits for the store is counted at once.
     source: Mutex<Source>,
-    /// A read-only attachment moved to another cut: all of the read is done anew, so that it is of
-    /// one cut.
+    /// A read-only attachment moved to another cut: the whole read is repeated, so that all of it
+    /// is from one cut.
     restart: AtomicBool,
     restarts: AtomicUsize,
     _reading: Reading,
@@ -464,7 +464,7 @@ impl Job {
         true
     }
 
-    /// The frame of an atom arrived, whose bytes are at `offset` of it.
+    /// The frame of an atom has arrived; the atom's bytes are at `offset` in it.
     fn arrived_in(self: &Arc<Self>, atom: &Atom, name: FrameName, offset: u32, frame: &[u8]) {
         let end = offset as usize + atom.length as usize;
         match frame.get(offset as usize..end) {

@@ -2,8 +2,8 @@
 
 use crate::limits;
 
-/// Whether a batch of so many records takes no more. The record that fills it is still in it, so a
-/// segment may hold up to a record more than `segment_bytes`.
+/// Whether a batch of this size takes no more records. The record that fills it is still in it, so
+/// a segment may hold up to a record more than `segment_bytes`.
 pub(crate) fn is_full(payload_bytes: u64, records: usize, segment_bytes: u32) -> bool {
     payload_bytes >= u64::from(segment_bytes) || records >= limits::SEGMENT_RECORDS_MAX
 }

@@ -1,8 +1,8 @@
-//! Buffers that segments are built in, used again: a fresh one costs a page fault per 4 KiB and a
-//! pass of zeroing.
+//! Reused buffers that segments are built in: a fresh one costs a page fault per 4 KiB and a pass
+//! of zeroing.
 //!
-//! Invariant: whoever takes a buffer writes every byte it asked for; what an earlier segment left
-//! is not cleared.
+//! Invariant: the taker of a buffer writes every byte it asked for; what an earlier segment left is
+//! not cleared.
 
 use std::sync::Arc;
 

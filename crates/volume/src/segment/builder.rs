@@ -1,8 +1,9 @@
-//! A batch becomes an object: coalesced, laid out in address order, cut into sealed frames, headed.
+//! Turns a batch into an object: coalesced, in address order, cut into sealed frames, with a
+//! header.
 //!
 //! Invariants: every payload byte is verified against its record's checksum while it is copied; the
-//! header names the exact span of journal positions covered; what is built depends on nothing but
-//! its arguments.
+//! header names the exact span of journal positions covered; the result depends only on the
+//! arguments.
 
 use std::sync::Arc;
 
@@ -32,7 +33,7 @@ pub(crate) struct Built {
     pub(crate) coalesced_bytes: u64,
 }
 
-/// A segment of which all is decided but its bytes.
+/// The layout of a segment: everything but its bytes.
 pub(crate) struct LaidOut {
     pub(crate) header: SegmentHeader,
     /// Where each run of the segment's data comes from, by data offset.
@@ -246,7 +247,7 @@ mod tests {
         }
     }
 
-    /// What an object says about each byte: the kind of its extent, and the byte.
+    /// What an object records for each byte: the kind of its extent, and the byte.
     fn read_back(object: &[u8]) -> Vec<Option<(ExtentKind, u8)>> {
         let identity = SegmentIdentity { volume_id: VolumeId([1; 16]), sequence: 5 };
         let header = SegmentHeader::decode(object, &identity).unwrap();

@@ -1,6 +1,5 @@
-//! Segments that are stored and whose data can still be read from the journal, oldest given up
-//! first. So what was written lately is read from the local disk without a second copy of it
-//! anywhere.
+//! Stored segments whose data can still be read from the journal; the oldest are given up first. So
+//! recently written data is read from the local disk without a second copy.
 //!
 //! Invariant: a segment is given up before the journal's trim passes its first record.
 
@@ -55,8 +54,7 @@ impl Residents {
     }
 
     /// Gives up the oldest segments until everything before `wanted` is free or the next would pass
-    /// `bound`; returns how far the trim may move. Segments given up earlier for memory count by
-    /// `bound` too.
+    /// `bound`; returns how far the trim may move. If none is left, the trim may move to `bound`.
     pub(crate) fn give_up(&self, wanted: u64, bound: u64) -> u64 {
         let mut inner = self.inner.write();
         let mut reached = 0;

@@ -12,7 +12,7 @@ use sawmill_format::kept::DeadEntry;
 
 use crate::gc::policy::Candidate;
 
-/// Deletes of a busy volume wait until so many segments' worth is dead.
+/// A busy volume deletes only when at least this many segments' worth is dead.
 const DEAD_SEGMENTS_LEAST: u64 = 4;
 
 /// What is known of one stored segment.
@@ -26,7 +26,7 @@ pub(crate) struct SegmentInfo {
     pub(crate) wall_unix_ms: u64,
     /// The checkpoint that first found the segment dead; zero while it is live or not yet found.
     pub(crate) dead_since: u64,
-    /// It is dead, and a second checkpoint says so: it only waits to be deleted.
+    /// It is dead in a second checkpoint too: it only waits to be deleted.
     pub(crate) is_settled: bool,
 }
 
@@ -39,16 +39,16 @@ pub(crate) struct Totals {
     pub(crate) object_bytes: u64,
     /// Of these, what is in segments without any live data: they only wait to be deleted.
     pub(crate) dead_object_bytes: u64,
-    /// Of `dead_object_bytes`, what another checkpoint would change nothing about.
+    /// The part of `dead_object_bytes` that needs no other checkpoint to be deleted.
     pub(crate) settled_object_bytes: u64,
-    /// Live data in segments of its own: an ancestor's are not for it to collect.
+    /// Live data in the volume's own segments: it does not collect those of an ancestor.
     pub(crate) own_live_bytes: u64,
-    /// Data in segments of its own that hold any live data.
+    /// Data in the volume's own segments that hold any live data.
     pub(crate) own_used_bytes: u64,
 }
 
 impl Totals {
-    /// Dead bytes that another checkpoint or two would let go.
+    /// Dead bytes that another checkpoint or two would release.
     pub(crate) fn unsettled_bytes(&self) -> u64 {
         self.dead_object_bytes - self.settled_object_bytes
     }
@@ -61,13 +61,13 @@ impl Totals {
             && unsettled_bytes >= least.max(self.object_bytes / 16).max(2 * checkpoint_bytes)
     }
 
-    /// The same when nothing else happens. Less is left lying: a checkpoint may cost more.
+    /// The same for an idle volume. Small amounts stay: a checkpoint may cost more.
     pub(crate) fn is_worth_a_checkpoint_in_peace(&self) -> bool {
         let unsettled_bytes = self.unsettled_bytes();
         unsettled_bytes > 0 && unsettled_bytes >= self.object_bytes / 64
     }
 
-    /// Counts a segment in; `own` says whose it is.
+    /// Counts a segment in; `own`: whether it is the volume's own.
     fn add(&mut self, info: &SegmentInfo, own: bool) {
         self.segments += 1;
         self.data_bytes += info.data_bytes;
@@ -146,7 +146,7 @@ impl SegmentTable {
         sequence > self.ancestral_through && self.inner.read().by_sequence.contains_key(&sequence)
     }
 
-    /// Adds a segment; all of its data counts as live until [`lose`](Self::lose) is told otherwise.
+    /// Adds a segment; all of its data counts as live until [`lose`](Self::lose) subtracts some.
     pub(crate) fn add(&self, sequence: u32, info: SegmentInfo) {
         let mut inner = self.inner.write();
         inner.totals.add(&info, sequence > self.ancestral_through);
@@ -233,7 +233,7 @@ impl SegmentTable {
         .collect()
     }
 
-    /// Since which checkpoint each dead segment is dead.
+    /// The checkpoint that first found each dead segment dead.
     pub(crate) fn dead(&self) -> Vec<DeadEntry> {
         let inner = self.inner.read();
         let dead = inner

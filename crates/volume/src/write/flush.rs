@@ -1,7 +1,6 @@
 //! A flush, or the wait of a write with FUA, by the volume's flush mode.
 //!
-//! - logged: everything reserved so far is synced to the journal disk; one sync serves all who
-//!   wait.
+//! - logged: everything reserved so far is synced to the journal disk; one sync serves all waiters.
 //! - stored: everything reserved so far is in the store, in a contiguous prefix; the batch is
 //!   sealed at once.
 //! - weak: a barrier only. The journal is one order, so there is nothing to do.
@@ -9,8 +8,8 @@
 //! A flush that only the local disk backs waits until ownership was checked recently
 //! (`crate::watch`).
 //!
-//! Not here: the sync (`journal::writer`), who hears that something is stored (`engine::mailbox`),
-//! and the look that a flush waits for (`engine::fence_check`).
+//! Not here: the sync (`journal::writer`), the notice that something is stored (`engine::mailbox`),
+//! and the check that a flush waits for (`engine::fence_check`).
 
 use sawmill_device::Request;
 use sawmill_format::volume_record::FlushMode;
@@ -28,9 +27,9 @@ pub(crate) fn submit(context: &WriteContext, request: Request) {
     }
 }
 
-/// Answers `request` when everything before `target` is as durable as the volume's mode says, and
-/// this attachment has looked lately whether the volume is still its own, and nothing unstored is
-/// too old.
+/// Answers `request` when everything before `target` is as durable as the volume's mode requires,
+/// this attachment has recently checked that it still owns the volume, and nothing unstored is too
+/// old.
 pub(crate) fn wait_for(context: &WriteContext, target: u64, request: Request) {
     if context.attachment.record.flush_mode == FlushMode::Stored {
         return wait_for_safety(context, target, request);
@@ -47,7 +46,7 @@ pub(crate) fn wait_for(context: &WriteContext, target: u64, request: Request) {
     }
 }
 
-/// Resumes the flushes that waited for a look.
+/// Resumes the flushes that waited for a check.
 pub(crate) fn resume(context: &WriteContext) {
     if !context.attachment.state.is_dead()
         && !context.mailbox.is_closed()

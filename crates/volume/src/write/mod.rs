@@ -3,13 +3,13 @@
 //!
 //! A write is cut into records of at most [`limits::RECORD_PAYLOAD_BYTES_MAX`], appended to the
 //! journal in order. When the journal has no room the rest of the write waits in [`Stalled`], in
-//! order of arrival, and is taken up again by whoever made room. Nothing is refused for lack of
+//! order of arrival, and is resumed by the thread that made room. Nothing is refused for lack of
 //! room.
 //!
 //! Invariant: a write is answered only when all its records are in the journal map, so every read
 //! that begins after the answer sees it.
 //!
-//! Not here: the place of a record in the ring (`journal`), who makes room there
+//! Not here: the place of a record in the ring (`journal`), what makes room there
 //! (`journal::writer`, `engine`), and the wait of FUA (`flush`).
 
 use std::sync::Arc;
@@ -41,9 +41,9 @@ pub(crate) struct WriteContext {
     pub(crate) journal_map: Arc<JournalMap<Arc<Record>>>,
     pub(crate) mailbox: Arc<Mailbox>,
     pub(crate) stalled: Stalled,
-    /// Whether the volume is used, and still its owner's.
+    /// Whether the volume is in use, and still owned by this attachment.
     pub(crate) watch: Watch,
-    /// How old what is not stored may become.
+    /// How old unstored writes may become.
     pub(crate) unstored: Unstored,
 }
 
@@ -58,13 +58,13 @@ impl WriteContext {
         WriteContext { attachment, journal, journal_map, mailbox, stalled, watch, unstored }
     }
 
-    /// The volume stops for good: every waiter hears why.
+    /// The volume stops for good: every waiter gets the reason.
     pub(crate) fn fail(&self, error: Error) {
         self.attachment.state.set_failed(error);
         self.end_waiters();
     }
 
-    /// Another writer has the volume: every waiter hears it.
+    /// Another writer has taken the volume over: every waiter gets the error.
     pub(crate) fn fence(&self, reason: String) {
         self.attachment.state.set_fenced(reason);
         self.end_waiters();
@@ -111,7 +111,7 @@ pub(crate) fn submit(context: &WriteContext, request: Request) {
     stall(context, job);
 }
 
-/// Whether what is not stored is too old to accept more; then it is sealed at once.
+/// Whether unstored writes are too old to accept more; if so, they are sealed at once.
 fn is_held_back(context: &WriteContext) -> bool {
     let Some(journal) = context.journal.as_ref().filter(|_| context.is_unstored_too_old()) else {
         return false;
@@ -124,7 +124,7 @@ fn is_held_back(context: &WriteContext) -> bool {
 fn stall(context: &WriteContext, job: Job) {
     add(&context.attachment.tally.writes_stalled, 1);
     context.stalled.push(job);
-    // Room may have been made between the attempt and now; then nobody else would take this job up.
+    // Room may have been made between the attempt and now; then nothing else would resume this job.
     resume(context);
     if let Some(error) = context.journal.as_ref().and_then(|journal| journal.failure()) {
         context.stalled.fail(error);
@@ -149,8 +149,8 @@ pub(crate) fn resume(context: &WriteContext) {
         |job| append(context, job),
         |full| {
             context.stalled.note(full, context.journal.as_deref());
-            // Whoever frees space calls this again, so there is no need to ring. But a full journal
-            // frees space only if even a partial batch is sealed.
+            // The thread that frees space calls this again, so there is no need to ring. But a full
+            // journal frees space only if even a partial batch is sealed.
             if let (Full::Journal, Some(journal)) = (full, &context.journal) {
                 context.mailbox.intake.seal_through(journal.ring.next());
             }
@@ -213,7 +213,7 @@ fn make_room(context: &WriteContext, full: Full) {
         // The stall notices.
         Full::Closed => {}
         Full::Journal => {
-            // Everything there is must become stored before the ring can move on.
+            // Everything appended so far must be stored before the ring can advance.
             context.mailbox.intake.seal_through(journal.ring.next());
             journal.press();
         }

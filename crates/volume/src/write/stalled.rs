@@ -1,4 +1,4 @@
-//! Writes that wait for room in the journal, in order of arrival. Not here: who makes room.
+//! Writes that wait for room in the journal, in order of arrival. Not here: what makes room.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,7 +48,7 @@ impl Stalled {
         lacks.filter(|_| self.count() > 0)
     }
 
-    /// There was no room for the first.
+    /// Records that there was no room for the first.
     pub(super) fn note(&self, full: Full, journal: Option<&Journal>) {
         let records = journal.map_or(0, Journal::unstored_records);
         let lacks = match full {
@@ -59,7 +59,7 @@ impl Stalled {
         self.lacks.store(lacks, Ordering::Relaxed);
     }
 
-    /// The first waits until what is not stored is younger.
+    /// Records that the first waits because unstored writes are too old.
     pub(super) fn note_unstored_age(&self) {
         self.lacks.store(UNSTORED_AGE, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! A cache that is let go of is another process's to open, whoever still holds it.
+//! Another process can open a cache that was let go of, even if it is still referenced.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn who_lets_go_leaves_the_file_to_the_next_though_others_hold_the_cache() {
     assert!(crate::open_cache(&path, 1 << 20).is_err(), "one process at a time");
     held.let_go();
     let next = crate::open_cache(&path, 1 << 20).expect("nobody holds it any more");
-    // To whoever still has it, the old one is empty, and it touches neither disk nor index.
+    // The old cache, still referenced, is empty and touches neither disk nor index.
     assert_eq!(get(&held, key), None);
     insert(&held, frame(&held, 2));
     held.save_index().unwrap();
@@ -37,7 +37,7 @@ fn letting_go_waits_for_who_uses_the_disk() {
             goer.let_go();
             told.send(()).unwrap();
         });
-        // The other one is at the door once nobody gets in any more; it must not be through.
+        // Once `enter` fails, the other thread has begun to let go; it must not have finished.
         while leaving.try_recv().is_err() {
             thread::yield_now();
         }
