@@ -140,7 +140,7 @@ class Chunks(Case):
             host.vanish()
 
     def test_a_device_for_chunks_alone_is_none_for_plain_commands(self):
-        with self.assertRaisesRegex(TypeError, 'say mode="batch"'):
+        with self.assertRaisesRegex(TypeError, 'set mode="batch"'):
             sawmill.start(Chunked(), mode="plain")
 
 

@@ -407,8 +407,8 @@ class Options(Case):
             ({"sise": 1}, TypeError, "'sise' is not an option"),
             ({"size": "12Q"}, ValueError, "'12Q' is not a size"),
             ({"size": -1}, ValueError, "size"),
-            ({"blocksize": "512"}, ValueError, "blocksize='512'"),
-            ({"can_flush": True}, TypeError, "can_flush is asked for"),
+            ({"blocksize": "512"}, ValueError, "blocksize: '512'"),
+            ({"can_flush": True}, TypeError, "can_flush is requested"),
             ({"threads": 0}, ValueError, "thread"),
         ):
             with self.assertRaisesRegex(error, told):

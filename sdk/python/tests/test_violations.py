@@ -40,7 +40,7 @@ class InHandshake(Case):
     def test_packets_that_are_none(self):
         self.raises("of 3 bytes", lambda control: control.send(b"\1\0\0"))
         self.raises("unknown kind 99", lambda control: control.send(KIND.pack(99)))
-        self.raises("no text", lambda control: control.send(KIND.pack(2) + b"a=\xff\n"))
+        self.raises("not text", lambda control: control.send(KIND.pack(2) + b"a=\xff\n"))
         self.raises("the line 'size'", lambda control: control.send(KIND.pack(2) + b"size"))
         self.raises(
             "too long", lambda control: control.send(KIND.pack(2) + b"a=" + b"x" * 70_000 + b"\n")
@@ -48,9 +48,9 @@ class InHandshake(Case):
         self.raises("closed the connection", lambda control: None)
 
     def test_packets_out_of_turn(self):
-        self.raises("FINISH where WELCOME", lambda control: control.send(KIND.pack(Control.FINISH)))
+        self.raises("FINISH, expected WELCOME", lambda control: control.send(KIND.pack(Control.FINISH)))
         self.raises(
-            "ATTACHED where WELCOME", lambda control: control.send(KIND.pack(Control.ATTACHED))
+            "ATTACHED, expected WELCOME", lambda control: control.send(KIND.pack(Control.ATTACHED))
         )
 
         def twice(control):
@@ -65,7 +65,7 @@ class InHandshake(Case):
         self.raises("size=-1", lambda control: self.welcome(control, size=-1))
         self.raises("size=1e9", lambda control: self.welcome(control, size="1e9"))
         batch = {"mode": "batch", "collision_area_size": 0}
-        self.raises("make no sense", lambda control: self.welcome(control, **batch))
+        self.raises("invalid chunk sizes", lambda control: self.welcome(control, **batch))
 
     def test_queues_that_make_no_sense(self):
         def queue(descriptors, **facts):
