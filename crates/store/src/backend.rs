@@ -8,7 +8,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
-use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
+use crate::{Bodies, ObjectInfo, Result, StoreError, StoreErrorKind};
 
 /// How one attempt to create an object ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,28 +62,23 @@ pub(crate) fn room_for(length_bytes: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// What a put creates, and how its bytes travel.
+#[derive(Clone)]
+pub(crate) struct Body {
+    pub(crate) bytes: Bytes,
+    pub(crate) bodies: Bodies,
+}
+
 /// One kind of store. Keys and prefixes have been checked.
 pub(crate) trait Backend: Send + Sync + 'static {
     /// Whether it counts the bytes of an attempt as they move ([`crate::progress`]).
-    fn shows_progress(&self) -> bool {
-        false
-    }
+    fn shows_progress(&self) -> bool;
     /// The endpoint, if what is said to it can be read and changed on the way.
-    fn exposed_endpoint(&self) -> Option<&str> {
-        None
-    }
+    fn exposed_endpoint(&self) -> Option<&str>;
     /// Fetches what is asked for, cut to the object's end.
     fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>>;
     /// Creates an object, never overwriting one.
-    fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>>;
-    /// As `create`; a store on a network gets the body in pieces with a pause between.
-    fn create_in_pieces<'a>(
-        &'a self,
-        key: &'a str,
-        body: Bytes,
-    ) -> BoxFuture<'a, Result<Creation>> {
-        self.create(key, body)
-    }
+    fn create<'a>(&'a self, key: &'a str, body: Body) -> BoxFuture<'a, Result<Creation>>;
     /// Lists the objects strictly below `prefix`, which has no trailing `/`; empty means all.
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ObjectInfo>>>;
     /// Deletes objects; absent ones are fine.

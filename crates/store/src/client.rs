@@ -14,15 +14,15 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep};
 
-use crate::backend::{Backend, Creation, Part};
+use crate::backend::{Backend, Body, Creation, Part};
 use crate::key::{check_key, check_prefix};
 use crate::limit::{Limiter, Way};
 use crate::meter::{Attempt, Meter};
 use crate::progress::{Load, Patient, unless_stalled};
 use crate::runtime::runtime;
 use crate::{
-    Bodies, CallKind, Class, Done, Get, List, MeterSnapshot, ObjectInfo, ObjectStore, Put,
-    PutOutcome, Result, StoreError, StoreErrorKind,
+    CallKind, Class, Done, Get, List, MeterSnapshot, ObjectInfo, ObjectStore, Put, PutOutcome,
+    Result, StoreError, StoreErrorKind,
 };
 
 /// Looks at an object that may be ours before it is called unreadable.
@@ -244,6 +244,7 @@ impl Inner {
         let Put { key, body, class, bodies } = put;
         let mut patience = Patience::new(class);
         let bytes = body.len() as u64;
+        let body = Body { bytes: body, bodies };
         let ask = Ask {
             kind: CallKind::Put,
             what: &key,
@@ -252,16 +253,13 @@ impl Inner {
             unseen_bytes: 0,
         };
         loop {
-            let create = || match bodies {
-                Bodies::Whole => self.backend.create(&key, body.clone()),
-                Bodies::InHalves => self.backend.create_in_pieces(&key, body.clone()),
-            };
+            let create = || self.backend.create(&key, body.clone());
             if self.insist(&mut patience, &ask, |_| 0, create).await? == Creation::Created {
                 return Ok(PutOutcome::Created);
             }
             // An earlier attempt, or a proxy's, may have made it; or it was a conflict with nothing
             // there.
-            match self.is_ours(&mut patience, &key, &body).await {
+            match self.is_ours(&mut patience, &key, &body.bytes).await {
                 Ok(true) => return Ok(PutOutcome::Created),
                 Ok(false) => return Ok(PutOutcome::Taken),
                 Err(error) if error.kind() == StoreErrorKind::NotFound => {

@@ -20,11 +20,11 @@ use object_store::{
     PutOptions, PutPayload, RetryConfig,
 };
 
-use crate::backend::{Backend, Creation, Part, room_for};
+use crate::backend::{Backend, Body, Creation, Part, room_for};
 use crate::key::is_key;
 use crate::location::{CloudLocation, CloudScheme};
 use crate::profile::{self, Environment};
-use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
+use crate::{Bodies, ObjectInfo, Result, StoreError, StoreErrorKind};
 
 mod pieces;
 mod refusal;
@@ -160,18 +160,12 @@ impl Backend for Cloud {
         self.fetch(key, part).boxed()
     }
 
-    fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
-        self.try_create(key, body, PutOptions::from(PutMode::Create)).boxed()
-    }
-
-    fn create_in_pieces<'a>(
-        &'a self,
-        key: &'a str,
-        body: Bytes,
-    ) -> BoxFuture<'a, Result<Creation>> {
+    fn create<'a>(&'a self, key: &'a str, body: Body) -> BoxFuture<'a, Result<Creation>> {
         let mut options = PutOptions::from(PutMode::Create);
-        options.extensions.insert(InPieces);
-        self.try_create(key, body, options).boxed()
+        if body.bodies == Bodies::InHalves {
+            options.extensions.insert(InPieces);
+        }
+        self.try_create(key, body.bytes, options).boxed()
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ObjectInfo>>> {

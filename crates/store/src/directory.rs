@@ -30,7 +30,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::sync::Semaphore;
 
-use crate::backend::{Backend, Creation, Part, room_for};
+use crate::backend::{Backend, Body, Creation, Part, room_for};
 use crate::key::is_key;
 use crate::runtime::BLOCKING_THREADS_MAX;
 use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
@@ -104,14 +104,22 @@ impl Directory {
 }
 
 impl Backend for Directory {
+    fn shows_progress(&self) -> bool {
+        false
+    }
+
+    fn exposed_endpoint(&self) -> Option<&str> {
+        None
+    }
+
     fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
         let key = key.to_owned();
         self.run(move |shared| shared.get(&key, &part))
     }
 
-    fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
+    fn create<'a>(&'a self, key: &'a str, body: Body) -> BoxFuture<'a, Result<Creation>> {
         let key = key.to_owned();
-        self.run(move |shared| shared.create(&key, &body))
+        self.run(move |shared| shared.create(&key, &body.bytes))
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ObjectInfo>>> {

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use parking_lot::Mutex;
 
-use crate::backend::{Backend, Creation, Part};
+use crate::backend::{Backend, Body, Creation, Part};
 use crate::{ObjectInfo, Result, StoreError, StoreErrorKind};
 
 type Objects = Arc<Mutex<BTreeMap<String, Bytes>>>;
@@ -41,16 +41,24 @@ impl Memory {
 }
 
 impl Backend for Memory {
+    fn shows_progress(&self) -> bool {
+        false
+    }
+
+    fn exposed_endpoint(&self) -> Option<&str> {
+        None
+    }
+
     fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
         ready(self.read(key, &part)).boxed()
     }
 
-    fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
+    fn create<'a>(&'a self, key: &'a str, body: Body) -> BoxFuture<'a, Result<Creation>> {
         let mut objects = self.objects.lock();
         let creation = if objects.contains_key(key) {
             Creation::Exists
         } else {
-            objects.insert(key.to_owned(), body);
+            objects.insert(key.to_owned(), body.bytes);
             Creation::Created
         };
         ready(Ok(creation)).boxed()

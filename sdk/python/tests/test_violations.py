@@ -48,7 +48,9 @@ class InHandshake(Case):
         self.raises("closed the connection", lambda control: None)
 
     def test_packets_out_of_turn(self):
-        self.raises("FINISH, expected WELCOME", lambda control: control.send(KIND.pack(Control.FINISH)))
+        self.raises(
+            "FINISH, expected WELCOME", lambda control: control.send(KIND.pack(Control.FINISH))
+        )
         self.raises(
             "ATTACHED, expected WELCOME", lambda control: control.send(KIND.pack(Control.ATTACHED))
         )
@@ -57,7 +59,7 @@ class InHandshake(Case):
             self.welcome(control)
             self.welcome(control)
 
-        self.raises("WELCOME where QUEUE", twice)
+        self.raises("WELCOME, expected QUEUE", twice)
 
     def test_a_welcome_that_makes_no_sense(self):
         self.raises("protocol 2", lambda control: self.welcome(control, protocol=2))

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use sawmill_testkit::Dice;
 
 use super::*;
+use crate::Bodies;
 
 const SEEDS: u64 = 400;
 const ACTS: u64 = 30;
@@ -81,6 +82,14 @@ fn unheard<'a, T: Send + 'a>(trouble: &str) -> BoxFuture<'a, Result<T>> {
 }
 
 impl Backend for Arc<Erratic> {
+    fn shows_progress(&self) -> bool {
+        false
+    }
+
+    fn exposed_endpoint(&self) -> Option<&str> {
+        None
+    }
+
     fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
         let mut state = self.state.lock();
         if let Some(trouble) = state.trouble(&["away", "cut short", "hangs", "refused"]) {
@@ -93,7 +102,8 @@ impl Backend for Arc<Erratic> {
         ready(found.map(|range| object.slice(range.start as usize..range.end as usize))).boxed()
     }
 
-    fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
+    fn create<'a>(&'a self, key: &'a str, body: Body) -> BoxFuture<'a, Result<Creation>> {
+        let body = body.bytes;
         let mut state = self.state.lock();
         let kinds = [
             "away",

@@ -9,9 +9,9 @@ use futures_util::FutureExt;
 use parking_lot::Mutex;
 
 use super::*;
-use crate::Blocking;
 use crate::backend::cut_range;
 use crate::memory::Memory;
+use crate::{Blocking, Bodies};
 
 /// What a scripted backend does with one attempt.
 #[derive(Clone, Copy)]
@@ -58,6 +58,14 @@ impl Scripted {
 }
 
 impl Backend for Scripted {
+    fn shows_progress(&self) -> bool {
+        false
+    }
+
+    fn exposed_endpoint(&self) -> Option<&str> {
+        None
+    }
+
     fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
         let garbled = match self.steps.lock().front() {
             Some(Step::Garble(count)) => Some(*count),
@@ -69,8 +77,8 @@ impl Backend for Scripted {
         }
         self.run(None, || self.memory.get(key, part))
     }
-    fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
-        self.run(Some(Creation::Exists), || self.memory.create(key, body))
+    fn create<'a>(&'a self, key: &'a str, body: Body) -> BoxFuture<'a, Result<Creation>> {
+        self.run(Some(Creation::Exists), || self.memory.create(key, body.clone()))
     }
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ObjectInfo>>> {
         self.run(None, || self.memory.list(prefix))
@@ -285,10 +293,13 @@ impl Backend for Arc<Narrow> {
     fn shows_progress(&self) -> bool {
         true
     }
+    fn exposed_endpoint(&self) -> Option<&str> {
+        None
+    }
     fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>> {
         self.memory.get(key, part)
     }
-    fn create<'a>(&'a self, key: &'a str, body: Bytes) -> BoxFuture<'a, Result<Creation>> {
+    fn create<'a>(&'a self, key: &'a str, body: Body) -> BoxFuture<'a, Result<Creation>> {
         async move {
             let before = self.running.fetch_add(1, Ordering::Relaxed);
             let _running = Running(&self.running);
@@ -297,8 +308,10 @@ impl Backend for Arc<Narrow> {
             }
             for _ in 0..PIECES {
                 sleep(Duration::from_secs(5)).await;
-                self.sent_bytes.fetch_add(body.len() / PIECES, Ordering::Relaxed);
-                crate::progress::Progress::current().unwrap().sent((body.len() / PIECES) as u64);
+                self.sent_bytes.fetch_add(body.bytes.len() / PIECES, Ordering::Relaxed);
+                crate::progress::Progress::current()
+                    .unwrap()
+                    .sent((body.bytes.len() / PIECES) as u64);
             }
             self.memory.create(key, body).await
         }
