@@ -1,10 +1,10 @@
-//! A checkpoint: the map as an object, as far as it fits one: the segment table, and which parts
+//! A checkpoint: the map as an object, as far as it fits in one: the segment table, and which parts
 //! hold the map.
 //!
 //! Invariants: it names only stored segments, sorted by sequence, and at most one part per group,
 //! sorted.
 //!
-//! Not here: the map itself ([`crate::map_part`]), and what a checkpoint allows to be deleted.
+//! Not here: the map itself ([`crate::map_part`]), and which objects may then be deleted.
 
 use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
@@ -68,7 +68,7 @@ const WHAT: &str = KIND.name();
 const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
 /// The version with a kept block and nothing else that came later.
 const KEPT_VERSION: u16 = 2;
-/// The version that says how long the volume was attached, and nothing else that came later.
+/// The version that records how long the volume was attached, and nothing else that came later.
 const ATTACHED_VERSION: u16 = 3;
 const FLAG_CLEAN: u32 = 1;
 const FLAG_DEAD: u8 = 1;
@@ -91,7 +91,7 @@ pub struct SegmentEntry {
     pub epoch: u64,
     /// Bytes of uncompressed data.
     pub data_bytes: u64,
-    /// How many of them the map points at.
+    /// How many of these bytes the map points at.
     pub live_bytes: u64,
     /// When it was made, in milliseconds since 1970, UTC.
     pub wall_unix_ms: u64,
@@ -133,17 +133,17 @@ pub struct Checkpoint {
     pub epoch: u64,
     /// The last segment it includes.
     pub through_sequence: u64,
-    /// The sequence where rolling forward goes on.
+    /// The sequence where rolling forward continues.
     pub next_sequence: u64,
     /// All writes below this journal position are included.
     pub position: u64,
     /// Milliseconds since 1970, UTC, by the writer's clock.
     pub wall_unix_ms: u64,
-    /// How long the volume had been attached in all its life, in milliseconds, by clocks that never
-    /// jump. Older versions have none: 0.
+    /// How long the volume has been attached in total, in milliseconds, by clocks that never jump.
+    /// Older versions do not record it: 0.
     pub attached_ms: u64,
-    /// The checkpoint whose state this is, under a number of its own: an attach puts one so that no
-    /// writer before it can take that number any more. 0: the state is its own.
+    /// The checkpoint with the same state that this one repeats under a new number: an attach puts
+    /// such a checkpoint so that no earlier writer can take that number. 0: the state is its own.
     pub repeats: u64,
     /// Size of the disk.
     pub size_bytes: u64,
@@ -157,7 +157,7 @@ pub struct Checkpoint {
     pub segments: Vec<SegmentEntry>,
     /// The parts of the map, sorted by group.
     pub parts: Vec<PartEntry>,
-    /// What of the past is kept.
+    /// What is kept of the past.
     pub kept: Kept,
 }
 
@@ -363,8 +363,8 @@ impl PartEntry {
     }
 }
 
-/// The key of a copy of a checkpoint that is kept for a cut. Its own place is for the newest alone:
-/// a list that lags must never make an old one look new.
+/// The key of a checkpoint's copy that is kept for a cut. The original's prefix is for the newest
+/// alone, so that a lagging list can never make an old one look new.
 pub fn kept_key(volume_id: VolumeId, number: u64, put_id: PutId) -> String {
     format!("{}{number:020}-{put_id}", kept_prefix(volume_id))
 }

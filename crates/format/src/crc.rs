@@ -17,9 +17,9 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 /// The check of a journal record's payload and of a cached block: CRC-32 (ISO-HDLC, the check value
 /// of `123456789` is `cbf43926`).
 ///
-/// Not CRC-32C, because of the trap: a block of a file system may end in its own CRC-32C, and all
-/// versions of such a block would have the same one, so a stale version left in the ring would pass
-/// for the torn newer one.
+/// Not CRC-32C, because of the trap: a block of a file system may end in its own CRC-32C. Then all
+/// versions of the block have the same CRC-32C, and a stale version left in the ring would pass for
+/// the torn newer one.
 #[inline]
 pub fn payload_check(payload: &[u8]) -> u32 {
     crc_fast::crc32_iso_hdlc(payload)

@@ -1,30 +1,29 @@
-//! The headers of other systems' disk images, as far as they say whether an image is one file.
+//! The headers of other systems' disk images, as far as they show whether an image is one file.
 //!
 //! Foreign formats, which are only read: qcow2 (QEMU's `docs/interop/qcow2.rst`), VMDK, VHDX, VHD
 //! (`vpc` to QEMU) and VDI.
 //!
-//! Invariants: no input makes a function here panic. A look reads at most [`READ_BYTES_MAX`] bytes,
-//! at most [`PIECE_BYTES_MAX`] at a time, and keeps one piece. What is not understood is refused,
-//! because the program that reads the image later may understand it. A list ends here where QEMU
-//! ends it: an entry that only one of the two sees could hide a file. A text that a header says is
-//! shown without control characters.
+//! Invariants: no input makes a function here panic. Examining an image reads at most
+//! [`READ_BYTES_MAX`] bytes, at most [`PIECE_BYTES_MAX`] at a time, and keeps one piece. An unknown
+//! feature is refused, because the program that reads the image later may understand it. A list
+//! ends here where QEMU ends it: an entry that only one of the two sees could hide a file. Text
+//! from a header is shown without control characters.
 //!
-//! Not here: files (the binary's `transfer`), the file below an image, whether an image is
-//! complete.
+//! Not here: files (the binary's `transfer`), the file below an image, completeness of an image.
 
 use std::cell::Cell;
 
-/// The most bytes that a look reads.
+/// The most bytes that are read from an image.
 pub const READ_BYTES_MAX: u64 = 256 << 10;
-/// The most bytes that a look reads at a time.
+/// The most bytes that are read at a time.
 pub const PIECE_BYTES_MAX: usize = 20 * 512;
 /// The longest name of the layer below.
 pub const NAME_BYTES_MAX: u32 = 1023;
 /// The most entries of a list in a header.
 const ENTRIES_MAX: u32 = 2048;
-/// Of a header's words, this many characters are shown.
+/// The most characters of a header's text that are shown.
 const SHOWN_CHARACTERS_MAX: usize = 80;
-/// No header begins behind this: places are added to each other.
+/// No header begins beyond this, so that sums of offsets do not overflow.
 const PLACE_MAX: u64 = 1 << 62;
 
 /// How a disk lies in a file.
@@ -87,19 +86,19 @@ impl Format {
 
 /// The bytes of an image.
 pub trait Bytes {
-    /// How many there are.
+    /// The number of bytes.
     fn length(&self) -> u64;
 
-    /// Fills `into` with those from `at` on, or says why not.
+    /// Fills `into` with the bytes from `at` on; an error tells why it could not.
     fn read(&self, at: u64, into: &mut [u8]) -> Result<(), String>;
 }
 
 /// The file that an image is a layer over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Below {
-    /// Its name, as the image says it: 1 to [`NAME_BYTES_MAX`] bytes without control characters.
+    /// Its name, as the image has it: 1 to [`NAME_BYTES_MAX`] bytes without control characters.
     pub name: String,
-    /// QEMU's name of its format, where the image says it.
+    /// QEMU's name of its format, if the image records it.
     pub format: Option<String>,
 }
 
@@ -137,10 +136,10 @@ pub fn layer_below(bytes: &dyn Bytes, format: Format) -> Look<Option<Below>> {
     }
 }
 
-/// An image that is looked at.
+/// An image under examination.
 struct Image<'a> {
     bytes: &'a dyn Bytes,
-    /// So many bytes may still be read.
+    /// How many more bytes may be read.
     left: Cell<u64>,
 }
 
@@ -177,7 +176,7 @@ impl Image<'_> {
         self.array(at).map(u64::from_le_bytes)
     }
 
-    /// A name of `length` bytes. One that is no text cannot be shown, nor passed on unchanged.
+    /// A name of `length` bytes. A name that is not text cannot be shown, nor passed on unchanged.
     fn name(&self, at: u64, length: u32) -> Look<String> {
         if !(1..=NAME_BYTES_MAX).contains(&length) {
             return unusable(format!("a name of {length} bytes"));
@@ -224,7 +223,7 @@ impl Image<'_> {
         self.qcow2_below(first)
     }
 
-    /// What the rest of the first cluster says: extensions, and then the name of the layer below.
+    /// Reads the rest of the first cluster: extensions, and then the name of the layer below.
     fn qcow2_below(&self, header: QcowHeader) -> Look<Option<Below>> {
         let (name_at, name_bytes) = (self.big_u64(8)?, self.big_u32(16)?);
         let least = if header.version == 2 { 72 } else { 104 };
@@ -273,8 +272,8 @@ impl Image<'_> {
 
     fn vmdk(&self) -> Look<()> {
         const SECTOR_BYTES: u64 = 512;
-        /// The place where QEMU looks for the description, whatever the header says, and its
-        /// longest length.
+        /// The offset where QEMU looks for the description, whatever the header records, and its
+        /// greatest length.
         const DESCRIPTION_AT: u64 = 0x200;
         const DESCRIPTION_BYTES: u64 = PIECE_BYTES_MAX as u64;
         let magic = self.array::<4>(0)?;
@@ -402,7 +401,7 @@ impl Image<'_> {
     }
 }
 
-/// What a qcow2 header says of itself.
+/// The fields of a qcow2 header.
 #[derive(Clone, Copy)]
 struct QcowHeader {
     version: u32,
@@ -410,7 +409,7 @@ struct QcowHeader {
     cluster_bytes: u32,
 }
 
-/// Judges the description in a VMDK image: it is to name one extent, the image itself.
+/// Checks the description in a VMDK image: it must name one extent, the image itself.
 fn described(text: &str) -> Look<()> {
     if text.contains("parentFileNameHint") {
         return other("is a layer over another file");

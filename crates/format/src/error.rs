@@ -1,8 +1,7 @@
 //! One error type for all decoders. Only a mismatch of names allocates: a recovery may scan past
 //! many bad records.
 //!
-//! Not here: which object it was, and what to do. The caller knows that, and says it around this
-//! text.
+//! Not here: which object it was, and what to do. The caller knows that, and adds it to this text.
 
 use std::fmt;
 
@@ -72,7 +71,7 @@ pub enum FormatError {
         field: &'static str,
         /// What the caller asked for.
         expected: IdentityValue,
-        /// What the structure says.
+        /// The value in the structure.
         found: IdentityValue,
     },
     /// A field that breaks a rule of the structure.

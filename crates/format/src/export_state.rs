@@ -1,10 +1,9 @@
-//! What a target of a link must know of an export when it is started anew: a file in the state
-//! folder.
+//! What a target of a link must know of an export after a restart: a file in the state folder.
 //!
-//! Invariant: it is replaced, durably, before anything that it says is acted upon. Losing it cuts
-//! off whoever was attached, and loses nothing else.
+//! Invariant: it is replaced, durably, before any of its content takes effect. Losing it cuts off
+//! the attached initiators, and loses nothing else.
 //!
-//! Not here: who is let in (`crates/link/src/target`).
+//! Not here: which initiators are admitted (`crates/link/src/target`).
 
 use crate::error::check_field;
 use crate::layout::{count_u32, layout};
@@ -27,18 +26,18 @@ const KIND: Kind = Kind::ExportState;
 const WHAT: &str = KIND.name();
 const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
 
-/// What lasts of an export.
+/// The durable state of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportState {
-    /// Whose writes it takes: a random number; 0: nobody's.
+    /// The reservation whose writes the export accepts: a random number; 0: none.
     pub reservation: u64,
     /// Syncs of its device that failed.
     pub failed_syncs: u64,
-    /// A volume: the attachment that this is of. Else 0.
+    /// For a volume, the attachment that this state belongs to. Else 0.
     pub epoch: u64,
-    /// Several may have the reservation.
+    /// Several initiators may share the reservation.
     pub shared: bool,
-    /// What is shown.
+    /// The identity of the exported volume, file or disk.
     pub identity: String,
 }
 

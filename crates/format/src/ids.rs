@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A text that is no id.
+/// The error for a text that is not an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidId {
     what: &'static str,

@@ -1,8 +1,8 @@
 //! The journal on the local SSD: two superblock copies, then a ring of records.
 //!
-//! Invariants: a record is bound to its position and to the journal's tag, so that what an earlier
-//! lap or another journal left in the ring is never taken for it. Superblock copies are written in
-//! turn; the newest valid one counts.
+//! Invariants: a record is bound to its position and to the journal's tag, so that bytes left in
+//! the ring by an earlier lap or another journal are never taken for it. Superblock copies are
+//! written in turn; the newest valid one counts.
 //!
 //! Not here: when to write what, and what recovery concludes from a record that does not decode.
 

@@ -1,10 +1,10 @@
-//! What of a volume's past is kept: the block at the end of a checkpoint since version 2, the
-//! orders in the log that change it, and the pins by which clones hold their ancestors.
+//! The part of a volume's past that is kept: the block at the end of a checkpoint since version 2,
+//! the orders in the log that change it, and the pins by which clones hold their ancestors.
 //!
 //! Invariants: cuts are sorted by kind, number, sequence and name; names are unique; lineage and
 //! dead segments are sorted by sequence.
 //!
-//! Not here: which segment a cut needs, and when a cut ends (the engine's).
+//! Not here: which segment a cut needs, and when a cut ends (the engine decides).
 
 use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
@@ -57,7 +57,7 @@ layout! {
 }
 
 layout! {
-    /// Bytes of a pin: an object of the base, made by whoever clones it.
+    /// Bytes of a pin: an object of the base, made by the process that clones it.
     pin_at, "Pin", 224;
     PREAMBLE: 0, 16, "preamble";
     VOLUME_ID: 16, 16, "volume_id";
@@ -72,7 +72,7 @@ layout! {
     CRC: 220, 4, "crc";
 }
 
-/// The newest version of a checkpoint: since the second there may be this block.
+/// The newest version of a checkpoint: from version 2 on it may have this block.
 pub const CHECKPOINT_VERSION: u16 = Kind::Checkpoint.version_max();
 /// The longest name of a snapshot.
 pub const NAME_BYTES_MAX: usize = 128;
@@ -90,7 +90,7 @@ pub enum CutKind {
     Pin = 3,
 }
 
-/// A state of the past that can be had again: a checkpoint, and the segments after it up to some.
+/// A past state that can be restored: a checkpoint, and the segments after it up to some last one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CutEntry {
     /// Why it is kept.
@@ -105,19 +105,19 @@ pub struct CutEntry {
     pub put_id: PutId,
     /// All writes below this journal position are included.
     pub position: u64,
-    /// When it was, in milliseconds since 1970, UTC, by the writer's clock.
+    /// The time of the state, in milliseconds since 1970, UTC, by the writer's clock.
     pub wall_unix_ms: u64,
     /// The slot of a pin; 0 for the other kinds.
     pub pin: u64,
-    /// Of a retained checkpoint, how long the volume had been attached by then, in seconds, rounded
-    /// up; 0 when its writer was of an older version, and for the other kinds.
+    /// For a retained checkpoint, how long the volume had been attached by then, in seconds,
+    /// rounded up; 0 when its writer was of an older version, and for the other kinds.
     pub attached_s: u32,
 }
 
-/// A range of sequences that another volume's segments have.
+/// A range of sequences whose segments belong to another volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LineageEntry {
-    /// Sequences up to this one, and after that of the entry before, are segments of that volume.
+    /// Sequences up to this one, and above that of the entry before, are segments of that volume.
     pub through_sequence: u64,
     /// The ancestor.
     pub volume_id: VolumeId,
@@ -134,7 +134,7 @@ pub struct LineageEntry {
 pub struct DeadEntry {
     /// The segment.
     pub sequence: u64,
-    /// The number of the checkpoint that first found it so.
+    /// The number of the checkpoint that first found it dead.
     pub since: u64,
 }
 
@@ -143,18 +143,18 @@ pub struct DeadEntry {
 pub struct Kept {
     /// How far back every moment is kept; 0: not at all.
     pub retention_s: u64,
-    /// The first pin slot that was not there yet.
+    /// The first pin slot that did not exist yet.
     pub pins_next: u64,
-    /// What is kept, sorted.
+    /// The kept cuts, sorted.
     pub cuts: Vec<CutEntry>,
-    /// Whose segments those below our own are, sorted.
+    /// The volumes that own the segments below our own, sorted.
     pub lineage: Vec<LineageEntry>,
-    /// Since when dead segments are dead, sorted.
+    /// The dead segments, each with the checkpoint that found it dead, sorted.
     pub dead: Vec<DeadEntry>,
 }
 
 impl Kept {
-    /// Whether there is nothing to say.
+    /// Whether the block is empty, so that it can be left out.
     pub fn is_empty(&self) -> bool {
         *self == Kept::default()
     }
@@ -259,7 +259,7 @@ fn get_name(bytes: &[u8], name_bytes: u8) -> Result<String> {
     str::from_utf8(name).map(str::to_owned).map_err(|_| wrong)
 }
 
-/// A name as a field; longer ones are cut, which [`Kept::check`] refuses before.
+/// A name as a field; longer ones are cut, but [`Kept::check`] refuses them first.
 fn name_field(name: &str) -> ([u8; NAME_BYTES_MAX], u8) {
     let mut field = [0; NAME_BYTES_MAX];
     let length = name.len().min(NAME_BYTES_MAX);
@@ -324,7 +324,7 @@ layout! {
     NAME: 48, 128, "name";
 }
 
-/// What somebody ordered at a place of the log.
+/// A user's order at a place of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
     /// The state here gets a name.
@@ -333,7 +333,7 @@ pub enum Order {
     DeleteSnapshot(String),
     /// How far back every moment is kept from here on, in seconds; 0: not at all.
     SetRetention(u64),
-    /// The disk is from here on as it was at that cut.
+    /// From here on the disk is as it was at that cut.
     RollBack {
         /// The checkpoint it begins from.
         number: u64,
@@ -370,7 +370,7 @@ impl Order {
         bytes
     }
 
-    /// Reads an order; fields that its kind has no use for are zero.
+    /// Reads an order; fields that its kind does not use are zero.
     pub fn decode(bytes: &[u8]) -> Result<Order> {
         const WHAT: &str = "order";
         preamble::check_available(WHAT, bytes, order_at::SIZE)?;
@@ -400,8 +400,8 @@ impl Order {
     }
 }
 
-/// A clone's hold on a volume. Slots are taken one after the other and never given up, so that
-/// whoever asks for the next one by name misses none; a clone that ends leaves a word at
+/// A clone's hold on a volume. Slots are taken one after the other and never freed, so that a
+/// reader that gets the next one by name misses none; a clone that ends leaves a word at
 /// [`released_key`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pin {
@@ -473,30 +473,30 @@ pub fn parse_slot(key: &str) -> Option<u64> {
     crate::layout::parse_number(key.rsplit_once('/')?.1)
 }
 
-/// The key of the word that the clone of a slot is gone; a copy of the pin.
+/// The key of the word that a slot's clone is gone; the object is a copy of the pin.
 pub fn released_key(volume_id: VolumeId, slot: u64) -> String {
     format!("{}{slot:020}", released_prefix(volume_id))
 }
 
-/// The prefix of all such words, for listing.
+/// The prefix of all release words, for listing.
 pub fn released_prefix(volume_id: VolumeId) -> String {
     format!("{volume_id}/released/")
 }
 
-/// What a word about a volume says: the `number` of a [`Pin`] at [`word_key`].
+/// The state that a word gives a volume: the `number` of a [`Pin`] at [`word_key`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u64)]
 pub enum Word {
     /// It is deleted; its data goes with its last pin.
     Deleted = 1,
-    /// Its data is going.
+    /// Its data is being deleted.
     Removed = 2,
-    /// It lives, whatever was said before.
+    /// It lives, whatever earlier words state.
     Lives = 3,
 }
 
 impl Word {
-    /// The word that a pin's number stands for; `None` when the number is no word.
+    /// The word that a pin's number stands for; `None` when the number is not a word.
     pub fn of(pin: &Pin) -> Option<Word> {
         [Word::Deleted, Word::Removed, Word::Lives]
             .into_iter()
@@ -504,8 +504,8 @@ impl Word {
     }
 }
 
-/// The key of a word about a volume. Numbers are taken one after the other from 1 and never given
-/// up; the newest counts.
+/// The key of a word about a volume. Numbers are taken one after the other from 1 and never freed;
+/// the newest counts.
 pub fn word_key(volume_id: VolumeId, number: u64) -> String {
     format!("{}{number:020}", word_prefix(volume_id))
 }
@@ -515,7 +515,7 @@ pub fn word_prefix(volume_id: VolumeId) -> String {
     format!("{volume_id}/word/")
 }
 
-/// The key of the word that a volume has been deleted, as it was put before words had numbers.
+/// The key of the word that a volume is deleted, as used before words had numbers.
 pub fn tombstone_key(volume_id: VolumeId) -> String {
     format!("{volume_id}/deleted")
 }

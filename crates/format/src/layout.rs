@@ -1,8 +1,8 @@
-//! How layouts are written down: one constant per field, used by encoder, decoder and the test of
-//! the pages.
+//! How layouts are defined: one constant per field, used by encoder, decoder and the test of the
+//! pages.
 //!
-//! Invariants: a table's fields follow each other without gaps and end at its size (checked when
-//! compiled). All integers are little-endian. Access outside the bytes given is a mistake of this
+//! Invariants: a table's fields follow each other without gaps and end at its size (checked at
+//! compile time). All integers are little-endian. Access outside the given bytes is a bug of this
 //! crate and panics, so every decoder checks the length of its input first.
 
 /// One field: a row of a layout table.
@@ -64,7 +64,7 @@ impl Field {
     }
 }
 
-/// One layout table: the fields with a fixed place of a structure or of one entry in it.
+/// One layout table: the fields of a structure, or of one of its entries, that have a fixed place.
 #[derive(Clone, Copy, Debug)]
 pub struct Table {
     /// The heading of the table on its page.

@@ -10,7 +10,7 @@
 //!
 //! Invariants: a decoder never panics and never allocates more than its input justifies. It checks,
 //! in order, length available, magic, kind, version, length, checksum, reserved bytes, identity,
-//! and then each field, and says which of them failed ([`FormatError`]). What an encoder wrote
+//! and then each field, and reports which of them failed ([`FormatError`]). What an encoder wrote
 //! decodes to the same value, and each value has exactly one encoding.
 //!
 //! Not here: I/O, clocks, randomness, policy.

@@ -1,10 +1,10 @@
 //! A map part: the extents of one group of addresses, for a checkpoint. Varints of differences,
 //! since neighbours on the disk are mostly neighbours in a segment.
 //!
-//! Invariants: extents are sorted, not empty, and do not overlap; a number has one encoding. What
-//! no extent covers reads as zeroes.
+//! Invariants: extents are sorted, not empty, and do not overlap; a number has one encoding.
+//! Addresses that no extent covers read as zeroes.
 //!
-//! Not here: how many addresses a group has; the writer says where it begins.
+//! Not here: how many addresses a group has; the writer records where it begins.
 
 use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
@@ -57,7 +57,7 @@ pub struct PartIdentity {
     pub put_id: PutId,
 }
 
-/// The object's bytes. `extents` are sorted by address, not empty, do not overlap, and none begins
+/// Encodes the object. `extents` must be sorted by address, not empty, not overlap, and not begin
 /// before `first_address`, the first address of the group; others are refused.
 pub fn encode_part(
     identity: &PartIdentity,
@@ -118,14 +118,14 @@ pub fn part_crc(bytes: &[u8]) -> u32 {
     bytes.last_chunk().map_or(0, |crc| u32::from_le_bytes(*crc))
 }
 
-/// The first address of the group, as the part itself says, for tools. Nothing but the length is
+/// The first address of the group, as recorded in the part, for tools. Nothing but the length is
 /// checked.
 pub fn part_first_address(bytes: &[u8]) -> Result<u64> {
     preamble::check_available(WHAT, bytes, at::SIZE)?;
     Ok(at::FIRST_ADDRESS.u64(bytes))
 }
 
-/// What the differences of an entry are taken to.
+/// The values that an entry's differences are relative to.
 struct Before {
     address: u64,
     sequence: u64,
@@ -165,7 +165,7 @@ fn get_entry(entries: &mut &[u8], before: &Before) -> Result<MapExtent> {
     })
 }
 
-/// Small differences of either sign to small numbers: 0, -1, 1, -2, ... to 0, 1, 2, 3, ...
+/// Maps small differences of either sign to small numbers: 0, -1, 1, -2, ... to 0, 1, 2, 3, ...
 fn zigzag(difference: u64) -> u64 {
     (difference << 1) ^ ((difference as i64 >> 63) as u64)
 }

@@ -1,10 +1,10 @@
 //! The name record: one step in the life of a volume's name. Object `names/<name>/<number>`.
 //!
-//! Invariants: numbers are taken one after the other from 1, each object is created once and never
-//! changed nor deleted, so that whoever asks for the next number by key misses none; the newest
-//! counts. Each record carries the whole volume record of the volume that it is about.
+//! Invariants: numbers are taken one after the other from 1, and each object is created once and
+//! never changed or deleted, so that a reader that gets the next number by key misses none; the
+//! newest counts. Each record carries the whole volume record of the volume that it concerns.
 //!
-//! Not here: who may put one, and when (the engine's).
+//! Not here: which process may put one, and when (the engine decides).
 
 use crate::error::{check_field, check_identity};
 use crate::layout::layout;
@@ -29,10 +29,10 @@ layout! {
 const KIND: Kind = Kind::NameRecord;
 const WHAT: &str = KIND.name();
 
-/// What a record says of its name.
+/// What a record states about its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NameStep {
-    /// From now on it means the volume.
+    /// From now on the name means the volume.
     Claims,
     /// It means the volume until `number` of the name `to` claims that volume; then it is free.
     Moves {
@@ -41,12 +41,12 @@ pub enum NameStep {
         /// The record there that decides.
         number: u64,
     },
-    /// It means the volume until the volume's word `word` says that it is deleted; then it is free.
+    /// It means the volume until the volume's word `word` deletes it; then the name is free.
     Ends {
         /// The word that decides: see [`crate::kept::word_key`].
         word: u64,
     },
-    /// Nothing: the name is free. It keeps a move to this number from being finished late.
+    /// The name is free. This step prevents a move to this number from taking effect late.
     Void,
 }
 
@@ -55,9 +55,9 @@ pub enum NameStep {
 pub struct NameRecord {
     /// Its number, from 1.
     pub number: u64,
-    /// What it says.
+    /// What it states.
     pub step: NameStep,
-    /// The volume that it is about. Its `put_id` is the record's, its `name` the one in the key.
+    /// The volume that it concerns. Its `put_id` is the record's, its `name` the one in the key.
     pub volume: VolumeRecord,
 }
 
@@ -149,7 +149,7 @@ impl NameRecord {
     }
 }
 
-/// Where a name has the record of this number.
+/// The key of the record with this number of a name.
 pub fn name_key(name: &str, number: u64) -> String {
     format!("{NAME_PREFIX}{name}/{number:020}")
 }

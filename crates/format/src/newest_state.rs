@@ -1,10 +1,10 @@
 //! The newest state of a volume that a machine has seen in a store: a file in the state folder of
 //! the volume, beside its journal.
 //!
-//! Invariant: it never says more than was so: who wrote it had attached the volume then. Losing it
-//! costs the warning that the store has become older, and nothing else.
+//! Invariant: it never records a state that the volume did not reach: its writer had the volume
+//! attached. Losing it costs only the warning that the store has become older.
 //!
-//! Not here: what is done about an older store (`crates/volume/src/open`).
+//! Not here: how an older store is handled (`crates/volume/src/open`).
 
 use crate::error::{check_field, check_identity};
 use crate::ids::VolumeId;
@@ -35,7 +35,7 @@ pub struct NewestState {
     pub epoch: u64,
     /// The last segment that was in the store, with all before it.
     pub stored_sequence: u64,
-    /// When, by the machine's clock: for people.
+    /// The time, by the machine's clock: for people.
     pub wall_unix_ms: u64,
 }
 
@@ -53,7 +53,7 @@ impl NewestState {
         bytes
     }
 
-    /// Reads the whole file; that of another volume is refused.
+    /// Reads the whole file; another volume's file is refused.
     pub fn decode(bytes: &[u8], volume_id: VolumeId) -> Result<NewestState> {
         preamble::open_whole(bytes, KIND, BYTES)?;
         check_identity(WHAT, "volume_id", volume_id, VolumeId(at::VOLUME_ID.array(bytes)))?;

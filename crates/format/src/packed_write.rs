@@ -29,8 +29,8 @@ layout! {
     LENGTH: 4, 4, "length";
 }
 
-/// What every packed write begins with: no text, and no value that a counter or a pointer likely
-/// has.
+/// The first bytes of every packed write: not text, and an unlikely value for a counter or a
+/// pointer.
 pub const MAGIC: u32 = 0xd5b1_57ac;
 /// The version this build writes and reads.
 pub const VERSION: u16 = 1;
@@ -91,8 +91,8 @@ impl<'a> Packed<'a> {
     }
 }
 
-/// Every entry: not empty, behind the one before it with a gap, and all of them together as long as
-/// the data.
+/// Checks that each entry is not empty and lies behind the one before with a gap, and that all of
+/// them together are as long as the data.
 fn check_table(table: &[u8], data_bytes: u64) -> Result<()> {
     let (mut end, mut total) = (None, 0_u64);
     for entry in table.chunks_exact(entry_at::SIZE) {
@@ -114,7 +114,7 @@ fn split(bytes: &[u8], need: u64) -> Result<(&[u8], &[u8])> {
     halves.ok_or(FormatError::Truncated { what: WHAT, need, have })
 }
 
-/// Bytes of `ranges` as a packed write, where those that touch are one entry.
+/// Bytes of `ranges` as a packed write, in which ranges that touch are one entry.
 pub fn encoded_bytes<'a>(ranges: impl IntoIterator<Item = (u32, &'a [u8])>) -> u64 {
     let (mut end, mut bytes) = (None, at::SIZE as u64);
     for (offset, data) in ranges {
@@ -128,10 +128,10 @@ pub fn encoded_bytes<'a>(ranges: impl IntoIterator<Item = (u32, &'a [u8])>) -> u
 }
 
 /// Writes `ranges` (offset from the request's address, bytes; in order) as a packed write to the
-/// first bytes of `into`, and says how many. Ranges that touch become one entry.
+/// first bytes of `into`, and returns how many. Ranges that touch become one entry.
 ///
 /// Errors: `Truncated` when `into` is too short, `Field` when the ranges break a rule of the
-/// structure; what `into` holds then means nothing.
+/// structure; the content of `into` is then undefined.
 pub fn encode<'a, R>(ranges: R, into: &mut [u8]) -> Result<usize>
 where
     R: IntoIterator<Item = (u32, &'a [u8])> + Clone,

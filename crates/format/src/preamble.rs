@@ -1,7 +1,7 @@
 //! The 16 bytes that open every object and structure but a few (`docs/format/README.md` lists
 //! those): magic, kind, version, length.
 //!
-//! Invariant: magic, kind and version keep their place and meaning in every version to come.
+//! Invariant: magic, kind and version keep their place and meaning in every future version.
 //!
 //! Not here: the checks of a structure's identity and fields (`error`), and how a CRC is made
 //! (`crc`).
@@ -23,8 +23,8 @@ layout! {
 pub const MAGIC: [u8; 4] = *b"SAWM";
 /// Bytes of the preamble.
 pub const PREAMBLE_BYTES: usize = at::SIZE;
-/// The version this build writes, and the newest it reads, of everything that [`Kind::version_max`]
-/// does not name.
+/// The version that this build writes, and the newest that it reads, for each kind that
+/// [`Kind::version_max`] does not name.
 pub const VERSION: u16 = 1;
 /// Bytes of the CRC at the end of a structure.
 pub(crate) const CRC_BYTES: usize = 4;
@@ -114,7 +114,7 @@ impl Kind {
     }
 }
 
-/// What the first 16 bytes say, for tools that meet bytes of an unknown kind.
+/// The content of the first 16 bytes, for tools that meet bytes of an unknown kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preamble {
     /// The number of the kind; see [`Kind::from_number`].
@@ -146,7 +146,7 @@ pub(crate) fn put(bytes: &mut [u8], kind: Kind, length: usize) {
     put_version(bytes, kind, VERSION, length);
 }
 
-/// As [`put`], of a version other than the first.
+/// As [`put`], for a version other than the first.
 pub(crate) fn put_version(bytes: &mut [u8], kind: Kind, version: u16, length: usize) {
     at::MAGIC.put(bytes, MAGIC);
     at::KIND.put(bytes, (kind as u16).to_le_bytes());
@@ -180,8 +180,8 @@ pub(crate) fn open(bytes: &[u8], kind: Kind) -> Result<u64> {
     Ok(at::LENGTH.u64(bytes))
 }
 
-/// Checks the preamble, the length (at least `least`, no more than is there) and the CRC at the
-/// end, and returns exactly the structure's bytes.
+/// Checks the preamble, the length (at least `least`, and no more than is available) and the CRC at
+/// the end, and returns exactly the structure's bytes.
 pub(crate) fn open_sealed(bytes: &[u8], kind: Kind, least: usize) -> Result<&[u8]> {
     let what = kind.name();
     let length = open(bytes, kind)?;

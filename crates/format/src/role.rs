@@ -1,10 +1,9 @@
-//! What a store is to a volume that lies in more than one: a replica of another store, or promoted.
+//! The role of a store for a volume that lies in several: a replica of another, or promoted.
 //!
-//! Invariants: numbers are taken one after the other from 1 and never given up, so that whoever
-//! asks for the next one by name misses none; the newest counts. A volume without a role is a
-//! primary.
+//! Invariants: numbers are taken one after the other from 1 and never freed, so that a reader that
+//! gets the next one by name misses none; the newest counts. A volume without a role is a primary.
 //!
-//! Not here: who may put one, and when (the engine's).
+//! Not here: which process may put one, and when (the engine decides).
 
 use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
@@ -35,7 +34,7 @@ const WHAT: &str = KIND.name();
 /// The longest text that names a source.
 pub const SOURCE_BYTES_MAX: usize = 4096;
 
-/// Where a promoted history goes on.
+/// Where a promoted history begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Promoted {
     /// The epoch of the checkpoint that it begins with.
@@ -46,10 +45,10 @@ pub struct Promoted {
     pub next_sequence: u64,
 }
 
-/// What the store is.
+/// The role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RoleKind {
-    /// A copier writes it, and nobody else.
+    /// A replica: only a copier writes it.
     Replica,
     /// A promoted replica: it no longer follows a source.
     Promoted(Promoted),
@@ -58,7 +57,7 @@ pub enum RoleKind {
     Returned(Promoted),
 }
 
-/// What a store is to a volume.
+/// A role of a store for a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Role {
     /// The volume.

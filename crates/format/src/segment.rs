@@ -4,8 +4,8 @@
 //! Invariants: the header verifies alone; each frame verifies alone, its place included, so that
 //! one ranged GET is enough to trust it. The bytes of a (volume, sequence, epoch) never change.
 //!
-//! Not here: which writes go into a segment, compression, and what the sequences of a volume add up
-//! to.
+//! Not here: which writes go into a segment, compression, and how the sequences of a volume
+//! combine.
 
 use std::ops::Range;
 
@@ -75,10 +75,10 @@ const KIND: Kind = Kind::Segment;
 const WHAT: &str = KIND.name();
 const LEAST_BYTES: usize = at::SIZE + CRC_BYTES;
 
-/// The version of a fence that says the size of its disk; all other segments are of version 1.
+/// The version of a fence that records the size of its disk; all other segments are of version 1.
 pub const SIZED_VERSION: u16 = Kind::Segment.version_max();
 
-/// How many sequences a fence covers: the same epoch goes on this far behind its fence.
+/// How many sequences a fence covers: its epoch continues this far behind the fence.
 pub const FENCE_WINDOW: u64 = 64;
 
 /// The most data a segment has: offsets into it have 32 bits.
@@ -92,10 +92,9 @@ pub enum SegmentRole {
     Data = 1,
     /// The first segment of an epoch; shuts older epochs out.
     Fence = 2,
-    /// Live data of older segments, written anew by garbage collection. Covers no journal
-    /// positions.
+    /// Live data of older segments, rewritten by garbage collection. Covers no journal positions.
     Moved = 3,
-    /// What somebody ordered at this place of the log; its data is a [`crate::kept::Order`].
+    /// A user's order at this place of the log; its data is a [`crate::kept::Order`].
     Order = 4,
 }
 
@@ -190,7 +189,7 @@ pub struct SegmentHeader {
     pub frames: Vec<FrameEntry>,
     /// Where each extent came from: one for each of a moved segment, none of others.
     pub origins: Vec<Origin>,
-    /// Bytes of the disk that a fence's attachment shows; 0: not said, as in other roles and in
+    /// Bytes of the disk that a fence's attachment shows; 0: not recorded, as in other roles and in
     /// version 1.
     pub size_bytes: u64,
 }
@@ -317,7 +316,7 @@ impl SegmentHeader {
         at::SIZE_BYTES.put(bytes, self.size_bytes.to_le_bytes());
     }
 
-    /// Reads a header; `bytes` may go on into the body.
+    /// Reads a header; `bytes` may include the body.
     pub fn decode(bytes: &[u8], expected: &SegmentIdentity) -> Result<SegmentHeader> {
         let bytes = preamble::open_sealed(bytes, KIND, LEAST_BYTES)?;
         let extent_count = at::EXTENT_COUNT.u32(bytes);
@@ -456,7 +455,7 @@ impl SegmentHeader {
         Ok(())
     }
 
-    /// What moved was there before this segment, and is data.
+    /// Checks that each moved extent is data, and that its origin lies in an earlier segment.
     fn check_origins(&self) -> Result<()> {
         let check = |field, why, holds| check_field(WHAT, field, why, holds);
         let expected = if self.role == SegmentRole::Moved { self.extents.len() } else { 0 };

@@ -1,5 +1,5 @@
 //! The staging file: journal bytes that survive the process before they are on the SSD. Its first
-//! page says whose they are; the second begins with three numbers, which the engine keeps up to
+//! page identifies its journal; the second begins with three numbers, which the engine keeps up to
 //! date.
 //!
 //! Not here: the numbers themselves (`sawmill-sys`). They change with every write and have no
@@ -49,7 +49,7 @@ pub struct StagingIdentity {
     pub journal_tag: u64,
 }
 
-/// Whose bytes the staging file holds.
+/// The journal whose bytes the staging file holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StagingHeader {
     /// The volume.
@@ -58,10 +58,10 @@ pub struct StagingHeader {
     pub journal_tag: u64,
     /// Bytes of the ring; not 0.
     pub capacity_bytes: u64,
-    /// The kernel's boot that wrote it; after another boot the content means nothing.
+    /// The kernel's boot that wrote it; after another boot the content is invalid.
     pub boot_id: [u8; 16],
-    /// The attachment that wrote it; after the journal was bound to a later one the content means
-    /// nothing.
+    /// The attachment that wrote it; once the journal is bound to a later one, the content is
+    /// invalid.
     pub epoch: u64,
 }
 
@@ -80,7 +80,7 @@ impl StagingHeader {
         bytes
     }
 
-    /// Reads the first page of a staging file; `bytes` may go on.
+    /// Reads the first page of a staging file; `bytes` may be longer.
     pub fn decode(bytes: &[u8], expected: &StagingIdentity) -> Result<StagingHeader> {
         let bytes = preamble::open_sealed(bytes, KIND, STAGING_HEADER_BYTES)?;
         check_field(WHAT, "length", "it is not 4096", bytes.len() == STAGING_HEADER_BYTES)?;

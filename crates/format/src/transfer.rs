@@ -1,9 +1,9 @@
 //! How far an import or export got: a file in the state folder of the volume, beside its journal.
 //!
-//! Invariant: `done_bytes` of the disk, from its start, are in place and durable: in the store for
-//! an import, synced for an export. Losing the file costs copying again.
+//! Invariant: the first `done_bytes` of the disk are in place and durable: in the store for an
+//! import, synced for an export. Losing the file costs copying again.
 //!
-//! Not here: when a transfer may be taken up again; the binary decides.
+//! Not here: when a transfer may be resumed; the binary decides.
 
 use crate::error::{check_field, check_identity};
 use crate::ids::VolumeId;
@@ -43,7 +43,7 @@ pub struct TransferProgress {
     pub position: u64,
     /// The other end: a path or a URL.
     pub far_name: String,
-    /// What tells the other end from an earlier or later state of itself; empty when nothing does.
+    /// Distinguishes the other end from an earlier or later state of itself; empty if nothing does.
     pub far_state: String,
 }
 
@@ -68,7 +68,7 @@ impl TransferProgress {
         bytes
     }
 
-    /// Reads the whole file; that of another volume is refused.
+    /// Reads the whole file; another volume's file is refused.
     pub fn decode(bytes: &[u8], volume_id: VolumeId) -> Result<TransferProgress> {
         preamble::open_whole(bytes, KIND, LEAST_BYTES)?;
         check_identity(WHAT, "volume_id", volume_id, VolumeId(at::VOLUME_ID.array(bytes)))?;

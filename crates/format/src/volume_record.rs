@@ -1,5 +1,5 @@
-//! The volume record: what is fixed when a volume is created. A part of each name record; an object
-//! of its own, `volumes/<name>`, in stores of before those.
+//! The volume record: the properties that are fixed when a volume is created. A part of each name
+//! record; an object of its own, `volumes/<name>`, in stores older than those.
 //!
 //! Not here: anything that changes, and the rules for names beyond being non-empty UTF-8.
 
@@ -77,7 +77,7 @@ impl FromStr for FlushMode {
     }
 }
 
-/// What is fixed when a volume is created.
+/// The properties that are fixed when a volume is created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeRecord {
     /// The volume's name for ever; its other objects are below this id.
@@ -179,7 +179,7 @@ impl VolumeRecord {
     }
 }
 
-/// Where a name that has no name record has its volume record.
+/// The key of the volume record of a name that has no name record.
 pub fn volume_key(name: &str) -> String {
     format!("{VOLUME_PREFIX}{name}")
 }

@@ -1,11 +1,11 @@
 //! The write log: every write, flush and discard of a block device in order, as the kernel's
-//! `dm-log-writes` and QEMU's `blklogwrites` make it, and the crash checker too.
+//! `dm-log-writes`, QEMU's `blklogwrites` and the crash checker make it.
 //!
-//! A foreign format: it has no preamble, no checksum and no identity, so damage in it is not seen.
-//! Invariant: what is encoded here is read by the kernel's and QEMU's tools, and the other way
-//! round.
+//! A foreign format: it has no preamble, no checksum and no identity, so damage in it is not
+//! detected. Invariant: the kernel's and QEMU's tools can read what is encoded here, and the
+//! reverse.
 //!
-//! Not here: what may be cut from a log (`crates/verify`).
+//! Not here: what a crash may remove from a log (`crates/verify`).
 
 use crate::error::check_field;
 use crate::layout::layout;
@@ -45,7 +45,7 @@ pub struct Superblock {
     pub sector_bytes: u32,
 }
 
-/// What an entry says about a request.
+/// The flags of an entry's request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags(pub u64);
 
@@ -56,7 +56,7 @@ impl Flags {
     pub const FUA: Flags = Flags(1 << 1);
     /// The range was discarded; no data follow.
     pub const DISCARD: Flags = Flags(1 << 2);
-    /// No request: a text, in the entry's own sector.
+    /// Not a request: a text, in the entry's own sector.
     pub const MARK: Flags = Flags(1 << 3);
     /// The file system called it metadata.
     pub const METADATA: Flags = Flags(1 << 4);
@@ -67,7 +67,7 @@ impl Flags {
         self.0 & other.0 == other.0
     }
 
-    /// These and those.
+    /// The union of both.
     #[must_use]
     pub const fn with(self, other: Flags) -> Flags {
         Flags(self.0 | other.0)
@@ -81,9 +81,9 @@ pub struct Entry {
     pub sector: u64,
     /// Its length in the log's sectors.
     pub sector_count: u64,
-    /// What it was.
+    /// The request's flags.
     pub flags: Flags,
-    /// Of a mark, the bytes of its text.
+    /// The bytes of a mark's text.
     pub data_bytes: u64,
 }
 
@@ -113,8 +113,7 @@ impl Superblock {
 }
 
 impl Entry {
-    /// The bytes of the fixed part; in a mark its text follows, then zeroes to the end of the
-    /// sector.
+    /// The bytes of the fixed part; a mark's text follows, then zeroes to the end of the sector.
     #[must_use]
     pub fn encode(&self) -> [u8; entry_at::SIZE] {
         let mut bytes = [0; entry_at::SIZE];

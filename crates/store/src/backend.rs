@@ -1,7 +1,7 @@
-//! What one kind of store must be able to do: one attempt of each call, nothing more.
+//! The interface of one kind of store: one attempt of each call, nothing more.
 //!
 //! Invariant: a backend never retries, never waits for a turn and never counts; the client does
-//! that for all. It answers `NotFound` only where the store itself said so (S4).
+//! that for all. It answers `NotFound` only where the store itself reported it (S4).
 
 use std::ops::Range;
 
@@ -15,17 +15,17 @@ use crate::{Bodies, ObjectInfo, Result, StoreError, StoreErrorKind};
 pub(crate) enum Creation {
     /// The object is there, whole, and this attempt made it.
     Created,
-    /// The store says the key is taken. By whom is open: it may be an earlier attempt of the same
-    /// put, or a passing conflict with nothing there at all.
+    /// The store reports that the key is taken. The cause is open: it may be an earlier attempt of
+    /// the same put, or a passing conflict with nothing there at all.
     Exists,
 }
 
-/// Which bytes of an object are asked for.
+/// The bytes of an object that a get asks for.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     /// The range, or all.
     pub range: Option<Range<u64>>,
-    /// More than this is not taken.
+    /// The most bytes that the caller accepts.
     pub bytes_max: u64,
 }
 
@@ -37,8 +37,8 @@ impl Part {
         Ok(range)
     }
 
-    /// Refuses an answer that claims to be longer than what the caller can use, before it takes
-    /// memory.
+    /// Refuses an answer that claims to be longer than the caller can use, before memory is
+    /// allocated for it.
     pub(crate) fn check_length(&self, length_bytes: u64) -> Result<()> {
         if length_bytes <= self.bytes_max {
             return Ok(());
@@ -52,7 +52,7 @@ impl Part {
     }
 }
 
-/// Memory for a body of `length_bytes`, or an error where there is none.
+/// Allocates memory for a body of `length_bytes`; an error if there is none.
 pub(crate) fn room_for(length_bytes: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length_bytes).map_err(|error| {
@@ -73,7 +73,7 @@ pub(crate) struct Body {
 pub(crate) trait Backend: Send + Sync + 'static {
     /// Whether it counts the bytes of an attempt as they move ([`crate::progress`]).
     fn shows_progress(&self) -> bool;
-    /// The endpoint, if what is said to it can be read and changed on the way.
+    /// The endpoint, if traffic to it can be read and changed on the way.
     fn exposed_endpoint(&self) -> Option<&str>;
     /// Fetches what is asked for, cut to the object's end.
     fn get<'a>(&'a self, key: &'a str, part: Part) -> BoxFuture<'a, Result<Bytes>>;

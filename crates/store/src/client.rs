@@ -1,8 +1,8 @@
-//! The object store everybody holds: retry, time limits, the answer to a doubtful put, turns and
-//! numbers, around one backend.
+//! The object store that callers use: retry, time limits, the resolution of a doubtful put, turns
+//! and numbers, around one backend.
 //!
 //! Invariants: every call is answered exactly once (S1), even if its task dies. A passing failure
-//! ends as `Unavailable` or `Broken`, never as `NotFound` (S4). A put says `Taken` only after it
+//! ends as `Unavailable` or `Broken`, never as `NotFound` (S4). A put returns `Taken` only after it
 //! read other bytes.
 //!
 //! Not here: what a request looks like on the wire; see the backends.
@@ -25,17 +25,16 @@ use crate::{
     Result, StoreError, StoreErrorKind,
 };
 
-/// Looks at an object that may be ours before it is called unreadable.
+/// Reads of an object that may be ours before it is called unreadable.
 const LOOKS_MAX: u32 = 6;
 
 /// Upper limit of the first pause; each failure doubles it, up to [`PAUSE_MAX`].
 const PAUSE_BASE: Duration = Duration::from_millis(50);
 /// Longest pause between two attempts.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Assumed size of an answer whose size is not known before, where its bytes cannot be seen to
-/// move.
+/// Assumed size of an answer of unknown size, where its bytes cannot be seen to move.
 const UNKNOWN_BYTES: u64 = 128 << 20;
-/// What deleting one object may take, as bytes that cannot be seen to move: a quarter of a second.
+/// Time to delete one object, as bytes that cannot be seen to move: a quarter of a second.
 const DELETE_AS_BYTES: u64 = 8 << 10;
 /// How many times faster than a link a disk is assumed to be.
 const DISK_SPEED: u64 = 8;
@@ -44,11 +43,11 @@ const HEAD_BYTES: u64 = 4096;
 /// Objects per page of a list.
 const LIST_PAGE: u64 = 1000;
 
-/// How patient and how greedy a client is.
+/// Limits of a client: its patience and its parallelism.
 #[derive(Clone, Debug)]
 pub struct StoreOptions {
-    /// For how long a call is tried again, in seconds from its first attempt. An attempt that runs
-    /// then goes on while its bytes move.
+    /// How long a call is retried, in seconds from its first attempt. An attempt that is running
+    /// then continues while its bytes move.
     pub deadline_s: u64,
     /// Most requests under way at once. Uploads and background work together get three quarters of
     /// them, background work alone half.
@@ -68,7 +67,7 @@ pub struct Client {
 }
 
 struct Inner {
-    /// What people call this store; names no secret.
+    /// The store's name for people; it contains no secret.
     name: String,
     backend: Box<dyn Backend>,
     deadline: Duration,
@@ -86,7 +85,7 @@ impl Client {
         Client::patient(name, backend, options, Patient::default())
     }
 
-    /// A client with its own patience.
+    /// A client with a `Patient` of its own.
     pub(crate) fn patient(
         name: String,
         backend: Box<dyn Backend>,
@@ -107,26 +106,26 @@ impl Client {
         })
     }
 
-    /// The store as people write it. Holds no secret.
+    /// The store's URL as people write it. Contains no secret.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// The endpoint of this store, if it is spoken to without encryption beyond this machine:
-    /// whoever is on the way can read and change everything.
+    /// The endpoint of this store, if traffic to it leaves this machine unencrypted: then anyone on
+    /// the way can read and change everything.
     #[must_use]
     pub fn exposed_endpoint(&self) -> Option<&str> {
         self.inner.backend.exposed_endpoint()
     }
 
-    /// What was asked of the store so far, and how it did.
+    /// The requests to the store so far, and their outcomes.
     #[must_use]
     pub fn meter(&self) -> MeterSnapshot {
         self.inner.meter.snapshot()
     }
 
-    /// Runs a checked call on the store's threads, or answers a wrong one at once.
+    /// Runs a valid call on the store's threads, or answers an invalid one at once.
     fn start<T: Send + 'static>(
         &self,
         checked: Result<()>,
@@ -170,7 +169,7 @@ impl ObjectStore for Client {
     }
 }
 
-/// The caller's closure; if the task dies with it, it still answers.
+/// The caller's closure; if its task dies, it still answers.
 struct Answer<T>(Option<Done<T>>);
 
 impl<T> Answer<T> {
@@ -195,7 +194,7 @@ impl<T> Drop for Answer<T> {
 /// One call on its way through its attempts.
 struct Patience {
     class: Class,
-    /// The instant of the first attempt. Waiting for a turn before it costs no patience.
+    /// The instant of the first attempt. Time spent waiting for a turn does not count.
     began: Option<Instant>,
     failures: u32,
 }
@@ -212,9 +211,9 @@ struct Ask<'a> {
     /// The object, for error texts.
     what: &'a str,
     bytes_out: u64,
-    /// Bytes of an answer, or work as bytes, for stores where nothing can be seen to move.
+    /// Bytes of an answer, or work as bytes, for stores that show no progress.
     size_bytes: u64,
-    /// Work as bytes that no store shows.
+    /// Work, as bytes, whose progress no store shows.
     unseen_bytes: u64,
 }
 
@@ -257,8 +256,8 @@ impl Inner {
             if self.insist(&mut patience, &ask, |_| 0, create).await? == Creation::Created {
                 return Ok(PutOutcome::Created);
             }
-            // An earlier attempt, or a proxy's, may have made it; or it was a conflict with nothing
-            // there.
+            // An earlier attempt, or a proxy's, may have created it; or it was a conflict with
+            // nothing there.
             match self.is_ours(&mut patience, &key, &body.bytes).await {
                 Ok(true) => return Ok(PutOutcome::Created),
                 Ok(false) => return Ok(PutOutcome::Taken),
@@ -272,14 +271,14 @@ impl Inner {
         }
     }
 
-    /// Whether the object at `key` begins as `body` does. That it does not is believed when two
-    /// looks in a row find the same: what was garbled on its way is nobody else's object.
+    /// Whether the object at `key` begins as `body` does. A difference is believed only when two
+    /// reads in a row find the same bytes: garbled bytes are not another writer's object.
     async fn is_ours(&self, patience: &mut Patience, key: &str, body: &Bytes) -> Result<bool> {
         let head = &body[..body.len().min(HEAD_BYTES as usize)];
         let mut before = None;
         for _ in 0..LOOKS_MAX {
             let found = match self.beginning(patience, key, body).await {
-                // Nothing that a put of ours leaves.
+                // No put of ours leaves such an object.
                 Err(error) if error.kind() == StoreErrorKind::Damaged => return Ok(false),
                 found => found?,
             };
@@ -297,7 +296,7 @@ impl Inner {
         ))
     }
 
-    /// As much of an object as tells it from `body`.
+    /// Enough of an object to tell it from `body`.
     async fn beginning(&self, patience: &mut Patience, key: &str, body: &Bytes) -> Result<Bytes> {
         let head_bytes = (body.len() as u64).min(HEAD_BYTES);
         let whole = Part { range: None, bytes_max: HEAD_BYTES };
@@ -310,7 +309,7 @@ impl Inner {
             .fetch(patience, key, Part { range: Some(0..head_bytes + more), ..whole.clone() })
             .await
         {
-            // What is there has no first byte.
+            // The object is empty: it has no first byte.
             Err(error) if error.kind() == StoreErrorKind::Invalid => {
                 self.fetch(patience, key, whole).await
             }
@@ -336,7 +335,7 @@ impl Inner {
     }
 
     async fn delete(&self, mut keys: Vec<String>, class: Class) -> Result<()> {
-        // Some stores answer a key that is named twice with nonsense.
+        // Some stores answer a key that is listed twice with nonsense.
         keys.sort_unstable();
         keys.dedup();
         let Some(first) = keys.first() else { return Ok(()) };
@@ -352,8 +351,8 @@ impl Inner {
         self.insist(&mut patience, &ask, |()| 0, || self.backend.delete(&keys)).await
     }
 
-    /// Makes attempts until one ends with success or with an error that repeating cannot mend, or
-    /// until patience ends.
+    /// Makes attempts until one succeeds or fails with an error that a retry cannot fix, or until
+    /// the deadline.
     async fn insist<'a, T>(
         &self,
         patience: &mut Patience,
@@ -419,9 +418,9 @@ impl Inner {
         Ok(())
     }
 
-    /// How much silence an attempt may have that starts `waited` after the call's first.
+    /// How long an attempt may be silent that starts `waited` after the call's first.
     fn patience_of(&self, waited: Duration, ask: &Ask<'_>) -> (Patient, Load) {
-        // The last attempt may begin just before the deadline; give it a second to say something.
+        // The last attempt may begin just before the deadline; give it a second to answer.
         let left = self.deadline.saturating_sub(waited).max(Duration::from_secs(1));
         let silence_max = self.patient.silence_max.min(left);
         let load = if self.backend.shows_progress() {
@@ -447,7 +446,7 @@ impl Inner {
     }
 }
 
-/// Whether trying again may help.
+/// Whether a retry may help.
 fn is_passing(kind: StoreErrorKind) -> bool {
     match kind {
         StoreErrorKind::Unavailable | StoreErrorKind::Broken => true,
@@ -458,12 +457,12 @@ fn is_passing(kind: StoreErrorKind) -> bool {
     }
 }
 
-/// The longest pause after so many failures (1 and up).
+/// The longest pause after this many failures (1 and up).
 fn pause_limit(failures: u32) -> Duration {
     PAUSE_BASE.saturating_mul(1 << (failures - 1).min(16)).min(PAUSE_MAX)
 }
 
-/// A random part of `limit`, so that callers that failed together do not come back together.
+/// A random part of `limit`, so that callers that failed together do not retry together.
 fn jittered(limit: Duration) -> Duration {
     // Without randomness the longest pause is the safe one.
     let random = getrandom::u32().unwrap_or(u32::MAX);

@@ -1,9 +1,9 @@
 //! Stores on a network: S3 and its kin, Google Cloud Storage, Azure Blob Storage.
 //!
 //! Invariant: a 404 is `NotFound` only if its text names the object as missing. A missing bucket is
-//! `Denied`, and a 404 that says neither (a proxy's, say) is `Unavailable` (S4).
+//! `Denied`, and a 404 that names neither (a proxy's, say) is `Unavailable` (S4).
 //!
-//! Not here: retry. The protocol crate's own is switched off; the client above does it.
+//! Not here: retry. The protocol crate's own is off; the client above retries.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub(crate) struct Cloud {
     store: Box<dyn ObjectStore>,
     /// Empty, or the root's prefix with its trailing `/`.
     root: String,
-    /// The endpoint, if everybody on the way to it can read and change what is said.
+    /// The endpoint, if traffic to it can be read and changed on the way.
     exposed: Option<String>,
 }
 
@@ -111,7 +111,7 @@ impl Cloud {
         match self.store.put_opts(&self.path(key), PutPayload::from(body), options).await {
             Ok(_) => Ok(Creation::Created),
             Err(object_store::Error::AlreadyExists { .. }) => Ok(Creation::Exists),
-            // An object cannot be missing where one is made: what is missing is the bucket.
+            // A create cannot miss the object: it is the bucket that is missing.
             Err(error) => Err(match explain(error) {
                 absent if absent.kind() == StoreErrorKind::NotFound => {
                     StoreError::new(StoreErrorKind::Unavailable, absent.to_string())
@@ -177,7 +177,7 @@ impl Backend for Cloud {
     }
 }
 
-/// How to speak HTTP. Time limits are the client's, but for the connection's.
+/// The HTTP settings. The client sets all time limits except that of connecting.
 fn http_options() -> ClientOptions {
     let agent = HeaderValue::from_static(concat!("sawmill/", env!("CARGO_PKG_VERSION")));
     ClientOptions::new()
@@ -186,7 +186,7 @@ fn http_options() -> ClientOptions {
         .with_connect_timeout(CONNECT_MAX)
 }
 
-/// Whether an endpoint is spoken to without encryption beyond this machine.
+/// Whether traffic to an endpoint leaves this machine unencrypted.
 fn is_exposed(endpoint: &str) -> bool {
     let Ok(url) = url::Url::parse(endpoint) else { return false };
     let is_here = match url.host() {
@@ -202,8 +202,8 @@ fn no_retry() -> RetryConfig {
     RetryConfig { backoff: BackoffConfig::default(), max_retries: 0, retry_timeout: Duration::ZERO }
 }
 
-/// The settings that variables starting with `prefix` make. Variables that are no settings are
-/// passed over.
+/// The settings in the variables that start with `prefix`. Variables that are not settings are
+/// ignored.
 fn settings<'a, K: FromStr>(
     environment: &'a Environment,
     prefix: &'a str,
@@ -256,7 +256,7 @@ fn s3(
         "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     ];
     if let Some(endpoint) = endpoint {
-        // Only Amazon's own machines have a metadata service to ask for credentials.
+        // Only Amazon's own machines have a metadata service that supplies credentials.
         if !sources.into_iter().any(set) {
             let place = location.scheme.credentials();
             let text =

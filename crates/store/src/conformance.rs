@@ -1,11 +1,11 @@
-//! The contract of [`ObjectStore`] as tests that anybody's store can run: one or more per clause.
+//! The contract of [`ObjectStore`] as tests that any store can run: one or more per clause.
 //!
-//! Each returns what it found broken. They need a store that they may write to, keep to keys under
+//! Each returns what it found broken. They need a writable store, keep to keys under
 //! `conformance/`, and delete what they made. They block, and show presence of a fault, not its
 //! absence.
 //!
-//! Not here: S8, which permits and so cannot be broken; `FaultStore` does what a caller must
-//! survive because of it. That a call is answered (S1) even when its task dies: `client`.
+//! Not here: S8, which only permits and so cannot be broken (`FaultStore` has what a caller must
+//! survive because of it); that a call is answered even when its task dies (S1, `client`).
 
 use std::sync::mpsc::{Sender, channel};
 
@@ -37,16 +37,16 @@ pub const CLAUSES: [Clause; 11] = [
     ("keys that are not legal are Invalid", illegal_keys_are_invalid),
 ];
 
-/// Runs all clauses and returns the broken ones, each as "clause: finding". Empty means it
-/// conforms.
+/// Runs all clauses and returns the broken ones, each as "clause: finding". An empty result means
+/// that the store conforms.
 pub fn run(store: &dyn ObjectStore) -> Vec<String> {
     let run_one =
         |(name, clause): &Clause| clause(store).err().map(|found| format!("{name}: {found}"));
     CLAUSES.iter().filter_map(run_one).collect()
 }
 
-/// Every call of a crowd of good, futile and illegal ones is answered. (Twice it cannot be: an
-/// answer uses its hearer up.)
+/// Every call of a crowd of good, futile and illegal ones is answered. (A second answer is
+/// impossible: an answer consumes its closure.)
 pub fn s1_every_call_is_answered(store: &dyn ObjectStore) -> Verdict {
     with_folder(store, |calls, folder| {
         put(calls, &format!("{folder}there"), b"x", PutOutcome::Created)?;
@@ -70,7 +70,7 @@ pub fn s1_every_call_is_answered(store: &dyn ObjectStore) -> Verdict {
     })
 }
 
-/// Says that an answer came, whatever it says.
+/// Reports that an answer came, whatever it is.
 fn hearer<T>(tell: &Sender<()>) -> Done<T> {
     let tell = tell.clone();
     // The other end is gone only if the test has failed.
@@ -126,7 +126,7 @@ pub fn s2_nothing_is_overwritten(store: &dyn ObjectStore) -> Verdict {
     })
 }
 
-/// The same bytes put again are recognised as ours: the answer to a lost answer.
+/// The same bytes put again are recognised as ours: this is how a lost answer is resolved.
 pub fn s2_the_same_put_again_is_ours(store: &dyn ObjectStore) -> Verdict {
     with_folder(store, |calls, folder| {
         for (name, body) in [("empty", vec![]), ("short", vec![1; 100]), ("long", vec![2; 100_000])]
@@ -140,7 +140,7 @@ pub fn s2_the_same_put_again_is_ours(store: &dyn ObjectStore) -> Verdict {
     })
 }
 
-/// What was created is there, whole, at once, at every size.
+/// A created object is there, whole, at once, at every size.
 pub fn s3_created_is_visible(store: &dyn ObjectStore) -> Verdict {
     with_folder(store, |calls, folder| {
         for size in [0usize, 1, 4095, 4096, 4097, 1 << 20] {
@@ -153,7 +153,7 @@ pub fn s3_created_is_visible(store: &dyn ObjectStore) -> Verdict {
     })
 }
 
-/// Gets of what is not there are `NotFound`, and nothing else is.
+/// Gets of absent objects are `NotFound`, and no other gets are.
 pub fn s4_absent_is_not_found(store: &dyn ObjectStore) -> Verdict {
     with_folder(store, |calls, folder| {
         put(calls, &format!("{folder}a/b"), b"x", PutOutcome::Created)?;

@@ -1,4 +1,4 @@
-//! The contract of an object store, numbered, and the blocking comfort around it.
+//! The contract of an object store, numbered, and blocking wrappers for it.
 //!
 //! Keys are relative to the root the store was opened with, use `/` between parts, and consist of
 //! `[A-Za-z0-9._/-]`; no part is empty, starts with a dot, or is longer than 255 bytes; a
@@ -15,7 +15,7 @@ use bytes::Bytes;
 
 use crate::{Result, StoreError, StoreErrorKind};
 
-/// Who waits for a call: user reads go before uploads, uploads before background work. Uploads have
+/// The class of a call: user reads go before uploads, uploads before background work. Uploads have
 /// a small share that reads cannot take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
@@ -23,7 +23,7 @@ pub enum Class {
     Read,
     /// Stored data waits for it: segments, checkpoints, fences.
     Upload,
-    /// Nobody waits for it: prefetch, deletes, scrubbing.
+    /// Nothing waits for it: prefetch, deletes, scrubbing.
     Background,
 }
 
@@ -32,24 +32,24 @@ pub enum Class {
 pub struct Get {
     /// Which object.
     pub key: String,
-    /// Which bytes, or all. A range that reaches past the end is cut there; one that is empty, or
+    /// Which bytes, or all. A range that reaches past the end is cut there; an empty range, or one
     /// that starts at or past the end, is `Invalid`.
     pub range: Option<Range<u64>>,
-    /// The most bytes that the caller can have any use for. An object (or a range) that claims more
-    /// is `Damaged`, and takes no memory.
+    /// The most bytes that the caller can use. An object (or a range) that claims more is
+    /// `Damaged`, and takes no memory.
     pub bytes_max: u64,
     /// Who waits.
     pub class: Class,
 }
 
-/// How the body of a put reaches a store across a network.
+/// How the body of a put travels to a store across a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bodies {
     /// At once. Everything but a probe wants this.
     Whole,
     /// In halves with a pause between, so that every one of several racing puts has begun before
-    /// any can end. Finds stores that look first whether the key is free, and make the object when
-    /// the body is complete. A store without a network just puts.
+    /// any can end. This exposes stores that check first whether the key is free, and create the
+    /// object when the body is complete. A store without a network puts it whole.
     InHalves,
 }
 
@@ -59,7 +59,7 @@ pub struct Put {
     /// Which object.
     pub key: String,
     /// Its bytes. The first 4 KiB must be unique to this put (they hold a random put-id), so that a
-    /// lost answer can be told from somebody else's object.
+    /// lost answer can be told from another writer's object.
     pub body: Bytes,
     /// Who waits.
     pub class: Class,
@@ -70,8 +70,8 @@ pub struct Put {
 /// How a create-only put ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutOutcome {
-    /// The object is there and is ours (also when an earlier try of this call had succeeded
-    /// unheard).
+    /// The object is there and is ours (also when an earlier attempt of this call had succeeded,
+    /// but its answer was lost).
     Created,
     /// The key is taken by an object with other bytes.
     Taken,
@@ -97,7 +97,7 @@ pub struct ObjectInfo {
     pub size_bytes: u64,
 }
 
-/// Hears the outcome of a call, once, on a store thread or on the caller's. Must not block.
+/// Receives the outcome of a call, once, on a store thread or on the caller's. Must not block.
 pub type Done<T> = Box<dyn FnOnce(Result<T>) + Send>;
 
 /// An object store.

@@ -2,15 +2,15 @@
 //!
 //! Invariants: a file appears under its key whole and durable, or not at all: it is written without
 //! a name (or, where the file system cannot do that, under a name in `.tmp`), synced, and then
-//! linked, which fails if the key is taken. `Created` is said only after the folder and every
+//! linked, which fails if the key is taken. `Created` is returned only after the folder and every
 //! folder made on the way are durable too.
 //!
-//! A process may die between the link and the sync of the folder; whoever comes next sees an object
-//! that a power cut could still take. So the first put of a process syncs the whole file system
-//! once.
+//! A process may die between the link and the sync of the folder; the next process then sees an
+//! object that a power cut could still remove. So the first put of a process syncs the whole file
+//! system once.
 //!
-//! A root that vanished or was exchanged says nothing about the objects. So `NotFound`, a list and
-//! a put are answered only after a look at the root.
+//! A root that vanished or was exchanged tells nothing about the objects. So `NotFound`, a list and
+//! a put are answered only after a check of the root.
 //!
 //! Not here: folders left empty by deletes. They stay; removing them would race with puts.
 
@@ -41,7 +41,7 @@ use root::Root;
 
 /// Folder for files that have no name yet, on the same file system as the objects.
 const NAMELESS: &str = ".tmp";
-/// A file in there that is older than this was left by a process that died.
+/// A file in `.tmp` that is older than this was left by a process that died.
 const NAMELESS_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Threads of one store inside file calls; a hung file system must leave some to the other stores.
 const THREADS_MAX: usize = BLOCKING_THREADS_MAX * 3 / 4;
@@ -83,8 +83,8 @@ impl Directory {
         Directory { shared, threads: Arc::new(Semaphore::new(THREADS_MAX)) }
     }
 
-    /// Runs a blocking call. If the caller stops waiting the call goes on, and keeps its thread to
-    /// its end.
+    /// Runs a blocking call. If the caller stops waiting, the call continues and keeps its thread
+    /// until it ends.
     fn run<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
@@ -142,7 +142,7 @@ impl Shared {
         self.root.remember()?;
         let path = self.root.path().join(key);
         let absent = || StoreError::new(StoreErrorKind::NotFound, "no such object");
-        // Somebody may have put a pipe here: to wait for its writer would be for ever.
+        // There may be a pipe here; waiting for its writer could take for ever.
         let patient = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
         let file = match File::options().read(true).custom_flags(patient).open(&path) {
             Ok(file) => file,
@@ -188,7 +188,7 @@ impl Shared {
         let path = self.root.path().join(key);
         let folder = path.parent().unwrap_or(self.root.path()).to_owned();
         let outcome = match self.create_in(&folder, &path, body) {
-            // Somebody removed the folder since we last used it.
+            // Another process removed the folder since we last used it.
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 self.root.check()?;
                 self.durable.lock().folders.clear();
@@ -196,7 +196,7 @@ impl Shared {
             }
             other => other,
         };
-        // It may have gone meanwhile, and the object with it.
+        // The root may have vanished meanwhile, and the object with it.
         self.root.check()?;
         match outcome.map_err(|error| failure("create", &path, error))? {
             Creation::Exists if path.is_dir() => {
@@ -225,7 +225,7 @@ impl Shared {
         };
         match linked {
             Ok(()) => sync_folder(folder).map(|()| Creation::Created),
-            // It may be the work of an earlier attempt that died before it was durable.
+            // An earlier attempt may have created it and died before it was durable.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 sync_folder(folder).map(|()| Creation::Exists)
             }
@@ -242,7 +242,7 @@ impl Shared {
         let name = folder.join(format!("{random:016x}"));
         let file = File::options().write(true).create_new(true).mode(FILE_MODE).open(&name)?;
         let linked = write_durably(&file, body).and_then(|()| fs::hard_link(&name, path));
-        // A name that stays is swept later.
+        // If the name stays, a later sweep removes it.
         let _ = fs::remove_file(&name);
         linked
     }
@@ -266,7 +266,7 @@ impl Shared {
             durable.file_system = true;
         }
         if durable.folders.len() >= FOLDERS_MAX {
-            // Whoever needs one of them syncs it again.
+            // A later put that needs one of them syncs it again.
             durable.folders.clear();
         }
         durable.folders.insert(folder.to_owned());
@@ -342,7 +342,7 @@ fn make_folder(folder: &Path) -> io::Result<()> {
 
 fn sync_folder(folder: &Path) -> io::Result<()> {
     match File::open(folder)?.sync_all() {
-        // The file system has no such call for folders, so there is nothing more to be done.
+        // The file system has no such call for folders, so nothing more can be done.
         Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(()),
         other => other,
     }
@@ -354,8 +354,8 @@ fn nameless(folder: &Path) -> io::Result<File> {
     Ok(File::from(rustix::fs::open(folder, flags, Mode::from_raw_mode(FILE_MODE))?))
 }
 
-/// Large bodies in aligned memory go around the page cache: copying them there is the dearest part
-/// of a put.
+/// Large bodies in aligned memory bypass the page cache: copying them there is the most expensive
+/// part of a put.
 fn write_durably(file: &File, body: &[u8]) -> io::Result<()> {
     let whole_blocks = body.len() / BLOCK_BYTES * BLOCK_BYTES;
     let aligned = (body.as_ptr() as usize).is_multiple_of(BLOCK_BYTES);
@@ -364,8 +364,8 @@ fn write_durably(file: &File, body: &[u8]) -> io::Result<()> {
         && whole_blocks >= DIRECT_BYTES_MIN
         && rustix::fs::fcntl_setfl(file, OFlags::DIRECT).is_ok()
     {
-        // A file system may take the flag and refuse the write: then all of it is written the usual
-        // way.
+        // A file system may accept the flag and refuse the write: then all of it is written the
+        // usual way.
         if file.write_all_at(&body[..whole_blocks], 0).is_ok() {
             done = whole_blocks;
         }
@@ -395,18 +395,18 @@ fn sweep(folder: &Path) {
             .ok()
             .and_then(|at| at.elapsed().ok());
         if age.is_some_and(|age| age > NAMELESS_AGE_MAX) {
-            // It costs only space; the next sweep tries again.
+            // A failure costs only space; the next sweep tries again.
             let _ = fs::remove_file(entry.path());
         }
     }
 }
 
-/// The file system says, definitely, that no object has this path.
+/// Whether the file system reports, definitely, that no object has this path.
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }
 
-/// The file system has no nameless files, or cannot link them.
+/// Whether the file system lacks nameless files, or cannot link them.
 fn is_unsupported(error: &io::Error) -> bool {
     let code = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(

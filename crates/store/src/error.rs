@@ -10,30 +10,30 @@ use std::sync::Arc;
 /// What kind of failure this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StoreErrorKind {
-    /// The store said, definitely, that the object is not there. For the caller to judge; only this
-    /// kind may be taken for absence.
+    /// The store reported, definitely, that the object is not there. The caller judges it; only
+    /// this kind may be taken for absence.
     NotFound,
-    /// The store refused us: credentials, permissions, a bucket that is missing or a store that is
-    /// read-only. Stop and say so: a person must change the credentials or the store.
+    /// The store refused us: credentials, permissions, a missing bucket or a read-only store. Stop
+    /// and report it: a person must change the credentials or the store.
     Denied,
-    /// The store could not be asked, or did not answer in time, or answered with a passing error.
-    /// Nothing is known about the object: ask again later; a put or delete may still take effect.
+    /// The store could not be reached, or did not answer in time, or answered with a passing error.
+    /// Nothing is known about the object: retry later; a put or delete may still take effect.
     Unavailable,
     /// The store answered with something that cannot be right (a short body, say), more than once:
     /// check the store and what lies between.
     Broken,
-    /// What lies under the key is nothing that the caller can have put there: it is larger than
-    /// asked for, or no file. Asking again does not help: leave it, and report the key.
+    /// The caller cannot have put what is under the key: it is larger than asked for, or not a
+    /// file. A retry does not help: leave it, and report the key.
     Damaged,
     /// The call or the URL is wrong: correct it.
     Invalid,
 }
 
-/// What lies below an error: of the system, or of a library.
+/// The cause of an error: the system's, or a library's.
 type Source = Arc<dyn std::error::Error + Send + Sync>;
 
-/// A failure: its kind and one line that says what happened, to which object, and what to do. The
-/// line also says the cause in words; [`source`](std::error::Error::source) has it as it was.
+/// A failure: its kind and one line that tells what happened, to which object, and what to do. The
+/// line includes the cause in words; [`source`](std::error::Error::source) has the original.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -47,13 +47,13 @@ impl StoreError {
         StoreError { kind, message: message.into(), source: None }
     }
 
-    /// The same error with its cause, which the text says already.
+    /// The same error with its cause, which the text already includes.
     #[must_use]
     pub fn with_source(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         StoreError { source: Some(Arc::new(source)), ..self }
     }
 
-    /// What may be concluded.
+    /// The kind, which determines what may be concluded.
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind

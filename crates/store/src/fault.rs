@@ -1,7 +1,7 @@
-//! A store around a store that fails as told, for tests of whoever must survive it.
+//! A store that wraps another and fails as told, for tests of code that must survive it.
 //!
-//! Invariant: it keeps S1. A held call is answered when it is released or when the wrapper goes,
-//! and every other clause is broken only where the script says so.
+//! Invariant: it keeps S1. A held call is answered when it is released or when the wrapper is
+//! dropped, and every other clause is broken only where the script demands it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -44,16 +44,16 @@ impl Call {
 /// What happens to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing: it goes through.
+    /// No fault: the call goes through.
     None,
     /// It does not reach the store and fails with this kind.
     Fail(StoreErrorKind),
-    /// It takes effect, but the caller hears `Unavailable`.
+    /// It takes effect, but the caller gets `Unavailable`.
     LoseAnswer,
     /// It waits for [`FaultStore::release`], then goes through; the caller waits too.
     Delay,
-    /// The caller hears `Unavailable` at once, yet the call takes effect at
-    /// [`FaultStore::release`]: the late put of S8.
+    /// The caller gets `Unavailable` at once, yet the call takes effect at [`FaultStore::release`]:
+    /// the late put of S8.
     Late,
     /// A get answers the first half of its bytes as if that were all; a put stores its first half.
     Truncate,
@@ -113,13 +113,12 @@ impl FaultStore {
         self.held.lock().iter().map(|(call, _)| call.clone()).collect()
     }
 
-    /// Lets the held calls go through that `chosen` picks, oldest first; returns how many those
-    /// were.
+    /// Lets the held calls through that `chosen` picks, oldest first; returns how many there were.
     pub fn release(&self, mut chosen: impl FnMut(&Call) -> bool) -> usize {
         let (free, kept): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut *self.held.lock()).into_iter().partition(|(call, _)| chosen(call));
         {
-            // Calls held meanwhile came later.
+            // Calls held meanwhile are newer, so they go last.
             let mut held = self.held.lock();
             let newer = std::mem::replace(&mut *held, kept);
             held.extend(newer);
@@ -148,9 +147,8 @@ impl FaultStore {
         (call, fault, self.scripts.load(Ordering::SeqCst))
     }
 
-    /// Holds a call that the script of number `script` decided to hold. If that script is gone
-    /// meanwhile, whoever set the next one may have released what was held already: then the call
-    /// goes through.
+    /// Holds a call, as the script of number `script` decided. If that script has been replaced
+    /// meanwhile, the held calls may have been released already: then the call goes through.
     fn hold(&self, call: Call, start: Held, script: u64) {
         let number = call.number;
         self.held.lock().push_back((call, start));
@@ -159,7 +157,7 @@ impl FaultStore {
         }
     }
 
-    /// Does to a call what is the same for all kinds of calls.
+    /// Applies the faults that are the same for all kinds of calls.
     fn carry_out<T: Send + 'static>(
         &self,
         call: Call,
@@ -343,7 +341,7 @@ mod tests {
         let absent = Blocking(&*store).get("a", None, Class::Read);
         assert_eq!(kind(absent), StoreErrorKind::NotFound);
         assert_eq!(store.release_all(), 1);
-        // The released put is answered to nobody; a put of the same bytes waits for it.
+        // The released put has no caller to answer; a put of the same bytes waits for it.
         assert_eq!(start_put(&store, "a").recv().unwrap().unwrap(), PutOutcome::Created);
         assert_eq!(Blocking(&*store).get("a", None, Class::Read).unwrap(), "body");
     }

@@ -1,10 +1,10 @@
 //! Which keys are legal: `[A-Za-z0-9._/-]`, parts neither empty nor starting with a dot.
 //!
-//! A leading dot is kept for the stores themselves (the directory store's `.tmp`), which also rules
-//! out `..`.
+//! A leading dot is reserved for the stores themselves (the directory store's `.tmp`); this also
+//! excludes `..`.
 //!
-//! Not here: that no key may be the beginning of another (`contract`). It takes two keys to break
-//! that rule.
+//! Not here: that no key may be the beginning of another (`contract`). Only two keys can break that
+//! rule.
 
 use crate::{Result, StoreError, StoreErrorKind};
 
@@ -36,7 +36,7 @@ pub fn check_prefix(prefix: &str) -> Result<&str> {
     }
 }
 
-/// Whether a name found in a store can be one of our keys; others are not ours and are passed over.
+/// Whether a name found in a store can be one of our keys; others are not ours and are skipped.
 pub(crate) fn is_key(name: &str) -> bool {
     why_not(name).is_none()
 }

@@ -1,6 +1,6 @@
 //! Object stores behind one contract. See [`ObjectStore`] for the numbered clauses.
 //!
-//! The async runtime of the stores stays inside: callers hand in a closure and hear the outcome on
+//! The async runtime of the stores stays inside: callers pass a closure, which gets the outcome on
 //! one of the store's threads.
 //!
 //! ```text
@@ -8,9 +8,9 @@
 //!                                                 (cloud: S3, GCS, Azure)
 //! ```
 //!
-//! A backend makes one attempt and says what came of it; the client alone retries, times out, reads
-//! back a doubtful put, orders by priority and counts. Adding a store is one file with its
-//! backend, its form of URL in `location`, and one line in `open`.
+//! A backend makes one attempt and reports its outcome; the client alone retries, times out, reads
+//! back a doubtful put, orders by priority and counts. A new store needs one file with its backend,
+//! its form of URL in `location`, and one line in `open`.
 //!
 //! Not here: what objects mean. This crate never looks inside one.
 #![forbid(unsafe_code)]

@@ -7,11 +7,11 @@
 //! than an eighth of the permits (at least one) are out to uploads, waiting uploads go first. If
 //! there is one permit only, the two take turns.
 //!
-//! How many bodies travel at once in one direction follows what the link carries. A transfer that
-//! stalled halves the number that were under way, once for all that began before; each round of
-//! transfers that arrived lets one more go. At least one is always allowed.
+//! How many bodies travel at once in one direction adapts to what the link carries. A stalled
+//! transfer halves the number that were in flight, once for all that began before; each round of
+//! transfers that arrived admits one more. At least one is always allowed.
 //!
-//! Not here: rates. A store that wants fewer requests per second says so, and the client backs off.
+//! Not here: rates. A store that wants fewer requests a second answers so; the client backs off.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 
 use crate::{CallKind, Class, Result, StoreError, StoreErrorKind};
 
-/// Most calls that may wait for their turn; more are refused, for memory's sake.
+/// Most calls that may wait for their turn; more are refused, to bound memory.
 const WAITING_MAX: usize = 1 << 16;
 
 /// Hands out permits.
@@ -36,12 +36,12 @@ struct State {
     running: [usize; 3],
     /// Whether the last permit went to an upload.
     upload_was_last: bool,
-    /// By class and way.
+    /// By class and direction.
     /// Bounded by the calls in flight, which each caller limits.
     waiting: [[VecDeque<Waiting>; 3]; 3],
     /// Bodies that travel up and down.
     windows: [Window; 2],
-    /// Numbers those who wait, and those who run.
+    /// Numbers the waiting calls and the permits.
     next_number: u64,
 }
 
@@ -72,12 +72,12 @@ impl Way {
 /// How many bodies may travel one way at once.
 #[derive(Default)]
 struct Window {
-    /// As many fewer than `requests_max`.
+    /// How far the window lies below `requests_max`.
     withheld: usize,
     running: usize,
-    /// Transfers that arrived while the window was full, since it grew.
+    /// Transfers that arrived while the window was full, since it last changed.
     arrived: usize,
-    /// Transfers that began before this one stalled for the same reason.
+    /// The number at the last halving. A transfer with a lower one stalled for the same reason.
     halved_at: u64,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Permit {
     limiter: Option<Arc<Limiter>>,
     class: Class,
     way: Way,
-    /// When it was given, among all.
+    /// Its place in the order in which permits were given.
     number: u64,
 }
 
@@ -127,15 +127,15 @@ impl Limiter {
             && (class != Class::Background || background < background_max)
     }
 
-    /// Whether uploads have less than the share that goes to them before reads.
+    /// Whether uploads have less than the share that they get before reads.
     fn owes_uploads(&self, state: &State) -> bool {
         let share = (self.requests_max / 8).max(1);
-        // Where the share is all there is, it would hold up reads in turn.
+        // If that share is all there is, it would hold up reads in turn.
         let leaves_some = share < self.requests_max || !state.upload_was_last;
         leaves_some && state.running[Class::Upload as usize] < share
     }
 
-    /// Gives free permits to those who wait.
+    /// Gives free permits to waiting calls.
     fn dispatch(self: &Arc<Self>, state: &mut State) {
         while self.owes_uploads(state) && self.serve(state, Class::Upload) {}
         for class in [Class::Read, Class::Upload, Class::Background] {
@@ -143,7 +143,7 @@ impl Limiter {
         }
     }
 
-    /// The first who waits in `class` for a way that has room.
+    /// The first call waiting in `class` whose direction has room.
     fn next_of(&self, state: &mut State, class: Class) -> Option<(Way, Waiting)> {
         let first = |way: Way| {
             let window = state.windows.get(way as usize);
@@ -159,7 +159,7 @@ impl Limiter {
         state.waiting[class as usize][way as usize].pop_front().map(|waiting| (way, waiting))
     }
 
-    /// Gives a permit to the first who waits in `class`; `false` if there is no room, or nobody.
+    /// Gives a permit to the first call waiting in `class`; `false` if there is none, or no room.
     fn serve(self: &Arc<Self>, state: &mut State, class: Class) -> bool {
         if !self.has_room(&state.running, class) {
             return false;
@@ -174,7 +174,7 @@ impl Limiter {
                 }
                 state.upload_was_last = class == Class::Upload;
             }
-            // The caller is gone. Its permit must not come back through `drop`: that would lock.
+            // The caller is gone. Its permit must not return through `drop`, which would lock.
             Err(mut permit) => permit.limiter = None,
         }
         true
@@ -204,7 +204,7 @@ impl Permit {
         }
     }
 
-    /// Its transfer was cut, since nothing moved.
+    /// Its transfer was cut, because nothing moved.
     pub(crate) fn stalled(self) {
         let Some(limiter) = &self.limiter else { return };
         let mut state = limiter.state.lock();
@@ -213,7 +213,7 @@ impl Permit {
             && self.number > window.halved_at
         {
             let half = (window.running / 2).max(1);
-            // Fewer than the window may have been under way.
+            // Fewer transfers than the window allows may have been in flight.
             window.withheld = window.withheld.max(limiter.requests_max.saturating_sub(half));
             window.arrived = 0;
             window.halved_at = now;
@@ -361,7 +361,7 @@ mod tests {
         let limiter = Limiter::new(16);
         let mut running = transfers(&limiter, Way::Up);
         assert_eq!(running.len(), 12);
-        // All of them began before the link was known to be slow: they say the same thing.
+        // All of them began before the link was known to be slow, so they count as one stall.
         running.drain(..).for_each(Permit::stalled);
         let mut running = transfers(&limiter, Way::Up);
         assert_eq!(running.len(), 6);

@@ -1,7 +1,7 @@
-//! Store URLs: what they mean, and one-line errors for those that mean nothing.
+//! Store URLs: their meaning, and one-line errors for those that have none.
 //!
-//! Invariant: no secret comes from a URL, and none that somebody wrote into one gets into an error
-//! text.
+//! Invariant: no secret is taken from a URL, and a secret that a user wrote into one never gets
+//! into an error text.
 
 use std::path::PathBuf;
 
@@ -94,8 +94,8 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
     if url.starts_with('/') {
         return Ok(Location::Directory { root: PathBuf::from(url) });
     }
-    // A parser of URLs drops the one and takes the other for a slash: the store would be another
-    // than the one that is shown.
+    // A URL parser drops control characters and takes a backslash for a slash: the store would be
+    // another than the one that is shown.
     if url.contains(|c: char| c == '\\' || c.is_control()) {
         let text = "has a backslash or a control character: write %5C, or the path by itself";
         return Err(invalid(format!("store URL {:?} {text}", shown(url))));
@@ -111,7 +111,7 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
     }
 }
 
-/// The URL without what may hold a secret: user, password and query.
+/// The URL without the parts that may hold a secret: user, password and query.
 pub(crate) fn shown(url: &str) -> String {
     let bare = if url.starts_with('/') { url } else { split_query(url).0 };
     match bare.split_once("://") {
@@ -204,7 +204,7 @@ fn check_endpoint(
     }
 }
 
-/// Whether a parameter's name says that its value is a secret.
+/// Whether the name of a parameter marks its value as a secret.
 fn is_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     ["key", "secret", "token", "password", "credential", "sas", "sig"]

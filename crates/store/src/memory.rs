@@ -1,7 +1,7 @@
 //! A store in this process's memory, for tests and trials.
 //!
-//! `memory:` is a fresh store of its own; `memory:NAME` is the same store for everyone in the
-//! process that names it, and keeps its objects when nobody holds it.
+//! `memory:` is a fresh store of its own; `memory:NAME` is the same store throughout the process,
+//! and keeps its objects when no client uses it.
 //!
 //! Not here: a store that is slow or fails (`fault`).
 

@@ -1,5 +1,4 @@
-//! What a client asked of its store, in numbers: requests cost money, errors and latency cost
-//! sleep.
+//! Counts a client's requests to its store, their errors and their latency: requests cost money.
 //!
 //! Every attempt counts as a request, because the store bills every attempt. "Not found" is an
 //! answer, not an error.
@@ -40,7 +39,7 @@ pub struct CallStats {
     pub errors: u64,
     /// Attempts that repeated an earlier one of the same call.
     pub retries: u64,
-    /// Attempts that were cut, since none of their bytes moved.
+    /// Attempts that were cut, because none of their bytes moved.
     pub stalls: u64,
     /// Bytes received in bodies.
     pub bytes_in: u64,
@@ -63,7 +62,7 @@ pub struct MeterSnapshot {
     pub delete: CallStats,
     /// The last failed attempt: when (milliseconds since 1970) and what.
     pub last_error: Option<(u64, String)>,
-    /// Since when (milliseconds since 1970) attempts fail; `None` while the store answers.
+    /// Since when (milliseconds since 1970) attempts have failed; `None` while the store answers.
     pub unavailable_since: Option<u64>,
 }
 
@@ -84,8 +83,7 @@ struct Health {
     unavailable_since: Option<u64>,
 }
 
-/// Counts attempts. Cheap enough for every request: a few relaxed adds, and a lock held for a
-/// moment.
+/// Counts attempts. Cheap enough for every request: a few relaxed adds, and a lock held briefly.
 #[derive(Default)]
 pub(crate) struct Meter {
     kinds: [Counters; 4],
@@ -119,7 +117,7 @@ impl Meter {
                 counters.errors.fetch_add(1, Relaxed);
                 let now = unix_ms();
                 health.last_error = Some((now, error.to_string()));
-                // A call that was wrong says nothing about the store.
+                // An invalid call tells nothing about the store.
                 if error.kind() != StoreErrorKind::Invalid {
                     health.unavailable_since.get_or_insert(now);
                 }

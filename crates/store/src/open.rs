@@ -22,7 +22,7 @@ use crate::{Client, Result, StoreOptions};
 /// | `az://container/prefix?account=NAME&endpoint=URL` | Azure Blob Storage |
 ///
 /// Credentials and further settings come from the usual variables: `AWS_*` (and the AWS credentials
-/// file), `GOOGLE_*`, `AZURE_*`. An `http://` endpoint is spoken to without encryption.
+/// file), `GOOGLE_*`, `AZURE_*`. Traffic to an `http://` endpoint is not encrypted.
 ///
 /// Fails with a one-line `Invalid` error if the URL or a setting is wrong.
 pub fn open(url: &str, options: StoreOptions) -> Result<Arc<Client>> {
@@ -40,8 +40,8 @@ pub fn open(url: &str, options: StoreOptions) -> Result<Arc<Client>> {
     Ok(client)
 }
 
-/// Reads a store URL without opening anything, and returns it as it may be shown: without its
-/// parameters.
+/// Reads a store URL without opening anything, and returns it in a form that may be shown: without
+/// its parameters.
 ///
 /// Fails as [`open`] does, except for settings that are missing or wrong outside the URL.
 pub fn check_url(url: &str) -> Result<String> {
@@ -49,7 +49,7 @@ pub fn check_url(url: &str) -> Result<String> {
 }
 
 /// Opens the store that `url` names as [`open`] does, with credentials and settings from these
-/// variables (names and values) and none of the process's own. Warns of nothing.
+/// variables (names and values) only, not from the process's own. Prints no warnings.
 pub fn open_in(
     url: &str,
     options: &StoreOptions,

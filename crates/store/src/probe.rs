@@ -1,8 +1,8 @@
 //! Does this store keep its promises? A racing probe of conditional creation, and a check-up for
 //! people.
 //!
-//! Some stores accept `If-None-Match: *` and let two racers win, or ignore it. Fencing rests on it,
-//! so it is asked, not believed. Objects made here live under `probe/` and are deleted at the end.
+//! Some stores accept `If-None-Match: *` and let two racers win, or ignore it. Fencing depends on
+//! it, so it is tested. Objects made here live under `probe/` and are deleted at the end.
 //!
 //! Not here: the other clauses as tests (`conformance`), when an attach probes (the volume crate's
 //! `fencing`), and what `sawmill doctor` checks on the machine.
@@ -17,7 +17,7 @@ use crate::{
 
 /// Where the probes' objects live.
 const FOLDER: &str = "probe";
-/// Size of a probe's body: more than the 4 KiB by which puts are told apart.
+/// Size of a probe's body: more than the 4 KiB that identify a put.
 const BODY_BYTES: usize = 5000;
 
 /// What a racing probe found. All counts of broken promises are 0 if the store is honest.
@@ -33,7 +33,7 @@ pub struct ProbeReport {
     pub no_winner: usize,
     /// Races after which a get returned other bytes than the winner's.
     pub wrong_bytes: usize,
-    /// Puts that were told `Created` although the race for their key was over.
+    /// Puts that got `Created` although the race for their key was over.
     pub overwrites: usize,
 }
 
@@ -68,8 +68,8 @@ impl ProbeReport {
     }
 }
 
-/// Lets `racers` puts (at least 2) race for one key, `rounds` times (at least once), and looks who
-/// won.
+/// Lets `racers` puts (at least 2) race for one key, `rounds` times (at least once), and checks
+/// which won.
 ///
 /// An error of the store ends the probe with that error: then nothing is known. Blocks.
 pub fn probe_conditional_create(
@@ -100,7 +100,7 @@ fn race(
     for (racer, body) in sent.iter().enumerate() {
         let tell = tell.clone();
         let put = Put { key: key.to_owned(), body: body.clone(), class: Class::Upload, bodies };
-        // The hearer is gone only if this thread died.
+        // The receiver is gone only if this thread died.
         let done: Done<PutOutcome> = Box::new(move |outcome| drop(tell.send((racer, outcome))));
         store.put(put, done);
     }
@@ -135,7 +135,7 @@ fn race(
 pub struct CheckResult {
     /// What was checked.
     pub name: &'static str,
-    /// Whether it is as it must be.
+    /// Whether it is correct.
     pub ok: bool,
     /// What was found.
     pub detail: String,
@@ -143,7 +143,7 @@ pub struct CheckResult {
     pub advice: &'static str,
 }
 
-/// Checks everything that Sawmill needs of a store, in order, and goes on after failures. Blocks.
+/// Checks everything that Sawmill needs of a store, in order, and continues after failures. Blocks.
 pub fn doctor(store: &dyn ObjectStore) -> Vec<CheckResult> {
     let (name, body) = match random_name().and_then(|name| Ok((name, random_body()?))) {
         Ok(made) => made,
@@ -313,7 +313,7 @@ mod tests {
         open("memory:", StoreOptions::default()).unwrap()
     }
 
-    /// A store that ignores the condition: the last put wins and all are told `Created`.
+    /// A store that ignores the condition: the last put wins and all get `Created`.
     struct Overwriting(Mutex<Vec<(String, Bytes)>>);
 
     impl ObjectStore for Overwriting {

@@ -1,4 +1,4 @@
-//! Keys from the AWS shared credentials file, for people who keep them there and not in variables.
+//! Keys from the AWS shared credentials file, for users who keep them there and not in variables.
 //!
 //! Only static keys: `aws_access_key_id`, `aws_secret_access_key`, `aws_session_token`. Not here:
 //! roles and single sign-on; for these, export variables with the vendor's tool.
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::{Result, StoreError, StoreErrorKind};
 
-/// The names that a profile can set, as the variables that mean the same.
+/// The names that a profile can set, and the variables with the same meaning.
 const NAMES: [(&str, &str); 3] = [
     ("aws_access_key_id", "AWS_ACCESS_KEY_ID"),
     ("aws_secret_access_key", "AWS_SECRET_ACCESS_KEY"),
@@ -17,7 +17,7 @@ const NAMES: [(&str, &str); 3] = [
 /// The variables of the process: names and values, as the cloud backends read them.
 pub(crate) type Environment = [(String, String)];
 
-/// The variables that the chosen profile stands for. Empty if the environment has its own
+/// The variables equivalent to the chosen profile. Empty if the environment has its own
 /// credentials, or if no profile was asked for and there is no file.
 pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, String)>> {
     let variable = |name| {
@@ -54,7 +54,7 @@ pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, Stri
     }
 }
 
-/// The variables that section `[profile]` of the file stands for; `None` without that section.
+/// The variables equivalent to section `[profile]` of the file; `None` without that section.
 fn select(text: &str, profile: &str) -> Option<Vec<(String, String)>> {
     let header = |line: &str| Some(line.strip_prefix('[')?.strip_suffix(']')?.trim().to_owned());
     let mut lines = text.lines().map(str::trim);

@@ -1,9 +1,9 @@
-//! Whether an attempt moves: bytes are counted as they go, and an attempt is cut only when none
-//! went for a while. So a slow link carries what it can, and a dead one is noticed as soon as
-//! before.
+//! Tells whether an attempt progresses: bytes are counted as they move, and an attempt is cut only
+//! when none moved for a while. So a slow link is used to its capacity, and a dead one is still
+//! noticed quickly.
 //!
-//! Invariants: an attempt whose bytes move is never cut. One whose body was handed over whole waits
-//! for its answer a while longer, since the kernel may still hold the end of it.
+//! Invariants: an attempt whose bytes move is never cut. One whose body was handed over whole gets
+//! more time for its answer, because the kernel may still hold the end of the body.
 //!
 //! Not here: what happens after a cut (the client tries again); how many attempts run at a time
 //! (`limit`).
@@ -20,16 +20,16 @@ tokio::task_local! {
     static CURRENT: Arc<Progress>;
 }
 
-/// Most bytes of a body that the kernel (and what stands on the way) holds after it took the last
-/// of them.
+/// The most bytes of a body that the kernel (and what lies on the way) may still hold after it
+/// accepted the last of them.
 const HELD_BYTES_MAX: u64 = 4 << 20;
 
-/// How long silence is waited for.
+/// How long an attempt may be silent.
 #[derive(Clone, Debug)]
 pub(crate) struct Patient {
     /// While bytes should move, and for an answer.
     pub silence_max: Duration,
-    /// The slowest link that is still waited for where its bytes cannot be seen to move.
+    /// The slowest link that is still tolerated where its bytes cannot be seen to move.
     pub unseen_bytes_per_s: u64,
 }
 
@@ -40,7 +40,7 @@ impl Default for Patient {
 }
 
 impl Patient {
-    /// What a request may take beyond silence for bytes that cannot be seen to move.
+    /// Extra time, beyond silence, for bytes that cannot be seen to move.
     fn unseen(&self, bytes: u64) -> Duration {
         Duration::from_millis(bytes.saturating_mul(1000) / self.unseen_bytes_per_s.max(1))
     }
@@ -61,12 +61,12 @@ impl Progress {
         Arc::new(Progress { moved: Mutex::new(Moved { sent_bytes: 0, last: Instant::now() }) })
     }
 
-    /// The one of the attempt that this task makes, if it makes one.
+    /// The progress of the attempt that this task makes, if any.
     pub(crate) fn current() -> Option<Arc<Self>> {
         CURRENT.try_with(Arc::clone).ok()
     }
 
-    /// The next bytes of the body were taken by the connection.
+    /// The connection accepted the next bytes of the body.
     pub(crate) fn sent(&self, bytes: u64) {
         let mut moved = self.moved.lock();
         moved.sent_bytes += bytes;
@@ -79,15 +79,15 @@ impl Progress {
     }
 }
 
-/// What an attempt moves, as far as it is known before.
+/// What an attempt moves, as far as it is known beforehand.
 pub(crate) struct Load {
     /// Bytes of its body.
     pub out_bytes: u64,
-    /// Work that shows no bytes, as bytes.
+    /// Work without visible bytes, as bytes.
     pub unseen_bytes: u64,
 }
 
-/// Makes an attempt; `None` when it was cut, since nothing moved for as long as `patient` waits.
+/// Makes an attempt; `None` if it was cut because nothing moved for as long as `patient` allows.
 pub(crate) async fn unless_stalled<T>(
     patient: &Patient,
     load: &Load,

@@ -1,4 +1,4 @@
-//! Every store keeps every clause of the contract: here those that need no network.
+//! Every store keeps every clause of the contract: this file tests the stores without a network.
 //!
 //! Not here, but under the same clauses: S3, Google and Azure against small servers of our own
 //! (`cloud::tests`), S3 against MinIO (`tests/tests/stores/contract.rs`), the simulator's store

@@ -1,6 +1,6 @@
 //! The head of a journal record. Its first 28 bytes, the *slot*, verify alone: they are written
-//! when space is reserved, so that recovery can step over a slot whose writer died before it was
-//! filled.
+//! when space is reserved, so that recovery can skip a slot that was not filled before the process
+//! died.
 //!
 //! Invariant: the header's CRC leaves the slot's CRC out. With it inside, the header's CRC would
 //! not depend on the slot at all (see [`crate::crc`]), and a slot torn from the rest of an older
@@ -81,7 +81,7 @@ pub struct RecordHeader {
 }
 
 impl RecordHeader {
-    /// Writes what makes the slot skippable, and zeroes the rest of the header.
+    /// Writes the part that makes the slot skippable, and zeroes the rest of the header.
     ///
     /// # Panics
     /// When `slot` is shorter than a header.
@@ -130,11 +130,11 @@ impl RecordHeader {
         Ok(slot_bytes)
     }
 
-    /// Reads the header at `position` of the journal with this tag. The payload is for the caller
-    /// to compare with `payload_crc`.
+    /// Reads the header at `position` of the journal with this tag. The caller compares the payload
+    /// with `payload_crc`.
     ///
-    /// Unlike elsewhere the CRC comes before the version, since a torn or unfilled slot is an
-    /// everyday thing after a crash, and must not look like a newer Sawmill's.
+    /// Unlike elsewhere, the CRC is checked before the version: a torn or unfilled slot is common
+    /// after a crash, and must not look like a newer Sawmill's.
     pub fn decode(bytes: &[u8], tag: u64, position: u64) -> Result<RecordHeader> {
         check_available(WHAT, bytes, RECORD_HEADER_BYTES)?;
         let slot_bytes = Self::decode_slot(bytes, tag, position)?;

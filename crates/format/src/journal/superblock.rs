@@ -1,9 +1,9 @@
-//! The journal superblock: whose journal it is, and the marks that recovery starts from.
+//! The journal superblock: which volume owns the journal, and the marks that recovery starts from.
 //!
-//! Invariant: a block has the lowest version that can say what it says. A build that does not know
-//! a field refuses a block that uses it, and reads the others.
+//! Invariant: a block has the lowest version that has all the fields it uses. A build that does not
+//! know a field refuses a block that uses it, and reads the others.
 //!
-//! Not here: when a copy is written, and what becomes of one that failed to sync
+//! Not here: when a copy is written, and how a copy that failed to sync is handled
 //! (`crates/volume/src/journal/superblock.rs`).
 
 use crate::error::{check_field, check_identity};
@@ -46,29 +46,29 @@ const KIND: Kind = Kind::JournalSuperblock;
 const WHAT: &str = KIND.name();
 const FLAG_CLEAN: u32 = 1;
 
-/// The version that says where memory is in use, and nothing else that came later.
+/// The version that records where memory is in use, and nothing else that came later.
 const MEMORY_VERSION: u16 = 2;
-/// The version that says where a copy of a part of the ring is.
+/// The version that records where a copy of a part of the ring is.
 const SUPERBLOCK_VERSION: u16 = Kind::JournalSuperblock.version_max();
 /// The longest folder name, in bytes, that a superblock holds.
 pub const MEMORY_FOLDER_BYTES_MAX: usize = at::MEMORY_FOLDER.size;
 
 /// Bytes of one superblock copy; copy 0 is at byte 0 of the journal, copy 1 right after it.
 pub const SUPERBLOCK_BYTES: usize = at::SIZE;
-/// The largest ring: positions are added to it.
+/// The largest ring; the limit keeps sums of positions in range.
 pub const CAPACITY_BYTES_MAX: u64 = 1 << 62;
 
 /// Where the newest part of a journal is, in memory that outlives the process (the staging file).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// The kernel's boot; the memory went with it.
+    /// The kernel's boot; the memory is lost when that boot ends.
     pub boot_id: [u8; 16],
     /// The folder, as the system's bytes; 1 to [`MEMORY_FOLDER_BYTES_MAX`] of them, none of them 0.
     pub folder: Vec<u8>,
 }
 
-/// A part of the ring that is being written anew in its place, and stands elsewhere in the ring
-/// meanwhile.
+/// A part of the ring that is being rewritten in place; meanwhile, a copy of it is elsewhere in the
+/// ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingCopy {
     /// The position of the part.
@@ -79,7 +79,7 @@ pub struct RingCopy {
     pub bytes: u64,
 }
 
-/// Whose journal it is, and the marks that recovery starts from.
+/// The volume of a journal, and the marks that recovery starts from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
     /// The volume whose writes it holds.
@@ -108,13 +108,13 @@ pub struct Superblock {
     pub clean: bool,
     /// The epoch that was bound last: the one whose records begin at `bound_position`. 0 = none.
     pub bound_epoch: u64,
-    /// At and past this position only records of `bound_epoch` count; what else is there was given
-    /// up.
+    /// At and past this position only records of `bound_epoch` count; any others there were
+    /// discarded.
     pub bound_position: u64,
-    /// What `bound_epoch` accepted may be in memory alone. Without it and `ring_copy` the block is
-    /// of version 1.
+    /// The memory that may alone hold what `bound_epoch` accepted. Without it and `ring_copy` the
+    /// block is of version 1.
     pub memory: Option<Memory>,
-    /// What counts instead of a part of the ring. Without it the block is of an older version.
+    /// The copy that replaces a part of the ring. Without it the block is of an older version.
     pub ring_copy: Option<RingCopy>,
 }
 
@@ -155,8 +155,7 @@ impl Superblock {
         at::BOUND_POSITION.put(&mut bytes, self.bound_position.to_le_bytes());
         if let Some(Memory { boot_id, folder }) = &self.memory {
             at::MEMORY_BOOT_ID.put(&mut bytes, *boot_id);
-            // `check` bounds it; what is too long is written as none, and so refused by every
-            // reader.
+            // `check` bounds the length; a longer folder would be cut here.
             let length = folder.len().min(MEMORY_FOLDER_BYTES_MAX);
             at::MEMORY_FOLDER_BYTES.put(&mut bytes, (length as u16).to_le_bytes());
             bytes[at::MEMORY_FOLDER.offset..][..length].copy_from_slice(&folder[..length]);
@@ -178,7 +177,7 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// Whose journal this copy says it is, for tools and for a clear error.
+    /// The volume that this copy names as the journal's owner, for tools and for a clear error.
     pub fn owner(block: &[u8]) -> Result<VolumeId> {
         Self::decode_any(block).map(|superblock| superblock.volume_id)
     }
@@ -253,8 +252,8 @@ fn ring_copy_of(bytes: &[u8]) -> Result<Option<RingCopy>> {
     Ok(Some(RingCopy { from, at, bytes }))
 }
 
-/// The memory that a block of version 2 names, and one of version 3 may name; version 1 has zeroes
-/// there.
+/// The memory that a block of version 2 names, and that one of version 3 may name; version 1 has
+/// zeroes there.
 fn memory_of(bytes: &[u8]) -> Result<Option<Memory>> {
     let folder_bytes = usize::from(at::MEMORY_FOLDER_BYTES.u16(bytes));
     let folder = at::MEMORY_FOLDER.of(bytes);
@@ -271,10 +270,10 @@ fn memory_of(bytes: &[u8]) -> Result<Option<Memory>> {
     Ok(has.then(|| Memory { boot_id, folder: folder.to_vec() }))
 }
 
-/// The newest valid of the two copies. A copy of a newer format version, if intact, is an error and
-/// not skipped: the other copy would be older than what a newer Sawmill has done since. When both
-/// copies are bad, the error is that of a copy that belongs to another volume, if there is one, or
-/// of copy 0.
+/// The newest valid of the two copies. An intact copy of a newer format version is an error and not
+/// skipped, because the other copy would be older than what a newer Sawmill has done since. When
+/// both copies are bad, the error is that of a copy that belongs to another volume, if there is
+/// one, or of copy 0.
 pub fn choose_superblock(copy_0: &[u8], copy_1: &[u8], volume_id: VolumeId) -> Result<Superblock> {
     let read = |copy: usize, block: &[u8]| match Superblock::decode(block, volume_id) {
         Ok(superblock) if superblock.copy() != copy => Err(FormatError::Field {

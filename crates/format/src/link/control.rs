@@ -1,9 +1,9 @@
-//! What is asked of a target besides reads and writes: opening an export, naming all of them.
+//! Requests to a target other than reads and writes: opening an export, listing all exports.
 //!
-//! Invariant: an answer fits a slot and says how long it is, whatever lies behind it in a buffer; a
-//! list that does not fit is cut, and says so.
+//! Invariant: an answer fits a slot and contains its own length, whatever lies behind it in a
+//! buffer; a list that does not fit is cut, and records that.
 //!
-//! Not here: who may open what (`crates/link/src/target`).
+//! Not here: the right to open an export (`crates/link/src/target`).
 
 use super::{check_length, check_reserved, text};
 use crate::Result;
@@ -11,7 +11,7 @@ use crate::error::check_field;
 use crate::layout::layout;
 
 layout! {
-    /// What an open is answered with.
+    /// The answer to an open.
     opened_at, "Opened", 48;
     SIZE_BYTES: 0, 8, "size_bytes";
     BLOCK_BYTES: 8, 4, "block_bytes";
@@ -25,7 +25,7 @@ layout! {
 }
 
 layout! {
-    /// What a list begins with; its entries follow.
+    /// The head of a list; its entries follow.
     list_at, "List", 8;
     BYTES: 0, 4, "bytes";
     LEFT_OUT: 4, 4, "left_out";
@@ -42,11 +42,11 @@ layout! {
 /// The longest name of an export.
 pub const EXPORT_BYTES_MAX: usize = 1024;
 
-/// Flag of an open: nothing will be written.
+/// Flag of an open: the initiator will not write.
 pub const OPEN_READ_ONLY: u8 = 1;
-/// Flag of an open: cut off whoever has it.
+/// Flag of an open: cut off the initiator that has it open.
 pub const OPEN_TAKE_OVER: u8 = 2;
-/// Flag of an open: others may have it too.
+/// Flag of an open: other initiators may have it open too.
 pub const OPEN_SHARED: u8 = 4;
 
 const READ_ONLY: u8 = 1;
@@ -65,11 +65,11 @@ pub struct Opened {
     pub size_bytes: u64,
     /// Its logical block.
     pub block_bytes: u32,
-    /// The request size that it likes best.
+    /// The request size that the target prefers.
     pub preferred_bytes: u32,
-    /// The longest read or write that it takes; slots may be smaller.
+    /// The longest read or write that the target takes; slots may be smaller.
     pub request_bytes_max: u32,
-    /// Nothing can be written.
+    /// The export cannot be written.
     pub read_only: bool,
     /// A flush covers what others wrote.
     pub shared_cache: bool,
@@ -79,11 +79,11 @@ pub struct Opened {
     pub write_zeroes: bool,
     /// Allocation queries work.
     pub allocation: bool,
-    /// Whose writes the export takes; not zero. Who opens it again says this, and is refused when
-    /// it is another by then.
+    /// The reservation whose writes the export accepts; not zero. An initiator that opens the
+    /// export again sends it, and is refused if the export has another by then.
     pub reservation: u64,
-    /// Who keeps what was written and not flushed. When it differs at the next connection, that may
-    /// be lost.
+    /// Identifies what holds the answered writes that are not flushed. If it differs at the next
+    /// connection, those writes may be lost.
     pub keeper: [u8; 16],
 }
 
@@ -158,8 +158,8 @@ pub struct Exports {
     pub left_out: u32,
 }
 
-/// A list of exports (name, bytes of the device) in at most `bytes_max` bytes, of which a list
-/// needs 8.
+/// Encodes a list of exports (name, bytes of the device) in at most `bytes_max` bytes, of which a
+/// list needs 8.
 #[must_use]
 pub fn list_exports<'a>(
     bytes_max: usize,
@@ -189,8 +189,8 @@ fn put_list_head(list: &mut [u8], bytes: usize, left_out: u32) {
     list_at::LEFT_OUT.put(list, left_out.to_le_bytes());
 }
 
-/// The entries of the list at the front of `bytes`, and how many were left out of it; what lies
-/// behind it is an older answer.
+/// The entries of the list at the front of `bytes`, and how many were left out of it; the bytes
+/// behind it are an older answer.
 fn entries<'a>(what: &'static str, bytes: &'a [u8]) -> Result<(&'a [u8], u32)> {
     check_length(what, bytes, list_at::SIZE)?;
     let (head, rest) = bytes.split_at(list_at::SIZE);
@@ -220,9 +220,9 @@ pub fn exports(bytes: &[u8]) -> Result<Exports> {
 const DATA: u64 = 1 << 63;
 const RUN_BYTES: usize = 8;
 
-/// Writes an allocation (runs of bytes, and whether they hold data) as a list, without empty runs;
-/// the last one stands for all that does not fit, as data. Returns the bytes used: none where no
-/// run has room.
+/// Writes an allocation (runs of bytes, and whether they hold data) as a list, without empty runs.
+/// If not all runs fit, the last one covers the rest, as data. Returns the bytes used: none if
+/// there is no room for a run.
 pub fn put_runs(into: &mut [u8], runs: impl Iterator<Item = (u64, bool)>) -> usize {
     if into.len() < list_at::SIZE + RUN_BYTES {
         return 0;

@@ -1,7 +1,7 @@
 //! Payloads of the handshake (hello, welcome, cookie) and of discovery (seek, found).
 //!
-//! Invariants: names are UTF-8 of at most [`NAME_BYTES_MAX`] bytes; what the payloads say is
-//! authenticated by the handshake that carries them, except in discovery, which proves nothing.
+//! Invariants: names are UTF-8 of at most [`NAME_BYTES_MAX`] bytes; the handshake that carries the
+//! payloads authenticates their content, except in discovery, which proves nothing.
 //!
 //! Not here: the handshake itself (`crates/link/src/session`).
 
@@ -11,7 +11,7 @@ use crate::error::check_field;
 use crate::layout::layout;
 
 layout! {
-    /// What an initiator says first; its name follows.
+    /// The initiator's first message; its name follows.
     hello_at, "Hello", 40;
     VERSION_MIN: 0, 1, "version_min";
     VERSION_MAX: 1, 1, "version_max";
@@ -25,7 +25,7 @@ layout! {
 }
 
 layout! {
-    /// What a target answers; its name follows.
+    /// The target's answer; its name follows.
     welcome_at, "Welcome", 56;
     VERSION: 0, 1, "version";
     LINKS: 1, 1, "links";
@@ -39,7 +39,7 @@ layout! {
 }
 
 layout! {
-    /// Who is there, and the answer, which is followed by the target's name.
+    /// A seek, and its answer, which is followed by the target's name.
     seek_at, "Seek", 32;
     TOKEN: 0, 8, "token";
     INSTANCE: 8, 16, "instance";
@@ -49,13 +49,13 @@ layout! {
 }
 
 layout! {
-    /// What a target under load answers a hello with.
+    /// The answer of a target under load to a hello.
     cookie_at, "Cookie", 32;
     COOKIE: 0, 16, "cookie";
     PROOF: 16, 16, "proof";
 }
 
-/// The longest name of an end.
+/// The longest name of an initiator or target.
 pub const NAME_BYTES_MAX: usize = 64;
 /// The most slots of a connection.
 pub const SLOTS_MAX: u16 = 4096;
@@ -64,7 +64,7 @@ pub const SLOT_BYTES_RANGE: std::ops::RangeInclusive<u32> = 4096..=(4 << 20);
 /// The longest payload of a handshake.
 pub const GREETING_BYTES_MAX: usize = welcome_at::SIZE + NAME_BYTES_MAX;
 
-/// What an initiator wants.
+/// The parameters that an initiator requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The versions it speaks, first and last.
@@ -73,9 +73,9 @@ pub struct Hello {
     pub slots: u16,
     /// The bytes of a slot it would like.
     pub slot_bytes: u32,
-    /// What the target shall call the connection in what it sends.
+    /// The target's name for the connection in what it sends.
     pub connection: u64,
-    /// This run of the initiator: a new connection of the same one takes the place of its old one.
+    /// This run of the initiator: a new connection of the same run replaces its old one.
     pub instance: [u8; 16],
     /// Links it will join.
     pub links: u8,
@@ -83,10 +83,10 @@ pub struct Hello {
     pub name: String,
 }
 
-/// What a target grants.
+/// The parameters that a target grants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// The version that both shall speak.
+    /// The version that both must use.
     pub version: u8,
     /// Links that it takes.
     pub links: u8,
@@ -94,11 +94,11 @@ pub struct Welcome {
     pub slots: u16,
     /// Bytes of each.
     pub slot_bytes: u32,
-    /// What the initiator shall call the connection in what it sends.
+    /// The initiator's name for the connection in what it sends.
     pub connection: u64,
     /// This run of the target.
     pub instance: [u8; 16],
-    /// A connection that was silent for so long is given up by the target.
+    /// The target gives up a connection that was silent for this long.
     pub silence_max_s: u16,
     /// A name for people.
     pub name: String,
@@ -215,10 +215,10 @@ impl Welcome {
     }
 }
 
-/// A seek, or what answers it.
+/// A seek, or its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seek {
-    /// Chosen by who seeks; the answer carries it.
+    /// Chosen by the seeker; the answer carries it.
     pub token: u64,
     /// Found: this run of the target. Seek: zero.
     pub instance: [u8; 16],
@@ -261,7 +261,7 @@ impl Seek {
     }
 }
 
-/// What a target under load answers a hello with.
+/// The answer of a target under load to a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cookie {
     /// The initiator sends it before the same hello. Only the target can read it.

@@ -1,15 +1,16 @@
-//! What the two ends of a link say to each other: packets, the parts in them, and the words of the
+//! The protocol between the two ends of a link: packets, the parts in them, and the messages of the
 //! handshake.
 //!
-//! Modules: this file is the packet's header; [`part`] what a sealed packet carries; [`greeting`]
-//! the payloads of the handshake and of discovery; [`control`] what is asked of a target besides
+//! Modules: this file is the packet's header; [`part`] the content of a sealed packet; [`greeting`]
+//! the payloads of the handshake and of discovery; [`control`] requests to a target other than
 //! reads and writes.
 //!
 //! Invariants: as everywhere in this crate, no decoder panics, allocates, or reads beyond what its
-//! input justifies. A packet says its own length, so that a stream can be cut into packets and the
-//! padding of a short Ethernet frame be cut off.
+//! input justifies. A packet contains its own length, so that a stream can be cut into packets, and
+//! the padding of a short Ethernet frame cut off.
 //!
-//! Not here: keys and seals, who may say what when (`crates/link`). Page: `docs/format/link.md`.
+//! Not here: keys, seals, which end may send what when (`crates/link`). Page:
+//! `docs/format/link.md`.
 
 pub mod control;
 pub mod greeting;
@@ -20,7 +21,7 @@ use crate::layout::{Field, layout};
 use crate::{FormatError, Result};
 
 layout! {
-    /// What every packet begins with, in clear; the whole of it is bound to the seal.
+    /// The head of every packet, in clear; the seal covers all of it.
     packet_at, "Packet", 24;
     MAGIC: 0, 2, "magic";
     VERSION: 2, 1, "version";
@@ -45,7 +46,7 @@ pub const PACKET_BYTES_MAX: usize = 64 << 10;
 pub const PACKET_BYTES_MIN: usize = 1200;
 /// Links that a connection may have.
 pub const LINKS_MAX: usize = 8;
-/// Pieces of a request's bytes begin at multiples of this, so that a few bits say which have come.
+/// Pieces of a request begin at multiples of this, so that a few bits record which have come.
 pub const GRAIN_BYTES: usize = 128;
 
 /// Bytes of a cookie, and of a proof outside of any connection.
@@ -60,21 +61,21 @@ pub enum PacketKind {
     Hello,
     /// The second, from the target.
     Welcome,
-    /// A target's no to a hello. Not sealed: a hint, never a proof.
+    /// A target's refusal of a hello. Not sealed: a hint, never a proof.
     Refused,
     /// Parts, sealed with the connection's keys.
     Sealed,
-    /// A target's answer to a packet of a connection that it does not know, with a proof that it
-    /// comes from who has the key; without one it is a hint.
+    /// A target's answer to a packet of a connection that it does not know. Its proof shows that
+    /// the sender has the key; without a proof the answer is a hint.
     Unknown,
-    /// Who is there? To everybody on a LAN.
+    /// A search for targets, sent to every host on a LAN.
     Seek,
-    /// A target's answer to that.
+    /// A target's answer to a seek.
     Found,
-    /// A target under load answers a hello with a cookie: who says it again with that can receive
-    /// there.
+    /// A target under load answers a hello with a cookie: an initiator that repeats the hello with
+    /// it proves that it receives at its address.
     Cookie,
-    /// A hello, said again with the cookie.
+    /// A hello, repeated with the cookie.
     Retry,
 }
 
@@ -109,16 +110,16 @@ pub struct Packet {
     pub kind: PacketKind,
     /// Bytes of the whole packet, header and tail included.
     pub length: u32,
-    /// The receiver's name for the connection; of a hello zero.
+    /// The receiver's name for the connection; zero in a hello.
     pub connection: u64,
     /// The link it was sent on, from 0.
     pub link: u8,
-    /// Its number on that link, from 0, never used twice: below 2^56. Of a hello the hint which key
-    /// it is for; of *unknown*, with the link, that of the packet that it answers.
+    /// Its number on that link, from 0, below 2^56, and never reused. In a hello it is a hint which
+    /// key to use; in *unknown*, number and link are those of the packet that it answers.
     pub number: u64,
 }
 
-/// Numbers of packets end here.
+/// Packet numbers are below this.
 pub const NUMBER_END: u64 = 1 << 56;
 
 impl Packet {

@@ -1,10 +1,10 @@
-//! The parts of a sealed packet: commands, data, replies, acknowledgements, and a link's own words.
+//! The parts of a sealed packet: commands, data, replies, acknowledgements, link messages.
 //!
-//! Invariants: the parts of a packet follow each other without gaps; a part of kind 0, or the end,
-//! is the end, and nothing but zeroes follows it. Every part stands for itself: it names its slot
+//! Invariants: the parts of a packet follow each other without gaps; a part of kind 0, or the end
+//! of the body, ends them, and only zeroes follow. Every part is self-contained: it names its slot
 //! and sequence, so that parts may come in any order, twice, or never.
 //!
-//! Not here: what a slot is in, and what comes of a part (`crates/link`).
+//! Not here: the state of a slot, and the effect of a part (`crates/link`).
 
 use super::{GRAIN_BYTES, LINKS_MAX, check_length, check_reserved, control, text};
 use crate::error::check_field;
@@ -12,7 +12,7 @@ use crate::layout::layout;
 use crate::{FormatError, Result};
 
 layout! {
-    /// A command: what the initiator asks for; the first of a write's bytes follow.
+    /// A command: the initiator's request; the first of a write's bytes follow.
     command_at, "Command", 32;
     KIND: 0, 1, "kind";
     OPERATION: 1, 1, "operation";
@@ -67,7 +67,7 @@ layout! {
 }
 
 layout! {
-    /// A link's own words: ping, join, joined, leave.
+    /// A link's own messages: ping, join, joined, leave.
     word_at, "Word", 16;
     KIND: 0, 1, "kind";
     LINK: 1, 1, "link";
@@ -97,7 +97,7 @@ pub const RUNS_MAX: usize = 32;
 /// The longest text of a close or an error.
 pub const TEXT_BYTES_MAX: usize = 400;
 
-/// What a command asks for.
+/// The operation of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Operation {
@@ -112,9 +112,9 @@ pub enum Operation {
     Flush = 4,
     /// No longer needed.
     Discard = 5,
-    /// Shall be zero.
+    /// Zero the range.
     WriteZeroes = 6,
-    /// Will be read.
+    /// The range will be read.
     Prefetch = 7,
     /// Which parts hold data.
     Allocation = 8,
@@ -146,7 +146,7 @@ impl Operation {
         .find(|operation| *operation as u8 == code)
     }
 
-    /// Whether its bytes go to the target.
+    /// Whether its payload goes to the target.
     #[must_use]
     pub fn sends_payload(self) -> bool {
         matches!(self, Operation::Write | Operation::WritePacked | Operation::Open)
@@ -172,19 +172,19 @@ pub const NO_UNMAP: u8 = 2;
 /// A command's fixed fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// What is asked.
+    /// The operation.
     pub operation: Operation,
     /// The slot that it fills until it is answered.
     pub slot: u16,
-    /// [`FUA`], [`NO_UNMAP`]; of an open see [`super::control`].
+    /// [`FUA`], [`NO_UNMAP`]; for an open see [`super::control`].
     pub flags: u8,
-    /// The volume, as its open was answered.
+    /// The volume's number, from the answer to its open.
     pub volume: u8,
-    /// Which use of the slot: grows with each.
+    /// Which use of the slot: grows with each use.
     pub sequence: u64,
     /// First byte of the range.
     pub address: u64,
-    /// Bytes of the range; of packed writes and opens, of the payload.
+    /// Bytes of the range; for packed writes and opens, of the payload.
     pub length: u64,
 }
 
@@ -210,41 +210,41 @@ pub struct Reply {
     pub sequence: u64,
     /// 0, or what went wrong (see `status` on the page).
     pub status: u8,
-    /// Bytes of the whole payload: of a read, of a control's answer, of an error's text.
+    /// Bytes of the whole payload: of a read, of the answer to a control, of an error's text.
     pub length: u32,
 }
 
-/// What a link says of itself.
+/// A link's messages about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum WordKind {
-    /// Are you there? Its packet is acknowledged, and that is the answer.
+    /// A liveness check: the acknowledgement of its packet is the answer.
     Ping = 5,
     /// This path belongs to link `link` of the connection.
     Join = 6,
-    /// Yes: the token of the join.
+    /// The answer to a join, with its token.
     Joined = 7,
-    /// Link `link` is about to go: send nothing more on it.
+    /// Link `link` is about to end: send nothing more on it.
     Leave = 8,
 }
 
-/// A word of a link.
+/// A message of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Word {
-    /// Which.
+    /// The kind of message.
     pub kind: WordKind,
-    /// The link it is about.
+    /// The link that it concerns.
     pub link: u8,
     /// Join, joined: the longest packet that the sender takes on this link.
     pub packet_bytes: u32,
-    /// What its answer must carry.
+    /// The value that its answer must carry.
     pub token: u64,
 }
 
 /// An acknowledgement: its runs are read from the bytes as they are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ack<'a> {
-    /// Whose packets: a link of the one that gets this.
+    /// The link whose packets are acknowledged: one of the receiver of this.
     pub link: u8,
     /// Microseconds between the newest packet's arrival and this.
     pub delay_us: u32,
@@ -254,8 +254,8 @@ pub struct Ack<'a> {
 }
 
 impl Ack<'_> {
-    /// First and last number of each run, from the newest downwards. No number twice, none below
-    /// zero.
+    /// First and last number of each run, from the newest downwards. No number occurs twice, and
+    /// none is below zero.
     pub fn runs(&self) -> impl Iterator<Item = (u64, u64)> {
         let mut next = self.largest + 1;
         self.runs.chunks_exact(run_at::SIZE).map_while(move |run| {
@@ -278,7 +278,7 @@ pub enum Part<'a> {
     Reply(Reply, &'a [u8]),
     /// Which packets came.
     Ack(Ack<'a>),
-    /// A link's word.
+    /// A link's message.
     Word(Word),
     /// The connection ends: status and text.
     Close(u8, &'a str),
@@ -396,8 +396,8 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Bytes at `offset` of a payload of `length` bytes end within it, and on the grain unless they end
-/// it.
+/// Checks that `bytes` at `offset` of a payload of `length` bytes end within it, and on the grain
+/// or at its end.
 pub fn check_piece(offset: u64, bytes: usize, length: u64) -> Result<()> {
     let end = offset.saturating_add(bytes as u64);
     check_field(WHAT, "bytes", "past the end of the payload", end <= length)?;
@@ -408,7 +408,7 @@ pub fn check_piece(offset: u64, bytes: usize, length: u64) -> Result<()> {
 impl<'a> Iterator for Parts<'a> {
     type Item = Result<Part<'a>>;
 
-    /// The next part, or why the rest cannot be read: nothing comes after that.
+    /// The next part, or why the rest cannot be read: an error is the last item.
     fn next(&mut self) -> Option<Self::Item> {
         let part = match *self.0.first()? {
             0 => {
@@ -431,8 +431,8 @@ impl<'a> Iterator for Parts<'a> {
     }
 }
 
-/// Runs from the front of `runs` that follow each other within what a field holds; a longer one is
-/// the last.
+/// How many runs from the front of `runs` follow each other within the range of a field; the first
+/// run that is too long is the last.
 fn runs_that_fit(runs: &[(u64, u64)]) -> usize {
     const MOST: u64 = u16::MAX as u64;
     let follows = |pair: &[(u64, u64)]| {
@@ -472,15 +472,15 @@ impl<'a> Body<'a> {
         Some(place)
     }
 
-    /// Bytes of a payload that still fit behind `fixed` bytes: all `want`, or as many whole grains.
+    /// Bytes of a payload that fit behind `fixed` bytes: all `want`, or as many whole grains.
     #[must_use]
     pub fn payload_room(&self, fixed: usize, want: usize) -> usize {
         let room = self.left().saturating_sub(fixed).min(u16::MAX.into());
         if want <= room { want } else { room / GRAIN_BYTES * GRAIN_BYTES }
     }
 
-    /// Adds a command; `fill` writes the first `inline` bytes of its payload. False: no room,
-    /// nothing changed.
+    /// Adds a command; `fill` writes the first `inline` bytes of its payload. Returns false, and
+    /// changes nothing, if there is no room.
     pub fn command(
         &mut self,
         command: &Command,
@@ -536,7 +536,7 @@ impl<'a> Body<'a> {
     }
 
     /// Adds an acknowledgement of `runs` (first and last number, the newest first): as many as fit.
-    /// What is too long for a field ends it: less is acknowledged, never anything else.
+    /// A run that is too long for a field ends it: fewer packets are acknowledged, never others.
     pub fn ack(&mut self, link: u8, delay_us: u32, runs: &[(u64, u64)]) -> bool {
         let fit = self.left().saturating_sub(ack_at::SIZE) / run_at::SIZE;
         let count = runs_that_fit(runs).min(RUNS_MAX).min(fit);
@@ -560,7 +560,7 @@ impl<'a> Body<'a> {
         true
     }
 
-    /// Adds a word.
+    /// Adds a message.
     pub fn word(&mut self, word: &Word) -> bool {
         let Some(at) = self.push(word_at::SIZE) else { return false };
         word_at::KIND.put(at, [word.kind as u8]);
@@ -571,7 +571,7 @@ impl<'a> Body<'a> {
         true
     }
 
-    /// Adds a close with as much of its text as it may have.
+    /// Adds a close with as much of its text as is permitted.
     pub fn close(&mut self, status: u8, text: &str) -> bool {
         let mut end =
             text.len().min(TEXT_BYTES_MAX).min(self.left().saturating_sub(close_at::SIZE));

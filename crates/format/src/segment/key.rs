@@ -1,7 +1,7 @@
 //! Where segments lie in the store. The low digits come first, to spread the load over a store's
 //! partitions.
 //!
-//! Invariant: a segment has one key. What `segment_key` would not make does not parse.
+//! Invariant: a segment has one key. A key that `segment_key` would not make does not parse.
 
 use crate::ids::VolumeId;
 use crate::layout::parse_number;

@@ -83,7 +83,7 @@ fn below(name: &str, format: &str) -> Option<Below> {
 #[test]
 fn the_list_of_extensions_ends_where_qemu_ends_it() {
     assert_eq!(over(b"base", &[]).look(Format::Qcow2), Ok(below("base", "qcow2")));
-    // Read on, the name is an extension of 0x20202020 bytes, and another format follows it.
+    // Read on, the name would be an extension of 0x20202020 bytes, followed by another format.
     let far = 128 + 0x2020_2020;
     let raw: &[u8] = b"\xe2\x79\x2a\xca\0\0\0\x03raw\0\0\0\0\0";
     let image = over(b"./ab    ", &[(far, raw)]);

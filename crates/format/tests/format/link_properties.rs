@@ -1,5 +1,5 @@
-//! Properties of the link's packets: what was put in comes out, any bytes are refused or are what
-//! the encoder would write, and acknowledgements name nothing twice.
+//! Properties of the link's packets: what was encoded decodes to the same, a decoder refuses any
+//! bytes that its encoder would not write, and an acknowledgement names no number twice.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -34,7 +34,7 @@ fn encode_parts(parts: &[Part<'_>], room: usize) -> Vec<u8> {
     })
 }
 
-/// No number twice, none below zero: each run ends below the one before it.
+/// No number occurs twice, and none is below zero: each run ends below the one before it.
 fn check_ack(ack: &Ack<'_>) {
     let mut end = ack.largest + 1;
     assert!(end <= NUMBER_END);
@@ -46,7 +46,7 @@ fn check_ack(ack: &Ack<'_>) {
     assert_eq!(newest, Some(ack.largest));
 }
 
-/// What a body is read as is what it would be written as, and lies within it.
+/// The parts read from a body encode to the same bytes again, and lie within it.
 fn check_body(body: &[u8]) {
     let mut good = Vec::new();
     for part in Parts::new(body) {
@@ -71,7 +71,7 @@ fn check_body(body: &[u8]) {
     }
 }
 
-/// Decodes `bytes` as everything that the link knows.
+/// Decodes `bytes` as each structure of the link.
 pub(crate) fn decode_all(bytes: &[u8]) {
     check_body(bytes);
     if let Ok(packet) = Packet::decode(bytes) {
@@ -185,7 +185,7 @@ fn sent() -> impl Strategy<Value = Sent> {
     ]
 }
 
-/// What is read of an acknowledgement is a front part of what was to be said.
+/// The runs read from an acknowledgement are a front part of those wanted.
 fn said_of(wanted: &[(u64, u64)], read: &[(u64, u64)]) -> bool {
     let (Some((last, before)), true) = (read.split_last(), read.len() <= wanted.len()) else {
         return false;
@@ -324,7 +324,7 @@ proptest! {
         let mut bytes = list(&names, bytes_max);
         prop_assert!(bytes.len() <= bytes_max);
         let whole = control::exports(&bytes).unwrap();
-        // The rest of the buffer, whatever it holds, is no entry.
+        // The rest of the buffer, whatever it holds, is not an entry.
         bytes.resize(bytes_max, 1);
         prop_assert_eq!(control::exports(&bytes).unwrap(), whole.clone());
         let mut left = exports.iter();

@@ -1,4 +1,4 @@
-//! The pages in `docs/format/` and the code say the same.
+//! The pages in `docs/format/` agree with the code.
 
 use std::fs;
 
@@ -142,7 +142,7 @@ fn every_row_of_every_page_is_a_field_of_the_code() {
 fn every_page_is_compared() {
     let mut known: Vec<_> = PAGES.iter().map(|(name, _)| *name).collect();
     known.push("README.md");
-    // It lies on no disk: `sawmill-frontend` has its code and compares its example.
+    // It is not on any disk: `sawmill-frontend` has its code and compares its example.
     known.push("hand_over.md");
     // Nor do these: `sawmill-driver` compares them.
     known.extend(["driver.md", "write_chunk.md"]);

@@ -165,7 +165,7 @@ prop_compose! {
             let kind = [CutKind::Retained, CutKind::Snapshot, CutKind::Pin][usize::from(kind)];
             let name = if kind == CutKind::Snapshot { name } else { String::new() };
             let [number, through_sequence, position, wall_unix_ms, pin] = numbers;
-            // As a checkpoint of any age may say it; see `checkpoints`.
+            // As in a checkpoint of any age; see `checkpoints`.
             let attached_s = (wall_unix_ms as u32) & 0xffff;
             CutEntry {
                 kind, number, through_sequence, name, put_id, position, wall_unix_ms, pin,
@@ -492,7 +492,7 @@ pub(crate) fn decode_all(bytes: &[u8]) {
     }
 }
 
-/// Makes the checksums right again, so that a changed byte reaches the checks behind them.
+/// Recomputes the checksums, so that a changed byte reaches the checks behind them.
 fn reseal(name: &str, bytes: &mut [u8]) {
     if name.starts_with("packed_write/") || name.starts_with("link_") {
         return;

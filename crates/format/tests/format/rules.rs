@@ -19,7 +19,7 @@ use crate::superblock::superblock_value;
 
 const OTHER: VolumeId = VolumeId([0xee; 16]);
 
-/// Changes bytes and makes the CRC at the end right again.
+/// Changes bytes and recomputes the CRC at the end.
 fn resealed(mut bytes: Vec<u8>, length: usize, change: impl FnOnce(&mut [u8])) -> Vec<u8> {
     change(&mut bytes);
     let crc = crc32c(&bytes[..length - 4]);
@@ -27,7 +27,7 @@ fn resealed(mut bytes: Vec<u8>, length: usize, change: impl FnOnce(&mut [u8])) -
     bytes
 }
 
-/// The volume record with changed bytes and a right CRC.
+/// The volume record with changed bytes and a correct CRC.
 fn decode_changed(change: impl FnOnce(&mut [u8])) -> FormatError {
     let bytes = volume_record_value().encode().unwrap();
     let length = bytes.len();

@@ -26,7 +26,7 @@ pub(crate) const TAG: u64 = 0x7a67_6174_5f6c_6e6a;
 /// 2026-11-21, 10:00:00.123 UTC.
 pub(crate) const WALL_UNIX_MS: u64 = 1_795_255_200_123;
 
-/// Decodes the vector, and tells whether it is the case's value.
+/// Decodes the vector, and returns whether it is the case's value.
 type Decode = Box<dyn Fn(&[u8]) -> Result<bool>>;
 
 /// One golden vector.
@@ -214,7 +214,7 @@ fn moved_segment() -> Case {
     segment_case("segment/v1-moved", moved_value(), segment_data())
 }
 
-/// A fence. With a size it is of version 2, which says how large the disk is.
+/// A fence. With a size it is of version 2, which records how large the disk is.
 pub(crate) fn fence_value(size_bytes: u64) -> SegmentHeader {
     SegmentHeader {
         sequence: 260,

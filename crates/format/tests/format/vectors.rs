@@ -84,7 +84,7 @@ fn every_file_beside_the_vectors_belongs_to_a_case() {
     }
 }
 
-/// All vectors with their names, but those of structures that are not wanted.
+/// All vectors with their names, except those of unwanted structures.
 fn vectors_of(is_wanted: impl Fn(&str) -> bool) -> Vec<(String, Vec<u8>)> {
     let mut found = Vec::new();
     for folder in fs::read_dir(FOLDER).unwrap().map(Result::unwrap) {
@@ -147,8 +147,8 @@ fn every_version_of_what_has_one_without_a_preamble_has_a_vector() {
 #[test]
 fn every_flipped_bit_of_a_vector_is_refused() {
     for case in samples::all() {
-        // What crosses the link is sealed by the connection: without that, a flipped bit is another
-        // value.
+        // The connection's seal covers what crosses the link: without the seal, a flipped bit is
+        // another value.
         let sealed = !case.name.starts_with("packed_write/") && !case.name.starts_with("link_");
         let mut bytes = vector(&case);
         for bit in 0..bytes.len() * 8 {

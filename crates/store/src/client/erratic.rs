@@ -1,6 +1,6 @@
 //! The contract, S2 to S8, by seed: a client against a backend that fails before and after the
-//! work, answers that a key is taken where nothing is, hangs, cuts answers short, refuses, does
-//! deletes in part, and does what it gave no answer to later. A model says what may be there.
+//! work, answers "taken" for a free key, hangs, cuts answers short, refuses, does deletes in part,
+//! and executes unanswered calls later. A model tells what may be there.
 //!
 //! Not here: S1, which needs the client's own threads (`tests`).
 
@@ -22,10 +22,10 @@ const KEYS: u64 = 5;
 #[derive(Default)]
 struct State {
     dice: Dice,
-    /// One attempt in so many goes wrong; 0: none.
+    /// One attempt in this many goes wrong; 0: none.
     odds: u64,
     objects: BTreeMap<String, Bytes>,
-    /// What nobody got an answer to may be done later: a put of bytes, or a delete.
+    /// Unanswered calls that may still take effect: a put of bytes, or a delete.
     late: Vec<(String, Option<Bytes>)>,
     /// How often each kind of trouble happened.
     met: BTreeMap<&'static str, u64>,
@@ -71,7 +71,7 @@ fn failed<T>(kind: StoreErrorKind) -> Result<T> {
     Err(StoreError::new(kind, "erratic"))
 }
 
-/// An attempt that has no effect, or none that anybody hears of.
+/// An attempt without effect, or whose effect the caller never learns of.
 fn unheard<'a, T: Send + 'a>(trouble: &str) -> BoxFuture<'a, Result<T>> {
     match trouble {
         "hangs" | "done, and hangs" => std::future::pending().boxed(),
@@ -161,11 +161,11 @@ impl Backend for Arc<Erratic> {
 /// What callers were told.
 #[derive(Default)]
 struct Told {
-    /// Who made which key.
+    /// The body that created each key.
     created: BTreeMap<String, Bytes>,
     /// All bodies that were ever sent under a key.
     sent: BTreeMap<String, BTreeSet<Bytes>>,
-    /// Keys that somebody has asked to delete: never used again, as with us.
+    /// Keys with a delete requested: never used again, as in our stores.
     doomed: BTreeSet<String>,
     deleted: BTreeSet<String>,
 }
@@ -187,7 +187,7 @@ impl Play {
         format!("k/{}", self.below(KEYS) + self.told.doomed.len() as u64 / 2)
     }
 
-    /// A body as ours are: unique in its first bytes; longer than what is read back, at times.
+    /// A body like ours: unique in its first bytes, and sometimes longer than what is read back.
     fn body(&mut self) -> Bytes {
         self.number += 1;
         let length =
@@ -236,7 +236,7 @@ impl Play {
         }
         let is_told = outcomes.iter().all(std::result::Result::is_ok);
         let is_made = self.told.created.contains_key(&key);
-        // Or by somebody who heard nothing, before.
+        // Or an earlier put that got no answer created it.
         let is_there = self.backend.state.lock().objects.contains_key(&key);
         assert!(
             !is_told || is_made || is_there,
@@ -300,8 +300,8 @@ impl Play {
         assert_eq!(shown, there, "S6, seed {}", self.seed);
     }
 
-    /// What was told created is there, and what was told deleted is not, unless a put of before
-    /// comes late.
+    /// Keys reported as created exist, and keys reported as deleted do not, unless an earlier put
+    /// lands late.
     fn judge(&self) {
         let state = self.backend.state.lock();
         let seed = self.seed;

@@ -1,4 +1,4 @@
-//! The client against a backend that does as scripted, on a paused clock.
+//! The client against a backend that follows a script, on a paused clock.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -21,9 +21,9 @@ enum Step {
     /// Does it, and then fails.
     LoseAnswer,
     Hang,
-    /// Says that the key is taken without a look.
+    /// Answers that the key is taken, without checking.
     Conflict,
-    /// Gives a read other bytes than are there; this many.
+    /// Gives a read this many bytes other than those that are there.
     Garble(usize),
     Panic,
 }
@@ -179,7 +179,7 @@ async fn the_deadline_gives_unavailable_and_never_not_found() {
         assert_eq!(error.kind(), Unavailable);
         assert!(error.to_string().starts_with("cannot get k in scripted: "), "{error}");
         assert!(error.to_string().contains("gave up after"), "{error}");
-        // The clock is paused: it shows what was waited for, exactly.
+        // The clock is paused, so it shows exactly how long the client waited.
         assert!(start.elapsed() <= Duration::from_secs(61), "{:?}", start.elapsed());
         let put = client.inner.put(put_of(b"ours")).await.unwrap_err();
         assert_eq!(put.kind(), Unavailable);
@@ -200,7 +200,7 @@ async fn an_answer_clears_the_state_of_failure() {
 
 #[tokio::test(start_paused = true)]
 async fn a_big_body_gets_the_time_it_needs() {
-    // Nothing of a scripted body can be seen to move.
+    // A scripted body shows no progress.
     for (mebibytes, limit_s) in [(0, 10), (8, 42)] {
         let client = scripted("", &[Hang], Pass);
         let start = Instant::now();
@@ -271,7 +271,7 @@ fn ranges_are_cut_at_the_end_and_refused_outside() {
     }
 }
 
-/// A link on which so many bodies move at a time, a piece each 5 s; others get nothing.
+/// A link on which this many bodies move at a time, a piece each 5 s; others get nothing.
 struct Narrow {
     memory: Memory,
     carries: usize,
@@ -348,14 +348,14 @@ async fn every_body_arrives_over_a_link_that_starves_all_but_a_few_and_none_is_s
                     class: Class::Upload,
                     bodies: Bodies::Whole,
                 };
-                // As the keeper of a volume does.
+                // As a volume's engine does.
                 while client.inner.put(put.clone()).await.ok() != Some(PutOutcome::Created) {}
             }
         });
         futures_util::future::join_all(puts).await;
         let sent = narrow.sent_bytes.load(Ordering::Relaxed);
         assert_eq!(sent, BODIES * BODY_BYTES, "what moves is never cut");
-        // Each stall halves what runs at once, so few attempts starve.
+        // Each stall halves the number that run at once, so few attempts starve.
         let stalls = client.meter().put.stalls;
         assert!(stalls <= 6 * BODIES as u64, "{stalls} stalls where {carries} bodies move at once");
         assert!(stalls > 0, "the link starves nobody");

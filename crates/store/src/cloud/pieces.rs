@@ -1,11 +1,10 @@
-//! Bodies in pieces. What is sent and received is counted piece by piece for the client's patience;
-//! answers that are no objects have a bound. And puts may travel in two halves with a pause
-//! between: how the probe makes racing puts overlap inside the store, whatever the network does.
+//! Bodies in pieces. Sent and received bytes are counted by piece, to show progress; answers that
+//! are not objects have a bound. A put may travel in two halves with a pause between: so the probe
+//! makes racing puts overlap inside the store, whatever the network does.
 //!
-//! Invariant: a request without a body goes the way that the protocol crate made for it.
+//! Invariant: a request without a body takes the protocol crate's own path.
 //!
-//! Not here: who races, and what it means (that is `probe`); when an attempt is cut (that is
-//! `progress`).
+//! Not here: the races and what they mean (`probe`); when an attempt is cut (`progress`).
 
 use std::future::Future;
 use std::pin::Pin;
@@ -25,15 +24,14 @@ use tokio::time::sleep;
 use crate::progress::Progress;
 
 /// Between the halves. Far more than racers need to send their first halves one after the other,
-/// also over connections that are still to be made; and what an attachment can spare.
+/// even over connections that are yet to be opened; and short enough for an attachment.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// A body is handed to the connection in pieces of this size.
 const PIECE_BYTES: usize = 64 << 10;
 /// The longest answer that is not an object: a page of a list, a refusal.
 const TEXT_BYTES_MAX: usize = 64 << 20;
-/// Bytes that were sent and that nobody acknowledges: the kernel gives the connection up after
-/// this.
+/// The kernel gives up a connection whose sent bytes stay unacknowledged for this long.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
 
 /// Marks a request (in its extensions) whose body is to be sent in pieces.
@@ -91,7 +89,7 @@ impl Service {
         let client = match self.pieces.get() {
             Some(client) => client.clone(),
             None => {
-                // Settings it cannot have are an error, not another client that goes past a proxy.
+                // Invalid settings are an error; a client without them could bypass a proxy.
                 let made = client(&self.options).map_err(failed)?;
                 self.pieces.get_or_init(|| made).clone()
             }
@@ -103,7 +101,7 @@ impl Service {
             url.map_err(|error| HttpError::new::<url::ParseError>(HttpErrorKind::Request, error))?;
         let mut request = reqwest::Request::new(head.method, url);
         *request.headers_mut() = head.headers;
-        // A stream says no length by itself, and stores want one.
+        // A stream carries no length by itself, and stores require one.
         request.headers_mut().insert("content-length", HeaderValue::from(body.len()));
         *request.body_mut() = Some(in_pieces(body, pause, progress));
         let answer = client.execute(request).await.map_err(failed)?;
@@ -116,7 +114,7 @@ impl Service {
     }
 }
 
-/// The body piece by piece; with a pause, that long before its second half.
+/// The body piece by piece; a `pause` comes before its second half.
 fn in_pieces(body: Bytes, pause: Option<Duration>, progress: Arc<Progress>) -> reqwest::Body {
     let second = body.slice(body.len() / 2..);
     let first = body.slice(..body.len() / 2);
@@ -140,7 +138,7 @@ fn pieces_of(body: Bytes) -> impl Stream<Item = Bytes> + Send + 'static {
     }))
 }
 
-/// The body of an answer, counted; one that is no object ends with an error beyond its bound.
+/// The body of an answer, counted; one that is not an object ends with an error beyond its bound.
 fn counted(
     body: HttpResponseBody,
     progress: Option<Arc<Progress>>,
@@ -166,7 +164,7 @@ fn counted(
 #[error("an answer that is no object: {0}")]
 struct Unbounded(Box<dyn std::error::Error + Send + Sync>);
 
-/// Whether a query asks for a list, in the words of any of the three protocols.
+/// Whether a query asks for a list, in any of the three protocols.
 fn is_list(query: Option<&str>) -> bool {
     let words = query.unwrap_or_default().split('&');
     words
@@ -178,7 +176,7 @@ fn failed(error: reqwest::Error) -> HttpError {
     HttpError::new(HttpErrorKind::Unknown, error)
 }
 
-/// A client with those settings that `AWS_*` and its kin can make.
+/// A client with those settings that `AWS_*` and similar variables can set.
 fn client(options: &ClientOptions) -> reqwest::Result<reqwest::Client> {
     let value = |key| options.get_config_value(&key);
     let is_set = |key| value(key).is_some_and(|value| value == "true");

@@ -1,13 +1,13 @@
 //! What the errors of network stores mean, in one table.
 //!
-//! The protocol crate keeps status and body of an answer only in its error's text, so that is what
-//! is read here. Where the text quotes an answer, it is read from "Server returned" on.
+//! The protocol crate keeps status and body of an answer only in its error's text, so this module
+//! reads that text. Where the text quotes an answer, reading starts at "Server returned".
 //!
 //! Invariants: the names of volumes, snapshots and buckets decide nothing, although URLs and
-//! answers repeat them. An answer that no rule knows is `Unavailable`, from which nothing is
-//! concluded.
+//! answers repeat them. An answer that no rule matches is `Unavailable`, which permits no
+//! conclusion.
 //!
-//! Not here: what is done about an error (`client`), and the errors of files (`directory`).
+//! Not here: how an error is handled (`client`), and the errors of files (`directory`).
 
 use object_store::Error;
 
@@ -17,8 +17,8 @@ use crate::StoreErrorKind::{self, Broken, Denied, Invalid, NotFound, Unavailable
 /// Longest error text that is passed on, in bytes.
 const TEXT_MAX: usize = 400;
 
-/// The answer says that the object is missing, and means it. The last is what Azure says within a
-/// batch: of that answer the protocol crate keeps only the first line. Keys have no spaces.
+/// The answer names the object itself as missing. The last is Azure's text within a batch: of that
+/// answer the protocol crate keeps only the first line. Keys have no spaces.
 const OBJECT_MISSING: [&str; 4] = [
     "<Code>NoSuchKey</Code>",
     "<Code>BlobNotFound</Code>",
@@ -77,8 +77,8 @@ pub(super) fn explain(error: Error) -> StoreError {
 }
 
 /// The text without URLs and keys, which an answer may repeat: a volume may be called
-/// `AccessDenied`. The address of a machine's own credentials stays, because it says what was
-/// asked.
+/// `AccessDenied`. The address of a machine's own credentials stays, because it shows what was
+/// requested.
 fn without_keys(text: &str) -> String {
     let is_border = |c: char| c.is_whitespace() || "<>\"'".contains(c);
     let is_key =
@@ -90,7 +90,7 @@ fn without_keys(text: &str) -> String {
     kept.collect()
 }
 
-/// What may be concluded from an answer, and what to do.
+/// What an answer permits to conclude, and what to do.
 fn judge(error: &Error, answer: &str) -> (StoreErrorKind, &'static str) {
     let said = without_keys(answer);
     if let Some((_, kind, advice)) = WORDS.iter().find(|(words, _, _)| said.contains(words)) {
@@ -141,7 +141,7 @@ fn status(answer: &str) -> Option<u16> {
     rest.get(..3)?.parse().ok()
 }
 
-/// Status, code and message of an XML answer; `None` if it is none.
+/// Status, code and message of an XML answer; `None` if it is not XML.
 fn summary(answer: &str) -> Option<String> {
     let element = |name: &str| {
         let (_, rest) = answer.split_once(&format!("<{name}>"))?;

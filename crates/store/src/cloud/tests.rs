@@ -1,7 +1,7 @@
 //! The network backend, through the client, against a small S3 server that misbehaves on request.
 //!
-//! Not here: its kin (`google`, `azure`), which speak otherwise over the same connections; what
-//! slow links do (`slow`).
+//! Not here: similar stores (`google`, `azure`), which use another protocol over the same
+//! connections; what slow links do (`slow`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -26,13 +26,13 @@ enum Trouble {
     None,
     /// Answers with this status and text, and does nothing.
     Refuse(u16, &'static str),
-    /// Does it, and closes the connection without an answer.
+    /// Executes it, and closes the connection without an answer.
     Mute,
-    /// Does it, and closes the connection in the middle of the answer.
+    /// Executes it, and closes the connection in the middle of the answer.
     Cut,
-    /// Deletes the first half of the keys and says so, and that the others could not be deleted.
+    /// Deletes the first half of the keys, and reports that the others could not be deleted.
     HalfDone,
-    /// Claims that its answer has so many bytes, and sends what there is.
+    /// Claims that its answer has this many bytes, and sends what there is.
     Claim(u64),
 }
 
@@ -42,8 +42,8 @@ struct World {
     troubles: VecDeque<Trouble>,
     /// Method and target of each request.
     requests: Vec<String>,
-    /// Looks whether a key is free when the head of a put is there, and makes the object when the
-    /// body is, as some stores do.
+    /// Checks whether a key is free when the head of a put arrives, and creates the object when the
+    /// body does, like some stores.
     looks_first: bool,
 }
 
@@ -61,7 +61,7 @@ struct Request {
     target: String,
     headers: BTreeMap<String, String>,
     body: Vec<u8>,
-    /// What a look at the key said before the body came.
+    /// Whether the key was free before the body came.
     was_free: bool,
 }
 
@@ -188,7 +188,7 @@ fn part_of(body: &[u8], range: Option<&String>) -> Answer {
     Answer { headers, ..answer(206, &body[start..=end]) }
 }
 
-/// Serves one connection. An answer that cannot be sent goes to a client that has gone.
+/// Serves one connection. An answer that cannot be sent belongs to a client that has gone.
 fn serve(world: &Mutex<World>, perform: Perform, mut stream: TcpStream) {
     let Some(request) = receive(world, &stream) else { return };
     let (answer, trouble) = {
@@ -274,7 +274,7 @@ fn an_answer_that_claims_more_than_asked_for_is_an_error_and_takes_no_memory() {
         assert_eq!(error.kind(), StoreErrorKind::Damaged, "{error}");
         assert!(error.to_string().contains("claims"), "{error}");
     }
-    // A claim within the bound that is not kept is a cut answer, and asked again.
+    // A claim within the bound that is not met is a cut answer, and the request is repeated.
     server.expect(&[Claim(1000)]);
     assert_eq!(get(&client).unwrap(), "body");
 }
@@ -298,7 +298,7 @@ fn a_delete_of_many_that_is_half_done_is_done_by_repeating_it() {
         calls.delete(keys.clone(), Class::Background).unwrap();
         assert_eq!(server.world.lock().objects.len(), 0);
     }
-    // One that the store may not delete is an error, and never told as done.
+    // A key that the store may not delete is an error, and never reported as deleted.
     calls.put("k0", "body".into(), Class::Upload).unwrap();
     server.expect(&[Refuse(200, DENIED); 64]);
     let error = calls.delete(keys, Class::Background).unwrap_err();
@@ -349,7 +349,7 @@ fn a_store_that_looks_first_and_makes_later_is_found_out_in_every_race_of_halves
     server.world.lock().looks_first = true;
     let found = probe(20);
     assert_eq!((found.several_winners, found.overwrites), (20, 0), "{found:?}");
-    // It is not found by asking in turn: that is why races are held.
+    // Sequential puts do not reveal it: that is why the probe races.
     assert_eq!(put(&client, "first").unwrap(), PutOutcome::Created);
     assert_eq!(put(&client, "second").unwrap(), PutOutcome::Taken);
 }
@@ -423,7 +423,7 @@ fn a_missing_bucket_and_refused_credentials_are_denied_at_once() {
 
 #[test]
 fn a_store_that_nobody_serves_is_unavailable() {
-    // A port that was free a moment ago and is held by nobody.
+    // A port that was free a moment ago, and that no process holds.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let server = Server { world: Arc::default(), port };
     let error = get(&server.client("bucket", 0)).unwrap_err();

@@ -4,8 +4,8 @@
 //! made again. If it is missing later, or another folder is in its place (an unmounted file system,
 //! a folder moved away), the store is `Unavailable` until it is back.
 //!
-//! Not here: a root that was exchanged before it was first seen. Nothing in a folder tells whose it
-//! is.
+//! Not here: a root that was exchanged before it was first seen. Nothing in a folder identifies its
+//! owner.
 
 use std::fs;
 use std::io;
@@ -24,7 +24,7 @@ pub(super) struct Root {
     first_seen: Mutex<Option<Identity>>,
 }
 
-/// What tells a folder from another one at the same path.
+/// Distinguishes a folder from another one at the same path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Identity {
     device: u64,
@@ -32,7 +32,7 @@ struct Identity {
 }
 
 impl Root {
-    /// The root at `path`, which is not looked at yet.
+    /// The root at `path`, which is not read yet.
     pub(super) fn new(path: PathBuf) -> Self {
         Root { path, first_seen: Mutex::default() }
     }
@@ -42,8 +42,8 @@ impl Root {
         &self.path
     }
 
-    /// Makes sure that the root is remembered, if it is there, before anything is looked up in it.
-    /// Costs nothing once it is.
+    /// Remembers the root, if it exists, before anything is looked up in it. Costs nothing once it
+    /// is remembered.
     pub(super) fn remember(&self) -> Result<()> {
         if self.first_seen.lock().is_some() {
             return Ok(());
@@ -53,7 +53,7 @@ impl Root {
 
     /// Fails with `Unavailable` unless the root is the one first seen, or none was ever there.
     pub(super) fn check(&self) -> Result<()> {
-        // In this order: a root that is made in between must not look like one that vanished.
+        // In this order: a root that is created in between must not look like one that vanished.
         let before = *self.first_seen.lock();
         let now = look(&self.path).map_err(|error| failure("look at", &self.path, error))?;
         let what = match (before, now) {
@@ -94,8 +94,8 @@ fn look(path: &Path) -> io::Result<Option<Identity>> {
     }
 }
 
-/// Makes `folder`, and those above it where they are missing, durably. What was there before us is
-/// not ours to make durable, and its parent not ours to open.
+/// Creates `folder`, and missing parents, durably. Existing folders are not ours to make durable,
+/// and their parents not ours to open.
 fn make_with_parents(folder: &Path) -> io::Result<()> {
     match folder.parent() {
         Some(parent) if !folder.is_dir() => {

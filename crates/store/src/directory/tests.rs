@@ -138,7 +138,7 @@ fn root_to_move() -> (tempfile::TempDir, PathBuf, PathBuf, Shared) {
     (temporary, root, away, shared)
 }
 
-/// Every call fails with `Unavailable`, and says which root and what to do.
+/// Every call fails with `Unavailable`, and the text names the root and what to do.
 fn assert_unavailable(shared: &Shared, root: &Path) {
     let outcomes = [
         shared.get("a/b", &all()).map(drop),
@@ -191,7 +191,7 @@ fn folders_without_end_take_no_more_memory() {
 fn a_root_that_vanishes_in_the_middle_of_a_put_is_not_made_again() {
     let (_temporary, root, away, shared) = root_to_move();
     fs::rename(&root, &away).unwrap();
-    // What a put does after its look at the root.
+    // The steps of a put after its check of the root.
     shared.durable.lock().folders.clear();
     let error = shared.create_in(&root.join("new"), &root.join("new/d"), b"x").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
@@ -293,7 +293,7 @@ fn a_folder_that_may_not_be_written_or_entered_is_denied() {
     set_mode(&folder.temporary.path().join("a"), 0o000);
     let shared = folder.shared();
     let nobody = std::thread::spawn(move || {
-        // Permission bits do not bind root; a thread can become somebody else for itself alone.
+        // Permission bits do not bind root; a thread can change its own user alone.
         if rustix::process::geteuid().is_root() {
             let nobody = rustix::process::Uid::from_raw(65534);
             rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();

@@ -1,5 +1,5 @@
-//! What a check finds, one row for each object, with what cannot be served because of it. Not here:
-//! finding it (`kept`, `kin`, `verify`).
+//! The findings of a check, one row for each object, with what cannot be served because of it.
+//! Not here: the search for damage (`kept`, `kin`, `verify`).
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -19,9 +19,9 @@ pub struct Damage {
     /// What is wrong with it.
     pub what: String,
     /// What cannot be served because of it, in words: the volume, snapshots, moments, clones. Empty
-    /// when only redundancy is lost. Of many, the first.
+    /// when only redundancy is lost. If there are many, only the first are listed.
     pub costs: Vec<String>,
-    /// How many more there are, at most: one that was found twice counts twice.
+    /// How many more there are, at most: one found twice counts twice.
     pub costs_more: u64,
 }
 
@@ -74,14 +74,14 @@ pub(super) struct DamageList {
 }
 
 impl DamageList {
-    /// What is wrong with an object, and what that costs. Of one object the first thing counts.
+    /// Adds what is wrong with an object, and what that costs. The first finding counts.
     pub(super) fn add(&mut self, object: &str, what: &str, costs: &[&str]) {
         let damage =
             self.by_object.entry(object.to_owned()).or_insert_with(|| Damage::of(object, what));
         costs.iter().for_each(|cost| damage.add_cost(cost));
     }
 
-    /// The same of what an error says, which names the object or is about `otherwise`.
+    /// Adds an error, which names the object or else is about `otherwise`.
     pub(super) fn add_error(&mut self, otherwise: &str, error: &Error, costs: &[&str]) {
         let text = error.to_string();
         let object =
@@ -89,8 +89,8 @@ impl DamageList {
         self.add(object, &text, costs);
     }
 
-    /// Takes over what `other` has. Of an object in both, the first thing that is wrong counts, and
-    /// the costs of both.
+    /// Merges `other` into this list. For an object in both, the first finding counts, and the
+    /// costs of both.
     pub(super) fn take(&mut self, other: DamageList) {
         for (object, damage) in other.by_object {
             match self.by_object.entry(object) {

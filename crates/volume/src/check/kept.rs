@@ -1,16 +1,16 @@
-//! What is kept and why: the list a check works through.
+//! The objects that are kept, and why: the list a check works through.
 //!
 //! Each thing that must be servable is a *state*: a checkpoint, and how far to roll forward from
-//! it. A state needs its checkpoint's map parts, the segments that its table says are live, and
-//! every segment of the log up to its end. The states are the present, the fall back to the
+//! it. A state needs its checkpoint's map parts, the segments that its table lists as live, and
+//! every segment of the log up to its end. The states are the present, the fallback to the
 //! checkpoint before, each snapshot, the moments behind each retained checkpoint, and each clone of
-//! the volume (of which only what it has here).
+//! the volume (only what it needs here).
 //!
-//! Invariants: each object is in the list once, with all states that need it; one checkpoint is
-//! held at a time, so memory is that of the newest state, and of one row for each segment and part
+//! Invariants: each object is in the list once, with all states that need it. Only one checkpoint
+//! is held at a time, so memory is that of the newest state, plus one row for each segment and part
 //! that is needed.
 //!
-//! Not here: reading segments and parts (`verify`), what is said about it (`mod`).
+//! Not here: reading segments and parts (`verify`), and the report about them (`mod`).
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -39,10 +39,10 @@ use crate::segment::table::SegmentInfo;
 use crate::world::RealWorld;
 use crate::{Error, ErrorKind, Result};
 
-/// Which states need an object: ranges of indices, as neighbours mostly need the same.
+/// Which states need an object: ranges of indices, as neighbours mostly need the same objects.
 pub(super) type Needers = Vec<(usize, usize)>;
 
-/// A segment that some state needs, as the first of them says it is.
+/// A segment that some state needs, as the first of them records it.
 pub(super) struct Segment {
     pub(super) epoch: u64,
     pub(super) header_bytes: u64,
@@ -59,21 +59,21 @@ pub(super) struct Part {
 /// See the head of this file.
 pub(super) struct KeptList {
     pub(super) volume_id: VolumeId,
-    /// The states, as people call them.
+    /// The names of the states, for people.
     pub(super) states: Vec<String>,
     pub(super) segments: BTreeMap<(VolumeId, u64), Segment>,
     pub(super) parts: BTreeMap<(u64, u64, PutId), Part>,
-    /// The present; none when it cannot be had.
+    /// The present; `None` when it cannot be read.
     pub(super) stored: Option<Stored>,
     pub(super) lineage: Lineage,
-    /// The highest number of a checkpoint that was listed before anything was read.
+    /// The highest checkpoint number that was listed before anything was read.
     number_max: u64,
     /// The first free sequence, as far as is known.
     pub(super) next_sequence: u64,
     /// What was found while the list was made.
     pub(super) damage: DamageList,
     pub(super) notes: Vec<String>,
-    /// In what a copier left, no state goes further than this.
+    /// In what a copier left, no state goes beyond this sequence.
     copied_through: Option<u64>,
     /// The newest checkpoint, if it can be read.
     pub(super) newest: Option<Checkpoint>,
@@ -105,8 +105,8 @@ impl KeptList {
         Ok(list)
     }
 
-    /// The volume as it is now. Returns its checkpoint and its cuts, or none when nothing can be
-    /// had.
+    /// Adds the volume's present state. Returns its checkpoint and its cuts, or `None` when nothing
+    /// can be read.
     fn add_present(
         &mut self,
         store: &dyn ObjectStore,
@@ -139,7 +139,7 @@ impl KeptList {
         self.need_root(state, &root);
         let lineage = stored.view.lineage.clone();
         for (sequence, info) in stored.view.segments.snapshot() {
-            // Behind a rollback also what its root calls dead.
+            // Behind a rollback, also the segments that its root calls dead.
             let sequence = u64::from(sequence);
             if info.live_bytes > 0 || sequence > root.through_sequence {
                 self.need_info(state, lineage.owner(root.volume_id, sequence), sequence, &info);
@@ -150,7 +150,7 @@ impl KeptList {
         Ok(Some((root, cuts)))
     }
 
-    /// Names the checkpoints that cannot be read; false: one can, or there is none.
+    /// Records the checkpoints that cannot be read. False: one can be read, or there is none.
     fn add_damaged_checkpoints(&mut self, store: &dyn ObjectStore) -> Result<bool> {
         let id = self.volume_id;
         let mut damaged = Vec::new();
@@ -169,8 +169,8 @@ impl KeptList {
         Ok(!damaged.is_empty())
     }
 
-    /// Whether a writer has put a checkpoint since the list was begun: what was missing may be
-    /// needed no more. It may have put many, and deleted all but the last.
+    /// Whether a writer has put a checkpoint since the list was begun: then a missing object may no
+    /// longer be needed. The writer may have put many, and deleted all but the last.
     pub(super) fn has_moved_on(&self, store: &dyn ObjectStore) -> Result<bool> {
         match checkpoint::newest(store, self.volume_id) {
             Err(error) if error.kind() == ErrorKind::Corrupt => Ok(false),
@@ -178,7 +178,7 @@ impl KeptList {
         }
     }
 
-    /// The newest two checkpoints that can be read: one alone is no safety. Returns their numbers.
+    /// Adds the newest two readable checkpoints: one alone is not safe. Returns their numbers.
     fn add_checkpoints(
         &mut self,
         store: &dyn ObjectStore,
@@ -234,7 +234,7 @@ impl KeptList {
         Ok(readable)
     }
 
-    /// Snapshots and moments.
+    /// Adds snapshots and moments.
     fn add_cuts(
         &mut self,
         store: &dyn ObjectStore,
@@ -262,8 +262,8 @@ impl KeptList {
                     let through = cut.through_sequence;
                     (Until { sequence: through, ..Until::END }, Some(through))
                 }
-                // Moments from then on are had from the next retained checkpoint. It may stand
-                // behind a rollback, whose own cut may be gone: no way leads through that.
+                // Later moments are reached from the next retained checkpoint. It may stand behind
+                // a rollback whose own cut may be gone, so no roll-forward passes that rollback.
                 _ => {
                     let next = cuts[index + 1..].iter().find(|next| next.kind == CutKind::Retained);
                     (until_next(root, next.copied()), None)
@@ -274,7 +274,7 @@ impl KeptList {
         Ok(())
     }
 
-    /// The checkpoint of a cut. Its copy has to be whole, or not yet be made.
+    /// The checkpoint of a cut. Its copy has to be whole, or not made yet.
     fn kept_root(
         &mut self,
         store: &dyn ObjectStore,
@@ -300,7 +300,7 @@ impl KeptList {
         Ok(root.and_then(std::result::Result::ok).filter(of_cut))
     }
 
-    /// Adds a state with all it needs.
+    /// Adds a state with everything that it needs.
     fn add_state(
         &mut self,
         store: &dyn ObjectStore,
@@ -348,7 +348,7 @@ impl KeptList {
         self.states.len() - 1
     }
 
-    /// A state needs the map of its checkpoint, and each segment that this map names: also those
+    /// A state needs the map of its checkpoint, and each segment that this map names, even one
     /// whose bytes were all overwritten since.
     fn need_root(&mut self, state: usize, root: &Checkpoint) {
         let lineage = Lineage::new(&root.kept.lineage);
@@ -362,7 +362,7 @@ impl KeptList {
         }
     }
 
-    /// A state needs a segment, as a checkpoint's table says it is.
+    /// Adds a segment that a state needs, as a checkpoint's table records it.
     pub(super) fn need_entry(&mut self, state: usize, owner: VolumeId, entry: &SegmentEntry) {
         let SegmentEntry { sequence, epoch, header_bytes, data_bytes, .. } = *entry;
         self.need(state, (owner, sequence), epoch, u64::from(header_bytes), data_bytes);
@@ -406,7 +406,7 @@ impl KeptList {
         segments.chain(self.parts.keys().map(part)).collect()
     }
 
-    /// What people call the states that need something.
+    /// The names, for people, of the states that need something.
     pub(super) fn names<'a>(&'a self, needers: &'a Needers) -> impl Iterator<Item = &'a str> {
         needers
             .iter()
@@ -434,7 +434,7 @@ fn add_needer(needers: &mut Needers, state: usize) {
     }
 }
 
-/// How far the moments of a checkpoint go that are had from it, and not from the `next` one.
+/// How far the moments go that are reached from a checkpoint, and not from the `next` one.
 fn until_next(root: &Checkpoint, next: Option<&CutEntry>) -> Until {
     match next {
         None => Until::END,
@@ -457,7 +457,7 @@ fn name_of(cut: &CutEntry) -> String {
     }
 }
 
-/// Reads one checkpoint: none when it is not there, or what is wrong with it.
+/// Reads one checkpoint: `None` when it does not exist, or what is wrong with it.
 pub(super) fn read_root(
     store: &dyn ObjectStore,
     key: &str,

@@ -1,8 +1,8 @@
-//! Clones: what they need of the volume that is checked, and whether its own ancestors know of its
-//! needs.
+//! Clones: what they need of the volume that is checked, and whether the volume's own ancestors
+//! hold its pins.
 //!
-//! A clone is found by the id in its pin, not by its name: it may have been renamed, or its name be
-//! damaged.
+//! A clone is found by the id in its pin, not by its name, because it may have been renamed, or its
+//! name may be damaged.
 //!
 //! Not here: making and releasing pins (`cuts::clones`, `cuts::removal`), and reading the segments
 //! that a clone needs (`verify`).
@@ -19,7 +19,7 @@ use crate::ask::{self, store_error};
 use crate::cuts::Lineage;
 use crate::{ErrorKind, Result, names};
 
-/// Adds what clones need here. Pins keep data from being deleted; one whose clone nobody can find
+/// Adds what clones need here. Pins keep data from being deleted; a pin whose clone cannot be found
 /// does so for ever.
 pub(super) fn add_clones(store: &dyn ObjectStore, list: &mut KeptList) -> Result<()> {
     for slot in 1.. {
@@ -53,7 +53,7 @@ fn add_clone(store: &dyn ObjectStore, list: &mut KeptList, pin: &Pin) -> Result<
     let state = list.begin(format!("clone {name:?}"));
     let mut is_there = false;
     for (key, number) in roots_of(store, pin.clone_id)? {
-        // Of a clone's own damage its own check tells.
+        // A clone's own check reports the clone's own damage.
         let Some(Ok(root)) = read_root(store, &key, pin.clone_id, number)? else { continue };
         is_there = true;
         let lineage = Lineage::new(&root.kept.lineage);
@@ -79,7 +79,7 @@ fn add_clone(store: &dyn ObjectStore, list: &mut KeptList, pin: &Pin) -> Result<
     Ok(())
 }
 
-/// The checkpoints of a volume and the copies that its cuts have.
+/// The checkpoints of a volume and the kept copies of its cuts.
 fn roots_of(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Vec<(String, u64)>> {
     let mut roots = Vec::new();
     for prefix in [checkpoint_prefix(volume_id), kept_prefix(volume_id)] {
@@ -94,8 +94,8 @@ fn roots_of(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Vec<(String,
     Ok(roots)
 }
 
-/// Whether the ancestors keep what the volume has of them: its pins have to be there, and to be its
-/// own.
+/// Checks that the ancestors keep what the volume has of them: its pins have to exist, and to be
+/// its own.
 pub(super) fn look_at_own_pins(
     store: &dyn ObjectStore,
     list: &mut KeptList,

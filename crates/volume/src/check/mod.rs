@@ -1,12 +1,12 @@
-//! Checking a volume: everything that is kept is read and verified, the present as well as the
-//! past. Changes nothing; damage is listed, not mended.
+//! Checks a volume: reads and verifies everything that is kept, the present as well as the past.
+//! Changes nothing; damage is listed, not repaired.
 //!
 //! First a list of what is kept and why (`kept`, with `kin` for clones), then each segment and map
 //! part of it is read once (`verify`); last, what nothing needs is counted (`stray`). Damage names
 //! what it costs (`damage`).
 //!
-//! Invariant: of a served volume nothing counts as gone that the volume, asked again, no longer
-//! needs.
+//! Invariant: in a served volume, an object counts as missing only if the volume, read again, still
+//! needs it.
 
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;
@@ -24,7 +24,7 @@ pub use damage::Damage;
 use damage::DamageList;
 use kept::KeptList;
 
-/// How often what is kept is looked up anew while a writer goes on.
+/// How often the list of what is kept is made again while a writer advances.
 const LOOKS_MAX: u32 = 8;
 
 /// What a check found.
@@ -47,15 +47,15 @@ pub struct CheckReport {
     pub unneeded: u64,
     /// Segments that lie in the window of a fence, where nobody reads them; see the notes.
     pub stranded: u64,
-    /// Epoch and last segment of the log, when its end can be had.
+    /// Epoch and last segment of the log, when its end is known.
     pub end: Option<(u64, u64)>,
-    /// What is wrong; empty when the volume is well.
+    /// What is wrong; empty when the volume is undamaged.
     pub damage: Vec<Damage>,
     /// What is odd but harmless.
     pub notes: Vec<String>,
 }
 
-/// Checks a volume. `progress` hears how many segments are done, of how many.
+/// Checks a volume. `progress` gets how many segments are done, and of how many.
 pub fn check(
     store: &dyn ObjectStore,
     record: &VolumeRecord,
@@ -72,7 +72,7 @@ pub fn check(
     verify::segments(store, &list, &mut report, &mut damage, progress)?;
     (report.parts, report.kept) = (list.parts.len() as u64, list.states.len() as u64);
     if !damage.is_empty() || !list.damage.is_empty() {
-        // A writer may have gone on, and deleted what nothing needs any more.
+        // A writer may have advanced, and deleted what is no longer needed.
         let mut is_overtaken = true;
         for _ in 0..LOOKS_MAX {
             list = kept_by(store, record)?;

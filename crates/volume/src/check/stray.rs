@@ -1,6 +1,6 @@
 //! Segments that nothing kept needs: dead ones that wait to be deleted, and those stranded in the
-//! window of a fence, where the writer that was shut out had left them. The latter stay for ever:
-//! nobody reads them.
+//! window of a fence, which a fenced writer left there. The latter stay for ever: nothing reads
+//! them.
 //!
 //! Not here: old map parts and checkpoints, which the next cleanup lists itself
 //! (`engine::cleanup`).
@@ -24,14 +24,14 @@ pub(super) fn look(
 ) -> Result<()> {
     let id = list.volume_id;
     let listed = Blocking(store).list(&segment_prefix(id), Class::Background);
-    // Behind the end the log may have gone on since.
+    // The log may have grown beyond the end since.
     let listed = listed.map_err(|error| store_error(&error))?.into_iter().filter_map(|object| {
         let (_, sequence) = parse_segment_key(&object.key)?;
         let is_unneeded =
             sequence < list.next_sequence && !list.segments.contains_key(&(id, sequence));
         is_unneeded.then_some((sequence, object.size_bytes))
     });
-    // Nothing else in the log is so small as a fence.
+    // No other segment is as small as a fence.
     let fence_bytes = encoded_len(0, 0, 0) as u64;
     let (small, mut unneeded): (Vec<_>, Vec<_>) =
         listed.partition(|(_, bytes)| *bytes == fence_bytes);
@@ -45,7 +45,7 @@ pub(super) fn look(
                 }
                 Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
                 Ok(None) => {}
-                // No fence after all, or a head that cannot be read.
+                // Not a fence after all, or a head that cannot be read.
                 _ => unneeded.push((*sequence, fence_bytes)),
             }
         }

@@ -1,10 +1,10 @@
 //! Reads each segment and each map part that is needed, once, a few at a time, and verifies every
 //! byte.
 //!
-//! Invariant: only damage is listed. A store that cannot be asked ends the check with its error.
+//! Invariant: only damage is listed. A store that does not answer ends the check with its error.
 //!
 //! Not here: which objects are needed (`kept`), and whether damage still counts when the volume has
-//! gone on (`super`).
+//! advanced (`super`).
 
 use std::collections::BTreeMap;
 
@@ -25,12 +25,12 @@ use crate::{Error, ErrorKind, Result, ask};
 /// Objects fetched at once.
 const PARALLEL: usize = 4;
 
-/// An error of kind `Corrupt`, of which the object is known.
+/// An error of kind `Corrupt`, for a known object.
 fn damaged(what: String) -> Error {
     Error::new(ErrorKind::Corrupt, what)
 }
 
-/// Asks for an object once more when it is damaged; what is still wrong then is returned as text.
+/// Reads an object once more when it is damaged; damage in the second read is returned as text.
 fn verified<T>(
     store: &dyn ObjectStore,
     key: &str,

@@ -1,11 +1,11 @@
 //! What of the past is kept, and which segments that needs.
 //!
 //! Invariants: names are unique; a cut's checkpoint was durable when the cut was entered; `needs`
-//! never says no to a segment that some cut can reach.
+//! returns true for every segment that some cut can reach.
 //!
 //! Why `needs` is right: let `K` be the number of a cut's checkpoint. A segment that checkpoint `K`
-//! still maps was live at `K`, so the first checkpoint that finds it dead has a higher number. A
-//! segment behind `K`'s last one was not in `K`, so the same holds. Segments after the cut's own
+//! still maps was live at `K`, so the first checkpoint that finds it dead has a higher number. The
+//! same holds for a segment behind `K`'s last one: it was not in `K`. Segments after the cut's own
 //! last one are not needed, unless a retained checkpoint must roll forward to a later moment.
 
 use std::sync::Arc;
@@ -66,16 +66,16 @@ impl Place {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CutBook {
     pub(crate) retention_s: u64,
-    /// The first pin slot that was not there when it was last asked for; 0 is 1.
+    /// The first pin slot that did not exist at the last look; 0 means 1.
     pub(crate) pins_next: u64,
     pub(crate) cuts: Vec<CutEntry>,
-    /// The newest checkpoint that was retained; none: the next one is.
+    /// The newest retained checkpoint. While there is none, the next checkpoint is retained.
     last: Option<Retained>,
     /// The segment of the newest rollback.
     rolled_back: u64,
 }
 
-/// What a retained checkpoint says that a roll-forward from it cannot change.
+/// The fields of a retained checkpoint that a roll-forward from it cannot change.
 #[derive(Clone, Debug)]
 struct Retained {
     through_sequence: u64,
@@ -96,7 +96,7 @@ impl Retained {
         }
     }
 
-    /// Whether moments behind `root` can be had from this one as well.
+    /// Whether rolling forward from this one also reaches the moments behind `root`.
     fn stands_for(&self, root: &Checkpoint, rolled_back: u64, step_ms: u64) -> bool {
         let attached_ms = root.attached_ms.saturating_sub(self.attached_ms);
         let wall_ms = root.wall_unix_ms.checked_sub(self.wall_unix_ms);
@@ -109,7 +109,7 @@ impl Retained {
 }
 
 impl CutBook {
-    /// What a checkpoint says, with the checkpoint itself when moments are retained.
+    /// The cuts that a checkpoint lists, with the checkpoint itself when moments are retained.
     pub(crate) fn of(root: &Checkpoint) -> Self {
         let kept = &root.kept;
         let mut book = CutBook {
@@ -123,10 +123,10 @@ impl CutBook {
         book
     }
 
-    /// A durable checkpoint begins a retained moment, when any are kept: unless the newest that
-    /// does is so near that its own way forward leads to every moment behind this one. So a window
-    /// has no more of them than [`limits::RETAINED_PER_WINDOW_MAX`], and one for each attachment,
-    /// rollback, new size, flattening and jump of the wall clock.
+    /// Adds a durable checkpoint as a retained moment, when any are kept, unless the newest
+    /// retained one is so near that rolling forward from it reaches every moment behind this one.
+    /// So a window has at most [`limits::RETAINED_PER_WINDOW_MAX`] of them, and one for each
+    /// attachment, rollback, new size, flattening and jump of the wall clock.
     pub(crate) fn retain_root(&mut self, root: &Checkpoint) {
         if self.retention_s == 0 {
             return;
@@ -145,7 +145,7 @@ impl CutBook {
         self.last = Some(Retained::of(root));
     }
 
-    /// What began from checkpoint `original` begins from `repeated`, which is of the same state.
+    /// Makes the cuts of checkpoint `original` begin from `repeated`, which has the same state.
     pub(crate) fn begin_from(&mut self, original: &Checkpoint, repeated: &Checkpoint) {
         let begun = |cut: &&mut CutEntry| {
             cut.kind != CutKind::Pin
@@ -174,7 +174,7 @@ impl CutBook {
         });
     }
 
-    /// A clone's pin was met.
+    /// Records a clone's pin that was found.
     pub(crate) fn note(&mut self, seen: &PinSeen) {
         if seen.slot < self.pins_next {
             return;
@@ -203,13 +203,13 @@ impl CutBook {
         self.cuts.iter().find(|cut| cut.kind == CutKind::Snapshot && cut.name == name)
     }
 
-    /// Checkpoints from which any later moment can be had, oldest first.
+    /// Checkpoints from which rolling forward reaches any later moment, oldest first.
     pub(crate) fn retained(&self) -> impl Iterator<Item = &CutEntry> {
         self.cuts.iter().filter(|cut| cut.kind == CutKind::Retained)
     }
 
-    /// Whether a cut of its own, not just a clone's hold, begins from that checkpoint and reaches
-    /// so far.
+    /// Whether a cut other than a clone's pin begins from that checkpoint and reaches
+    /// `through_sequence`.
     pub(crate) fn begins(&self, number: u64, put_id: PutId, through_sequence: u64) -> bool {
         self.cuts.iter().any(|cut| {
             let reaches = match cut.kind {
@@ -221,8 +221,8 @@ impl CutBook {
         })
     }
 
-    /// Carries out an order; a rollback changes only the map, and ends what an older checkpoint
-    /// stands for.
+    /// Carries out an order. A rollback changes only the map, but the moments behind it cannot be
+    /// reached from an older checkpoint.
     pub(crate) fn apply(&mut self, order: &Order, place: &Place) {
         match order {
             Order::CreateSnapshot(name) => {
@@ -254,9 +254,9 @@ impl CutBook {
         }
     }
 
-    /// Gives up what has left the retention window: every retained checkpoint but the newest one at
-    /// or before the start of the window, and those after it. Age is the time that the volume was
-    /// attached since: no wall clock can make a moment old.
+    /// Drops the retained checkpoints that have left the retention window. The newest one at or
+    /// before the start of the window stays, and so do those after it. Age is the time that the
+    /// volume was attached since then, so no wall clock can make a moment old.
     pub(crate) fn prune(&mut self, attached_ms: u64) {
         let retention_ms = self.retention_s.saturating_mul(1000);
         let has_left =
@@ -270,7 +270,7 @@ impl CutBook {
         self.cuts.retain(|cut| cut.kind != CutKind::Retained || cut.number >= bound);
     }
 
-    /// When, by the time attached, the next retained checkpoint can be given up; `None` when none
+    /// The attached time at which the next retained checkpoint can be dropped; `None` when none
     /// ever can.
     pub(crate) fn prunes_at_attached_ms(&self) -> Option<u64> {
         // The oldest is needed for as long as the next one is inside the window.
@@ -279,7 +279,7 @@ impl CutBook {
     }
 }
 
-/// How long the volume had been attached, as a cut says it: in seconds, and never less than it was.
+/// The attached time as a cut records it: in seconds, rounded up.
 fn attached_s(attached_ms: u64) -> u32 {
     u32::try_from(attached_ms.div_ceil(1000)).unwrap_or(u32::MAX)
 }
@@ -293,12 +293,12 @@ fn reaches(cut: &CutEntry, sequence: u64, dead_since: u64) -> bool {
     dead_since > cut.number && (cut.kind == CutKind::Retained || sequence <= cut.through_sequence)
 }
 
-/// Whether some cut can reach it.
+/// Whether some cut can reach a segment that checkpoint `dead_since` was the first to find dead.
 pub(crate) fn needs(cuts: &[CutEntry], sequence: u64, dead_since: u64) -> bool {
     cuts.iter().any(|cut| reaches(cut, sequence, dead_since))
 }
 
-/// Whose segments a volume's map names: those of its ancestors have the lower sequences.
+/// Which volume owns each segment of a volume's map: its ancestors' have the lower sequences.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lineage(Arc<[LineageEntry]>);
 
@@ -313,8 +313,8 @@ impl Lineage {
         self.0.get(index).map(|entry| (index, entry.volume_id))
     }
 
-    /// Whether the volume has to keep a segment for one of its cuts. A clone of it has holds of its
-    /// own on its ancestors: what it needs of them is not ours to keep.
+    /// Whether the volume has to keep a segment for one of its cuts. A clone has pins of its own on
+    /// the volume's ancestors, so its pin here does not count for their segments.
     pub(crate) fn needs(&self, cuts: &[CutEntry], sequence: u64, dead_since: u64) -> bool {
         let inherited = self.ancestor(sequence).is_some();
         let counts = |cut: &&CutEntry| !(inherited && cut.kind == CutKind::Pin);

@@ -1,15 +1,15 @@
 //! Clones: a volume that begins from a cut of another, and shares its segments.
 //!
-//! A clone has an id, a map and a log of its own. Its sequences go on behind those of its base, so
-//! a sequence tells whose segment it is; its first checkpoint says which range is whose (the
-//! lineage). Nothing is copied but the map.
+//! A clone has an id, a map and a log of its own. Its sequences continue behind those of its base,
+//! so a sequence shows which volume owns a segment; the clone's first checkpoint records each
+//! volume's range (the lineage). Only the map is copied.
 //!
 //! Order, and why: pins first (in the base, and in the ancestors whose data the cut uses), then a
-//! look whether the cut is still kept and the base still there, then the clone's map and
-//! checkpoint, its name last. A process that gives up a cut or a volume first makes that durable,
-//! then looks for pins (`engine::pins`, `removal`). So either it sees our pin, or we see that the
-//! cut is gone. A creation that dies on the way leaves pins and objects without a name; `check` of
-//! the base lists them.
+//! check that the cut is still kept and the base still exists, then the clone's map and checkpoint,
+//! its name last. A process that gives up a cut or a volume first makes that durable, then looks
+//! for pins (`engine::pins`, `removal`). So either it sees our pin, or we see that the cut is gone.
+//! A creation that crashes midway leaves pins and objects without a name; `check` of the base lists
+//! them.
 //!
 //! Not here: how pins are released (`removal`), and how a clone gets rid of its ancestors
 //! (`flatten`).
@@ -36,11 +36,10 @@ use crate::replicate::role::demand_primary;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result, names};
 
-/// How often a clone of the present is tried anew because the base went on meanwhile.
+/// How often a clone of the present is retried because the base advanced meanwhile.
 const TRIES_MAX: u32 = 8;
 
-/// Makes volume `name` of the state of volume `base` at `cut`, or of everything of it that is
-/// stored.
+/// Makes volume `name` from the state of volume `base` at `cut`, or from all of it that is stored.
 pub fn clone(
     store: &dyn ObjectStore,
     base: &str,
@@ -73,7 +72,7 @@ pub fn clone_in(
         let lineage = pin_all(world, store, &stored, clone_id, name)?;
         match look_again(world, store, base, &stored) {
             Ok(true) => return write(world, store, &stored, clone_id, lineage, name),
-            // The base went on: what was pinned may not be whole.
+            // The base advanced: what was pinned may not be whole.
             Ok(false) => release(world, store, clone_id, &lineage),
             Err(error) => {
                 release(world, store, clone_id, &lineage);
@@ -121,7 +120,7 @@ fn pin_all(
     Ok(done)
 }
 
-/// The ancestors of the base whose segments the cut names; of what was flattened none.
+/// The ancestors of the base whose segments the cut still names; after a flatten, none.
 fn needed(stored: &Stored) -> Vec<LineageEntry> {
     let live: Vec<_> = stored.view.segments.snapshot();
     let lineage = &stored.view.lineage;
@@ -135,8 +134,8 @@ fn needed(stored: &Stored) -> Vec<LineageEntry> {
     entries.filter(|(index, _)| is_needed(*index)).map(|(_, entry)| *entry).collect()
 }
 
-/// Puts a pin into the first free slot. Slots are taken without gaps: one is tried only after the
-/// one before it was seen.
+/// Puts a pin into the first free slot. Slots are taken without gaps: a slot is tried only after
+/// the one before it was seen.
 fn put_pin(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -148,7 +147,7 @@ fn put_pin(
     let listed = Blocking(store).list(&prefix, Class::Read).map_err(|error| store_error(&error))?;
     let mut slot =
         listed.iter().filter_map(|object| parse_slot(&object.key)).max().unwrap_or(0) + 1;
-    // A list may show what is not there any more, of a volume that was deleted.
+    // A lagging list may still show the pins of a volume that was deleted.
     while slot > 1
         && ask::get(store, &pin_key(entry.volume_id, slot - 1), None, Class::Read)?.is_none()
     {
@@ -176,8 +175,8 @@ fn put_pin(
     }
 }
 
-/// After the pins are there: whether the base is still there under its name, with the cut, and its
-/// own hold on its ancestors.
+/// Checks, after the pins are durable, that the base still has its name and the cut, and still
+/// holds its pins on its ancestors.
 fn look_again(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -212,13 +211,13 @@ fn look_again(
     if is_kept(&CutBook::of(&newest)) {
         return Ok(true);
     }
-    // It may have been ordered behind the newest checkpoint.
+    // The cut may have been ordered behind the newest checkpoint.
     let now = names::stored(store, base, &mut Reporter::new(world))?;
     let is_kept = is_kept(&now.view.cuts.lock());
     Ok(is_kept && now.record.volume_id == root.volume_id)
 }
 
-/// Puts the clone's map, each part while the next is encoded.
+/// Puts the clone's map; each part is sent while the next is encoded.
 fn put_map(
     store: &dyn ObjectStore,
     stored: &Stored,
@@ -301,17 +300,17 @@ fn write(
     match named {
         Ok(Some(record)) => Ok(record),
         Ok(None) => {
-            // Ours alone: nobody can have found them. A failure leaves small objects behind.
+            // No other process can have found these objects. A failure leaves small objects behind.
             let _ = Blocking(store).delete(keys, Class::Background);
             release(world, store, clone_id, &lineage);
             Err(names::exists(name))
         }
-        // The name may yet land: what it needs stays.
+        // The name may still land, so what it needs stays.
         Err(error) => Err(error),
     }
 }
 
-/// Gives pins back, as far as the store lets us; what stays only keeps data alive.
+/// Releases pins, as far as the store permits; a pin that stays only keeps data alive.
 fn release(
     world: &dyn World,
     store: &dyn ObjectStore,

@@ -1,4 +1,4 @@
-//! Which state of a volume's past somebody means. Not here: how it is found ([`super::find`]).
+//! Identifies a state in a volume's past. Not here: how it is found ([`super::find`]).
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! A cut by name, time or position: which checkpoint it begins from, and how far to roll forward.
 //!
-//! Invariants: what is returned is exactly the state at a boundary of segments; a cut that is not
-//! kept any more is an error, never another cut.
+//! Invariants: the returned state is exactly that at a boundary of segments; a cut that is no
+//! longer kept is an error, never another cut.
 
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;
@@ -22,7 +22,7 @@ use crate::view::View;
 use crate::world::{RealWorld, World};
 use crate::{Error, ErrorKind, Result};
 
-/// How often a cut is looked for while the volume goes on.
+/// How often a cut is looked up again while the volume advances.
 const TRIES_MAX: u32 = 8;
 
 /// Where a cut begins and ends.
@@ -30,7 +30,7 @@ pub(crate) struct Entry {
     pub(crate) number: u64,
     pub(crate) put_id: PutId,
     pub(crate) until: Until,
-    /// The segment that must be met, for a cut that names its last one.
+    /// For a cut that names its last segment: that segment, which must be found.
     pub(crate) last: Option<u64>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn entry_of(book: &CutBook, cut: &Cut) -> Result<Entry> {
         Cut::Snapshot(_) => (u64::MAX, u64::MAX),
     };
     let fits = |entry: &&CutEntry| entry.wall_unix_ms <= wall && entry.position <= position;
-    // The nearest before that time: what was written while a clock was behind is not nearer.
+    // The nearest before that time. An entry made while a clock was behind is not nearer.
     let nearness = |entry: &&CutEntry| match cut {
         Cut::Time(_) => (entry.wall_unix_ms, entry.number),
         _ => (0, entry.number),
@@ -76,14 +76,14 @@ pub(crate) fn entry_of(book: &CutBook, cut: &Cut) -> Result<Entry> {
         };
         return Err(Error::new(ErrorKind::NotFound, text));
     };
-    // Not only up to the next checkpoint: what was under way when that was frozen is older than it,
-    // and not in it.
+    // Not only up to the next checkpoint: writes that were in flight when that was frozen are older
+    // than it, and not in it.
     let until = Until { sequence: u64::MAX, wall_unix_ms: wall, position };
     Ok(Entry { number: found.number, put_id: found.put_id, until, last: None })
 }
 
 /// Reads a volume's state at a cut. An attach may repeat the checkpoint that the cut begins from,
-/// and delete it: then it is looked for again.
+/// and delete it: then the cut is looked up again.
 pub(crate) fn stored_cut(
     store: &dyn ObjectStore,
     name: &str,
@@ -113,7 +113,7 @@ fn cut_of(
 ) -> Result<Stored> {
     let mut entry = entry_of(&now.view.cuts.lock(), cut)?;
     if is_copied(store, now.record.volume_id, now.newest.checkpoint.number)? {
-        // Beyond that a copier may be at work. Before it a gap is damage, as in a primary.
+        // A copier may be writing beyond that. Before it a gap is damage, as in a primary.
         entry.until.sequence = entry.until.sequence.min(now.end.stored_sequence);
     }
     let root = checkpoint::kept_root(store, now.record.volume_id, entry.number, entry.put_id)?;
@@ -123,7 +123,7 @@ fn cut_of(
         format!("{cut}: through segment {}, position {}", end.stored_sequence, end.position),
     );
     let number_max = now.newest.number_max;
-    // Its size is that of then.
+    // The size at the cut, not the present one.
     let record = VolumeRecord { size_bytes: end.size_bytes, ..now.record };
     let newest = Newest { checkpoint: root, number_max, notes: Vec::new() };
     Ok(Stored { record, newest, view, end })
@@ -138,7 +138,7 @@ pub(crate) fn state_at(
     let mut view = checkpoint::load(store, root)?;
     let mut end = start_of(root);
     roll_forward_until(store, root.volume_id, Some(&mut view), &mut end, entry.until)?;
-    // A checkpoint's own last segment is not met again.
+    // Rolling forward does not apply a checkpoint's own last segment again.
     if entry.last.is_some_and(|last| last != end.stored_sequence) {
         let text = format!("the segments of the cut end at {}", end.stored_sequence);
         return Err(Error::new(ErrorKind::Corrupt, text));
@@ -159,9 +159,9 @@ fn gone(cut: &Cut, error: Error) -> Error {
 /// One cut, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CutInfo {
-    /// Why it is kept.
+    /// The reason why it is kept.
     pub kind: CutKind,
-    /// Its name, of a snapshot.
+    /// The name of a snapshot.
     pub name: String,
     /// Its checkpoint.
     pub number: u64,
@@ -169,9 +169,9 @@ pub struct CutInfo {
     pub position: u64,
     /// When it was.
     pub wall_unix_ms: u64,
-    /// Bytes of objects that would be deleted if it alone were given up.
+    /// Bytes of objects that would be deleted if only this cut were given up.
     pub unique_bytes: u64,
-    /// Bytes of segment objects that it needs and others need too.
+    /// Bytes of segment objects that this cut shares with others.
     pub shared_bytes: u64,
 }
 
@@ -188,7 +188,7 @@ pub struct PastReport {
     pub cuts: Vec<CutInfo>,
 }
 
-/// What a volume keeps, as the store says it.
+/// What a volume keeps, according to the store.
 pub fn past(store: &dyn ObjectStore, name: &str) -> Result<PastReport> {
     let world = RealWorld::default();
     let stored = names::stored(store, name, &mut Reporter::new(&world))?;

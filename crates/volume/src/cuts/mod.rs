@@ -1,9 +1,9 @@
 //! The past of a volume: snapshots, moments inside the retention window, rollback, and clones.
 //!
-//! A *cut* is a checkpoint that is kept and the segments after it up to some. What is kept, and
+//! A *cut* is a kept checkpoint and the segments after it, up to some last one. What is kept, and
 //! since when, is written in the log itself as *orders* (segments of their own): an order is done
-//! when its segment is stored, so the log alone says whether it came before or after a fence, and
-//! recovery meets it like any write. See `docs/decisions/0014`.
+//! when its segment is stored, so the log alone tells whether it came before or after a fence, and
+//! recovery applies it like any write. See `docs/decisions/0014`.
 //!
 //! Modules: `book` (what is kept, and which segments that needs), `cut` (which one is meant),
 //! `find` (where it begins and ends), `clones` (volumes that begin from a cut of another; pins),

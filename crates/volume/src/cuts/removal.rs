@@ -6,7 +6,7 @@
 //! finds no name, or its pin is found. The clone that releases the last pin checks for that word
 //! and removes what is left; if two release at the same time, the later one sees both. Before the
 //! first object is removed, the word changes to *removed*, unless another process has already
-//! revived the volume: so nothing is deleted only because of a list.
+//! revived the volume: so a list alone never causes a delete.
 //!
 //! Invariant: the last fence stays forever, so that a writer that wakes up learns that it is
 //! fenced. So do the words, so that no old name ever means the volume again.
@@ -41,8 +41,7 @@ pub(crate) struct PinHolder<'a> {
     pub(crate) lineage: &'a [LineageEntry],
 }
 
-/// Lets go of all pins of a clone, and removes ancestors that were deleted and that nobody needs
-/// any more.
+/// Releases all pins of a clone, and removes deleted ancestors that no clone needs any more.
 pub(crate) fn let_go(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -51,7 +50,7 @@ pub(crate) fn let_go(
     let mut deleted = Deleted { objects: 0, bytes: 0, pinned_by: Vec::new() };
     for entry in kin.lineage.iter().filter(|entry| entry.pin > 0) {
         if ask::get(store, &pin_key(entry.volume_id, entry.pin), None, Class::Read)?.is_none() {
-            // Let go of before, and removed since.
+            // Released earlier, and removed since.
             continue;
         }
         let pin = Pin {
@@ -93,7 +92,7 @@ pub(crate) fn remove_objects(
     if newest.said == Word::Deleted {
         let said = Said { fence, name: &newest.name };
         if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, said)? {
-            // Another process removes it, or has revived it.
+            // Another process is removing it, or has revived it.
             return Ok(deleted);
         }
     }
@@ -102,7 +101,7 @@ pub(crate) fn remove_objects(
         (fence > 0).then(|| segment_key(volume_id, fence)).into_iter().collect();
     let convert = |error: sawmill_store::StoreError| store_error(&error);
     let objects = ask.list(&format!("{volume_id}/"), Class::Upload).map_err(convert)?;
-    // A delete that was tried before may have put its fence further on.
+    // An earlier attempt to delete may have put its fence further on.
     let last = objects
         .iter()
         .filter_map(|object| parse_segment_key(&object.key))
@@ -137,7 +136,7 @@ pub(crate) fn pinned_by(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<
         let key = pin_key(volume_id, slot);
         let Some(bytes) = ask::get(store, &key, None, Class::Read)? else { return Ok(names) };
         if ask::get(store, &released_key(volume_id, slot), None, Class::Read)?.is_none() {
-            // One that cannot be read still holds.
+            // An unreadable pin still holds.
             names.push(Pin::decode(&bytes, volume_id, slot).map_or(key, |pin| pin.name));
         }
         slot += 1;

@@ -1,9 +1,9 @@
-//! Words about a volume: that it is deleted, that its data is going, that it lives.
+//! Words about a volume: deleted, removed (its data is being deleted) or live.
 //!
-//! Invariants: a word is created if absent under the number after the newest that was read, and
-//! stays for ever; the newest counts. So of two that want to say the next thing one does, and the
-//! other learns of it: one process cannot remove a volume that another has just restored, or the
-//! reverse.
+//! Invariants: a word is created if absent, under the number after the newest that was read, and
+//! stays for ever; the newest counts. Of two processes that write the next word, one succeeds and
+//! the other learns of it. So one process cannot remove a volume that another has just restored, or
+//! the reverse.
 
 use bytes::Bytes;
 use sawmill_format::ids::{PutId, VolumeId};
@@ -18,11 +18,11 @@ use crate::{Error, ErrorKind, Result};
 pub(crate) struct Newest {
     /// Its number; 0: there is none.
     pub(crate) number: u64,
-    /// What it says; a volume without any lives.
+    /// Its state; a volume without any word lives.
     pub(crate) said: Word,
-    /// The last fence, when it is deleted; 0: none.
+    /// The last fence of a deleted volume; 0: none.
     pub(crate) fence: u64,
-    /// The name that was said with it.
+    /// The name recorded in it.
     pub(crate) name: String,
 }
 
@@ -32,7 +32,7 @@ impl Newest {
     }
 }
 
-/// Asks for one word after the other. There are few: one per delete, and per return from one.
+/// Reads the words in order. There are few: one for each delete, and one for each restore.
 pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Newest> {
     let mut newest = Newest { number: 0, said: Word::Lives, fence: 0, name: String::new() };
     loop {
@@ -46,16 +46,16 @@ pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<New
     }
 }
 
-/// What is said with a word.
+/// The content of a word.
 #[derive(Clone, Copy)]
 pub(crate) struct Said<'a> {
     /// The last fence of a volume that is deleted; 0: none.
     pub(crate) fence: u64,
-    /// The name that the volume has, or had last.
+    /// The volume's name, or its last one.
     pub(crate) name: &'a str,
 }
 
-/// Says a word; false: somebody else has said another under that number.
+/// Creates a word. Returns false if another process has created a different one with that number.
 pub(crate) fn put(
     world: &dyn World,
     store: &dyn ObjectStore,

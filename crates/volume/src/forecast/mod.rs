@@ -1,13 +1,12 @@
-//! What a disk would do under given writes, without any data: how much goes to the store, how much
-//! garbage collection copies, how large the map grows, how many requests it takes.
+//! Predicts what a disk does under given writes, without any data: how much goes to the store, how
+//! much garbage collection copies, how large the map grows, how many requests it takes.
 //!
-//! Nothing is modelled twice: records are cut, batches are filled, coalesced and laid out, extents
-//! enter the map, segments are counted, chosen, gathered and packed, and checkpoints are encoded by
-//! the functions with which a served volume does it. What differs: time is that of the caller's
-//! requests, the store answers at once, and collecting begins and ends between two segments.
+//! Nothing is modelled twice. The functions of a served volume cut records, fill, coalesce and lay
+//! out batches, enter extents into the map, count, choose, gather and pack segments, and encode
+//! checkpoints. What differs: time is that of the caller's requests, the store answers at once, and
+//! collecting begins and ends between two segments.
 //!
-//! Modules: `report` (what comes out). Not here: reading traces, prices, charts (the binary's
-//! matter).
+//! Modules: `report` (the results). Not here: reading traces, prices, charts (the binary's matter).
 
 mod report;
 #[cfg(test)]
@@ -43,7 +42,7 @@ use crate::{Error, ErrorKind, Result, limits, names, write};
 use report::Sampler;
 pub use report::{Report, Requests, Sample};
 
-/// The disk whose doings are to be known.
+/// The disk to predict.
 #[derive(Clone, Debug)]
 pub struct ForecastOptions {
     /// Size of the disk, at most [`limits::SIZE_BYTES_MAX`].
@@ -54,7 +53,7 @@ pub struct ForecastOptions {
     pub segment_age_max: Duration,
     /// As of [`OpenOptions`](crate::OpenOptions).
     pub checkpoint_bytes: u64,
-    /// None: nothing is collected, and segments go only when they are dead by themselves.
+    /// None: nothing is collected, and a segment is deleted only when none of its data is live.
     pub gc: Option<GcPolicy>,
     /// Whether holes of up to [`limits::GC_HOLE_BYTES_MAX`] are plugged when segments are
     /// collected.
@@ -84,7 +83,7 @@ pub struct Forecast {
     pending: Vec<Arc<Record>>,
     pending_bytes: u64,
     pending_since: Duration,
-    /// Position of the next record: one byte of position each, as only their order counts here.
+    /// Position of the next record. Each takes one byte of position: only the order counts.
     position: u64,
     next_sequence: u32,
     now: Duration,
@@ -136,29 +135,29 @@ impl Forecast {
         })
     }
 
-    /// `length` bytes are written at `address`, at time `at` since some start. Time never goes
-    /// back: an earlier one counts as that of the request before.
+    /// Writes `length` bytes at `address`, at time `at` since some start. Time never goes back: an
+    /// earlier time counts as that of the request before.
     pub fn write(&mut self, address: u64, length: u64, at: Duration) -> Result<()> {
         self.report.written_bytes += length;
         self.report.writes += 1;
         self.append(RecordOperation::Write, address, length, at)
     }
 
-    /// A discard; arguments as of [`write`](Self::write).
+    /// A discard; arguments as for [`write`](Self::write).
     pub fn discard(&mut self, address: u64, length: u64, at: Duration) -> Result<()> {
         self.report.discards += 1;
         self.append(RecordOperation::Discard, address, length, at)
     }
 
-    /// A write of zeroes; arguments as of [`write`](Self::write).
+    /// A write of zeroes; arguments as for [`write`](Self::write).
     pub fn zero(&mut self, address: u64, length: u64, at: Duration) -> Result<()> {
         self.report.discards += 1;
         self.append(RecordOperation::Zero, address, length, at)
     }
 
-    /// A read; arguments as of [`write`](Self::write). Counts the fetches it would take with no
-    /// cache at all: one for each piece, also where nothing was written, as a trace begins with a
-    /// disk that is not empty.
+    /// A read; arguments as for [`write`](Self::write). Counts the fetches without any cache: one
+    /// for each piece, also where nothing was written, because a trace begins with a disk that is
+    /// not empty.
     pub fn read(&mut self, address: u64, length: u64, at: Duration) -> Result<()> {
         self.check_range(address, length)?;
         self.pass_time(at)?;
@@ -170,7 +169,7 @@ impl Forecast {
         Ok(())
     }
 
-    /// Seals what is left and says what it all came to.
+    /// Seals what is left and returns the totals.
     pub fn finish(mut self) -> Result<Report> {
         self.seal()?;
         self.settle();
@@ -217,14 +216,14 @@ impl Forecast {
         Ok(())
     }
 
-    /// Seals the batch that grows too old until `at`.
+    /// Seals the pending batch if it becomes too old by `at`.
     fn pass_time(&mut self, at: Duration) -> Result<()> {
         let age = self.options.segment_age_max;
         if !age.is_zero() && !self.pending.is_empty() && at >= self.pending_since + age {
             self.now = self.now.max(self.pending_since + age);
             self.seal()?;
         }
-        // Nothing happens until `at`: what is dead is let go, which takes two checkpoints.
+        // The disk is idle until `at`: dead segments are deleted, which takes two checkpoints.
         if self.pending.is_empty() && at >= self.busy_at + QUIET_AFTER {
             for _ in 0..2 {
                 if self.view.segments.totals().is_worth_a_checkpoint_in_peace() {
@@ -294,7 +293,7 @@ impl Forecast {
         Ok(())
     }
 
-    /// A segment is put and enters the table.
+    /// Puts a segment and enters it into the table.
     fn store(&mut self, header: &SegmentHeader) {
         let object_bytes = header.object_bytes();
         self.report.requests.put_segments += 1;
@@ -315,7 +314,7 @@ impl Forecast {
         self.report.store_bytes_max = self.report.store_bytes_max.max(totals.object_bytes);
     }
 
-    /// As the engine does it, but with no writes in between.
+    /// As in the engine, but with no writes in between.
     fn collect(&mut self) -> Result<()> {
         let Some(policy) = self.options.gc else { return Ok(()) };
         loop {
@@ -366,7 +365,7 @@ impl Forecast {
         Ok(())
     }
 
-    /// Encodes a checkpoint, to know its size, and deletes what it allows to.
+    /// Encodes a checkpoint, to learn its size, and deletes what it allows to be deleted.
     fn checkpoint(&mut self) -> Result<()> {
         self.checkpoint_number += 1;
         self.log_bytes = 0;
@@ -413,7 +412,7 @@ impl Forecast {
         self.report.put_bytes += self.root_bytes;
         let requests = &mut self.report.requests;
         requests.put_checkpoints += 1;
-        // Old roots and old parts are looked for; then they go, then the segments.
+        // Old roots and old parts are listed; they are deleted first, then the segments.
         requests.list += 2;
         requests.delete += 2 + u64::from(!deletable.is_empty());
         for sequence in deletable {

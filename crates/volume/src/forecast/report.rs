@@ -1,9 +1,9 @@
-//! What a forecast comes to, at the end and on the way. Not here: what is counted when (`super`),
+//! The results of a forecast, at the end and on the way. Not here: what is counted when (`super`),
 //! and prices and charts (the binary).
 
 use std::time::Duration;
 
-/// Samples kept: when there are more, every second one goes.
+/// Samples kept: when there are more, every second one is dropped.
 const SAMPLES_MAX: usize = 512;
 
 /// Requests to the store.
@@ -57,7 +57,7 @@ pub struct Sample {
     pub puts: u64,
 }
 
-/// What it all came to. Counts and sums are since the start, unless they say otherwise.
+/// The totals. Counts and sums are since the start, unless stated otherwise.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Write requests.
@@ -70,7 +70,7 @@ pub struct Report {
     pub read_bytes: u64,
     /// Discards and writes of zeroes.
     pub discards: u64,
-    /// Bytes that never left for the store, as the same batch overwrote or discarded them.
+    /// Bytes that never went to the store, because the same batch overwrote or discarded them.
     pub coalesced_bytes: u64,
     /// Data of segments of batches.
     pub batch_bytes: u64,
@@ -82,7 +82,7 @@ pub struct Report {
     pub moved_segments: u64,
     /// Data it copied out of segments that were not collected, to plug holes.
     pub plugged_bytes: u64,
-    /// How often it began.
+    /// How often garbage collection began.
     pub collections: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
@@ -153,7 +153,7 @@ impl Report {
     }
 }
 
-/// Takes samples ever more rarely, so that a long trace has no more of them than a short one.
+/// Samples ever more rarely, so that a long trace has no more samples than a short one.
 pub(super) struct Sampler {
     stride: u64,
     seen: u64,
@@ -164,7 +164,7 @@ impl Sampler {
         Sampler { stride: 1, seen: 0 }
     }
 
-    /// Takes one if it is time.
+    /// Takes a sample if it is time.
     pub(super) fn see(&mut self, report: &mut Report, at: Duration) {
         self.seen += 1;
         if !self.seen.is_multiple_of(self.stride) {
@@ -181,7 +181,7 @@ impl Sampler {
         }
     }
 
-    /// Takes the last one, whatever time it is.
+    /// Takes the last sample, whatever time it is.
     pub(super) fn end(&mut self, report: &mut Report, at: Duration) {
         report.samples.push(report.sample(at));
     }

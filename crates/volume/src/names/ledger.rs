@@ -25,13 +25,13 @@ use crate::cuts::words::{self, Said};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
-/// How a name stands.
+/// The present state of a name.
 pub(crate) struct Standing {
     /// The number of its newest record; 0: it has none.
     pub(crate) number: u64,
     /// That record.
     pub(crate) newest: Option<NameRecord>,
-    /// The volume it means.
+    /// The volume that the name means.
     pub(crate) volume: Option<VolumeRecord>,
     /// Its newest record waits for its target.
     pub(crate) waits: bool,
@@ -45,7 +45,7 @@ impl Standing {
     }
 }
 
-/// How a name stands now.
+/// Reads the present state of a name.
 pub(crate) fn look(store: &dyn ObjectStore, name: &str) -> Result<Standing> {
     ask::again_if_damaged(|| {
         let Some((number, bytes)) = newest(store, name)? else {
@@ -62,8 +62,7 @@ pub(crate) fn look(store: &dyn ObjectStore, name: &str) -> Result<Standing> {
     })
 }
 
-/// The newest record: in strides that double up to the first number that is not there, then by
-/// halves.
+/// The newest record: doubles the stride up to a number that does not exist, then bisects.
 fn newest(store: &dyn ObjectStore, name: &str) -> Result<Option<(u64, Bytes)>> {
     let mut found: Option<(u64, Bytes)> = None;
     let mut free = None;
@@ -81,7 +80,7 @@ fn newest(store: &dyn ObjectStore, name: &str) -> Result<Option<(u64, Bytes)>> {
     }
 }
 
-/// The object whose coming makes a step happen.
+/// The object whose creation makes a step take effect.
 fn target(record: &NameRecord) -> Option<String> {
     match &record.step {
         NameStep::Moves { to, number } => Some(name_key(to, *number)),
@@ -90,8 +89,7 @@ fn target(record: &NameRecord) -> Option<String> {
     }
 }
 
-/// Whether a name whose newest record is this means its volume, and whether it waits for its
-/// target.
+/// Whether a name with this newest record means its volume, and whether it waits for its target.
 fn judge(record: &NameRecord, target: Option<&[u8]>) -> Result<(bool, bool)> {
     let volume_id = record.volume.volume_id;
     Ok(match (&record.step, target) {
@@ -109,7 +107,7 @@ fn judge(record: &NameRecord, target: Option<&[u8]>) -> Result<(bool, bool)> {
     })
 }
 
-/// As [`look`], after which no step of before can happen any more.
+/// As [`look`], but afterwards no earlier step can take effect any more.
 pub(crate) fn settle(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Standing> {
     for _ in 0..TRIES_MAX {
         let standing = look(store, name)?;
@@ -117,7 +115,7 @@ pub(crate) fn settle(world: &dyn World, store: &dyn ObjectStore, name: &str) -> 
             return Ok(standing);
         };
         let volume = &newest.volume;
-        // Whoever is faster has settled it too.
+        // A faster process has settled it too.
         match &newest.step {
             NameStep::Moves { to, number } => {
                 append(world, store, to, *number, NameStep::Void, volume)?;
@@ -138,7 +136,7 @@ pub(crate) fn settle(world: &dyn World, store: &dyn ObjectStore, name: &str) -> 
     Err(busy(name))
 }
 
-/// Adds a record at a place that was free; `None`: somebody was faster.
+/// Adds a record at a place that was free; `None`: another process was faster.
 pub(crate) fn append(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -180,8 +178,8 @@ pub(crate) fn claim(
     Err(busy(name))
 }
 
-/// Gives a free name to a volume that may have been deleted here before, or whose name was lost: no
-/// word of before that comes late counts any more. `None`: the name is not free.
+/// Gives a free name to a volume that may have been deleted here before, or whose name was lost. An
+/// earlier word that lands late no longer counts. `None`: the name is not free.
 pub(crate) fn name_again(
     world: &dyn World,
     store: &dyn ObjectStore,
@@ -197,15 +195,15 @@ pub(crate) fn name_again(
     claim(world, store, name, volume)
 }
 
-/// Removes the record that an older version left, which a numbered one has overtaken: nobody reads
-/// it but an older version. Whether it goes, and when, changes nothing.
+/// Removes the record that an older version left and a numbered one has superseded: only an older
+/// version reads it. Whether it goes, and when, changes nothing.
 pub(crate) fn remove_old(store: &dyn ObjectStore, name: &str, was: &Standing) {
     if was.number == 0 {
         let _ = Blocking(store).delete(vec![volume_key(name)], Class::Background);
     }
 }
 
-/// All names that a list shows and that mean a volume, each looked at; sorted.
+/// All names that a list shows and that mean a volume, each verified; sorted.
 pub(crate) fn all(store: &dyn ObjectStore) -> Result<Vec<Listed>> {
     let list =
         |prefix| Blocking(store).list(prefix, Class::Read).map_err(|error| store_error(&error));
@@ -229,7 +227,7 @@ pub(crate) fn all(store: &dyn ObjectStore) -> Result<Vec<Listed>> {
     Ok(listed)
 }
 
-/// The same of some names and the newest number that the list showed of each.
+/// As [`all`], for some names, each with the newest number that the list showed.
 fn some(store: &dyn ObjectStore, names: &[(String, u64)]) -> Vec<Listed> {
     let wanted = names.iter().flat_map(|(name, number)| {
         [name_key(name, (*number).max(1)), name_key(name, number + 1)].map(|key| (key, None))

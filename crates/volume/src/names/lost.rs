@@ -1,11 +1,11 @@
-//! Volumes that no name means: their names were lost, or what made them died half way.
+//! Volumes that no name means: their names were lost, or their creation was interrupted.
 //!
-//! Invariants: a volume is found by what lies under its id, so none is overlooked; it is named only
-//! when no name is known to mean it, nobody has deleted it, and it is no copy that is not whole
-//! yet. If a lagging list hides its name, the volume gets a second one, and cannot be deleted until
-//! one of them is gone.
+//! Invariants: a volume is found by the objects under its id, so none is overlooked; it gets a name
+//! only when no name is known to mean it, it has not been deleted, and it is not an incomplete
+//! copy. If a lagging list hides its name, the volume gets a second one, and cannot be deleted
+//! until one of them is gone.
 //!
-//! Not here: the names there are (`ledger`).
+//! Not here: the existing names (`ledger`).
 
 use std::collections::BTreeSet;
 
@@ -30,8 +30,8 @@ pub struct Unnamed {
     pub volume_id: VolumeId,
     /// Its size, or why that cannot be read.
     pub size_bytes: Result<u64>,
-    /// It was deleted, and something of it is left: its clones need it, or the delete was cut
-    /// short.
+    /// It was deleted, and something of it is left: its clones need it, or the delete was
+    /// interrupted.
     pub is_deleted: bool,
 }
 
@@ -43,7 +43,7 @@ pub fn unnamed(store: &dyn ObjectStore) -> Result<Vec<Unnamed>> {
         ids.extend(parse_checkpoint_key(&object.key).map(|(volume_id, _)| volume_id));
     }
     for listed in list(store)? {
-        // A name that cannot be read may mean any of them: what it says is not known.
+        // A name that cannot be read may mean any of them, so its error ends the search.
         ids.remove(&listed.record?.volume_id);
     }
     let described = ids.into_iter().map(|volume_id| {
@@ -58,8 +58,8 @@ pub fn unnamed(store: &dyn ObjectStore) -> Result<Vec<Unnamed>> {
     described.collect()
 }
 
-/// Names a volume that no name means. What its records no longer say, because all are gone, is
-/// taken as `block_bytes` and the defaults of a new volume.
+/// Names a volume that no name means. If all its records are gone, `block_bytes` and the defaults
+/// of a new volume replace them.
 pub fn name_unnamed(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
@@ -86,7 +86,7 @@ fn name_unnamed_in(
             ));
         }
     }
-    // Refuses an id under which nothing can be opened.
+    // Refuses an id under which there is no volume to open.
     let newest = checkpoint::newest(store, volume_id)?;
     if words::newest(store, volume_id)?.is_gone() {
         return refused(format!(
@@ -106,7 +106,7 @@ fn name_unnamed_in(
     ledger::name_again(world, store, name, &record)?.ok_or_else(|| exists(name))
 }
 
-/// What some name once said of a volume: records are never deleted.
+/// The record of the volume in some earlier name: records are never deleted.
 fn last_record(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Option<VolumeRecord>> {
     for object in
         Blocking(store).list(NAME_PREFIX, Class::Read).map_err(|error| store_error(&error))?

@@ -1,4 +1,4 @@
-//! Attaches for writing, by what was judged. See `open` for the order and the reasons.
+//! Attaches for writing, according to the verdict. See `open` for the order and the reasons.
 //!
 //! Invariant: a fence is put only while the journal durably holds an intent with its epoch and put
 //! id.
@@ -131,8 +131,8 @@ fn shut_others_out(
         return Ok(false);
     }
     names::demand_undeleted(world, store, name, stored.record.volume_id)?;
-    // A process that made it a replica in the meantime puts a fence after that: one of the two sees
-    // the other.
+    // A process that made it a replica in the meantime puts a fence after that, so one of the two
+    // sees the other.
     demand_primary(store, &stored.record, stored.newest.checkpoint.number)?;
     if !repeat_checkpoint(store, stored, world)? {
         demand_last(store, stored)?;
@@ -289,8 +289,8 @@ fn settle_intent(
     Ok(())
 }
 
-/// Fences at the end of the log. If a live writer puts a segment there first, that is taken in, and
-/// the new end is tried.
+/// Fences at the end of the log. If a live writer puts a segment there first, that segment is
+/// applied, and the new end is tried.
 fn fence_at_end(
     store: &dyn ObjectStore,
     stored: &mut Stored,
@@ -324,8 +324,8 @@ fn fence_at_end(
     Err(Error::new(ErrorKind::Unavailable, text))
 }
 
-/// Takes in what a live writer has put since. If it has already deleted some of that, starts from
-/// its newest checkpoint.
+/// Applies what a live writer has put since. If the writer has already deleted some of that, starts
+/// from its newest checkpoint.
 fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -> Result<()> {
     let volume_id = stored.record.volume_id;
     let rolled = roll_forward(store, volume_id, Some(&mut stored.view), &mut stored.end);
@@ -344,11 +344,11 @@ fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -
 
 /// If this process was stopped for long after it found the end of the log, the writer to be fenced
 /// may have written past that end and deleted the very name that the fence then took. Names are
-/// deleted only after checkpoints that say so.
+/// deleted only after a checkpoint that allows it.
 ///
-/// A checkpoint that the writer put before it could know of the fence counts, because it may have
-/// deleted by it. So this attach starts again, from that checkpoint. By later checkpoints the
-/// writer deletes nothing, because it checks for fences before it deletes (`engine::fence_check`).
+/// A checkpoint that the writer put before it could know of the fence counts, because the writer
+/// may have deleted by it. So this attach starts again, from that checkpoint. After later ones the
+/// writer deletes nothing, because it checks for fences first (`engine::fence_check`).
 fn has_nobody_gone_on(store: &dyn ObjectStore, stored: &Stored) -> Result<bool> {
     let newest = checkpoint::newest(store, stored.record.volume_id)?;
     if newest.number_max == stored.newest.number_max {
@@ -361,7 +361,7 @@ fn has_nobody_gone_on(store: &dyn ObjectStore, stored: &Stored) -> Result<bool> 
     Ok(false)
 }
 
-/// Refuses if another process fenced after us: two that take over from each other would never end.
+/// Refuses if another process fenced after us: otherwise two that fence each other would never end.
 fn demand_last(store: &dyn ObjectStore, stored: &Stored) -> Result<()> {
     let mut end = stored.end.clone();
     let rolled = roll_forward(store, stored.record.volume_id, None, &mut end);

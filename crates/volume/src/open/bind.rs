@@ -97,7 +97,7 @@ pub(super) fn bind(
         StagingHeader { volume_id, journal_tag: tag, capacity_bytes: capacity, boot_id, epoch };
     let (ring, consumer) = new_ring(&staging_path, options, &header, position, staging)?;
     // The other copy too: if one is lost later, the other must still know whose records count. It
-    // says where the memory is before anything is accepted.
+    // locates the memory before anything is accepted.
     superblock.write(|block| block.memory = Some(memory))?;
     remove_old_memory(old_memory, &staging_path);
     let bytes: u64 = records.iter().map(|record| record.payload_bytes()).sum();
@@ -167,7 +167,7 @@ fn new_ring(
                 std::thread::Builder::new().name("staging-free".into()).spawn(move || drop(old));
             staging
         }
-        // There may be no room for both.
+        // There may be no room for both old and new memory.
         _ => {
             drop(old);
             StagingFile::create(path, options.staging_bytes).map_err(failed)?
@@ -176,7 +176,7 @@ fn new_ring(
     Ok(staging.into_ring(position, &header.encode()))
 }
 
-/// Removes old memory that is in another place than the new.
+/// Removes old memory that lies in another place than the new.
 fn remove_old_memory(old: Option<PathBuf>, new: &Path) {
     if let Some(path) = old.filter(|path| path != new)
         && let Err(error) = std::fs::remove_file(&path)

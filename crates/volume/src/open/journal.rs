@@ -2,11 +2,11 @@
 //! volume, whether it holds anything, and whether it may be used. Reads only; `attach` acts on the
 //! verdict.
 //!
-//! Invariant: unless the user accepts the loss, a new journal is made only if the store says that
+//! Invariant: unless the user accepts the loss, a new journal is made only if the store shows that
 //! the volume was closed cleanly.
 //!
-//! Not here: which records count (`journal::scan`, `recovery::cases`), and whose the memory is
-//! (`memory`).
+//! Not here: which records count (`journal::scan`, `recovery::cases`), and which journal the memory
+//! belongs to (`memory`).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::{Error, ErrorKind, Result};
 
 /// What the journal is, and what it holds.
 pub(crate) enum Judged {
-    /// There is none, or nothing relevant in it: make one.
+    /// There is no journal, or it holds nothing relevant: make one.
     Make { old: Old, why: String },
     /// It is this volume's newest journal: use it.
     Use(Box<Usable>),
@@ -37,7 +37,7 @@ pub(crate) enum Judged {
 pub(crate) enum Old {
     /// It holds nothing and may be replaced.
     Remove,
-    /// It holds, or may hold, writes that are nowhere else: it is renamed and kept.
+    /// It holds, or may hold, writes that exist nowhere else: it is renamed and kept.
     Keep,
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn lock(options: &OpenOptions, disks: &dyn Disks) -> Result<Lock> {
     }
 }
 
-/// The same for a journal that was made under the lock.
+/// Locks a journal that was made under the lock, in the same way.
 pub(super) fn lock_file(options: &OpenOptions, disks: &dyn Disks) -> Result<Lock> {
     let path = &options.journal_path;
     disks.lock_file(path).map_err(|error| cannot_lock(path, error))
@@ -121,7 +121,7 @@ fn judge_superblock(
         Ok(None) => absent(stored, options, world),
         Ok(Some(superblock)) => judge_against_store(stored, options, world, disk, superblock),
         Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
-        // What cannot be read now may be intact, and hold the intent of a fence that is still in
+        // An unreadable superblock may be intact, and hold the intent of a fence that is still in
         // flight.
         Err(error) if error.kind() == ErrorKind::Unavailable && !options.accept_journal_loss => {
             Err(error)
@@ -145,8 +145,8 @@ fn cannot_lock(path: &Path, error: std::io::Error) -> Error {
     Error::new(kind, format!("the journal {} {what}", path.display())).with_source(error)
 }
 
-/// No journal (or a file that is not ours, which is kept): that is fine only if the last attachment
-/// left nothing in one.
+/// No journal (or a file that is not ours, which is kept): that is safe only if the last attachment
+/// left no records in one.
 fn absent(stored: &Stored, options: &OpenOptions, world: &dyn World) -> Result<Judged> {
     let path = options.journal_path.display();
     if stored.end.clean {
@@ -167,8 +167,8 @@ fn absent(stored: &Stored, options: &OpenOptions, world: &dyn World) -> Result<J
     Err(Error::new(ErrorKind::Refused, text))
 }
 
-/// A journal that was closed cleanly and holds nothing. But others have attached since, and theirs
-/// may.
+/// A journal that was closed cleanly and holds nothing. But other attachments have followed, and
+/// their journals may hold writes.
 fn overtaken(
     stored: &Stored,
     options: &OpenOptions,
@@ -304,7 +304,7 @@ fn judge_against_store(
         Found::NoneNeeded => image(None),
         Found::Lost => image(None).with_memory_lost(),
     };
-    // The attachment may have started its records later: what lies between belongs to earlier ones.
+    // The attachment may have started its records later: the log before is of earlier ones.
     let from = end.position.max(block.trim);
     let wanted =
         ScanOptions::of(block, from, options.accept_journal_loss).synced_through(log.synced());
@@ -322,8 +322,8 @@ fn judge_other_epoch(
 ) -> Result<Judged> {
     let (block, end) = (superblock.current(), &stored.end);
     if block.epoch == 0 {
-        // Its process died while making it, before it had the volume: it holds nothing, but its
-        // fence may still land, so it is kept as long as that is possible.
+        // The process died while it made the journal, before it had the volume. The journal holds
+        // nothing, but its fence may still land, so it is kept as long as that is possible.
         let pending = block.intent_epoch > end.epoch;
         if pending && (end.clean || options.accept_journal_loss) {
             return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
@@ -336,7 +336,7 @@ fn judge_other_epoch(
             old copy",
             block.epoch, end.epoch
         );
-        // Also if that old copy says that it was closed cleanly.
+        // Even if that old copy records a clean close.
         return stale(stored, options, world, &text);
     }
     if block.clean {

@@ -1,8 +1,8 @@
-//! What is lost with a journal or its memory, in words: how old the last state in the store is, and
+//! Describes what is lost with a journal or its memory: how old the last state in the store is, and
 //! how much is known to have been accepted after it.
 //!
-//! Invariant: what is not known is said to be not known. An amount is a difference of positions; it
-//! counts the heads and the padding of records too, so it is always "about".
+//! Invariant: the text states what is not known. An amount is a difference of positions; it
+//! includes the heads and the padding of records, so it is always "about".
 //!
 //! Not here: whether a loss needs to be accepted ([`super::journal`], [`super::memory`]).
 

@@ -1,7 +1,7 @@
 //! Makes a journal, and handles an existing file with its name.
 //!
-//! Invariant: what holds, or may hold, writes that are nowhere else is kept under a name of its
-//! own, which was free.
+//! Invariant: a file that holds, or may hold, writes that exist nowhere else is kept under a name
+//! of its own, which was free.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,7 @@ pub(super) fn make_journal(
     disks.make(path, bytes).map_err(|error| failed("made", error))
 }
 
-/// Under a free name: clocks may be set back, and what was set aside before stays.
+/// Renames it to a free name: clocks may be set back, and files set aside earlier stay.
 fn set_aside(path: &Path, disks: &dyn Disks, unix_ms: u64) -> io::Result<PathBuf> {
     for at in unix_ms..u64::MAX {
         let mut aside = path.to_owned();
@@ -73,8 +73,8 @@ fn set_aside(path: &Path, disks: &dyn Disks, unix_ms: u64) -> io::Result<PathBuf
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// A block device cannot be renamed: if its content must be kept, it is refused; any other starts
-/// with blank superblocks, so that no copy of an older one can win.
+/// A block device cannot be renamed. If its content must be kept, it is refused; otherwise it
+/// starts with blank superblocks, so that no older copy can win.
 fn take_device(path: &Path, old: Old, disks: &dyn Disks) -> Result<Arc<dyn Disk>> {
     let mut start = AlignedBytes::zeroed(RING_START_BYTES as usize);
     let read = disks.open(path).and_then(|disk| disk.read_at(0, &mut start));
@@ -107,8 +107,8 @@ mod tests {
     use super::*;
     use crate::disk::RealDisks;
 
-    /// Disks on which somebody makes a file in the moment between a look at its name and a rename
-    /// to it.
+    /// Disks on which another process makes a file between the check of its name and the rename to
+    /// it.
     struct Racing(PathBuf);
 
     impl Disks for Racing {

@@ -2,9 +2,9 @@
 //! it is.
 //!
 //! Invariants: while accepted writes of an attachment may be only in memory, the journal's
-//! superblock says so, with the boot and the folder. In that boot the memory must be found, or the
-//! attach is refused: accepted writes are never dropped silently. In another boot the power was
-//! lost, and with it what was not logged.
+//! superblock records that, with the boot and the folder. In that boot the memory must be found, or
+//! the attach is refused: accepted writes are never dropped silently. Another boot means that the
+//! power was lost, and with it what was not logged.
 //!
 //! Not here: what is in it (`journal::scan`), and making the next one (`attach`).
 
@@ -23,7 +23,7 @@ use crate::recovery::stored::Stored;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
-// The numbers of the staging file are where its page says: `sawmill-sys` does not know the formats.
+// Checks that the numbers lie where their page has them: `sawmill-sys` knows no formats.
 const _: () = {
     let first = NUMBERS_OFFSET_BYTES;
     let (written, failed) = (numbers_at::WRITTEN.offset, numbers_at::SYNC_FAILED.offset);
@@ -68,7 +68,7 @@ fn folder_of(memory: &Memory) -> &Path {
 /// Why a staging file is not the memory in question.
 enum NotIt {
     Absent(PathBuf),
-    /// A living process has it open.
+    /// A running process has it open.
     InUse(PathBuf),
     Foreign(String),
 }
@@ -78,7 +78,7 @@ pub(super) enum Found {
     Memory(StagingFile),
     /// No accepted write is only in memory, or the power was lost.
     NoneNeeded,
-    /// It is gone in the boot in which it was written, and the user accepts the loss.
+    /// It is missing in the boot in which it was written, and the user accepts the loss.
     Lost,
 }
 
@@ -105,10 +105,10 @@ pub(super) fn find(
             boot_id,
         )
     };
-    // In the current folder, which may be another mount of the one where it was left; otherwise
-    // there. The journal may be a copy, and then that is the folder of its original: if the
-    // original is alive, the file in the current folder is a copy too, and older than what the
-    // original acknowledges.
+    // In the current folder, which may be another mount of the one where it was left; otherwise in
+    // the recorded folder. The journal may be a copy; then the recorded folder is that of its
+    // original. If the original is still running, the file in the current folder is a copy too, and
+    // older than what the original acknowledges.
     let left_in = recorded.map(folder_of).filter(|folder| *folder != options.staging_folder);
     let is_copy = left_in.is_some_and(|folder| matches!(look_in(folder), Ok(Err(NotIt::InUse(_)))));
     let used_now = (!is_copy).then_some(&*options.staging_folder);

@@ -4,8 +4,8 @@
 //! What the store and the journal hold is judged before anything of the volume is changed:
 //! checkpoint, roll forward, journal and scan only read. Then: intent (in the journal) -> fence (in
 //! the store) -> the checkpoint repeated under the next number (`repeat`) -> journal bound to the
-//! new epoch. The next attach handles a crash between any two of these: from the intent it knows
-//! that the fence was ours.
+//! new epoch. The next attach handles a crash between any two of these: the intent tells it that
+//! the fence was ours.
 //!
 //! Not here: opening for reading, the replay into the maps and the start of the loops
 //! (`crate::volume`).

@@ -1,10 +1,10 @@
-//! Puts the checkpoint that an attach started from again under the next number, before anything is
+//! Repeats the checkpoint that an attach started from, under the next number, before anything is
 //! accepted.
 //!
-//! A fence stops the segments of the previous writer. A checkpoint of it may still be in flight:
-//! when it lands, it would be the newest, with a size or a past that the new attachment does not
-//! have. Checkpoints are numbered without gaps, and a writer has at most one in flight. So the
-//! attachment that takes the next number leaves none for it.
+//! A fence stops the segments of the previous writer. But one of its checkpoints may still be in
+//! flight: when it lands, it would be the newest, with a size or a past that the new attachment
+//! does not have. Checkpoints are numbered without gaps, and a writer has at most one in flight. So
+//! the attachment that takes the next number leaves none for the previous writer.
 //!
 //! Invariants: an attachment accepts nothing before it has put a checkpoint after its fence, even
 //! if the previous writer seems to have ended, because it may have put one more. The repeated
@@ -22,8 +22,8 @@ use crate::recovery::stored::Stored;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
-/// Returns whether it is there: `false` if another writer's checkpoint came first, from which the
-/// attach must start.
+/// Returns whether it is stored: `false` if another writer's checkpoint came first; the attach must
+/// then start from that one.
 pub(super) fn repeat_checkpoint(
     store: &dyn ObjectStore,
     stored: &mut Stored,
@@ -45,7 +45,7 @@ pub(super) fn repeat_checkpoint(
     let outcome = Blocking(store).put(&key, Bytes::from(root.encode()), Class::Upload);
     match outcome.map_err(|error| store_error(&error))? {
         PutOutcome::Created => {
-            // Its original is the next to be deleted.
+            // The original is the next to be deleted.
             stored.view.cuts.lock().begin_from(&stored.newest.checkpoint, &root);
             stored.end.checkpoint_number = number;
             stored.newest.number_max = number;

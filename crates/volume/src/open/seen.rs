@@ -1,8 +1,8 @@
-//! Whether a store is older than what a machine has seen of the volume in it: restored from a
-//! backup, an old copy, or with lost objects. A journal shows that by itself; this is for the case
-//! without a journal.
+//! Whether a store is older than the state that this machine last saw there: restored from a
+//! backup, an old copy, or with lost objects. A journal shows that by itself; this module serves a
+//! machine without a journal.
 //!
-//! Not here: where this is kept (the binary does that).
+//! Not here: where that state is kept (the binary keeps it).
 
 use sawmill_format::newest_state::NewestState;
 
@@ -10,7 +10,7 @@ use crate::options::OpenOptions;
 use crate::recovery::stored::Stored;
 use crate::{Error, ErrorKind, Result};
 
-/// The end of the log in a store, compared with what was seen of it.
+/// The end of the log in a store, compared with the end that was seen there before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Age {
     /// It has everything that was seen.
@@ -19,7 +19,7 @@ pub enum Age {
     Older,
 }
 
-/// Compares the end of the log in a store (an epoch and the last segment) with what was seen there.
+/// Compares the end of the log in a store (an epoch and the last segment) with the one seen before.
 #[must_use]
 pub fn age_of(seen: &NewestState, epoch: u64, stored_sequence: u64) -> Age {
     match (epoch, stored_sequence) < (seen.epoch, seen.stored_sequence) {
@@ -28,7 +28,7 @@ pub fn age_of(seen: &NewestState, epoch: u64, stored_sequence: u64) -> Age {
     }
 }
 
-/// Refuses a store that is older than what was seen of it, unless the options accept that.
+/// Refuses a store that is older than the state seen before, unless the options accept that.
 pub(super) fn demand_not_older(stored: &Stored, options: &OpenOptions) -> Result<()> {
     let Some(seen) = &options.seen else { return Ok(()) };
     let (epoch, sequence) = (stored.end.epoch, stored.end.stored_sequence);

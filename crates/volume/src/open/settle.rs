@@ -19,8 +19,8 @@ use crate::journal::{disk_failed, disk_parts, encode_header};
 use crate::{Result, limits};
 
 /// Moves what only memory holds to the disk, turns slots that were never filled into voids, and
-/// rewrites what the disk may not have kept; to be synced. Everything before `stored` is in the
-/// store. Returns the memory, which is valid until the superblock says that it is not needed.
+/// rewrites what the disk may not have kept; the caller syncs. Everything before `stored` is in the
+/// store. Returns the memory, which is valid until the superblock records that it is not needed.
 pub(super) fn settle(
     mut log: LogImage,
     scan: &Scan,
@@ -32,8 +32,8 @@ pub(super) fn settle(
     finish_copy(&mut log, disk, superblock)?;
     let from = stored.max(superblock.current().trim);
     if log.is_doubtful() {
-        // What is readable may not be durable. Nothing before it is written, because that is
-        // durable.
+        // What is readable may not be durable. Everything before the mark is durable, so it is not
+        // rewritten.
         let end = log.staged_from().unwrap_or(scan.end).min(scan.end);
         write_anew(&mut log, scan.mark.max(from)..end, scan.end, disk, superblock, from)?;
     }
@@ -47,7 +47,7 @@ pub(super) fn settle(
     Ok(log.into_staging())
 }
 
-/// An earlier attach died while it rewrote a part: its copy counts.
+/// An earlier attach died while it rewrote a part: the copy of that part counts.
 fn finish_copy(log: &mut LogImage, disk: &dyn Disk, superblock: &mut SuperblockFile) -> Result<()> {
     let Some(RingCopy { from, bytes, .. }) = superblock.current().ring_copy else { return Ok(()) };
     write_in_place(log, from, from + bytes, disk, superblock.current().capacity_bytes)?;
@@ -79,13 +79,13 @@ fn write_anew(
         return write_in_place(log, at, part.end, disk, capacity_bytes);
     }
     while at < part.end {
-        // Up to a whole block, the smallest unit of the disk's writes.
+        // Up to a block boundary: a block is the smallest unit of the disk's writes.
         let piece_end = at / BLOCK_BYTES * BLOCK_BYTES + limits::SPAN_BYTES;
         let to = piece_end.min(part.end.next_multiple_of(BLOCK_BYTES));
         let mut bytes = AlignedBytes::zeroed((to - at) as usize);
         log.read(at, &mut bytes)?;
         write_ring(disk, capacity_bytes, copy_at, &bytes)?;
-        // Before the block that names it, because a power cut may keep only that block.
+        // Before the superblock that names it, because a power cut may keep only the superblock.
         disk.sync().map_err(|error| disk_failed("sync", error))?;
         superblock.write(|block| {
             block.ring_copy = Some(RingCopy { from: at, at: copy_at, bytes: to - at })
@@ -165,8 +165,8 @@ mod tests {
 
     const CAPACITY_BYTES: u64 = 4 * limits::SPAN_BYTES;
 
-    /// A disk whose power is cut in the middle of one of its writes. Of that write every sector is
-    /// garbage; writes that were not synced are as they were before.
+    /// A disk whose power is cut in the middle of a write. Every sector of that write is garbage;
+    /// writes that were not synced are as they were before.
     struct CutInside {
         now: Vec<u8>,
         durable: Vec<u8>,
@@ -215,8 +215,8 @@ mod tests {
         bytes
     }
 
-    /// Writes a part of the log anew on a disk that is cut inside the write after `writes`; whether
-    /// it was.
+    /// Rewrites a part of the log on a disk that is cut inside the write after `writes`. Returns
+    /// whether the cut happened.
     fn cut_after(writes: usize) -> bool {
         let part = 1000..2 * limits::SPAN_BYTES - 500;
         let mut bytes: Vec<u8> =

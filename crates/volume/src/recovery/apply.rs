@@ -12,9 +12,9 @@ use sawmill_format::segment::{ExtentKind, SegmentHeader, SegmentRole};
 use crate::map::Location;
 use crate::view::View;
 
-/// Enters a segment's extents into the map and takes what they cover from the segments they cover.
-/// What moved counts only where the map still points at its origin: whatever else is there is
-/// newer.
+/// Enters a segment's extents into the map, and takes the bytes that they cover from the segments
+/// that held them. A moved extent counts only where the map still points at its origin: anything
+/// else there is newer.
 pub(crate) fn apply_extents(view: &View, header: &SegmentHeader) {
     let mut losses: HashMap<u32, u64> = HashMap::new();
     let sequence = header.sequence as u32;
@@ -22,7 +22,7 @@ pub(crate) fn apply_extents(view: &View, header: &SegmentHeader) {
     if header.role == SegmentRole::Moved {
         for (extent, origin) in header.extents.iter().zip(&header.origins) {
             let (address, length) = (extent.address, extent.length);
-            // A sequence beyond the map's is in no map: nothing moves.
+            // A sequence beyond 32 bits is in no map: nothing moves.
             let moved = u32::try_from(origin.sequence).map_or(0, |from| {
                 let from = Location { sequence: from, data_offset: origin.data_offset };
                 let to = Location { sequence, data_offset: extent.data_offset };

@@ -1,5 +1,5 @@
-//! The decision table for journal records found after a crash: keep, skip, stop or refuse. A tail
-//! is not damage (`docs/crash-consistency.md`), and the mark tells them apart.
+//! The decision table for journal records found after a crash: keep, skip, stop or refuse. A torn
+//! tail is not damage (`docs/crash-consistency.md`), and the mark tells them apart.
 //!
 //! Invariant: every combination of facts matches exactly one row; a test goes through all of them.
 
@@ -12,7 +12,7 @@ pub(crate) struct Facts {
     pub(crate) header: bool,
     /// The payload has its checksum (or there is none).
     pub(crate) payload: bool,
-    /// The position lies below a mark: it was flushed, or a later record says so.
+    /// The position lies below a mark: it was flushed, or a later record implies that it was.
     pub(crate) below_mark: bool,
     /// The bytes come from memory that outlived the process, not from the disk.
     pub(crate) staged: bool,
@@ -21,10 +21,10 @@ pub(crate) struct Facts {
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Verdict {
-    /// A record: replay it and go on behind it.
+    /// A record: replay it and continue behind it.
     Keep,
-    /// A slot that was reserved and never filled when the process died: nobody was answered. Go on
-    /// behind it.
+    /// A slot that was reserved but not filled when the process died: its write was never
+    /// acknowledged. Continue behind it.
     Skip,
     /// The end of the log.
     Stop,
@@ -46,8 +46,8 @@ const YES: Option<bool> = Some(true);
 const NO: Option<bool> = Some(false);
 const ANY: Option<bool> = None;
 
-/// The rows: slot, header, payload, below a mark, staged. `header` without `slot` cannot be, and is
-/// read as no header.
+/// The rows: slot, header, payload, below a mark, staged. `header` without `slot` is impossible,
+/// and counts as no header.
 #[rustfmt::skip]
 const ROWS: [Row; 8] = [
     row("whole record",            [YES, YES, YES, ANY, ANY], Verdict::Keep),
@@ -65,7 +65,7 @@ const fn row(label: &'static str, facts: [Option<bool>; 5], verdict: Verdict) ->
     Row { label, slot, header, payload, below_mark, staged, verdict }
 }
 
-/// What the rows leave: no slot and no mark.
+/// All that the rows leave: no slot and no mark.
 const END: (&str, Verdict) = ("end of the log", Verdict::Stop);
 
 /// The row that matches, by name, and its verdict.

@@ -1,8 +1,8 @@
 //! The newest checkpoint, and the map it names.
 //!
-//! The list of checkpoints may lag: numbers are consecutive, so the next ones are asked for by
-//! name. A checkpoint that cannot be read is passed over for the one before, from which more is
-//! rolled forward: the result is the same.
+//! The list of checkpoints may lag, but numbers are consecutive, so the next ones are read by name.
+//! A checkpoint that cannot be read is passed over; rolling forward from the one before takes
+//! longer, but leads to the same result.
 //!
 //! Invariant: a map part is loaded only if it has the identity and the CRC that the root names; a
 //! part of another checkpoint never is.
@@ -60,7 +60,7 @@ pub(crate) fn newest_below(
         let mut numbers: Vec<u64> = listed
             .iter()
             .filter_map(|object| parse_checkpoint_key(&object.key))
-            // The last number there can be is nobody's: none could follow it.
+            // The highest possible number is never valid: none could follow it.
             .filter(|(id, number)| *id == volume_id && *number < u64::MAX)
             .map(|(_, number)| number)
             .collect();
@@ -110,7 +110,7 @@ fn newest_of(
         }
         match decoded {
             Ok(checkpoint) => return Ok(Some(Newest { checkpoint, number_max, notes })),
-            // A newer version's checkpoint is no damage: passing over it would undo what it says.
+            // A newer version's checkpoint is not damage: skipping it would undo its content.
             Err(error @ sawmill_format::FormatError::Version { .. }) => {
                 let key = checkpoint_key(volume_id, number);
                 return Err(Error::caused(ErrorKind::Invalid, key, error));
@@ -125,8 +125,8 @@ fn newest_of(
     Ok(None)
 }
 
-/// No bytes for an object that cannot be a checkpoint (it is far too long, or no file): it is
-/// passed over as any other that cannot be read.
+/// Returns no bytes for an object that cannot be a checkpoint (far too long, or not a file): it is
+/// passed over like any other unreadable one.
 fn get_or_nothing(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> ask::Answer {
     match get(store, volume_id, number) {
         Err(error) if error.kind() == ErrorKind::Corrupt => {
@@ -269,7 +269,7 @@ pub(crate) fn sequence32(sequence: u64) -> Result<u32> {
     })
 }
 
-/// The checkpoint of a cut: its kept copy, or, while it is among the newest, itself.
+/// The checkpoint of a cut: its kept copy, or the original while that is among the newest.
 pub(crate) fn kept_root(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
@@ -281,7 +281,7 @@ pub(crate) fn kept_root(
     for key in [kept_key(volume_id, number, put_id), checkpoint_key(volume_id, number)] {
         let Some(bytes) = ask::get(store, &key, None, Class::Read)? else { continue };
         match Checkpoint::decode(&bytes, &identity) {
-            // A late root of a writer that was shut out may have taken the place of one that went.
+            // A late root of a fenced writer may have the number of a checkpoint that was deleted.
             Ok(root) if root.put_id == put_id => return Ok(root),
             Ok(_) => {}
             Err(error) => damage = Some(Error::caused(ErrorKind::Corrupt, key, error)),

@@ -10,13 +10,13 @@ use crate::cuts::Place;
 pub(crate) struct LogEnd {
     /// The checkpoint that rolling forward began from.
     pub(crate) checkpoint_number: u64,
-    /// The checkpoint whose state that is: an older one, if an attach repeated it.
+    /// The checkpoint whose state was the start: an older one, if an attach repeated it.
     pub(crate) state_number: u64,
     /// Bytes of the disk.
     pub(crate) size_bytes: u64,
     /// The newest epoch.
     pub(crate) epoch: u64,
-    /// The one that the last fence shut out; 0: none, or it was not read.
+    /// The epoch that the last fence shut out; 0: none, or it was not read.
     pub(crate) epoch_before: u64,
     /// The put of that epoch's fence, if it was met.
     pub(crate) fence_put_id: Option<PutId>,
@@ -24,13 +24,13 @@ pub(crate) struct LogEnd {
     pub(crate) next_sequence: u64,
     /// The last segment.
     pub(crate) stored_sequence: u64,
-    /// All writes before this position are in it.
+    /// All writes before this position are in the log.
     pub(crate) position: u64,
-    /// The last attachment stored everything and nobody has attached since.
+    /// The last attachment stored everything, and no other has followed.
     pub(crate) clean: bool,
     /// Bytes of segments since the checkpoint.
     pub(crate) log_bytes: u64,
-    /// The checkpoint that rolling forward began from, for what is ordered on the way.
+    /// The checkpoint that rolling forward began from, for the orders that it applies.
     pub(crate) place: Place,
     /// The last rollback met.
     pub(crate) rolled_back: Option<RolledBack>,
@@ -39,7 +39,7 @@ pub(crate) struct LogEnd {
     pub(crate) extents: u64,
 }
 
-/// A rollback in the log: which segment holds it, when that was made, and the cut that it leads to.
+/// A rollback in the log: its segment, when that was made, and the cut that it leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RolledBack {
     pub(crate) sequence: u64,
@@ -49,7 +49,7 @@ pub(crate) struct RolledBack {
     pub(crate) cut_through: u64,
 }
 
-/// The end of the log as a checkpoint knew it.
+/// The end of the log as recorded by a checkpoint.
 pub(crate) fn start_of(root: &Checkpoint) -> LogEnd {
     LogEnd {
         checkpoint_number: root.number,

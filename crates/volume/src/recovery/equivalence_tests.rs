@@ -1,5 +1,5 @@
-//! A checkpoint is a short cut and nothing else: whatever the history and wherever it was frozen,
-//! the checkpoint and the segments after it give the same volume as all segments from the first.
+//! A checkpoint is only a short cut: whatever the history and wherever it was frozen, the
+//! checkpoint and the segments after it give the same volume as all segments from the first.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -57,7 +57,7 @@ fn laid_out(wanted: &[(u64, u64, u8)]) -> (Vec<SegmentExtent>, u64) {
     for (address, length, kind) in wanted {
         let address = address.max(free_from);
         if address + length > SIZE_BYTES {
-            // Nobody writes past the end.
+            // No write goes past the end.
             break;
         }
         let kind = match kind {
@@ -109,7 +109,7 @@ impl World {
         let (role, wanted) = match batch {
             Batch::Fence => (SegmentRole::Fence, &[][..]),
             Batch::Extents(extents) if end.epoch > 0 => (SegmentRole::Data, &extents[..]),
-            // Before the first attachment there is nobody who writes.
+            // Before the first attachment there is no writer.
             Batch::Extents(_) => (SegmentRole::Fence, &[][..]),
         };
         let (extents, data_bytes) = laid_out(wanted);
@@ -179,7 +179,7 @@ impl World {
     }
 }
 
-/// Everything about a recovered state that anybody can see later.
+/// Everything about a recovered state that is visible later.
 fn seen(state: &Stored) -> (Vec<String>, Vec<(u32, SegmentInfo)>, [u64; 4]) {
     let mut pieces = Vec::new();
     state.view.map.lookup(0, SIZE_BYTES, &mut |piece| pieces.push(format!("{piece:?}")));
@@ -210,7 +210,7 @@ proptest! {
         prop_assert_eq!(whole.newest.number_max, 1);
         let at_freeze = at_freeze.expect("it lies within the history");
         world.freeze(&at_freeze);
-        // What the checkpoint includes is not asked for again: it may even be gone.
+        // Segments that the checkpoint includes are not read again: they may even be gone.
         let included = at_freeze.view.segments.snapshot().into_iter().map(|(sequence, _)| sequence);
         for sequence in included {
             world.delete(segment_key(world.record.volume_id, sequence.into()));

@@ -1,5 +1,5 @@
-//! How the stored part of a volume is found again: newest checkpoint, its map, roll forward over
-//! what came after. Recovery reads; it deletes nothing. The journal's part is in `open`.
+//! Finds the stored part of a volume: newest checkpoint, its map, roll forward over the log after
+//! it. Recovery reads; it deletes nothing. The journal's part is in `open`.
 //!
 //! Invariants: "not found" and "could not ask" are never confused; a missing segment ends the log
 //! only above every mark; damage stops everything and names the object.

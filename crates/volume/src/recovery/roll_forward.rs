@@ -1,17 +1,17 @@
 //! Roll forward: the segments after the checkpoint, in order of sequence, until one is definitely
 //! not there.
 //!
-//! Names are asked for one by one, never listed, so a lagging list cannot hide a tail. A gap is the
-//! end of the log only if nothing beyond it says that it was stored: each segment carries how far
-//! everything was stored when it was made. After a fence the sequences it covers are skipped: only
-//! late puts of older epochs can be there. An order in the log is carried out where it stands. A
-//! fence says how large the disk is from there on: the checkpoint that says so may be lost. A fence
-//! whose attach began from an older checkpoint than this one knew of no later size, and says
-//! nothing here.
+//! Segments are read one by one by name, never listed, so a lagging list cannot hide a tail. A gap
+//! is the end of the log only if no segment beyond it implies that it was stored: each segment
+//! records how far everything was stored when it was made. After a fence the sequences it covers
+//! are skipped: only late puts of older epochs can be there. An order in the log is carried out
+//! where it stands. A fence records the size of the disk from there on, because the checkpoint with
+//! that size may be lost. A fence whose attach began from an older checkpoint than the one rolled
+//! from knew of no later size, so its size is ignored.
 //!
-//! In what a copier left (`replicate`), a segment that knows a newer checkpoint than the one rolled
-//! from ends the log too: it may lean on what only that checkpoint says (a size, a cut), and waits
-//! for it.
+//! In what a copier left (`replicate`), the log also ends at a segment that knows a newer
+//! checkpoint than the one rolled from: that segment may depend on a size or a cut that only the
+//! newer checkpoint has, and waits for it.
 //!
 //! Invariants: a segment is taken only if it is of the log's epoch and begins at the position where
 //! the log ends; a fence only if its epoch is higher. Anything else at that name is damage, and is
@@ -44,7 +44,7 @@ use crate::{Error, ErrorKind, Result, limits};
 pub(crate) struct Until {
     pub(crate) sequence: u64,
     pub(crate) wall_unix_ms: u64,
-    /// Where a segment ends.
+    /// The highest end position of a segment.
     pub(crate) position: u64,
 }
 
@@ -111,7 +111,7 @@ pub(crate) fn roll_forward_until(
     Ok(())
 }
 
-/// Whether the checkpoint rolled from was put by a copier: asked once, when it matters.
+/// Whether a copier put the checkpoint rolled from: looked up once, when it matters.
 enum LeftByCopier {
     Unknown,
     Known(bool),
@@ -134,7 +134,7 @@ fn is_beyond(header: &SegmentHeader, until: Until) -> bool {
         || header.position_end > until.position
 }
 
-/// Does what was ordered at this place of the log.
+/// Carries out the order at this place of the log.
 fn carry_out(
     store: &dyn ObjectStore,
     view: &mut View,
@@ -150,8 +150,8 @@ fn carry_out(
     };
     view.cuts.lock().apply(&order, &place);
     if let Order::RollBack { number, put_id, through_sequence } = order {
-        // A cut behind the checkpoint rolled from begins there as well. The one it names may be
-        // gone, when an attach has repeated it.
+        // A cut behind the checkpoint rolled from also begins there. The checkpoint that the order
+        // names may be gone, because an attach has repeated it.
         let (number, put_id) = match through_sequence >= end.place.root_sequence {
             true => (end.place.number, end.place.put_id),
             false => (number, put_id),
@@ -197,7 +197,7 @@ pub(crate) fn cut_view(
     let root =
         super::checkpoint::kept_root(store, volume_id, number, put_id).map_err(
             |error| match error.kind() {
-                // The log needs it: a newer checkpoint may not.
+                // The log needs this object, even if a newer checkpoint does not.
                 ErrorKind::NotFound => {
                     Error::new(ErrorKind::Corrupt, error.to_string()).with_source(error)
                 }
@@ -240,7 +240,7 @@ fn misplaced(header: &SegmentHeader, what: &str) -> Error {
     Error::new(ErrorKind::Corrupt, text)
 }
 
-/// Takes a fence: from here on the log is another attachment's.
+/// Takes a fence: from here on the log belongs to another attachment.
 fn take_fence(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -> Result<()> {
     if header.epoch <= end.epoch {
         let what = format!("it is a fence of epoch {} in epoch {}", header.epoch, end.epoch);
@@ -285,7 +285,7 @@ fn take_extents(view: Option<&View>, end: &mut LogEnd, header: &SegmentHeader) -
 
 /// Enters a segment and its extents into the view.
 fn add_segment(view: &View, header: &SegmentHeader) -> Result<()> {
-    // What moved counts only where the map has it.
+    // Moved extents count only where the map points at their origin.
     let written = if header.role == SegmentRole::Data { &header.extents[..] } else { &[] };
     let reach = written.iter().map(|extent| extent.address.saturating_add(extent.length));
     let (reach, size_bytes) = (reach.max().unwrap_or(0), view.map.size_bytes());
@@ -311,13 +311,13 @@ fn add_segment(view: &View, header: &SegmentHeader) -> Result<()> {
     Ok(())
 }
 
-/// What of a new segment's data the map will name: an order has none that anybody reads.
+/// How much of a new segment's data the map will name: none of an order's.
 pub(crate) fn live_bytes_of(header: &SegmentHeader) -> u64 {
     if header.role == SegmentRole::Order { 0 } else { header.data_bytes }
 }
 
-/// The segment at `end.next_sequence` was not there. Does anything beyond say that it was stored?
-/// Then it is damage; or a writer has put it since, and the log goes on.
+/// Whether the log ends at the missing segment `end.next_sequence`. If a later one implies that it
+/// was stored, that is damage, unless a writer has put it since: then the log continues.
 fn is_end(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
@@ -354,7 +354,7 @@ fn is_left_by_copier(store: &dyn ObjectStore, volume_id: VolumeId, end: &LogEnd)
     role::is_copied(store, volume_id, end.place.number)
 }
 
-/// The headers of segments, side by side; `None` where the store says there is none.
+/// The headers of segments, in parallel; `None` where the store reports that there is none.
 pub(crate) fn headers(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
@@ -366,7 +366,7 @@ pub(crate) fn headers(
     let answers = ask::get_all(store, wanted, Class::Read);
     let decode = |sequence: u64, answer: ask::Answer| {
         let answer = answer.map_err(|error| match error.kind() {
-            // Not one byte of it could be had: the object is empty.
+            // The object is empty: not one byte could be read.
             ErrorKind::Invalid => Error::caused(ErrorKind::Corrupt, key(sequence), error),
             _ => error,
         });

@@ -1,8 +1,8 @@
 //! The stored part of a volume: newest checkpoint, its map, and the log rolled forward over it.
 //!
 //! Invariants: reading changes nothing in the store. A state that is read from an older checkpoint
-//! than the newest has all that the newest says was stored, or is refused. Not here: the journal's
-//! part ([`crate::open`]), and how a name leads to a record ([`crate::names`]).
+//! than the newest has all that the newest recorded as stored, or is refused. Not here: the
+//! journal's part ([`crate::open`]), and how a name leads to a record ([`crate::names`]).
 
 use sawmill_format::checkpoint::checkpoint_key;
 use sawmill_format::ids::VolumeId;
@@ -44,7 +44,7 @@ pub(crate) fn stored_of(
     }
 }
 
-/// The same, of a replica also an older state than was copied, when what was copied is damaged.
+/// As [`stored_of`], but damage in a replica may lead to an older state than the copied one.
 pub(crate) fn stored_as_it_is(
     store: &dyn ObjectStore,
     record: VolumeRecord,
@@ -53,7 +53,7 @@ pub(crate) fn stored_as_it_is(
     stored_as(store, record, reporter, &|_, _| Ok(())).map(|(stored, _)| stored)
 }
 
-/// The newest checkpoint, of which something is damaged.
+/// The newest checkpoint, which is damaged in part.
 struct Skipped {
     number: u64,
     /// All segments up to this one were stored.
@@ -62,8 +62,8 @@ struct Skipped {
 }
 
 impl Skipped {
-    /// The log does not lead from an older checkpoint to the state of this one: segments are
-    /// missing that were stored.
+    /// The error that the log does not lead from an older checkpoint to the state of this one:
+    /// segments are missing that were stored.
     fn not_reached(&self, stored: &Stored) -> Error {
         let Skipped { number, through_sequence, damage } = self;
         let key = checkpoint_key(stored.record.volume_id, *number);
@@ -78,8 +78,8 @@ impl Skipped {
     }
 }
 
-/// `may_fall` is asked before a state is had from another checkpoint than from the newest, and may
-/// refuse.
+/// Calls `may_fall`, which may refuse, before it reads a state from an older checkpoint than the
+/// newest.
 fn stored_as(
     store: &dyn ObjectStore,
     record: VolumeRecord,
@@ -94,7 +94,7 @@ fn stored_as(
         let through_sequence = newest.checkpoint.through_sequence;
         match stored_from(store, &record, newest, reporter) {
             Err(error) if error.kind() == ErrorKind::Corrupt => {
-                // A writer may have gone on, and deleted what that checkpoint named. Or a part of
+                // A writer may have advanced, and deleted what that checkpoint named. Or a part of
                 // it is damaged: then the one before, with more to roll forward, leads to the same
                 // state.
                 newest = checkpoint::newest(store, record.volume_id)?;
@@ -115,7 +115,7 @@ fn stored_as(
     }
 }
 
-/// Refuses to show an older state of a replica for a damaged one.
+/// Refuses to fall back to an older state when a replica is damaged.
 fn demand_may_fall(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
@@ -174,7 +174,7 @@ fn stored_from(
             if end.clean { ", cleanly" } else { "" }
         ),
     );
-    // The record says what the volume was born with.
+    // The record has the size at creation, not the present one.
     let record = VolumeRecord { size_bytes: end.size_bytes, ..record.clone() };
     Ok(Stored { record, newest, view, end })
 }

@@ -99,7 +99,7 @@ struct Reached {
 
 /// Why an attempt ended early.
 enum Stop {
-    /// An object that the source named does not exist any more.
+    /// An object that the source named no longer exists.
     Gone(String),
     /// The destination changed in the meantime.
     Changed(String),
@@ -395,8 +395,8 @@ impl<'a> Copier<'a> {
     }
 
     /// A segment that does not exist at the source is the end of the log, unless newer checkpoints
-    /// have superseded it. The source keeps its newest two checkpoints: so there is no newer one if
-    /// the next does not exist and, checked after that, this one still does.
+    /// have superseded it. The source keeps its newest two checkpoints. So if the next one does not
+    /// exist and, checked after that, this one still does, there is no newer one.
     fn see_end(&self, sequence: u64) -> Step<()> {
         let Some(reached) = &self.reached else { return Ok(()) };
         let id = self.record.volume_id;
@@ -436,7 +436,7 @@ impl<'a> Copier<'a> {
     }
 
     /// Checks that everything a root needs is there. Where another history was, another process may
-    /// still delete what that has superseded: there it is checked each time, elsewhere once.
+    /// still delete superseded objects: there it is checked each time, elsewhere once.
     fn see_all_there(&self, wanted: &HashSet<String>) -> Step<()> {
         if self.reached.is_some() && !matches!(self.role.kind, RoleKind::Returned(_)) {
             return Ok(());

@@ -1,9 +1,9 @@
 //! Checks whether this store may hold a replica of that volume, before anything is copied, and
-//! takes the role.
+//! records the role.
 //!
 //! Invariant: a store that holds the volume as a primary becomes a replica only on request, only of
 //! a history that was promoted after everything it has, and a fence after the role keeps its
-//! writers out. A copier of another source or history takes a role of its own, which ends the
+//! writers out. A copier of another source or history puts a role of its own, which ends the
 //! previous copier.
 
 use sawmill_format::checkpoint::Checkpoint;
@@ -186,7 +186,7 @@ fn take_up(
     options: &CopyOptions,
 ) -> Result<Role> {
     let Found { role: found, number, begins } = *found;
-    // What it wrote itself is still all it has.
+    // What the copier wrote itself is still all that the replica has.
     let is_own =
         matches!(found.kind, RoleKind::Returned(waits) if number < waits.checkpoint_number);
     let kind = match begins {
@@ -273,9 +273,9 @@ fn is_same_store(
     Ok(seen?.is_some())
 }
 
-/// A writer that had the destination attached meets a fence; no new writer attaches. The source's
-/// history, which `begins` later, gets no fence: it would take a name at which the source
-/// continues.
+/// Puts a fence that a writer attached to the destination meets; no new writer attaches. Once the
+/// destination has the source's history, from `begins` on, there is no fence: it would take a name
+/// at which the source continues.
 fn shut_out_writers(
     world: &dyn World,
     destination: &dyn ObjectStore,

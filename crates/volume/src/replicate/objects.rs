@@ -89,7 +89,7 @@ pub(super) fn root(
     Ok(found.filter(|(root, _)| root.put_id == put_id))
 }
 
-/// The root that a cut starts from: its copy, or the original while it is one of the newest.
+/// The root that a cut starts from: its copy, or the original while that is one of the newest.
 pub(super) fn kept_root(
     store: &dyn ObjectStore,
     volume_id: VolumeId,

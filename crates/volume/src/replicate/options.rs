@@ -1,4 +1,4 @@
-//! What a copier is told: which volumes, and how. Not here: when to copy again (the caller
+//! The options of a copier: which volumes, and how. Not here: when to copy again (the caller
 //! decides), and the options of an open (`crate::options`).
 
 use sawmill_store::ObjectStore;
@@ -16,7 +16,7 @@ pub struct CopyOptions {
 /// A volume by its store and its name there.
 #[derive(Clone, Copy)]
 pub struct VolumeAt<'a> {
-    /// The store that has it, or shall have it.
+    /// The store that has the volume, or will have it.
     pub store: &'a dyn ObjectStore,
     /// Its name there.
     pub name: &'a str,

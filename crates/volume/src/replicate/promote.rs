@@ -53,7 +53,7 @@ pub fn promote(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result
     promote_as(world, store, name, false)
 }
 
-/// As [`promote`], even if that is an older state than was copied, or lacks something. Only for a
+/// As [`promote`], even if the result is older than what was copied, or lacks something. Only for a
 /// lost source, when there is nothing better.
 pub fn promote_as_it_is(
     world: &dyn World,
@@ -129,8 +129,8 @@ fn read(
     }
 }
 
-/// Refuses a fail-back that has not brought the source's history yet: what is there has been
-/// superseded by it.
+/// Refuses a fail-back that has not brought the source's history yet: that history supersedes what
+/// is there.
 pub(super) fn demand_arrived(record: &VolumeRecord, role: &Role, number: u64) -> Result<()> {
     match role.kind {
         RoleKind::Returned(begins) if number < begins.checkpoint_number => {
@@ -177,7 +177,7 @@ pub(super) fn promoted_before(name: &str, role: &Role) -> Error {
     Error::new(ErrorKind::Refused, text)
 }
 
-/// Takes the right to promote, with numbers far above everything there is.
+/// Reserves the promotion for this process, with numbers far above everything there is.
 fn take(
     world: &dyn World,
     store: &dyn ObjectStore,

@@ -65,12 +65,12 @@ pub(crate) fn is_current(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
     Ok(read(store, role.volume_id, role.number)?.is_some_and(|found| found.put_id == role.put_id))
 }
 
-/// Whether a volume whose newest checkpoint is `number` is still what a copier left: then its log
+/// Whether a volume whose newest checkpoint is `number` is still as a copier left it: then its log
 /// ends at the first name that does not exist, whatever was copied beyond.
 pub(crate) fn is_copied(store: &dyn ObjectStore, volume_id: VolumeId, number: u64) -> Result<bool> {
     Ok(newest(store, volume_id)?.is_some_and(|role| match role.kind {
         RoleKind::Replica => true,
-        // What was there before is its own.
+        // An earlier checkpoint is the store's own.
         RoleKind::Returned(begins) => number >= begins.checkpoint_number,
         RoleKind::Promoted(promoted) => number < promoted.checkpoint_number,
     }))
@@ -90,8 +90,8 @@ pub(crate) fn is_begun(store: &dyn ObjectStore, role: &Role) -> Result<bool> {
 }
 
 /// Whether the state may be recovered from checkpoint `to` because `from` or what follows it is
-/// damaged. In a primary that leads to the same state. In a copy it would be an older one, because
-/// the log between is incomplete. A promoted history has nothing before its first checkpoint.
+/// damaged. In a primary that leads to the same state. In a copy the state would be older, because
+/// the log in between is incomplete. A promoted history has nothing before its first checkpoint.
 pub(crate) fn may_fall(
     store: &dyn ObjectStore,
     volume_id: VolumeId,

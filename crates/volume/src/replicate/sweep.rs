@@ -41,7 +41,7 @@ pub(super) fn sweep(
     }
     let before = match checkpoints::newest_below(store, id, root.number) {
         Ok(before) => before,
-        // There is no readable checkpoint before it: then nothing is certainly superseded.
+        // There is no readable checkpoint before it, so no object is certainly superseded.
         Err(error) if error.kind() == ErrorKind::Corrupt => return Ok(0),
         Err(error) => return Err(error),
     };
@@ -76,7 +76,7 @@ pub(super) fn sweep(
     Ok(deleted)
 }
 
-/// Segments before the older of the two that neither needs, except fences.
+/// Segments before the older checkpoint that neither of the two needs, except fences.
 fn old_segments(
     store: &dyn ObjectStore,
     root: &Checkpoint,

@@ -2,9 +2,9 @@
 //!
 //! Invariant: a listed name proves nothing. Lists lag, the name may belong to a fence or another
 //! history, and a late delete of another process may remove it. A segment counts once this copier
-//! has put it, or compared it with what the source says.
+//! has put it, or compared it with the source's record of it.
 //!
-//! Not here: what is done about missing objects (`copier`).
+//! Not here: how missing objects are handled (`copier`).
 
 use std::collections::{HashMap, HashSet};
 
@@ -29,8 +29,8 @@ pub(super) struct There {
     listed: HashSet<u64>,
     /// Compared, or put.
     sure: HashSet<u64>,
-    /// What the newest checkpoint there says about live segments: a copier compared them before it
-    /// put that.
+    /// The live segments as the newest checkpoint there records them: a copier compared them before
+    /// it put that.
     named: HashMap<u64, SegmentEntry>,
 }
 
@@ -70,7 +70,7 @@ impl There {
         self.sure.insert(sequence);
     }
 
-    /// Compares what is listed with what a checkpoint of the source says about it.
+    /// Compares the listed segments with a checkpoint of the source.
     ///
     /// Errors: `Corrupt` if another object has the name.
     pub(super) fn compare(
@@ -121,7 +121,7 @@ impl There {
             && let Some(there) = header_of(destination, header.volume_id, sequence)?
         {
             if there.put_id != header.put_id {
-                // Whatever happens, it still has that name.
+                // The segment still has that name, whatever happens.
                 self.listed.insert(sequence);
                 return Err(differ(&segment_key(header.volume_id, sequence)));
             }
@@ -140,8 +140,8 @@ pub(super) fn header_of(
     headers(store, id, &[sequence]).pop().unwrap_or(Ok(None))
 }
 
-/// Those of `wanted` that are not at the destination: a list shows which may be missing, a read
-/// whether they are.
+/// The objects of `wanted` that are not at the destination. A list shows which may be missing; a
+/// read shows whether they are.
 pub(super) fn missing(
     destination: &dyn ObjectStore,
     id: VolumeId,

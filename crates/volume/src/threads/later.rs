@@ -32,7 +32,7 @@ impl Later {
         job();
     }
 
-    /// Nobody will run what is due: everything that waits, and whatever comes, is run at once.
+    /// The engine's thread has ended: runs waiting jobs now, and later ones when they are added.
     pub(crate) fn close(&self) {
         let waiting = {
             let mut jobs = self.jobs.lock();
@@ -44,7 +44,7 @@ impl Later {
         }
     }
 
-    /// Runs what is due; says how long until the next.
+    /// Runs the jobs that are due; returns the time until the next one.
     pub(crate) fn run_due(&self, now: Duration) -> Option<Duration> {
         let due: Vec<_> = {
             let mut jobs = self.jobs.lock();

@@ -1,8 +1,8 @@
-//! Threads that may wait for local disks, on behalf of readers that must not.
+//! Threads that may wait for local disks, on behalf of readers that must not wait.
 //!
-//! Invariants: threads start on demand, up to a limit, and end when they were idle for a while, so
-//! a volume that nobody uses has none. A job that was accepted runs. The queue is bounded by the
-//! requests that doors admit; optional work is refused when it is long.
+//! Invariants: threads start on demand, up to a limit, and end after some idle time, so an unused
+//! volume has none. An accepted job runs. The queue is bounded by the requests that doors admit;
+//! optional work is refused when the queue is long.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ type Job = Box<dyn FnOnce() + Send>;
 /// What the threads of a pool get when all cores are busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Priority {
-    /// As everybody.
+    /// The same as other threads.
     Usual,
-    /// What others leave.
+    /// Only the time that others leave.
     Lowest,
 }
 
 #[derive(Default)]
 struct State {
-    /// Bounded by the requests that the doors admit; optional work is refused when it is long.
+    /// Bounded by the requests that doors admit; optional work is refused when it is long.
     jobs: VecDeque<Job>,
     closed: bool,
     /// Threads that have not ended, and those among them that wait for a job.
     threads: usize,
     idle: usize,
-    /// Of all threads since the last look; those that ended are let go of when another starts.
+    /// All threads started since the last cleanup; the next start drops those that ended.
     handles: Vec<JoinHandle<()>>,
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Pool {
 /// reader of megabytes brings 16 frames a request; if they were refused, a pass over the disk would
 /// not warm the cache.
 const OPTIONAL_JOBS_MAX: usize = 256;
-/// A thread that was idle for this long ends. To start one again takes less than a read of a disk.
+/// A thread that was idle for this long ends. Starting another takes less time than a disk read.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
 impl Pool {
@@ -92,7 +92,7 @@ impl Pool {
         }
     }
 
-    /// Runs `job` soon unless much else waits; says whether it will.
+    /// Runs `job` soon unless many jobs wait; returns whether it will run.
     pub(crate) fn run_if_calm(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) -> bool {
         if self.state.lock().jobs.len() >= OPTIONAL_JOBS_MAX {
             return false;
@@ -101,7 +101,7 @@ impl Pool {
         true
     }
 
-    /// Starts one more thread, if the machine lets us: if not, jobs wait for those that run.
+    /// Starts one more thread, if the system permits; otherwise jobs wait for the running ones.
     fn start_thread(self: &Arc<Self>, state: &mut State) {
         state.handles.retain(|handle| !handle.is_finished());
         let pool = self.clone();
@@ -175,7 +175,7 @@ mod tests {
         while threads(&pool) > 0 {
             std::thread::yield_now();
         }
-        // And it starts again.
+        // Afterwards the pool starts a thread again.
         let (done, wait) = channel();
         pool.run(move || done.send(()).expect("the test waits"));
         wait.recv().expect("the job runs");

@@ -1,7 +1,7 @@
-//! An open volume without threads: a simulation steps its loops, hands it the time and decides what
-//! happens when. The engine is the same; only who calls it differs.
+//! An open volume without threads: a simulation steps its loops, gives it the time and decides the
+//! order of events. The engine is the same; only its caller differs.
 //!
-//! Invariant: it starts no thread. Jobs of readers and of the collector run on the caller's.
+//! Invariant: it starts no thread. Jobs of readers and of the collector run on the caller's thread.
 //!
 //! Not here: the simulated time, disks and store (`crates/sim`).
 
@@ -41,13 +41,13 @@ impl Stepped {
         &self.volume
     }
 
-    /// One step of the journal's loop. Says whether it did something.
+    /// One step of the journal's loop. Returns whether it did something.
     pub fn step_journal(&mut self) -> bool {
         self.loops.as_mut().is_some_and(|(journal, _)| journal.step() == Rest::No)
     }
 
-    /// One step of the journal's loop after which time passes and nothing comes: what it puts off,
-    /// it does.
+    /// One step of the journal's loop, as if time had passed and nothing had arrived: it does its
+    /// postponed work.
     pub fn step_journal_quietly(&mut self) -> bool {
         if let Some((journal, _)) = &mut self.loops {
             journal.nothing_came();
@@ -56,7 +56,7 @@ impl Stepped {
     }
 
     /// One step of the engine's loop, and the jobs that are due. Returns how long it has nothing to
-    /// do unless something comes; `None`: for ever.
+    /// do unless an event comes; `None`: for ever.
     pub fn step_engine(&mut self, now: Duration) -> Option<Duration> {
         let stepped = self.loops.as_mut().and_then(|(_, engine)| engine.step(now));
         stepped.into_iter().chain(self.volume.run_later(now)).min()

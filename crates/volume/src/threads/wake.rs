@@ -1,5 +1,5 @@
-//! How a loop's thread sleeps until another one wakes it. A ring while it is awake costs one store
-//! and one load.
+//! Lets a loop's thread sleep until another thread wakes it. A ring while it is awake costs one
+//! store and one load.
 //!
 //! Invariant: many may ring, one thread sleeps. A second sleeper could use up the ring that was
 //! meant for the first.
@@ -30,7 +30,7 @@ impl Wake {
         }
     }
 
-    /// A bell that is wrong, for a test that must notice.
+    /// A faulty bell, which a test must detect.
     #[cfg(all(test, feature = "shuttle"))]
     pub(crate) fn ring_if_asleep(&self) {
         if self.asleep.load(Ordering::SeqCst) {
@@ -40,8 +40,8 @@ impl Wake {
         }
     }
 
-    /// Looks for a ring for up to `limit`, awake: for a ring that is on its way. Leaves it to be
-    /// heard by [`sleep`](Self::sleep).
+    /// Watches for a ring for up to `limit` without sleeping, because a ring may be on its way.
+    /// Leaves the ring for [`sleep`](Self::sleep).
     pub(crate) fn watch(&self, limit: Duration) {
         let mut spin = Spin::for_up_to(limit);
         while !self.rung.load(Ordering::Relaxed) && spin.again() {
@@ -49,7 +49,7 @@ impl Wake {
         }
     }
 
-    /// Sleeps until rung or until `timeout` has passed; `None` waits for a ring. Says whether it
+    /// Sleeps until rung or until `timeout` has passed; `None` waits for a ring. Returns whether it
     /// was rung.
     pub(crate) fn sleep(&self, timeout: Option<Duration>) -> bool {
         let mut held = self.lock.lock();

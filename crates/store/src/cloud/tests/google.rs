@@ -1,11 +1,11 @@
 //! The backend against a small Google Cloud Storage: as S3 in what a list and a part look like, but
 //! create-only by generation, one delete for each key, and keys escaped to their last slash.
 //!
-//! Not here: who asks. The account below has an empty token, which not every request carries.
+//! Not here: authentication. The account below has an empty token, which not every request carries.
 
 use super::*;
 
-/// An account that needs no token of Google's.
+/// An account that needs no token from Google.
 const ACCOUNT: &str = r#"{"private_key": "key", "private_key_id": "id", "client_email": "me",
     "disable_oauth": true}"#;
 

@@ -1,5 +1,5 @@
-//! Links that carry little: a relay before the server lets so many bytes a second through, shared
-//! evenly by the connections that send. Sizes, rates and patience are scaled down alike.
+//! Slow links: a relay before the server passes a limited number of bytes a second, shared evenly
+//! by the connections that send. Sizes, rates and patience are scaled down alike.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::channel;
@@ -26,7 +26,7 @@ struct Link {
 
 fn relay(upstream: u16, link: &Arc<Link>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    // The kernel is no part of the link.
+    // The kernel's buffer is not part of the link.
     rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 8 << 10).unwrap();
     let port = listener.local_addr().unwrap().port();
     let link = Arc::clone(link);
@@ -69,7 +69,7 @@ fn every_object_arrives_over_a_link_that_carries_one_in_the_time_of_many() {
     let url = format!("s3://bucket/some/prefix?endpoint=http://127.0.0.1:{port}");
     let Location::Cloud(place) = location::parse(&url).unwrap() else { panic!("a cloud") };
     let backend = Box::new(Cloud::new(&place, &keys()).unwrap());
-    // A limit in all would be 3 s here: silence, and the time that one object alone needs.
+    // A limit in all would be 3 s here: silence, and the time that one object needs alone.
     let patient = Patient { silence_max: Duration::from_secs(2), unseen_bytes_per_s: 32 << 10 };
     let client = Client::patient("slow".to_owned(), backend, &StoreOptions::default(), patient);
     let (tell, hear) = channel();
