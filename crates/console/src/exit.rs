@@ -3,6 +3,9 @@
 //! Invariants: every failure carries a code of the table and a text of one line; the mapping from
 //! the library's kinds of error has no wildcard, so that a new kind cannot be forgotten. The table
 //! is also `docs/guide/exit-codes.md` and a part of `sawmill --help`; tests compare them.
+//!
+//! Not here: printing the line (`output`), the command that explains a code (`explain` of
+//! `crates/sawmill`).
 
 use std::fmt;
 use std::io;

@@ -1,7 +1,9 @@
 //! What commands print: tables for people, JSON for programs, one error line.
 //!
 //! Invariants: results go to stdout, everything else to stderr; a reader that goes away (`| head`)
-//! ends the command quietly instead of with a panic.
+//! ends the command with an error, not with a panic.
+//!
+//! Not here: how sizes and durations are written (`units`), what an exit code means (`exit`).
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};

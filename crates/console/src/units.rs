@@ -2,6 +2,9 @@
 //!
 //! Invariants: sizes are powers of 1024 whatever the spelling (`G`, `Gi`, `GiB`); nothing is
 //! rounded silently: a value that is not a whole number of bytes or milliseconds is refused.
+//!
+//! Not here: moments and past states (`moment` of `crates/sawmill`), the sizes that a driver writes
+//! (`sawmill_driver::client::parse_size`).
 
 use std::time::Duration;
 

@@ -1,7 +1,12 @@
 //! The options of a device with a driver: the table in `docs/format/driver.md`.
 //!
 //! Options are checked together when all are known: their order does not matter. The host's options
-//! override what a driver says. Not here: the batch layer's own (`batch::options`).
+//! override what a driver says.
+//!
+//! Invariants: options in effect have passed `check`, so none conflict. A later driver changes no
+//! option: what it says must agree with those in effect.
+//!
+//! Not here: the batch layer's own (`batch::options`).
 
 use std::time::Duration;
 

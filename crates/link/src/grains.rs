@@ -2,6 +2,9 @@
 //! must be sent (again), in a fixed space, whatever the sizes of the packets are.
 //!
 //! Invariant: no allocation after `new`; `count` is the number of set bits.
+//!
+//! Not here: the bytes themselves (the slots of `initiator` and `target`), putting grains into
+//! packets (`going`).
 
 use sawmill_format::link::GRAIN_BYTES;
 

@@ -8,6 +8,9 @@
 //! threads), [`cache`] (the initiator's byte-granular cache, BASS), `packed` (many ranges as one
 //! request).
 //!
+//! Invariants: what [`legible`] returns has no control or invisible characters, and different texts
+//! stay different. The status of a link is read with one of its locks at a time.
+//!
 //! Not here: what the bytes of a packet mean (`sawmill_format::link`), doors, volumes, commands.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]

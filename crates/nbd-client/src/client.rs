@@ -1,8 +1,9 @@
 //! Requests in flight and their answers. One thread per connection listens; submitting never waits
 //! for an answer, only for room in the socket.
 //!
-//! Invariant: each request has one outcome, also when the connection ends amid its answer. Not
-//! here: what an answer may hold (`answer`), the handshake (`handshake`).
+//! Invariant: each request has one outcome, also when the connection ends amid its answer.
+//!
+//! Not here: what an answer may hold (`answer`), the handshake (`handshake`).
 
 use std::collections::HashMap;
 use std::io::{self, Write};

@@ -3,6 +3,9 @@
 //!
 //! Invariants: before a command reports success, everything it wrote is in the store. A volume that
 //! this machine serves is never attached a second time.
+//!
+//! Not here: attaching volumes to serve them (`wiring`), finding the process that serves one
+//! (`control`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

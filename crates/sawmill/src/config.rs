@@ -2,6 +2,9 @@
 //!
 //! Invariants: the process environment is read here once, as a value, so that tests can use another
 //! one. Nothing here touches a store or makes a file.
+//!
+//! Not here: the file with options of commands (`command::config_file`), making the folders
+//! (`folders`).
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};

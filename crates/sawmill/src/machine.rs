@@ -1,6 +1,9 @@
 //! Checks what this machine offers for virtual disks: kernel interfaces, shared memory, space.
 //!
 //! Invariant: the checks change nothing. What cannot be checked counts as missing, with the reason.
+//!
+//! Not here: the checks of a store (`sawmill_store::doctor`), the report of all checks
+//! (`command::tools::doctor`).
 
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,9 @@
 //! Past states as users type them: `disk1@NAME`, `disk1@2026-11-21T10:00:00Z`, `disk1@position:N`.
 //!
 //! Invariant: `parse_cut` parses what `moment` shows to the same millisecond.
+//!
+//! Not here: which states a volume has (`sawmill_volume::past`), the volume before the `@`
+//! (`config`).
 
 use chrono::{DateTime, Utc};
 use sawmill_volume::Cut;

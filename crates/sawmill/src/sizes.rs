@@ -4,6 +4,9 @@
 //! Invariants: existing files keep their size, so that a default never resizes a journal or empties
 //! a cache. No default takes more than a quarter of the free space for all journals together, or
 //! for the cache, unless a quarter is below the minimum size.
+//!
+//! Not here: the smallest journal that works (`sawmill_volume::limits`), the notation of sizes
+//! (`sawmill_console::units`).
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom};

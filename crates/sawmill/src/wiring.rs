@@ -2,6 +2,9 @@
 //!
 //! Invariants: what was opened is closed again when a later step fails. Nothing here decides what a
 //! user meant (the commands do) or what a number means (`admin` does).
+//!
+//! Not here: making a plan (`command`), what a serving process does (`serving`), attaching for one
+//! command (`attach`).
 
 use std::path::{Path, PathBuf};
 use std::process;

@@ -6,6 +6,8 @@
 //! driver. A write is listed from before it completes until the driver has acknowledged it and
 //! every older write that it overlaps, because until then its bytes may be needed to correct a
 //! repeated delivery. A lock here covers one area, and no other lock is taken under it.
+//!
+//! Not here: the bytes of a write (`chunk`), which requests wait for which (`read`).
 
 use parking_lot::{Mutex, MutexGuard};
 

@@ -2,8 +2,9 @@
 //!
 //! Lane `2 q` carries the chunks, flushes and ranges of queue `q`, lane `2 q + 1` its reads.
 //!
-//! Invariant: a command is marked `again` exactly when it was fetched for a former driver. Not
-//! here: what the commands mean (`deliver`).
+//! Invariant: a command that was fetched for a former driver is marked `again`.
+//!
+//! Not here: what the commands mean (`deliver`).
 
 use std::sync::Arc;
 use std::time::Instant;

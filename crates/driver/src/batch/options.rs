@@ -1,8 +1,11 @@
 //! The options of a batching device: BUSE's, with its names and defaults (thesis section 4.4.2),
 //! and additional ones.
 //!
-//! Options are checked together, when the device is made: their order does not matter. Not here:
-//! which process may change them (`host`).
+//! Invariants: `set` compares no options; `check` does, when the device is made, so their order
+//! does not matter. The longest request fits into one chunk, with a record for each area that it
+//! touches.
+//!
+//! Not here: which process may change them (`host`).
 
 use std::time::Duration;
 

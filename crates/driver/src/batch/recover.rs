@@ -8,6 +8,10 @@
 //! | ending | the last item is acknowledged | ended |
 //! | any | [`Batch::fail`]: no driver will connect, everything that waits fails | ended |
 //!
+//! Invariants: the writes of all queues are locked while chunks are mended. What a former driver
+//! had comes before everything else of its queue, in the order of its numbers. Completed writes are
+//! dropped only by [`Batch::fail`], never by [`Batch::fail_pending`].
+//!
 //! Not here: how long to wait for a driver (`host`).
 
 use std::collections::{BTreeMap, VecDeque};

@@ -1,5 +1,9 @@
 //! Writes into chunks.
 //!
+//! Invariants: a write is in a chunk and listed in `areas` before it completes, and completes
+//! without a lock held. The writes of a queue that wait for memory start in order, and no later one
+//! overtakes them.
+//!
 //! Not here: fetching chunks (`deliver`).
 
 use std::sync::Arc;

@@ -1,7 +1,12 @@
 //! The interface of a driver: blocking functions that worker threads call.
 //!
 //! An error of a function is an [`std::io::Error`]. What users of the device see of its errno
-//! depends on the door (`docs/guide/doors.md`). Not here: the callers (`lane`, `work`).
+//! depends on the door (`docs/guide/doors.md`).
+//!
+//! Invariant: [`errno`] returns a number from 1 to 4095 whatever the error holds, because 0 means
+//! success on the wire.
+//!
+//! Not here: the callers (`lane`, `work`).
 
 use std::io;
 use std::path::PathBuf;

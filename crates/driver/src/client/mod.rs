@@ -2,8 +2,12 @@
 //!
 //! Files: `driver` (the interface), `options`, `host` (the process that holds the device), `link`
 //! and `lane` (connections), `serve` (commands become calls), `work` (threads), `in_process` (a
-//! driver without a host). Start with `docs/guide/driver-rust.md`. Not here: the bytes
-//! (`protocol`), the device (`host` of this crate).
+//! driver without a host). Start with `docs/guide/driver-rust.md`.
+//!
+//! Invariant: a host is started only if neither the options nor the environment name one, and only
+//! a host that was started here ends when the program gives up.
+//!
+//! Not here: the bytes (`protocol`), the device (`host` of this crate).
 
 mod driver;
 mod host;

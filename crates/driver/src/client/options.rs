@@ -1,5 +1,9 @@
-//! The options of a driver. Not here: what the options of the protocol mean
-//! (`docs/format/driver.md`).
+//! The options of a driver.
+//!
+//! Invariant: of these options, only those that were set are sent, so the host's own options or the
+//! defaults of the protocol apply to all others.
+//!
+//! Not here: what the options of the protocol mean (`docs/format/driver.md`).
 
 use std::path::PathBuf;
 

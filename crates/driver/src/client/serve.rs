@@ -1,5 +1,8 @@
 //! Drivers of both kinds as handlers of commands.
 //!
+//! Invariants: no record of a chunk is applied unless all are valid. If the driver has no FUA, a
+//! write with FUA is answered after a flush that follows it.
+//!
 //! Not here: threads (`work`), late writes (`resolve`).
 
 use std::io;

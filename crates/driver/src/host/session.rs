@@ -3,6 +3,9 @@
 //! Invariants: END is the last packet on a lane. An answer must be for a command that the driver
 //! has; otherwise the session is cut. When [`Session::join`] returns, nothing of this driver is
 //! left here.
+//!
+//! Not here: how a driver connects, and what follows when it is gone (`attach`); how long it may
+//! take (`policy`).
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! Control packets: a kind, and lines of text.
 //!
-//! Invariant: a fact is one line, whatever its value holds: line ends and NULs become blanks. Not
-//! here: which facts a kind of packet has (`docs/format/driver.md`), how long a packet may be
+//! Invariant: a fact is one line, whatever its value holds: line ends and NULs become blanks.
+//!
+//! Not here: which facts a kind of packet has (`docs/format/driver.md`), how long a packet may be
 //! (`packet`).
 
 use std::fmt::{Display, Write as _};

@@ -1,6 +1,9 @@
 //! The socket: whole packets, with open files.
 //!
 //! Invariants: a packet arrives whole or not at all; open files of a refused packet are closed.
+//!
+//! Not here: the bytes of a packet (`control`, `command`), the system calls that pass files
+//! (`sawmill_sys::descriptors`).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;

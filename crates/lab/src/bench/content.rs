@@ -4,6 +4,8 @@
 //! Invariants: the newest write that was handed out determines a range. No request is handed out
 //! that overlaps a write in flight, so the known content is what a read must find. The content of
 //! ranges that were never written, or were discarded, is unknown.
+//!
+//! Not here: which requests are in flight (`flight`), their order and times (`replay`).
 
 use sawmill_testkit::Dice;
 use std::collections::BTreeMap;

@@ -9,8 +9,9 @@
 //!
 //! Invariants: a request that fails never reaches the device inside, and a delayed request reaches
 //! it late. Which of the matching requests a rate selects depends only on the seed and their
-//! number. A device that is dropped sends delayed requests to the device inside immediately. Not
-//! here: requests held until a test releases them (`sawmill_device::layer::Fault`).
+//! number. A device that is dropped sends delayed requests to the device inside immediately.
+//!
+//! Not here: requests held until a test releases them (`sawmill_device::layer::Fault`).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -4,6 +4,9 @@
 //! `prices` (what it would cost), `document` (what is printed), `chart` (the course over time, as a
 //! picture).
 //!
+//! Invariants: prices and the collection policy are checked before a trace is read. Chart, tables
+//! and JSON show the same results.
+//!
 //! Not here: what a volume does with the requests (`sawmill_volume::forecast`), the formats of
 //! traces (`crate::trace`), a trace on a disk that exists (`crate::bench`).
 

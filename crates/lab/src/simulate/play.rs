@@ -3,6 +3,9 @@
 //!
 //! Invariant: both passes read and widen requests in the same way, so that the layout from the
 //! first has a place for each request of the second.
+//!
+//! Not here: what a request causes (`sawmill_volume::forecast`), the layout of the disks
+//! (`survey`), reading a trace (`crate::trace`).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,11 +1,11 @@
 //! Prices, and what a trace would cost in a month: in the store, and on provisioned block storage
 //! of the same size and speed.
 //!
-//! A price file is a flat subset of TOML: comments, sections, and keys with a number or a text.
-//! Every key must be there exactly once and no other key may be, so that a typo cannot become a
-//! price of zero. The default is `prices.toml` beside this file.
+//! A price file is a flat subset of TOML: comments, sections, and keys with a number or a text. The
+//! default is `prices.toml` beside this file.
 //!
-//! No figure includes machines, their local disks, or transfer between regions.
+//! Invariants: a price file has every key exactly once and no other key, so a typo cannot become a
+//! price of zero. No figure includes machines, their local disks, or transfer between regions.
 //!
 //! Not here: the counts that are priced (`sawmill_volume::forecast`), the busiest minute
 //! (`survey`).

@@ -3,6 +3,9 @@
 //!
 //! Invariants: no two disks share a byte of the simulated one. Every range that the survey has seen
 //! read or written has a place.
+//!
+//! Not here: reading a trace (`crate::trace`), playing it (`play`), the price of the busiest minute
+//! (`prices`).
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -8,6 +8,9 @@
 //!
 //! Invariant: lines that begin with `#` are ignored everywhere, because `layers::record`, which
 //! writes this format, puts operations that traces lack on such lines.
+//!
+//! Not here: the notation of numbers (`number`), whether a time or an address is plausible
+//! (`super`).
 
 use super::number::{nanoseconds, sectors, whole};
 use super::source::Source;

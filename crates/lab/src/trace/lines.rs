@@ -1,6 +1,9 @@
 //! Formats of one line per request. A line is a request, known to be something else (a header,
 //! another kind of event), or invalid.
 //!
+//! Invariant: blkparse shows several events for each request, and only one kind of event counts, so
+//! no request counts twice.
+//!
 //! Not here: `csv` and `mobigen`, which have lines too; whether a time or an address is plausible
 //! (`super`).
 

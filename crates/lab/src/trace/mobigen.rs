@@ -5,6 +5,9 @@
 //! is not closed yet. Each open whose path the tool left out is a file of its own. `read` and
 //! `write` continue where the last one ended. The device of a request is the number of its file.
 //!
+//! Invariants: calls of the same time keep the order of the file. A line without thread, time and
+//! call is reported before the first request.
+//!
 //! Not here: widening calls to whole pages, as a page cache does (`crate::simulate`).
 
 use std::collections::{HashMap, VecDeque};

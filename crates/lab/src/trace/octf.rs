@@ -6,6 +6,8 @@
 //! completely.
 //!
 //! Invariant: a length in the file selects only bytes that are there, and allocates nothing.
+//!
+//! Not here: other binary formats (`records`), decompression (`source`).
 
 use super::number::SECTOR_BYTES;
 use super::source::Source;

@@ -1,6 +1,9 @@
 //! `verify-crash --target DEVICE --crash COMMAND`: crashes the server of a device and checks what
 //! the device then holds.
 //!
+//! Invariants: a target is overwritten only with `--overwrite`. A device or file stays locked until
+//! the command ends, so no mounted file system is overwritten.
+//!
 //! Not here: the load and the rounds (`crates/verify/src/crash.rs`).
 
 use std::path::Path;

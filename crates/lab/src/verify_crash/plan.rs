@@ -1,4 +1,7 @@
 //! From the command line to a subject, a workload, a judge and a budget.
+//!
+//! Invariant: nothing here opens or changes a device.
+//!
 //! Not here: which cuts are checked within the budget (`sawmill_verify::plan`).
 
 use std::path::{Path, PathBuf};

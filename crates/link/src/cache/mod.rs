@@ -4,7 +4,7 @@
 //! Modules: `byte_set` (some bytes of a page), `page`, `table` (the existing pages), `state`
 //! (everything under the lock, with a module for each operation on it), `options`, `stats`.
 //!
-//! # Guarantees
+//! Invariants:
 //!
 //! - One lock; under it, nothing is submitted below and no request is answered (outcomes may arrive
 //!   inside `submit`). Both become work, which one thread at a time does in order: an answer from

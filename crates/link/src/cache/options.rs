@@ -1,4 +1,10 @@
-//! The options of a cache: policy and limits. Not here: defaults of a command line.
+//! The options of a cache: policy and limits.
+//!
+//! Invariants: the longest request is at most a quarter of the cache and not above
+//! `dirty_bytes_max`, so it has room when nothing is dirty. Within `packed_bytes_max`, no packed
+//! write has more entries than its format allows.
+//!
+//! Not here: defaults of a command line.
 
 use std::time::Duration;
 

@@ -3,6 +3,9 @@
 //! Invariants: dirty bytes and bytes in flight are known; any other known byte is as it is below.
 //! At most one write-back of a page is in flight. `dirty` and `sending` hold bytes exactly if their
 //! `since` is a number.
+//!
+//! Not here: which pages exist and which is evicted (`table`), when a page is fetched or written
+//! back (`state`).
 
 use std::ops::Range;
 use std::sync::Arc;

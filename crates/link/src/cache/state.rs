@@ -6,6 +6,8 @@
 //! oldest such write. There is a module for each operation on the state: `read`, `write`,
 //! `write_back`, `push` (requests that wait until bytes are below), `change` (requests that go
 //! straight below).
+//!
+//! Not here: the lock, and the thread that does the work (`super`).
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;

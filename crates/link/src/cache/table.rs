@@ -1,6 +1,8 @@
 //! The pages of the cache by number, and which of them may be evicted.
 //!
 //! Invariant: a page leaves the table only by [`PageTable::evict`], and only when it is quiet.
+//!
+//! Not here: the bytes of a page, and when it is quiet (`page`).
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};

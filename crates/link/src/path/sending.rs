@@ -9,6 +9,9 @@
 //!
 //! Invariants: no allocation after `new`; a number is settled once (acknowledged or lost), and then
 //! its bytes leave the window; an acknowledgement of a packet that was never sent is a breach.
+//!
+//! Not here: what was received (`receiving`), which link a packet takes (`connection`), sending
+//! lost pieces again (`going`).
 
 use crate::breach::Breach;
 use crate::clock::{MS, US};

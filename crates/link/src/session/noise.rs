@@ -4,7 +4,11 @@
 //! With this, the link adds only one crate to what TLS to the object stores needs anyway, and each
 //! primitive exists once. Only the handshake uses this; packets use [`super::seal`].
 //!
-//! Not here: the content of the messages and their framing.
+//! Invariants: there is one choice of each primitive; any other is refused. If sealing fails, the
+//! message has zeroes in place of the payload, never plain bytes. A shared secret of only zeroes is
+//! an error.
+//!
+//! Not here: the content of the messages and their framing (`handshake`).
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::{agreement, digest, rand};

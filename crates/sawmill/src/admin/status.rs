@@ -4,6 +4,9 @@
 //! Invariants: every field has its unit in its name (`_bytes`, `_ms`) or is a count. The document
 //! has everything that the metrics have, because the metrics are made from it. Fields are only ever
 //! added.
+//!
+//! Not here: collecting the numbers (`serving`), answering with them (`answer`), the metrics
+//! (`metrics`).
 
 use std::time::Duration;
 

@@ -1,5 +1,8 @@
 //! Checks that this program understands every `sawmill` command line in the documents. Tests only.
 //!
+//! Invariant: the test fails if it finds few command lines, so it cannot pass because it finds
+//! none.
+//!
 //! Not here: whether a command does what the document says; the tour of `demo/` and the tests of
 //! `tests/` run those.
 

@@ -2,6 +2,9 @@
 //!
 //! Invariants: every exit code comes from [`sawmill_console::exit::TABLE`]. An error is one line on
 //! stderr that begins with `sawmill: error:`, also if clap found it.
+//!
+//! Not here: what a command does (its module), the configuration file (`config_file`), how output
+//! and errors look (`sawmill_console`).
 
 mod config_file;
 mod disks;

@@ -2,6 +2,8 @@
 //!
 //! Invariant: contradictory options (a journal for a reader, one name twice) are refused before
 //! anything is opened.
+//!
+//! Not here: the doors (`doors::plan`), carrying the plan out (`wiring`), default sizes (`sizes`).
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,6 +1,9 @@
 //! Keeps the tables of errors in `docs/guide/doors.md` equal to the functions that doors, links and
 //! drivers use. Tests only.
 //!
+//! Invariants: a kind of error without a row does not compile. An errno without a name fails the
+//! test.
+//!
 //! Not here: these functions, each in the crate of its protocol.
 
 use sawmill_device::ErrorKind;

@@ -1,4 +1,8 @@
-//! vhost-user-blk sockets for virtual machines, one for each volume. Not here: the protocol.
+//! vhost-user-blk sockets for virtual machines, one for each volume.
+//!
+//! Invariant: the path of a plan is absolute, because another process may open the door.
+//!
+//! Not here: the protocol (`sawmill_frontend::vhost`).
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -18,6 +18,9 @@
 //! still has. After `Yours` it touches neither. A successor that dies then is like a killed server:
 //! no accepted write is lost. Modules: [`predecessor`], [`successor`], [`again`] (after a
 //! rollback). Reasons: decision 0020.
+//!
+//! Not here: how a hand-off is requested (`serving`), how open doors travel
+//! (`sawmill_frontend::passing`).
 
 pub(crate) mod again;
 pub(crate) mod predecessor;

@@ -3,6 +3,9 @@
 //! Invariants: before `Go` it opens volumes only for reading. It uses a door only after `Yours`,
 //! and after the predecessor has released it or has died. It accepts no loss that its options
 //! accept, because those were meant for the first start.
+//!
+//! Not here: the conversation's other side (`predecessor`), opening volumes and doors (`wiring`,
+//! `doors`).
 
 use std::io;
 use std::net::TcpListener;

@@ -2,6 +2,9 @@
 //!
 //! Invariants: while a target does not answer, the caller also learns of unauthenticated refusals.
 //! A link that cannot be opened is an error only if no other link is left.
+//!
+//! Not here: addresses as users type them (`place`), reconnecting and requests
+//! (`sawmill_link::initiator`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,6 +1,10 @@
 //! Runs QEMU's programs, which read untrusted images: with an environment of two variables, without
 //! network where the kernel allows that, and with limits on memory, files and time.
 //!
+//! Invariants: `run` kills a program that takes too long, and waits for it. Output beyond a limit
+//! is not read. A program has the network only where the kernel cannot withhold it, and the log
+//! says so.
+//!
 //! Not here: their tasks (`image`), and which images they never see (`inspect_image`).
 
 use std::io;

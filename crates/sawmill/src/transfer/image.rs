@@ -6,6 +6,9 @@
 //! to files of this machine. QEMU sees no image before its headers were checked here
 //! (`inspect_image`), and runs in a `cage`. An image is checked before it is read, because QEMU
 //! reads truncated parts as zeroes.
+//!
+//! Not here: the limits of QEMU's programs (`cage`), the format of a source (`image_file`), copying
+//! (`super`).
 
 use std::io;
 use std::path::{Path, PathBuf};

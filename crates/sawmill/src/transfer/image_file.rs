@@ -1,5 +1,8 @@
 //! A file with an image: opens it without waiting for another process, and detects its format.
 //!
+//! Invariants: `open` returns only regular files and block devices. If name and content contradict
+//! each other, no format is guessed: the user must give it.
+//!
 //! Not here: its headers (`inspect_image`), and the program that reads it (`image`).
 
 use std::fs::{File, OpenOptions};

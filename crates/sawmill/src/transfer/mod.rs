@@ -10,6 +10,8 @@
 //!    changed. Otherwise it is compared, and rewritten where it differs.
 //! 3. Holes and zeroes are not read, sent or stored where the target is known to read as zeroes.
 //! 4. A source that changes during the transfer ends it with an error, never with success.
+//!
+//! Not here: what a command allows and prints (`command::past`: `import`, `export`).
 
 mod cage;
 pub(crate) mod ends;

@@ -1,6 +1,10 @@
 //! The program `bdus`: destroys and flushes devices, prints logs and versions. Its messages and
 //! exit statuses are those of BDUS.
 //!
+//! Invariants: a wrong command line changes nothing and ends with 2. The kernel writes back what it
+//! caches of a block device before its host flushes or ends it in order. A device that no longer
+//! exists counts as destroyed.
+//!
 //! Not here: how a device is found (`record`).
 
 use std::fs::File;

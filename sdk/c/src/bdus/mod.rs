@@ -3,6 +3,11 @@
 //! Files: `layout` (structures, validity), `run` (a driver's life), `driver` (callbacks), `daemon`,
 //! `record` (numbers of devices), `command` (the program `bdus`), `fault` (errors). What differs
 //! from BDUS: `docs/guide/bdus.md`.
+//!
+//! Invariant: a null pointer in place of a table or a path is a fault with EINVAL; it is never
+//! read.
+//!
+//! Not here: the interface of `include/sawmill.h` (`crate::driver`, `crate::options`).
 
 mod command;
 mod daemon;

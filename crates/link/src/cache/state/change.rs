@@ -7,6 +7,8 @@
 //! Invariants: claims do not overlap. A page that became quiet under a claim stays so until the
 //! claim ends. Waiting requests start in order; none overtakes an older overlapping request if one
 //! of the two is a change. No request starves.
+//!
+//! Not here: writes into the cache (`write`), waiting for dirty bytes without a change (`push`).
 
 use std::ops::Range;
 

@@ -6,6 +6,9 @@
 //! bytes stay dirty, and the next flush retries: its result describes the state at its end. If the
 //! device below fails a flush, data that it had accepted may be lost: the cache forgets clean
 //! bytes, so that readers see what is there.
+//!
+//! Not here: the write-backs that a request waits for (`write_back`), writes that wait for room
+//! (`write`).
 
 use std::ops::Range;
 

@@ -3,6 +3,8 @@
 //! Invariants: if a page has fetches in flight, they cover all of its holes, so a read of that page
 //! just waits. Fetched bytes never replace known ones. The part of a read in each page is copied
 //! under the lock, from bytes that were known when or after the read was submitted (D3).
+//!
+//! Not here: which page is evicted for a new one (`table`), waiting for a change (`change`).
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;

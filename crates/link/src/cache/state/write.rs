@@ -2,6 +2,9 @@
 //!
 //! Invariants: writes that wait for room start in order, and wait only while a write-back is in
 //! flight or about to start: its outcome starts or fails them.
+//!
+//! Not here: write-around (`change`), when a FUA or write-through write is answered (`push`), the
+//! writing below (`write_back`).
 
 use std::sync::atomic::Ordering::Relaxed;
 

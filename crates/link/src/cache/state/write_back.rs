@@ -10,6 +10,9 @@
 //! a page in the meantime copies it first, so bytes in flight do not change. A failed write-back
 //! leaves its bytes dirty, fails all requests that wait for them, and is retried by the next
 //! request that needs them: a flush, a tick, a writer without room.
+//!
+//! Not here: which pages are wanted (`write`, `push`, `change`), the bytes of a packed write
+//! (`sawmill_format::packed_write`).
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,5 +1,10 @@
 //! Claims about the handshake, as tests: which ends succeed, which fail, and the error that they
-//! get. Not here: the handshake (`super`), and connections that begin with it (`tests/ends`).
+//! get.
+//!
+//! Invariant: `unanswered` panics if a refused greeting reaches `respond`, so each test of a
+//! refused greeting also claims that its payload was not returned.
+//!
+//! Not here: the handshake (`super`), and connections that begin with it (`tests/ends`).
 
 use super::*;
 use crate::session::{HEADER_BYTES, PreSharedKey};

@@ -1,4 +1,8 @@
 //! Claims about sealed packets: what opens, what never does, and the bytes themselves.
+//!
+//! Invariant: the sealed bytes are compared with those of another implementation, because both ends
+//! here would share an error.
+//!
 //! Not here: duplicates, which open; `window` refuses them.
 
 use proptest::prelude::*;

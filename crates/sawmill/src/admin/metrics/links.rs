@@ -1,5 +1,7 @@
 //! The metrics of links, from both ends of a device on another machine.
 //!
+//! Invariant: a process without links still lists every metric with its help, and no samples.
+//!
 //! Not here: what the numbers mean (`link::told`).
 
 use super::text::{Exposition, Kind, Metric, counter, gauge, labels};

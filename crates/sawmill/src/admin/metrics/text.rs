@@ -1,6 +1,9 @@
 //! Prometheus' exposition format 0.0.4: rows of tables, and heads, samples and histograms as text.
 //!
-//! Not here: which metrics there are.
+//! Invariants: `labels` escapes every value. The bounds of histograms are fixed, so that series
+//! from different times can be added up.
+//!
+//! Not here: which metrics there are (`super`).
 
 use std::fmt::Write;
 

@@ -1,5 +1,7 @@
 //! `sawmill create`: a new volume in a store.
 //!
+//! Invariant: once the volume exists, only a failed output ends the command with an error.
+//!
 //! Not here: the journal, which the first `serve` makes; what makes a name unique
 //! (`sawmill_volume::create`).
 

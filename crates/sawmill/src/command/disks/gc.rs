@@ -1,6 +1,9 @@
 //! `sawmill gc`: collects garbage on request, in the process that serves the volume or by attaching
 //! it.
 //!
+//! Invariants: a volume that this machine serves is collected by its server and never attached
+//! here. A dry run only reads the store.
+//!
 //! Not here: which segments are emptied, how their data moves, and when a volume collects by itself
 //! (`sawmill_volume::gc`).
 

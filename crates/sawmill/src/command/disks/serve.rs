@@ -1,8 +1,12 @@
 //! `sawmill serve`: opens volumes, serves them through doors, and closes them in order.
 //!
 //! The first SIGTERM or SIGINT stops accepting, lets requests finish, stores everything and writes
-//! a checkpoint; a second one stops immediately. Invariant: however it ends, no accepted write is
-//! lost.
+//! a checkpoint; a second one stops immediately.
+//!
+//! Invariant: however it ends, no accepted write is lost.
+//!
+//! Not here: opening (`wiring`, `opening`), the state of the process (`serving`), the steps of a
+//! hand-off (`handoff`).
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,5 +1,8 @@
 //! `sawmill device`: the ublk devices of this machine, including those whose server is gone.
 //!
+//! Invariant: only a device of Sawmill that waits for a server is recovered, and the process that
+//! serves its volume takes it over, never this one.
+//!
 //! Not here: making a device and taking it over (`doors::ublk`), which devices may be deleted
 //! (`sawmill_frontend::ublk`).
 

@@ -1,5 +1,8 @@
 //! `sawmill door`: changes the doors of a volume while it is served.
 //!
+//! Invariants: only the serving process opens and closes doors; this asks it. Doors are added one
+//! by one: those before a failed one stay.
+//!
 //! Not here: opening and closing a door (`doors`), how an added door returns after a crash
 //! (`doors::added`), the doors that a server opens at its start (`serve`).
 

@@ -1,5 +1,8 @@
 //! `sawmill driver`: the devices of this user that have drivers, while their hosts run.
 //!
+//! Invariants: only the host changes a device; these commands ask it. A host that cannot be asked
+//! counts as gone and is not listed.
+//!
 //! Not here: starting a host and its doors (`run`), what a host answers (`sawmill_driver::host`),
 //! judging a driver (`conform`).
 

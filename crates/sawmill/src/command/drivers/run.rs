@@ -1,5 +1,8 @@
 //! `sawmill run`: serves a device whose driver is any program, in any language.
 //!
+//! Invariant: an event that cannot be printed ends the command only while drivers do not know where
+//! to connect.
+//!
 //! Not here: restarting drivers, and the order of doors and driver (`driving`); requests without a
 //! driver (`sawmill_driver::host`).
 

@@ -1,6 +1,9 @@
 //! `sawmill link`: keys, discovery, exports and link status.
 //!
 //! Invariant: discovery proves nothing: an answer does not make its sender a trusted target.
+//!
+//! Not here: exports and connections of a running end (`target`, `attach`), its status document
+//! (`link::told`), packets (`sawmill_link`).
 
 use std::collections::BTreeMap;
 use std::io;

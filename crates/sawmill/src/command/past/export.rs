@@ -2,6 +2,9 @@
 //!
 //! Invariant: FILE is created or replaced only when it is complete and synced; until then the data
 //! is in FILE.part beside it.
+//!
+//! Not here: copying and its progress (`transfer`), QEMU (`transfer::image`), the cut that is read
+//! (`attach`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -1,5 +1,8 @@
 //! `sawmill log`: the past states of a volume that are available.
 //!
+//! Invariant: table and JSON come from one document, the oldest state first; what is pinned for
+//! clones is left out.
+//!
 //! Not here: which states are kept, and for how long (`sawmill_volume::past`), snapshots alone
 //! (`snapshot`).
 

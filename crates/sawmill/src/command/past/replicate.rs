@@ -3,6 +3,10 @@
 //! You can kill the process at any moment: what it has copied is a cut, and the same command
 //! resumes there.
 //!
+//! Invariants: a destination in the volume's own store is refused before anything is copied. With
+//! `--follow`, only an error that may pass is retried. A reader of the metrics file never sees half
+//! of it.
+//!
 //! Not here: what a round copies and deletes, and in which order (`sawmill_volume::replicate`).
 
 use std::path::{Path, PathBuf};

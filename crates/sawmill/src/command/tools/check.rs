@@ -1,5 +1,7 @@
 //! `sawmill check`: reads and verifies everything that a volume keeps, including its past.
 //!
+//! Invariant: the exit code depends on damage alone, never on notes.
+//!
 //! Not here: what is read and what counts as damage (`sawmill_volume::check`), the journal
 //! (`inspect journal`).
 

@@ -1,6 +1,9 @@
 //! `sawmill inspect`: shows what is stored, object by object. Reads only; `--unstored-to` writes
 //! new files.
 //!
+//! Invariant: text and JSON come from one report; a table whose rows are cut says how many are
+//! left out.
+//!
 //! Not here: how a part is found and decoded (`sawmill_volume::inspect`), the summary of a volume
 //! (`info`), verifying all of it (`check`).
 

@@ -2,6 +2,9 @@
 //!
 //! Invariant: whatever happens, [`Stage`] leaves no process, mount or device behind when it is
 //! dropped.
+//!
+//! Not here: the clauses (`sawmill_device::conformance`), requests in flight while a driver dies
+//! (`life`).
 
 use std::ffi::OsString;
 use std::process::ExitStatus;
