@@ -134,6 +134,12 @@ pub struct Failure {
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
+/// One line that a terminal may get.
+fn one_line(message: &str) -> String {
+    let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    message.replace(char::is_control, "\u{fffd}")
+}
+
 /// The result of a command's parts.
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
@@ -141,10 +147,7 @@ impl Failure {
     /// A failure with its text. Line ends become spaces: an error is one line. Other control
     /// characters, which may come from a peer or a file, never reach a terminal.
     pub fn new(exit: Exit, message: impl Into<String>) -> Self {
-        let message: String = message.into();
-        let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
-        let message = message.replace(char::is_control, "\u{fffd}");
-        Failure { exit, message, source: None }
+        Failure { exit, message: one_line(&message.into()), source: None }
     }
 
     /// A wrong command line.
@@ -183,7 +186,7 @@ impl Failure {
 
     /// The same failure with the file it is about before its text.
     pub fn of_file(self, path: &Path) -> Self {
-        let message = format!("{}: {}", path.display(), self.message);
+        let message = one_line(&format!("{}: {}", path.display(), self.message));
         Failure { message, ..self }
     }
 
@@ -286,6 +289,8 @@ mod tests {
         assert_eq!(failure.to_string(), "volume disk1: first second third");
         let failure = Failure::usage("no export \x1b]0;title\x07");
         assert_eq!(failure.to_string(), "no export \u{fffd}]0;title\u{fffd}");
+        let failure = Failure::usage("is empty").of_file(Path::new("/x\n\x1b[31m"));
+        assert_eq!(failure.to_string(), "/x \u{fffd}[31m: is empty");
     }
 
     #[test]

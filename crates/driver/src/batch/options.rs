@@ -154,6 +154,10 @@ impl BatchOptions {
                 "write_chunk_size={chunk} is not a positive multiple of 4096"
             )));
         }
+        if self.request_bytes_max() == 0 {
+            let text = format!("write_chunk_size={chunk} holds no block of {blocksize} bytes");
+            return Err(bad(format!("{text} beside its metadata")));
+        }
         if memory == 0 || !memory.is_multiple_of(chunk) || memory > SHARED_BYTES_MAX {
             let text = format!(
                 "write_shm_size={memory} is not a positive multiple of write_chunk_size={chunk}"
@@ -252,5 +256,24 @@ pub(crate) fn truth(name: &str, value: &str) -> Result<bool> {
         "1" | "y" | "yes" | "on" => Ok(true),
         "0" | "n" | "no" | "off" => Ok(false),
         _ => Err(bad(format!("{name}={value} is neither 0 nor 1"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_must_hold_a_block_beside_its_metadata() {
+        let sizes = |write_chunk_size| BatchOptions {
+            size: 1 << 20,
+            blocksize: 4096,
+            write_chunk_size,
+            write_shm_size: 16 * write_chunk_size,
+            ..BatchOptions::default()
+        };
+        let refused = sizes(4096).check().unwrap_err().to_string();
+        assert!(refused.contains("write_chunk_size=4096 holds no block"), "{refused}");
+        assert!(sizes(8192).check().is_ok() && sizes(8192).request_bytes_max() == 4096);
     }
 }

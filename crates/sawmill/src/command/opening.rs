@@ -179,6 +179,8 @@ impl Opening {
             Some(path) => CachePlan::At(path.clone()),
             None => CachePlan::Default(places.cache_path()?),
         };
+        let gc = tuning.gc()?;
+        // May make a folder: everything else is checked by now.
         let journal = plan_journal(self.journal.as_ref(), volumes.len())?;
         let place = journal.place(places)?;
         Ok(Plan {
@@ -199,7 +201,7 @@ impl Opening {
                 checkpoint_bytes: tuning.checkpoint_bytes,
                 uploads_max: tuning.uploads,
                 prefetch_bytes: tuning.prefetch,
-                gc: tuning.gc()?,
+                gc,
                 ..OpenOptions::new(PathBuf::new())
             },
             doors: Vec::new(),

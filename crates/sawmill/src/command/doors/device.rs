@@ -146,7 +146,10 @@ fn recover(context: &Context, run_folder: &Path, id: u32) -> Result<Exit> {
     match served {
         Some(folder) => {
             let DoorAdded { address, .. } = control::ask_any(&folder, &name, &request)?;
-            output::line(&format!("{address} has resumed"))?;
+            match context.json {
+                true => output::json(&serde_json::json!({ "recovered": id, "address": address }))?,
+                false => output::line(&format!("{address} has resumed"))?,
+            }
             Ok(Exit::Ok)
         }
         None => {

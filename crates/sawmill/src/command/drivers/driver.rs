@@ -79,7 +79,11 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         What::Socket(device) => {
             let socket = socket_of(context, &device.name)?;
             ask(&socket, &device.name, "status")?;
-            output::line(&socket.display().to_string())?;
+            let socket = socket.display().to_string();
+            match context.json {
+                true => output::json(&serde_json::json!({ "socket": socket }))?,
+                false => output::line(&socket)?,
+            }
         }
         What::Flush(device) => {
             drop(ask(&socket_of(context, &device.name)?, &device.name, "flush")?)
