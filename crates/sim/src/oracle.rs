@@ -245,7 +245,9 @@ impl Oracle {
         for (index, (got, before)) in bytes.iter().zip(&watch.before).enumerate() {
             let address = watch.address + index as u64;
             let later = &self.operations[watch.from.min(self.operations.len())..];
-            let may_be = |op: &Operation| op.covers(address) && op.byte(address) == *got;
+            let may_be = |operation: &Operation| {
+                operation.covers(address) && operation.byte(address) == *got
+            };
             if got != before && !later.iter().any(may_be) {
                 return Err(format!(
                     "a read of byte {address} returned {got:#04x}; it was {before:#04x} when the \
@@ -300,9 +302,9 @@ impl Oracle {
         let mut image = self.image_after(least);
         let mut compared = Compared::new(&image, found);
         let mut legal = compared.is_equal().then_some(least);
-        for (number, op) in self.operations.iter().enumerate().skip(least) {
-            apply(&mut image, op);
-            compared.look_again(&image, found, op);
+        for (number, operation) in self.operations.iter().enumerate().skip(least) {
+            apply(&mut image, operation);
+            compared.look_again(&image, found, operation);
             if compared.is_equal() {
                 legal = Some(number + 1);
             }
@@ -316,7 +318,7 @@ impl Oracle {
             return self.image.clone();
         }
         let mut image = self.base.clone();
-        self.operations[..count].iter().for_each(|op| apply(&mut image, op));
+        self.operations[..count].iter().for_each(|operation| apply(&mut image, operation));
         image
     }
 
@@ -335,17 +337,19 @@ impl Oracle {
             if compared.is_equal() {
                 return Ok(count);
             }
-            if let Some(op) = self.operations.get(count) {
-                apply(&mut image, op);
-                compared.look_again(&image, found, op);
+            if let Some(operation) = self.operations.get(count) {
+                apply(&mut image, operation);
+                compared.look_again(&image, found, operation);
             }
         }
         Err(self.explain(Loss::Journal, least, found))
     }
 
     fn origin(&self, address: u64, byte: u8) -> String {
-        let found =
-            self.operations.iter().rposition(|op| op.covers(address) && op.byte(address) == byte);
+        let found = self
+            .operations
+            .iter()
+            .rposition(|operation| operation.covers(address) && operation.byte(address) == byte);
         found.map_or(String::new(), |number| format!(" (operation {number} did, before)"))
     }
 
@@ -374,8 +378,8 @@ impl Oracle {
             |image: &[u8]| image.iter().zip(found).filter(|(one, other)| one != other).count();
         let mut image = self.image_after(least);
         let mut nearest = (distance(&image), least, image.clone());
-        for (number, op) in self.operations.iter().enumerate().skip(least) {
-            apply(&mut image, op);
+        for (number, operation) in self.operations.iter().enumerate().skip(least) {
+            apply(&mut image, operation);
             let far = distance(&image);
             if far < nearest.0 {
                 nearest = (far, number + 1, image.clone());
@@ -385,8 +389,10 @@ impl Oracle {
     }
 }
 
-fn apply(image: &mut [u8], op: &Operation) {
-    op.put(&mut image[op.address as usize..(op.address + op.length) as usize]);
+fn apply(image: &mut [u8], operation: &Operation) {
+    operation.put(
+        &mut image[operation.address as usize..(operation.address + operation.length) as usize],
+    );
 }
 
 /// The parts in which two images differ, up to the length of the second.
@@ -410,9 +416,9 @@ impl Compared {
     }
 
     /// Compares again where the operation changed one of the images.
-    fn look_again(&mut self, one: &[u8], other: &[u8], op: &Operation) {
-        let first = op.address as usize / Self::PART_BYTES;
-        let end = ((op.address + op.length) as usize).min(other.len());
+    fn look_again(&mut self, one: &[u8], other: &[u8], operation: &Operation) {
+        let first = operation.address as usize / Self::PART_BYTES;
+        let end = ((operation.address + operation.length) as usize).min(other.len());
         for part in first..end.div_ceil(Self::PART_BYTES) {
             let range = part * Self::PART_BYTES..other.len().min((part + 1) * Self::PART_BYTES);
             let differs = one[range.clone()] != other[range];
@@ -445,7 +451,7 @@ mod tests {
     fn after(count: usize) -> Vec<u8> {
         let oracle = oracle(FlushMode::Logged);
         let mut image = vec![0; 1024];
-        oracle.operations[..count].iter().for_each(|op| apply(&mut image, op));
+        oracle.operations[..count].iter().for_each(|operation| apply(&mut image, operation));
         image
     }
 

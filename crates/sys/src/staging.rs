@@ -224,7 +224,7 @@ impl StagingFile {
             end: Mutex::new(End { next: position, closed: false }),
             next_seen: AtomicU64::new(position),
             low: RwLock::new(position),
-            limit: AtomicU64::new(u64::MAX),
+            position_max: AtomicU64::new(u64::MAX),
         });
         (ring.clone(), Consumer { ring })
     }
@@ -235,7 +235,7 @@ impl StagingFile {
 pub enum Full {
     /// The consumer has to write more of the ring first.
     Staging,
-    /// The journal behind has no room: [`Ring::set_limit`].
+    /// The journal behind has no room: [`Ring::set_position_max`].
     Journal,
     /// The ring takes no more: [`Ring::close`].
     Closed,
@@ -254,7 +254,7 @@ pub struct Ring {
     end: Mutex<End>,
     next_seen: AtomicU64,
     low: RwLock<u64>,
-    limit: AtomicU64,
+    position_max: AtomicU64,
 }
 
 impl Ring {
@@ -289,11 +289,11 @@ impl Ring {
             return Err(Full::Closed);
         }
         let end = at.next + bytes;
-        self.take(&mut at.next, end, self.limit.load(Ordering::Acquire), head)
+        self.take(&mut at.next, end, self.position_max.load(Ordering::Acquire), head)
     }
 
     /// Reserves whatever brings the end to a whole block, at least `bytes_min`; nothing when it is
-    /// one already. It may reach two blocks past the limit, so that a flush can end in a whole
+    /// one already. It may reach two blocks past that, so that a flush can end in a whole
     /// block even when the journal is full. `head` as for [`reserve`](Self::reserve).
     pub fn reserve_to_block<T>(
         &self,
@@ -305,8 +305,9 @@ impl Ring {
             return Ok(None);
         }
         let end = (at.next + bytes_min).next_multiple_of(BLOCK_BYTES);
-        let limit = self.limit.load(Ordering::Acquire).saturating_add(2 * BLOCK_BYTES);
-        self.take(&mut at.next, end, limit, head).map(Some)
+        let position_max =
+            self.position_max.load(Ordering::Acquire).saturating_add(2 * BLOCK_BYTES);
+        self.take(&mut at.next, end, position_max, head).map(Some)
     }
 
     /// Reserves nothing more, ever; padding excepted. When this returns, every slot there will ever
@@ -326,10 +327,10 @@ impl Ring {
         &self,
         next: &mut u64,
         end: u64,
-        limit: u64,
+        position_max: u64,
         head: impl FnOnce(u64, &mut [u8]) -> T,
     ) -> Result<(Slot<'_>, T), Full> {
-        if end > limit {
+        if end > position_max {
             return Err(Full::Journal);
         }
         if end - *self.low.read() > self.staging.capacity_bytes {
@@ -377,9 +378,9 @@ impl Ring {
         self.staging.written_word().load(Ordering::Acquire)
     }
 
-    /// No slot may end past `limit` from now on.
-    pub fn set_limit(&self, limit: u64) {
-        self.limit.store(limit, Ordering::Release);
+    /// No slot may end past `position_max` from now on.
+    pub fn set_position_max(&self, position_max: u64) {
+        self.position_max.store(position_max, Ordering::Release);
     }
 
     /// The ring's capacity.

@@ -8,8 +8,9 @@
 //! no flush for longer: logged data is on the local disk, whichever writer owns the volume, and the
 //! volume's health shows the outage.
 //!
-//! Invariant: `news` is a time at which this attachment was not fenced: the start of a check that
-//! found no fence, or the first put of a segment that was stored later.
+//! Invariant: at the time that [`Watch::confirmed_at`] returns, this attachment was not fenced: it
+//! is the start of a check that found no fence, or the first put of a segment that was stored
+//! later. Not here: the check itself (`engine::fence_check`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -24,7 +25,7 @@ const USE_STEP: Duration = Duration::from_millis(250);
 /// How often the engine checks for fences while the volume is in use.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// A flush is answered without a wait if ownership was confirmed within this time.
-const NEWS_FOR: Duration = Duration::from_secs(5);
+const CONFIRMED_FOR: Duration = Duration::from_secs(5);
 /// How long a flush waits for a confirmation.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -39,9 +40,9 @@ struct Waiting {
 #[derive(Default)]
 pub(crate) struct Watch {
     used_us: AtomicU64,
-    news_us: AtomicU64,
+    confirmed_us: AtomicU64,
     /// The store did not answer the last check, or not in time.
-    deaf: AtomicBool,
+    store_silent: AtomicBool,
     /// Bounded by the flushes that the doors admit.
     waiting: Mutex<Vec<Waiting>>,
     count: AtomicUsize,
@@ -68,24 +69,25 @@ impl Watch {
     }
 
     /// Records that this attachment was not fenced at time `of`.
-    pub(crate) fn has_news(&self, of: Duration) {
-        self.news_us.fetch_max(micros(of), Ordering::AcqRel);
+    pub(crate) fn confirm_at(&self, of: Duration) {
+        self.confirmed_us.fetch_max(micros(of), Ordering::AcqRel);
     }
 
     /// When ownership was last confirmed.
-    pub(crate) fn news(&self) -> Duration {
-        Duration::from_micros(self.news_us.load(Ordering::Acquire))
+    pub(crate) fn confirmed_at(&self) -> Duration {
+        Duration::from_micros(self.confirmed_us.load(Ordering::Acquire))
     }
 
     /// Records whether the store failed to answer the last check; returns the previous value.
-    pub(crate) fn set_deaf(&self, deaf: bool) -> bool {
-        self.deaf.swap(deaf, Ordering::AcqRel)
+    pub(crate) fn set_store_silent(&self, store_silent: bool) -> bool {
+        self.store_silent.swap(store_silent, Ordering::AcqRel)
     }
 
     /// Whether a flush may be answered now: ownership was confirmed recently, or the store does not
     /// answer, so that waiting would confirm nothing.
-    pub(crate) fn lets_flush(&self, now: Duration) -> bool {
-        self.deaf.load(Ordering::Acquire) || now.saturating_sub(self.news()) <= NEWS_FOR
+    pub(crate) fn may_answer_flush(&self, now: Duration) -> bool {
+        self.store_silent.load(Ordering::Acquire)
+            || now.saturating_sub(self.confirmed_at()) <= CONFIRMED_FOR
     }
 
     pub(crate) fn hold(&self, target: u64, request: Request, now: Duration) {
@@ -163,10 +165,10 @@ mod tests {
     #[test]
     fn a_flush_goes_on_fresh_news_or_past_a_store_that_does_not_answer() {
         let watch = Watch::default();
-        watch.has_news(at(3_000));
-        watch.has_news(at(1_000));
-        assert!(watch.lets_flush(at(8_000)) && !watch.lets_flush(at(8_001)));
-        assert!(!watch.set_deaf(true));
-        assert!(watch.lets_flush(at(60_000)));
+        watch.confirm_at(at(3_000));
+        watch.confirm_at(at(1_000));
+        assert!(watch.may_answer_flush(at(8_000)) && !watch.may_answer_flush(at(8_001)));
+        assert!(!watch.set_store_silent(true));
+        assert!(watch.may_answer_flush(at(60_000)));
     }
 }

@@ -446,7 +446,7 @@ mod tests {
     fn nobody_is_let_in_while_a_device_has_requests_of_who_is_gone() {
         let (exports, export) = export(None);
         claim(&export, 1, 0, 0, 11).expect("free");
-        let work = export.begin(1, true, false).expect("it is his");
+        let work = export.begin(1, true, false).expect("its owner");
         assert_eq!(export.leave(1).expect_err("it is under way").kind(), ErrorKind::Invalid);
         exports.forget(1, None);
         assert!(export.begin(1, false, false).is_err());
@@ -462,13 +462,13 @@ mod tests {
     fn who_was_cut_off_may_ask_again_and_is_not_in_his_own_way() {
         let (_, export) = export(None);
         claim(&export, 1, 0, 0, 11).expect("free");
-        let _work = export.begin(1, true, false).expect("it is his");
+        let _work = export.begin(1, true, false).expect("its owner");
         let early =
             claim(&export, 2, OPEN_TAKE_OVER, 0, 22).expect_err("1 has requests at the device");
         assert_eq!(early.kind(), ErrorKind::Unavailable);
         assert_eq!(export.begin(1, true, false).err().expect("cut off").kind(), ErrorKind::Fenced);
         claim(&export, 1, OPEN_TAKE_OVER, 0, 33).expect("his own request is under way");
-        drop(export.begin(1, true, false).expect("it is his again"));
+        drop(export.begin(1, true, false).expect("its owner again"));
     }
 
     #[test]
@@ -554,7 +554,7 @@ mod tests {
         assert!(export.begin(1, true, false).is_err(), "his connection has ended");
         for flags in [0, OPEN_SHARED, OPEN_READ_ONLY] {
             assert_eq!(
-                claim(&export, 2, flags, 0, 22).expect_err("his place").kind(),
+                claim(&export, 2, flags, 0, 22).expect_err("the place of initiator 2").kind(),
                 ErrorKind::InUse
             );
         }
@@ -586,7 +586,7 @@ mod tests {
         exports.forget(1, None);
         export.claim(2, guest, || 22).expect("nobody is there");
         assert_eq!(kept.0.lock().reservation, 11);
-        claim(&export, 3, 0, 11, 33).expect("he goes on");
+        claim(&export, 3, 0, 11, 33).expect("initiator 3 continues");
         assert_eq!(
             export.begin(2, false, false).err().expect("he had to go").kind(),
             ErrorKind::Fenced

@@ -15,9 +15,9 @@ use sawmill_sys::Bounds;
 
 /// Address space: QEMU reserves much more than it uses.
 const MEMORY_BYTES: u64 = 8 << 30;
-const FILES: u64 = 256;
+const FILES_MAX: u64 = 256;
 /// An image of terabytes takes minutes of CPU time.
-const CPU_S: u64 = 6 * 3600;
+const CPU_MAX_S: u64 = 6 * 3600;
 /// The longest output to read.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
@@ -42,8 +42,8 @@ pub(super) fn spawn(name: &str, access: Access, fill: &dyn Fn(&mut Command)) -> 
         fill(&mut command);
         let bounds = Bounds {
             memory_bytes: MEMORY_BYTES,
-            files: FILES,
-            cpu_s: CPU_S,
+            files: FILES_MAX,
+            cpu_s: CPU_MAX_S,
             file_bytes,
             has_network,
         };

@@ -48,10 +48,10 @@ fn of_a_slot_given_up_in_part_the_rest_is_still_read() {
 #[test]
 fn the_journal_limit_stops_reservations_before_the_ring_is_full() {
     let (_folder, ring, _consumer) = ring(8192, 0);
-    ring.set_limit(1000);
+    ring.set_position_max(1000);
     assert_eq!(put(&ring, 1, 1001), Err(Full::Journal));
     put(&ring, 1, 1000).unwrap();
-    ring.set_limit(2000);
+    ring.set_position_max(2000);
     put(&ring, 1, 1000).unwrap();
 }
 

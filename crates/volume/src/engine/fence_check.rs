@@ -137,14 +137,14 @@ impl FenceCheck {
         let watch = &context.write.watch;
         // After an odd result, the next check must not wait.
         let impatient = self.patience_ends(context, now).is_some_and(|at| at <= now);
-        if impatient && !watch.set_deaf(true) {
+        if impatient && !watch.set_store_silent(true) {
             let what = format!(
                 "the check for other writers had no answer within {} s",
                 PATIENCE.as_secs()
             );
             context.attachment.state.store_failed(now, what);
         }
-        if watch.lets_flush(now) {
+        if watch.may_answer_flush(now) {
             flush::resume(&context.write);
         }
         if self.wait(context, now).is_some_and(|wait| wait.is_zero()) && !self.is_looking {
@@ -159,14 +159,14 @@ impl FenceCheck {
         let watch = &context.write.watch;
         let patience = self.patience_ends(context, now);
         let looks = watch.is_in_use(now) && !self.is_looking && context.journal.is_some();
-        let look = looks.then(|| (watch.news() + LOOK_EVERY).max(self.not_before));
+        let look = looks.then(|| (watch.confirmed_at() + LOOK_EVERY).max(self.not_before));
         Some(patience.into_iter().chain(look).min()?.saturating_sub(now))
     }
 
     /// When a flush will have waited long enough for a check, if one does.
     fn patience_ends(&self, context: &Context, now: Duration) -> Option<Duration> {
         let watch = &context.write.watch;
-        if self.odd.is_some() || watch.lets_flush(now) {
+        if self.odd.is_some() || watch.may_answer_flush(now) {
             return None;
         }
         watch.patience_ends()
@@ -175,15 +175,15 @@ impl FenceCheck {
     fn hear_still_ours(&mut self, context: &Context, began: Duration) {
         self.is_looking = false;
         (self.odd, self.agreeing) = (None, 0);
-        context.write.watch.has_news(began);
-        if context.write.watch.set_deaf(false) {
+        context.write.watch.confirm_at(began);
+        if context.write.watch.set_store_silent(false) {
             context.attachment.state.store_answered();
         }
     }
 
     fn hear_no_answer(&mut self, context: &Context, what: String, now: Duration) {
         self.is_looking = false;
-        context.write.watch.set_deaf(true);
+        context.write.watch.set_store_silent(true);
         context.attachment.state.store_failed(now, what);
     }
 

@@ -381,7 +381,7 @@ impl LogTail {
                 context.journal_map.remove(record.address, record.length, record.position);
             }
         }
-        context.write.watch.has_news(upload.put_at);
+        context.write.watch.confirm_at(upload.put_at);
         self.stored_sequence = header.sequence;
         self.stored_position = header.position_end;
         context.mailbox.advance_stored_segment(header.position_end, header.sequence);

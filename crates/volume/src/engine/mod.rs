@@ -142,7 +142,7 @@ impl Engine {
             start.stored_sequence,
             start.checkpoint_number,
         );
-        context.write.watch.has_news(start.looked_at);
+        context.write.watch.confirm_at(start.looked_at);
         AttachedClock::compare_with_log(&context, &start.loaded);
         Engine {
             options,

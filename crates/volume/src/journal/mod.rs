@@ -101,7 +101,7 @@ pub(crate) struct Start {
 
 impl Journal {
     pub(crate) fn new(ring: Arc<Ring>, disk: Arc<dyn Disk>, start: &Start) -> Self {
-        ring.set_limit(start.trim + start.capacity_bytes - PAD_RESERVE_BYTES);
+        ring.set_position_max(start.trim + start.capacity_bytes - PAD_RESERVE_BYTES);
         Journal {
             ring,
             disk,

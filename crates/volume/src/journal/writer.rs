@@ -279,7 +279,7 @@ impl JournalWriter {
                 // Readers must see the new trim before a byte below it can change.
                 journal.trim.store(reached, Ordering::Release);
                 self.write_superblock(reached, false)?;
-                journal.ring.set_limit(reached + capacity - PAD_RESERVE_BYTES);
+                journal.ring.set_position_max(reached + capacity - PAD_RESERVE_BYTES);
                 return Ok(true);
             }
         }

@@ -35,7 +35,7 @@ pub(crate) fn wait_for(context: &WriteContext, target: u64, request: Request) {
         return wait_for_safety(context, target, request);
     }
     let now = context.attachment.world.now();
-    if context.watch.lets_flush(now) && !context.is_unstored_too_old() {
+    if context.watch.may_answer_flush(now) && !context.is_unstored_too_old() {
         return wait_for_safety(context, target, request);
     }
     context.watch.hold(target, request, now);

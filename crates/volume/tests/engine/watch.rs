@@ -1,5 +1,5 @@
-//! Whoever was taken over hears it although he only reads and flushes; and no flush is answered on
-//! old news.
+//! A writer that was taken over learns of it although it only reads and flushes; and no flush is
+//! answered on an old confirmation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -258,9 +258,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     // A writer that was fenced.
     caught_by(
         &engine("watch::no_flush_is_answered_on_old_news"),
-        "a flush is answered on old news",
+        "a flush is answered although ownership was confirmed too long ago",
         "volume/src/write/flush.rs",
-        "if context.watch.lets_flush(now) && !context.is_unstored_too_old() {",
+        "if context.watch.may_answer_flush(now) && !context.is_unstored_too_old() {",
         "if !context.is_unstored_too_old() {",
     ),
     caught_by(
