@@ -1,6 +1,9 @@
 //! Many gets or puts in parallel, awaited in order: for recovery, checks and commands, which may
 //! block.
 //!
+//! Invariants: `None` means only that the store has definitely no such object; a get that was
+//! dropped without an answer is an error. Answers stand in the order of the gets.
+//!
 //! Not here: retries (the client of `sawmill_store`), decoding, and what a missing object means to
 //! the caller.
 

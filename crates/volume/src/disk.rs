@@ -1,6 +1,10 @@
 //! What the journal and the read cache need of a local disk ([`Disk`]), and how the journal's is
 //! found and made ([`Disks`]). No default methods, so that test doubles can replace them.
 //!
+//! Invariants: a write is durable only after a `sync` that began when it had completed, and a
+//! failed `sync` is final. [`RealDisks`] never replaces a file: `make` and `rename` fail on a taken
+//! name.
+//!
 //! Not here: direct I/O and the alignment that it wants (`sawmill_sys`), and the ring and the slots
 //! on a disk (`journal`, `cache`).
 

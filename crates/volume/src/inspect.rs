@@ -1,6 +1,9 @@
 //! Reads journals and volumes without changing them: for operators who examine a volume, broken or
 //! not.
 //!
+//! Invariants: no object and no byte of a journal is changed. A damaged log is reported up to the
+//! damage ([`JournalReport::ended_by`]), not refused.
+//!
 //! Not here: verifying what a volume keeps (`check`), an open volume (`status`), and printing (the
 //! binary).
 

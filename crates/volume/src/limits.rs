@@ -1,6 +1,9 @@
 //! The bounds of the engine. Where bounds depend on each other, the inequality is here too, proved
 //! at compile time.
 //!
+//! Invariants: a fence reserves more names than a stale writer can have puts in flight. The
+//! smallest staging ring holds two of the largest records, and a span with one more record.
+//!
 //! Not here: durations, which stand beside the code that waits, and the limits of a store's client
 //! (`sawmill_store`).
 

@@ -3,8 +3,11 @@
 //! reused without meeting old data.
 //!
 //! Invariant: a volume has one name at any moment, from the put that creates the first to the put
-//! of the word that deletes it; a rename is a single put too. An older version may have left two
-//! names: then nothing deletes the volume before one of them is gone.
+//! of the word that deletes it; a rename is a single put too. An older version, or a list that lags
+//! (`lost`), may have left two names: then nothing deletes the volume before one of them is gone.
+//!
+//! Not here: the records of a name (`ledger`), volumes without a name (`lost`), and the removal of
+//! a volume's objects (`cuts::removal`).
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};

@@ -1,8 +1,11 @@
 //! The properties that a volume is created with ([`CreateOptions`]) and the options of one
 //! attachment ([`OpenOptions`]).
 //!
-//! Not here: default paths, human-readable units and environment variables (the binary handles
-//! them).
+//! Invariant: the defaults accept no loss, no older store and no store without fencing: each needs
+//! an option of its own.
+//!
+//! Not here: checks of the values (`names`, `open`), default paths, human-readable units and
+//! environment variables (the binary handles them).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

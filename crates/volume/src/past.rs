@@ -1,7 +1,11 @@
 //! The orders to an open volume about its past: snapshots, retention, rollback.
 //!
-//! Each call waits until its order is stored, except `begin_...`. Not here: how orders are executed
-//! (`engine::orders`), and the cuts that they need (`cuts`).
+//! Each call waits until its order is stored, except `begin_...`.
+//!
+//! Invariant: an order's position is the end of the log when it is queued, so everything accepted
+//! before the call comes before the order.
+//!
+//! Not here: how orders are executed (`engine::orders`), and the cuts that they need (`cuts`).
 
 use std::sync::mpsc::{Receiver, sync_channel};
 

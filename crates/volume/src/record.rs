@@ -6,6 +6,9 @@
 //!
 //! Checksums are kept per *piece*: the part of the payload within one 4 KiB page of the volume's
 //! address space. So a read of any page is verified without reading the rest of a long record.
+//!
+//! Not here: a record's bytes on the disk (`sawmill_format::journal`), and reading its payload
+//! (`journal::read`).
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;

@@ -1,8 +1,10 @@
 //! The health of a volume, and whether it takes requests. Read on every request, changed a few
 //! times in the volume's life.
 //!
-//! Invariant: it only gets worse: serving -> closing -> closed, and from any of them to fenced or
-//! failed.
+//! Invariant: the stage only gets worse, in the order serving, closing, closed, fenced, failed; an
+//! outage of the store changes no stage.
+//!
+//! Not here: the end of what waits (`write`, `volume`), and a failed journal (`journal`).
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;

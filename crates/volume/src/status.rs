@@ -1,5 +1,7 @@
 //! The status of a volume while it is open. Plain values; the binary prints and exports them.
 //!
+//! Invariant: in [`Positions`], stored <= logged <= accepted.
+//!
 //! Not here: the counting (`tally`), and a volume that is not open (`inspect::at_rest`).
 
 use std::time::Duration;

@@ -2,6 +2,8 @@
 //! journal, and the reads in flight.
 //!
 //! Invariant: only the engine replaces a view, or a read-only attachment that moves to a newer cut.
+//!
+//! Not here: what a view holds (`view`), and the way of a read through these parts (`read`).
 
 use std::sync::Arc;
 

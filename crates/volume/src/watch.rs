@@ -10,7 +10,9 @@
 //!
 //! Invariant: at the time that [`Watch::confirmed_at`] returns, this attachment was not fenced: it
 //! is the start of a check that found no fence, or the first put of a segment that was stored
-//! later. Not here: the check itself (`engine::fence_check`).
+//! later.
+//!
+//! Not here: the checks (`engine::fence_check`), and answering a flush (`write::flush`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;

@@ -5,6 +5,9 @@
 //! parallel to the put, and again before the map changes, for frames that readers fetched in
 //! between. Best effort: frames that were fetched and are not in the cache yet are missed.
 //!
+//! Invariant: while an insert is running, the map does not name the segment; nothing later in the
+//! log enters the map before it either.
+//!
 //! Not here: which frames were cached when the data was gathered (`gc::gather`), and eviction
 //! (`cache`).
 

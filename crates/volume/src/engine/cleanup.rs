@@ -1,14 +1,17 @@
 //! Deletes what a durable checkpoint has superseded: old roots, parts and dead segments.
 //!
 //! Invariants:
-//! 1. A dead segment is deleted when the *second* checkpoint that found it dead is durable, so the
-//!    newest two checkpoints are always fully readable. Old roots, and parts that neither of the
-//!    two names, are deleted then too.
+//! 1. A dead segment that no cut needs is deleted when the *second* checkpoint that found it dead
+//!    is durable, so the newest two checkpoints are always fully readable. Old roots, and parts
+//!    that neither the two nor a cut names, are deleted then too.
 //! 2. Roots are deleted one by one, the oldest first, and segments only after all such roots are
 //!    gone: a list that lags must never lead back to a root that misses a segment.
 //! 3. Segments are deleted only after every read that may have looked them up has ended, and after
 //!    a check for clones that pin them (`pins`).
 //! 4. Failed deletes are repeated, even if nothing else happens any more.
+//!
+//! Not here: what is superseded (`superseded`), the check for fences before a delete
+//! (`fence_check`), and how pins are read (`pins`).
 
 use std::collections::HashSet;
 use std::sync::Arc;

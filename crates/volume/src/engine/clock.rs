@@ -5,6 +5,8 @@
 //! attached. So a moment may be kept for longer than configured, but never for less.
 //!
 //! Invariant: the wall clock decides nothing here. A jump is logged once, and has no other effect.
+//!
+//! Not here: which moments are old enough to be dropped (`cuts::book`).
 
 use std::time::Duration;
 

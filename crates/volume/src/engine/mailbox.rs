@@ -5,6 +5,10 @@
 //! engine's calls in flight, each of which sends one, and waiters for stored data by the requests
 //! that the doors admit.
 //!
+//! Invariants: an order, a resize or a wait is queued before the volume's state is checked, so one
+//! that comes after a fence or a failure is answered too. `stored` never goes back;
+//! `stored_sequence` is set before it.
+//!
 //! Not here: the records of the journal ([`super::intake`]).
 
 use std::collections::VecDeque;

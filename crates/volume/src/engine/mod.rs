@@ -24,6 +24,9 @@
 //!
 //! [`mailbox`] is how others reach the engine, [`messages`] what they send, [`context`] what the
 //! engine uses.
+//!
+//! Not here: the engine's thread (`threads`), the journal's records up to the disk (`journal`),
+//! reads (`read`), and the state an engine starts from (`open`, `recovery`).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,6 +6,9 @@
 //! it that undoes it. What an order needs of the past is not dropped in the meantime. No user data
 //! is sealed between a rollback and the checkpoint that includes it. So no moment of the past
 //! depends on the cut that was rolled back to, which may be dropped some day.
+//!
+//! Not here: requests for orders (`crate::past`), what is kept of the past (`cuts::book`), and
+//! orders that recovery meets (`recovery::roll_forward`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;

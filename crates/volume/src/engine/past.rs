@@ -4,6 +4,8 @@
 //! Invariants: a checkpoint names only cuts whose checkpoints have a durable copy, or are among the
 //! newest two and get one with the next. What one of the newest two checkpoints keeps is not
 //! deleted, so that either of them is readable with all its cuts.
+//!
+//! Not here: which cuts there are and what each needs (`cuts::book`), and the deletes (`cleanup`).
 
 use std::collections::HashSet;
 

@@ -2,9 +2,13 @@
 //! in the object's body, ready to be sealed.
 //!
 //! Runs on the collector's thread, of the lowest priority, and never waits for the store there:
-//! answers come back to it as jobs. Invariants: a gathering counts as a read, so that nothing it
-//! looked up is deleted under it; every byte is verified by its record's or its frame's checksum;
-//! it fails as a whole.
+//! answers come back to it as jobs.
+//!
+//! Invariants: a gathering counts as a read, so that nothing it looked up is deleted under it;
+//! every byte is verified by its record's or its frame's checksum; it fails as a whole.
+//!
+//! Not here: what is live (`sweep`), sealing the frames (`segment::builder`), and the put
+//! (`engine::collect`, `engine::log_tail`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

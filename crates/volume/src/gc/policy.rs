@@ -5,6 +5,9 @@
 //! emptiest first (LSVD §3.5); cost-benefit also considers how old the live data is (Rosenblum and
 //! Ousterhout 1992, §3.5).
 //!
+//! Invariants: a choice depends on the arguments alone, and among equals takes the older segment
+//! first. A segment without garbage is never chosen.
+//!
 //! Not here: finding and moving the live data (`sweep`, `gather`), deleting what is dead (the
 //! engine).
 

@@ -8,6 +8,9 @@
 //! Invariant: a plan only records what was live when it was made, and need not be complete or up to
 //! date: what has died or moved since is left out when the plan is carried out, and again when the
 //! map is changed.
+//!
+//! Not here: which segments are victims (`policy`), the bytes (`gather`), and changing the map
+//! (`recovery::apply`).
 
 use crate::limits::GC_HOLE_BYTES_MAX as HOLE_BYTES_MAX;
 use crate::map::{GROUP_BYTES, Location, MapExtent, ObjectMap};

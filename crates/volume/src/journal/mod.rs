@@ -16,6 +16,9 @@
 //! 4. Ring space is used again only after a superblock with the new trim is durable.
 //! 5. A failed write or sync of the journal disk is final ([`Journal::fail`]): nothing is retried
 //!    as if the bytes were still dirty.
+//!
+//! Not here: making and binding a journal (`open`), its thread (`threads`), the staging ring
+//! (`sawmill_sys`), and the map from addresses to records (`map`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;

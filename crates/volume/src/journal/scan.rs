@@ -1,6 +1,10 @@
 //! What a journal holds: its records from a position on, read from the staging memory that outlived
 //! a process, if there is any, else from the disk, and judged one by one.
 //!
+//! Invariants: from the position that memory holds on, bytes come from memory, never from the disk.
+//! Before a log that no attach has judged ends on the disk, the scan looks for a later record whose
+//! mark shows that the position was flushed. No scan passes one ring's capacity.
+//!
 //! Not here: what is done about the verdict (`open`), or with the records (`recovery`).
 
 use std::sync::Arc;

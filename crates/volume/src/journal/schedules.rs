@@ -7,6 +7,9 @@
 //! `threads`, because the original needs a whole volume; everything that it calls is real. Controls
 //! at the end break one rule each and must be caught.
 //!
+//! Invariant: no plain lock (`parking_lot`) is held where a thread switch may happen: the switch
+//! would end in a deadlock of the test.
+//!
 //! Not here: memory orders weaker than sequential consistency.
 
 use std::cell::Cell;

@@ -2,6 +2,9 @@
 //!
 //! Invariants: a copy is overwritten only when the other one is newer and synced. A copy that
 //! failed to sync is blanked, because reads may return it although the disk has dropped it.
+//!
+//! Not here: its bytes and the choice between the copies (`sawmill_format::journal`), and when one
+//! is written (`writer`, `open::bind`).
 
 use std::sync::Arc;
 

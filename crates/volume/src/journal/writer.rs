@@ -1,6 +1,10 @@
 //! The journal's thread, as steps: take complete records, write them in large spans, sync once for
 //! all flushes that wait, keep the marks and the trim.
 //!
+//! Invariants: complete records are handed on in order, each once, even after the disk has failed.
+//! A failed sync of records is noted in the staging memory before it is reported. A new trim is
+//! visible to readers, then durable, and only then is its space used again.
+//!
 //! Not here: the thread itself (`threads`), and what happens to the records afterwards (`engine`).
 
 use std::sync::Arc;

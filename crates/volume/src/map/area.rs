@@ -4,6 +4,9 @@
 //! turns dense when its list grows past what the table would take; it turns back only when `settle`
 //! finds that this saves enough memory, so that areas do not oscillate between the forms.
 //!
+//! Invariants: the forms differ in memory and in how runs are cut, never in what is mapped where.
+//! An area that maps nothing is sparse.
+//!
 //! Not here: locks, addresses of the volume.
 
 use super::dense::Dense;

@@ -9,8 +9,8 @@
 //! of it, in one of two forms), `runs` (the sparse form: a sorted list), `dense` (the other form: a
 //! table of pages), `journal` (the journal map).
 //!
-//! Rules of both maps:
-//! 1. Byte-granular: an extent may begin, end and be cut at any byte.
+//! Invariants:
+//! 1. Both maps are byte-granular: an extent may begin, end and be cut at any byte.
 //! 2. No lock is held between calls. Callbacks run under a lock and must not call the map.
 //! 3. Locks cover one area. An operation over several areas is atomic in each of them, not across
 //!    them.

@@ -1,6 +1,9 @@
 //! Reading ahead: runs of reads that follow each other get the next part of the address space
 //! fetched before they ask, within a budget.
 //!
+//! Invariant: a stream asks for each range once, at most `ahead_bytes` beyond its reader and never
+//! beyond the end of the volume.
+//!
 //! Not here: frames that follow in the same segment, whatever their addresses (`fetch` takes them
 //! along).
 

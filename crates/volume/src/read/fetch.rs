@@ -2,8 +2,12 @@
 //! request, verified, put into the read cache, handed to the waiters.
 //!
 //! Invariants: a frame is handed on only if its checksum, bound to volume, segment, epoch and
-//! place, is right. An unavailable store makes readers wait, not fail; only a definite "not there"
-//! or damage found twice fails a read.
+//! place, is right. While the volume is open, an unavailable store makes readers wait, not fail;
+//! only a definite "not there", damage that the store reports, or a bad frame fetched twice fails a
+//! read.
+//!
+//! Not here: which frames are wanted (`read`, `ahead`), retries of one request (`sawmill_store`),
+//! and the move of a reader to a newer cut (`follow`).
 
 use std::borrow::Cow;
 use std::collections::HashMap;

@@ -7,7 +7,9 @@
 //!
 //! Invariants: the journal map is asked before the object map (see `map`); every byte is verified
 //! by its record's or its frame's checksum; an atom whose place was given up meanwhile is resolved
-//! again.
+//! again, in a read-only attachment with the whole read, so that all of it is from one cut.
+//!
+//! Not here: the maps (`map`), payloads in the journal (`journal::read`), the read cache (`cache`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -4,6 +4,9 @@
 //! Invariants: every payload byte is verified against its record's checksum while it is copied; the
 //! header names the exact span of journal positions covered; the result depends only on the
 //! arguments.
+//!
+//! Not here: when a batch is full (`batch`), which record wins (`coalesce`), the put
+//! (`engine::log_tail`), and the data of a moved segment (`gc::gather`).
 
 use std::sync::Arc;
 

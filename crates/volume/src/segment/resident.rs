@@ -2,6 +2,8 @@
 //! recently written data is read from the local disk without a second copy.
 //!
 //! Invariant: a segment is given up before the journal's trim passes its first record.
+//!
+//! Not here: the trim (`journal::writer`), and reading what a piece names (`read`, `gc::gather`).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -1,7 +1,12 @@
 //! All segments of the store that the map may name: where their frames are and how much of them is
 //! live.
 //!
-//! Invariants: changed by the engine alone; a segment leaves the table only after it was deleted.
+//! Invariants: the totals are those of the entries, changed under one lock. Of an open volume only
+//! the engine changes the table. A segment leaves it only after it was deleted; an ancestor's,
+//! which this volume never deletes, when nothing here needs it any more.
+//!
+//! Not here: what is live (`map`, `recovery::apply`), what cuts need (`cuts::book`), and which
+//! segments are collected (`gc::policy`).
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

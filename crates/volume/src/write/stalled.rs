@@ -1,4 +1,9 @@
-//! Writes that wait for room in the journal, in order of arrival. Not here: what makes room.
+//! Writes that wait for room in the journal, in order of arrival.
+//!
+//! Invariants: a write in the list is tried only when all before it have left. `count` changes only
+//! under the lock of the list.
+//!
+//! Not here: what makes room (`journal::writer`, `engine`), and the append (`write`).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
