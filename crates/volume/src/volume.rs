@@ -387,9 +387,7 @@ impl Volume {
             tell,
         });
         // A volume that ended before this request was queued never answers it: withdraw it.
-        if let Some(error) = self.attachment.state.refusal() {
-            self.write.mailbox.fail_waiters(&error);
-        }
+        self.write.mailbox.fail_if_ended();
         Ok(())
     }
 

@@ -313,7 +313,15 @@ impl Mailbox {
         resize.tell = tell;
         self.resizes.lock().push_back(resize);
         self.wake.ring();
-        if let Some(error) = self.attachment.state.refusal() {
+        self.fail_if_ended();
+    }
+
+    /// Answers what was queued behind the engine's end. While a close still stores, the engine
+    /// answers.
+    pub(crate) fn fail_if_ended(&self) {
+        if (self.attachment.state.is_dead() || self.is_closed())
+            && let Some(error) = self.attachment.state.refusal()
+        {
             self.fail_waiters(&error);
         }
     }

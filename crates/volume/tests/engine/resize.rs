@@ -471,3 +471,23 @@ fn dies_with_a_root_under_way(
     });
     machine.heal();
 }
+
+#[test]
+fn a_resize_during_a_close_fails_no_flush_that_waits_for_the_store() {
+    let machine = Machine::with(64 * MIB, FlushMode::Stored);
+    let volume = machine.open();
+    machine.fault(Fault::Delay, |call| segment_put(call).is_some());
+    write_slot(&volume, 0, 1);
+    std::thread::scope(|scope| {
+        let healing = machine.healing();
+        let flushing = scope.spawn(|| volume.flush());
+        until("the segment waits", || !machine.faults.held().is_empty());
+        let closing = scope.spawn(|| volume.close());
+        until("the close has begun", || volume.write_at(0, &[1; 4096]).is_err());
+        let resized = volume.begin_grow(128 * MIB).expect("it is asked");
+        drop(healing);
+        flushing.join().unwrap().expect("the close stores what the flush waits for");
+        closing.join().unwrap().expect("everything is stored");
+        assert!(resized.recv().is_ok(), "the resize is answered");
+    });
+}
