@@ -69,7 +69,7 @@ fn answer_one(objects: &Objects, mut stream: &TcpStream) -> Option<()> {
     let request = read_head(&mut reader)?;
     // The check that comes too early.
     let was_free =
-        !objects.lock().expect("nobody panics with this lock").contains_key(&request.path);
+        !objects.lock().expect("no thread panics with this lock").contains_key(&request.path);
     let length = request.headers.get("content-length").and_then(|length| length.parse().ok());
     let mut body = vec![0; length.unwrap_or(0)];
     reader.read_exact(&mut body).ok()?;
@@ -105,7 +105,7 @@ fn read_head(reader: &mut impl BufRead) -> Option<Request> {
 }
 
 fn perform(objects: &Objects, request: &Request, body: Vec<u8>, was_free: bool) -> Answer {
-    let mut objects = objects.lock().expect("nobody panics with this lock");
+    let mut objects = objects.lock().expect("no thread panics with this lock");
     let in_bucket = request.path.trim_start_matches('/').contains('/');
     match request.method.as_str() {
         "PUT" if !was_free && request.headers.contains_key("if-none-match") => {

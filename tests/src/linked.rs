@@ -64,7 +64,7 @@ impl End {
         let hears = said.clone();
         let listening = std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                let mut said = hears.lock().expect("nobody panics");
+                let mut said = hears.lock().expect("no thread panics");
                 said.push_str(&line);
                 said.push('\n');
             }

@@ -182,7 +182,7 @@ impl<'a> Serve<'a> {
         let keep = Arc::clone(&said);
         let listener = std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                let mut said = keep.lock().expect("nobody panics with this lock");
+                let mut said = keep.lock().expect("no thread panics with this lock");
                 said.push_str(&line);
                 said.push('\n');
             }
@@ -321,7 +321,7 @@ impl Server {
     /// Its standard error so far.
     #[must_use]
     pub fn stderr(&self) -> String {
-        self.said.lock().expect("nobody panics with this lock").clone()
+        self.said.lock().expect("no thread panics with this lock").clone()
     }
 
     /// Whether the process still runs.

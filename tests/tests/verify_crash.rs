@@ -136,7 +136,7 @@ fn btrfs_on_sawmill_survives_power_loss() {
 }
 
 #[test]
-fn a_disk_of_somebody_is_overwritten_only_when_that_was_said() {
+fn a_disk_is_overwritten_only_when_overwrite_is_given() {
     requires!(can_mount());
     let place = place();
     let disk = place.path("disk");
@@ -257,12 +257,12 @@ fn a_loop_device_that_lost_what_it_answered_is_found_out() {
 }
 
 #[test]
-fn a_device_that_somebody_uses_is_not_overwritten_by_a_check() {
+fn a_device_in_use_is_not_overwritten_by_a_check() {
     use rustix::fs::{FlockOperation, flock};
     let place = place();
     let disk = fs::File::create(place.path("disk")).expect("a file");
     disk.set_len(8 << 20).expect("a sparse file");
-    flock(&disk, FlockOperation::NonBlockingLockExclusive).expect("nobody has it");
+    flock(&disk, FlockOperation::NonBlockingLockExclusive).expect("it is free");
     let path = place.path("disk").display().to_string();
     let line = ["verify-crash", "--target", &path, "--crash", "true"];
     place.sawmill(&line).refused(5, &["--overwrite", &path]);
@@ -281,7 +281,7 @@ fn a_device_that_somebody_uses_is_not_overwritten_by_a_check() {
 }
 
 #[test]
-fn an_export_is_checked_over_new_connections_and_a_crash_that_fails_is_told() {
+fn an_export_is_checked_over_new_connections_and_a_failed_crash_is_reported() {
     let place = place();
     place.create("disk", "8M", &[]);
     let server = place.serve("disk").start();

@@ -202,7 +202,7 @@ fn a_resize_behind_the_gate_is_seen_in_front_of_it() {
     gate.shut(PATIENCE).expect("nothing is inside");
     assert_eq!(gate.geometry().size_bytes, SIZE, "the last before it was shut");
     device.grown.store(true, Ordering::SeqCst);
-    assert_eq!(gate.geometry().size_bytes, SIZE, "shut, it asks nobody");
+    assert_eq!(gate.geometry().size_bytes, SIZE, "shut, it asks no device");
 }
 
 #[test]

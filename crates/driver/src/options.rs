@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_was_told_comes_before_what_the_driver_says() {
+    fn given_options_override_what_the_driver_says() {
         let options = DeviceOptions::declared(
             &facts("protocol=1 size=1M can_discard=1"),
             &facts("size=2097152"),

@@ -415,7 +415,7 @@ mod tests {
                 barrier.wait();
                 plain.fail(&Error::new(ErrorKind::Closed, "over"));
             });
-            assert!(hear.try_recv().is_ok(), "nobody will look at it again");
+            assert!(hear.try_recv().is_ok(), "no thread will look at it again");
         }
     }
 

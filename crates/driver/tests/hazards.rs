@@ -103,7 +103,7 @@ impl World {
         let (tell, hear) = channel();
         let resolver = Resolver::new(options.collision_area_size);
         let batch = Batch::new(options).expect("sound options");
-        batch.start().expect("nobody else");
+        batch.start().expect("it starts once");
         World {
             batch,
             driver,
@@ -345,7 +345,7 @@ impl World {
         self.reads.clear();
         self.resolver = Resolver::new(self.batch.options().collision_area_size);
         self.batch.recover();
-        self.batch.start().expect("nobody else");
+        self.batch.start().expect("it starts once");
         self.hear();
         self.count("crashes");
     }
@@ -387,7 +387,7 @@ fn seeds() -> u64 {
 }
 
 #[test]
-fn reads_flushes_and_the_end_are_right_whatever_the_order_and_whoever_dies() {
+fn reads_flushes_and_the_end_are_right_in_any_order_and_after_any_death() {
     let mut seen = BTreeMap::new();
     for seed in 1..=seeds() {
         for (what, count) in story(seed, 3000, Driver::Right) {

@@ -23,7 +23,7 @@ fn a_request_is_answered_by_what_the_driver_says() {
     let command = driver.expect(0, CommandKind::Write);
     assert_eq!((command.address, command.length, command.again), (4096, 1024, false));
     assert_eq!(driver.bytes(0, &command), vec![7; 1024]);
-    assert!(write.is_open(), "nobody has done it yet");
+    assert!(write.is_open(), "no driver has done it yet");
     driver.answer(0, command.number, 28);
     assert_eq!(write.wait().0.unwrap_err().kind(), ErrorKind::Full);
     let read = submit(&*device, Operation::Read, 0, vec![0; 512]);
@@ -72,7 +72,7 @@ fn what_a_dead_driver_left_is_handed_to_the_next_one_in_order() {
 }
 
 #[test]
-fn a_driver_that_died_a_moment_ago_is_in_nobodys_way() {
+fn a_driver_that_died_a_moment_ago_blocks_no_successor() {
     let stage = Stage::new("");
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
     for _ in 0..200 {
@@ -126,7 +126,7 @@ fn a_driver_that_dies_while_it_is_replaced_leaves_its_commands_to_the_new_one() 
 }
 
 #[test]
-fn who_may_not_drive_is_told_why_and_changes_nothing() {
+fn a_refused_driver_receives_the_reason_and_changes_nothing() {
     let stage = Stage::new("can_discard=1");
     let path = stage.host.path();
     let refused = |hello: &str| Puppet::come(path, hello).err().expect("refused");
@@ -425,7 +425,7 @@ fn a_durable_write_and_its_flush_are_done_by_the_same_driver() {
     assert_eq!(
         (second.bytes(0, &command), command.again),
         (vec![7; 512], true),
-        "nobody flushed it"
+        "no flush covered it"
     );
     second.answer(0, command.number, 0);
     let flush = second.expect(0, CommandKind::Flush);
@@ -519,7 +519,7 @@ fn a_batch_driver_gets_chunks_and_the_next_one_gets_them_again_with_newer_bytes(
 }
 
 #[test]
-fn a_chunk_that_failed_is_told_to_every_flush_of_it_and_to_no_other() {
+fn a_failed_chunk_is_reported_to_every_flush_of_it_and_to_no_other() {
     let stage = Stage::new("mode=batch chunk_age_max_ms=0");
     let mut driver = Puppet::come(stage.host.path(), SIZE).unwrap();
     let device = stage.device();

@@ -319,7 +319,7 @@ fn judge_block(block: u64, history: &[&Event]) {
             assert!(right, "{:?} of block {block}: zeroes were superseded", event.operation);
             continue;
         }
-        let zone = zones.get_mut(&value).expect("somebody wrote it");
+        let zone = zones.get_mut(&value).expect("a thread wrote it");
         assert!(zone.begin < event.end, "block {block} was read before it was written");
         let written = changes.iter().find(|old| old.values[0] == value).expect("it has a zone");
         assert!(
@@ -445,7 +445,7 @@ fn drive(world: &World, submitting: &AtomicU64) {
     for life in 1.. {
         world.unapplied.iter().for_each(|queue| queue.lock().clear());
         let is_last = submitting.load(Ordering::SeqCst) == 0;
-        world.batch.start().expect("nobody else");
+        world.batch.start().expect("it starts once");
         let left = if is_last { u64::MAX } else { 20 + dice.below(100) };
         let resolver = Resolver::new(world.batch.options().collision_area_size);
         let (is_dying, left) = (AtomicBool::new(false), AtomicU64::new(left));
@@ -471,7 +471,7 @@ fn drive(world: &World, submitting: &AtomicU64) {
 }
 
 #[test]
-fn threads_that_meet_in_every_hazard_see_one_order_of_writes_whoever_dies() {
+fn threads_that_meet_in_every_hazard_see_one_order_of_writes_after_any_death() {
     let mut seen = BTreeMap::new();
     // With ample memory, and with so little that writers wait for it.
     for write_shm_size in [256 << 10, 32 << 10] {

@@ -41,7 +41,7 @@ impl Sender for Wire {
     }
 
     fn send(&self, _: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
-        let mut sent = self.0.lock().expect("nobody panics with it");
+        let mut sent = self.0.lock().expect("no thread panics with it");
         // Any network drops a flood of answers.
         let room = 256usize.saturating_sub(sent.len());
         sent.extend((from..batch.len()).take(room).map(|index| batch.packet(index).to_vec()));
@@ -52,7 +52,7 @@ impl Sender for Wire {
 impl Wire {
     /// Takes out what was sent. All of them must be valid packets.
     fn take(&self) -> Vec<(Packet, Vec<u8>)> {
-        let sent = std::mem::take(&mut *self.0.lock().expect("nobody panics with it"));
+        let sent = std::mem::take(&mut *self.0.lock().expect("no thread panics with it"));
         let checked = sent.into_iter().map(|bytes| {
             let packet = Packet::decode(&bytes).expect("our own packets can be read");
             assert_eq!(packet.length as usize, bytes.len());

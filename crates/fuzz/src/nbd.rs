@@ -272,7 +272,7 @@ fn mend_requests(style: Style, bytes: &mut [u8]) -> Asked {
 fn answers(style: Style, mut replies: &[u8], asked: &[(u16, u64)]) -> Vec<u64> {
     let mut answered = Vec::new();
     while let Some(cookie) = answer(style, &mut replies, asked) {
-        assert!((cookie as usize) < asked.len(), "an answer to what nobody asked");
+        assert!((cookie as usize) < asked.len(), "an answer to no request");
         assert!(!answered.contains(&cookie), "two answers to one request");
         answered.push(cookie);
     }

@@ -243,7 +243,7 @@ fn answers(style: Style, said: &[u8]) {
     for (outcome, told) in outcomes(style, said).into_iter().zip(told) {
         match outcome {
             Ok(reply) => {
-                assert!(told.is_done && told.errno.is_none(), "a good answer that nobody gave");
+                assert!(told.is_done && told.errno.is_none(), "a good answer that was not given");
                 let bytes: Option<Vec<u8>> = told.bytes.into_iter().collect();
                 assert_eq!(Some(reply.bytes), bytes, "each byte was said");
                 assert_eq!(reply.extents, told.extents);

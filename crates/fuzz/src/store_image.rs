@@ -40,7 +40,7 @@ impl Objects {
     /// All of them, as an input of this target.
     #[must_use]
     pub fn as_input(&self) -> Vec<u8> {
-        let objects = self.0.lock().expect("nobody panicked");
+        let objects = self.0.lock().expect("no thread panicked");
         let mut input = vec![MEND];
         for object in objects.values() {
             input.extend_from_slice(&(object.len() as u32).to_le_bytes());
@@ -52,7 +52,7 @@ impl Objects {
 
 impl ObjectStore for Objects {
     fn get(&self, get: Get, done: Done<Bytes>) {
-        let found = self.0.lock().expect("nobody panicked").get(&get.key).cloned();
+        let found = self.0.lock().expect("no thread panicked").get(&get.key).cloned();
         let error = |kind, text: &str| StoreError::new(kind, format!("{}: {text}", get.key));
         let cut = |object: Bytes| match get.range {
             None => Ok(object),
@@ -67,9 +67,9 @@ impl ObjectStore for Objects {
     }
 
     fn put(&self, put: Put, done: Done<PutOutcome>) {
-        let fresh = !self.0.lock().expect("nobody panicked").contains_key(&put.key);
+        let fresh = !self.0.lock().expect("no thread panicked").contains_key(&put.key);
         if fresh {
-            self.0.lock().expect("nobody panicked").insert(put.key, put.body);
+            self.0.lock().expect("no thread panicked").insert(put.key, put.body);
         }
         done(Ok(if fresh { PutOutcome::Created } else { PutOutcome::Taken }));
     }
@@ -80,7 +80,7 @@ impl ObjectStore for Objects {
         } else {
             list.prefix.trim_end_matches('/').to_owned() + "/"
         };
-        let objects = self.0.lock().expect("nobody panicked");
+        let objects = self.0.lock().expect("no thread panicked");
         let below = objects.iter().filter(|(key, _)| key.starts_with(&prefix));
         let listed = below
             .map(|(key, body)| ObjectInfo { key: key.clone(), size_bytes: body.len() as u64 })
@@ -90,7 +90,7 @@ impl ObjectStore for Objects {
     }
 
     fn delete(&self, keys: Vec<String>, _: Class, done: Done<()>) {
-        self.0.lock().expect("nobody panicked").retain(|key, _| !keys.contains(key));
+        self.0.lock().expect("no thread panicked").retain(|key, _| !keys.contains(key));
         done(Ok(()));
     }
 }
@@ -106,7 +106,7 @@ fn objects(bytes: &[u8]) -> Objects {
         let Some(kind) = kind_of(object) else { continue };
         let object = if choices & MEND != 0 { mended(object, kind) } else { object.to_vec() };
         let Some(key) = key_of(&object, kind) else { continue };
-        store.0.lock().expect("nobody panicked").entry(key).or_insert_with(|| object.into());
+        store.0.lock().expect("no thread panicked").entry(key).or_insert_with(|| object.into());
     }
     store
 }

@@ -233,7 +233,7 @@ impl<'a> Log<'a> {
             };
             let is_blank = bytes.iter().all(|byte| *byte == 0);
             let is_known = is_blank || known.iter().any(|recorded| left_by(recorded).is_some());
-            assert!(is_known, "sector {sector} holds what nobody wrote");
+            assert!(is_known, "sector {sector} holds what was never written");
         }
     }
 

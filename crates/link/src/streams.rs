@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_loses_its_own_strangers_first_and_who_is_known_stays() {
+    fn a_source_loses_its_own_strangers_first_and_a_known_stream_stays() {
         let mut streams = Streams::default();
         streams.push(stream(0, from(1), true));
         for number in 1..=OF_SOURCE_MAX {
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_takes_from_the_source_with_the_most_strangers_and_from_nobody_else() {
+    fn a_full_table_takes_from_the_source_with_the_most_strangers_and_from_no_other() {
         let mut streams = Streams::default();
         let last = |number: usize| from((number % 8) as u8);
         (0..STREAMS_MAX - 1).for_each(|number| streams.push(stream(number, last(number), true)));
@@ -114,6 +114,6 @@ mod tests {
         let gone = streams.make_room(from(10)).expect("a stranger goes").expect("one goes");
         assert_eq!(gone.threads, 1000);
         streams.push(stream(1001, from(10), true));
-        assert!(streams.make_room(from(10)).is_err(), "nobody there is a stranger");
+        assert!(streams.make_room(from(10)).is_err(), "none there is a stranger");
     }
 }

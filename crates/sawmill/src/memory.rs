@@ -101,7 +101,7 @@ mod tests {
         assert!(private(shared.path(), uid).is_err(), "a link leads elsewhere");
         fs::remove_file(&folder).unwrap();
         private(shared.path(), uid).unwrap();
-        assert!(private(shared.path(), uid + 1).is_err() || uid + 1 == 0, "made for somebody else");
+        assert!(private(shared.path(), uid + 1).is_err() || uid + 1 == 0, "made for another user");
     }
 
     #[test]

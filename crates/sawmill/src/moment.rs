@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_positions_are_told_apart() {
+    fn names_and_positions_are_distinguished() {
         assert_eq!(parse_cut("before").unwrap(), Cut::Snapshot("before".into()));
         assert_eq!(parse_cut("2026-11-21").unwrap(), Cut::Snapshot("2026-11-21".into()));
         assert_eq!(parse_cut("position:77").unwrap(), Cut::Position(77));

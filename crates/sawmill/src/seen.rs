@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_store_and_the_same_volume_elsewhere_are_told() {
+    fn an_older_store_and_the_same_volume_elsewhere_are_reported() {
         let state = tempfile::tempdir().unwrap();
         let places = Places { state_home: Some(state.path().into()), ..Places::default() };
         let told = |store: &str, end| remarks(&places, ID, store, Some(end));

@@ -83,7 +83,7 @@ pub fn play(dice: &mut Dice, clock: &Arc<Clock>, trace: &Arc<Trace>) -> Result<u
 type Heard<T> = Option<Result<T, (ErrorKind, String)>>;
 
 impl Names<'_> {
-    fn somebody(&mut self, faults: StoreFaults) -> (Arc<Life>, SimWorld, SimStore) {
+    fn actor(&mut self, faults: StoreFaults) -> (Arc<Life>, SimWorld, SimStore) {
         let life = Arc::new(Life::default());
         let (clock, trace) = (self.clock.clone(), self.trace.clone());
         let dice = self.dice.split(1);
@@ -101,11 +101,11 @@ impl Names<'_> {
     }
 
     /// One actor does one thing, and may die in it.
-    fn somebody_does<T>(
+    fn actor_does<T>(
         &mut self,
         act: impl FnOnce(&SimWorld, &SimStore) -> Result<T, sawmill_volume::Error>,
     ) -> Heard<T> {
-        let (life, world, store) = self.somebody(self.faults);
+        let (life, world, store) = self.actor(self.faults);
         if self.dice.one_in(3) {
             life.dies_after(1 + self.dice.below(DEATH_MAX));
         }
@@ -152,9 +152,9 @@ impl Names<'_> {
 
     fn create(&mut self) -> Result<(), String> {
         let name = self.any_name();
-        self.say(|| format!("somebody creates {name}"));
+        self.say(|| format!("an actor creates {name}"));
         let options = CreateOptions { block_bytes: 512, ..CreateOptions::new(16 << 10) };
-        let heard = self.somebody_does(|world, store| {
+        let heard = self.actor_does(|world, store| {
             create_in(world, store, name, &options).map(|record| record.volume_id.to_string())
         });
         self.is_made(name, heard)
@@ -162,8 +162,8 @@ impl Names<'_> {
 
     fn make_clone(&mut self) -> Result<(), String> {
         let (base, name) = (self.any_name(), self.any_name());
-        self.say(|| format!("somebody clones {base} as {name}"));
-        let heard = self.somebody_does(|world, store| {
+        self.say(|| format!("an actor clones {base} as {name}"));
+        let heard = self.actor_does(|world, store| {
             clone_in(world, store, base, None, name).map(|record| record.volume_id.to_string())
         });
         self.is_made(name, heard)
@@ -185,7 +185,7 @@ impl Names<'_> {
 
     /// The volume that a name means, read through a fault-free store.
     fn meant_by(&mut self, name: &str) -> Result<Option<Id>, String> {
-        let (_, _, store) = self.somebody(StoreFaults::default());
+        let (_, _, store) = self.actor(StoreFaults::default());
         match find(&store, name) {
             Ok(record) => Ok(Some(record.volume_id.to_string())),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -196,8 +196,8 @@ impl Names<'_> {
     fn rename(&mut self) -> Result<(), String> {
         let (old, new) = (self.any_name(), self.any_name());
         let Some(id) = self.meant_by(old)? else { return Ok(()) };
-        self.say(|| format!("somebody renames {old} to {new}"));
-        match self.somebody_does(|world, store| rename_in(world, store, old, new)) {
+        self.say(|| format!("an actor renames {old} to {new}"));
+        match self.actor_does(|world, store| rename_in(world, store, old, new)) {
             // A late put may have bound the name before; then it names another volume.
             Some(Ok(record)) => {
                 if let Some(known) = self.volumes.get_mut(&record.volume_id.to_string()) {
@@ -216,8 +216,8 @@ impl Names<'_> {
     fn delete(&mut self) -> Result<(), String> {
         let name = self.any_name();
         let Some(id) = self.meant_by(name)? else { return Ok(()) };
-        self.say(|| format!("somebody deletes {name}"));
-        match self.somebody_does(|world, store| delete_in(world, store, name).map(drop)) {
+        self.say(|| format!("an actor deletes {name}"));
+        match self.actor_does(|world, store| delete_in(world, store, name).map(drop)) {
             Some(Ok(())) => {
                 self.volumes.remove(&id);
                 if self.meant_by(name)?.is_some_and(|meant| meant == id) {
@@ -266,7 +266,7 @@ impl Names<'_> {
     }
 
     fn judge_lists(&mut self, named: &BTreeMap<Id, Vec<String>>) -> Result<(), String> {
-        let (_, _, store) = self.somebody(StoreFaults::default());
+        let (_, _, store) = self.actor(StoreFaults::default());
         let listed = list(&store).map_err(|error| format!("no list: {error}"))?;
         let mut shown = BTreeMap::<Id, Vec<String>>::new();
         for listed in listed {

@@ -160,6 +160,9 @@ mod tests {
             crate::SharedMemory::open(arena.file().try_clone().unwrap().into(), 0, 4096).unwrap();
         let byte = |at| other.byte(at).unwrap().load(std::sync::atomic::Ordering::Acquire);
         assert_eq!((byte(lease.offset()), byte(lease.offset() + 599)), (7, 7));
-        assert!(rustix::fs::ftruncate(arena.file(), 0).is_err(), "nobody can take the memory away");
+        assert!(
+            rustix::fs::ftruncate(arena.file(), 0).is_err(),
+            "no process can take the memory away"
+        );
     }
 }

@@ -144,7 +144,7 @@ func Test_what_was_not_given_is_not_said(t *testing.T) {
 	_ = handle.Wait()
 }
 
-func Test_a_host_that_breaks_the_protocol_is_told_apart(t *testing.T) {
+func Test_a_breach_by_the_host_is_named(t *testing.T) {
 	for expected, command := range map[string]mockhost.Command{
 		"outside":      {Kind: mockhost.Read, Length: 4096, Offset: 1<<20 - 512},
 		"unknown kind": {Kind: 99},
@@ -177,7 +177,7 @@ func Test_a_host_that_dies_is_an_error(t *testing.T) {
 	}
 }
 
-func Test_a_driver_that_is_not_wanted_hears_why(t *testing.T) {
+func Test_a_refused_driver_receives_the_reason(t *testing.T) {
 	for expected, say := range map[string]func(d *mockhost.Driver){
 		"busy as can be": func(d *mockhost.Driver) {
 			d.Say(mockhost.Refused, "errno=16\nmessage=busy as can be\n")

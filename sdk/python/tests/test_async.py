@@ -88,7 +88,7 @@ class Coroutines(Case):
 
         self.serve(Meeting(), work)
 
-    def test_answers_that_nobody_reads_yet_wait(self):
+    def test_unread_answers_wait(self):
         class Quick(Ram):
             async def read(self, offset, buffer):
                 pass
@@ -129,11 +129,11 @@ class Coroutines(Case):
         self.serve(device, work)
         self.assertEqual(device.got[-1], "flush")
 
-    def test_a_host_that_dies_is_told_clearly(self):
+    def test_a_host_that_dies_is_reported_clearly(self):
         with self.assertRaises(sawmill.HostGone):
             self.serve(AsyncRam(), lambda host: host.vanish())
 
-    def test_a_violation_is_told_clearly(self):
+    def test_a_violation_is_reported_clearly(self):
         with self.assertRaisesRegex(sawmill.ProtocolError, "past the end"):
             self.serve(AsyncRam(), lambda host: host.queues[0].send(Kind.READ, 1 << 20, 512))
 

@@ -286,7 +286,7 @@ class LifeCycle(Case):
         self.assertEqual((kind, facts.get("outcome")), (Control.LEAVE, outcome))
         return facts
 
-    def test_a_host_that_dies_is_told_clearly(self):
+    def test_a_host_that_dies_is_reported_clearly(self):
         handle, host = self.start(Ram())
         host.vanish()
         with self.assertRaisesRegex(sawmill.HostGone, "the host is gone"):
@@ -328,7 +328,7 @@ class LifeCycle(Case):
         with self.assertRaises(sawmill.HostGone):
             handle.wait()
 
-    def test_attached_is_told_before_the_first_command_and_after_the_welcome(self):
+    def test_attached_is_called_before_the_first_command_and_after_the_welcome(self):
         class Told(Ram):
             def attached(self, options):
                 self.asked.append(options.size)

@@ -115,7 +115,7 @@ fn after_a_failed_sync() -> (Scene, Server) {
     scene.load.mix.flush_once_in = 8;
     let tally = scene.load.drive(&[client], 100, || ());
     scene.load.mix = usual;
-    assert!(tally.refused > 0, "nobody heard of the failed sync: {tally:?}");
+    assert!(tally.refused > 0, "no client received the failed sync: {tally:?}");
     assert_eq!(tally.last_errno, Some(EIO));
     assert_eq!(scene.disk.struck(), 1);
     assert_eq!(

@@ -73,7 +73,7 @@ fn kinds_of_devices_are_judged_by_what_they_can_show() {
 }
 
 #[test]
-fn bytes_that_go_with_their_driver_are_told_and_not_held_against_it() {
+fn bytes_lost_with_their_driver_are_reported_and_fail_no_clause() {
     let place = Place::new(&store::folder());
     let finished = conform(&place, &["--clause", "driver_killed"], &[]);
     assert!(with(&finished, "ok")[0].1.contains("its bytes went with it"), "{}", finished.stdout);

@@ -116,7 +116,7 @@ fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
 }
 
 #[test]
-fn a_driver_is_replaced_under_load_and_nobody_notices() {
+fn a_driver_is_replaced_under_load_and_no_client_notices() {
     for (language, example) in languages() {
         let place = Place::new(&store::folder());
         let replace = |place: &Place, device: &mut Driven| device.replace_driver(place, "disk");

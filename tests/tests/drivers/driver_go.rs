@@ -230,7 +230,7 @@ fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
 }
 
 #[test]
-fn a_driver_is_replaced_under_load_and_nobody_notices() {
+fn a_driver_is_replaced_under_load_and_no_client_notices() {
     requires!(has_go());
     for options in [&[][..], &["--option", "mode=batch"]] {
         let stall = undisturbed_by(options, |place, device| device.replace_driver(place, "disk"));
@@ -316,7 +316,7 @@ fn a_driver_that_started_its_host_is_killed_and_others_take_over() {
     let mut second = start(driver("rerun", &[&name, text(&image)]));
     client.write(1024, b"of the second").expect("accepted");
     let third = start(driver("rerun", &[&name, text(&image)]));
-    assert!(second.wait().expect("it ends").success(), "who is replaced ends well");
+    assert!(second.wait().expect("it ends").success(), "the replaced driver ends well");
     assert_eq!(client.read(512, 12).expect("readable"), b"of the first");
     assert_eq!(client.read(1024, 13).expect("readable"), b"of the second");
     assert_eq!(device()["driver_pid"], u64::from(third.id()));

@@ -257,7 +257,7 @@ fn a_driver_that_is_killed_under_load_is_started_again() {
 }
 
 #[test]
-fn a_driver_is_replaced_under_load_and_nobody_notices() {
+fn a_driver_is_replaced_under_load_and_no_client_notices() {
     requires!(has_python());
     for options in [&[][..], &["--option", "mode=batch", "--option", "hw_queues=2"]] {
         let place = Place::new(&store::folder());

@@ -179,7 +179,7 @@ fn a_second_signal_ends_a_device_whose_driver_does_not_come_back() {
 /// A library starts the host of its driver, and the two died together with `kill -9` of the driver:
 /// a pipe that nobody reads any more ended the host at the next event.
 #[test]
-fn a_device_outlives_who_listened_to_its_events() {
+fn a_device_outlives_the_reader_of_its_events() {
     let place = Place::new(&store::folder());
     let door = format!("nbd=unix:{}", place.path("nbd.sock").display());
     let driver = repository().join("tests/tests/drivers/conform/driver.py").display().to_string();

@@ -120,7 +120,7 @@ fn exports_are_listed_a_target_is_found_and_links_tell_how_they_do() {
 }
 
 #[test]
-fn whoever_has_no_key_or_another_is_told_so() {
+fn an_initiator_without_the_key_is_refused_with_the_reason() {
     let shown = memory(&["udp"]);
     let link = shown.link("memory");
     let wrong = key(&shown.place, "wrong");
@@ -168,7 +168,7 @@ fn a_device_has_one_user_until_another_takes_it_over_or_all_share_it() {
 }
 
 #[test]
-fn who_cannot_have_his_doors_or_his_cache_cuts_nobody_off() {
+fn an_attach_that_cannot_open_its_doors_or_cache_fences_no_initiator() {
     let shown = memory(&["udp"]);
     let first = shown.attach("first", "memory", &[]);
     let link = shown.link("memory");
@@ -188,7 +188,7 @@ fn who_cannot_have_his_doors_or_his_cache_cuts_nobody_off() {
     let used = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let admin = used.local_addr().expect("bound").to_string();
     refused(&[&free, "--admin", &admin], 11, &["--admin"]);
-    first.connect().write(0, &[1; 512]).expect("nobody cut it off");
+    first.connect().write(0, &[1; 512]).expect("it is not fenced");
 }
 
 trait Fenced {
@@ -205,7 +205,7 @@ impl Fenced for sawmill_tests::place::Finished {
 }
 
 #[test]
-fn who_was_taken_over_unawares_stays_so_when_the_target_is_started_anew() {
+fn an_initiator_fenced_while_frozen_stays_fenced_when_the_target_restarts() {
     let place = Place::new(&store::folder());
     place.create("disk", "16M", &[]);
     let file = place.path("file");
@@ -252,7 +252,7 @@ fn a_device_of_another_machine_is_a_file_and_a_block_device_of_this_one() {
 }
 
 #[test]
-fn who_reads_only_changes_nothing() {
+fn a_read_only_initiator_changes_nothing() {
     let place = Place::new(&store::folder());
     place.create("disk", "1M", &[]);
     let shown = Shown::start(place, &["disk", "memory:1M", "--read-only"], &["udp"]);
@@ -439,7 +439,7 @@ fn a_device_comes_by_raw_ethernet_with_no_addresses_at_all() {
 }
 
 #[test]
-fn a_target_is_found_by_broadcast_where_no_route_leads_to_everybody() {
+fn a_target_is_found_by_broadcast_without_a_default_route() {
     let cable = match Cable::new() {
         Ok(cable) => cable,
         Err(why) => return skip(&why),

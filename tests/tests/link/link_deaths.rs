@@ -114,7 +114,7 @@ fn with_a_timeout_requests_fail_when_the_target_stays_away_and_the_attachment_en
     let client = attached.connect();
     client.write(0, &[1; 4096]).expect("accepted");
     target.kill();
-    assert!(client.write(0, &[2; 4096]).is_err(), "nobody answers");
+    assert!(client.write(0, &[2; 4096]).is_err(), "no answer comes");
     let left = attached.finished();
     let told = left
         .stderr
@@ -165,6 +165,6 @@ fn told_twice_to_end_while_the_target_is_away_it_ends_and_requests_fail() {
         attached.ask_to_end();
         let ended = attached.finished();
         assert_eq!(ended.code, Some(1), "{ended:?}");
-        assert!(writer.join().expect("it only writes").is_err(), "nobody has it");
+        assert!(writer.join().expect("it only writes").is_err(), "it is free");
     });
 }

@@ -104,7 +104,7 @@ fn each_machine_opens_what_its_line_says() {
 }
 
 #[test]
-fn a_reload_ends_whose_line_is_gone_and_nobody_else() {
+fn a_reload_ends_connections_whose_line_is_gone_and_no_others() {
     let mut shown = Shown::start(&[("db", "disk"), ("logger", "logs")]);
     let (db, logger) = (shown.attach("db", "disk", &[]), shown.attach("logger", "logs", &[]));
     let (disk, logs) = (db.connect(), logger.connect());

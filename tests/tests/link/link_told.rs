@@ -139,7 +139,7 @@ fn both_ends_count_the_same_packets_of_the_same_links() {
 }
 
 #[test]
-fn a_link_whose_target_is_away_is_told_as_down_and_as_up_when_it_comes_back() {
+fn a_link_is_reported_down_while_its_target_is_away_and_up_when_it_returns() {
     let scene = Scene::new(&["udp", "tcp"]);
     let target = scene.target();
     let attached = scene.attach(&ADMIN);
@@ -166,7 +166,7 @@ fn a_link_whose_target_is_away_is_told_as_down_and_as_up_when_it_comes_back() {
     assert_eq!(
         status(&scene)[0]["connections"],
         serde_json::json!([]),
-        "nobody is connected any more"
+        "no initiator is connected any more"
     );
 }
 
@@ -230,7 +230,7 @@ fn rates_of_both_directions_are_measured_over_the_time_that_is_asked_for() {
 }
 
 #[test]
-fn the_service_manager_is_told_when_an_end_is_ready_and_when_it_stops() {
+fn the_service_manager_is_notified_when_an_end_is_ready_and_when_it_stops() {
     let scene = Scene::new(&["udp"]);
     let path = scene.place.path("notify");
     let socket = std::os::unix::net::UnixDatagram::bind(&path).expect("a socket in the place");

@@ -124,7 +124,7 @@ fn info_tells_positions_while_served_and_at_rest(store: &StoreUnderTest) {
     client.flush().expect("flushed");
     let info = place.info("disk");
     assert!(unsigned(&info, "logged") >= accepted, "a flush logs all that was accepted: {info:#}");
-    assert_eq!(unsigned(&info, "pid"), u64::from(server.pid()), "info says who is attached");
+    assert_eq!(unsigned(&info, "pid"), u64::from(server.pid()), "info names the attached process");
     assert!(unsigned(&info, "epoch") >= 1);
     let _ = server.stop().ok();
     let info = place.info("disk");

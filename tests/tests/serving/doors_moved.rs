@@ -26,7 +26,7 @@ fn a_mount_that_its_user_has_ended_is_left_behind() {
     let mount = place.path("mount").display().to_string();
     let file = place.sawmill(&["door", "add", "disk", "--fuse", &mount]).ok().trim().to_owned();
     let done = Command::new("umount").arg(&mount).status().expect("umount runs");
-    assert!(done.success(), "nobody uses the mount");
+    assert!(done.success(), "the mount is unused");
     client.write(0, b"before").expect("the other door serves");
     let done = server.hand_off(&place, "disk");
     assert_eq!(done["lost_doors"], serde_json::json!([]), "it was ended before, by its user");

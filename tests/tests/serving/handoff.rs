@@ -16,7 +16,7 @@ use sawmill_tests::successor::impostor;
 
 on_each_store!(
     a_server_is_replaced_again_and_again_under_load,
-    what_a_failed_successor_left_behind_hurts_nobody,
+    what_a_failed_successor_left_behind_disturbs_no_hand_off,
 );
 
 const VOLUME_BYTES: u64 = 16 << 20;
@@ -146,7 +146,7 @@ fn failing_successors(ready: &str) -> Vec<Failing> {
     ]
 }
 
-fn what_a_failed_successor_left_behind_hurts_nobody(store: &StoreUnderTest) {
+fn what_a_failed_successor_left_behind_disturbs_no_hand_off(store: &StoreUnderTest) {
     let place = Place::new(store);
     let (mut server, clients, mut load) = served(&place);
     let ready = format!("{HELLO}say(word='prepared')\n");
@@ -163,7 +163,7 @@ fn what_a_failed_successor_left_behind_hurts_nobody(store: &StoreUnderTest) {
     std::fs::write(&spare, "preallocated by a process that got ready and no further")
         .expect("a file in memory");
     refused(&impostor(&place, &ready), &[], &refusal(7, &["still serves"]));
-    assert!(!spare.exists(), "memory that nobody will use");
+    assert!(!spare.exists(), "memory that no process will use");
     // After all that, one that can.
     let tally = load.drive(&clients, 200, || drop(server.hand_off(&place, "disk")));
     assert_eq!((tally.refused, tally.unanswered), (0, 0), "a hand-off was felt: {tally:?}");

@@ -229,7 +229,7 @@ fn a_signal_during_a_hand_off_that_succeeds_is_for_the_new_server() {
 }
 
 #[test]
-fn a_request_to_collect_garbage_during_a_hand_off_is_carried_out_by_whoever_serves_then() {
+fn a_request_to_collect_garbage_during_a_hand_off_is_carried_out_by_the_serving_process() {
     let place = Place::new(&store::folder());
     let (mut server, _oak, _ash) = two_volumes(&place);
     let collected = |server: &Server| server.stderr().matches("collected: ").count();
@@ -313,7 +313,7 @@ fn a_successor_that_dies_with_everything_is_as_a_killed_server() {
     let dies = impostor(&place, &format!("{TAKES_ALL}say(word='opened')\nhear()"));
     hand_off_to(&place, "oak", &dies).refused(7, &["did not report", "start a server"]);
     let ended = server.finished();
-    assert_eq!(ended.code, Some(7), "whoever manages services starts another: {}", ended.stderr);
+    assert_eq!(ended.code, Some(7), "the service manager starts another: {}", ended.stderr);
     let server = place.serve("oak").and("ash").start();
     let read =
         |n| Client::connect(&server.uri_of(n), Style::Extended).expect("connects").read(4096, 512);
@@ -398,7 +398,7 @@ fn doors_that_are_asked_for_during_a_hand_off_are_refused_or_wait() {
 }
 
 #[test]
-fn the_service_manager_hears_of_a_new_process_when_that_serves_and_before_the_old_one_ends() {
+fn the_service_manager_is_notified_when_a_new_process_serves_before_the_old_one_ends() {
     let place = Place::new(&store::folder());
     place.create("disk", "8M", &[]);
     let address = place.path("notify");

@@ -366,7 +366,7 @@ fn what_cannot_be_imported_or_exported_is_refused_with_its_exit_code() {
     let _ = export(&place, &["disk", "--to-file", text(&back), "--overwrite"]).ok();
     export(&place, &["none", "--to-file", "/tmp/x"]).refused(3, &["none"]);
     export(&place, &["disk"]).refused(2, &["--to-file"]);
-    std::fs::write(place.path("new.raw.part"), "somebody's").expect("written");
+    std::fs::write(place.path("new.raw.part"), "another program's").expect("written");
     export(&place, &["disk", "--to-file", text(&place.path("new.raw"))])
         .refused(4, &["new.raw.part"]);
     let names = place.sawmill(&["list", "--json"]).json();
@@ -453,7 +453,7 @@ fn a_volume_is_copied_to_another_store_and_taken_up_again() {
 }
 
 #[test]
-fn progress_that_nobody_could_hear_is_no_orderly_end() {
+fn progress_that_could_not_be_written_is_no_orderly_end() {
     let place = Place::new(&store::folder());
     let there = disk(&place, "there.raw", 32);
     let slowly = ["--filter=rate", "file", text(&there), "rate=60M", "burstiness=0.2"];

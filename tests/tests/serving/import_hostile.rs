@@ -59,7 +59,7 @@ fn an_image_over_an_address_reaches_no_network() {
     place
         .sawmill(&["import", text(&image), "disk", "--follow-backing"])
         .refused(5, &["not a file"]);
-    let called = listener.accept().map(drop).expect_err("nobody may call");
+    let called = listener.accept().map(drop).expect_err("no program may call");
     assert_eq!(called.kind(), std::io::ErrorKind::WouldBlock);
 }
 

@@ -56,7 +56,7 @@ fn a_planned_hand_off_needs_no_memory_of_before() {
 }
 
 #[test]
-fn who_is_killed_soon_after_sigterm_loses_nothing_with_the_memory() {
+fn a_server_killed_soon_after_sigterm_loses_nothing_with_the_memory() {
     let minio = Arc::new(Minio::start());
     let place = Place::new(&StoreUnderTest::Minio(Arc::clone(&minio)));
     let server = written(&place);

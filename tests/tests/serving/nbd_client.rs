@@ -75,7 +75,7 @@ fn many_requests_in_flight_each_get_their_own_answer() {
 }
 
 #[test]
-fn an_error_of_the_server_is_told_with_its_number_and_the_connection_lives_on() {
+fn an_error_of_the_server_is_reported_with_its_number_and_the_connection_lives_on() {
     let kit =
         nbdkit(&["--filter=error", "memory", "1M", "error-pwrite=EIO", "error-pwrite-rate=100%"]);
     let client = Client::connect(&kit.uri, Style::Structured).expect("nbdkit answers");
@@ -100,7 +100,7 @@ fn a_dead_server_leaves_every_request_in_flight_unanswered_and_said_so() {
 }
 
 #[test]
-fn allocation_is_told_run_by_run() {
+fn allocation_is_reported_run_by_run() {
     let kit = nbdkit(&["memory", "1M"]);
     let client = Client::connect(&kit.uri, Style::Structured).expect("nbdkit answers");
     client.write(32 << 10, &[7; 32 << 10]).expect("a write in range");

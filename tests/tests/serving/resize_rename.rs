@@ -8,7 +8,7 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 on_each_store!(
-    a_volume_grows_under_its_clients_who_see_it_when_they_connect_anew,
+    a_volume_grows_under_its_clients_and_they_see_it_when_they_reconnect,
     a_shrunk_volume_has_lost_what_lay_beyond_for_good,
     a_served_volume_is_renamed_and_goes_on,
 );
@@ -30,7 +30,7 @@ fn names(place: &Place) -> Vec<String> {
     list.as_array().expect("a list").iter().map(name).collect()
 }
 
-fn a_volume_grows_under_its_clients_who_see_it_when_they_connect_anew(store: &StoreUnderTest) {
+fn a_volume_grows_under_its_clients_and_they_see_it_when_they_reconnect(store: &StoreUnderTest) {
     let place = Place::new(store);
     place.create("disk", "64M", &[]);
     let server = place.serve("disk").start();

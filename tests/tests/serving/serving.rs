@@ -157,7 +157,7 @@ fn a_socket_left_by_a_dead_server_is_no_obstacle_and_a_live_one_is() {
 }
 
 #[test]
-fn the_service_manager_is_told_of_readiness() {
+fn the_service_manager_is_notified_of_readiness() {
     let place = Place::new(&store::folder());
     place.create("disk", "8M", &[]);
     let path = place.path("notify");

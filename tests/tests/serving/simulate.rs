@@ -113,7 +113,7 @@ fn the_document_has_parameters_prices_figures_requests_money_and_samples() {
 }
 
 #[test]
-fn each_trace_is_a_row_and_one_alone_is_told_in_full() {
+fn each_trace_is_a_row_and_one_alone_is_reported_in_full() {
     let place = place();
     let trace = synthetic();
     let alone = place.sawmill(&["simulate", text(&trace)]).ok();

@@ -14,10 +14,10 @@ use sawmill_tests::store::StoreUnderTest;
 
 on_each_store!(
     a_second_writer_fences_the_first,
-    who_only_reads_and_flushes_is_fenced_too,
+    a_server_that_only_reads_and_flushes_is_fenced_too,
     a_frozen_writer_that_wakes_up_changes_nothing,
     a_fenced_journal_is_never_replayed,
-    a_reader_beside_a_writer_disturbs_nobody,
+    a_reader_beside_a_writer_does_not_disturb_it,
 );
 
 const VOLUME_BYTES: u64 = 8 << 20;
@@ -83,7 +83,7 @@ fn a_second_writer_fences_the_first(store: &StoreUnderTest) {
     );
 }
 
-fn who_only_reads_and_flushes_is_fenced_too(store: &StoreUnderTest) {
+fn a_server_that_only_reads_and_flushes_is_fenced_too(store: &StoreUnderTest) {
     let place = place_with_disk(store);
     let first = place.serve("disk").start();
     let client = first.connect();
@@ -181,7 +181,7 @@ fn a_fenced_journal_is_never_replayed(store: &StoreUnderTest) {
     assert!(image[4096..8192].iter().all(|&byte| byte == 0xbb), "the newer epoch's write is gone");
 }
 
-fn a_reader_beside_a_writer_disturbs_nobody(store: &StoreUnderTest) {
+fn a_reader_beside_a_writer_does_not_disturb_it(store: &StoreUnderTest) {
     let place = place_with_disk(store);
     let writer = place.serve("disk").start();
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("fencing"), Mix::default());

@@ -97,7 +97,7 @@ fn a_store_put_back_under_a_server_that_died_is_refused_without_its_journal() {
 }
 
 #[test]
-fn a_copy_of_a_store_is_told_as_one_by_who_knows_the_other() {
+fn a_copy_of_a_store_is_reported_by_a_machine_that_knows_the_other() {
     let place = Place::new(&StoreUnderTest::Folder);
     place.create("disk", "8M", &[]);
     write_and_stop(&place, 1);

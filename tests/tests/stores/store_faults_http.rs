@@ -263,7 +263,7 @@ fn too_many_requests_are_tried_again() {
 }
 
 #[test]
-fn credentials_refused_for_a_while_are_told_and_end_as_an_outage() {
+fn credentials_refused_for_a_while_are_reported_and_end_as_an_outage() {
     reads_go_on(Fault::Status(403), 3);
     attaches_go_on(Verb::Get, Fault::Status(403));
     let mut scene = Scene::new();
@@ -422,7 +422,7 @@ fn a_list_that_lacks_keys_never_rolls_back() {
 }
 
 #[test]
-fn a_wrong_etag_is_nobodys_business() {
+fn a_wrong_etag_disturbs_no_read_write_or_attach() {
     writes_go_on(Fault::WrongEtag, 8);
     reads_go_on(Fault::WrongEtag, 8);
     attaches_go_on(Verb::Put, Fault::WrongEtag);

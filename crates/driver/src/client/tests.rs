@@ -367,7 +367,7 @@ fn a_host_that_goes_or_makes_no_sense_ends_the_driver() {
 }
 
 #[test]
-fn a_refusal_is_told() {
+fn a_refusal_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let (path, host) = host(folder.path(), plain(), 0, |host| {
         let facts = Facts::default().with("errno", 16).with("message", "the device has a driver");

@@ -85,13 +85,13 @@ impl Host {
         match session {
             // Also while another driver waits for this one to finish.
             Some(session) => self.look_at(served, &session),
-            None => self.look_at_nobody(served),
+            None => self.look_without_driver(served),
         }
     }
 
-    fn look_at_nobody(&self, served: &Served) {
+    fn look_without_driver(&self, served: &Served) {
         // A driver that connects just now must not find its requests failed.
-        let Some(_nobody_comes) = self.attaching.try_lock() else { return };
+        let Some(_no_driver_comes) = self.attaching.try_lock() else { return };
         let (is_alone, since) = {
             let now = self.now.lock();
             (now.session.is_none(), now.since)

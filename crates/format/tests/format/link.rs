@@ -269,7 +269,7 @@ fn each_rule_of_a_list_is_refused() {
     assert_eq!(runs(|bytes| bytes[16..24].fill(0)), None, "an empty run");
     let mut opened = opened_value().encode();
     opened[control::opened_at::RESERVATION.offset..][..8].fill(0);
-    assert!(Opened::decode(&opened).is_err(), "nobody's");
+    assert!(Opened::decode(&opened).is_err(), "no export's");
 }
 
 pub(crate) fn export_state_value() -> ExportState {

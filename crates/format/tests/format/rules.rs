@@ -520,7 +520,7 @@ fn ids_and_flush_modes_have_one_text() {
 }
 
 #[test]
-fn any_structure_can_be_told_by_its_preamble() {
+fn any_structure_is_recognized_by_its_preamble() {
     let preamble = Preamble::decode(&checkpoint_value().encode()).unwrap();
     assert_eq!(Kind::from_number(preamble.kind), Some(Kind::Checkpoint));
     assert_eq!((preamble.version, preamble.length), (1, 428));

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_leaves_does_not_wait_for_a_mount_holder_that_is_slow_to_start() {
+    fn a_leaving_server_does_not_wait_for_a_mount_holder_that_is_slow_to_start() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let (socket, number) = (folder.path().join("socket"), folder.path().join("number"));
         // It has the socket, so that one can connect, and never answers.
@@ -239,7 +239,7 @@ mod tests {
         let held = kept.inside.held.lock();
         assert!(
             held.starting && process.exists(),
-            "who looks must not wait until the start has failed"
+            "a look must not wait until the start has failed"
         );
         drop(held);
         kept.leave();

@@ -142,7 +142,7 @@ fn every_answer_says_its_length_and_whom_it_answers() {
 }
 
 #[test]
-fn who_may_read_the_file_may_enter_the_folder() {
+fn a_user_that_may_read_the_file_may_enter_the_folder() {
     for (mode, expected) in [(0o600, 0o700), (0o640, 0o750), (0o666, 0o777), (0o400, 0o500)] {
         let facts = Attributes { mode, ..facts() };
         let answer = answer::attributes_of(77, ROOT, &facts);

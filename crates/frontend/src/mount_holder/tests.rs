@@ -49,11 +49,11 @@ fn descriptors_travel_with_their_facts() {
     rustix::io::read(&read, &mut back).expect("there");
     assert_eq!(&back, b"through");
     drop(here);
-    receive(&there).expect_err("nobody speaks any more");
+    receive(&there).expect_err("the other end is closed");
 }
 
 #[test]
-fn a_mount_holder_that_does_not_hold_what_it_was_told_is_ended_and_not_waited_for() {
+fn a_mount_holder_that_holds_nothing_is_ended_and_not_waited_for() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let socket = folder.path().join("socket");
     // It does not listen, and does not end.
@@ -63,7 +63,7 @@ fn a_mount_holder_that_does_not_hold_what_it_was_told_is_ended_and_not_waited_fo
     });
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !starting.is_finished() {
-        assert!(std::time::Instant::now() < deadline, "who starts it waits for its end");
+        assert!(std::time::Instant::now() < deadline, "the start waits for its end");
         std::thread::yield_now();
     }
     assert!(starting.join().expect("no panic"), "it holds nothing");

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_many_complaints_a_few_are_told_and_the_rest_is_counted() {
+    fn of_many_complaints_a_few_are_logged_and_the_rest_are_counted() {
         let mut state = State::default();
         let start = Instant::now();
         let told: Vec<_> = (0..1000).filter_map(|_| state.next(start)).collect();

@@ -136,7 +136,7 @@ mod tests {
             let Ok(listener) = TcpListener::bind(address) else { continue };
             let _client =
                 TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
-            let (accepted, peer) = listener.accept().expect("somebody connects");
+            let (accepted, peer) = listener.accept().expect("a client connects");
             let found = Origin::of(&accepted.into());
             // A kernel without `sock_diag` does not say.
             assert!(found == own || found == Origin::Address(peer.ip()), "{found:?}");

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn no_peer_takes_all_places_and_the_last_are_for_those_who_have_none() {
+    fn no_peer_takes_all_places_and_the_last_are_for_peers_that_have_none() {
         let mut taken = Vec::new();
         let mut counts = Vec::new();
         for user in 0..20 {
@@ -72,12 +72,12 @@ mod tests {
         for places in [1, 2] {
             let mut taken = Vec::new();
             while admitted(&mut taken, Origin::Unknown, places) {}
-            assert_eq!(taken.len(), places, "few places are nobody's to share");
+            assert_eq!(taken.len(), places, "few places are not shared");
         }
     }
 
     #[test]
-    fn of_those_who_haggle_the_peer_with_most_makes_room() {
+    fn the_peer_with_most_unfinished_handshakes_makes_room() {
         let (many, one, new) = (Origin::User(1), Origin::User(2), Origin::User(3));
         let haggling = [(1, one), (2, many), (3, many), (4, many)];
         assert_eq!(evicted(new, &haggling, 5), None);
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(evicted(many, &haggling, 4), Some(2));
         assert_eq!(evicted(one, &haggling, 4), Some(2), "two are less than three");
         let even = [(1, one), (2, many)];
-        assert_eq!(evicted(one, &even, 2), Some(1), "who would have most gives way himself");
+        assert_eq!(evicted(one, &even, 2), Some(1), "the peer that would have most gives way");
         assert_eq!(evicted(new, &even, 2), Some(1));
     }
 }

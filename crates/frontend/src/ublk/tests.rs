@@ -174,7 +174,7 @@ fn a_device_is_known_for_its_volume_by_its_mark_alone() {
 fn one_server_at_a_time_has_the_claim_to_a_device() {
     let folder = tempfile::tempdir().unwrap();
     let run_folder = folder.path().join("deep/er");
-    let claim = super::registry::Claim::take(&run_folder, 3).expect("nobody has it");
+    let claim = super::registry::Claim::take(&run_folder, 3).expect("it is free");
     let second = super::registry::Claim::take(&run_folder, 3).map(drop).expect_err("it is taken");
     assert_eq!(second.kind(), ErrorKind::InUse);
     super::registry::Claim::take(&run_folder, 4).expect("another device");
@@ -189,10 +189,10 @@ fn two_that_only_look_do_not_take_each_other_for_a_server() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = registry::facts_path(folder.path(), 3);
     assert_eq!(registry::is_locked(&path), None, "there is no file");
-    drop(Claim::take(folder.path(), 3).expect("nobody has it"));
+    drop(Claim::take(folder.path(), 3).expect("it is free"));
     // Somebody else looks, and is not done yet.
     let looking = std::fs::File::open(&path).expect("the file is there");
-    flock(&looking, FlockOperation::NonBlockingLockShared).expect("nobody has it");
+    flock(&looking, FlockOperation::NonBlockingLockShared).expect("it is free");
     assert_eq!(registry::is_locked(&path), Some(false));
     assert_eq!(
         Claim::take(folder.path(), 3).err().map(|error| error.kind()),
@@ -204,7 +204,7 @@ fn two_that_only_look_do_not_take_each_other_for_a_server() {
         move || Claim::wait(&run_folder, 3)
     });
     drop(looking);
-    let claim = wanting.join().expect("no panic").expect("whoever looked is done");
+    let claim = wanting.join().expect("no panic").expect("the look is over");
     assert_eq!(registry::is_locked(&path), Some(true));
     drop(claim);
     assert_eq!(registry::is_locked(&path), Some(false));
@@ -236,7 +236,7 @@ fn a_device_between_its_birth_and_its_claim_is_no_orphan() {
 }
 
 #[test]
-fn a_link_is_made_and_removed_unless_somebody_else_put_something_there() {
+fn a_link_is_made_and_removed_and_a_foreign_file_there_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let links = folder.path().join("links");
     let there = links.join("disk1");
@@ -248,10 +248,10 @@ fn a_link_is_made_and_removed_unless_somebody_else_put_something_there() {
     assert_eq!(std::fs::read_link(&there).unwrap().to_str(), Some("/dev/ublkb6"));
     super::registry::remove_link(&links, Some("disk1"), 6);
     assert!(!there.is_symlink());
-    std::fs::write(&there, "a file of somebody").unwrap();
+    std::fs::write(&there, "a file of another program").unwrap();
     super::registry::make_link(&links, Some("disk1"), 6);
     super::registry::remove_link(&links, Some("disk1"), 6);
-    assert_eq!(std::fs::read_to_string(&there).unwrap(), "a file of somebody");
+    assert_eq!(std::fs::read_to_string(&there).unwrap(), "a file of another program");
 }
 
 #[test]
@@ -277,7 +277,10 @@ fn many_entries_cost_a_sleeping_thread_one_wake_up() {
     inbox.take(&mut dones, &mut messages);
     assert_eq!((dones.len(), messages.len()), (49, 1));
     inbox.close();
-    assert!(inbox.is_closed() && !inbox.tell(Message::Stop), "nobody follows a message any more");
+    assert!(
+        inbox.is_closed() && !inbox.tell(Message::Stop),
+        "no thread follows a message any more"
+    );
 }
 
 #[test]

@@ -208,7 +208,7 @@ fn the_size_is_the_volumes_and_so_are_mode_and_owner() {
     let open_to_all = std::fs::Permissions::from_mode(0o666);
     assert_eq!(errno(std::fs::set_permissions(shown.path(), open_to_all)), Errno::PERM);
     assert_eq!(errno(std::os::unix::fs::chown(shown.path(), Some(1), None)), Errno::PERM);
-    file.set_modified(std::time::UNIX_EPOCH).expect("nobody keeps times, nobody minds");
+    file.set_modified(std::time::UNIX_EPOCH).expect("times are not kept, and no error");
     let facts = std::fs::metadata(shown.path()).expect("it is there");
     assert_eq!((facts.len(), facts.mode() & 0o7777, facts.uid()), (SIZE, 0o600, 0));
 }

@@ -137,14 +137,14 @@ fn stop_now_does_not_wait_for_the_device() {
         let writing = scope.spawn(move || file.write_all_at(b"lost", 0));
         wait_until("the write at the device", || device.count() == 1);
         shown.door.stop(Stop::Now);
-        writing.join().expect("no panic").expect_err("nobody answers");
+        writing.join().expect("no panic").expect_err("no answer comes");
     });
     assert!(!is_mounted(shown.folder.path()));
     device.let_go();
 }
 
 #[test]
-fn an_unmount_by_somebody_else_ends_the_door() {
+fn an_unmount_by_another_process_ends_the_door() {
     needs_mounts!();
     let shown = show(memory());
     run("umount", &[shown.folder.path().to_str().expect("UTF-8")]);

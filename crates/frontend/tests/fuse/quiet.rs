@@ -145,7 +145,7 @@ fn what_is_not_this_mount_is_not_taken_over() {
 }
 
 #[test]
-fn a_mount_of_a_kernel_that_cannot_resend_gets_no_mount_holder_from_who_takes_it_over() {
+fn a_mount_of_a_kernel_that_cannot_resend_gets_no_mount_holder_from_the_next_server() {
     const RESEND: u64 = 1 << 39;
     needs_mounts!();
     let place = tempfile::tempdir().expect("a temporary folder");

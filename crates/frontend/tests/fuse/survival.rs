@@ -302,7 +302,7 @@ fn a_file_is_closed_and_programs_are_started_without_a_server() {
         // A program that is started closes what it was not meant to have, before it is itself.
         run("true", &[]);
         drop(file);
-        tell.send(()).expect("somebody waits");
+        tell.send(()).expect("a receiver waits");
     });
     wait_until("the file is closed", || hear.try_recv().is_ok());
     closing.join().expect("no panic");
@@ -310,7 +310,7 @@ fn a_file_is_closed_and_programs_are_started_without_a_server() {
 }
 
 #[test]
-fn who_looks_at_the_mountpoint_need_not_wait_for_a_dead_server() {
+fn a_stat_of_the_mountpoint_does_not_wait_for_a_dead_server() {
     needs_mounts!();
     let place = tempfile::tempdir().expect("a temporary folder");
     let mut server = Server::start_kept(place.path(), &[]);

@@ -106,7 +106,7 @@ fn facts_out_of_order_or_twice_are_refused() {
 }
 
 #[test]
-fn facts_nobody_asks_for_are_no_fault_and_missing_ones_are_named() {
+fn unknown_facts_are_no_fault_and_missing_ones_are_named() {
     let piece =
         Handed::new("connection").with("size_bytes", 4096).with("of a later version", "anything");
     assert_eq!(piece.parsed::<u64>("size_bytes").expect("it is there"), 4096);

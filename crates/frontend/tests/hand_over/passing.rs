@@ -112,7 +112,7 @@ fn what_is_received_is_not_inherited_by_other_programs() {
 }
 
 #[test]
-fn a_peer_that_sends_nonsense_is_told_apart_from_one_that_is_gone() {
+fn a_peer_that_sends_nonsense_is_distinguished_from_one_that_is_gone() {
     let nonsense = |bytes: &[u8], bytes_max, descriptors_max| {
         let (mut near, far) = pair();
         near.write_all(bytes).expect("room");
@@ -137,7 +137,7 @@ fn a_peer_that_sends_nonsense_is_told_apart_from_one_that_is_gone() {
     }
     let (near, far) = pair();
     drop(far);
-    assert_eq!(send(&near, b"x", &[]).expect_err("nobody listens").kind(), ErrorKind::Closed);
+    assert_eq!(send(&near, b"x", &[]).expect_err("no process listens").kind(), ErrorKind::Closed);
 }
 
 #[test]
@@ -173,6 +173,6 @@ fn a_peer_that_says_nothing_is_unavailable() {
     far.set_read_timeout(Some(Duration::from_millis(1))).expect("a timeout");
     assert_eq!(refused(&far, 9, 9).0, ErrorKind::Unavailable);
     near.set_write_timeout(Some(Duration::from_millis(1))).expect("a timeout");
-    let error = send(&near, &vec![0; 64 << 20], &[]).expect_err("nobody takes it");
+    let error = send(&near, &vec![0; 64 << 20], &[]).expect_err("the other end does not take it");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
 }

@@ -90,7 +90,7 @@ fn flags_follow_what_the_device_can_do() {
 }
 
 #[test]
-fn the_old_way_to_choose_sends_zeroes_only_to_who_wants_them() {
+fn the_old_way_to_choose_sends_zeroes_only_to_clients_that_want_them() {
     let served = two_disks();
     for (flags, zeroes) in [(3, 0), (1, 124), (0, 124)] {
         let stream = UnixStream::connect(&served.path).expect("the server listens");

@@ -39,7 +39,7 @@ const LONG: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(200);
 
 #[test]
-fn memory_of_clients_who_take_nothing_stays_within_the_budget_and_others_are_served() {
+fn memory_of_clients_that_take_nothing_stays_within_the_budget_and_others_are_served() {
     let budget = least();
     let doors = [served_within(&budget, LONG), served_within(&budget, LONG)];
     let greedy: Vec<_> = (0..20).map(|at| greedy(&doors[at % 2])).collect();
@@ -58,7 +58,7 @@ fn memory_of_clients_who_take_nothing_stays_within_the_budget_and_others_are_ser
 }
 
 #[test]
-fn a_client_who_keeps_what_others_wait_for_is_cut_off() {
+fn a_client_that_keeps_memory_others_wait_for_is_disconnected() {
     let budget = least();
     let served = served_within(&budget, SHORT);
     let mut greedy: Vec<_> = (0..6).map(|_| greedy(&served)).collect();
@@ -72,7 +72,7 @@ fn a_client_who_keeps_what_others_wait_for_is_cut_off() {
 }
 
 #[test]
-fn a_client_who_sends_a_payload_by_drops_is_cut_off_when_others_wait() {
+fn a_client_that_sends_a_payload_by_drops_is_disconnected_when_others_wait() {
     let budget = least();
     let served = served_within(&budget, SHORT);
     let slow: Vec<_> = (0..3)
@@ -89,7 +89,7 @@ fn a_client_who_sends_a_payload_by_drops_is_cut_off_when_others_wait() {
 }
 
 #[test]
-fn who_takes_no_replies_is_left_alone_while_nobody_needs_the_memory() {
+fn a_client_that_takes_no_replies_stays_connected_while_memory_suffices() {
     let served = served_within(&least(), Duration::from_millis(10));
     let mut idle = served.client(Style::Structured);
     let bytes: Vec<u8> = (0..4).flat_map(|_| idle.header(0, READ, 0, 8 << 20)).collect();
@@ -135,7 +135,7 @@ fn an_idle_client_holds_its_own_part_and_nothing_of_the_pool() {
 }
 
 #[test]
-fn half_open_clients_lock_nobody_out() {
+fn half_open_clients_lock_no_client_out() {
     let served = serve_with(&[("disk", memory())], |options| options.handshakes_max = 8);
     let mut half_open: Vec<_> =
         (0..8).map(|_| UnixStream::connect(&served.path).expect("accepted")).collect();
@@ -178,7 +178,7 @@ fn a_connection_waiting_for_memory_is_handed_over_and_served_by_the_next() {
             let mut stream = stream;
             std::io::Write::write_all(&mut stream, &bytes).expect("it is taken in the end");
         });
-        let quiet = served.server.quiesce(Duration::from_secs(20)).expect("nobody is in the way");
+        let quiet = served.server.quiesce(Duration::from_secs(20)).expect("nothing is in the way");
         let pieces = quiet.hand_over().expect("it is quiet");
         let mut options = sawmill_frontend::nbd::NbdOptions::new(served.server.address().clone());
         options.budget = Budget::default();

@@ -119,7 +119,7 @@ fn a_door_that_is_not_quiet_is_neither_handed_over_nor_let_go() {
 }
 
 #[test]
-fn a_door_let_go_ends_nothing_for_those_who_were_handed_over() {
+fn a_door_let_go_ends_nothing_for_clients_that_were_handed_over() {
     let device = memory();
     let served = serve(device.clone());
     let mut client = served.client(Style::Simple);
@@ -133,7 +133,7 @@ fn a_door_let_go_ends_nothing_for_those_who_were_handed_over() {
     let Served { server, path, folder } = served;
     drop(server);
     assert!(path.exists(), "its socket is another's now");
-    let waiting = UnixStream::connect(&path).expect("somebody listens");
+    let waiting = UnixStream::connect(&path).expect("a process listens");
     client.request(0, READ, 0, 5);
     let options = NbdOptions::new(Listen::Unix(path.clone()));
     let server =
@@ -141,7 +141,7 @@ fn a_door_let_go_ends_nothing_for_those_who_were_handed_over() {
     assert_eq!(client.answer().data, [0; 5]);
     Client::hello(waiting, 3).go("disk");
     server.stop(Stop::Drained);
-    assert!(!path.exists(), "who took it over removes it at the end");
+    assert!(!path.exists(), "the next server removes it at the end");
     drop(folder);
 }
 
@@ -189,7 +189,7 @@ fn a_server_on_trial_leaves_everything_as_it_was() {
     }
     let before = reply.len();
     take_what_came(&mut reader, &mut reply);
-    assert_eq!(reply.len(), before, "who is on trial sends nothing");
+    assert_eq!(reply.len(), before, "a server on trial sends nothing");
     quiet.resume();
     client.write_ok(20 << 20, b"as before");
     reply.extend(reader.bytes(16 + (16 << 20) - before));
@@ -232,13 +232,13 @@ fn a_client_at_any_byte_of_its_handshake_is_ended_and_may_come_again() {
     [7u32, 10, 4].iter().for_each(|field| said.extend(field.to_be_bytes()));
     said.extend(b"disk\0\0");
     for cut in [0, 1, 4, 5, 12, 19, 20, 23, said.len() - 1] {
-        let mut stream = UnixStream::connect(&served.path).expect("somebody listens");
+        let mut stream = UnixStream::connect(&served.path).expect("a process listens");
         stream.read_exact(&mut [0; 18]).expect("a greeting");
         stream.write_all(&said[..cut]).expect("it is taken");
         served = replaced(served, device.clone());
         // Or reset, where the last bytes were on their way.
-        assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0, "after {cut} bytes nobody answers");
-        assert_eq!(served.server.clients().len(), 1, "after {cut} bytes it is nobody's client");
+        assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0, "after {cut} bytes no answer comes");
+        assert_eq!(served.server.clients().len(), 1, "after {cut} bytes it is no client");
         served.raw().go("disk");
         witness.write_ok(0, &[cut as u8; 10]);
         served.wait_for_connections(1);

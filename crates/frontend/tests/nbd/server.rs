@@ -69,7 +69,7 @@ fn a_path_that_is_no_socket_or_too_long_is_refused() {
 }
 
 #[test]
-fn somebody_elses_socket_at_the_path_is_not_removed() {
+fn another_servers_socket_at_the_path_is_not_removed() {
     let served = serve(memory());
     std::fs::remove_file(&served.path).expect("the server's socket");
     let other = UnixListener::bind(&served.path).expect("another socket at the path");
@@ -152,7 +152,7 @@ fn one_connection_more_than_allowed_is_closed_and_the_rest_live() {
 }
 
 #[test]
-fn clients_and_metrics_tell_who_is_there_and_what_was_done() {
+fn clients_and_metrics_report_the_connections_and_their_requests() {
     let served = serve(memory());
     let mut client = served.client(Style::Simple);
     client.write_ok(0, &[1; 1000]);

@@ -135,7 +135,7 @@ fn disconnect_waits_for_the_replies_of_what_came_before() {
 /// One client asks for far more than it reads. Its replies may fill its own limits, but neither the
 /// other clients nor the threads that complete requests may notice.
 #[test]
-fn a_client_that_does_not_take_its_replies_holds_up_nobody() {
+fn a_client_that_does_not_take_its_replies_delays_no_other() {
     for device in [memory() as Arc<dyn sawmill_device::BlockDevice>, Arc::new(Elsewhere::new(SIZE))]
     {
         let served = serve(device);

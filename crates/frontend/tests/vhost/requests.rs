@@ -176,7 +176,7 @@ fn a_guest_without_a_cache_has_every_change_made_durable() {
 }
 
 #[test]
-fn a_guest_hears_only_when_it_wants_to() {
+fn a_guest_is_notified_only_when_it_asks_for_it() {
     for event_idx in [true, false] {
         let (place, gate) = (Place::new(), Gate::open());
         let _door = place.serve(gate.clone());
@@ -200,7 +200,7 @@ fn a_guest_hears_only_when_it_wants_to() {
                 std::thread::yield_now();
             }
         }
-        assert!(guest.drivers[0].call.read().is_err(), "nobody asked to be called");
+        assert!(guest.drivers[0].call.read().is_err(), "the guest asked for no call");
         if event_idx {
             let head = guest.prepare(0, STORE, 0, &[1; 512], 0);
             guest.offer(0, head);

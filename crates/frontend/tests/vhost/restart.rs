@@ -131,7 +131,7 @@ fn a_queue_is_stopped_only_when_all_is_answered() {
     let asked = std::thread::spawn(move || stopping.get_vring_base(0).expect("an answer"));
     gate.let_through();
     assert_eq!(asked.join().expect("no panic"), 3);
-    assert_eq!(guest.used(0), 3, "whoever asks finds all of it answered");
+    assert_eq!(guest.used(0), 3, "a look finds all of it answered");
     // And it can be started again where it was.
     guest.start(&mut front, 0);
     (0..3).for_each(|_| {
@@ -278,7 +278,7 @@ fn stopping_a_door_answers_what_it_took() {
 }
 
 #[test]
-fn a_queue_starts_anew_after_a_reset() {
+fn a_queue_starts_again_after_a_reset() {
     let (place, gate) = (Place::new(), Gate::open());
     let _door = place.serve(gate.clone());
     let mut guest = Guest::new(1);

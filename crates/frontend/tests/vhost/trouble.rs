@@ -149,7 +149,7 @@ fn a_frontend_that_breaks_the_protocol_loses_its_connection() {
             message(5, 1, &[&[1, 0, 0, 0, 0, 0, 0, 0][..], &[1; 32]].concat()),
         ),
         ("a region that overflows", message(37, 1, &[0xff; 40])),
-        ("a region that nobody added", message(38, 1, &[1; 40])),
+        ("a region that was never added", message(38, 1, &[1; 40])),
         ("configuration out of bounds", message(24, 1, &[0xff; 12])),
         ("an in-flight region for too many", message(31, 1, &[0xff; 20])),
     ];
@@ -213,11 +213,7 @@ fn a_queue_that_cannot_run_takes_no_other_with_it() {
     let (next, quiet) =
         VhostDoor::take_over(place.options(), gate.clone(), pieces).expect("it is whole");
     quiet.resume();
-    assert_eq!(
-        next.counts().protocol_violations,
-        1,
-        "whoever looks sees that a queue stands still"
-    );
+    assert_eq!(next.counts().protocol_violations, 1, "the status shows that a queue stands still");
     for queue in [1, 2] {
         assert_eq!(
             guest.ask(queue, STORE, 0, &[2; 512], 0).0,

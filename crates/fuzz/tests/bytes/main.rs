@@ -185,6 +185,6 @@ fn no_headers_of_an_image_are_read_without_end_or_taken_for_what_they_are_not() 
 }
 
 #[test]
-fn no_write_log_is_cut_into_what_nobody_wrote() {
+fn no_write_log_is_cut_into_what_was_never_written() {
     survives("write_log", 20_000);
 }

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_rule_is_told_which_part_and_what_could_stand_there() {
+    fn a_wrong_rule_is_refused_with_the_part_and_what_could_stand_there() {
         let said = |text| Rule::parse(text).expect_err("wrong");
         for (text, part, cure) in [
             ("reed:error=EIO", "'reed' is not an operation", "read, write"),

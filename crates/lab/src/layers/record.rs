@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_keep_the_order_of_submission_and_the_unanswered_are_told() {
+    fn lines_keep_the_order_of_submission_and_mark_unanswered_requests() {
         let folder = folder();
         let path = folder.path().join("requests.csv");
         let hold_first = |request: &Request| match request.address {

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_naps_before_many_frames_came() {
+    fn no_receiver_naps_before_many_frames_came() {
         let mut pace = Pace::new();
         for _ in 0..PATIENCE_MIN - 1 {
             assert_eq!(pace.nap(), None);

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_sender_is_told_to_try_again_though_nothing_happens() {
+    fn a_refused_sender_is_woken_to_retry_though_nothing_happens() {
         let (waker, idle) = (Waker::new().expect("an eventfd"), Waker::new().expect("an eventfd"));
         let refused = AtomicBool::new(true);
         let ready = wait_for_packets(idle.event.as_fd(), &waker, &refused, false, None, true);

@@ -422,7 +422,7 @@ mod tests {
             .expect("the first");
         let export = exports.find("disk", &Rights::all()).expect("just added");
         end.send(()).expect("kept");
-        export.claim(1, Claim::default(), || 7).expect("nobody has it");
+        export.claim(1, Claim::default(), || 7).expect("it is free");
         has_begun.recv().expect("the first reservation");
         std::thread::scope(|scope| {
             let taking = scope.spawn(|| {
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_let_in_while_a_device_has_requests_of_who_is_gone() {
+    fn no_initiator_is_admitted_while_the_device_has_requests_of_one_that_is_gone() {
         let (exports, export) = export(None);
         claim(&export, 1, 0, 0, 11).expect("free");
         let work = export.begin(1, true, false).expect("its owner");
@@ -454,12 +454,12 @@ mod tests {
         assert_eq!(early.kind(), ErrorKind::Unavailable);
         drop(work);
         claim(&export, 2, 0, 0, 33).expect("1 is through");
-        assert_eq!(export.state.lock().users.len(), 1, "who is gone is forgotten");
-        assert_eq!(reservation(&export), 22, "asking again begins nothing anew");
+        assert_eq!(export.state.lock().users.len(), 1, "the one that is gone is forgotten");
+        assert_eq!(reservation(&export), 22, "asking again begins no new reservation");
     }
 
     #[test]
-    fn who_was_cut_off_may_ask_again_and_is_not_in_his_own_way() {
+    fn a_fenced_initiator_may_reopen_and_does_not_block_itself() {
         let (_, export) = export(None);
         claim(&export, 1, 0, 0, 11).expect("free");
         let _work = export.begin(1, true, false).expect("its owner");
@@ -467,29 +467,28 @@ mod tests {
             claim(&export, 2, OPEN_TAKE_OVER, 0, 22).expect_err("1 has requests at the device");
         assert_eq!(early.kind(), ErrorKind::Unavailable);
         assert_eq!(export.begin(1, true, false).err().expect("cut off").kind(), ErrorKind::Fenced);
-        claim(&export, 1, OPEN_TAKE_OVER, 0, 33).expect("his own request is under way");
+        claim(&export, 1, OPEN_TAKE_OVER, 0, 33).expect("its own request is under way");
         drop(export.begin(1, true, false).expect("its owner again"));
     }
 
     #[test]
-    fn who_opened_it_to_read_does_not_write() {
+    fn an_initiator_that_opened_to_read_does_not_write() {
         let (_, export) = export(None);
         let changes = |connection| export.begin(connection, true, false).map(drop);
         claim(&export, 1, OPEN_READ_ONLY, 0, 11).expect("free");
         assert_eq!(changes(1).expect_err("a change").kind(), ErrorKind::ReadOnly);
-        claim(&export, 1, 0, 0, 12).expect("nobody else is there");
+        claim(&export, 1, 0, 0, 12).expect("no other initiator is there");
         changes(1).expect("opened to be written");
         assert!(claim(&export, 2, 0, 0, 22).is_err(), "1 is alone now");
     }
 
     #[test]
-    fn a_reservation_is_over_when_somebody_else_had_it_in_whatever_process_and_whoever_has_it_now()
-    {
+    fn a_reservation_is_over_once_another_initiator_had_it_in_any_process() {
         let kept = Kept::default();
         let (_, first) = export(Some(&kept));
         claim(&first, 1, 0, 0, 11).expect("free");
         first.leave(1).expect("given back");
-        claim(&first, 1, 0, 11, 12).expect("nobody had it meanwhile");
+        claim(&first, 1, 0, 11, 12).expect("no other had it meanwhile");
         claim(&first, 2, OPEN_TAKE_OVER, 0, 22).expect("taken over");
         first.leave(2).expect("given back");
         let (_, second) = export(Some(&kept));
@@ -498,14 +497,14 @@ mod tests {
                 let late = claim(export, 1, flags, 11, 13).expect_err("2 had it");
                 assert_eq!(late.kind(), ErrorKind::Fenced);
             }
-            claim(export, 2, 0, 22, 23).expect("nobody had it since");
+            claim(export, 2, 0, 22, 23).expect("no other had it since");
             assert_eq!(reservation(export), 22);
             export.leave(2).expect("given back");
         }
     }
 
     #[test]
-    fn those_who_share_have_one_reservation_until_one_comes_who_does_not() {
+    fn initiators_that_share_have_one_reservation_until_one_opens_it_alone() {
         let kept = Kept::default();
         let (_, export) = export(Some(&kept));
         claim(&export, 1, OPEN_SHARED, 0, 11).expect("free");
@@ -525,13 +524,14 @@ mod tests {
     }
 
     #[test]
-    fn who_keeps_what_is_not_durable_is_another_after_a_sync_that_failed() {
+    fn the_keeper_of_volatile_writes_changes_once_after_a_failed_sync() {
         let kept = Kept::default();
         let (_, first) = export(Some(&kept));
         claim(&first, 1, 0, 0, 11).expect("free");
         let keeper = first.opened(0).keeper;
-        let end =
-            |syncs, outcome: Outcome| first.begin(1, true, syncs).expect("his").ended(&outcome);
+        let end = |syncs, outcome: Outcome| {
+            first.begin(1, true, syncs).expect("its owner").ended(&outcome)
+        };
         let failed = |kind| Err(Error::new(kind, "the disk"));
         end(true, Ok(Reply::Done));
         end(false, failed(ErrorKind::Unavailable));
@@ -539,30 +539,30 @@ mod tests {
         assert_eq!(first.opened(0).keeper, keeper, "no sync has failed");
         end(true, failed(ErrorKind::Unavailable));
         end(true, failed(ErrorKind::Unavailable));
-        assert_eq!(kept.0.lock().failed_syncs, 1, "nobody was told of a keeper in between");
+        assert_eq!(kept.0.lock().failed_syncs, 1, "no keeper was reported in between");
         let (_, second) = export(Some(&kept));
         assert_ne!(second.opened(0).keeper, keeper);
         assert_eq!(first.opened(0).keeper, second.opened(0).keeper, "it changes once");
     }
 
     #[test]
-    fn who_is_expected_back_has_his_place_for_a_while_and_no_longer() {
+    fn an_initiator_expected_back_keeps_its_place_for_a_while_and_no_longer() {
         let kept = Kept::default();
         let (exports, export) = export(Some(&kept));
         claim(&export, 1, 0, 0, 11).expect("free");
         exports.forget(1, Some(100));
-        assert!(export.begin(1, true, false).is_err(), "his connection has ended");
+        assert!(export.begin(1, true, false).is_err(), "its connection has ended");
         for flags in [0, OPEN_SHARED, OPEN_READ_ONLY] {
             assert_eq!(
                 claim(&export, 2, flags, 0, 22).expect_err("the place of initiator 2").kind(),
                 ErrorKind::InUse
             );
         }
-        claim(&export, 3, 0, 11, 33).expect("it is he, on another connection");
+        claim(&export, 3, 0, 11, 33).expect("the same initiator, on another connection");
         assert_eq!((reservation(&export), kept.0.lock().reservation), (11, 11));
         exports.forget(3, Some(100));
         let late = Claim { flags: OPEN_READ_ONLY, now_ns: 100, ..Claim::default() };
-        export.claim(2, late, || 22).expect("he did not come");
+        export.claim(2, late, || 22).expect("it did not come back");
         assert_eq!(claim(&export, 4, 0, 11, 44).expect_err("too late").kind(), ErrorKind::Fenced);
     }
 
@@ -584,11 +584,11 @@ mod tests {
         claim(&export, 1, 0, 0, 11).expect("free");
         assert_eq!(export.claim(2, guest, || 22).expect_err("it is open").kind(), ErrorKind::InUse);
         exports.forget(1, None);
-        export.claim(2, guest, || 22).expect("nobody is there");
+        export.claim(2, guest, || 22).expect("no initiator is there");
         assert_eq!(kept.0.lock().reservation, 11);
         claim(&export, 3, 0, 11, 33).expect("initiator 3 continues");
         assert_eq!(
-            export.begin(2, false, false).err().expect("he had to go").kind(),
+            export.begin(2, false, false).err().expect("it had to go").kind(),
             ErrorKind::Fenced
         );
     }

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_only_read_opens_nothing_to_write_and_takes_nothing_over() {
+    fn a_machine_that_may_only_read_opens_nothing_to_write_and_takes_nothing_over() {
         let rights = Rights::parse("disk1,logs:ro").unwrap();
         rights.allow("disk1", OPEN_TAKE_OVER).unwrap();
         rights.allow("logs", OPEN_READ_ONLY).unwrap();

@@ -229,7 +229,7 @@ fn a_write_with_fua_goes_through_with_fua() {
 }
 
 #[test]
-fn time_flushes_what_nobody_flushes() {
+fn time_flushes_what_no_user_flushes() {
     let (below, cache) =
         cache_with(Mode::Now, Options { flush_interval_s: 5, ..Options::default() });
     let start = Instant::now();

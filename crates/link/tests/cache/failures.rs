@@ -31,7 +31,7 @@ fn a_failed_write_back_fails_every_flush_that_covers_it_and_the_next_flush_tries
     let flushes = [0; 3].map(|_| submit(&cache, Operation::Flush, 0, b""));
     assert_eq!(fail_all(&below), 1);
     assert!(flushes.iter().all(|flush| flush.now() == UNAVAILABLE));
-    assert!(below.take_held().is_empty(), "nothing is tried until somebody wants it");
+    assert!(below.take_held().is_empty(), "nothing is tried until a request wants it");
     assert_eq!(cache.read_at(10, 8).unwrap(), b"precious", "the bytes are there");
     assert_eq!(cache.stats().dirty_bytes.load(Relaxed), 8);
 
@@ -149,7 +149,7 @@ fn bytes_saved_are_those_of_write_backs_that_succeeded_less_what_others_cost() {
 }
 
 #[test]
-fn writers_without_room_hear_of_the_failure_and_nobody_hangs() {
+fn writers_without_room_receive_the_failure_and_none_hangs() {
     let options =
         Options { cache_bytes_max: 64 << 10, dirty_bytes_max: 16 << 10, ..Options::default() };
     let (below, cache) = cache_with(options);
@@ -223,7 +223,7 @@ fn a_cache_that_goes_away_answers_what_waits_in_it() {
     let internal = Some(Err(ErrorKind::Internal));
     assert_eq!((read.now(), flush.now()), (internal.clone(), internal));
     assert_eq!(writes.iter().filter_map(|write| write.now()).count(), 20);
-    assert!(below.release() > 0, "late answers find nobody");
+    assert!(below.release() > 0, "late answers find no waiter");
 }
 
 #[test]

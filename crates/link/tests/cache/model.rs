@@ -129,7 +129,7 @@ impl Owner<'_> {
     fn lose(&mut self) {
         self.below.lose();
         while self.below.has_lost() {
-            assert!(self.cache.flush().is_err(), "somebody must hear of the loss");
+            assert!(self.cache.flush().is_err(), "a flush must report the loss");
         }
         let places = (0..self.model.len()).step_by(5000);
         for place in places {

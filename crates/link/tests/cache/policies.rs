@@ -65,7 +65,7 @@ fn reads_and_writes_of_a_page_wait_for_the_change_before_them_and_others_do_not(
 }
 
 #[test]
-fn changes_of_one_page_go_below_one_after_the_other_and_nobody_overtakes() {
+fn changes_of_one_page_go_below_one_after_the_other_and_none_overtakes() {
     let (below, cache) = cache(Policy::WriteAround, Mode::Hold);
     let first = submit(&cache, Operation::Write, 0, b"first");
     let read = submit(&cache, Operation::Read, 0, &[0; 5]);

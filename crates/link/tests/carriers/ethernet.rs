@@ -130,7 +130,7 @@ fn a_packet_longer_than_the_mtu_is_an_error_and_what_fits_before_it_goes() {
 }
 
 #[test]
-fn a_waker_ends_a_wait_and_a_loaded_receiver_hears_it_too() {
+fn a_waker_ends_a_wait_and_reaches_a_loaded_receiver_too() {
     let Some(cable) = Cable::of_mtu(1500) else { return };
     let ((sender, _own), (there, mut receiver)) = (open(&cable, End::A), open(&cable, End::B));
     let waker = receiver.waker();

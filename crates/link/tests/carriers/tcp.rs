@@ -81,7 +81,7 @@ fn a_stream_torn_in_the_middle_of_a_packet_is_put_together_and_a_torn_end_is_sai
 }
 
 #[test]
-fn a_full_stream_takes_none_and_what_was_taken_arrives_even_if_nobody_sends_again() {
+fn a_full_stream_takes_none_and_what_was_taken_arrives_without_another_send() {
     let ((sender, mut own), (_there, mut receiver)) = pair();
     // Not a multiple of a page: the kernel accepts the last one in part.
     let batch = batch_of(0, &[PACKET_BYTES_MAX - 321]);
@@ -170,9 +170,9 @@ fn a_listener_hands_out_streams_and_its_waker_ends_its_wait() {
 }
 
 #[test]
-fn nobody_there_and_no_such_interface_are_errors() {
+fn no_listener_and_no_such_interface_are_errors() {
     let free = listener().local().expect("bound");
-    let error = connect(free, None, PATIENCE).err().expect("nobody listens");
+    let error = connect(free, None, PATIENCE).err().expect("no process listens");
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
     assert!(connect(free, Some("nosuch0"), PATIENCE).is_err());
     let ((sender, _own), _there) = pair();

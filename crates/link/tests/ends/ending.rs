@@ -26,7 +26,7 @@ impl Sender for Cable {
     }
 
     fn send(&self, _to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
-        let mut packets = self.0.lock().expect("nobody panics with it");
+        let mut packets = self.0.lock().expect("no thread panics with it");
         packets.extend((from..batch.len()).map(|index| batch.packet(index).to_vec()));
         Ok(batch.len() - from)
     }
@@ -34,7 +34,7 @@ impl Sender for Cable {
 
 impl Cable {
     fn next(&self) -> Option<Vec<u8>> {
-        self.0.lock().expect("nobody panics with it").pop_front()
+        self.0.lock().expect("no thread panics with it").pop_front()
     }
 }
 
@@ -47,7 +47,7 @@ impl BlockDevice for Holding {
     }
 
     fn submit(&self, request: Request) {
-        self.1.lock().expect("nobody panics with it").push(request);
+        self.1.lock().expect("no thread panics with it").push(request);
     }
 }
 
@@ -55,7 +55,7 @@ impl BlockDevice for Holding {
 fn write_of_ones(device: &dyn BlockDevice) -> Arc<Mutex<Option<Outcome>>> {
     let told = Arc::new(Mutex::new(None));
     let tell = Arc::clone(&told);
-    let hear = move |outcome, _| *tell.lock().expect("nobody panics with it") = Some(outcome);
+    let hear = move |outcome, _| *tell.lock().expect("no thread panics with it") = Some(outcome);
     device.submit(Request::with_bytes(Operation::Write, 0, Flags::default(), vec![1; 512], hear));
     told
 }
@@ -94,7 +94,7 @@ fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_reque
     let told = write_of_ones(&remote);
     let held = loop {
         carry();
-        if let Some(held) = device.1.lock().expect("nobody panics with it").pop() {
+        if let Some(held) = device.1.lock().expect("no thread panics with it").pop() {
             break held;
         }
     };
@@ -106,7 +106,7 @@ fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_reque
         initiator.receive(&Peer::Stream, &mut packet);
     }
     assert!(
-        told.lock().expect("nobody panics with it").is_none(),
+        told.lock().expect("no thread panics with it").is_none(),
         "the next target is to be asked"
     );
 }
@@ -120,12 +120,12 @@ fn a_target_that_ends_lets_its_addresses_go_though_a_device_still_has_requests()
     let remote = open(&attached);
     write_of_ones(&remote);
     let began = std::time::Instant::now();
-    while device.1.lock().expect("nobody panics with it").is_empty() {
+    while device.1.lock().expect("no thread panics with it").is_empty() {
         assert!(began.elapsed() < PATIENCE, "the device never has the write");
         std::thread::yield_now();
     }
     drop(listener);
-    assert_eq!(device.1.lock().expect("nobody panics with it").len(), 1, "it keeps it");
+    assert_eq!(device.1.lock().expect("no thread panics with it").len(), 1, "it keeps it");
     // Fails if the old target's sockets are still open.
     drop(listen(device, &addresses, key()));
 }

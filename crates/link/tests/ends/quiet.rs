@@ -113,7 +113,7 @@ impl Exchange for Again {
         // The link does not cause what follows.
         load.watch.warm.store(false, SeqCst);
         if outcome.is_err() || load.under_way.fetch_sub(1, SeqCst) == 1 {
-            self.ended.send(outcome).expect("somebody waits");
+            self.ended.send(outcome).expect("a receiver waits");
         }
     }
 }

@@ -35,7 +35,7 @@ fn a_target_is_attached_again_and_again() {
 }
 
 #[test]
-fn somebody_else_s_export_is_refused_shared_by_agreement_or_taken_over_for_good() {
+fn another_initiators_export_is_refused_shared_by_agreement_or_taken_over_for_good() {
     let addresses = free_addresses(&["udp"]);
     let _listener = listen(Arc::new(MemoryDevice::new(1 << 20)), &addresses, key());
     let (first, second) = (
@@ -47,9 +47,9 @@ fn somebody_else_s_export_is_refused_shared_by_agreement_or_taken_over_for_good(
         attached.initiator().opened("disk", mode, &answer)
     };
     let alone = OpenMode::default();
-    let device = ask(&first, alone).expect("nobody has it");
+    let device = ask(&first, alone).expect("it is free");
     device.write_at(0, b"first").expect("written");
-    let refused = ask(&second, alone).err().expect("somebody has it");
+    let refused = ask(&second, alone).err().expect("the first one has it");
     assert_eq!(refused.kind(), ErrorKind::InUse, "{refused}");
     let taken = ask(&second, OpenMode { take_over: true, ..alone }).expect("taken over");
     assert_eq!(taken.read_at(0, 5).expect("read"), b"first");
@@ -58,7 +58,7 @@ fn somebody_else_s_export_is_refused_shared_by_agreement_or_taken_over_for_good(
     assert_eq!(fenced.kind(), ErrorKind::Fenced, "{fenced}");
     assert_eq!(taken.read_at(0, 5).expect("read"), b"other");
     let readers = OpenMode { read_only: true, shared: true, take_over: false };
-    assert!(ask(&first, readers).is_err(), "a writer that is alone shares with nobody");
+    assert!(ask(&first, readers).is_err(), "a writer that is alone shares with no reader");
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn a_flood_of_hellos_takes_a_few_entries_and_no_connection() {
 }
 
 #[test]
-fn threads_write_and_read_while_the_target_is_started_anew_again_and_again() {
+fn threads_write_and_read_while_the_target_restarts_again_and_again() {
     let addresses = free_addresses(&["udp", "tcp", "udp"]);
     let memory = Arc::new(MemoryDevice::new(1 << 20));
     let mut listener = Some(listen(Arc::clone(&memory) as Arc<dyn BlockDevice>, &addresses, key()));

@@ -320,7 +320,7 @@ fn a_write_that_a_lost_target_had_a_part_of_fails_the_next_flush() {
     assert_eq!(held(&after, 0, 1), [0], "its first half is gone");
     let flushes = [(); 2].map(|()| ask(&device, Operation::Flush, 0, Vec::new()));
     for flush in &flushes {
-        let error = world.answer(flush).expect_err("asked before anybody knew");
+        let error = world.answer(flush).expect_err("asked before the loss was known");
         assert_eq!(error.kind(), ErrorKind::Unavailable);
     }
     world.run(MS);
@@ -329,7 +329,7 @@ fn a_write_that_a_lost_target_had_a_part_of_fails_the_next_flush() {
 }
 
 #[test]
-fn who_was_taken_over_does_not_take_it_back_by_a_new_connection() {
+fn a_fenced_initiator_does_not_take_the_export_back_by_a_new_connection() {
     for silent_s in [1, 300] {
         let mut world = World::new(2);
         let memory = Arc::new(MemoryDevice::new(1 << 20));
@@ -345,7 +345,7 @@ fn who_was_taken_over_does_not_take_it_back_by_a_new_connection() {
         let new = world.open(&second, "disk", mode).expect("taken over");
         world.write(&new, 0, vec![2; 5000]).expect("written");
         world.cut.clear();
-        let error = world.answer(&late).expect_err("somebody else has it");
+        let error = world.answer(&late).expect_err("the second one has it");
         assert!(matches!(error.kind(), ErrorKind::Fenced | ErrorKind::InUse), "{error}");
         assert_eq!(held(&memory, 0, 5000), vec![2; 5000]);
         world.write(&new, 0, vec![3; 5000]).expect("it is still the second one's");
@@ -399,7 +399,7 @@ fn a_device_that_takes_short_requests_gets_short_requests() {
 }
 
 #[test]
-fn patience_begins_when_somebody_was_last_heard() {
+fn the_timeout_counts_from_the_last_packet_of_the_target() {
     let mut world = World::new(6);
     world.show("disk", MemoryDevice::new(1 << 20), 1);
     let initiator = world.initiator(1, InitiatorOptions { timeout_s: 30, ..small_slots() });
@@ -419,7 +419,7 @@ fn patience_begins_when_somebody_was_last_heard() {
 }
 
 #[test]
-fn who_has_given_up_waits_for_nothing() {
+fn an_initiator_that_gave_up_waits_for_nothing() {
     let mut world = World::new(9);
     world.show("disk", MemoryDevice::new(1 << 20), 1);
     let initiator = world.initiator(1, InitiatorOptions { timeout_s: 30, ..small_slots() });
@@ -466,7 +466,7 @@ fn packets_from_long_ago_change_nothing_and_cost_a_bounded_memory() {
 }
 
 #[test]
-fn a_target_that_ends_lets_nobody_in() {
+fn a_target_that_ends_admits_no_initiator() {
     let mut world = World::new(8);
     world.show("disk", MemoryDevice::new(1 << 20), 1);
     let initiator = world.initiator(1, small_slots());

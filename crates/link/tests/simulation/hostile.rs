@@ -40,7 +40,7 @@ fn who(peer: &Peer) -> u8 {
     match peer {
         Peer::Ethernet([who, ..]) => *who,
         Peer::Udp(_) => THIEF,
-        Peer::Stream => panic!("nobody has streams here"),
+        Peer::Stream => panic!("no peer has streams here"),
     }
 }
 
@@ -209,7 +209,7 @@ fn scenes(mut tell: impl FnMut(&mut Scene, Trust<'_>, &str)) {
 }
 
 #[test]
-fn three_thousand_recorded_hellos_a_second_at_50_ms_keep_nobody_out_for_two_seconds() {
+fn three_thousand_recorded_hellos_a_second_at_50_ms_keep_no_user_out_for_two_seconds() {
     scenes(|scene, trust, told| {
         // So many that hardly one of them still waits for its connection when it is repeated.
         let hellos = scene.recorded(2000, trust);
@@ -243,7 +243,7 @@ fn three_thousand_recorded_hellos_a_second_at_50_ms_keep_nobody_out_for_two_seco
 }
 
 #[test]
-fn a_thief_of_hellos_who_answers_cookies_at_an_address_of_his_own_keeps_nobody_out() {
+fn a_thief_of_hellos_that_answers_cookies_at_its_own_address_keeps_no_user_out() {
     scenes(|scene, trust, told| {
         let hellos = scene.recorded(40, trust);
         let (mut count, mut cookies) = (0usize, BTreeMap::new());
@@ -270,7 +270,7 @@ fn a_thief_of_hellos_who_answers_cookies_at_an_address_of_his_own_keeps_nobody_o
         scene.begin();
         let took = scene.open(10 * SECOND, flood);
         assert!(took.is_some_and(|took| took < 2 * SECOND), "{told}: {took:?} ns");
-        assert!(!cookies.is_empty(), "{told}: he was asked for none");
+        assert!(!cookies.is_empty(), "{told}: the thief was asked for none");
     });
 }
 
@@ -287,7 +287,7 @@ fn retry(hello: &[u8], cookie: &[u8]) -> Vec<u8> {
 fn a_hello_that_led_to_a_connection_is_not_answered_again() {
     scenes(|scene, _, told| {
         scene.begin();
-        scene.open(PEACE_NS, |_| ()).expect("nobody is in the way");
+        scene.open(PEACE_NS, |_| ()).expect("nothing is in the way");
         let hello = scene.said(|kind| kind == PacketKind::Hello).pop().expect("it greeted");
         scene.heard.clear();
         Way::send(&scene.way(address(SPOOFED, 1)), address(TARGET, 0), &hello);
@@ -306,10 +306,10 @@ fn forged(sealed: &[u8], proof: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn forged_unknowns_at_any_rate_make_no_connection_anew() {
+fn forged_unknowns_at_any_rate_make_no_user_reconnect() {
     scenes(|scene, _, told| {
         scene.begin();
-        scene.open(PEACE_NS, |_| ()).expect("nobody is in the way");
+        scene.open(PEACE_NS, |_| ()).expect("nothing is in the way");
         let began = scene.said(|kind| kind == PacketKind::Hello).len();
         let (mut after, mut answered) = (0, 0);
         for round in 0..2000 {
@@ -335,16 +335,16 @@ fn forged_unknowns_at_any_rate_make_no_connection_anew() {
         assert_eq!(
             scene.said(|kind| kind == PacketKind::Hello).len(),
             began,
-            "{told}: it greeted anew"
+            "{told}: it greeted again"
         );
     });
 }
 
 #[test]
-fn a_target_that_was_started_anew_is_believed_that_it_knows_no_connection() {
+fn a_restarted_target_is_believed_that_it_knows_no_connection() {
     scenes(|scene, trust, told| {
         scene.begin();
-        scene.open(PEACE_NS, |_| ()).expect("nobody is in the way");
+        scene.open(PEACE_NS, |_| ()).expect("nothing is in the way");
         let seed = scene.dice.next();
         scene.target = target_of(&scene.clock, trust(), seed);
         let took = scene.open(PEACE_NS, |_| ()).expect("it is opened again");
@@ -353,7 +353,7 @@ fn a_target_that_was_started_anew_is_believed_that_it_knows_no_connection() {
 }
 
 #[test]
-fn strangers_who_open_nothing_fill_no_target() {
+fn strangers_that_open_nothing_fill_no_target() {
     scenes(|scene, trust, told| {
         let all = TargetOptions::default().connections_max;
         for stranger in 0..all {

@@ -89,7 +89,7 @@ fn each_machine_opens_what_its_key_may_and_is_shown_no_more() {
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
     }
     world.open(&backup, "disk1", READER).expect("it may read everything");
-    world.write(&device, 0, vec![2; 5000]).expect("nobody took it over");
+    world.write(&device, 0, vec![2; 5000]).expect("no initiator took it over");
     assert_eq!(held(&disk1, 0, 5000), vec![2; 5000]);
     let error = world.open(&backup, "no such export", READER).err().expect("there is none");
     assert!(error.kind() == ErrorKind::NotFound && error.to_string().contains("disk2"), "{error}");
@@ -126,14 +126,14 @@ fn a_key_that_is_taken_back_ends_its_machine_and_no_other_until_it_is_given_agai
     assert_eq!(held(&disk1, 0, 5000), vec![1; 5000]);
     assert_eq!(hellos(&world, 2), 1, "the other one has its connection still");
 
-    assert_eq!(world.target.set_machines(Vec::new()), None, "nobody is not somebody");
+    assert_eq!(world.target.set_machines(Vec::new()), None, "no machines are not fewer machines");
     assert_eq!(world.target.set_machines(machines(&[DB1, BACKUP])), Some(0));
     world.answer(&late).expect("it went on");
     assert_eq!(held(&disk1, 0, 5000), vec![2; 5000]);
 }
 
 #[test]
-fn who_loses_the_right_to_an_export_is_told_so() {
+fn a_machine_that_loses_the_right_to_an_export_is_denied() {
     let (mut world, disk1) = world(&[DB1, BACKUP]);
     let db1 = initiator(&mut world, 1);
     let device = world.open(&db1, "disk1", WRITER).expect("it may write it");
@@ -209,7 +209,7 @@ fn no_reader_gets_between(world: &mut World, backup: &Arc<Initiator>, long_ns: u
 }
 
 #[test]
-fn who_has_an_export_alone_keeps_it_while_its_keys_change() {
+fn an_initiator_that_has_an_export_alone_keeps_it_while_its_keys_change() {
     let (mut world, disk1) = world(&[DB1, BACKUP]);
     let options = InitiatorOptions { rekey_bytes: 64 << 10, ..small_slots() };
     let random = ids(&mut world.dice);

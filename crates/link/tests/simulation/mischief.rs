@@ -37,12 +37,12 @@ impl Story {
             7..9 => self.restart(false),
             9 => {
                 self.outcome.reconnections += 1;
-                self.say(&format!("{} connects anew", self.users[who].number));
+                self.say(&format!("{} reconnects", self.users[who].number));
                 self.users[who].initiator.reconnect();
             }
             10 => self.silence(),
             11 => {
-                self.say("somebody says again what he heard");
+                self.say("an eavesdropper replays packets");
                 let (now, packets) = (self.now_ns(), self.dice.below(60));
                 self.place.network.lock().expect("one thread").replay(now, packets);
             }
@@ -73,7 +73,7 @@ impl Story {
 
     fn silence(&mut self) {
         self.outcome.partitions += 1;
-        self.say("nobody hears anybody for longer than a target waits");
+        self.say("no packet arrives for longer than a target waits");
         let until = self.now_ns() + SILENCE_NS;
         self.place.network.lock().expect("one thread").cut_until_ns.fill(until);
         while self.now_ns() < until {
@@ -101,7 +101,7 @@ impl Story {
         self.outcome.taken_over += 1;
         let taken: Vec<usize> = self.users.iter().map(|user| user.seat).collect();
         let seat = (0..SEATS).find(|seat| !taken.contains(seat)).expect("a seat is free");
-        self.say("somebody takes over");
+        self.say("a user takes over");
         self.enter(seat, OpenMode { take_over: true, ..OpenMode::default() });
     }
 

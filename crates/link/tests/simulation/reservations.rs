@@ -40,7 +40,7 @@ impl World {
         self.target.add_lasting(name, device, [1; 16], standing, keep).expect("shown once");
     }
 
-    fn start_anew(&mut self, device: impl BlockDevice + 'static, kept: &Kept) {
+    fn restart_lasting(&mut self, device: impl BlockDevice + 'static, kept: &Kept) {
         self.restart(TargetOptions::default());
         self.show_lasting("disk", device, kept);
     }
@@ -65,11 +65,11 @@ fn old_writes_do_not_land_over_newer_ones_whichever_of_the_two_comes_to_the_next
             new = None;
             world.run(SECOND);
         }
-        world.start_anew(Arc::clone(&memory), &kept);
+        world.restart_lasting(Arc::clone(&memory), &kept);
         world.cut = if old_comes_first { vec![2] } else { vec![1] };
         world.run(10 * SECOND);
         world.cut.clear();
-        let error = world.answer(&late).expect_err("somebody else had it since");
+        let error = world.answer(&late).expect_err("another initiator had it since");
         assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
         assert_eq!(
             held(&memory, 0, 5000),
@@ -83,7 +83,7 @@ fn old_writes_do_not_land_over_newer_ones_whichever_of_the_two_comes_to_the_next
 }
 
 #[test]
-fn who_was_given_up_does_not_come_back_after_somebody_else_had_it_and_left() {
+fn an_initiator_given_up_is_fenced_after_another_had_the_export_and_left() {
     let (mut world, kept) = (World::new(12), Kept::default());
     let memory = Arc::new(MemoryDevice::new(1 << 20));
     world.show_lasting("disk", Arc::clone(&memory), &kept);
@@ -102,22 +102,23 @@ fn who_was_given_up_does_not_come_back_after_somebody_else_had_it_and_left() {
 }
 
 #[test]
-fn who_nobody_took_over_goes_on_with_every_target_and_with_none_that_cannot_know() {
+fn an_initiator_not_taken_over_goes_on_with_every_target_and_with_none_that_cannot_know() {
     let (mut world, kept) = (World::new(13), Kept::default());
     let memory = Arc::new(MemoryDevice::new(1 << 20));
     world.show_lasting("disk", Arc::clone(&memory), &kept);
     let initiator = world.initiator(1, small_slots());
     let device = world.open(&initiator, "disk", ALONE).expect("free");
     for round in 1..4 {
-        world.start_anew(Arc::clone(&memory), &kept);
-        world.write(&device, 0, vec![round; 5000]).expect("nobody else had it");
+        world.restart_lasting(Arc::clone(&memory), &kept);
+        world.write(&device, 0, vec![round; 5000]).expect("no other initiator had it");
     }
-    world.start_anew(Arc::clone(&memory), &Kept::default());
-    let error = world.write(&device, 0, vec![9; 5000]).expect_err("somebody may have had it");
+    world.restart_lasting(Arc::clone(&memory), &Kept::default());
+    let error =
+        world.write(&device, 0, vec![9; 5000]).expect_err("another initiator may have had it");
     assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
     assert_eq!(held(&memory, 0, 5000), vec![3; 5000]);
     let again = world.initiator(2, small_slots());
-    world.open(&again, "disk", ALONE).expect("it is attached anew");
+    world.open(&again, "disk", ALONE).expect("it is attached again");
 }
 
 #[test]
@@ -174,7 +175,7 @@ fn a_volume_that_was_closed_on_a_lost_connection_takes_no_other_with_it() {
             .expect("open on the new connection, under another number");
         assert_eq!(held(memory, 0, 10), vec![7; 10]);
     }
-    world.open(&second, "a", ALONE).expect("nobody has it");
+    world.open(&second, "a", ALONE).expect("it is free");
     drop((b, c));
     world.run(SECOND);
     world.restart(TargetOptions::default());
@@ -192,7 +193,7 @@ fn a_target_that_answers_and_never_serves_is_not_waited_for_for_ever() {
     let device = world.open(&initiator, "disk", ALONE).expect("free");
     let stuck = ask(&device, Operation::Write, 4096, vec![1; 10]);
     world.run(1000 * SECOND);
-    assert!(stuck.lock().expect("one thread").is_none(), "who is heard is waited for");
+    assert!(stuck.lock().expect("one thread").is_none(), "a target that answers is waited for");
     // Its hellos are answered; it is not admitted while its old connection has a request at the
     // device.
     initiator.reconnect();
@@ -225,7 +226,7 @@ fn a_target_that_was_away_for_long_is_given_time_to_serve() {
     world.show("disk", Arc::clone(&memory), 1);
     world.cut.clear();
     world.run(10 * SECOND);
-    world.write(&device, 0, vec![1; 10]).expect("nobody waited for it meanwhile");
+    world.write(&device, 0, vec![1; 10]).expect("no other initiator had it meanwhile");
 }
 
 /// A disk whose flushes fail on command; later flushes do not report that.
@@ -245,7 +246,7 @@ impl BlockDevice for Forgetful {
 }
 
 #[test]
-fn a_flush_whose_failure_nobody_heard_of_does_not_succeed_at_the_next_target() {
+fn a_flush_whose_failure_was_lost_does_not_succeed_at_the_next_target() {
     let (mut world, kept) = (World::new(18), Kept::default());
     let (memory, fails) = (Arc::new(MemoryDevice::new(1 << 20)), Arc::new(AtomicBool::new(true)));
     world.show_lasting("disk", Forgetful(Arc::clone(&memory), Arc::clone(&fails)), &kept);
@@ -261,7 +262,7 @@ fn a_flush_whose_failure_nobody_heard_of_does_not_succeed_at_the_next_target() {
     }
     assert!(flush.lock().expect("one thread").is_none(), "its failure was lost on the way");
     fails.store(false, Ordering::SeqCst);
-    world.start_anew(Forgetful(memory, fails), &kept);
+    world.restart_lasting(Forgetful(memory, fails), &kept);
     let error = world.answer(&flush).expect_err("the write may be lost");
     assert!(error.to_string().contains("may be lost"), "{error}");
     world.run(MS);
@@ -297,7 +298,7 @@ impl Exchange for Curious {
 }
 
 #[test]
-fn nobody_is_told_anything_under_a_lock() {
+fn no_request_completes_under_a_lock() {
     let mut world = World::new(19);
     let slots = |slot_bytes_max| TargetOptions { slot_bytes_max, ..TargetOptions::default() };
     world.show("disk", MemoryDevice::new(1 << 20), 1);

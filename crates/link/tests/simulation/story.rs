@@ -366,7 +366,7 @@ impl Story {
         // Users that were cut off or are gone.
         let may_fail = user.is_none_or(|user| user.leaves);
         match (asked.kind, error) {
-            (_, None) if asked.barred => Err(format!("request {id}: who was cut off was served")),
+            (_, None) if asked.barred => Err(format!("request {id}: a fenced user was served")),
             (Kind::Read, None) => oracle.read_answered(id, &bytes),
             (Kind::Flush, None) => oracle.flush_answered(id, true),
             (_, None) => {
@@ -457,7 +457,7 @@ impl Story {
             }
         }
         if !self.disks.iter().all(|disk| disk.is_idle()) {
-            self.fail("a disk still has requests, and nobody waits for them");
+            self.fail("a disk still has requests, and no user waits for them");
         }
         for user in &self.users {
             let status = user.initiator.status();
@@ -473,7 +473,7 @@ impl Story {
         self.end_leavers();
         self.peace();
         self.look();
-        let who = self.users.iter().position(|user| !user.is_reader()).expect("somebody writes");
+        let who = self.users.iter().position(|user| !user.is_reader()).expect("a user writes");
         for device in 0..self.disks.len() {
             // The first reports what was lost, if anything was.
             for _ in 0..2 {
@@ -491,7 +491,7 @@ impl Story {
         while self.now_ns() < until || self.target.status().len() != self.users.len() {
             self.step();
             if self.now_ns() > most {
-                self.fail("the target keeps a connection of somebody who has gone");
+                self.fail("the target keeps a connection of a user that is gone");
             }
         }
         for (device, oracle) in self.oracles.iter_mut().enumerate() {

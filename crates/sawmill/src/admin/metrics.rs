@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_told_by_both_ends_under_the_same_labels() {
+    fn a_link_is_reported_by_both_ends_under_the_same_labels() {
         let text = exposition(&sample_process());
         let connection = "connection=\"ab12\",peer=\"client\"";
         assert!(

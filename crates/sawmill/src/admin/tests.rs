@@ -239,7 +239,7 @@ fn waits_of_others_hold_up_neither_changes_nor_our_own_waits() {
 }
 
 #[test]
-fn a_page_of_another_site_is_told_nothing() {
+fn a_page_of_another_site_receives_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let admin = start(folder.path());
     let from = |site: &str| {
@@ -310,7 +310,7 @@ fn a_wait_whose_caller_hung_up_ends() {
 }
 
 #[test]
-fn no_path_is_told_by_the_loopback_address() {
+fn no_path_is_shown_at_the_loopback_address() {
     let folder = tempfile::tempdir().unwrap();
     let status = Box::new(|_: Option<&str>| ProcessStatus {
         volumes: vec![VolumeStatus {

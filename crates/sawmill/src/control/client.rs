@@ -242,12 +242,12 @@ mod tests {
     use crate::control::protocol::Resized;
 
     #[test]
-    fn nobody_listens_in_a_folder_that_does_not_exist() {
+    fn no_process_listens_in_a_folder_that_does_not_exist() {
         assert!(attached(Path::new("/nonexistent/folder")).unwrap().is_none());
     }
 
     #[test]
-    fn a_socket_left_by_a_dead_process_means_nobody() {
+    fn a_socket_left_by_a_dead_process_means_no_writer() {
         let folder = tempfile::tempdir().unwrap();
         drop(std::os::unix::net::UnixListener::bind(folder.path().join(WRITER_SOCKET)).unwrap());
         assert!(attached(folder.path()).unwrap().is_none());
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_on_its_way_to_another_process_is_waited_for_and_never_nobodys() {
+    fn a_volume_on_its_way_to_another_process_is_waited_for_and_never_unattached() {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join(WRITER_SOCKET)).unwrap();
         std::thread::scope(|scope| {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_while_it_is_asked_is_followed_by_who_came_after_it() {
+    fn a_query_of_an_ending_process_goes_to_its_successor_and_a_change_does_not() {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join(WRITER_SOCKET)).unwrap();
         std::thread::scope(|scope| {

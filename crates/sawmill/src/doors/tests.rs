@@ -157,7 +157,7 @@ fn doors_of_what_is_away_stay_quiet_and_are_left_as_by_a_killed_process() {
     doors.resume_but(&["ash"]);
     assert_eq!(sorted(&hear), Vec::<String>::new(), "they are not quiet any more");
     doors.leave(&["ash"]);
-    assert_eq!(sorted(&hear), ["b let go", "c stops now"], "nobody waits for what nobody answers");
+    assert_eq!(sorted(&hear), ["b let go", "c stops now"], "a missing answer is not waited for");
     assert_eq!(doors.addresses("oak"), [("fake", "a".to_owned())]);
 }
 
@@ -173,7 +173,7 @@ fn a_door_that_is_slow_to_be_taken_over_and_is_lost_holds_up_no_other() {
     let heard = Mutex::new(Vec::new());
     let ours = Doors::default();
     let failed = ours.take_over_with(slow_first, |door| match door {
-        Some(door) => Ok(Arc::into_inner(door).expect("nobody else has it")),
+        Some(door) => Ok(Arc::into_inner(door).expect("there is no other reference")),
         None => {
             let others = (0..2).map_while(|_| hear.lock().recv_timeout(PATIENCE).ok());
             heard.lock().extend(others);

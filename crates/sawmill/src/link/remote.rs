@@ -103,12 +103,12 @@ impl Remote {
                 return Err(Failure::new(Exit::Denied, format!("{}: {hint}", self.place)));
             }
             if Instant::now() >= deadline {
-                return Err(self.nobody());
+                return Err(self.unanswered());
             }
         }
     }
 
-    fn nobody(&self) -> Failure {
+    fn unanswered(&self) -> Failure {
         let text = format!(
             "no target answered at {} in {} s; check that `sawmill target` runs there and that no \
              firewall blocks it; `sawmill link find` shows the targets of this network",

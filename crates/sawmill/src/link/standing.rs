@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(of(41, 30).take_up().unwrap(), STANDING, "the next attachment");
         assert_eq!(of(59, 41).take_up().unwrap(), STANDING, "and the next");
         let cut = Standing { failed_syncs: 2, ..Standing::default() };
-        assert_eq!(of(77, 60).take_up().unwrap(), cut, "60 was somebody else's");
+        assert_eq!(of(77, 60).take_up().unwrap(), cut, "60 was another's");
         assert_eq!(of(80, 77).take_up().unwrap(), cut, "it stays so");
     }
 

@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_told_is_heard_until_the_end_and_the_dead_are_swept() {
+    fn an_end_is_listed_until_it_ends_and_dead_sockets_are_swept() {
         let folder = tempfile::tempdir().unwrap();
         let told = || EndTold { name: "store".into(), pid: 7, ..EndTold::default() };
         let telling = Telling::start(folder.path(), Arc::new(told)).unwrap();

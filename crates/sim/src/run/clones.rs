@@ -43,7 +43,7 @@ impl Run {
         let Some((base, cut, image)) = base else { return Ok(()) };
         let name = self.name("clone-");
         self.say("clone", || format!("  {name} is cloned from {base} at {cut:?}"));
-        let (world, store) = self.somebody();
+        let (world, store) = self.faultless_process();
         clone_in(&*world, &*store, &base, cut.as_ref(), &name)
             .map_err(|error| format!("{base} at {cut:?} cannot be cloned: {error}"))?;
         self.story.clones += 1;
@@ -58,7 +58,7 @@ impl Run {
         let index = self.dice.below(self.past.clones.len() as u64) as usize;
         let gone = self.past.clones.swap_remove(index);
         self.say("delete clone", || format!("  {} is deleted", gone.name));
-        let (world, store) = self.somebody();
+        let (world, store) = self.faultless_process();
         delete_in(&*world, &*store, &gone.name)
             .map(drop)
             .map_err(|error| format!("{} cannot be deleted: {error}", gone.name))
@@ -74,7 +74,7 @@ impl Run {
         let Some(index) = self.any_clone() else { return Ok(()) };
         let (old, new) = (self.past.clones[index].name.clone(), self.name("renamed-"));
         self.say("rename", || format!("  {old} is renamed to {new}"));
-        let (world, store) = self.somebody();
+        let (world, store) = self.faultless_process();
         rename_in(&*world, &*store, &old, &new)
             .map_err(|error| format!("{old} cannot be renamed: {error}"))?;
         self.past.clones[index].name = new;
@@ -82,7 +82,7 @@ impl Run {
     }
 
     fn attach_clone(&mut self, name: &str) -> Result<Stepped, String> {
-        let (world, store) = self.somebody();
+        let (world, store) = self.faultless_process();
         let options = OpenOptions {
             journal_bytes: journal_bytes_min(self.settings.segment_bytes),
             staging_bytes: STAGING_BYTES_MIN,
@@ -180,7 +180,7 @@ impl Run {
                 }
             }
             self.close_clone(stepped, &name)?;
-            let (world, store) = self.somebody();
+            let (world, store) = self.faultless_process();
             let released = release_ancestors_in(&*world, &*store, &name);
             if released.map_err(|error| format!("{name} does not let go: {error}"))? {
                 self.story.flattened += 1;

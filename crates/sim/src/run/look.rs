@@ -27,7 +27,7 @@ pub(super) struct Reader {
 impl Run {
     /// Checks the volume and its clones, of which nothing was damaged in the store.
     pub(super) fn check_all(&mut self) -> Verdict {
-        let (_, store) = self.somebody();
+        let (_, store) = self.faultless_process();
         let clones = self.past.clones.iter().map(|kept| kept.name.as_str());
         for name in std::iter::once(NAME).chain(clones) {
             let record =

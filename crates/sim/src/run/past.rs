@@ -189,7 +189,7 @@ impl Run {
         }
         // The next event happens in another millisecond.
         self.clock.pass(2_000);
-        let (world, _) = self.somebody();
+        let (world, _) = self.faultless_process();
         let (least, most) = (self.oracle.bound(Loss::Journal), self.oracle.len());
         let unix_ms = world.unix_ms() - 1;
         self.say("moment", || format!("  {unix_ms} is noted: {least} to {most} operations"));
@@ -198,7 +198,7 @@ impl Run {
 
     /// Reads the volume as it was at one of the noted moments.
     pub(super) fn read_moment(&mut self) -> std::result::Result<Option<Then>, String> {
-        let (world, _) = self.somebody();
+        let (world, _) = self.faultless_process();
         let start_ms = world.unix_ms().saturating_sub(self.past.retention_s * 1000);
         self.past.moments.retain(|moment| moment.unix_ms >= start_ms);
         if self.past.moments.is_empty() {
@@ -327,7 +327,7 @@ impl Run {
     }
 
     /// A process with a fault-free store and without a journal.
-    pub(super) fn somebody(&mut self) -> (Arc<SimWorld>, Arc<SimStore>) {
+    pub(super) fn faultless_process(&mut self) -> (Arc<SimWorld>, Arc<SimStore>) {
         let life = Arc::new(Life::default());
         let (disk, store) = (DiskFaults::default(), StoreFaults::default());
         let dice = self.dice.split(10);
@@ -349,7 +349,7 @@ impl Run {
         name: &str,
         cut: Option<Cut>,
     ) -> std::result::Result<Vec<u8>, String> {
-        let (world, store) = self.somebody();
+        let (world, store) = self.faultless_process();
         let shown = format!("{name} at {cut:?}");
         let options = OpenOptions { read_only: true, cut, ..OpenOptions::new(journal_path()) };
         let opened = Stepped::open(world, store, name, &options);

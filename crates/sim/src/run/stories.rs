@@ -46,7 +46,7 @@ stories!(
     two_deaths_in_attaches_and_a_power_cut_leave_a_volume_that_opens,
     an_old_clean_journal_is_no_leave_to_overtake_a_newer_one,
     a_sync_that_fails_in_an_attach_is_remembered_by_the_next,
-    what_was_flushed_is_not_written_anew_by_dying_attaches,
+    what_was_flushed_is_not_rewritten_by_dying_attaches,
     a_failed_sync_is_doubted_when_memory_is_lost,
     what_a_dying_attach_wrote_over_a_torn_record_is_no_damage,
     a_full_staging_ring_is_read_to_its_last_byte,
@@ -179,7 +179,7 @@ fn a_sync_that_fails_in_an_attach_is_remembered_by_the_next(place: &Path) -> Ver
 /// Seed 6439468: an attach died and left open what it had synced. The next one rewrote everything
 /// from the superblock's mark on, over records that had been reported as flushed. The power was cut
 /// during that write.
-fn what_was_flushed_is_not_written_anew_by_dying_attaches(place: &Path) -> Verdict {
+fn what_was_flushed_is_not_rewritten_by_dying_attaches(place: &Path) -> Verdict {
     for first in 1.. {
         let mut first_died = false;
         for second in 1.. {

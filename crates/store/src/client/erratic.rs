@@ -312,7 +312,7 @@ impl Play {
         }
         for (key, there) in &state.objects {
             let is_sent = self.told.sent.get(key).is_some_and(|sent| sent.contains(there));
-            assert!(is_sent, "S2, seed {seed}: {key} has what nobody sent");
+            assert!(is_sent, "S2, seed {seed}: {key} has what was never sent");
         }
     }
 }

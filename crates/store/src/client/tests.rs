@@ -151,7 +151,7 @@ async fn another_object_of_the_same_key_is_taken_even_after_a_lost_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_read_back_that_is_garbled_on_its_way_is_nobody_elses_object() {
+async fn a_garbled_read_back_is_not_taken_for_another_writers_object() {
     let client = scripted("garbled", &[LoseAnswer, Pass, Garble(4), Garble(3)], Pass);
     assert_eq!(client.inner.put(put_of(b"ours")).await.unwrap(), PutOutcome::Created);
 }
@@ -358,6 +358,6 @@ async fn every_body_arrives_over_a_link_that_starves_all_but_a_few_and_none_is_s
         // Each stall halves the number that run at once, so few attempts starve.
         let stalls = client.meter().put.stalls;
         assert!(stalls <= 6 * BODIES as u64, "{stalls} stalls where {carries} bodies move at once");
-        assert!(stalls > 0, "the link starves nobody");
+        assert!(stalls > 0, "the link starves no request");
     }
 }

@@ -422,7 +422,7 @@ fn a_missing_bucket_and_refused_credentials_are_denied_at_once() {
 }
 
 #[test]
-fn a_store_that_nobody_serves_is_unavailable() {
+fn a_store_without_a_server_is_unavailable() {
     // A port that was free a moment ago, and that no process holds.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let server = Server { world: Arc::default(), port };

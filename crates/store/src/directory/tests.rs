@@ -47,7 +47,7 @@ fn a_file_that_claims_more_than_asked_for_is_damaged_and_takes_no_memory() {
 }
 
 #[test]
-fn a_pipe_under_a_key_is_an_error_at_once_and_nobodys_put() {
+fn a_pipe_under_a_key_fails_a_get_at_once_and_lets_no_put_succeed() {
     let folder = folder();
     let fifo = rustix::fs::FileType::Fifo;
     let path = folder.temporary.path().join("pipe");
@@ -250,7 +250,7 @@ fn large_bodies_in_aligned_memory_come_back_whole_at_any_length() {
 }
 
 #[test]
-fn a_folder_that_somebody_removed_is_made_again() {
+fn a_folder_that_was_removed_is_made_again() {
     let folder = folder();
     let put = |key| folder.calls().put(key, Bytes::from_static(b"x"), Class::Upload);
     put("a/b/1").unwrap();

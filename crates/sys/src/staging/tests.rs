@@ -80,7 +80,7 @@ fn what_a_dead_process_left_can_be_read_again() {
     drop((ring, consumer));
     let mut again = StagingFile::open(&path).unwrap().unwrap();
     assert!(again.sync_failed());
-    assert_eq!(again.synced(), 0, "nobody said so");
+    assert_eq!(again.synced(), 0, "no sync was reported");
     assert_eq!(&again.header()[..6], b"header");
     assert_eq!(again.written(), 4096);
     let mut back = vec![0; 6000];
@@ -110,7 +110,7 @@ fn the_live_words_have_their_documented_bytes() {
 }
 
 #[test]
-fn memory_that_somebody_else_may_have_made_is_refused() {
+fn memory_that_another_user_may_have_made_is_refused() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("staging");
@@ -148,7 +148,7 @@ fn after_a_failed_sync_memory_keeps_what_was_written_and_not_synced() {
     consumer.declare_synced(4096);
     consumer.declare_written(Span::of(&second));
     consumer.declare_sync_failed(4096);
-    assert_eq!(ring.written(), 4096, "the second is to be written anew");
+    assert_eq!(ring.written(), 4096, "the second is to be written again");
     put(&ring, 3, 4096).unwrap();
     assert_eq!(put(&ring, 4, 4096).err(), Some(Full::Staging), "its memory is not given up");
     consumer.declare_sync_failed(0);

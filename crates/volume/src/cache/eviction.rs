@@ -207,7 +207,8 @@ mod tests {
                 0 => index.visit(slot),
                 1 => eviction.free(slot),
                 _ => {
-                    let (slot, _) = eviction.take(&index, u64::from).expect("nobody holds a slot");
+                    let (slot, _) =
+                        eviction.take(&index, u64::from).expect("no reader holds a slot");
                     assert_eq!(eviction.tier(slot), Tier::Held);
                     eviction.admit(slot, random);
                 }

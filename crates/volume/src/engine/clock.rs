@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_jump_is_told_once_and_changes_no_age() {
+    fn a_jump_is_reported_once_and_changes_no_age() {
         let second = Duration::from_secs(1);
         let mut clock = AttachedClock {
             since: second,
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_does_not_fit_the_log_is_told_at_attach() {
+    fn a_clock_that_does_not_fit_the_log_is_reported_at_attach() {
         let day = 24 * 3600 * 1000;
         assert_eq!(odd_at_attach(50 * day, 50 * day - JUMP_MS), None);
         assert!(odd_at_attach(50 * day, 10 * day).is_some_and(|text| text.contains("behind")));

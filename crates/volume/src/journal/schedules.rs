@@ -428,7 +428,7 @@ fn collect(intake: &RecordIntake, wake: &Wake, count: usize) {
 }
 
 #[test]
-fn the_engine_hears_of_every_record_it_is_to_seal() {
+fn the_engine_receives_every_record_it_is_to_seal() {
     under_schedules(|| {
         let wake = Arc::new(Wake::default());
         let intake = Arc::new(RecordIntake::new(wake.clone()));

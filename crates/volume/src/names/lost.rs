@@ -101,7 +101,7 @@ fn name_unnamed_in(
     }
     let record = match last_record(store, volume_id)? {
         Some(record) => record,
-        None => record_anew(world, volume_id, newest.checkpoint.size_bytes, block_bytes)?,
+        None => record_again(world, volume_id, newest.checkpoint.size_bytes, block_bytes)?,
     };
     ledger::name_again(world, store, name, &record)?.ok_or_else(|| exists(name))
 }
@@ -122,7 +122,7 @@ fn last_record(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Option<Vo
     Ok(None)
 }
 
-fn record_anew(
+fn record_again(
     world: &dyn World,
     volume_id: VolumeId,
     size_bytes: u64,

@@ -127,7 +127,7 @@ fn shut_others_out(
         stored.end.epoch_before = before;
     }
     *own = Some((stored.end.epoch, stored.end.epoch_before));
-    if !has_nobody_gone_on(store, stored)? {
+    if !has_no_writer_gone_on(store, stored)? {
         return Ok(false);
     }
     names::demand_undeleted(world, store, name, stored.record.volume_id)?;
@@ -349,7 +349,7 @@ fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -
 /// A checkpoint that the writer put before it could know of the fence counts, because the writer
 /// may have deleted by it. So this attach starts again, from that checkpoint. After later ones the
 /// writer deletes nothing, because it checks for fences first (`engine::fence_check`).
-fn has_nobody_gone_on(store: &dyn ObjectStore, stored: &Stored) -> Result<bool> {
+fn has_no_writer_gone_on(store: &dyn ObjectStore, stored: &Stored) -> Result<bool> {
     let newest = checkpoint::newest(store, stored.record.volume_id)?;
     if newest.number_max == stored.newest.number_max {
         return Ok(true);

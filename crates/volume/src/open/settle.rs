@@ -35,7 +35,7 @@ pub(super) fn settle(
         // What is readable may not be durable. Everything before the mark is durable, so it is not
         // rewritten.
         let end = log.staged_from().unwrap_or(scan.end).min(scan.end);
-        write_anew(&mut log, scan.mark.max(from)..end, scan.end, disk, superblock, from)?;
+        rewrite(&mut log, scan.mark.max(from)..end, scan.end, disk, superblock, from)?;
     }
     let Some(staged_from) = log.staged_from() else { return Ok(None) };
     let end = scan.end.next_multiple_of(BLOCK_BYTES);
@@ -59,7 +59,7 @@ fn finish_copy(log: &mut LogImage, disk: &dyn Disk, superblock: &mut SuperblockF
 
 /// Rewrites the bytes of `part` on the disk, each piece first to free space of the ring after
 /// `end`. Everything before `from` is free.
-fn write_anew(
+fn rewrite(
     log: &mut LogImage,
     part: std::ops::Range<u64>,
     end: u64,
@@ -231,7 +231,7 @@ mod tests {
         let expected = read(&disk, None, part.clone());
         let mut log = LogImage::new(disk.clone(), CAPACITY_BYTES, None);
         disk.lock().writes_left = writes;
-        let outcome = write_anew(&mut log, part.clone(), part.end, &*disk, &mut superblock, 0);
+        let outcome = rewrite(&mut log, part.clone(), part.end, &*disk, &mut superblock, 0);
         let left = disk.lock().durable.clone();
         let disk =
             Arc::new(Mutex::new(CutInside { now: left.clone(), durable: left, writes_left: 0 }));
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn no_power_cut_inside_a_write_loses_what_is_written_anew() {
+    fn no_power_cut_inside_a_write_loses_what_is_rewritten() {
         let cuts = (0..).take_while(|writes| cut_after(*writes)).count();
         assert_eq!(
             cuts,

@@ -454,7 +454,7 @@ impl Job {
     }
 
     /// Resolves and serves all of the read again; false when that was done too often.
-    fn serve_anew(self: &Arc<Self>) -> bool {
+    fn serve_again(self: &Arc<Self>) -> bool {
         let length = self.request.lock().as_ref().map_or(0, |request| request.length);
         if self.restarts.fetch_add(1, Ordering::Relaxed) as u32 >= RESOLVE_AGAIN_MAX || length == 0
         {
@@ -491,7 +491,7 @@ impl Job {
             return;
         }
         if self.restart.swap(false, Ordering::AcqRel) && self.error.lock().is_none() {
-            if self.serve_anew() {
+            if self.serve_again() {
                 return;
             }
             let text = "the volume's cut changed faster than this range could be read";

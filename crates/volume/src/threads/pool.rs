@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_that_nobody_uses_has_no_thread() {
+    fn an_unused_pool_has_no_thread() {
         let pool = Pool::with_idle_max("test", 4, Priority::Usual, Duration::from_millis(1));
         assert_eq!(threads(&pool), 0);
         let (done, wait) = channel();

@@ -180,7 +180,7 @@ fn clones_of_one_base_share_its_frames_in_the_cache() {
 }
 
 #[test]
-fn a_flattened_clone_needs_nobody_and_can_be_cloned() {
+fn a_flattened_clone_needs_no_ancestor_and_can_be_cloned() {
     let machine = machine();
     base(&machine).close().unwrap();
     clone(&*machine.plain, "disk", None, "copy", Fencing::Demanded).unwrap();

@@ -148,7 +148,7 @@ fn a_name_survives_one_damaged_checkpoint() {
 }
 
 #[test]
-fn a_fenced_writers_snapshot_is_not_told_done() {
+fn a_fenced_writers_snapshot_is_not_reported_done() {
     let machine = machine();
     let volume = machine.open();
     write_slot(&volume, 0, 1);

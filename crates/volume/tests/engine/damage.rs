@@ -328,7 +328,7 @@ fn a_damaged_volume_record_is_refused_by_name() {
 }
 
 #[test]
-fn swapped_segments_of_two_volumes_are_told_apart() {
+fn swapped_segments_of_two_volumes_are_detected() {
     let machine = volume_with_two_checkpoints();
     let other = volume_with_two_checkpoints();
     for sequence in [FIRST, LATER] {

@@ -28,7 +28,7 @@ fn fenced(volume: &Volume) {
 }
 
 #[test]
-fn the_second_attach_wins_and_the_first_hears_fenced() {
+fn the_second_attach_wins_and_the_first_is_fenced() {
     let first = Machine::new();
     let a = first.open();
     write_slot(&a, 0, 1);
@@ -197,7 +197,7 @@ fn a_checkpoint_that_lands_while_its_writer_is_being_fenced_is_begun_from() {
     });
     let fences = second.count(|call| segment_put(call).is_some());
     assert_eq!(fences, 2, "the attach began again, behind a fence of its own");
-    assert_eq!(b.status().epoch_before, a.status().epoch, "nobody else was in between");
+    assert_eq!(b.status().epoch_before, a.status().epoch, "no other writer was in between");
     write_slot(&b, 0, 2);
     b.close().unwrap();
     let b = second.open();

@@ -113,7 +113,7 @@ fn a_journal_by_another_name_has_the_same_one_writer() {
     let mut lock = machine.journal().into_os_string();
     lock.push(".lock");
     std::fs::remove_file(lock).unwrap();
-    in_use(&machine.journal(), "somebody removed the lock file");
+    in_use(&machine.journal(), "the lock file was removed");
     write_slot(&volume, 0, 1);
     volume.flush().unwrap();
 }

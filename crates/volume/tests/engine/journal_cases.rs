@@ -399,7 +399,7 @@ fn a_journal_in_use_is_refused_and_its_user_is_not_fenced() {
 }
 
 #[test]
-fn a_journal_that_cannot_be_made_says_so_and_fences_nobody() {
+fn a_journal_that_cannot_be_made_is_reported_and_fences_no_writer() {
     let mut machine = Machine::new();
     machine.options.journal_bytes = 1 << 60;
     let objects = machine.keys("");

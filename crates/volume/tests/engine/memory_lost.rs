@@ -44,7 +44,7 @@ fn refused_until_accepted(mut rig: Rig, says: &str) {
     let (kind, text) = rig.refused();
     assert_eq!(kind, ErrorKind::Refused, "{text}");
     assert!(text.contains(says) && text.contains("--accept-memory-loss"), "{says}: {text}");
-    assert_eq!(std::fs::read(rig.journal()).unwrap(), journal, "who is refused changes nothing");
+    assert_eq!(std::fs::read(rig.journal()).unwrap(), journal, "a refused attach changes nothing");
     rig.options.accept_journal_loss = true;
     assert_eq!(rig.refused().0, ErrorKind::Refused, "another loss is another flag");
     rig.options.accept_journal_loss = false;
@@ -109,7 +109,7 @@ fn memory_is_found_where_it_was_left() {
     let elsewhere = tempfile::tempdir_in("/dev/shm").unwrap();
     rig.options.staging_folder = elsewhere.path().to_owned();
     has_all(&rig);
-    assert!(!memory.exists(), "nobody needs it any more");
+    assert!(!memory.exists(), "no attach needs it any more");
 }
 
 #[test]
@@ -251,14 +251,14 @@ fn closed_with_checkpoints_to_come(refuses: bool) -> Machine {
 }
 
 #[test]
-fn who_closed_cleanly_is_found_so_without_the_journal() {
+fn a_clean_close_is_recognized_without_the_journal() {
     let rig = closed_with_checkpoints_to_come(false);
     std::fs::remove_file(rig.journal()).unwrap();
     has_all(&rig);
 }
 
 #[test]
-fn memory_stays_where_the_disk_was_not_told_that_it_may_go() {
+fn memory_stays_while_the_journal_still_asks_for_it() {
     let rig = closed_with_checkpoints_to_come(true);
     let memory = std::fs::read_dir(rig.folder.path()).unwrap().map(|entry| entry.unwrap().path());
     let is_memory =
@@ -283,7 +283,7 @@ fn memory_of_a_clean_end_is_not_missed_after_an_attach_that_died() {
 }
 
 #[test]
-fn what_nobody_flushes_is_logged_in_time_and_with_a_limit_of_zero_never() {
+fn an_unflushed_write_is_logged_in_time_and_with_a_limit_of_zero_never() {
     for (log_age_s, is_logged) in [(5, true), (0, false)] {
         let mut machine = Machine::new();
         machine.rig.options.log_age_max = Duration::from_secs(log_age_s);

@@ -217,7 +217,7 @@ fn of_two_that_race_each_volume_keeps_one_name_or_is_gone_whole() {
 }
 
 #[test]
-fn a_writer_that_attaches_while_a_delete_waits_keeps_its_volume_or_is_told() {
+fn a_writer_that_attaches_while_a_delete_waits_keeps_its_volume_or_fails() {
     for waits_at in 0.. {
         let machine = machine_with(1);
         let what = format!("a delete that waits at call {waits_at}");
@@ -295,7 +295,7 @@ impl ObjectStore for Lagging {
 }
 
 #[test]
-fn what_a_list_hides_is_found_by_name_and_taken_by_nobody() {
+fn what_a_list_hides_is_found_by_name_and_taken_by_no_command() {
     let machine = machine_with(1);
     let id = machine.volume_id();
     for shown in [Vec::new(), machine.keys(NAME_PREFIX)] {
@@ -386,7 +386,7 @@ fn a_base_whose_delete_died_outlives_its_clones_under_any_name() {
 }
 
 #[test]
-fn what_a_deleted_base_holds_goes_with_its_last_clone_whoever_dies() {
+fn what_a_deleted_base_holds_goes_with_its_last_clone_after_any_death() {
     for dies_at in 0.. {
         let machine = machine_with(1);
         let id = machine.volume_id();

@@ -38,7 +38,7 @@ fn a_disk_grows_while_it_is_used_and_keeps_its_size() {
         holds(&volume, at, &[0; 100]);
         volume.write_at(at, &pattern(at, 3, 10_000)).unwrap();
     }
-    assert_eq!(before.size_bytes, 64 * MIB, "who holds a geometry holds it");
+    assert_eq!(before.size_bytes, 64 * MIB, "a held geometry does not change");
     volume.close_now();
     drop(volume);
     let volume = machine.open();
@@ -240,7 +240,7 @@ fn comes_late(new_size: u64) {
 }
 
 #[test]
-fn a_resize_that_comes_late_changes_nothing_under_those_who_went_on() {
+fn a_resize_that_comes_late_changes_nothing_under_later_attachments() {
     comes_late(8 * MIB);
     comes_late(128 * MIB);
 }
@@ -316,7 +316,7 @@ fn one_lost_checkpoint_does_not_undo_a_resize() {
 }
 
 #[test]
-fn a_size_is_told_when_two_checkpoints_say_so() {
+fn a_size_is_reported_when_two_checkpoints_hold_it() {
     let machine = Machine::new();
     let volume = machine.open();
     let _heals = machine.healing();
@@ -431,7 +431,7 @@ fn of_two_resizes_that_come_late_neither_leads_back_to_the_other() {
 
 /// It knew the size of the checkpoint that it had read, and its user never heard of an attachment.
 #[test]
-fn a_fence_that_comes_late_undoes_no_size_that_was_told() {
+fn a_fence_that_comes_late_undoes_no_reported_size() {
     for told in [32 * MIB, 128 * MIB] {
         let machine = Machine::new();
         let volume = machine.open();

@@ -94,7 +94,7 @@ impl Attached {
 }
 
 #[test]
-fn who_only_reads_hears_of_a_take_over() {
+fn a_writer_that_only_reads_is_fenced_by_a_take_over() {
     let first = Machine::new();
     let mut a = Attached::new(&first);
     let b = first.successor().open();
@@ -122,7 +122,7 @@ fn no_flush_is_answered_on_old_news() {
 }
 
 #[test]
-fn a_volume_that_nobody_uses_is_not_looked_after() {
+fn an_unused_volume_makes_no_requests() {
     let machine = Machine::new();
     let mut a = Attached::new(&machine);
     a.pass(11_000);
@@ -138,7 +138,7 @@ fn a_volume_that_nobody_uses_is_not_looked_after() {
 /// What leaves its retention window is given back with a bounded number of requests, and then it
 /// rests too.
 #[test]
-fn a_volume_that_nobody_uses_gives_back_its_garbage_and_rests() {
+fn an_unused_volume_gives_back_its_garbage_and_rests() {
     let mut machine = Machine::new();
     machine.options.checkpoint_bytes = MIB;
     let mut a = Attached::new(&machine);
@@ -192,7 +192,7 @@ fn a_store_that_cannot_be_asked_keeps_no_flush_waiting_for_long() {
 }
 
 #[test]
-fn who_cannot_store_stops_to_acknowledge_at_the_age_that_was_set() {
+fn a_writer_that_cannot_store_stops_acknowledging_at_the_set_age() {
     let mut machine = Machine::new();
     machine.options.unstored_age_max = Some(Duration::from_secs(10));
     let mut a = Attached::new(&machine);
@@ -220,7 +220,7 @@ fn who_cannot_store_stops_to_acknowledge_at_the_age_that_was_set() {
 }
 
 #[test]
-fn one_odd_answer_fences_nobody() {
+fn one_odd_answer_fences_no_writer() {
     let machine = Machine::new();
     let mut a = Attached::new(&machine);
     let sequence = a.volume().status().stored_sequence;

@@ -89,12 +89,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_passes_a_closed_gate_and_who_is_inside_says_when_it_leaves() {
+    fn a_closed_gate_admits_no_request_and_leaving_it_reports_a_waiter() {
         let gate = Gate::new(&());
         let inside = gate.pass().expect("it is open");
         gate.close();
         assert!(!gate.is_empty() && gate.pass().is_none());
-        assert!(inside.leave().is_some(), "somebody waits");
+        assert!(inside.leave().is_some(), "a waiter is there");
         assert!(gate.is_empty());
         gate.open();
         let inside = gate.pass().expect("it is open again");

@@ -102,7 +102,7 @@ fn parse_asked(text: &str) -> Result<AskedAt, String> {
 
 /// Broadcasts on each interface. The kernel alone would choose the default route's interface, or
 /// none without a default route.
-fn everybody() -> Vec<AskedAt> {
+fn every_interface() -> Vec<AskedAt> {
     const UP_AND_BROADCAST: u32 = 0x1 | 0x2;
     let to = SocketAddr::from(([255; 4], sawmill_link::carrier::address::DEFAULT_PORT));
     let hears = |path: &Path| {
@@ -173,7 +173,7 @@ fn find(context: &Context, asked: &Find) -> Result<Exit> {
         )));
     }
     let everywhere = asked.interface.is_empty() && asked.udp.is_empty();
-    let at = if everywhere { everybody() } else { asked.udp.clone() };
+    let at = if everywhere { every_interface() } else { asked.udp.clone() };
     let token = unguessable()();
     let question = question(token, name)?;
     let deadline = Instant::now() + asked.wait;
@@ -504,7 +504,7 @@ mod tests {
             Ok(("10.0.0.255:9800".into(), Some("eth1".into())))
         );
         assert!(at("tcp:10.0.0.1").is_err() && at("10.0.0.1:x").is_err());
-        let all = everybody();
+        let all = every_interface();
         assert!(
             !all.is_empty() && all.iter().all(|at| at.to.to_string() == "255.255.255.255:9700")
         );

@@ -45,14 +45,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     // Clean ends.
     caught_by(
-        &engine("memory_lost::who_closed_cleanly_is_found_so_without_the_journal"),
+        &engine("memory_lost::a_clean_close_is_recognized_without_the_journal"),
         "a checkpoint may follow the last one",
         "volume/src/engine/mod.rs",
         "if self.closed {\n            return;",
         "if false {\n            return;",
     ),
     caught_by(
-        &engine("memory_lost::memory_stays_where_the_disk_was_not_told_that_it_may_go"),
+        &engine("memory_lost::memory_stays_while_the_journal_still_asks_for_it"),
         "memory goes although the journal still asks for it",
         "volume/src/volume.rs",
         "if self.threads.is_memory_done() {",
@@ -67,14 +67,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if age_of(seen, epoch, sequence) != Age::AsSeen || epoch > 0 {",
     ),
     caught_by(
-        &engine("names::what_a_list_hides_is_found_by_name_and_taken_by_nobody"),
+        &engine("names::what_a_list_hides_is_found_by_name_and_taken_by_no_command"),
         "what a list shows of a name is the newest",
         "volume/src/names/ledger.rs",
         "(Ok(Some(bytes)), Ok(None)) => decode(name, *number, &bytes).ok(),",
         "(Ok(Some(bytes)), _) => decode(name, *number, &bytes).ok(),",
     ),
     caught_by(
-        &engine("names::a_writer_that_attaches_while_a_delete_waits_keeps_its_volume_or_is_told"),
+        &engine("names::a_writer_that_attaches_while_a_delete_waits_keeps_its_volume_or_fails"),
         "who builds on a name leaves what waits to happen later",
         "volume/src/names/ledger.rs",
         "standing.newest.as_ref().filter(|_| standing.waits)",
@@ -112,7 +112,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "root.segments.iter().filter(|entry| entry.live_bytes > 0 && state > 0) {",
     ),
     caught_by(
-        &engine("resize::a_fence_that_comes_late_undoes_no_size_that_was_told"),
+        &engine("resize::a_fence_that_comes_late_undoes_no_reported_size"),
         "a fence says the size whatever checkpoint it comes from",
         "volume/src/recovery/roll_forward.rs",
         "if header.size_bytes > 0 && header.checkpoint_number >= end.state_number {",
@@ -180,7 +180,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "let from = end.position;",
     ),
     caught_by(
-        &lib("sawmill-volume", "no_power_cut_inside_a_write_loses_what_is_written_anew"),
+        &lib("sawmill-volume", "no_power_cut_inside_a_write_loses_what_is_rewritten"),
         "what may have been flushed is written anew with no copy",
         "volume/src/open/settle.rs",
         "if at < part.end && free < limits::SPAN_BYTES {",
@@ -235,14 +235,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if !Mode::from_raw_mode(about.st_mode).contains(Mode::RUSR | Mode::WUSR) {",
     ),
     caught_by(
-        &lib("sawmill-sys", "memory_that_somebody_else_may_have_made_is_refused"),
+        &lib("sawmill-sys", "memory_that_another_user_may_have_made_is_refused"),
         "memory with a second name is ours",
         "sys/src/staging/ownership.rs",
         "(about.st_nlink != 1).then_some",
         "(about.st_nlink == 0).then_some",
     ),
     caught_by(
-        &lib("sawmill-volume", "letting_go_waits_for_who_uses_the_disk"),
+        &lib("sawmill-volume", "letting_go_waits_for_readers_of_the_disk"),
         "a hand-off's cache is let go of while it is used",
         "volume/src/cache/place.rs",
         "let disk = self.disk.write().take();",
@@ -264,14 +264,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if !context.is_unstored_too_old() {",
     ),
     caught_by(
-        &engine("watch::who_only_reads_hears_of_a_take_over"),
+        &engine("watch::a_writer_that_only_reads_is_fenced_by_a_take_over"),
         "a volume that is only read is not looked after",
         "volume/src/watch.rs",
         "used > 0 && micros(now).saturating_sub(used) < micros(IN_USE_FOR)",
         "used > 0 && micros(now).saturating_sub(used) < micros(IN_USE_FOR) && false",
     ),
     caught_by(
-        &engine("watch::who_cannot_store_stops_to_acknowledge_at_the_age_that_was_set"),
+        &engine("watch::a_writer_that_cannot_store_stops_acknowledging_at_the_set_age"),
         "what is not stored has no age",
         "volume/src/unstored.rs",
         "stored < end && marks.front()",
@@ -331,7 +331,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &program(
             "sawmill-frontend",
             &["--test", "nbd"],
-            "memory_of_clients_who_take_nothing_stays_within_the_budget_and_others_are_served",
+            "memory_of_clients_that_take_nothing_stays_within_the_budget_and_others_are_served",
         ),
         "the memory of NBD clients has no limit",
         "frontend/src/nbd/budget.rs",
@@ -350,7 +350,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "own + all < usize::MAX && all < places",
     ),
     caught_by(
-        &program("sawmill-frontend", &["--test", "nbd"], "half_open_clients_lock_nobody_out"),
+        &program("sawmill-frontend", &["--test", "nbd"], "half_open_clients_lock_no_client_out"),
         "who haggles makes room for nobody",
         "frontend/src/nbd/reception.rs",
         "if let Some(entry) = evicted.and_then(|id| registry.entries.get(&id)) {",
@@ -431,14 +431,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "let lane = if only.is_some() || true { Lane::OwnWait } else { Lane::LoopbackWait };",
     ),
     caught_by(
-        &binary("a_page_of_another_site_is_told_nothing"),
+        &binary("a_page_of_another_site_receives_nothing"),
         "a page of another site may ask",
         "sawmill/src/admin/answer.rs",
         "site.is_some_and(|site| site != b\"same-origin\" && site != b\"none\")",
         "site.is_some_and(|site| site == b\"\")",
     ),
     caught_by(
-        &binary("no_path_is_told_by_the_loopback_address"),
+        &binary("no_path_is_shown_at_the_loopback_address"),
         "paths are told to everybody on the machine",
         "sawmill/src/admin/answer.rs",
         "volume.journal_path = None",
@@ -466,7 +466,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "c != '\\0'",
     ),
     caught_by(
-        &lib("sawmill-link", "a_source_loses_its_own_strangers_first_and_who_is_known_stays"),
+        &lib("sawmill-link", "a_source_loses_its_own_strangers_first_and_a_known_stream_stays"),
         "silent streams of one source take the places of all",
         "link/src/streams.rs",
         "let goes = if strangers(source) >= OF_SOURCE_MAX {",
@@ -476,7 +476,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &program(
             "sawmill-link",
             &["--test", "simulation"],
-            "three_thousand_recorded_hellos_a_second_at_50_ms_keep_nobody_out_for_two_seconds",
+            "three_thousand_recorded_hellos_a_second_at_50_ms_keep_no_user_out_for_two_seconds",
         ),
         "a cookie is worth nothing",
         "link/src/target/greeted.rs",
@@ -487,7 +487,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &program(
             "sawmill-link",
             &["--test", "simulation"],
-            "forged_unknowns_at_any_rate_make_no_connection_anew",
+            "forged_unknowns_at_any_rate_make_no_user_reconnect",
         ),
         "whoever says that a target knows no connection is believed",
         "link/src/initiator/control/connect.rs",

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn who_lets_go_leaves_the_file_to_the_next_though_others_hold_the_cache() {
+fn a_cache_let_go_leaves_its_file_to_the_next_though_still_referenced() {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("cache");
     let held = crate::open_cache(&path, 1 << 20).unwrap();
@@ -12,7 +12,7 @@ fn who_lets_go_leaves_the_file_to_the_next_though_others_hold_the_cache() {
     assert_eq!(get(&held, key), Some(()));
     assert!(crate::open_cache(&path, 1 << 20).is_err(), "one process at a time");
     held.let_go();
-    let next = crate::open_cache(&path, 1 << 20).expect("nobody holds it any more");
+    let next = crate::open_cache(&path, 1 << 20).expect("no process holds it any more");
     // The old cache, still referenced, is empty and touches neither disk nor index.
     assert_eq!(get(&held, key), None);
     insert(&held, frame(&held, 2));
@@ -24,7 +24,7 @@ fn who_lets_go_leaves_the_file_to_the_next_though_others_hold_the_cache() {
 }
 
 #[test]
-fn letting_go_waits_for_who_uses_the_disk() {
+fn letting_go_waits_for_readers_of_the_disk() {
     let (disk, cache) = cache(4);
     let cache = Arc::new(cache);
     let key = frame(&cache, 1);
@@ -49,7 +49,7 @@ fn letting_go_waits_for_who_uses_the_disk() {
         }
         assert!(let_go.try_recv().is_err(), "let go of a disk that is being read");
         left.send(()).unwrap();
-        assert_eq!(reader.join().unwrap(), Some(()), "who was in has what it came for");
+        assert_eq!(reader.join().unwrap(), Some(()), "the reader that was in has its bytes");
     });
     let_go.recv().unwrap();
     assert_eq!(Arc::strong_count(&disk), 1);

@@ -68,7 +68,7 @@ fn a_copier_that_dies_at_any_call_leaves_a_cut() {
 }
 
 #[test]
-fn a_source_that_deletes_while_it_is_copied_makes_the_copier_begin_anew() {
+fn a_source_that_deletes_while_it_is_copied_makes_the_copier_begin_again() {
     let mut pair = Pair::new();
     let volume = pair.primary.open();
     pair.write(&volume, 6);

@@ -70,7 +70,7 @@ fn a_deleted_fail_back_leaves_nothing_in_the_way_of_another() {
 }
 
 #[test]
-fn a_deleted_fail_back_still_shuts_out_who_wrote_there() {
+fn a_deleted_fail_back_still_fences_the_former_writer() {
     let mut pair = Pair::new();
     let volume = pair.primary.open();
     pair.write(&volume, 9);
@@ -84,7 +84,7 @@ fn a_deleted_fail_back_still_shuts_out_who_wrote_there() {
 }
 
 #[test]
-fn a_promotion_that_was_not_finished_can_be_deleted_and_copied_anew() {
+fn an_unfinished_promotion_can_be_deleted_and_copied_again() {
     let mut pair = Pair::new();
     let volume = pair.primary.open();
     pair.write(&volume, 9);
