@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Hostile neighbours at the NBD door and at the admin page:
+"""Hostile neighbors at the NBD door and at the admin page:
 what they cost a legitimate client, and memory.
 
 A thousand connections of another user of this machine (as root; otherwise of our own), a quarter
@@ -200,7 +200,7 @@ COLUMNS = ("where", "fio alone, requests/s", "beside them", "ratio", "fio failed
            "memory with fio alone", "beside them, at most", "limit of NBD memory",
            "`door list` beside them", "lines of log")
 PAGE = """\
-# Hostile neighbours
+# Hostile neighbors
 
 Written by `bench/hostile.py` on {date}: {given.connections} hostile connections at
 a time, medians of {given.rounds} rounds of {given.seconds} s, {cores} cores
@@ -214,7 +214,7 @@ What the hostile process itself takes of the processors is in the ratio. Memory 
 (`RssAnon`): the shared memory that holds the newest writes, as large as it was told to be, \
 is not in it.
 
-FUSE, ublk and vhost-user have no such neighbours: a mount and a device node are opened \
+FUSE, ublk and vhost-user have no such neighbors: a mount and a device node are opened \
 through the kernel,
 which bounds what is in flight, and a vhost-user socket takes one connection, of its owner or root.
 """

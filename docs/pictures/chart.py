@@ -42,7 +42,7 @@ def number(cell):
     return int(found.group().replace(",", "")) if found else 0
 
 
-def colour(name):
+def color(name):
     if name.startswith("Sawmill"):
         return OURS
     return LIMITS if "limit" in name else PEERS
@@ -65,7 +65,7 @@ def draw(columns, rows, date):
             length = max(1, round(BAR * rate / most))
             parts.append(text(LEFT - 8, y + 12, 'text-anchor="end"', shown))
             parts.append(f'<rect x="{LEFT}" y="{y + 2}" width="{length}" height="{ROW - 5}" '
-                         f'fill="{colour(shown)}"/>')
+                         f'fill="{color(shown)}"/>')
             parts.append(text(LEFT + length + 6, y + 12, 'fill="#555"', f"{rate:,}"))
             y += ROW
         y += 24

@@ -13,7 +13,7 @@
 //! end). From the crash checker (`crates/verify`): `nbd` (a client that pipelines), `stamp` (blocks
 //! that identify their write, and the judge of crash images), `dice` (seeded chance).
 //!
-//! Not here: the tests; each behaviour is one file in `tests/`. The only crate of the product that
+//! Not here: the tests; each behavior is one file in `tests/`. The only crate of the product that
 //! is used here is the crash checker, which, like a user, sees devices only through their doors. Of
 //! the tests only `stores/contract` uses another one: the store's client against a real server.
 #![forbid(unsafe_code)]

@@ -136,15 +136,15 @@ impl Place {
     /// Another machine with the same store. A folder store lives in the first place: keep that
     /// alive.
     #[must_use]
-    pub fn neighbour(&self) -> Self {
+    pub fn neighbor(&self) -> Self {
         let (folder, memory) = folders();
         Place { folder, memory, store: self.store.clone(), store_url: self.store_url.clone() }
     }
 
     /// Another machine with the same store, which it reaches through `way`.
     #[must_use]
-    pub fn neighbour_by(&self, way: &StoreUnderTest) -> Self {
-        Place { store: way.clone(), ..self.neighbour() }
+    pub fn neighbor_by(&self, way: &StoreUnderTest) -> Self {
+        Place { store: way.clone(), ..self.neighbor() }
     }
 
     /// A path inside the place.

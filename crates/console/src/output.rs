@@ -27,17 +27,17 @@ fn gone(error: &io::Error) -> Failure {
 
 /// Prints a value as indented JSON.
 pub fn json(value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value).map_err(unserialisable)?;
+    let text = serde_json::to_string_pretty(value).map_err(unserializable)?;
     line(&text)
 }
 
 /// Prints a value as JSON on one line: an event of a stream.
 pub fn json_event(value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string(value).map_err(unserialisable)?;
+    let text = serde_json::to_string(value).map_err(unserializable)?;
     line(&text)
 }
 
-fn unserialisable(error: serde_json::Error) -> Failure {
+fn unserializable(error: serde_json::Error) -> Failure {
     Failure::caused(Exit::Internal, "cannot put the result into JSON", error)
 }
 

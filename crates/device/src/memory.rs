@@ -17,7 +17,7 @@ use crate::{
 /// The unit of sparseness. Small enough for scattered writes, large enough that look-ups do not
 /// show.
 const PAGE_BYTES: u64 = 16 << 10;
-/// Neighbouring pages lie in different shards, so that writers to one region do not queue on one
+/// Neighboring pages lie in different shards, so that writers to one region do not queue on one
 /// lock.
 const SHARDS: u64 = 64;
 

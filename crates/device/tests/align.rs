@@ -235,7 +235,7 @@ fn a_part_of_a_block_waits_for_the_whole_block_under_way() {
 }
 
 #[test]
-fn neighbours_in_one_block_both_stay() {
+fn neighbors_in_one_block_both_stay() {
     let device = held();
     let first = write(&device, 0, b"first");
     let second = write(&device, 100, b"second");
@@ -338,7 +338,7 @@ fn what_waits_is_answered_when_the_layer_goes() {
 }
 
 /// The story: a read-modify-write puts back what it read. A whole block that came in between would
-/// be undone, and so would a neighbour's bytes. All writes of a round are under way at the same
+/// be undone, and so would a neighbor's bytes. All writes of a round are under way at the same
 /// time.
 #[test]
 fn nothing_is_undone_under_random_writes_of_wholes_and_parts() {

@@ -85,8 +85,8 @@ fn a_device_that_forgets_is_found_out() {
 
 #[test]
 #[should_panic(expected = "D5")]
-fn a_device_that_forgets_neighbours_is_found_out() {
-    conformance::d5_any_range_is_accepted_and_its_neighbours_keep_their_bytes(Arc::new(
+fn a_device_that_forgets_neighbors_is_found_out() {
+    conformance::d5_any_range_is_accepted_and_its_neighbors_keep_their_bytes(Arc::new(
         NullDevice::new(SIZE_BYTES),
     ));
 }

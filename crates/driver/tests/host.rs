@@ -131,7 +131,7 @@ fn a_refused_driver_receives_the_reason_and_changes_nothing() {
     let path = stage.host.path();
     let refused = |hello: &str| Puppet::come(path, hello).err().expect("refused");
     assert!(refused("size=1000").contains("size=1000"));
-    assert!(refused("colour=red").contains("colour"));
+    assert!(refused("color=red").contains("color"));
     assert!(refused("protocol=1 mode=batch read_only=1").contains("mode=plain"));
     let mut driver = Puppet::come(path, SIZE).unwrap();
     assert_eq!(driver.welcome.get("can_discard"), Some("1"), "the host was told so");

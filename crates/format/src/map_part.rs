@@ -1,5 +1,5 @@
 //! A map part: the extents of one group of addresses, for a checkpoint. Varints of differences,
-//! since neighbours on the disk are mostly neighbours in a segment.
+//! since neighbors on the disk are mostly neighbors in a segment.
 //!
 //! Invariants: extents are sorted, not empty, and do not overlap; a number has one encoding.
 //! Addresses that no extent covers read as zeroes.

@@ -20,7 +20,7 @@ const BACKLOG: i32 = 128;
 pub(crate) struct UnixSocket {
     pub(crate) socket: OwnedFd,
     pub(crate) path: PathBuf,
-    /// Device and inode, to recognise it.
+    /// Device and inode, to recognize it.
     pub(crate) identity: Option<(u64, u64)>,
     /// The door, for messages: `nbd`, `vhost-user`.
     door: &'static str,

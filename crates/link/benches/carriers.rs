@@ -1,7 +1,7 @@
 //! How fast each carrier moves packets between two namespaces, and the CPU time that this costs.
 //!
 //! `cargo bench -p sawmill-link --bench carriers [SECONDS]`, as root. The cable is a veth pair with
-//! MTU 9000. It favours UDP and TCP, because a veth passes 64 KiB on as one packet: on other lines,
+//! MTU 9000. It favors UDP and TCP, because a veth passes 64 KiB on as one packet: on other lines,
 //! the kernel segments UDP first. Not here: claims; a figure holds for its machine and moment.
 
 #[expect(dead_code, reason = "the tests use more of it")]

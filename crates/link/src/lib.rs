@@ -40,7 +40,7 @@ pub use path::receiving::ReceivingCounts;
 pub use path::sending::SendingCounts;
 pub use status::{kind_of, status_of};
 
-/// Makes an untrusted text safe to print: each character that moves the cursor, changes a colour or
+/// Makes an untrusted text safe to print: each character that moves the cursor, changes a color or
 /// the direction of writing, or is invisible, becomes its number. The result is unambiguous.
 #[must_use]
 pub fn legible(text: &str) -> Cow<'_, str> {

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_of_ipv6_is_one_and_its_neighbours_on_the_wire_are_not() {
+    fn a_network_of_ipv6_is_one_and_its_neighbors_on_the_wire_are_not() {
         let of = |text: &str| Source::of_ip(text.parse().expect(text));
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:0:0:2"));
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));

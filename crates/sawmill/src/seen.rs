@@ -1,6 +1,6 @@
 //! What this machine has seen of a volume in each store: a file in the volume's state folder,
 //! written after each attach, now and then while it is served, and at each clean end. It outlives
-//! the journal, so a store that was restored from a backup, or an old copy of it, is recognised
+//! the journal, so a store that was restored from a backup, or an old copy of it, is recognized
 //! even without the journal.
 //!
 //! Invariants: only the process that has the volume attached for writing notes what was seen. An

@@ -38,7 +38,7 @@ const UNKNOWN_BYTES: u64 = 128 << 20;
 const DELETE_AS_BYTES: u64 = 8 << 10;
 /// How many times faster than a link a disk is assumed to be.
 const DISK_SPEED: u64 = 8;
-/// A put is recognised by this many bytes at its start.
+/// A put is recognized by this many bytes at its start.
 const HEAD_BYTES: u64 = 4096;
 /// Objects per page of a list.
 const LIST_PAGE: u64 = 1000;

@@ -126,7 +126,7 @@ pub fn s2_nothing_is_overwritten(store: &dyn ObjectStore) -> Verdict {
     })
 }
 
-/// The same bytes put again are recognised as ours: this is how a lost answer is resolved.
+/// The same bytes put again are recognized as ours: this is how a lost answer is resolved.
 pub fn s2_the_same_put_again_is_ours(store: &dyn ObjectStore) -> Verdict {
     with_folder(store, |calls, folder| {
         for (name, body) in [("empty", vec![]), ("short", vec![1; 100]), ("long", vec![2; 100_000])]

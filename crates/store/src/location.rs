@@ -296,7 +296,7 @@ mod tests {
             ("s3://bucket/a/../../.x", "dot"),
             ("s3://bucket/a%20b", "only letters"),
             ("s3://bucket:9000/x", "?endpoint="),
-            ("s3://bucket?colour=red", "there are endpoint, region"),
+            ("s3://bucket?color=red", "there are endpoint, region"),
             ("gs://bucket?region=x", "there are endpoint"),
             ("s3://bucket?endpoint=127.0.0.1:9000", "endpoint=http"),
             ("file://host/x", "three slashes"),

@@ -165,7 +165,7 @@ pub fn doctor(store: &dyn ObjectStore) -> Vec<CheckResult> {
         check(
             "get a part of it",
             part(),
-            "the store, or a proxy before it, must honour Range requests",
+            "the store, or a proxy before it, must honor Range requests",
         ),
         check(
             "find it in a list",

@@ -36,7 +36,7 @@ impl Deref for AlignedBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `start` points at `layout.size()` initialised bytes that live as long as `self`.
+        // SAFETY: `start` points at `layout.size()` initialized bytes that live as long as `self`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
     }
 }

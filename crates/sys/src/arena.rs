@@ -25,7 +25,7 @@ pub struct Arena {
     mapping: Mapping,
     file: File,
     length: usize,
-    /// Free ranges: start and length; neighbours are merged.
+    /// Free ranges: start and length; neighbors are merged.
     free: Mutex<BTreeMap<usize, usize>>,
 }
 

@@ -52,7 +52,7 @@ fn keep(more: usize, less: usize) {
 }
 
 // SAFETY: every call is the system allocator's, with the same arguments; counting touches constant-
-// initialised numbers and allocates nothing.
+// initialized numbers and allocates nothing.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();

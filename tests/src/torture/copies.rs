@@ -32,7 +32,7 @@ impl Torture {
     /// Copies the state folder of a running server, and starts another one on the copy.
     pub(super) fn state_copied(&mut self, volume: &mut Volume) {
         self.proxy.calm();
-        let elsewhere = volume.place.neighbour();
+        let elsewhere = volume.place.neighbor();
         copy_folder(&volume.place.path("state"), &elsewhere.path("state"));
         let mut serve = volume.serve_elsewhere(&elsewhere);
         let text = |name: &str| elsewhere.path(name).display().to_string();

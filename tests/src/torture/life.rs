@@ -287,7 +287,7 @@ impl Torture {
             );
         }
         self.proxy.deliver_late();
-        let elsewhere = volume.place.neighbour();
+        let elsewhere = volume.place.neighbor();
         let server = elsewhere.serve("disk").start();
         if server.connect().read_all() != image {
             self.violation(volume, "the store has another state than its writer had");

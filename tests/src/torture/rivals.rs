@@ -62,7 +62,7 @@ impl Torture {
             Meanwhile::Stopped => "taken over while it is stopped",
             Meanwhile::CutOff => "taken over while it is cut off",
         });
-        let elsewhere = volume.place.neighbour_by(&way);
+        let elsewhere = volume.place.neighbor_by(&way);
         let Some((second, since)) = self.take_over(volume, &elsewhere, &first, clients, meanwhile)
         else {
             return;
@@ -211,7 +211,7 @@ impl Torture {
     pub(super) fn one_journal(&mut self, volume: &mut Volume) {
         self.proxy.calm();
         let journal = volume.journal();
-        let elsewhere = volume.place.neighbour();
+        let elsewhere = volume.place.neighbor();
         let (name, path) = match self.dice.below(4) {
             0 => ("one journal by a symbolic link", elsewhere.path("link")),
             1 => ("one journal by a second name", journal.with_file_name("second")),

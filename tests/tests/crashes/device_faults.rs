@@ -430,7 +430,7 @@ fn a_server_without_a_free_descriptor_serves_on_and_takes_new_connections_later(
     let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     let image = newcomer.read_all().expect("readable");
     server.kill();
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     let server = elsewhere.serve("disk").with(&["--accept-journal-loss"]).start();
     assert!(server.connect().read_all().expect("readable") == image, "the store has another state");
 }

@@ -139,7 +139,7 @@ fn a_journal_serves_one_process_at_a_time() {
     place.create("disk", "8M", &[]);
     let journal = place.path("journal");
     let first = serve(&place, &journal, &[]).unwrap_or_else(|ended| panic!("{}", ended.stderr));
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     let socket = format!("unix:{}", elsewhere.path("nbd.sock").display());
     let second =
         elsewhere.serve("disk").at(&socket).with(&["--journal", &journal.display().to_string()]);

@@ -92,7 +92,7 @@ fn what_cannot_run_is_refused_with_what_to_do() {
     refused(&["run", "--name", "a/b"], 2, "a/b");
     refused(&["run", "--name", "x", "--door", "iscsi"], 2, "unknown door 'iscsi'");
     refused(&["run", "--name", "x", "--option", "size"], 2, "NAME=VALUE");
-    refused(&["run", "--name", "x", "--option", "colour=red", "--", "true"], 3, "colour");
+    refused(&["run", "--name", "x", "--option", "color=red", "--", "true"], 3, "color");
     refused(&["run", "--name", "x", "--", "/no/such/program"], 3, "/no/such/program");
     refused(&["run", "--name", "x", "--", "true"], 7, "before it declared the device");
     refused(&["driver", "end", "nobody"], 3, "nobody");

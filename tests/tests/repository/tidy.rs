@@ -32,7 +32,7 @@ const SLEEPERS: [&str; 8] = [
 
 /// Words of our own that the field's words replaced, and the field's word. Neither code nor
 /// documents use them.
-const RETIRED: [(&str, &str); 22] = [
+const RETIRED: [(&str, &str); 27] = [
     ("lay_up", "preallocate"),
     ("laid_up", "preallocated"),
     ("laid up", "preallocated"),
@@ -55,6 +55,12 @@ const RETIRED: [(&str, &str); 22] = [
     ("hand_shake", "handshake"),
     ("tenure", "reservation"),
     ("answered well", "succeeds"),
+    // The spelling of the style guide.
+    ("behaviour", "behavior"),
+    ("neighbour", "neighbor"),
+    ("colour", "color"),
+    ("recognise", "recognize"),
+    ("initialise", "initialize"),
 ];
 
 /// How unsafe code begins.

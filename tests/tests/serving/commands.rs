@@ -8,7 +8,7 @@ use serde_json::Value;
 
 on_each_store!(
     a_volume_is_created_listed_shown_checked_and_deleted,
-    deleting_a_volume_leaves_its_neighbour_whole_and_its_name_to_an_empty_disk,
+    deleting_a_volume_leaves_its_neighbor_whole_and_its_name_to_an_empty_disk,
     a_name_taken_is_refused_and_a_name_missing_is_not_found,
     info_tells_positions_while_served_and_at_rest,
     wait_returns_when_everything_is_stored,
@@ -64,7 +64,7 @@ fn a_volume_is_created_listed_shown_checked_and_deleted(store: &StoreUnderTest) 
     assert_eq!(listed.as_array().map(Vec::len), Some(1));
 }
 
-fn deleting_a_volume_leaves_its_neighbour_whole_and_its_name_to_an_empty_disk(
+fn deleting_a_volume_leaves_its_neighbor_whole_and_its_name_to_an_empty_disk(
     store: &StoreUnderTest,
 ) {
     let place = Place::new(store);
@@ -77,7 +77,7 @@ fn deleting_a_volume_leaves_its_neighbour_whole_and_its_name_to_an_empty_disk(
     let _ = place.sawmill(&["delete", "disk", "--yes"]).ok();
     place.create("disk", "4M", &["--segment-bytes", "256K"]);
     // Another machine has nothing but the store to go by.
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     for (name, byte) in [("disk", 0), ("disk2", 2)] {
         let server = elsewhere.serve(name).start();
         let image = server.connect().read_all().expect("readable");
@@ -147,7 +147,7 @@ fn wait_returns_when_everything_is_stored(store: &StoreUnderTest) {
     assert!(unsigned(&info, "stored") >= 1 << 20, "{info:#}");
     server.kill();
     // What `wait --stored` promised survives the loss of the machine.
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     let server = elsewhere.serve("disk").with(&["--accept-journal-loss"]).start();
     assert_eq!(server.connect().read(0, 1 << 20), Ok(vec![1; 1 << 20]));
 }
@@ -293,7 +293,7 @@ fn create_says_what_serving_takes_on_this_machine() {
 fn a_wrong_command_line_is_one_line_that_says_what_to_do() {
     let place = Place::new(&store::folder());
     let lines: &[(&[&str], &[&str])] = &[
-        (&["create", "disk", "--size", "10G", "--colour"], &["--colour", "--help"]),
+        (&["create", "disk", "--size", "10G", "--color"], &["--color", "--help"]),
         (&["create", "disk"], &["--size"]),
         (&["create", "disk", "--size", "ten"], &["'ten'", "10G"]),
         (&["create", "disk", "--size", "0"], &["size"]),

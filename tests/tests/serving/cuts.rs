@@ -188,7 +188,7 @@ fn what_cannot_be_had_is_refused_with_its_own_exit_code(store: &StoreUnderTest) 
     // Somebody else serves it: an order given here must not shut that writer out.
     let server = place.serve("disk").start();
     server.connect().write(0, &[2; 4096]).expect("accepted");
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     elsewhere.sawmill(&["snapshot", "create", "disk", "two"]).refused(code::REFUSED, &["there"]);
     server.connect().write(0, &[3; 4096]).expect("still the writer");
     let _ = place.sawmill(&["snapshot", "create", "disk", "two"]).ok();

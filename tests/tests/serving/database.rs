@@ -44,7 +44,7 @@ fn a_database_comes_back_from_a_snapshot_a_moment_a_replica_and_a_rollback(store
     let collected = place.sawmill(&["gc", "disk", "--threshold", "1", "--json"]).json();
     assert!(field(&collected, "moved_bytes").and_then(Value::as_u64) > Some(0), "{collected}");
     let _ = place.sawmill(&["clone", &format!("disk@{moment}"), "of-moment"]).ok();
-    let there = place.neighbour();
+    let there = place.neighbor();
     let (source, replica) = (format!("{}/disk", place.store_url()), second_store(store, &place));
     let follower = Follower::start(&there, &source, &replica);
     load.go_on();

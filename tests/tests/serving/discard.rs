@@ -50,7 +50,7 @@ fn a_discarded_volume_reads_as_zeroes_now_and_after_a_crash(store: &StoreUnderTe
         Client::connect(&server.uri(), Style::Extended).expect("extended headers are spoken");
     zeroes(&client);
     let _ = server.stop().ok();
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     let server = elsewhere.serve("disk").start();
     let client =
         Client::connect(&server.uri(), Style::Extended).expect("extended headers are spoken");

@@ -116,7 +116,7 @@ fn move_between_machines(store: &StoreUnderTest, file_system: &FileSystem) {
 
     // A machine that has nothing but the store. The first one ended in order, so nothing needs
     // accepting.
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     let server = elsewhere.serve("disk").start();
     let mut bridge = Bridge::new(&server.uri());
     file_system.check(&bridge);

@@ -69,7 +69,7 @@ fn nbdcopy_brings_back_what_it_took_there(store: &StoreUnderTest) {
     assert!(same, "the copy differs");
     let _ = server.stop().ok();
     // Once more from another machine, where every byte comes from the store.
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     let server = elsewhere.serve("disk").start();
     run(command("nbdcopy").arg(server.uri()).arg(&back));
     let same = std::fs::read(&there).expect("source") == std::fs::read(&back).expect("copy");
@@ -137,7 +137,7 @@ fn overlapping_writes_in_flight_end_the_same_for_every_reader_and_after_a_restar
         "after kill -9 the order is another"
     );
     let _ = server.stop().ok();
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     let server = elsewhere.serve("disk").start();
     assert!(
         server.connect().read_all().expect("readable") == seen,

@@ -30,7 +30,7 @@ struct Sites {
 impl Sites {
     fn new(store: &StoreUnderTest) -> Self {
         let here = Place::new(store);
-        let there = here.neighbour();
+        let there = here.neighbor();
         here.create("disk", "4M", &["--segment-bytes", "256K"]);
         let first = format!("{}/disk", here.store_url());
         let second = format!("{}/disk", store.fresh_url(&here.path("second")));

@@ -63,7 +63,7 @@ fn a_volume_grows_under_its_clients_and_they_see_it_when_they_reconnect(store: &
     assert_eq!(client.export().size_bytes, 40 * GIB);
     assert_eq!(client.read(40 * GIB - 4096, 4096), Ok(vec![3; 4096]));
     let _ = server.stop().ok();
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     assert_eq!(size(&elsewhere, "disk"), 40 * GIB);
     let server = elsewhere.serve("disk").start();
     assert_eq!(server.connect().read(40 * GIB - 4096, 4096), Ok(vec![3; 4096]));

@@ -35,7 +35,7 @@ fn an_orderly_stop_stores_everything(store: &StoreUnderTest) {
     assert!(ended.stdout.contains(r#""event":"stopped""#), "{}", ended.stdout);
     let left = std::fs::read_dir(place.memory()).expect("the folder in memory").count();
     assert_eq!(left, 0, "nothing stays behind in memory after an orderly stop");
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     let server = elsewhere.serve("disk").start();
     let image = server.connect().read_all().expect("readable");
     check_nothing_accepted_lost(&load.log, &image)

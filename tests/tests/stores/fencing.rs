@@ -52,7 +52,7 @@ fn a_second_writer_fences_the_first(store: &StoreUnderTest) {
     let clients = [first.connect(), first.connect()];
     load.run(&clients, 1000);
 
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     let second = take_over(&elsewhere);
     let reader = second.connect();
     let at_takeover = reader.read_all().expect("the new writer reads");
@@ -73,7 +73,7 @@ fn a_second_writer_fences_the_first(store: &StoreUnderTest) {
 
     reader.write(4096, &[7; 4096]).expect("the winner writes");
     let _ = second.stop().ok();
-    let third = place.neighbour();
+    let third = place.neighbor();
     let third = third.serve("disk").start();
     let mut expected = at_takeover;
     expected[4096..8192].fill(7);
@@ -89,7 +89,7 @@ fn a_server_that_only_reads_and_flushes_is_fenced_too(store: &StoreUnderTest) {
     let client = first.connect();
     client.write(0, &[1; 4096]).expect("accepted");
     let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     let second = take_over(&elsewhere);
     let winner = second.connect();
     winner.write(0, &[2; 4096]).expect("the winner writes");
@@ -120,7 +120,7 @@ fn a_frozen_writer_that_wakes_up_changes_nothing(store: &StoreUnderTest) {
         })
         .collect();
 
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     let second = take_over(&elsewhere);
     let reader = second.connect();
     let mut image = reader.read_all().expect("the new writer reads");
@@ -140,7 +140,7 @@ fn a_frozen_writer_that_wakes_up_changes_nothing(store: &StoreUnderTest) {
     assert!(reader.read_all().expect("readable") == image, "the woken writer changed the volume");
     assert_eq!(first.stop().code, Some(FENCED));
     let _ = second.stop().ok();
-    let third = place.neighbour();
+    let third = place.neighbor();
     let third = third.serve("disk").start();
     assert!(third.connect().read_all().expect("readable") == image, "something stale came back");
     let _ = third.stop().ok();
@@ -152,7 +152,7 @@ fn a_fenced_journal_is_never_replayed(store: &StoreUnderTest) {
     let first = place.serve("disk").start();
     first.connect().write(0, &[0xaa; 4096]).expect("accepted");
     first.kill();
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     let second = take_over(&elsewhere);
     second.connect().write(4096, &[0xbb; 4096]).expect("accepted");
     let _ = second.stop().ok();
@@ -187,7 +187,7 @@ fn a_reader_beside_a_writer_does_not_disturb_it(store: &StoreUnderTest) {
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("fencing"), Mix::default());
     let clients = [writer.connect()];
     load.run(&clients, 400);
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     for _ in 0..5 {
         let reader = elsewhere.serve("disk").with(&["--read-only"]).start();
         let client = reader.connect();

@@ -72,7 +72,7 @@ impl Scene {
 
     /// On another machine, from the store alone, all is there.
     fn judge_store(&self) {
-        let elsewhere = self.place.neighbour();
+        let elsewhere = self.place.neighbor();
         let server = elsewhere.serve("disk").with(&["--accept-journal-loss"]).start();
         self.judge(&server.connect().read_all().expect("readable"));
     }
@@ -103,7 +103,7 @@ fn writes_go_on(fault: Fault, times: u64) {
 /// Reads from the store meet a fault so many times and are right in spite of it.
 fn reads_go_on(fault: Fault, times: u64) {
     let scene = Scene::filled();
-    let elsewhere = scene.place.neighbour();
+    let elsewhere = scene.place.neighbor();
     let server = elsewhere.serve("disk").with(&["--cache-bytes", "0"]).start();
     scene.proxy.rule(Rule::first(Verb::Get, SEGMENTS, times, fault));
     scene.judge(&server.connect().read_all().expect("readable in spite of the fault"));
@@ -119,7 +119,7 @@ fn attaches_go_on(verb: Verb, fault: Fault) {
         scene.proxy.calm();
         let before = scene.proxy.counts().of(fault.name());
         scene.proxy.rule(Rule { skip, ..Rule::first(verb, "", 1, fault) });
-        let elsewhere = scene.place.neighbour();
+        let elsewhere = scene.place.neighbor();
         let server = match elsewhere.serve("disk").attempt() {
             Ok(server) => server,
             Err(refused) => {
@@ -149,7 +149,7 @@ fn attaches_go_on(verb: Verb, fault: Fault) {
 fn wrong_bodies_are_errors(fault: Fault) {
     reads_go_on(fault, 1);
     let scene = Scene::filled();
-    let elsewhere = scene.place.neighbour();
+    let elsewhere = scene.place.neighbor();
     let server = elsewhere.serve("disk").with(&["--cache-bytes", "0"]).start();
     let client = server.connect();
     let right = client.read_all().expect("readable");
@@ -308,7 +308,7 @@ fn an_answer_that_never_comes_is_given_up_and_the_put_is_not_taken_for_a_fence()
 #[test]
 fn a_read_whose_answer_is_held_comes_when_it_is_let_go() {
     let scene = Scene::filled();
-    let elsewhere = scene.place.neighbour();
+    let elsewhere = scene.place.neighbor();
     let server = elsewhere.serve("disk").with(&["--cache-bytes", "0"]).start();
     let client = server.connect();
     scene.proxy.rule(Rule::first(Verb::Get, SEGMENTS, 3, Fault::Held));
@@ -346,7 +346,7 @@ fn bodies_of_other_objects_are_never_returned() {
 #[test]
 fn shortened_bodies_are_never_returned() {
     let scene = Scene::filled();
-    let elsewhere = scene.place.neighbour();
+    let elsewhere = scene.place.neighbor();
     let server = elsewhere.serve("disk").with(&["--cache-bytes", "0"]).start();
     let client = server.connect();
     // Each is asked for again until it is whole.
@@ -441,7 +441,7 @@ fn puts_delivered_after_a_newer_attachment_change_nothing() {
     scene.proxy.wait_for(Fault::PutLate.name(), 6);
     server.kill();
     scene.proxy.calm();
-    let elsewhere = scene.place.neighbour();
+    let elsewhere = scene.place.neighbor();
     let second = elsewhere.serve("disk").with(&["--accept-journal-loss"]).start();
     let image = second.connect().read_all().expect("readable");
     scene.load.log.rebase(&image);

@@ -93,7 +93,7 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
     });
     assert!(server.stderr().contains("writes continue"), "{}", server.stderr());
     server.kill();
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     let server = elsewhere.serve("disk").with(&["--accept-journal-loss"]).start();
     let image = server.connect().read_all().expect("readable");
     for (n, block) in image.chunks(64 << 10).take(512).enumerate() {
@@ -121,7 +121,7 @@ fn a_load_goes_through_outages_of_the_store_as_if_nothing_happened() {
     check_nothing_accepted_lost(&load.log, &image)
         .unwrap_or_else(|violation| panic!("{violation}"));
     let _ = server.stop().ok();
-    let elsewhere = place.neighbour();
+    let elsewhere = place.neighbor();
     let server = elsewhere.serve("disk").start();
     assert!(server.connect().read_all().expect("readable") == image, "the store has another state");
 }

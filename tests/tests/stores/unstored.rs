@@ -22,7 +22,7 @@ fn writes_of_an_overtaken_journal_can_be_taken_out_of_it() {
     client.write(5000, &[3; 100]).expect("accepted");
     client.flush().expect("logged");
     server.kill();
-    let second = place.neighbour().serve("disk").with(&["--accept-journal-loss"]).start();
+    let second = place.neighbor().serve("disk").with(&["--accept-journal-loss"]).start();
     place.serve("disk").attempt().err().expect("refused").refused(REFUSED, &["inspect journal"]);
 
     let (journal, out) = (place.journals()[0].display().to_string(), place.path("out"));

@@ -52,8 +52,8 @@ pub const ALL: &[Clause] = clauses![
     d3_reads_return_the_newest_completed_write,
     d3_random_requests_agree_with_a_byte_vector,
     d4_flush_and_fua_complete,
-    d5_any_range_is_accepted_and_its_neighbours_keep_their_bytes,
-    d5_neighbours_may_write_at_the_same_time,
+    d5_any_range_is_accepted_and_its_neighbors_keep_their_bytes,
+    d5_neighbors_may_write_at_the_same_time,
     d6_bad_requests_are_invalid_and_change_nothing,
     d7_a_read_only_device_refuses_changes,
     d8_overlapping_writes_end_in_one_state,
@@ -280,7 +280,7 @@ pub fn d4_flush_and_fua_complete(device: Device) {
 }
 
 /// D5: ranges around every kind of boundary, the longest request, the last byte.
-pub fn d5_any_range_is_accepted_and_its_neighbours_keep_their_bytes(device: Device) {
+pub fn d5_any_range_is_accepted_and_its_neighbors_keep_their_bytes(device: Device) {
     let geometry = device.geometry();
     let mut value = 0_u8;
     for boundary in [512_u64, 4096, 16 << 10, 64 << 10, 1 << 20] {
@@ -310,8 +310,8 @@ pub fn d5_any_range_is_accepted_and_its_neighbours_keep_their_bytes(device: Devi
 }
 
 /// D5 beside other writers: four threads own interleaved unaligned stripes; nobody spoils a
-/// neighbour.
-pub fn d5_neighbours_may_write_at_the_same_time(device: Device) {
+/// neighbor.
+pub fn d5_neighbors_may_write_at_the_same_time(device: Device) {
     const OWNERS: u64 = 4;
     const STRIPE: u64 = 333;
     const STRIPES: u64 = 400;
@@ -332,7 +332,7 @@ pub fn d5_neighbours_may_write_at_the_same_time(device: Device) {
                         write(device, address, &model[mine.clone()]);
                     }
                     let same = read(device, address, length as usize) == model[mine];
-                    assert!(same, "D5: a neighbour's write changed {length} bytes at {address}");
+                    assert!(same, "D5: a neighbor's write changed {length} bytes at {address}");
                 }
             });
         }

@@ -6,7 +6,7 @@
 use super::{Device, expect, read, write, zero};
 use crate::{Allocation, BlockDevice, BlockDeviceExt, ErrorKind, Flags, Operation};
 
-/// D9: write-zeroes gives zeroes; discard gives zeroes or what was there; neighbours stay; long
+/// D9: write-zeroes gives zeroes; discard gives zeroes or what was there; neighbors stay; long
 /// ranges work.
 pub fn d9_zeroed_ranges_read_as_zeroes(device: Device) {
     let geometry = device.geometry();

@@ -118,7 +118,7 @@ proptest! {
         prop_assert!(
             found.iter().all(|(length, state)| *length > 0 && (*state == 0 || *state == 3))
         );
-        prop_assert!(found.windows(2).all(|pair| pair[0].1 != pair[1].1), "neighbours alike are \
+        prop_assert!(found.windows(2).all(|pair| pair[0].1 != pair[1].1), "neighbors alike are \
             joined");
         let expected = |at: u64| {
             let mut end = 0;

@@ -5,7 +5,7 @@ mod client;
 mod devices;
 mod handover;
 mod handshake;
-mod neighbours;
+mod neighbors;
 mod programs;
 mod quiet;
 mod requests;

@@ -234,7 +234,7 @@ fn pieces_that_are_not_whole_are_refused() {
     });
     // An unknown fact is of a newer version's making, and no harm.
     let mut pieces = quiet.hand_over().expect("it is quiet");
-    pieces[1].facts.insert("colour".into(), "green".into());
+    pieces[1].facts.insert("color".into(), "green".into());
     quiet.let_go();
     let (_next, quiet) =
         VhostDoor::take_over(place.options(), gate.clone(), pieces).expect("it is whole");

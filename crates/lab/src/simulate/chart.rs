@@ -16,7 +16,7 @@ const PANEL_HEIGHT: f64 = 240.0;
 const MARGINS: [f64; 4] = [64.0, 16.0, 32.0, 40.0];
 const TITLE_HEIGHT: f64 = 32.0;
 const TICKS: u32 = 4;
-const COLOURS: [&str; 2] = ["#1f77b4", "#d62728"];
+const COLORS: [&str; 2] = ["#1f77b4", "#d62728"];
 
 /// A line of a panel: its name, and its value at a sample.
 type Line = (&'static str, fn(&Sample) -> f64);
@@ -96,26 +96,26 @@ fn draw_panel(svg: &mut String, at: (f64, f64), panel: &(&str, &str, &[Line]), s
     line(svg, (left, bottom), (right, bottom), "#444444");
     line(svg, (left, top), (left, bottom), "#444444");
     for (index, (name, value)) in lines.iter().enumerate() {
-        let colour = COLOURS[index % COLOURS.len()];
+        let color = COLORS[index % COLORS.len()];
         let points = samples.iter().map(|sample| (x(sample.at.as_secs_f64()), y(value(sample))));
         let points: Vec<String> = points.map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
         let points = points.join(" ");
         let _ = writeln!(
             svg,
-            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\" points=\"{points}\"/>"
+            "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"1.5\" points=\"{points}\"/>"
         );
         let legend = (right - 60.0 * (lines.len() - index) as f64, top - 16.0);
-        line(svg, legend, (legend.0 + 16.0, legend.1), colour);
+        line(svg, legend, (legend.0 + 16.0, legend.1), color);
         text(svg, (legend.0 + 20.0, legend.1 + 4.0), "start", 11, name);
     }
 }
 
-fn line(svg: &mut String, from: (f64, f64), to: (f64, f64), colour: &str) {
+fn line(svg: &mut String, from: (f64, f64), to: (f64, f64), color: &str) {
     let ((x1, y1), (x2, y2)) = (from, to);
     // Writing to a string cannot fail.
     let _ = writeln!(
         svg,
-        "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{colour}\"/>"
+        "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{color}\"/>"
     );
 }
 

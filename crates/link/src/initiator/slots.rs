@@ -2,7 +2,7 @@
 //!
 //! Invariants: a slot is the credit for a buffer of the target, granted at the handshake; a chunk
 //! without a slot waits. A slot's sequence grows with each use, so that late packets of an earlier
-//! use are recognised and dropped. A slot is free again only when its whole answer has arrived.
+//! use are recognized and dropped. A slot is free again only when its whole answer has arrived.
 //!
 //! Not here: which chunk is sent next (`pending`).
 

@@ -106,7 +106,7 @@ impl Proofs {
         is_same(&self.of_unknown(connection, link, number), proof)
     }
 
-    /// A number for a connection. A later target with the same keys recognises from it which of its
+    /// A number for a connection. A later target with the same keys recognizes from it which of its
     /// keys made the connection; others cannot.
     pub(crate) fn connection(&self, random: u64) -> u64 {
         let random = random.max(1) << 16;
@@ -126,7 +126,7 @@ impl Proofs {
 /// How long a secret makes cookies. It stays valid for as long again.
 const SECRET_NS: u64 = 120 * SECOND;
 
-/// Makes and recognises cookies, without state about their owners.
+/// Makes and recognizes cookies, without state about their owners.
 #[derive(Default)]
 pub(crate) struct Jar {
     /// The newest secret with the time it was made, and the one before.

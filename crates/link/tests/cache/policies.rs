@@ -35,7 +35,7 @@ fn a_write_around_is_not_cached_and_cached_bytes_do_not_outlive_it() {
     cache.write_at(10, b"around").unwrap();
     assert_eq!(below.seen().last().unwrap().length, 6);
     assert_eq!(cache.read_at(0, 5).unwrap(), [0; 5]);
-    assert_eq!(below.seen(), [], "its neighbours are still cached");
+    assert_eq!(below.seen(), [], "its neighbors are still cached");
     assert_eq!(cache.read_at(9, 8).unwrap(), b"\0around\0");
     assert_eq!(below.seen().len(), 1, "its bytes are not");
 }

@@ -239,7 +239,7 @@ impl Admin {
 impl Drop for Admin {
     fn drop(&mut self) {
         for socket in self.sockets.lock().iter() {
-            // It may be gone already; the next process recognises a left-over socket.
+            // It may be gone already; the next process recognizes a left-over socket.
             let _ = fs::remove_file(socket);
         }
         let _ = self.stop.send(true);

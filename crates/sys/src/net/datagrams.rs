@@ -165,7 +165,7 @@ impl DatagramSocket {
         }
         let (descriptor, flags) =
             (self.descriptor.as_raw_fd(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-        // SAFETY: the first `count` messages are initialised; what they point to (the name, the
+        // SAFETY: the first `count` messages are initialized; what they point to (the name, the
         // vectors and controls above, the bytes of the runs) lives through the call and is only
         // read.
         counted(unsafe {
@@ -195,7 +195,7 @@ impl DatagramSocket {
             messages[i].write(mmsghdr { msg_hdr: message, msg_len: 0 });
         }
         let (descriptor, flags) = (self.descriptor.as_raw_fd(), libc::MSG_DONTWAIT);
-        // SAFETY: all the messages are initialised; what they point to (names, controls, vectors,
+        // SAFETY: all the messages are initialized; what they point to (names, controls, vectors,
         // the inbox's rooms) lives through the call, is of the lengths they say, and nobody else
         // uses it.
         let result = counted(unsafe {
@@ -208,7 +208,7 @@ impl DatagramSocket {
         };
         let rooms = inbox.bytes.chunks_exact_mut(MESSAGE_BYTES_MAX);
         for (i, room) in rooms.enumerate().take(count) {
-            // SAFETY: initialised above, and filled by the kernel.
+            // SAFETY: initialized above, and filled by the kernel.
             let message = unsafe { messages[i].assume_init_ref() };
             let Some(from) = names[i].address() else { continue };
             let length = (message.msg_len as usize).min(MESSAGE_BYTES_MAX);

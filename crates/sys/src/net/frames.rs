@@ -149,7 +149,7 @@ impl FrameSocket {
             count += 1;
         }
         let (descriptor, flags) = (self.descriptor.as_raw_fd(), libc::MSG_DONTWAIT);
-        // SAFETY: the first `count` messages are initialised; what they point to (the vectors
+        // SAFETY: the first `count` messages are initialized; what they point to (the vectors
         // above, the header, the payloads) lives through the call and is only read.
         counted(unsafe {
             libc::sendmmsg(descriptor, messages.as_mut_ptr().cast(), count as u32, flags)

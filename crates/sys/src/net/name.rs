@@ -73,7 +73,7 @@ impl Name {
     /// What the kernel filled in; none where it is of another family.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         // SAFETY: both members are plain numbers, valid for any bytes, and all of the bytes are
-        // initialised.
+        // initialized.
         let (v4, v6) = unsafe { (self.v4, self.v6) };
         match i32::from(v4.sin_family) {
             AF_INET => {

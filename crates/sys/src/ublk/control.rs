@@ -218,7 +218,7 @@ const PARAMETERS_BYTES: usize = abi::PARAMETERS_BYTES as usize;
 
 fn info_bytes(info: &DeviceInfo) -> [u8; INFO_BYTES] {
     // SAFETY: the structure has no padding (its fields add up to its size, asserted beside it), so
-    // all its bytes are initialised, and any bytes are an array of bytes.
+    // all its bytes are initialized, and any bytes are an array of bytes.
     unsafe { std::mem::transmute::<DeviceInfo, [u8; INFO_BYTES]>(*info) }
 }
 

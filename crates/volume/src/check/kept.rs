@@ -39,7 +39,7 @@ use crate::segment::table::SegmentInfo;
 use crate::world::RealWorld;
 use crate::{Error, ErrorKind, Result};
 
-/// Which states need an object: ranges of indices, as neighbours mostly need the same objects.
+/// Which states need an object: ranges of indices, as neighbors mostly need the same objects.
 pub(super) type Needers = Vec<(usize, usize)>;
 
 /// A segment that some state needs, as the first of them records it.

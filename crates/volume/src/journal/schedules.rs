@@ -41,7 +41,7 @@ const START: u64 = CAPACITY_BYTES - 8192;
 const TAG: u64 = 7;
 const MOMENT: Option<Duration> = Some(Duration::from_millis(50));
 
-/// Tries `run` under random schedules, and under some that favour few switches.
+/// Tries `run` under random schedules, and under some that favor few switches.
 fn under_schedules(run: impl Fn() + Send + Sync + 'static) {
     let run = Arc::new(run);
     let again = run.clone();

@@ -62,7 +62,7 @@ impl Dense {
         size_of::<Dense>() + PAGES * size_of::<Location>() + self.fragments.heap_bytes()
     }
 
-    /// Whole pages and fragments; neighbours in the table count one by one.
+    /// Whole pages and fragments; neighbors in the table count one by one.
     pub(super) fn len(&self) -> usize {
         self.whole_pages + self.fragments.len()
     }

@@ -269,7 +269,7 @@ impl<V: Clone> JournalMap<V> {
         }
     }
 
-    /// Visits the whole range in address order. Neighbouring holes come as one; an entry comes as
+    /// Visits the whole range in address order. Neighboring holes come as one; an entry comes as
     /// one piece per area at least.
     pub fn lookup(&self, address: u64, length: u64, visit: &mut dyn FnMut(JournalPiece<'_, V>)) {
         let end = address.saturating_add(length);

@@ -26,7 +26,7 @@ fn pieces(map: &JournalMap<Arc<u32>>, address: u64, length: u64) -> Seen {
     list
 }
 
-/// Joins neighbours of one entry, as pieces are cut at areas.
+/// Joins neighbors of one entry, as pieces are cut at areas.
 fn joined(pieces: Seen) -> Seen {
     let mut list: Seen = Vec::new();
     for piece in pieces {
@@ -42,7 +42,7 @@ fn joined(pieces: Seen) -> Seen {
     list
 }
 
-/// The entries between neighbouring cuts: exact, since every range begins and ends at a cut. Long
+/// The entries between neighboring cuts: exact, since every range begins and ends at a cut. Long
 /// entries and the others do not displace each other, so an entry under a newer one of the other
 /// kind becomes visible again when that one is removed.
 struct Model {

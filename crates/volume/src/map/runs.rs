@@ -1,7 +1,7 @@
 //! A sorted list of runs in one area: the sparse form, and what a dense area cannot keep as whole
 //! pages.
 //!
-//! Invariants: sorted by start, never overlapping, never empty, and no two neighbours that could be
+//! Invariants: sorted by start, never overlapping, never empty, and no two neighbors that could be
 //! one run. Addresses are bytes from the start of the area. Capacity stays within about an eighth
 //! of the length.
 //!

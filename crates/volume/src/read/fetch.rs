@@ -118,14 +118,14 @@ pub(crate) fn fetch(
     }
     for mut run in runs {
         if class == Class::Read && context.fetcher.misses_cluster(run.first.sequence) {
-            take_neighbours(context, &mut run);
+            take_neighbors(context, &mut run);
         }
         get(context, run);
     }
 }
 
 /// Lengthens a run by frames that follow it, are not cached and not in flight.
-fn take_neighbours(context: &ReadContext, run: &mut Run) {
+fn take_neighbors(context: &ReadContext, run: &mut Run) {
     let Some(info) = context.stored.view().segments.get(run.first.sequence) else { return };
     let frames = info.data_bytes.div_ceil(u64::from(context.attachment.record.frame_bytes));
     let mut waiting = context.fetcher.waiting.lock();

@@ -1,4 +1,4 @@
-//! A driver's whole life: checked, connected, initialised, serving, terminated.
+//! A driver's whole life: checked, connected, initialized, serving, terminated.
 //!
 //! Invariants: a host is started with the privileges that the program has at the call; `initialize`
 //! may drop them. `terminate` is called if and only if `initialize` succeeded. Not here: requests

@@ -12,7 +12,7 @@
 //! - No lock is held while the device inside or an exchange's outcome is called, and what was let
 //!   in by an answer is submitted from one loop: a long line of waiters needs no deep stack.
 //!
-//! Reads wait for nothing: a read-modify-write stores a neighbour's bytes as they are. Whole blocks
+//! Reads wait for nothing: a read-modify-write stores a neighbor's bytes as they are. Whole blocks
 //! pass as they come: reads untouched, changes with their outcome heard. Not here: threads, and
 //! resizes: the geometry of the device inside is that of the beginning.
 

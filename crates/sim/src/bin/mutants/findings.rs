@@ -364,11 +364,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if self.reply.extents.len() == usize::MAX {",
     ),
     caught_by(
-        &program(
-            "sawmill-driver",
-            &["--test", "neighbours"],
-            "silent_connections_keep_few_threads",
-        ),
+        &program("sawmill-driver", &["--test", "neighbors"], "silent_connections_keep_few_threads"),
         "connections to a host may be silent without end",
         "driver/src/host/greeting.rs",
         "if silent.len() >= SILENT_MAX",
