@@ -31,7 +31,7 @@ use crate::{Error, ErrorKind};
 const REPEAT_AFTER: Duration = Duration::from_millis(500);
 /// Frames fetched along with a missing one when misses cluster in its segment (data written
 /// together).
-const NEIGHBOURS: u32 = 3;
+const NEIGHBORS: u32 = 3;
 
 /// What a waiter gets.
 pub(crate) enum Fetched {
@@ -129,7 +129,7 @@ fn take_neighbors(context: &ReadContext, run: &mut Run) {
     let Some(info) = context.stored.view().segments.get(run.first.sequence) else { return };
     let frames = info.data_bytes.div_ceil(u64::from(context.attachment.record.frame_bytes));
     let mut waiting = context.fetcher.waiting.lock();
-    for _ in 0..NEIGHBOURS {
+    for _ in 0..NEIGHBORS {
         let next = FrameName { frame: run.first.frame + run.count, ..run.first };
         let Some((cache, key)) = context.stored.cached(next) else { return };
         if u64::from(next.frame) >= frames || waiting.contains_key(&next) || cache.contains(key) {
