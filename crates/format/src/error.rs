@@ -1,5 +1,7 @@
-//! One error type for all decoders. Only a mismatch of names allocates: a recovery may scan past
-//! many bad records.
+//! One error type for all decoders.
+//!
+//! Invariant: only a mismatch of names allocates, because a recovery may scan past many bad
+//! records.
 //!
 //! Not here: which object it was, and what to do. The caller knows that, and adds it to this text.
 

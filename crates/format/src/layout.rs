@@ -4,6 +4,9 @@
 //! Invariants: a table's fields follow each other without gaps and end at its size (checked at
 //! compile time). All integers are little-endian. Access outside the given bytes is a bug of this
 //! crate and panics, so every decoder checks the length of its input first.
+//!
+//! Not here: the tables (each is in the module of its structure), and their comparison with the
+//! pages (`tests/format/pages.rs`).
 
 /// One field: a row of a layout table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,6 +2,9 @@
 //! page identifies its journal; the second begins with three numbers, which the engine keeps up to
 //! date.
 //!
+//! Invariant: the header's CRC covers the first page only, so the numbers change without it. The
+//! decoder checks volume and tag; its caller judges boot and epoch (`open` in `sawmill-volume`).
+//!
 //! Not here: the numbers themselves (`sawmill-sys`). They change with every write and have no
 //! checksum; the records' own checksums decide.
 

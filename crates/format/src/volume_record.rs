@@ -1,6 +1,9 @@
 //! The volume record: the properties that are fixed when a volume is created. A part of each name
 //! record; an object of its own, `volumes/<name>`, in stores older than those.
 //!
+//! Invariants: the encoder refuses what the decoder would refuse ([`VolumeRecord::check`]); a
+//! record decodes only under its own name.
+//!
 //! Not here: anything that changes, and the rules for names beyond being non-empty UTF-8.
 
 use std::fmt;

@@ -2,6 +2,9 @@
 //!
 //! Invariant: a backend never retries, never waits for a turn and never counts; the client does
 //! that for all. It answers `NotFound` only where the store itself reported it (S4).
+//!
+//! Not here: the check of keys (`key`), what the client adds (`client`), and the backends
+//! (`memory`, `directory`, `cloud`).
 
 use std::ops::Range;
 

@@ -1,8 +1,10 @@
 //! The contract of [`ObjectStore`] as tests that any store can run: one or more per clause.
 //!
-//! Each returns what it found broken. They need a writable store, keep to keys under
-//! `conformance/`, and delete what they made. They block, and show presence of a fault, not its
-//! absence.
+//! Each returns what it found broken. They need a writable store, block, and show presence of a
+//! fault, not its absence.
+//!
+//! Invariants: each test puts its objects into a new folder under `conformance/` and empties it
+//! afterwards. What it found broken is returned before a failure to do so.
 //!
 //! Not here: S8, which only permits and so cannot be broken (`FaultStore` has what a caller must
 //! survive because of it); that a call is answered even when its task dies (S1, `client`).

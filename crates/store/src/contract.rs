@@ -5,6 +5,9 @@
 //! key has at most 768. No key may be the beginning of another up to a `/`: a folder of files could
 //! not hold both.
 //!
+//! Invariant: a call of [`Blocking`] that the store drops without an answer fails as `Unavailable`,
+//! never as `NotFound`.
+//!
 //! Not here: the clauses as tests (`conformance`), the check of one key (`key`), and retries
 //! (`client`).
 

@@ -2,6 +2,9 @@
 //!
 //! Invariant: it keeps S1. A held call is answered when it is released or when the wrapper is
 //! dropped, and every other clause is broken only where the script demands it.
+//!
+//! Not here: failures below the client, which it retries (`client::erratic`), and the clauses as
+//! tests (`conformance`).
 
 use std::collections::VecDeque;
 use std::ops::Range;

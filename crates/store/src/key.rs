@@ -1,7 +1,7 @@
-//! Which keys are legal: `[A-Za-z0-9._/-]`, parts neither empty nor starting with a dot.
+//! Which keys are legal: `[A-Za-z0-9._/-]`, at most 768 bytes, and 255 in each part.
 //!
-//! A leading dot is reserved for the stores themselves (the directory store's `.tmp`); this also
-//! excludes `..`.
+//! Invariant: no legal key leads out of the store's root, or to what the stores reserve for
+//! themselves (the directory store's `.tmp`): no part is empty or starts with a dot.
 //!
 //! Not here: that no key may be the beginning of another (`contract`). Only two keys can break that
 //! rule.

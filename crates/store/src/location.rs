@@ -2,6 +2,9 @@
 //!
 //! Invariant: no secret is taken from a URL, and a secret that a user wrote into one never gets
 //! into an error text.
+//!
+//! Not here: opening the store (`open`), credentials (`cloud`, `profile`), and which keys are legal
+//! (`key`).
 
 use std::path::PathBuf;
 

@@ -1,7 +1,8 @@
 //! Counts a client's requests to its store, their errors and their latency: requests cost money.
 //!
-//! Every attempt counts as a request, because the store bills every attempt. "Not found" is an
-//! answer, not an error.
+//! Invariants: every attempt that ended counts as a request, because the store bills every attempt.
+//! "Not found" is an answer, not an error. `unavailable_since` is the time of the first failure
+//! after the last answer; an invalid call is neither.
 //!
 //! Not here: when an attempt is repeated or cut (`client`, `progress`), and the names of metrics
 //! (the binary).

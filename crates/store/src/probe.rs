@@ -4,6 +4,9 @@
 //! Some stores accept `If-None-Match: *` and let two racers win, or ignore it. Fencing depends on
 //! it, so it is tested. Objects made here live under `probe/` and are deleted at the end.
 //!
+//! Invariants: a key is deleted only after the race for it has its answers. A store that fails
+//! during a probe gets no report, so it never counts as honest.
+//!
 //! Not here: the other clauses as tests (`conformance`), when an attach probes (the volume crate's
 //! `fencing`), and what `sawmill doctor` checks on the machine.
 

@@ -1,7 +1,12 @@
 //! Keys from the AWS shared credentials file, for users who keep them there and not in variables.
 //!
-//! Only static keys: `aws_access_key_id`, `aws_secret_access_key`, `aws_session_token`. Not here:
-//! roles and single sign-on; for these, export variables with the vendor's tool.
+//! Only static keys: `aws_access_key_id`, `aws_secret_access_key`, `aws_session_token`.
+//!
+//! Invariants: credentials in variables win over the file. Of the file, only the profile that
+//! `AWS_PROFILE` names is used, or `default` if none is named; a named one that the file lacks is
+//! an error.
+//!
+//! Not here: roles and single sign-on; for these, export variables with the vendor's tool.
 
 use std::path::PathBuf;
 

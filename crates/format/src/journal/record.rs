@@ -5,6 +5,10 @@
 //! Invariant: the header's CRC leaves the slot's CRC out. With it inside, the header's CRC would
 //! not depend on the slot at all (see [`crate::crc`]), and a slot torn from the rest of an older
 //! lap's header would verify.
+//!
+//! Not here: the superblock (`superblock`), the check of the payload (`crc::payload_check`, called
+//! by the reader), and what recovery concludes from a bad record (`recovery::cases` in
+//! `sawmill-volume`).
 
 use crate::error::{check_field, check_identity};
 use crate::layout::layout;

@@ -3,6 +3,9 @@
 //!
 //! Invariant: the CRC covers the frame's place (volume, sequence, epoch, index), so that a frame of
 //! another place does not verify and one ranged GET is enough to trust it.
+//!
+//! Not here: where a frame begins in its segment (`segment`, `FrameEntry`), and which data it gets
+//! (`segment::builder` in `sawmill-volume`).
 
 use crate::crc::Crc32c;
 use crate::error::check_field;

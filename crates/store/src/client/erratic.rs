@@ -2,6 +2,9 @@
 //! work, answers "taken" for a free key, hangs, cuts answers short, refuses, does deletes in part,
 //! and executes unanswered calls later. A model tells what may be there.
 //!
+//! Invariants: bodies differ in their first bytes, and a key is never put again once its delete was
+//! requested, as callers must do. The test fails if any kind of trouble was rare.
+//!
 //! Not here: S1, which needs the client's own threads (`tests`).
 
 use std::collections::{BTreeMap, BTreeSet};

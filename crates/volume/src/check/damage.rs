@@ -1,4 +1,8 @@
-//! The findings of a check, one row for each object, with what cannot be served because of it.
+//! The findings of a check, and what cannot be served because of each.
+//!
+//! Invariants: an object has one row, with the first finding about it and the costs of all. A row
+//! names each cost once, and at most [`limits::CHECK_COSTS_MAX`]; it counts the rest.
+//!
 //! Not here: the search for damage (`kept`, `kin`, `verify`).
 
 use std::collections::BTreeMap;

@@ -4,6 +4,9 @@
 //! A clone is found by the id in its pin, not by its name, because it may have been renamed, or its
 //! name may be damaged.
 //!
+//! Invariants: a clone's own damage is not listed here; its own check lists it. A store that does
+//! not answer ends the check, so that a pin or a name never counts as absent because of that.
+//!
 //! Not here: making and releasing pins (`cuts::clones`, `cuts::removal`), and reading the segments
 //! that a clone needs (`verify`).
 

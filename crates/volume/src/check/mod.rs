@@ -7,6 +7,9 @@
 //!
 //! Invariant: in a served volume, an object counts as missing only if the volume, read again, still
 //! needs it.
+//!
+//! Not here: finding the newest checkpoint and the end of the log (`recovery`), and how a report is
+//! printed (the binary).
 
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::ObjectStore;

@@ -7,6 +7,9 @@
 //! still maps was live at `K`, so the first checkpoint that finds it dead has a higher number. The
 //! same holds for a segment behind `K`'s last one: it was not in `K`. Segments after the cut's own
 //! last one are not needed, unless a retained checkpoint must roll forward to a later moment.
+//!
+//! Not here: how orders get into the log (`engine::orders`), reading pins (`engine::pins`), and the
+//! deletes (`engine::cleanup`).
 
 use std::sync::Arc;
 

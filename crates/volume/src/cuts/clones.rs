@@ -11,6 +11,9 @@
 //! A creation that crashes midway leaves pins and objects without a name; `check` of the base lists
 //! them.
 //!
+//! Invariants: pin slots have no gaps, so they can be read by name. Once the name may have been
+//! put, nothing that the clone needs is deleted.
+//!
 //! Not here: how pins are released (`removal`), and how a clone gets rid of its ancestors
 //! (`flatten`).
 

@@ -1,7 +1,11 @@
 //! A cut by name, time or position: which checkpoint it begins from, and how far to roll forward.
+//! Also lists the cuts with their bytes.
 //!
 //! Invariants: the returned state is exactly that at a boundary of segments; a cut that is no
 //! longer kept is an error, never another cut.
+//!
+//! Not here: what is kept (`book`), rolling forward (`recovery::roll_forward`), and rollback
+//! (`crate::past`, `engine::orders`).
 
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;

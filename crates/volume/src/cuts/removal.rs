@@ -10,6 +10,9 @@
 //!
 //! Invariant: the last fence stays forever, so that a writer that wakes up learns that it is
 //! fenced. So do the words, so that no old name ever means the volume again.
+//!
+//! Not here: the delete of a volume up to its word (`names`), the words (`words`), and how a clone
+//! puts its pins (`clones`).
 
 use std::collections::HashSet;
 

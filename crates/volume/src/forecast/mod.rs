@@ -6,6 +6,9 @@
 //! checkpoints. What differs: time is that of the caller's requests, the store answers at once, and
 //! collecting begins and ends between two segments.
 //!
+//! Invariants: time never goes back. A segment is in the table before its extents enter the map,
+//! and only a checkpoint removes it, if an earlier one had found it dead.
+//!
 //! Modules: `report` (the results). Not here: reading traces, prices, charts (the binary's matter).
 
 mod report;

@@ -1,5 +1,9 @@
-//! The results of a forecast, at the end and on the way. Not here: what is counted when (`super`),
-//! and prices and charts (the binary).
+//! The results of a forecast, at the end and on the way.
+//!
+//! Invariant: however long the trace, there are at most [`SAMPLES_MAX`] samples, with equal numbers
+//! of batches between them; only the last one is taken at the end.
+//!
+//! Not here: what is counted when (`super`), and prices and charts (the binary).
 
 use std::time::Duration;
 

@@ -3,12 +3,15 @@
 //! Invariants: a writer creates a record, if absent, under the number after the newest record it
 //! read. Records are never changed or deleted. So there are no gaps, and gets alone find the newest
 //! record, even when a list leaves some out. A late call does no harm: a put finds its number
-//! taken, and nobody deletes.
+//! taken, and no process deletes.
 //!
 //! A rename or a delete is one record that waits for one other object, its *target*: it takes
 //! effect when that object is created. A writer that depends on a name first creates the target of
 //! a waiting step itself (`settle`), so that the step cannot take effect later. Older stores hold
 //! `volumes/<name>` instead: it counts until there is a record.
+//!
+//! Not here: create, rename and delete (`names`), a volume's words (`cuts::words`), and volumes
+//! without a name (`lost`).
 
 use std::collections::BTreeMap;
 

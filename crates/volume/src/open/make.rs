@@ -2,6 +2,9 @@
 //!
 //! Invariant: a file that holds, or may hold, writes that exist nowhere else is kept under a name
 //! of its own, which was free.
+//!
+//! Not here: whether the existing file may be lost (`journal`), the superblock of the new one
+//! (`bind`), and the memory (`memory`).
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,10 @@
 //! The decision table for journal records found after a crash: keep, skip, stop or refuse. A torn
 //! tail is not damage (`docs/crash-consistency.md`), and the mark tells them apart.
 //!
-//! Invariant: every combination of facts matches exactly one row; a test goes through all of them.
+//! Invariant: every combination of facts matches exactly one row, or none if there is neither slot
+//! nor mark: the end of the log. A test goes through all of them.
+//!
+//! Not here: how the facts are found (`journal::scan`), and what follows from the verdict (`open`).
 
 /// What was found at the next position of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -19,6 +19,10 @@
 //! replica. What it puts after a promotion has a name that the promoted history never uses. No root
 //! is put below an existing one, nor before everything it needs was seen there: put by this copier,
 //! or compared (`there`).
+//!
+//! Not here: whether the store may hold the replica (`destination`), what it holds (`there`),
+//! reading and verifying objects (`objects`), deletes (`sweep`), and when to copy again (the
+//! caller).
 
 use std::collections::{HashMap, HashSet};
 

@@ -5,6 +5,9 @@
 //! a history that was promoted after everything it has, and a fence after the role keeps its
 //! writers out. A copier of another source or history puts a role of its own, which ends the
 //! previous copier.
+//!
+//! Not here: reading roles and what a role allows (`role`), the fence itself (`crate::fencing`),
+//! and copying (`copier`).
 
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;

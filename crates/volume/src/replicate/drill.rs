@@ -3,6 +3,8 @@
 //! Invariant: "nothing would be lost" is reported only if source and replica are the same volume,
 //! have one history, and end with the same segment. A position alone says nothing about another
 //! history, a snapshot or a resize.
+//!
+//! Not here: reading and verifying the replica (`crate::check`), and the promotion (`promote`).
 
 use sawmill_store::ObjectStore;
 

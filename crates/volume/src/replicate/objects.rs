@@ -2,6 +2,9 @@
 //! unchanged.
 //!
 //! Invariant: nothing is put that was not verified; an existing object with the name is left alone.
+//!
+//! Not here: which objects are copied, and in which order (`copier`), and which are there already
+//! (`there`).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -6,6 +6,10 @@
 //! another one's promotion makes the same history. If two finish at the same time, one puts the
 //! checkpoint, and both have promoted.
 //!
+//! Invariants: the state is read again after the role is put, and the checkpoint is put after all
+//! that it names. Unless the caller takes the replica as it is, one that lacks a segment, or falls
+//! back to an older checkpoint, is not promoted.
+//!
 //! Not here: roles and their numbers (`role`), what a promotion would find (`drill`), and how a
 //! fail-back begins (`destination`).
 

@@ -2,6 +2,9 @@
 //!
 //! Invariants: roles are numbered without gaps and create-only, so of two processes that want the
 //! next number, one gets it. They are read by name, so that a list that lags cannot hide one.
+//!
+//! Not here: when a role is put (`destination`, `promote`), and a role's bytes
+//! (`sawmill_format::role`).
 
 use bytes::Bytes;
 use sawmill_format::checkpoint::checkpoint_key;

@@ -6,6 +6,9 @@
 //! has pinned here. No deleted name could be used by a promoted history, so a late sweep does no
 //! harm. If there is a newer root than the caller knows, nothing is deleted, because another
 //! history may need it.
+//!
+//! Not here: what a checkpoint needs (`objects`), when to sweep (`copier`), and the deletes at the
+//! source (`engine::cleanup`).
 
 use std::collections::HashSet;
 

@@ -3,6 +3,9 @@
 //! Invariants: threads start on demand, up to a limit, and end after some idle time, so an unused
 //! volume has none. An accepted job runs. The queue is bounded by the requests that doors admit;
 //! optional work is refused when the queue is long.
+//!
+//! Not here: the jobs (`read`, `engine::collect`), jobs that are due later (`later`), and how many
+//! threads a pool may have (`contexts`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
