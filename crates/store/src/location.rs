@@ -114,17 +114,23 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
     }
 }
 
-/// The URL without the parts that may hold a secret: user, password and query.
+/// The URL without the parts that may hold a secret: user, password, query and fragment. A secret
+/// with a slash in it is a path to a parser of URLs, so what follows a colon counts as a password
+/// up to the last `@`.
 pub(crate) fn shown(url: &str) -> String {
-    let bare = if url.starts_with('/') { url } else { split_query(url).0 };
-    match bare.split_once("://") {
-        Some((scheme, rest)) => {
-            let (host, path) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
-            let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
-            format!("{scheme}://{host}{path}")
-        }
-        None => bare.to_owned(),
+    if url.starts_with('/') {
+        return url.to_owned();
     }
+    let bare = split_query(url).0;
+    let bare = bare.split_once('#').map_or(bare, |(bare, _)| bare);
+    let (scheme, rest) = bare.split_once("://").map_or(("", bare), |(scheme, rest)| (scheme, rest));
+    let (host, path) = rest.find('/').map_or((rest, ""), |slash| rest.split_at(slash));
+    let public = match (rest.rsplit_once('@'), host.rsplit_once('@')) {
+        (Some((_, public)), _) if host.contains(':') => public.to_owned(),
+        (_, Some((_, host))) => format!("{host}{path}"),
+        _ => rest.to_owned(),
+    };
+    if scheme.is_empty() { public } else { format!("{scheme}://{public}") }
 }
 
 fn parse_file(url: &str) -> Result<Location> {
@@ -337,8 +343,17 @@ mod tests {
             let text = parse(url).unwrap_err().to_string();
             assert!(text.contains("credentials") && !text.contains("hunter"), "{text}");
         }
-        let text = parse("ftp://hunter1:hunter2@x/").unwrap_err().to_string();
-        assert!(!text.contains("hunter"), "{text}");
+        let not_parsed = [
+            "ftp://hunter1:hunter2@x/",
+            "s3://AKIA:hunter1/hunter2@bucket",
+            "s3://AKIA:a@hunter1/hunter2@bucket",
+            "hunter1:hunter2@bucket/x",
+            "s3://bucket/x#hunter2",
+        ];
+        for url in not_parsed {
+            let text = parse(url).unwrap_err().to_string();
+            assert!(!text.contains("hunter"), "{text}");
+        }
     }
 
     #[test]

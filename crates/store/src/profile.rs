@@ -35,7 +35,17 @@ pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, Stri
     let asked = variable("AWS_PROFILE");
     let named = variable("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from);
     let home = || variable("HOME").map(|home| PathBuf::from(home).join(".aws/credentials"));
-    let Some(path) = named.or_else(home) else { return Ok(Vec::new()) };
+    let Some(path) = named.or_else(home) else {
+        return match asked {
+            None => Ok(Vec::new()),
+            Some(profile) => Err(StoreError::new(
+                StoreErrorKind::Invalid,
+                format!(
+                    "no file has AWS profile {profile:?}: set AWS_SHARED_CREDENTIALS_FILE or HOME"
+                ),
+            )),
+        };
+    };
     let profile = asked.unwrap_or("default");
     let found = match std::fs::read_to_string(&path) {
         Ok(text) => select(&text, profile),
@@ -114,5 +124,7 @@ mod tests {
         let error = credentials(&owned(&[file, ("AWS_PROFILE", "third")])).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Invalid);
         assert_eq!(credentials(&owned(&[("HOME", "/nowhere")])).unwrap(), []);
+        let error = credentials(&owned(&[("AWS_PROFILE", "other")])).unwrap_err();
+        assert!(error.to_string().contains("AWS_SHARED_CREDENTIALS_FILE"), "{error}");
     }
 }
