@@ -1,14 +1,15 @@
-//! One error type for the waist. Its kind tells the reader what to do; its text says what and
-//! which.
+//! The error type of all block devices. Its kind determines what the caller can do; its text says
+//! what failed and on what.
 //!
-//! Invariant: each kind has a Linux errno ([`ErrorKind::errno`]), matched without a wildcard. Not
-//! here: what a door's protocol makes of a kind (each door's `errno` or `status`).
+//! Invariant: each kind has a Linux errno ([`ErrorKind::errno`]), matched without a wildcard.
+//!
+//! Not here: the code that a door's protocol sends for a kind (each door's `errno` or `status`).
 
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-/// What kind of failure this is, chosen by what the caller can do about it.
+/// The kind of a failure, by what the caller can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// The request is wrong (out of range, unaligned, unsupported): fix the request.
@@ -23,11 +24,11 @@ pub enum ErrorKind {
     Refused,
     /// Another writer has taken the volume over: stop using this attachment.
     Fenced,
-    /// The store or a disk cannot be asked at present: try again later.
+    /// The store or a disk cannot be reached at present: try again later.
     Unavailable,
     /// The store refuses us: credentials, permissions, a missing bucket, a read-only store.
     Denied,
-    /// Another process of this machine holds it: end that one, or use another.
+    /// Another process of this machine uses it: end that process, or use another object.
     InUse,
     /// No space is left: free some.
     Full,
@@ -35,9 +36,9 @@ pub enum ErrorKind {
     Corrupt,
     /// The device is closed or closing: open it again.
     Closed,
-    /// Nobody answered in the time that was set: see why, or wait longer.
+    /// No answer came within the time limit: find out why, or raise the limit.
     TimedOut,
-    /// No path leads to where the bytes are: check the network or the link, then try again.
+    /// There is no path to the data: check the network or the link, then try again.
     Unreachable,
     /// A bug, or a device that broke its contract: report it, with the log.
     Internal,
@@ -63,7 +64,7 @@ impl ErrorKind {
         ErrorKind::Internal,
     ];
 
-    /// The Linux errno of this kind, for whoever has no words of its own for it. What each front
+    /// The Linux errno of this kind, for callers without a mapping of their own. What each front
     /// door answers is in `docs/guide/doors.md`.
     #[must_use]
     pub const fn errno(self) -> i32 {
@@ -86,8 +87,8 @@ impl ErrorKind {
         }
     }
 
-    /// The kind of an errno that a driver gives for a request: those that disks know; any other is
-    /// a failure that may pass.
+    /// The kind for an errno that a driver returns for a request. It maps the errnos that disks
+    /// use; any other counts as a temporary failure.
     #[must_use]
     pub const fn of_driver(errno: i32) -> ErrorKind {
         match errno {
@@ -100,12 +101,12 @@ impl ErrorKind {
     }
 }
 
-/// What lies below an error: of the system, or of a library.
+/// The cause of an error: an error of the system or of a library.
 type Source = Arc<dyn std::error::Error + Send + Sync>;
 
-/// A failure: its kind, and one line that says what happened, to what, and what to do. The line
-/// also says the cause in words; [`source`](std::error::Error::source) has it as it was, where it
-/// was an error itself.
+/// A failure: its kind, and one line with what happened, to what, and what to do. The line includes
+/// the cause as text; [`source`](std::error::Error::source) returns the original error, if the
+/// cause was one.
 #[derive(Clone, Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -128,7 +129,7 @@ impl Error {
         Error::new(kind, format!("{what}: {source}")).with_source(source)
     }
 
-    /// The same error with its cause, where the text says it already.
+    /// The same error with its cause; its text already includes the cause.
     #[must_use]
     pub fn with_source(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         Error { source: Some(Arc::new(source)), ..self }

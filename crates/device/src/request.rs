@@ -1,14 +1,18 @@
-//! A request: what is asked, where the bytes come from or go to, and who hears the outcome.
+//! A request: the operation and its range, the source or destination of the bytes, and the receiver
+//! of the outcome.
 //!
 //! Invariant: every request is answered exactly once. A request that is dropped unanswered answers
 //! itself with an error, so no layer can lose one.
+//!
+//! Not here: the kinds of exchange (`exchange`), the contract (`contract`), blocking calls
+//! (`blocking`).
 
 use crate::exchange::{Between, Owned};
 use crate::{Error, ErrorKind, Exchange, Flags, Geometry, Operation, Outcome, Reply, Result};
 
-/// A request on its way. Address and length are bytes.
+/// A request in flight. Address and length are in bytes.
 pub struct Request {
-    /// What is asked.
+    /// The operation.
     pub operation: Operation,
     /// First byte of the range.
     pub address: u64,
@@ -32,7 +36,7 @@ impl Request {
         Request { operation, address, length, flags, exchange: Some(exchange) }
     }
 
-    /// A read or write of `[address, address + bytes.len())`: of these bytes, or into them. `hear`
+    /// A read into these bytes, or a write of them, at `[address, address + bytes.len())`. `hear`
     /// gets them back with the outcome.
     #[must_use]
     pub fn with_bytes(
@@ -59,8 +63,8 @@ impl Request {
         Request::new(operation, address, length, flags, Box::new(Owned { bytes: Vec::new(), hear }))
     }
 
-    /// The same request; `hear` gets the outcome before who asked, and passes one on to
-    /// `asker.complete`.
+    /// The same request; `hear` gets the outcome before the submitter, whose exchange is `asker`,
+    /// and passes an outcome on to `asker.complete`.
     #[must_use]
     pub fn then(self, hear: impl FnOnce(Outcome, Box<dyn Exchange>) + Send + 'static) -> Self {
         self.wrap(|asker| Box::new(Between { asker, hear }))
@@ -79,7 +83,7 @@ impl Request {
         }
     }
 
-    /// The place for a read's bytes, see [`Exchange::buffer`].
+    /// The buffer for a read's bytes, see [`Exchange::buffer`].
     pub fn buffer(&mut self) -> &mut [u8] {
         match &mut self.exchange {
             Some(exchange) => exchange.buffer(),
@@ -104,7 +108,8 @@ impl Request {
         self.complete(Err(error));
     }
 
-    /// The same request with another exchange around the old one: how a layer hears the outcome.
+    /// The same request with another exchange around the old one, by which a layer receives the
+    /// outcome.
     #[must_use]
     pub fn wrap(mut self, with: impl FnOnce(Box<dyn Exchange>) -> Box<dyn Exchange>) -> Self {
         self.exchange = self.exchange.take().map(with);

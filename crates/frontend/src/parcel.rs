@@ -1,12 +1,14 @@
-//! Pieces of doors as bytes: how [`Handed`] travels between two versions of this program.
+//! The encoding of pieces of doors ([`Handed`]), also between two versions of this program.
 //!
-//! `docs/format/hand_over.md` describes the layout byte by byte. Each value has one encoding: what
-//! the reader accepts, the writer would write in the same way. A new layout gets a new version
-//! number, and older readers refuse it. A new fact does not, because readers ignore unknown facts.
+//! `docs/format/hand_over.md` describes the layout byte by byte. Each value has one encoding: the
+//! reader accepts only bytes that the writer would produce. A new layout gets a new version number,
+//! and older readers refuse it. A new fact does not, because readers ignore unknown facts.
 //!
-//! Invariant: no bytes make the reader panic, or allocate more than their own length warrants. Not
-//! here: moving bytes and descriptors ([`passing`](crate::passing)), and the meaning of a door's
-//! facts.
+//! Invariant: no input makes the reader panic, or allocate more than is proportional to the input's
+//! length.
+//!
+//! Not here: moving bytes and descriptors ([`passing`](crate::passing)), and the meaning of a
+//! door's facts (the doors).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::str::FromStr;

@@ -1,7 +1,10 @@
 //! A listening Unix socket: created safely, and removed without touching any other.
 //!
-//! Invariants: only its owner can ever connect, from the first moment on. A socket with a listener
-//! is never replaced. At the end, only the socket made here is removed.
+//! Invariants: only the socket's owner can connect, from its creation on. A socket with a listener
+//! is never replaced. Only the socket that was made here is removed.
+//!
+//! Not here: accepting connections (each door's server), messages with descriptors (`passing`), TCP
+//! addresses (`nbd::listener`).
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -20,7 +23,7 @@ const BACKLOG: i32 = 128;
 pub(crate) struct UnixSocket {
     pub(crate) socket: OwnedFd,
     pub(crate) path: PathBuf,
-    /// Device and inode, to recognize it.
+    /// Device and inode of the socket's file, by which `remove` recognizes it.
     pub(crate) identity: Option<(u64, u64)>,
     /// The door, for messages: `nbd`, `vhost-user`.
     door: &'static str,
@@ -63,7 +66,7 @@ impl UnixSocket {
         Self::known(door, path, socket, identity(path))
     }
 
-    /// The same, for a process that says which socket it made there.
+    /// As [`adopt`](Self::adopt), with the device and inode that the other process handed over.
     pub(crate) fn known(
         door: &'static str,
         path: &Path,

@@ -1,11 +1,13 @@
-//! Memory that another process made and shares with this one, lent to whoever works on a part of
-//! it.
+//! Memory that another process made and shares with this one; ranges of it are lent to one holder
+//! at a time.
 //!
-//! Invariants: a [`Lent`] is the only access that this process has to its range while it lives;
-//! ranges that are lent lie inside the mapping and are disjoint, whatever the other process asks
-//! for. The file is sealed against shrinking, or it is refused: nobody can take the memory away.
-//! What the other process writes where it should not makes bytes wrong, and nothing worse. Not
-//! here: memory that is made here (`arena`).
+//! Invariants: while a [`Lent`] lives, it is the only access of this process to its range. Lent
+//! ranges lie inside the mapping and are disjoint, whatever the other process requests. A file that
+//! is not sealed against shrinking is refused, so the memory cannot be taken away. A stray write of
+//! the other process corrupts bytes and has no other effect.
+//!
+//! Not here: memory that this process makes (`arena`), and shared memory seen as atomics
+//! (`shared`).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,11 +21,11 @@ use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use crate::mapping::Mapping;
 use crate::sync::Mutex;
 
-/// See the head of this file.
+/// A mapping of another process's memory, with the ranges that are lent now.
 pub struct Attached {
     mapping: Mapping,
     length: usize,
-    /// What is lent: start and end.
+    /// The lent ranges: start and end.
     lent: Mutex<BTreeMap<usize, usize>>,
 }
 
@@ -35,8 +37,8 @@ pub struct Lent {
 }
 
 impl Attached {
-    /// The first `length` bytes of a file that somebody sent. Errors: `InvalidInput` when the file
-    /// is shorter, or could become so.
+    /// Maps the first `length` bytes of a file received from another process. Errors:
+    /// `InvalidInput` when `length` is zero, or when the file is shorter or could become so.
     pub fn open(file: OwnedFd, length: usize) -> io::Result<Arc<Self>> {
         let refused = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
         let held = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
@@ -53,21 +55,20 @@ impl Attached {
         Ok(Arc::new(Attached { mapping, length, lent: Mutex::new(BTreeMap::new()) }))
     }
 
-    /// Bytes in all.
+    /// The length of the mapping in bytes.
     #[must_use]
     pub fn length_bytes(&self) -> usize {
         self.length
     }
 
-    /// The `length` bytes at `offset`. `None` when they are not all inside, are none, or some are
-    /// lent.
+    /// Lends the `length` bytes at `offset`. `None` when `length` is zero, or when some of the
+    /// bytes lie outside or are already lent.
     #[must_use]
     pub fn lend(self: &Arc<Self>, offset: u64, length: u64) -> Option<Lent> {
         let (offset, length) = (usize::try_from(offset).ok()?, usize::try_from(length).ok()?);
         let end = offset.checked_add(length).filter(|end| *end <= self.length && length > 0)?;
         let mut lent = self.lent.lock();
-        // Ranges are disjoint, so the last one that begins before our end is the only one that can
-        // reach in.
+        // Lent ranges are disjoint, so only the last one that begins before `end` can overlap.
         if lent.range(..end).next_back().is_some_and(|(_, other_end)| *other_end > offset) {
             return None;
         }
@@ -82,8 +83,8 @@ impl Deref for Lent {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the range lies inside the mapping, which lives as long as the memory that `self`
-        // keeps; no other loan of this process overlaps it. What another process writes there
-        // meanwhile is bytes, of which nothing is assumed.
+        // keeps; no other loan of this process overlaps it. Another process may write there
+        // meanwhile; nothing is assumed about the bytes.
         unsafe { std::slice::from_raw_parts(self.memory.mapping.at(self.offset), self.length) }
     }
 }

@@ -1,9 +1,13 @@
-//! A file or block device, reached around the page cache where the file system and the request
+//! A file or block device, accessed without the page cache where the file system and the request
 //! allow it.
 //!
-//! Invariants: whoever writes a file holds its [`FileLock`]. A direct read or write needs offset,
-//! length and memory aligned to [`BLOCK_BYTES`]; others go through the buffered descriptor. The
-//! kernel keeps both views of the file coherent: a direct write drops the cached pages it covers.
+//! Invariants: the writer of a file holds its [`FileLock`]. A transfer goes through the direct
+//! descriptor only if offset, length and memory are aligned to [`BLOCK_BYTES`]; others go through
+//! the buffered descriptor. The kernel keeps both views of the file coherent: a direct write drops
+//! the cached pages that it covers.
+//!
+//! Not here: discards and zeroing (`discard`), aligned memory (`aligned`), loop devices
+//! (`loop_device`).
 
 use std::fs::File;
 use std::io;
@@ -21,21 +25,21 @@ use crate::{AlignedBytes, BLOCK_BYTES};
 pub enum OpenMode {
     /// For reading only; no lock.
     ReadOnly,
-    /// For reading and writing, writes go around the page cache.
+    /// For reading and writing; writes bypass the page cache.
     Direct,
-    /// For reading and writing, writes stay in the page cache (for data that will be read again
+    /// For reading and writing; writes stay in the page cache (for data that will be read again
     /// soon).
     Cached,
 }
 
-/// The right to write a file or block device, until dropped.
+/// The exclusive right to write a file or block device, until dropped.
 pub struct FileLock {
     _file: File,
 }
 
 impl FileLock {
-    /// Takes the right. `WouldBlock` means that somebody else has it; for a block device also that
-    /// it is mounted.
+    /// Takes the lock. `WouldBlock` means that another holder has it; for a block device also that
+    /// the device is mounted.
     pub fn take(path: &Path) -> io::Result<Self> {
         let kind = FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode);
         let exclusive = if kind == FileType::BlockDevice { OFlags::EXCL } else { OFlags::empty() };
@@ -52,9 +56,9 @@ impl FileLock {
 }
 
 impl FileLock {
-    /// Takes the right to whatever file has the name `path`, now or later: a file can be made and
-    /// renamed under it. It is the lock of `path` with `.lock` added, which is made; of a block
-    /// device it is the device's own.
+    /// Takes the lock of the name `path`, whatever file has that name now or later: files can be
+    /// made and renamed under this lock. It is the lock of the file `path` with `.lock` added,
+    /// which is made if absent; for a block device it is the device's own lock.
     pub fn of_name(path: &Path) -> io::Result<Self> {
         match rustix::fs::stat(path) {
             Ok(meta) if FileType::from_raw_mode(meta.st_mode) == FileType::BlockDevice => {
@@ -85,28 +89,28 @@ impl DirectFile {
         let access = if mode == OpenMode::ReadOnly { OFlags::RDONLY } else { OFlags::RDWR };
         let buffered = File::from(rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())?);
         let direct = if mode == OpenMode::Direct {
-            // A file system without direct I/O (tmpfs of older kernels) says EINVAL: writes are
-            // buffered then.
+            // A file system without direct I/O (tmpfs of older kernels) returns EINVAL; writes are
+            // then buffered.
             let flags = access | OFlags::DIRECT | OFlags::CLOEXEC;
             rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from)
         } else {
             None
         };
         let len_bytes = length_of(&buffered)?;
-        // Whoever changes folder meanwhile means the same file.
+        // An absolute path names the same file after a change of the working directory.
         let path = std::path::absolute(path)?;
         Ok(DirectFile { buffered, direct, len_bytes, path })
     }
 
     /// Makes a new file of `len_bytes` with every block written, so that later writes need no
-    /// allocation and a sync needs no journal of the file system's own. Fails when the file exists
-    /// or the space is not there.
+    /// allocation and a sync needs no commit of the file system's journal. Fails when the file
+    /// exists or space is lacking.
     pub fn create(path: &Path, len_bytes: u64, mode: OpenMode) -> io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
         let filled = fill_with_zeroes(&file, path, len_bytes);
         if let Err(error) = filled {
-            // Leave nothing half made behind; the first error is the one to report.
+            // Remove the incomplete file; the first error is the one to report.
             let _ = std::fs::remove_file(path);
             return Err(error);
         }
@@ -130,7 +134,7 @@ impl DirectFile {
         Ok((lock, Self::open(path, mode)?))
     }
 
-    /// Whether the name it was opened by still leads to it. A device's always does.
+    /// Whether the path by which it was opened still leads to this file. Always true for a device.
     #[must_use]
     pub fn has_name(&self) -> bool {
         let Ok(own) = rustix::fs::fstat(&self.buffered) else { return false };
@@ -145,7 +149,7 @@ impl DirectFile {
         self.len_bytes
     }
 
-    /// Whether aligned writes go around the page cache.
+    /// Whether aligned writes bypass the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.direct.is_some()
@@ -202,7 +206,7 @@ fn length_of(file: &File) -> io::Result<u64> {
 /// Writes zeroes over `[0, len_bytes)` of a new file and makes them and the file's name durable.
 fn fill_with_zeroes(file: &File, path: &Path, len_bytes: u64) -> io::Result<()> {
     const CHUNK_BYTES: usize = 4 << 20;
-    // Asking for all of it first makes a full file system known before the long part.
+    // Allocating everything first detects a lack of space before the long part.
     match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, len_bytes) {
         Ok(()) | Err(Errno::OPNOTSUPP) => {}
         Err(error) => return Err(error.into()),
@@ -226,11 +230,12 @@ fn fill_with_zeroes(file: &File, path: &Path, len_bytes: u64) -> io::Result<()> 
     Ok(rustix::fs::fsync(File::open(folder)?.as_fd())?)
 }
 
-/// Gives a file another name that nothing has. `AlreadyExists`: something has it, also if it came
-/// just now.
+/// Renames a file to an unused name. `AlreadyExists` means that the name is taken, even if since a
+/// moment ago.
 pub fn rename_exclusive(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // A file system that cannot: there a second name first fails just so.
+        // The file system does not support this flag: a hard link fails in the same way if the name
+        // is taken.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
             std::fs::hard_link(from, to)?;
             std::fs::remove_file(from)

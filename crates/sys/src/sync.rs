@@ -1,12 +1,15 @@
-//! The locks and atomics of the journal's path, under the names that `parking_lot` and the standard
-//! library give them: here, so that a test can put others in their place.
+//! The locks and atomics of the journal's path, under their names in `parking_lot` and the standard
+//! library. They are here so that a test can replace them.
 //!
-//! With the feature `shuttle` they are those of the crate of that name: each use is a point where
-//! another thread may go on, and a run tries one such schedule after the other. Then a wait with a
-//! timeout ends at once or never: whoever would have been saved by the clock alone sleeps for ever
-//! in some schedule, and is found.
+//! With the feature `shuttle`, they are those of the crate of that name: each use is a point where
+//! another thread may continue, and a run tries one schedule after the other. A wait with a timeout
+//! then ends either at once or only by a notification, so code that relies on the timeout alone
+//! hangs in some schedule, and the test finds it.
 //!
-//! Not here: orders weaker than one total order of all steps. Those `shuttle` does not try.
+//! Invariants: both variants export the same names. A `MutexGuard` holds its lock except while its
+//! owner waits on a `Condvar`.
+//!
+//! Not here: memory orders weaker than one total order of all steps, which `shuttle` does not try.
 
 #[cfg(not(feature = "shuttle"))]
 mod real {
@@ -21,14 +24,14 @@ mod real {
     #[inline(always)]
     pub fn may_switch() {}
 
-    /// Looking again and again, awake, for a limited time.
+    /// A busy-wait for a limited time.
     pub struct Spin {
         start: Instant,
         limit: Duration,
     }
 
     impl Spin {
-        /// From now on, for `limit`.
+        /// Starts a busy-wait of at most `limit`.
         #[must_use]
         pub fn for_up_to(limit: Duration) -> Self {
             Spin { start: Instant::now(), limit }
@@ -76,7 +79,7 @@ mod scheduled {
             MutexGuard(Some(self.0.lock().unwrap_or_else(PoisonError::into_inner)))
         }
 
-        /// What it guarded.
+        /// The guarded value.
         pub fn into_inner(self) -> T {
             self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
         }
@@ -96,7 +99,7 @@ mod scheduled {
         }
     }
 
-    /// As `parking_lot::Condvar`, but for the clock.
+    /// As `parking_lot::Condvar`, without a clock.
     #[derive(Debug, Default)]
     pub struct Condvar(sync::Condvar);
 
@@ -117,7 +120,7 @@ mod scheduled {
             guard.0 = Some(self.0.wait(held).unwrap_or_else(PoisonError::into_inner));
         }
 
-        /// Waits for a notification, or for no time at all.
+        /// Waits for a notification, or returns at once.
         pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) {
             if shuttle::rand::thread_rng().r#gen() {
                 may_switch();
@@ -137,22 +140,22 @@ mod scheduled {
             RwLock(sync::RwLock::new(value))
         }
 
-        /// Waits for a share of the lock.
+        /// Waits for shared access.
         pub fn read(&self) -> sync::RwLockReadGuard<'_, T> {
             self.0.read().unwrap_or_else(PoisonError::into_inner)
         }
 
-        /// Waits for the whole lock.
+        /// Waits for exclusive access.
         pub fn write(&self) -> sync::RwLockWriteGuard<'_, T> {
             self.0.write().unwrap_or_else(PoisonError::into_inner)
         }
     }
 
-    /// Looking again and again, a few times: a schedule has no clock.
+    /// A busy-wait of a few rounds: a schedule has no clock.
     pub struct Spin(u32);
 
     impl Spin {
-        /// From now on.
+        /// Starts a busy-wait.
         #[must_use]
         pub fn for_up_to(_: Duration) -> Self {
             Spin(3)

@@ -1,10 +1,11 @@
-//! From an NBD export to a file (`nbdfuse`), to a block device (`losetup`), to a mounted file
-//! system.
+//! Shows an NBD export as a file (`nbdfuse`), a file as a block device (`losetup`), and mounts its
+//! file system.
 //!
-//! Each part is taken down when dropped, in the right order: whoever holds a [`Mounted`] drops it
-//! before its [`LoopDevice`], and that before its [`FusedFile`].
+//! Invariant: each part is taken down when it is dropped, at the latest. Its owner keeps the order:
+//! a [`Mounted`] is dropped before its [`LoopDevice`], and that before its [`FusedFile`].
 //!
-//! Not here: which file system (`file_system`), how a program is started and ended (`program`).
+//! Not here: making and checking file systems (`file_system`), starting and ending programs
+//! (`program`).
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,11 +15,11 @@ use rustix::process::geteuid;
 use crate::program::{self, Process};
 use crate::{Error, Result};
 
-/// How long a mount may be busy with others than us, and how often to look.
+/// How long a mount may be kept busy by other processes, and the interval of retries.
 const BUSY_MAX: Duration = Duration::from_secs(20);
 const BUSY_LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Whether an export can be shown as a file here.
+/// Whether this machine can show an export as a file.
 pub fn can_fuse() -> Result<()> {
     program::find("nbdfuse")?;
     program::find("fusermount3")?;
@@ -26,7 +27,7 @@ pub fn can_fuse() -> Result<()> {
     openable(Path::new("/dev/fuse"), advice)
 }
 
-/// Whether file systems can be mounted here.
+/// Whether this process can mount file systems.
 pub fn can_mount() -> Result<()> {
     if !geteuid().is_root() {
         let what = "mounting needs root; run this as root (sudo)".to_owned();
@@ -78,7 +79,7 @@ impl FusedFile {
 impl Drop for FusedFile {
     fn drop(&mut self) {
         if let Ok(mut command) = program::command("fusermount3") {
-            // Busy, or gone already: then lazily.
+            // If it is busy or already gone, unmount it lazily.
             let unmounted = program::run(command.arg("-u").arg(&self.path));
             if unmounted.is_err()
                 && let Ok(mut command) = program::command("fusermount3")
@@ -95,7 +96,7 @@ impl Drop for FusedFile {
 pub struct LoopDevice(PathBuf);
 
 impl LoopDevice {
-    /// Makes one over `file`, around the page cache where the file can do that.
+    /// Makes one over `file`, without the page cache where the file supports that.
     pub fn new(file: &Path) -> Result<Self> {
         can_mount()?;
         let losetup = |more: &[&str]| {
@@ -129,7 +130,7 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Mounts `device` at `root`, a folder that is made.
+    /// Mounts `device` at the folder `root`, which is made if absent.
     pub fn new(device: &Path, root: &Path, options: &str) -> Result<Self> {
         std::fs::create_dir_all(root).map_err(|error| Error::io("cannot make", root, error))?;
         let mut command = program::command("mount")?;
@@ -146,8 +147,8 @@ impl Mounted {
         &self.root
     }
 
-    /// Unmounts it, and says when that fails. Programs that look at every new mount may keep it
-    /// busy for a moment.
+    /// Unmounts it, and returns the error if that fails. Programs that scan every new mount may
+    /// keep it busy for a moment, so a busy mount is retried.
     pub fn unmount(mut self) -> Result<()> {
         let deadline = Instant::now() + BUSY_MAX;
         loop {

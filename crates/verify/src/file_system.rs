@@ -1,5 +1,10 @@
 //! File systems as judges: made on a device, mounted after a crash (which replays their journal),
-//! checked. Not here: loop devices and mounting (`bridge`), the files in it (`files`).
+//! checked.
+//!
+//! Invariants: a check runs only after the unmount, and changes nothing. The inner error of
+//! [`FileSystem::inspect`] is a finding; the outer one means that nothing was judged.
+//!
+//! Not here: loop devices and mounting (`bridge`), the files in it (`files`).
 
 use std::fmt;
 use std::path::Path;
@@ -9,7 +14,7 @@ use crate::bridge::{LoopDevice, Mounted};
 use crate::program;
 use crate::{Error, Result};
 
-/// A file system that we know how to make and check.
+/// A file system that this module can make and check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSystem {
     /// ext4.
@@ -49,7 +54,7 @@ impl FileSystem {
         }
     }
 
-    /// Whether its programs are here.
+    /// Whether its programs are installed.
     pub fn is_here(self) -> Result<()> {
         [self.make_words()[0], self.check_words()[0]]
             .iter()
@@ -62,8 +67,8 @@ impl FileSystem {
         program::run(program::command(words[0])?.args(&words[1..]).arg(device)).map(drop)
     }
 
-    /// Mounts what is on the file or device `of`, has `verify` look at its files, unmounts, and has
-    /// it checked. The inner error says what is wrong with it.
+    /// Mounts the file system on the file or device `of`, calls `verify` with its root, unmounts
+    /// it, and runs its check. The inner error is the text of a finding.
     pub fn inspect(
         self,
         of: &Path,
@@ -95,7 +100,7 @@ impl FileSystem {
 
     /// Mounts it below `folder`.
     pub fn mount(self, device: &LoopDevice, folder: &Path) -> Result<Mounted> {
-        // Two images of one file system may be seen by the kernel at once.
+        // Two images of one file system may be mounted at once.
         let options = if self == FileSystem::Xfs { "nouuid" } else { "" };
         Mounted::new(device.path(), &folder.join("mnt"), options)
     }

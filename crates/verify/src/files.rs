@@ -1,8 +1,10 @@
-//! The file workload: files whose content proves itself, and what must be there after a crash.
+//! The file workload: files whose content can be recomputed, and the check of which must exist
+//! after a crash.
 //!
-//! A file gets its name by a rename after its content is synced, and the folder is synced after
-//! that. So from then on it must be there, and a file of that name is whole whenever it is there.
-//! Removed or replaced files may be there until the moment that was asked for.
+//! Invariants: a file gets its name by a rename after its content is synced, and the folder is
+//! synced after that. So a file with that name is always whole, and from the moment `durable`,
+//! which is taken after the folder's sync, it must exist. The moment `removed` is taken before the
+//! removal or the replacement begins; from then on the file may be missing.
 //!
 //! Not here: making, mounting and checking the file system (`file_system`).
 
@@ -22,20 +24,20 @@ const FILE_BYTES_MAX: u64 = 48 << 10;
 pub struct FileRecord {
     /// Its name.
     pub name: String,
-    /// What its content is made of.
+    /// The seed from which its content is computed.
     pub seed: u64,
     /// Its length.
     pub length: u64,
-    /// When its name had been synced.
+    /// A moment after its name was synced.
     pub durable: u64,
-    /// When its removal, or its replacement, was about to be asked for.
+    /// A moment before its removal or its replacement began.
     pub removed: Option<u64>,
 }
 
-/// What was done to a file system.
+/// The history of the files of a file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
-    /// Which one.
+    /// The kind of file system.
     pub kind: FileSystem,
     /// The files, in order.
     pub records: Vec<FileRecord>,
@@ -48,7 +50,7 @@ impl Files {
         Files { kind, records: Vec::new() }
     }
 
-    /// Makes, replaces and removes files below `root`, `count` steps of it.
+    /// Makes, replaces and removes files below `root`, in `count` steps.
     pub fn fill(&mut self, root: &Path, count: u64, dice: &mut Dice, clock: &Clock) -> Result<()> {
         for n in 0..count {
             let alive = |record: &&mut FileRecord| record.removed.is_none();
@@ -75,7 +77,7 @@ impl Files {
             let durable = clock.tick();
             self.records.push(FileRecord { name, seed, length, durable, removed: None });
             if n % 3 == 0 {
-                // One that nobody synced: it may be there in any shape.
+                // A file that is never synced: it may be missing, or have any content.
                 let path = root.join(format!("loose-{n}"));
                 let bytes = dice.bytes(FILE_BYTES_MAX as usize);
                 fs::write(&path, bytes).map_err(|error| Error::io("cannot write", &path, error))?;
@@ -84,7 +86,8 @@ impl Files {
         Ok(())
     }
 
-    /// Whether the files below `root` are what a crash at `moment` may leave; else what is wrong.
+    /// Checks that a crash at `moment` may leave the files below `root` as they are. The error is
+    /// the text of a finding.
     pub fn verify(&self, root: &Path, moment: CutTime) -> Result<(), String> {
         for record in &self.records {
             let going = record.removed.is_some_and(|removed| removed < moment.visible);
@@ -121,7 +124,7 @@ impl Files {
         text
     }
 
-    /// Reads what [`Files::to_text`] wrote; none when it is something else.
+    /// Parses the output of [`Files::to_text`]; `None` for any other text.
     #[must_use]
     pub fn from_text(text: &str) -> Option<Self> {
         let mut lines = text.lines();

@@ -1,8 +1,11 @@
-//! A look at what a crash left: the device is started on it, and what it serves is judged by
-//! stamps, by a file system, or by a script of the user's.
+//! The check of one crash: the device is started on the remains, and the content that it serves is
+//! judged by stamps, by a file system, or by a script of the user.
 //!
-//! Invariant: what cannot be looked at (a program is missing, no root) is an error; everything else
-//! that is not as it should be is a finding.
+//! Invariant: a check that cannot be carried out (a program is missing, no root) is an error; every
+//! other deviation is a finding.
+//!
+//! Not here: the choice of cuts (`plan`), the loop over them (`campaign`), the rules for stamps
+//! (`stamp`), starting devices (`subject`).
 
 use std::path::{Path, PathBuf};
 
@@ -16,19 +19,20 @@ use crate::stamp::{self, CutTime, Log, SECTOR_BYTES, Violation};
 use crate::subject::{Remains, Revived, Running, Subject, Way};
 use crate::{Error, Result};
 
-/// What a device promises between two flushes.
+/// The promise of a device for the writes between two flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Each sector is that of one of the writes since: what a plain disk with a cache promises.
+    /// Each sector has the content of the last flush or of one of the writes since: the promise of
+    /// a plain disk with a cache.
     Sector,
     /// The device is as after all writes up to some moment, each whole.
     Prefix,
 }
 
-/// Who judges.
+/// The judge of the content.
 #[derive(Clone, Debug)]
 pub enum Judge {
-    /// What the workload knows.
+    /// The workload's knowledge.
     Workload,
     /// A file system's own tools.
     FileSystem(FileSystem),
@@ -36,17 +40,17 @@ pub enum Judge {
     Script(String),
 }
 
-/// How to look.
+/// The parameters of a check.
 pub struct Look<'a> {
     /// The run.
     pub recorded: &'a Recorded,
-    /// The device to start again; none: the images themselves are looked at.
+    /// The device to start again; with `None`, the images themselves are judged.
     pub subject: Option<&'a dyn Subject>,
-    /// What it promises.
+    /// Its promise.
     pub rule: Rule,
-    /// Who judges.
+    /// The judge of the content.
     pub judge: &'a Judge,
-    /// Where there is room for images and sockets.
+    /// The folder for images and sockets.
     pub folder: &'a Path,
 }
 
@@ -58,13 +62,13 @@ impl Look<'_> {
     pub fn ways(&self) -> Vec<Way> {
         let mut ways = self.subject.map_or(&[Way::DiskKept][..], Subject::ways).to_vec();
         if !matches!(self.recorded.knowledge, Knowledge::Stamps { .. }) {
-            // A file system must be written to replay its journal.
+            // A file system can replay its journal only on a writable device.
             ways.retain(|way| *way != Way::Elsewhere);
         }
         ways
     }
 
-    /// Looks at one cut by itself, as a report names it.
+    /// Checks one cut on its own, as a report names it.
     pub fn at(&self, cut: &Cut, way: Way, stale_of: Option<usize>) -> Result<Verdict> {
         let recorded = self.recorded;
         let mut replay = Replay::new(&recorded.recording, recorded.before.clone());
@@ -73,7 +77,7 @@ impl Look<'_> {
         self.look(&Remains { cut, disk: &disk, way })
     }
 
-    /// Looks at what is left.
+    /// Checks the remains of one crash.
     pub fn look(&self, remains: &Remains<'_>) -> Result<Verdict> {
         let moment = self.recorded.moment(remains.cut);
         let Some(subject) = self.subject else {
@@ -86,7 +90,7 @@ impl Look<'_> {
         };
         let mut running = match subject.revive(remains, self.folder) {
             Ok(Revived::Serving(running)) => running,
-            // A disk that is older than what the device remembers elsewhere is rightly refused.
+            // The device may refuse a disk that is older than its state elsewhere.
             Ok(Revived::Refused(_)) if remains.way == Way::DiskStale => return Ok(Ok(())),
             Ok(Revived::Refused(why)) => return Ok(Err(format!("it refuses to serve: {why}"))),
             Err(why @ (Error::Subject(_) | Error::Device(_))) => {
@@ -121,8 +125,8 @@ impl Look<'_> {
         self.judge_file(file.path(), moment)
     }
 
-    /// `moment`: what was promised before it must be there; the default: some earlier state will
-    /// do.
+    /// Judges a file. Everything promised before `moment` must be there; the default moment accepts
+    /// any earlier state.
     fn judge_file(&self, path: &Path, moment: CutTime) -> Result<Verdict> {
         match (self.judge, &self.recorded.knowledge) {
             (Judge::Script(line), _) => {
@@ -181,7 +185,7 @@ impl Look<'_> {
     }
 }
 
-/// The beginning of the device, as it serves it.
+/// Reads the first `area_bytes` of the device.
 fn read_area(client: &Client, area_bytes: u64) -> Result<Vec<u8>, Failure> {
     const STEP: u64 = 1 << 20;
     let starts = (0..area_bytes).step_by(STEP as usize);

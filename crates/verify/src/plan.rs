@@ -1,9 +1,11 @@
-//! Which cuts to look at: every legal one of a recording when the budget allows, else the telling
-//! ones.
+//! The choice of cuts to check: all candidates of a recording if the budget allows, otherwise half
+//! of the budget goes to cuts beside a flush.
 //!
 //! Invariants: the same recording, budget and seed give the same plan, without repetition, in the
-//! order of entries. The plan says how many legal cuts of its kinds there were, so that a report
-//! can say what share was looked at.
+//! order of entries. The plan has the number of candidates, so that a report can state the share
+//! that was checked.
+//!
+//! Not here: the image of a cut (`cut`), and the check of it (`campaign`, `look`).
 
 use std::collections::HashSet;
 
@@ -13,14 +15,14 @@ use crate::cut::{Cut, Kept, loose};
 use crate::recording::Recording;
 use sawmill_testkit::Dice;
 
-/// How much to look at, and how writes may be torn.
+/// The number of images to check, and the unit of torn writes.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     /// Images to check at most.
     pub images_max: usize,
-    /// Writes may be torn at multiples of this many bytes; none: they are whole or absent.
+    /// Writes may be torn at multiples of this many bytes; with `None`, they are whole or absent.
     pub tear_bytes: Option<u64>,
-    /// Where chance comes from.
+    /// The seed of the random choices.
     pub seed: u64,
 }
 
@@ -29,16 +31,17 @@ pub struct Budget {
 pub struct Plan {
     /// In the order of entries.
     pub cuts: Vec<Cut>,
-    /// Different points between two entries among them.
+    /// The number of different points between two entries in `cuts`.
     pub points: usize,
-    /// All cuts of the kinds that a plan can hold, random subsets apart.
+    /// The number of candidates: all legal cuts of the kinds that a plan can hold, but only some
+    /// single entries, random subsets and tears per point.
     pub legal: usize,
 }
 
-/// Random subsets tried at a point where not all can be.
+/// Random subsets per point with more than two loose entries.
 const SEEDS_PER_POINT: u64 = 2;
-/// Single entries lost or kept alone at a point, at most: the newest, and by chance some of the
-/// others.
+/// The most single entries per point that are lost alone and kept alone: the newest, and a random
+/// choice of the others.
 const SINGLES_MAX: usize = 16;
 
 /// Chooses cuts of `recording`, from entry `first` on.
@@ -70,8 +73,8 @@ pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> Plan {
         others.extend(tears(recording, entry, &loose, budget, &mut dice));
     }
     let legal = telling.len() + others.len();
-    // Points beside a flush tell most of flushes, and nothing of tears and of what is between: half
-    // each.
+    // Points beside a flush test flushes, but neither torn writes nor the points between flushes:
+    // half of the budget goes to each.
     let beside = (budget.images_max / 2).max(budget.images_max.saturating_sub(others.len()));
     thin(&mut telling, beside, &mut dice);
     let mut seen: HashSet<usize> = telling.iter().map(|cut| cut.entry).collect();
@@ -85,7 +88,7 @@ pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> Plan {
     Plan { cuts, points, legal }
 }
 
-/// Each alone lost, each alone kept, and some by dice.
+/// Each entry lost alone, each kept alone, and some random subsets.
 fn subsets(loose: &[usize], dice: &mut Dice) -> impl Iterator<Item = Kept> + use<> {
     let mut singles: Vec<usize> = loose.to_vec();
     let newest = singles.pop();
@@ -104,7 +107,7 @@ fn subsets(loose: &[usize], dice: &mut Dice) -> impl Iterator<Item = Kept> + use
     kinds.into_iter()
 }
 
-/// The newest loose entry torn, and the next one under way.
+/// The newest loose entry torn, and entry `entry` torn while it is under way.
 fn tears(
     recording: &Recording,
     entry: usize,
@@ -132,8 +135,8 @@ fn tears(
     cuts
 }
 
-/// Leaves `most` of them by chance, but those at points not `seen` yet first: each point is worth a
-/// look.
+/// Keeps a random choice of `most` of them, but prefers points that are not in `seen` yet, so that
+/// many points are checked.
 fn spread(cuts: &mut Vec<Cut>, seen: &mut HashSet<usize>, most: usize, dice: &mut Dice) {
     for last in (1..cuts.len()).rev() {
         cuts.swap(last, dice.below(last as u64 + 1) as usize);
@@ -145,7 +148,7 @@ fn spread(cuts: &mut Vec<Cut>, seen: &mut HashSet<usize>, most: usize, dice: &mu
     *cuts = fresh;
 }
 
-/// Leaves `most` of them, by chance.
+/// Keeps a random choice of `most` of them.
 fn thin<T>(items: &mut Vec<T>, most: usize, dice: &mut Dice) {
     while items.len() > most {
         items.swap_remove(dice.below(items.len() as u64) as usize);

@@ -1,6 +1,9 @@
-//! Other people's programs: found, run, watched, ended; and what to do when one is missing.
+//! External programs: finding, running, watching and ending them, and the package to install when
+//! one is missing.
 //!
 //! Invariant: a program that was started is ended, at the latest when its [`Process`] is dropped.
+//!
+//! Not here: the uses of each program (`bridge`, `file_system`, `look`, `subject`).
 
 use std::fs::File;
 use std::io;
@@ -13,10 +16,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{Error, PATIENCE, Result};
 
-/// Between two looks at a condition that no event announces.
+/// The interval of checks of a condition that has no event.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// Programs we call, and the Debian packages that have them.
+/// The programs that this crate runs, and the Debian packages that contain them.
 const PACKAGES: [(&str, &str); 12] = [
     ("nbdfuse", "libnbd-bin (in later releases nbdfuse)"),
     ("fusermount3", "fuse3"),
@@ -32,7 +35,7 @@ const PACKAGES: [(&str, &str); 12] = [
     ("sh", "dash"),
 ];
 
-/// Where a program is: on the path, or where only root's path leads.
+/// Finds a program in the folders of `PATH`, or in those that only root's `PATH` has.
 pub fn find(name: &str) -> Result<PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     let mut folders = path.split(':').chain(["/usr/sbin", "/sbin", "/usr/bin", "/bin"]);
@@ -45,30 +48,30 @@ pub fn find(name: &str) -> Result<PathBuf> {
     })
 }
 
-/// A command for a program that must be there.
+/// A command for a program; fails if the program is missing.
 pub fn command(name: &str) -> Result<Command> {
     let mut command = Command::new(find(name)?);
     command.stdin(Stdio::null());
     Ok(command)
 }
 
-/// What a program said and how it ended.
+/// The output of a program and its exit status.
 #[derive(Clone, Debug)]
 pub struct Finished {
     /// How it ended.
     pub status: ExitStatus,
-    /// Both of its outputs.
+    /// Standard output, followed by standard error.
     pub said: String,
 }
 
-/// Runs a command to its end, whatever that is.
+/// Runs a command to its end, whatever its status.
 pub fn finish(command: &mut Command) -> Result<Finished> {
     let output = command.output().map_err(|error| cannot_start(command, error))?;
     let said = [&output.stdout[..], &output.stderr[..]].concat();
     Ok(Finished { status: output.status, said: String::from_utf8_lossy(&said).into_owned() })
 }
 
-/// Runs a command to its end and demands success; gives what it said.
+/// Runs a command to its end; returns its output, or an error if it failed.
 pub fn run(command: &mut Command) -> Result<String> {
     let finished = finish(command)?;
     if finished.status.success() {
@@ -88,7 +91,7 @@ fn line_of(command: &Command) -> String {
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
-/// The end of what a program said, on one line.
+/// The end of a program's output, on one line.
 #[must_use]
 pub fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
@@ -105,7 +108,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a program; what it says goes to the file `said`.
+    /// Starts a program; its output goes to the file `said`.
     pub fn start(command: &mut Command, said: &Path) -> Result<Self> {
         let log = File::create(said).map_err(|error| Error::io("cannot make", said, error))?;
         let both = log.try_clone().map_err(|error| Error::io("cannot open", said, error))?;
@@ -125,14 +128,14 @@ impl Process {
         self.ended
     }
 
-    /// The end of what it said.
+    /// The end of its output.
     #[must_use]
     pub fn said(&self) -> String {
         last_lines(&std::fs::read_to_string(&self.said).unwrap_or_default())
     }
 
-    /// Asks again and again until `ask` has an answer; fails when the program ends first or the
-    /// time is up.
+    /// Calls `ask` repeatedly until it returns an answer; fails when the program ends first or
+    /// after [`PATIENCE`].
     pub fn wait_for<T>(&mut self, what: &str, mut ask: impl FnMut() -> Option<T>) -> Result<T> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -150,7 +153,7 @@ impl Process {
         }
     }
 
-    /// Asks the program to end, and gives its status; kills it when it does not.
+    /// Sends SIGTERM and returns the exit status; kills the program if it does not end in time.
     pub fn stop(&mut self) -> ExitStatus {
         self.signal(Signal::TERM);
         self.await_end(PATIENCE)
@@ -162,7 +165,7 @@ impl Process {
         self.await_end(PATIENCE)
     }
 
-    /// Waits for its end, and kills it when the time is up.
+    /// Waits for its end, and kills it after `time_max`.
     pub fn await_end(&mut self, time_max: Duration) -> ExitStatus {
         let deadline = Instant::now() + time_max;
         loop {
@@ -183,7 +186,7 @@ impl Process {
         if self.ended().is_none()
             && let Some(pid) = Pid::from_raw(self.child.id().cast_signed())
         {
-            // It may be gone since: then there is nothing to signal.
+            // The process may have ended since; then there is nothing to signal.
             let _ = kill_process(pid, signal);
         }
     }

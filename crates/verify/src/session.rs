@@ -1,11 +1,14 @@
-//! What a recorded run leaves in a folder, so that its cuts can be checked now, or one of them
+//! The files of a recorded run in a folder, from which its cuts can be checked now, or one of them
 //! again later.
 //!
-//! In the folder: `log` and `moments` (the recording), `before` (what the disk held before it,
-//! sparse), and `workload`, lines of text that say what the user of the device knew.
+//! In the folder: `log` and `moments` (the recording), `before` (the disk's content before it,
+//! sparse), and `workload` (lines of text with the knowledge of the device's user).
 //!
-//! Not here: writing `log` and `moments` (`recording`), doing the work (`run`), cutting
-//! (`campaign`).
+//! Invariant: [`Recorded::save`] writes `workload` last, and [`Recorded::open`] refuses a folder
+//! without it.
+//!
+//! Not here: writing `log` and `moments` (`recording`), the workload itself (`run`), the check of
+//! the cuts (`campaign`).
 
 use std::path::Path;
 
@@ -19,33 +22,33 @@ use crate::stamp::{CutTime, Log};
 use crate::subject::Way;
 use crate::{Error, Result};
 
-/// What the user of the device knew.
+/// The knowledge of the device's user.
 #[derive(Clone, Debug)]
 pub enum Knowledge {
     /// The stamped workload's log.
     Stamps {
         /// Its requests.
         log: Log,
-        /// Two moments each: from the second on, what completed before the first survives the loss
-        /// of the disk.
+        /// Pairs of moments: from the second on, everything that completed before the first
+        /// survives the loss of the disk.
         settled: Vec<(u64, u64)>,
     },
     /// The files of a file system.
     Files(Files),
-    /// Nothing: a check of the user's own must know.
+    /// Nothing: only a check of the user can judge.
     Nothing,
 }
 
-/// A recording with all it takes to judge its cuts.
+/// A recording with everything needed to judge its cuts.
 #[derive(Debug)]
 pub struct Recorded {
-    /// What was done to the disk.
+    /// The recording of the disk.
     pub recording: Recording,
-    /// What the disk held before.
+    /// The disk's content before the recording.
     pub before: Image,
-    /// The first entry before which power may fail: until then the device was being made.
+    /// The first entry before which power may fail; the entries before it made the device.
     pub first: usize,
-    /// What the user knew.
+    /// The user's knowledge.
     pub knowledge: Knowledge,
 }
 
@@ -53,7 +56,7 @@ const WORKLOAD: &str = "workload";
 const BEFORE: &str = "before";
 
 impl Recorded {
-    /// Leaves everything but the recording in `folder`; that is there already.
+    /// Writes everything except the recording, which is already there, to `folder`.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join(BEFORE);
         self.before.write_file(&path).map_err(|error| Error::io("cannot write", &path, error))?;
@@ -71,7 +74,7 @@ impl Recorded {
         std::fs::write(&path, text).map_err(|error| Error::io("cannot write", &path, error))
     }
 
-    /// Opens what [`Recorded::save`] left.
+    /// Opens a folder that [`Recorded::save`] wrote.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(WORKLOAD);
         let text = std::fs::read_to_string(&path)
@@ -102,14 +105,14 @@ impl Recorded {
         Ok(Recorded { recording, before, first, knowledge })
     }
 
-    /// A log that somebody else made, of a device that held zeroes before.
+    /// A log of another program, for a device that held zeroes before.
     pub fn foreign(log: &Path, disk_bytes: u64) -> Result<Self> {
         let recording = Recording::open(log)?;
         let before = Image::new(disk_bytes.max(recording.end_bytes()));
         Ok(Recorded { recording, before, first: 0, knowledge: Knowledge::Nothing })
     }
 
-    /// Has power fail only before entry `first` or later.
+    /// Lets power fail only before entry `first` or a later one.
     pub fn begin_at(&mut self, first: usize) -> Result<()> {
         let entries = self.recording.entries.len();
         if first > entries {

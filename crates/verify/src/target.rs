@@ -1,8 +1,12 @@
-//! Somebody's disk as a device to record or to crash: a file, a block device, or an NBD export.
+//! A disk of the user as a device to record or to crash: a file, a block device, or an NBD export.
 //!
-//! Invariants: submitting never waits; a file's requests are carried out by threads of its own, an
-//! export's by its server. What [`FileTarget::direct`] answered is with the device, not in the page
-//! cache. A change with FUA is answered when it is durable, also where the server knows no FUA.
+//! Invariants: the threads of a [`FileTarget`] execute its requests, so submitting to it never
+//! waits; submitting to an [`NbdTarget`] waits only for its socket. A write that a target of
+//! [`FileTarget::direct`] answered has reached the device, not only the page cache. A write with
+//! FUA is answered when it is durable; a change of an export with FUA also where the server does
+//! not support FUA.
+//!
+//! Not here: the NBD client (`crates/nbd-client`), the recorder (`recorder`), the load (`load`).
 
 use std::fs::File;
 use std::io::{self, IoSlice, Seek, SeekFrom};
@@ -22,7 +26,7 @@ use sawmill_sys::{AlignedBytes, discard, logical_block_bytes, write_zeroes};
 use crate::nbd::{Client, Command, Failure, Style, flag};
 use crate::{Error, Result};
 
-/// Threads that work for a file, and so its requests in flight.
+/// The threads of a file, which limit its requests in flight.
 const WORKERS_MAX: usize = 2;
 const WORKERS_DIRECT: usize = 32;
 const REQUEST_BYTES_MAX: u32 = 32 << 20;
@@ -46,8 +50,8 @@ pub struct FileTarget {
 }
 
 impl FileTarget {
-    /// Opens it for reading and writing through the page cache. No discards: what they leave
-    /// differs too much.
+    /// Opens it for reading and writing through the page cache, without discards, because their
+    /// effect differs too much between files.
     pub fn open(path: &Path) -> Result<Self> {
         let failed = |error: io::Error| Error::io("cannot open", path, error);
         let mut file = File::options().read(true).write(true).open(path).map_err(failed)?;
@@ -55,10 +59,10 @@ impl FileTarget {
         Self::serve(file, geometry(size_bytes, false, false), WORKERS_MAX).map_err(failed)
     }
 
-    /// Opens it for reading and writing around the page cache, with many requests in flight.
+    /// Opens it for reading and writing without the page cache, with many requests in flight.
     /// Requests are multiples of the geometry's block.
     ///
-    /// Errors: also where it cannot be opened around the page cache.
+    /// Fails also where the file does not support direct I/O.
     pub fn direct(path: &Path) -> Result<Self> {
         let failed = |error: io::Error| Error::io("cannot open around the page cache", path, error);
         let flags = OFlags::DIRECT.bits().cast_signed();
@@ -72,7 +76,7 @@ impl FileTarget {
     }
 
     fn serve(file: File, geometry: Geometry, workers: usize) -> io::Result<Self> {
-        // Bounded by what the load has in flight.
+        // Bounded by the requests that the load has in flight.
         let (tell, hear) = std::sync::mpsc::channel::<Request>();
         let (file, hear) = (Arc::new(file), Arc::new(Mutex::new(hear)));
         for _ in 0..workers {
@@ -108,7 +112,7 @@ fn carry_out(file: &File, request: &mut Request) -> io::Result<()> {
             request.fill(0, &mut bytes);
             let flags =
                 if request.flags.fua { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
-            // One call: the rest of a short write would be another request.
+            // One call, because the rest of a short write would be another request.
             match pwritev2(file, &[IoSlice::new(&bytes)], address, flags)? {
                 written if written == bytes.len() => Ok(()),
                 written => {
@@ -141,7 +145,7 @@ impl BlockDevice for FileTarget {
 pub struct NbdTarget {
     geometry: Geometry,
     client: Arc<Client>,
-    /// For changes with FUA that are made and may not be durable.
+    /// Changes with FUA that are complete but may not be durable.
     flush: Sender<Request>,
 }
 
@@ -166,7 +170,7 @@ impl NbdTarget {
             preferred_bytes: usual.preferred_bytes.min(longest),
             ..usual
         };
-        // Bounded by what its user has in flight.
+        // Bounded by the requests that its user has in flight.
         let (flush, hear) = std::sync::mpsc::channel();
         let work = {
             let client = Arc::downgrade(&client);
@@ -177,8 +181,8 @@ impl NbdTarget {
     }
 }
 
-/// Has each request flushed before it is answered. On a thread of its own, because the one that
-/// hears answers must not wait for room to ask.
+/// Flushes before it answers each request. It runs on a thread of its own, because the thread that
+/// receives answers must not wait for space to send a request.
 fn flush_each(client: &Weak<Client>, hear: &Receiver<Request>) {
     for request in hear {
         match client.upgrade() {

@@ -1,12 +1,15 @@
-//! The contract as tests, one function per clause (D1 to D10), for any device: `all` runs every
-//! one.
+//! The contract as tests for any device: at least one function per clause (D1 to D10); `all` runs
+//! every one.
 //!
-//! Each function wants a fresh device: at least [`SIZE_BYTES_MIN`] bytes, all zero, that takes 8
-//! KiB in a request. It panics with the clause's number when the clause is broken. A read-only
+//! Each function needs a fresh device: at least [`SIZE_BYTES_MIN`] bytes, all zero, which accepts
+//! requests of 8 KiB. It panics with the clause's number when the clause is broken. A read-only
 //! device keeps the clauses of [`read_only`].
 //!
-//! Not here: what a device survives (the durable half of D4, D8 after a restart). Who has something
-//! to lose tests that where it can be lost.
+//! Invariant: [`ALL`] has every clause function; [`READ_ONLY`] and [`NULL`] have only functions of
+//! `ALL`.
+//!
+//! Not here: what survives a crash or a restart (the durable half of D4, D8 after a restart). A
+//! device that stores data tests that itself.
 
 mod probe;
 mod zeroes;
@@ -62,7 +65,7 @@ pub const ALL: &[Clause] = clauses![
     allocation_covers_the_range_and_holes_read_as_zeroes,
 ];
 
-/// The clauses that a read-only device of zeroes can show.
+/// The clauses that can be tested on a read-only device of zeroes.
 pub const READ_ONLY: &[Clause] = clauses![
     d1_every_request_is_answered_exactly_once,
     d2_no_request_is_lost,
@@ -73,7 +76,7 @@ pub const READ_ONLY: &[Clause] = clauses![
     allocation_covers_the_range_and_holes_read_as_zeroes,
 ];
 
-/// The clauses that a device which keeps nothing can show.
+/// The clauses that can be tested on a device that stores nothing.
 pub const NULL: &[Clause] = clauses![
     d1_every_request_is_answered_exactly_once,
     d2_no_request_is_lost,
@@ -88,7 +91,7 @@ pub fn all(make: &dyn Fn() -> Device) {
     ALL.iter().for_each(|clause| (clause.test)(make()));
 }
 
-/// Runs the clauses that a read-only device of zeroes can show.
+/// Runs the clauses of [`READ_ONLY`], each on a fresh device from `make`.
 pub fn read_only(make: &dyn Fn() -> Device) {
     assert!(make().geometry().read_only, "a device made for `read_only` is read-only");
     READ_ONLY.iter().for_each(|clause| (clause.test)(make()));
@@ -125,15 +128,15 @@ pub fn d1_every_request_is_answered_exactly_once(device: Device) {
     let holders = Arc::strong_count(&device);
     submit_chain(Arc::clone(&device), 64, tell);
     let outcome = answer(&hear, "D1, submitted from within an answer");
-    // The chain lets go of the device on the device's own threads; the last to let go shall be the
-    // test.
+    // The chain drops its references on the device's own threads; wait for them, so that the test
+    // drops the last one.
     while Arc::strong_count(&device) > holders {
         thread::yield_now();
     }
     assert!(outcome.is_ok(), "D1: a read in a chain failed: {outcome:?}");
 }
 
-/// D2: a dropped request answers itself, and a device that goes away answers what it was given.
+/// D2: a dropped request answers itself, and a dropped device answers all submitted requests.
 pub fn d2_no_request_is_lost(device: Device) {
     let (tell, hear) = channel();
     drop(probe(Operation::Write, 0, 512, 512, &tell));
@@ -151,8 +154,8 @@ pub fn d2_no_request_is_lost(device: Device) {
     }
 }
 
-/// D2: whoever holds a device last may be an answer, which drops it on the thread that it was given
-/// on.
+/// D2: an answer may hold the last reference to a device, and drop it on the thread that delivers
+/// the answer.
 pub fn d2_an_answer_may_be_what_drops_the_device(device: Device) {
     let (tell, hear) = channel();
     for number in 0..32 {
@@ -167,8 +170,8 @@ pub fn d2_an_answer_may_be_what_drops_the_device(device: Device) {
     }
 }
 
-/// D3: unwritten bytes are zero; a read beside writes sees no byte older than the last completed
-/// write, and none newer than the last submitted one.
+/// D3: unwritten bytes are zero; a read concurrent with writes returns no byte older than the last
+/// completed write, and none newer than the last submitted one.
 pub fn d3_reads_return_the_newest_completed_write(device: Device) {
     const ROUNDS: u8 = 200;
     const READERS: usize = 3;
@@ -206,12 +209,13 @@ pub fn d3_reads_return_the_newest_completed_write(device: Device) {
     );
 }
 
-/// D3, D5, D9 together: a long row of random requests has the same effect as on a vector of bytes.
+/// D3, D5, D9 together: a long sequence of random requests has the same effect as on a vector of
+/// bytes.
 pub fn d3_random_requests_agree_with_a_byte_vector(device: Device) {
     random_requests_agree_with_a_byte_vector(device, 1, 1500);
 }
 
-/// The model test with a seed and a number of steps to choose.
+/// The model test with a given seed and number of steps.
 pub fn random_requests_agree_with_a_byte_vector(device: Device, seed: u64, steps: u32) {
     let geometry = device.geometry();
     let mut model = vec![0_u8; geometry.size_bytes.min(SIZE_BYTES_MIN) as usize];
@@ -219,7 +223,8 @@ pub fn random_requests_agree_with_a_byte_vector(device: Device, seed: u64, steps
     for step in 0..steps {
         let longest = if random.below(8) == 0 { 300_000 } else { 9_000 };
         let length = 1 + random.below(longest.min(u64::from(geometry.request_bytes_max)));
-        // Half of the steps meet in one corner, so that old and new ranges overlap in every way.
+        // Half of the steps stay within the first MiB, so that old and new ranges overlap in every
+        // way.
         let room = if random.below(2) == 0 { 1 << 20 } else { model.len() as u64 };
         let address = random.below(room - length + 1);
         let range = address as usize..(address + length) as usize;
@@ -256,8 +261,8 @@ pub fn random_requests_agree_with_a_byte_vector(device: Device, seed: u64, steps
     }
 }
 
-/// D4: a flush completes, alone, after writes and beside them; a write with FUA completes and is
-/// readable.
+/// D4: a flush completes alone, after writes and concurrently with writes; a write with FUA
+/// completes and is readable.
 pub fn d4_flush_and_fua_complete(device: Device) {
     expect(device.flush(), "D4: a flush of a device never written");
     thread::scope(|scope| {
@@ -309,8 +314,8 @@ pub fn d5_any_range_is_accepted_and_its_neighbors_keep_their_bytes(device: Devic
     assert_eq!(read(&device, geometry.size_bytes - 1, 1), b"!", "D5: the last byte can be written");
 }
 
-/// D5 beside other writers: four threads own interleaved unaligned stripes; nobody spoils a
-/// neighbor.
+/// D5 with concurrent writers: four threads own interleaved unaligned stripes; no write changes a
+/// neighbor's bytes.
 pub fn d5_neighbors_may_write_at_the_same_time(device: Device) {
     const OWNERS: u64 = 4;
     const STRIPE: u64 = 333;
@@ -339,7 +344,8 @@ pub fn d5_neighbors_may_write_at_the_same_time(device: Device) {
     });
 }
 
-/// D6: out of range, empty, too long, unsupported: `Invalid`, and not a byte changes.
+/// D6: a request that is out of range, empty, too long or unsupported fails with `Invalid` and
+/// changes no byte.
 pub fn d6_bad_requests_are_invalid_and_change_nothing(device: Device) {
     let geometry = device.geometry();
     let size = geometry.size_bytes;
@@ -354,7 +360,7 @@ pub fn d6_bad_requests_are_invalid_and_change_nothing(device: Device) {
         let bytes = vec![0xAA; length.min(1 << 20) as usize];
         let kind =
             device.call(operation, address, length, Flags::default(), bytes).map_err(|e| e.kind());
-        // A read-only device may name either reason for a change that is also out of range.
+        // A read-only device may return either kind for a change that is also out of range.
         let read_only = geometry.read_only && changes.contains(&operation);
         match kind {
             Err(ErrorKind::Invalid) => (),
@@ -421,7 +427,7 @@ pub fn d7_a_read_only_device_refuses_changes(device: Device) {
     assert_eq!(read(&device, 0, 4096), wanted, "D7: a refused write changes nothing");
 }
 
-/// D8: writers over one range at once; all later readers see the same bytes, each from one of the
+/// D8: concurrent writes to one range; all later reads return the same bytes, each from one of the
 /// writers.
 pub fn d8_overlapping_writes_end_in_one_state(device: Device) {
     let base = 1_000_003_u64;
@@ -469,7 +475,7 @@ pub fn d8_overlapping_writes_end_in_one_state(device: Device) {
     }
 }
 
-/// D10: the facts fit together and do not change under use.
+/// D10: the geometry's values are consistent and do not change during use.
 pub fn d10_geometry_is_sound_and_constant(device: Device) {
     let geometry = device.geometry();
     assert!(
@@ -483,15 +489,15 @@ pub fn d10_geometry_is_sound_and_constant(device: Device) {
         geometry.preferred_bytes <= geometry.request_bytes_max,
         "D10: the preferred size is accepted"
     );
-    // Only that the requests are answered matters here: a read-only device refuses the first.
+    // The outcomes do not matter here: a read-only device refuses the write.
     let _ = device.write_at(0, &[1; 512]);
     let _ = device.read_at(0, 512);
     let _ = device.flush();
     assert_eq!(geometry, device.geometry(), "D10: the geometry is constant");
 }
 
-/// What a writer of D8 writes: different in each round, so that an old byte is not taken for a new
-/// one.
+/// The byte that a writer of D8 writes. It differs from that of the previous round, so that an old
+/// byte is not mistaken for a new one.
 fn value(round: usize, writer: usize) -> u8 {
     (1 + (round % 2) * 100 + writer) as u8
 }
@@ -500,7 +506,7 @@ fn expect<T>(result: Result<T>, what: &str) -> T {
     result.unwrap_or_else(|error| panic!("{what} failed: {error}"))
 }
 
-/// Reads any length, in pieces that the device takes.
+/// Reads any length, in pieces that the device accepts.
 fn read(device: &Device, address: u64, length: usize) -> Vec<u8> {
     let longest = device.geometry().request_bytes_max as usize;
     let mut bytes = Vec::with_capacity(length);
@@ -512,7 +518,7 @@ fn read(device: &Device, address: u64, length: usize) -> Vec<u8> {
     bytes
 }
 
-/// Writes any length, in pieces that the device takes.
+/// Writes any length, in pieces that the device accepts.
 fn write(device: &Device, address: u64, bytes: &[u8]) {
     let longest = device.geometry().request_bytes_max as usize;
     for (number, piece) in bytes.chunks(longest).enumerate() {

@@ -1,5 +1,8 @@
-//! What the clauses are tested with: an exchange that reports what becomes of it, and requests
-//! whose answer submits another one or drops the device.
+//! Tools for the clauses: an exchange that reports its outcome, and requests whose answer submits
+//! another one or drops the device.
+//!
+//! Invariants: a [`Probe`] reports exactly once, at the latest when it is dropped. [`answer`]
+//! panics instead of waiting forever, so a lost request fails the test.
 //!
 //! Not here: the clauses (`super`).
 
@@ -11,15 +14,15 @@ use std::time::Duration;
 use super::Device;
 use crate::{Error, ErrorKind, Exchange, Flags, Operation, Outcome, Request};
 
-/// After this long without an answer a request counts as lost. Only a broken device ever waits so
+/// After this long without an answer, a request counts as lost. Only a broken device takes this
 /// long.
 const LOST_AFTER: Duration = Duration::from_secs(120);
 
-/// What a probe reports when it disappears. A device that is closing may answer with the same kind,
-/// not this text.
+/// The text that a probe reports when it is dropped unanswered. A closing device may answer with
+/// the same kind, but not with this text.
 const NEVER_ANSWERED: &str = "an exchange was dropped without an outcome";
 
-/// An exchange that reports its outcome, or its disappearance, once.
+/// An exchange that reports its outcome, or that it was dropped without one, once.
 pub(super) struct Probe {
     pub(super) bytes: Vec<u8>,
     pub(super) tell: Option<Sender<Outcome>>,
@@ -28,7 +31,7 @@ pub(super) struct Probe {
 impl Probe {
     fn report(&mut self, outcome: Outcome) {
         if let Some(tell) = self.tell.take() {
-            // Nobody listens any more when the test has failed already.
+            // The receiver is gone if the test has failed already.
             let _ = tell.send(outcome);
         }
     }
@@ -74,7 +77,8 @@ pub(super) fn answer(hear: &Receiver<Outcome>, clause: &str) -> Outcome {
     }
 }
 
-/// A read whose answer submits the next one, `left` times; the last outcome is told.
+/// Submits a read whose answer submits the next one, `left` times. The last outcome is sent to
+/// `tell`.
 pub(super) fn submit_chain(device: Device, left: u32, tell: Sender<Outcome>) {
     let next = Arc::clone(&device);
     let hear = move |outcome: Outcome, _| {
@@ -93,15 +97,16 @@ pub(super) fn submit_chain(device: Device, left: u32, tell: Sender<Outcome>) {
     ));
 }
 
-/// A read whose answer drops the device, last of all if the answer comes on a thread of its own: it
-/// waits there until the caller, who drops its own at once, ends `dropped`.
+/// Submits a read whose answer drops its reference to the device. On another thread than the
+/// caller's, the answer first waits until the caller, which drops its own reference at once, closes
+/// `dropped`; so the answer drops the last reference.
 pub(super) fn submit_last_holder(device: Device, dropped: Receiver<()>, tell: Sender<Outcome>) {
     let caller = thread::current().id();
     let held = Arc::clone(&device);
     let last = probe(Operation::Read, 1000, 3000, 3000, &tell).then(move |outcome, asker| {
         if thread::current().id() != caller {
-            // A device whose `submit` waits for this answer breaks D1: it hears that, and does not
-            // hang.
+            // The wait is limited, so that a device that breaks the contract fails the test and
+            // does not hang it.
             let _ = dropped.recv_timeout(LOST_AFTER);
         }
         drop(held);

@@ -1,8 +1,10 @@
-//! Faults on demand: a closure decides for each request whether it passes, fails, waits or gets
-//! lost.
+//! Injected faults: a closure decides for each request whether it passes, fails, is held or is
+//! dropped.
 //!
-//! For tests of what stands above a device. Requests that still wait when the layer is dropped
-//! answer themselves (D2).
+//! For tests of the code above a device.
+//!
+//! Invariants: the device inside receives a request only if it passes or is released. No request is
+//! lost: one that is still held when the layer is dropped answers itself (D2).
 //!
 //! Not here: faults of a store (`sawmill_store::FaultStore`), and of a journal's disk
 //! (`crates/sim`).
@@ -18,13 +20,13 @@ pub enum Decision {
     Pass,
     /// It is answered with this error and never reaches the device.
     Fail(Error),
-    /// It waits, unseen by the device, until [`Fault::release`] or [`Fault::take_held`].
+    /// It is held back from the device until [`Fault::release`] or [`Fault::take_held`].
     Hold,
     /// It is dropped unanswered, and so answers itself.
     Drop,
 }
 
-/// The device `D` with faults where `decide` wants them.
+/// The device `D` with the faults that `decide` chooses.
 pub struct Fault<D, F> {
     inner: D,
     decide: F,
@@ -32,20 +34,20 @@ pub struct Fault<D, F> {
 }
 
 impl<D: BlockDevice, F: Fn(&Request) -> Decision + Send + Sync> Fault<D, F> {
-    /// Asks `decide` about every request. It may be called by several threads at once.
+    /// A layer that calls `decide` for every request, possibly from several threads at once.
     #[must_use]
     pub fn new(inner: D, decide: F) -> Self {
         Fault { inner, decide, held: Mutex::default() }
     }
 
-    /// How many requests wait.
+    /// The number of held requests.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held.lock().len()
     }
 
-    /// Sends everything that waits to the device, oldest first, without asking again. Says how
-    /// many.
+    /// Submits all held requests to the device, oldest first, without calling `decide` again.
+    /// Returns their number.
     pub fn release(&self) -> usize {
         let held = self.take_held();
         let count = held.len();
@@ -53,8 +55,7 @@ impl<D: BlockDevice, F: Fn(&Request) -> Decision + Send + Sync> Fault<D, F> {
         count
     }
 
-    /// Hands over everything that waits, oldest first, for a test that wants another order or
-    /// another end.
+    /// Returns all held requests, oldest first, for a test that needs another order or outcome.
     #[must_use = "a request that is dropped answers itself with an error"]
     pub fn take_held(&self) -> Vec<Request> {
         std::mem::take(&mut *self.held.lock())

@@ -1,8 +1,13 @@
-//! The answers on `/dev/fuse`, as bytes: pure.
+//! The answers on `/dev/fuse`, encoded as bytes.
 //!
-//! The layouts are those of linux/fuse.h. Every function returns a complete answer with its head;
-//! the data of a read follows the head in the same system call. Not here: requests (`protocol`),
-//! I/O.
+//! The layouts are those of linux/fuse.h. Except for [`head`], every function returns a complete
+//! answer; the data of a read follows its head in the same system call.
+//!
+//! Invariants: an answer begins with its total length in bytes and, after the errno, the number of
+//! its request; a notification has the number 0. The entries of a folder never exceed the length
+//! that the kernel asked for.
+//!
+//! Not here: requests (`protocol`), I/O (`link`).
 
 use super::protocol::{self, FILE, ROOT};
 
@@ -11,8 +16,8 @@ pub(super) const HEAD_BYTES: usize = 16;
 
 /// How long the kernel may cache the file's attributes and name; a resize invalidates them.
 const VALID_S: u64 = 3600;
-/// The same for the folder, which never changes: a user who looks at a mountpoint without a server
-/// need not wait.
+/// The same for the folder, which never changes: a `stat` of a mountpoint without a server does not
+/// wait.
 const FOLDER_VALID_S: u64 = 100 * 365 * 86400;
 /// The unit of statfs; also the granularity in which a loop device discards.
 const GRAIN_BYTES: u32 = 4096;
@@ -123,7 +128,7 @@ pub(super) fn init(
         .end()
 }
 
-/// Refuses a kernel with a newer major version: it retries with ours.
+/// Answers a kernel with a newer major version, which then retries with ours.
 pub(super) fn init_other_major(unique: u64) -> Vec<u8> {
     begin(unique).u32(protocol::MAJOR).u32(protocol::MINOR_MAX).zeroes(16).end()
 }
@@ -131,7 +136,7 @@ pub(super) fn init_other_major(unique: u64) -> Vec<u8> {
 fn attributes(to: Writer, node: u64, facts: &Attributes) -> Writer {
     let folder = node == ROOT;
     let size_bytes = if folder { 0 } else { facts.size_bytes };
-    // Users who may read the file may also look into the folder.
+    // Users with read permission on the file may also search the folder.
     let mode = if folder {
         FOLDER_MODE | facts.mode | facts.mode >> 2 & 0o111
     } else {
@@ -165,7 +170,7 @@ pub(super) fn entry(unique: u64, facts: &Attributes) -> Vec<u8> {
     attributes(head, FILE, facts).end()
 }
 
-/// An open file: every access comes to us, several at the same time.
+/// An open file: every access reaches the server, several at the same time.
 pub(super) fn opened(unique: u64) -> Vec<u8> {
     begin(unique).u64(0).u32(DIRECT_IO | NO_FLUSH | PARALLEL_WRITES).u32(0).end()
 }
@@ -185,7 +190,7 @@ pub(super) fn sought(unique: u64, offset: u64) -> Vec<u8> {
     begin(unique).u64(offset).end()
 }
 
-/// The file system: as large as the file, and full.
+/// The statistics of the file system: as large as the file, and full.
 pub(super) fn stat_fs(unique: u64, size_bytes: u64, name_bytes_max: u32) -> Vec<u8> {
     begin(unique)
         .u64(size_bytes.div_ceil(u64::from(GRAIN_BYTES)))
@@ -223,7 +228,7 @@ pub(super) fn folder(unique: u64, offset: u64, length_max: u32, name: &[u8]) -> 
     to.end()
 }
 
-/// Tells the kernel to drop the file's cached attributes.
+/// A notification that makes the kernel drop the file's cached attributes.
 pub(super) fn invalidate_file() -> Vec<u8> {
     // A negative offset: attributes only.
     let mut message = begin(0).u64(FILE).u64(u64::MAX).u64(0).end();
@@ -231,7 +236,7 @@ pub(super) fn invalidate_file() -> Vec<u8> {
     message
 }
 
-/// Asks the kernel to resend everything that was taken and not answered.
+/// A notification that makes the kernel resend every request that was read and not answered.
 pub(super) fn resend() -> [u8; HEAD_BYTES] {
     head(0, -RESEND, 0)
 }

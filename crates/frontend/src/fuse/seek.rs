@@ -1,8 +1,9 @@
 //! Finds the start of the next data or hole: queries the device for one window after another.
 //!
 //! Invariant: the stack depth is constant, however many windows there are, and whether the device
-//! answers immediately or later: the code that finds a window answered continues in a loop. Not
-//! here: seeks relative to a position, which the kernel does itself.
+//! answers immediately or later: the code that finds a window answered continues in a loop.
+//!
+//! Not here: seeks relative to a position, which the kernel does itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::AcqRel};
@@ -28,7 +29,7 @@ pub(super) struct Seek {
     pub(super) size_bytes: u64,
 }
 
-/// One query for a window, and the decision which side continues after it.
+/// One query for a window, and the decision whether `look` or the answer continues after it.
 struct Window {
     seek: Arc<Seek>,
     offset: u64,
@@ -104,7 +105,7 @@ impl Seek {
                 Err(end) if end > offset && end < self.size_bytes => return Some(end),
                 Err(_) if self.data => Errno::NXIO.raw_os_error(),
                 Err(_) => {
-                    // After the last byte, there is a hole.
+                    // The end of the file counts as a hole.
                     self.link.send(&[&sought(self.unique, self.size_bytes)]);
                     return None;
                 }

@@ -1,8 +1,9 @@
 //! One worker: takes requests from the kernel, answers those that need no device, and submits the
 //! rest to it.
 //!
-//! Invariant: a worker never waits for the device, and never touches a file of any file system. Not
-//! here: the device's answer (`ticket`, `seek`).
+//! Invariant: a worker never waits for the device, and never accesses a file of any file system.
+//!
+//! Not here: the device's answer (`ticket`, `seek`), the parser of requests (`protocol`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -118,7 +119,7 @@ struct Write {
 fn write(link: &Arc<Link>, served: &Served, mut buffer: Vec<u8>, write: &Write) -> Vec<u8> {
     count(&link.counters.writes);
     let room = served.size_bytes().saturating_sub(write.offset);
-    // What exceeds the end is not written, and the count shows that.
+    // Bytes past the end are not written; the count in the answer excludes them.
     let length = usize::try_from(room).map_or(write.bytes, |room| room.min(write.bytes));
     if write.node != FILE || length == 0 {
         let errno = match (write.node, write.bytes) {

@@ -2,7 +2,12 @@
 //! and, for some verbs, a parcel with one piece ([`pack`]).
 //!
 //! A mount holder and its client may have different versions, so the rules for messages and parcels
-//! in `docs/format/hand_over.md` apply. Not here: the order of messages.
+//! in `docs/format/hand_over.md` apply.
+//!
+//! Invariants: a decoded packet has exactly the pieces that its verb requires. A packet over the
+//! limits for bytes and descriptors is neither sent nor received.
+//!
+//! Not here: the order of messages (`client`, `holder`).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -11,7 +16,7 @@ use sawmill_device::{Error, ErrorKind, Result};
 
 use crate::{Handed, pack, passing, unpack};
 
-/// More than the facts of any door.
+/// The most bytes of one packet: more than the facts of any door take.
 const PACKET_BYTES_MAX: usize = 16 << 10;
 /// The most descriptors of one packet.
 const DESCRIPTORS_MAX: usize = 4;
@@ -19,19 +24,20 @@ const DESCRIPTORS_MAX: usize = 4;
 /// A packet.
 #[derive(Debug)]
 pub(super) enum Packet {
-    /// Hold this, in place of what you held.
+    /// Asks the mount holder to hold this piece instead of the previous one.
     Hold(Handed),
-    /// Give me what you hold.
+    /// Asks for the held piece.
     Give,
     /// End.
     End,
-    /// Keep this connection open until you end, so that I notice.
+    /// Asks the mount holder to keep this connection open until it ends, so that the client notices
+    /// the end.
     Watch,
     /// Done.
     Done,
-    /// Here it is.
+    /// The answer to `Give`: the held piece.
     Here(Handed),
-    /// There is nothing to hold any more.
+    /// The answer when the mount holder holds nothing any more.
     Nothing,
 }
 

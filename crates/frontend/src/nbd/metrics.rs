@@ -1,7 +1,12 @@
 //! The counters of an NBD server.
 //!
-//! Each connection counts on its own [`Counters`], so that connections do not share a cache line; a
-//! snapshot adds them up. Not here: names and labels for a monitoring system.
+//! Each connection has its own [`Counters`], so that connections do not share a cache line; a
+//! snapshot adds them up.
+//!
+//! Invariant: a counter that is updated without an atomic addition has one writer at a time: the
+//! connection's own thread, or the holder of the lock of the replies.
+//!
+//! Not here: names and labels for a monitoring system.
 
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -38,10 +43,11 @@ pub struct NbdMetrics {
     pub handshakes: u64,
     /// Connections accepted.
     pub connections_total: u64,
-    /// Connections closed because there was no place for them or for their peer, or no memory.
+    /// Connections closed because a limit on connections, in all or per peer, or on memory was
+    /// reached.
     pub connections_refused: u64,
-    /// Connections closed for others: in a handshake when another client needed the slot, or
-    /// because the client kept memory for which others waited.
+    /// Connections closed in favour of others: in a handshake, because another client needed the
+    /// slot; or because the client kept memory that others waited for.
     pub connections_cut: u64,
     /// Requests received, by command.
     pub requests: RequestCounts,

@@ -1,5 +1,8 @@
-//! The state of one connection between its requests: the agreement, what the client was shown, what
-//! is unread, and how it ended.
+//! The state of one connection between its requests: the result of the handshake, the export's
+//! facts as shown to the client, the unread bytes, and the reason for the end.
+//!
+//! Invariant: a connection keeps the size, the longest request and the flags that its client was
+//! shown. [`Shown::on`] refuses a device that no longer supports them, and never shows more.
 //!
 //! Not here: the loop of requests (`connection`), and the hand-over of a session (`handover`).
 
@@ -24,7 +27,7 @@ pub(super) struct Session {
 /// Why a connection ended.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The client asked for it.
+    /// The client requested the end.
     Disconnect,
     /// The client closed its side between two requests.
     Closed,
@@ -36,15 +39,15 @@ pub(super) enum End {
     Broken(OsError),
     /// The client broke the protocol.
     Violation(Violation),
-    /// All places are taken, or all memory that is reserved for connections.
+    /// The limit on connections, or on the memory reserved for them, is reached.
     Refused(&'static str),
-    /// Others waited for memory that the client kept.
+    /// The client kept memory that other connections waited for.
     Stalled,
-    /// Another process has taken it over.
+    /// Another process has taken the connection over.
     LetGo,
 }
 
-/// What a client was told about its export, and relies on as long as it is connected.
+/// The facts of its export that a client was shown, and relies on as long as it is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shown {
     pub(super) size_bytes: u64,
@@ -62,8 +65,8 @@ impl Shown {
         }
     }
 
-    /// The geometry for a connection that was shown this, on a device with the geometry `now`; or
-    /// why it does not fit.
+    /// The geometry for a connection whose client was shown these facts, on a device with the
+    /// geometry `now`; or the reason why the device does not support them.
     pub(super) fn on(
         &self,
         now: &Geometry,
@@ -106,7 +109,7 @@ pub(super) struct Held {
     pub(super) unread: Unread,
 }
 
-/// The refusal of a request: what the client gets.
+/// The refusal of a request: the errno and text that the client gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal(pub(super) Errno, pub(super) String);
 
@@ -120,7 +123,8 @@ pub(super) struct Drain {
     pub(super) refusal: Refusal,
 }
 
-/// What a client sent and was not answered yet: all state of its connection besides the agreement.
+/// The bytes and requests of a client that are not answered yet: all state of its connection
+/// besides the result of the handshake.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Unread {
     /// Bytes that were received and not consumed; they contain a partial request from its start.

@@ -1,6 +1,8 @@
-//! The options of a ublk device, and its fixed limits.
+//! The options of a ublk device, their defaults and their ranges.
 //!
 //! Invariant: a value outside its range is refused before anything is made.
+//!
+//! Not here: the fixed limits (`limits`), the kernel's own limits (`sawmill_sys::ublk`).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,8 +17,8 @@ use super::worker::UblkWorkers;
 pub struct UblkOptions {
     /// The number in `/dev/ublkbN`; `None` takes a free one.
     pub id: Option<u32>,
-    /// Distinguishes the device's bytes from all others: the identity of the volume, not only its
-    /// name. A device is taken over only for the volume it was made for. Not empty.
+    /// The identity of the volume, not only its name. A device is taken over only for the volume
+    /// for which it was made. Not empty.
     pub volume: String,
     /// The name of a link to the device's node in `link_folder`; `None` for no link.
     pub link: Option<String>,
@@ -34,8 +36,8 @@ pub struct UblkOptions {
     pub workers: Option<UblkWorkers>,
     /// Makes a device without privileges: without recovery, and with two copies of each payload.
     pub unprivileged: bool,
-    /// Whether the device waits for the next server when this one dies. Not for devices whose
-    /// answered writes die with the server.
+    /// Whether the device waits for the next server when this one dies. Must be false for a device
+    /// whose answered writes are lost with the server.
     pub recoverable: bool,
     /// The folder with the facts of each device; one folder for all servers of a machine.
     pub run_folder: PathBuf,

@@ -1,5 +1,9 @@
-//! The stamp: 512 bytes that know where they belong and who wrote them. Invariant: a stamped sector
-//! is never all zeroes, so zeroes are what was there before, or a write of zeroes.
+//! The stamp: 512 bytes that name their place and their write.
+//!
+//! Invariant: a stamped sector is never all zeroes, so zeroes are the content from before, or a
+//! write of zeroes.
+//!
+//! Not here: whether a stamp belongs where it is found (`judge`).
 
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 
@@ -9,7 +13,7 @@ pub const SECTOR_BYTES: usize = 512;
 const MAGIC: &[u8; 8] = b"TIMBERst";
 const CRC_AT: usize = SECTOR_BYTES - 4;
 
-/// What one sector of a write says about itself.
+/// The fields of the stamp in one sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// The run of the test program.
@@ -24,12 +28,12 @@ pub struct Stamp {
     pub count: u32,
 }
 
-/// What is found in a sector.
+/// The content of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sector {
     /// All zeroes.
     Empty,
-    /// A whole stamp. Whether it belongs there is for the judge to say.
+    /// A whole stamp. The judge decides whether it belongs there.
     Stamped(Stamp),
     /// Anything else: torn, flipped or foreign bytes.
     Damaged,

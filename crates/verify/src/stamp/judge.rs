@@ -9,17 +9,20 @@
 //! 3. There is one order of P that respects → and gives every sector the write seen there: what two
 //!    concurrent writes leave where they overlap is of one of them, not a mixture.
 //!
-//! A sector of zeroes may be the base or any write of zeroes; it counts against the image only when
+//! A sector of zeroes may be the base or any write of zeroes; it makes the image illegal only when
 //! none of these can explain it.
 //!
-//! Not here: which of these checks a device is judged by (`look`, `crash`), when a request was sent
-//! and answered (`log`).
+//! Invariant: while one image is judged, P only grows: a round adds a write of zeroes that alone
+//! explains a sector, or it is the last.
+//!
+//! Not here: the choice of the check for a device (`look`, `crash`), the moments of requests and
+//! answers (`log`).
 
 use std::fmt;
 
 use super::{Kind, Log, SECTOR_BYTES, Sector, Write};
 
-/// What a legal image kept.
+/// The counts of writes of a legal image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     /// Writes in the cut.
@@ -40,32 +43,32 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Demands that every completed write is there, and that the image is a cut.
+/// Requires that every completed write is there, and that the image is a cut.
 pub fn check_nothing_accepted_lost(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
     Judge::new(log, image, |write| write.completed.is_some())?.judge()
 }
 
-/// Demands that every write completed before the last completed flush was submitted is there, and
-/// every completed one with FUA, and that the image is a cut.
+/// Requires that every write is there that completed before the last completed flush was submitted,
+/// and every completed write with FUA, and that the image is a cut.
 pub fn check_flushed_kept(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
     let flushed = last_flush(log);
     let demanded = |write: &Write| write.completed.is_some_and(|done| write.fua || done < flushed);
     Judge::new(log, image, demanded)?.judge()
 }
 
-/// Demands that the image is a cut, wherever it falls.
+/// Requires that the image is a cut, at any moment.
 pub fn check_cut(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
     Judge::new(log, image, |_| false)?.judge()
 }
 
-/// Demands that every write completed before `moment` is there, and that the image is a cut.
+/// Requires that every write completed before `moment` is there, and that the image is a cut.
 pub fn check_kept_before(log: &Log, moment: u64, image: &[u8]) -> Result<Verdict, Violation> {
     Judge::new(log, image, |write| write.completed.is_some_and(|done| done < moment))?.judge()
 }
 
-/// The promise of a plain disk with a cache: each sector by itself holds a write that no later
-/// write that had to survive covers, whole. Writes may be in part and in any order between two
-/// flushes.
+/// The promise of a plain disk with a cache: each sector on its own is whole, and no later write
+/// that had to survive covers the write that it shows. Between two flushes, writes may be there in
+/// part and in any order.
 pub fn check_sectors(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
     let flushed = last_flush(log);
     sectors_by_themselves(log, image, |write| {
@@ -73,8 +76,8 @@ pub fn check_sectors(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
     })
 }
 
-/// The promise of a plain disk whose cache survived: as [`check_sectors`], of every completed
-/// write.
+/// The promise of a plain disk whose cache survived: as [`check_sectors`], but every completed
+/// write must survive.
 pub fn check_sectors_accepted(log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
     sectors_by_themselves(log, image, |write| write.completed.is_some())
 }
@@ -99,18 +102,18 @@ fn last_flush(log: &Log) -> u64 {
     flushes.map(|flush| flush.submitted).max().unwrap_or(0)
 }
 
-/// What a sector shows, in terms of the log.
+/// The origin of a sector's content, in terms of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
-    /// What was there before this log.
+    /// The content from before this log.
     Base,
     /// The data of a write of this log.
     Write(usize),
-    /// Zeroes that the base does not explain, or not alone.
+    /// Zeroes that the base does not explain, or that a write of zeroes may explain too.
     Zeroes,
 }
 
-/// The newest write of the cut over a sector: the latest submission, and whose it is.
+/// The newest write of the cut over a sector: the latest submission, and its write.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cover {
     submitted: u64,
@@ -122,7 +125,7 @@ struct Judge<'a> {
     seen: Vec<Seen>,
     demanded: Vec<bool>,
     observed: Vec<bool>,
-    /// For each sector of zeroes, the one write of zeroes that must have made it, once that is
+    /// For each sector of zeroes, the only write of zeroes that can explain it, once that is
     /// certain.
     maker: Vec<Option<usize>>,
     zero_writes: Vec<Vec<usize>>,
@@ -203,7 +206,8 @@ impl<'a> Judge<'a> {
         covers
     }
 
-    /// Finds who made each sector of zeroes; true when that added a write to the cut.
+    /// Finds the writes that can explain each sector of zeroes; true when that added a write to the
+    /// cut.
     fn settle_zeroes(&mut self, covers: &[Cover]) -> Result<bool, Violation> {
         let mut grown = false;
         for (sector, cover) in covers.iter().enumerate() {
@@ -342,7 +346,7 @@ fn sectors(write: &Write) -> std::ops::Range<usize> {
     write.sector as usize..write.sector as usize + write.count as usize
 }
 
-/// Whether the write may lie over one submitted at `submitted`: it did not complete before.
+/// Whether the write may lie over one submitted at `submitted`: it had not completed by then.
 fn ends_after(write: &Write, submitted: u64) -> bool {
     write.completed.is_none_or(|done| done >= submitted)
 }

@@ -1,7 +1,10 @@
 //! The client's log: every write and flush with the moments of its submission and its completion.
 //!
-//! Invariant: moments come from one clock that only goes up, taken before a request is sent and
-//! after its answer is read, so "completed before submitted" in the log was so in the world.
+//! Invariant: moments come from one clock that only increases. They are taken before a request is
+//! sent and after its answer is read, so "completed before submitted" in the log was also true for
+//! the device.
+//!
+//! Not here: sending the requests (`load`), and which images a log allows (`judge`).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,13 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{SECTOR_BYTES, Sector, Stamp};
 
-/// When a cut strikes, on the clock of the workload. Looking at what there is takes a while, so
-/// there are two sides to it.
+/// The moment of a cut, on the clock of the workload. Recording the state takes a while, so the
+/// moment has two bounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CutTime {
-    /// What was answered before this had been promised.
+    /// Every answer before this is a promise.
     pub promised: u64,
-    /// What was asked for before this may be there.
+    /// Every request before this may have had its effect.
     pub visible: u64,
 }
 
@@ -24,7 +27,7 @@ impl CutTime {
     pub const END: CutTime = CutTime { promised: u64::MAX, visible: u64::MAX };
 }
 
-/// A clock without time: each look at it is later than all before.
+/// A logical clock: each moment is later than all before.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Arc<AtomicU64>);
 
@@ -36,7 +39,7 @@ impl Clock {
     }
 }
 
-/// What a write leaves behind.
+/// The content that a write leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Stamped data.
@@ -50,13 +53,13 @@ pub enum Kind {
 pub struct Write {
     /// Its number in the run, as in its stamps.
     pub id: u64,
-    /// What it leaves behind.
+    /// The content that it leaves.
     pub kind: Kind,
     /// Its first sector.
     pub sector: u64,
     /// Its length in sectors.
     pub count: u32,
-    /// It was to be durable when completed.
+    /// Whether it has FUA: it must be durable when completed.
     pub fua: bool,
     /// When it was submitted.
     pub submitted: u64,
@@ -73,7 +76,7 @@ pub struct Flush {
     pub completed: Option<u64>,
 }
 
-/// What was done to a volume since it was last looked at, and what it looked like then.
+/// The writes and flushes of a volume since its last inspection, and its content then.
 #[derive(Clone, Debug)]
 pub struct Log {
     /// The run, as in the stamps.
@@ -84,8 +87,8 @@ pub struct Log {
     pub writes: Vec<Write>,
     /// The flushes, in order of submission.
     pub flushes: Vec<Flush>,
-    /// What each sector held before the writes of this log: the number of an older write, or none
-    /// for zeroes.
+    /// The content of each sector before the writes of this log: the number of an older write, or
+    /// `None` for zeroes.
     pub base: Vec<Option<u64>>,
     by_id: HashMap<u64, usize>,
     next_id: u64,
@@ -106,7 +109,7 @@ impl Log {
         }
     }
 
-    /// Notes that a write is about to be submitted; returns its place in the log.
+    /// Records a write that is about to be submitted; returns its place in the log.
     pub fn submit(&mut self, kind: Kind, sector: u64, count: u32) -> usize {
         let id = self.next_id;
         self.next_id += 1;
@@ -121,14 +124,14 @@ impl Log {
         place
     }
 
-    /// Adds a write as it is; returns its place in the log.
+    /// Adds a write unchanged; returns its place in the log.
     pub fn add(&mut self, write: Write) -> usize {
         self.by_id.insert(write.id, self.writes.len());
         self.writes.push(write);
         self.writes.len() - 1
     }
 
-    /// Notes that a flush is about to be submitted; returns its place in the log.
+    /// Records a flush that is about to be submitted; returns its place in the log.
     pub fn submit_flush(&mut self) -> usize {
         self.flushes.push(Flush { submitted: self.clock.tick(), completed: None });
         self.flushes.len() - 1
@@ -150,7 +153,8 @@ impl Log {
         self.by_id.get(&id).copied()
     }
 
-    /// Starts over from what the volume looks like now: what is gone now may never come back.
+    /// Clears the log and takes `image`, the volume's content now, as the base: a write that is
+    /// missing there must not reappear.
     pub fn rebase(&mut self, image: &[u8]) {
         self.writes.clear();
         self.flushes.clear();
@@ -163,14 +167,15 @@ impl Log {
         }
     }
 
-    /// The log of another history that goes on from here. Numbers of writes begin anew in a range
-    /// of their own, by `number`: so no write of one history passes for one of another.
+    /// A log that continues from here as another history. Its new writes have numbers in a range of
+    /// their own, given by `number`, so that no write of one history is mistaken for one of
+    /// another.
     #[must_use]
     pub fn branch(&self, number: u64) -> Self {
         Log { next_id: (number << 40) + 1, ..self.clone() }
     }
 
-    /// Everything from now on is of a larger volume; what was added holds zeroes.
+    /// Grows the volume to `sectors`; the added sectors hold zeroes.
     pub fn grow(&mut self, sectors: u64) {
         self.base.resize(sectors as usize, None);
     }
@@ -210,7 +215,7 @@ impl Log {
         text
     }
 
-    /// Reads what [`Log::to_text`] wrote; none when it is something else.
+    /// Parses the output of [`Log::to_text`]; `None` for any other text.
     #[must_use]
     pub fn from_text(text: &str) -> Option<Self> {
         let mut lines = text.lines();

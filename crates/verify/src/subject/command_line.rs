@@ -1,10 +1,14 @@
-//! Anybody's NBD server, by a command line with two holes: `{backing}`, the disk it shall work on,
-//! and `{socket}`, the Unix socket it shall serve on.
+//! Any NBD server as a device under test, given by a command line with two placeholders:
+//! `{backing}`, the path of its disk, and `{socket}`, the Unix socket on which it must serve.
 //!
-//! While it is recorded its disk is a file that `nbdfuse` shows; after a crash it is a plain file.
-//! It must stay in the foreground, and serve a second time on what it left: that is the test.
+//! While it is recorded, its disk is a file that `nbdfuse` shows; after a crash it is a plain file.
+//! The server must stay in the foreground, and must serve again on the disk that a crash left,
+//! which is the test.
 //!
-//! Not here: Sawmill's binary (`sawmill`), whose server and disk are those of this file.
+//! Invariant: a server that is recorded ends before its disk, and the disk's file before the NBD
+//! server behind the file.
+//!
+//! Not here: Sawmill's binary (`sawmill`), which uses the server and the disk of this file.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +26,7 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// Checks the command line for its holes.
+    /// Checks that the command line has both placeholders.
     pub fn new(template: &str) -> Result<Self> {
         for hole in ["{backing}", "{socket}"] {
             if !template.contains(hole) {
@@ -58,7 +62,7 @@ fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', "'\\''"))
 }
 
-/// A server that has taken a first connection.
+/// A server that has accepted a first connection.
 pub(super) struct Server {
     pub(super) process: Process,
     uri: String,
@@ -66,15 +70,15 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Waits until the server takes a connection, and keeps that: some serve no more than one.
+    /// Waits until the server accepts a connection, and keeps it: some servers accept only one.
     pub(super) fn connect(mut process: Process, uri: String) -> Result<Self> {
         let ask = || Client::connect(&uri, Style::Structured).ok();
         let first = process.wait_for("the device is to serve", ask)?;
         Ok(Server { process, uri, first: Some(first) })
     }
 
-    /// The same for a server that comes back after a crash; it may also end with the code
-    /// `refused`.
+    /// As [`connect`](Self::connect), for a server that is started after a crash; it may also end
+    /// with the exit code `refused`.
     pub(super) fn revived(mut process: Process, uri: String, refused: i32) -> Result<Revived> {
         let ask = || Client::connect(&uri, Style::Structured).ok();
         match process.wait_for("the device is to serve again", ask) {

@@ -1,9 +1,14 @@
-//! Devices under test: what is started on a recording disk, and again on what a crash left of it.
+//! Devices under test: each is started on a recording disk, and again on the disk that a crash
+//! left.
 //!
-//! Modules: `in_process` (our own devices, served from here), `command_line` (anybody's server, by
-//! its command line), `sawmill` (this product's own binary, with a store beside its disk).
+//! Modules: `in_process` (our own devices, served from this process), `command_line` (any server,
+//! by its command line), `sawmill` (this product's own binary, with a store beside its disk).
 //!
-//! Not here: where power fails (`plan`, `cut`), who judges what came back (`look`).
+//! Invariant: a device ends at the latest when its [`Running`] is dropped, before the disk that it
+//! uses.
+//!
+//! Not here: the points at which power fails (`plan`, `cut`), the judging of a device that came
+//! back (`look`).
 
 mod command_line;
 mod in_process;
@@ -30,7 +35,7 @@ pub type RecordedDisk = Arc<Recorder<MemoryDevice>>;
 /// A way in which a device can come back after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Way {
-    /// Its disk as the cut left it.
+    /// With its disk as the cut left it.
     DiskKept,
     /// Without its disk.
     DiskLost,
@@ -63,58 +68,58 @@ impl std::str::FromStr for Way {
     }
 }
 
-/// What a crash left.
+/// The remains of a crash.
 #[derive(Clone, Copy, Debug)]
 pub struct Remains<'a> {
-    /// Where it struck.
+    /// The cut.
     pub cut: &'a Cut,
-    /// The disk; of [`Way::DiskStale`] the older one.
+    /// The disk; for [`Way::DiskStale`] the older one.
     pub disk: &'a Image,
     /// How the device comes back.
     pub way: Way,
 }
 
-/// A device that runs. Dropped, it is killed.
+/// A device that runs. It ends when dropped.
 pub trait Running {
-    /// Where it serves.
+    /// The NBD URI at which it serves.
     fn uri(&self) -> &str;
-    /// The first connection to it; made when it was started.
+    /// A connection to it; the first one may be the connection that was made at its start.
     fn client(&mut self) -> Result<Client>;
-    /// Ends it in order.
+    /// Stops it cleanly.
     fn stop(self: Box<Self>) -> Result<()>;
-    /// Waits until what it has accepted survives the loss of its disk; false: it has no such
-    /// promise.
+    /// Waits until everything that it has accepted survives the loss of its disk. Returns false if
+    /// it makes no such promise.
     fn settle(&mut self) -> Result<bool> {
         Ok(false)
     }
 }
 
-/// How a device came back.
+/// The result of starting a device after a crash.
 pub enum Revived {
     /// It serves.
     Serving(Box<dyn Running>),
-    /// It refused to serve, and said why.
+    /// It refused to serve, with the reason.
     Refused(String),
 }
 
 /// A device under test.
 pub trait Subject {
-    /// What it is, for reports and for the command that repeats a finding.
+    /// Its description, for reports and for the command that repeats a finding.
     fn describe(&self) -> String;
-    /// What its disk holds before it is recorded: zeroes, where it does not care.
+    /// The content of its disk before the recording; zeroes by default.
     fn prepare(&self, disk_bytes: u64, _folder: &Path) -> Result<Image> {
         Ok(Image::new(disk_bytes))
     }
     /// Starts it on a recording disk.
     fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn Running>>;
-    /// Starts it on what a crash left.
+    /// Starts it on the remains of a crash.
     fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived>;
     /// The ways in which it can come back.
     fn ways(&self) -> &[Way] {
         &[Way::DiskKept]
     }
 
-    /// Whether what is flushed survives the loss of its disk too.
+    /// Whether flushed data survives the loss of its disk too.
     fn flushes_survive_its_disk(&self) -> bool {
         false
     }

@@ -1,12 +1,16 @@
 //! Sawmill's own binary as a device under test: its journal lies on the recorded disk, its store is
 //! a folder.
 //!
-//! A crash leaves the journal as the cut says and the store as it was at that moment. Objects are
-//! immutable and only their names come and go, so each is kept by a hard link, and which were there
-//! is noted before every entry of the recording. Memory that outlives the process is gone: power
-//! failed.
+//! A crash leaves the journal according to the cut, and the store as it was at that moment. Objects
+//! are immutable, and only their names appear and disappear, so a hard link keeps each object, and
+//! the set of names is recorded before every entry of the recording. Memory that outlives the
+//! process is lost, as after a power failure.
 //!
-//! Invariant: this file knows the binary by its command line alone.
+//! Invariant: this file depends on the binary's command line, its exit code for a refusal, and the
+//! files of its folder store, and on nothing inside.
+//!
+//! Not here: the server's process and the recorded disk (`command_line`), where power fails
+//! (`plan`, `cut`), the judging (`look`).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +29,7 @@ use crate::program::{self, Process};
 use crate::{Error, Result};
 
 const VOLUME: &str = "disk";
-/// What the binary ends with when the safe answer is to stop.
+/// The binary's exit code for a refusal to continue.
 const REFUSED: i32 = 5;
 
 /// Sawmill's own binary.
@@ -84,13 +88,14 @@ fn uri_in(folder: &Path) -> String {
 #[derive(Default)]
 struct Census {
     now: BTreeSet<String>,
-    /// What came and went, as lines: entry, `+` or `-`, key.
+    /// The changes, as lines: entry, `+` or `-`, key.
     changes: String,
     failed: Option<io::Error>,
 }
 
 impl Census {
-    /// Notes what the store holds before entry `number`, and links what is new into the vault.
+    /// Records the objects of the store before entry `number`, and links the new ones into the
+    /// vault.
     fn take(&mut self, number: usize, store: &Path, vault: &Path) {
         if self.failed.is_none()
             && let Err(error) = self.try_take(number, store, vault)
@@ -116,14 +121,14 @@ impl Census {
         Ok(())
     }
 
-    /// Links what is new into the vault; false when something went before it was linked.
+    /// Links new objects into the vault; false when one disappeared before it was linked.
     fn link_new(&self, found: &BTreeSet<String>, store: &Path, vault: &Path) -> io::Result<bool> {
         for key in found.difference(&self.now) {
             let kept = vault.join(key);
             fs::create_dir_all(kept.parent().unwrap_or(vault))?;
             match fs::hard_link(store.join(key), &kept) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-                // By a look before this one.
+                // An earlier pass linked it.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 linked => linked?,
             }
@@ -132,8 +137,8 @@ impl Census {
     }
 }
 
-/// The keys of the objects in a folder store. Two equal looks in a row: then there was a moment at
-/// which it held exactly these.
+/// The keys of the objects in a folder store, once two listings in a row are equal: then the store
+/// held exactly these at one moment.
 fn steady(store: &Path) -> io::Result<BTreeSet<String>> {
     let mut found = objects(store)?;
     loop {
@@ -201,7 +206,7 @@ fn restore(folder: &Path, entry: usize, store: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Ends a server in order.
+/// Stops a server cleanly.
 fn stop(process: &mut Process) -> Result<()> {
     let status = process.stop();
     if status.success() {
@@ -255,8 +260,8 @@ impl Subject for Sawmill {
         format!("sawmill, flush {}", self.flush)
     }
 
-    /// A volume, and a journal that was bound to it: a file that holds something else would be set
-    /// aside.
+    /// Makes a volume, and a journal that is bound to it; the binary would set aside a journal file
+    /// with other content.
     fn prepare(&self, disk_bytes: u64, folder: &Path) -> Result<Image> {
         make_folder(&folder.join("store"))?;
         let size = self.volume_bytes.to_string();
@@ -318,7 +323,8 @@ impl Subject for Sawmill {
             Way::DiskKept | Way::DiskStale => {
                 let made = remains.disk.write_file(&journal);
                 made.map_err(|error| Error::io("cannot make", &journal, error))?;
-                // The power was lost; this machine was not started anew.
+                // The option is needed because this machine was not restarted, although the
+                // simulated one lost power.
                 vec!["--journal", &at, "--accept-memory-loss"]
             }
             Way::DiskLost => {
@@ -331,7 +337,7 @@ impl Subject for Sawmill {
     }
 
     fn ways(&self) -> &[Way] {
-        // Most cuts are of the disk as it is left; the others are judged by fewer facts.
+        // Most cuts keep the disk, because the other ways are judged by fewer facts.
         &[
             Way::DiskKept,
             Way::DiskLost,

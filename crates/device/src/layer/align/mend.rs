@@ -1,9 +1,11 @@
 //! One read-modify-write: the edge blocks are read, then all blocks are written, with the blocks
 //! claimed.
 //!
-//! Invariants: nothing is written when an edge could not be read; the claim is given back exactly
-//! once, after the last write was answered. A write's payload is copied once, from its exchange
-//! into the device inside.
+//! Invariants: nothing is written when an edge could not be read. The claim is released exactly
+//! once, when the device inside has answered every request that was submitted to it. A write's
+//! payload is copied once, from its exchange into the device inside.
+//!
+//! Not here: which changes wait for which (`claims`), and requests for whole blocks (`gate`).
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -13,7 +15,7 @@ use parking_lot::Mutex;
 use super::{Core, request_range};
 use crate::{BlockDevice, Error, ErrorKind, Exchange, Flags, Operation, Outcome, Reply, Request};
 
-/// A write or write-zeroes that does not begin or end at a block's border.
+/// A write or write-zeroes whose range does not begin or end at a block boundary.
 pub(super) struct Mend<D> {
     core: Weak<Core<D>>,
     claim: usize,
@@ -46,7 +48,7 @@ impl<D: BlockDevice + 'static> Mend<D> {
         })
     }
 
-    /// First step: the blocks of which some bytes stay.
+    /// First step: reads the blocks of which some bytes are kept.
     pub(super) fn read_edges(self: Arc<Self>, core: &Core<D>) {
         let edges = self.edges(core);
         self.body.lock().left = edges.len();
@@ -73,9 +75,9 @@ impl<D: BlockDevice + 'static> Mend<D> {
         first.into_iter().chain(last).collect()
     }
 
-    /// Second step.
+    /// Second step: writes all blocks.
     fn write(self: Arc<Self>) {
-        // The layer is gone: nobody can write any more.
+        // The layer is gone, so nothing can be written.
         let Some(core) = self.core.upgrade() else {
             let text = "the device was closed between the read and the write of a part of a block";
             return self.answer(Err(Error::new(ErrorKind::Closed, text)));
@@ -95,14 +97,15 @@ impl<D: BlockDevice + 'static> Mend<D> {
         if self.operation == Operation::Write {
             return writes(blocks).collect();
         }
-        // Zeroes: the edges are written, and what lies between them is not moved.
+        // Write-zeroes: the edges are written; the blocks between them are zeroed without a
+        // payload.
         let head = (self.bytes.start.next_multiple_of(core.unit_bytes)).min(blocks.end);
         let tail = (self.bytes.end & !(core.unit_bytes - 1)).max(head);
         let zeroes = (head < tail).then_some((Operation::WriteZeroes, head..tail));
         writes(blocks.start..head).chain(zeroes).chain(writes(tail..blocks.end)).collect()
     }
 
-    /// The bytes to write at `address` on.
+    /// Fills `into` with the bytes to write from `address` on.
     fn content(&self, address: u64, into: &mut [u8]) {
         let end = address + into.len() as u64;
         let mut body = self.body.lock();
@@ -126,7 +129,8 @@ impl<D: BlockDevice + 'static> Mend<D> {
         }
     }
 
-    /// Notes an answer of the device inside. Of the last one of a step: how the step ended.
+    /// Records an answer of the device inside. Returns the outcome of the step after its last
+    /// answer.
     fn heard(&self, outcome: Outcome, edge: Option<(u64, Vec<u8>)>) -> Option<Outcome> {
         let mut body = self.body.lock();
         match outcome {
