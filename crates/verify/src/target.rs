@@ -2,9 +2,8 @@
 //!
 //! Invariants: the threads of a [`FileTarget`] execute its requests, so submitting to it never
 //! waits; submitting to an [`NbdTarget`] waits only for its socket. A write that a target of
-//! [`FileTarget::direct`] answered has reached the device, not only the page cache. A write with
-//! FUA is answered when it is durable; a change of an export with FUA also where the server does
-//! not support FUA.
+//! [`FileTarget::direct`] answered has reached the device, not only the page cache. A change with FUA
+//! is answered when it is durable, on an export also where the server does not support FUA.
 //!
 //! Not here: the NBD client (`crates/nbd-client`), the recorder (`recorder`), the load (`load`).
 
@@ -100,6 +99,10 @@ impl FileTarget {
 
 fn carry_out(file: &File, request: &mut Request) -> io::Result<()> {
     let (address, length) = (request.address, request.length);
+    let fua = request.flags.fua;
+    // A hole is metadata, which no flag of the call makes durable.
+    let durably =
+        |done: io::Result<()>| done.and_then(|()| if fua { file.sync_data() } else { Ok(()) });
     match request.operation {
         Operation::Read => {
             let mut bytes = AlignedBytes::zeroed(length as usize);
@@ -110,8 +113,7 @@ fn carry_out(file: &File, request: &mut Request) -> io::Result<()> {
         Operation::Write => {
             let mut bytes = AlignedBytes::zeroed(length as usize);
             request.fill(0, &mut bytes);
-            let flags =
-                if request.flags.fua { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+            let flags = if fua { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
             // One call, because the rest of a short write would be another request.
             match pwritev2(file, &[IoSlice::new(&bytes)], address, flags)? {
                 written if written == bytes.len() => Ok(()),
@@ -121,8 +123,8 @@ fn carry_out(file: &File, request: &mut Request) -> io::Result<()> {
             }
         }
         Operation::Flush => file.sync_data(),
-        Operation::Discard => discard(file, address, length),
-        Operation::WriteZeroes => write_zeroes(file, address, length),
+        Operation::Discard => durably(discard(file, address, length)),
+        Operation::WriteZeroes => durably(write_zeroes(file, address, length)),
         Operation::Prefetch | Operation::Allocation => Ok(()),
     }
 }
