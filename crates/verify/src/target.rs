@@ -2,8 +2,8 @@
 //!
 //! Invariants: the threads of a [`FileTarget`] execute its requests, so submitting to it never
 //! waits; submitting to an [`NbdTarget`] waits only for its socket. A write that a target of
-//! [`FileTarget::direct`] answered has reached the device, not only the page cache. A change with FUA
-//! is answered when it is durable, on an export also where the server does not support FUA.
+//! [`FileTarget::direct`] answered has reached the device, not only the page cache. A change with
+//! FUA is answered when it is durable, on an export also where the server does not support FUA.
 //!
 //! Not here: the NBD client (`crates/nbd-client`), the recorder (`recorder`), the load (`load`).
 

@@ -10,7 +10,7 @@ use crate::faulty::{
 use crate::rig::{MIB, pattern};
 use sawmill_device::{BlockDevice, BlockDeviceExt};
 use sawmill_store::{Blocking, Call, CallKind, Class, Fault, StoreErrorKind};
-use sawmill_volume::{ErrorKind, Volume, inspect};
+use sawmill_volume::{ErrorKind, FlushMode, Volume, inspect};
 
 const GIB: u64 = 1 << 30;
 

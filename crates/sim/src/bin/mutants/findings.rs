@@ -161,8 +161,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &engine("journal_cases::a_journal_is_refused_when_the_store_is_an_old_copy"),
         "a later journal is set aside for a store that was closed cleanly",
         "volume/src/open/journal.rs",
-        "        // Also if that old copy says that it was closed cleanly.\n",
-        "        if end.clean {\n            return absent(stored, options, world);\n        }\n",
+        "    if block.epoch > end.epoch {\n        let text",
+        "    if block.epoch > end.epoch {\n        if end.clean {\n            \
+         return absent(stored, options, world);\n        }\n        let text",
     ),
     caught_by(
         &lib("sawmill-volume", "nothing_flushed_is_ever_dropped_and_nothing_broken_is_ever_kept"),

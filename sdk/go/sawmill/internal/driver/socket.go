@@ -77,12 +77,12 @@ func socketOf(file *os.File) (*net.UnixConn, error) {
 	defer file.Close()
 	conn, err := net.FileConn(file)
 	if err != nil {
-		return nil, fmt.Errorf("the descriptor that the host sent for a queue is not a socket: %w", err)
+		return nil, fmt.Errorf("the descriptor of a queue is not a socket: %w", err)
 	}
 	unix, ok := conn.(*net.UnixConn)
 	if !ok {
 		conn.Close()
-		return nil, errors.New("the descriptor that the host sent for a queue is not a Unix socket")
+		return nil, errors.New("the descriptor of a queue is not a Unix socket")
 	}
 	return unix, nil
 }
@@ -91,7 +91,7 @@ func socketOf(file *os.File) (*net.UnixConn, error) {
 func mapMemory(file *os.File, bytes int64) ([]byte, error) {
 	defer file.Close()
 	if info, err := file.Stat(); err != nil || info.Size() < bytes {
-		return nil, fmt.Errorf("the host declared %d bytes of memory, but the file is shorter", bytes)
+		return nil, fmt.Errorf("the memory is shorter than the %d bytes declared", bytes)
 	}
 	memory, err := syscall.Mmap(int(file.Fd()), 0, int(bytes),
 		syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
