@@ -1,5 +1,5 @@
-//! Comfort for callers that may wait: blocking reads, writes and flushes on any device. Not here:
-//! anything for front doors. They must not wait, and submit a `Request` of their own.
+//! Convenience for callers that may wait: blocking reads, writes and flushes on any device. Not
+//! here: anything for front doors, which must not wait and submit a `Request` of their own.
 
 use std::sync::mpsc::sync_channel;
 
@@ -19,7 +19,7 @@ pub trait BlockDeviceExt: BlockDevice {
         let (tell, hear) = sync_channel(1);
         let mut request =
             Request::with_bytes(operation, address, flags, bytes, move |outcome, bytes| {
-                // The waiter is gone only if its thread died; then nobody is left to tell.
+                // The waiter is gone only if its thread died; then there is no receiver left.
                 let _ = tell.send((outcome, bytes));
             });
         request.length = length;

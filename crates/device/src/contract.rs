@@ -1,5 +1,5 @@
 //! The contract of a block device, numbered. Each clause has a test in `conformance`. Not here:
-//! what a flush survives (D4) and what a restart finds (D8); whoever has a disk tests that there.
+//! what a flush survives (D4) and what a restart finds (D8); each durable device tests that itself.
 
 use crate::{Geometry, Request};
 
@@ -7,7 +7,7 @@ use crate::{Geometry, Request};
 ///
 /// # The contract
 ///
-/// - **D1** `submit` never blocks on I/O and never panics; it takes the request whole. The outcome
+/// - **D1** `submit` never blocks on I/O and never panics; it consumes the request. The outcome
 ///   goes through the request, exactly once, on any thread, possibly before `submit` returns.
 /// - **D2** A request dropped unanswered answers itself with an error of kind `Internal`. A device
 ///   that is dropped answers what it has taken. The last reference to a device may be dropped

@@ -20,11 +20,11 @@ pub trait Exchange: Send {
     /// operations.
     fn buffer(&mut self) -> &mut [u8];
 
-    /// Hears the outcome, exactly once.
+    /// Receives the outcome, exactly once.
     fn complete(self: Box<Self>, outcome: Outcome);
 }
 
-/// Bytes of its own, and a function that gets them back with the outcome.
+/// Owned bytes, and a function that gets them back with the outcome.
 pub(crate) struct Owned<F> {
     pub(crate) bytes: Vec<u8>,
     pub(crate) hear: F,
@@ -46,7 +46,7 @@ impl<F: FnOnce(Outcome, Vec<u8>) + Send> Exchange for Owned<F> {
     }
 }
 
-/// The bytes of another exchange, and a function between the outcome and it.
+/// Another exchange, and a function that gets the outcome before that exchange does.
 pub(crate) struct Between<F> {
     pub(crate) asker: Box<dyn Exchange>,
     pub(crate) hear: F,

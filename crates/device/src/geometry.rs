@@ -5,8 +5,7 @@
 /// Which optional operations a device carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operations {
-    /// Discard: the range reads as zeroes afterwards, or keeps its bytes; the device says which by
-    /// doing it.
+    /// Discard: the range reads as zeroes afterwards, or keeps its bytes, as the device chooses.
     pub discard: bool,
     /// Write-zeroes without a payload.
     pub write_zeroes: bool,
@@ -22,7 +21,7 @@ pub struct Geometry {
     /// The logical block a front door with sectors shows: 512 or 4096. Requests need not be aligned
     /// to it.
     pub block_bytes: u32,
-    /// The request size the device likes best.
+    /// The request size that the device prefers.
     pub preferred_bytes: u32,
     /// The longest read or write in one request; discard and write-zeroes may be as long as the
     /// device.

@@ -1,8 +1,8 @@
 //! A sparse device in memory: the reference implementation of the contract, and a fast disk for
 //! tests.
 //!
-//! Invariants: a page that is absent reads as zeroes; no lock is held while an outcome is told, so
-//! whoever hears it may submit at once. Not here: durability. A flush has nothing to do.
+//! Invariants: a page that is absent reads as zeroes; no lock is held while an outcome is
+//! delivered, so its receiver may submit at once. Not here: durability. A flush has nothing to do.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,8 +14,8 @@ use crate::{
     Result,
 };
 
-/// The unit of sparseness. Small enough for scattered writes, large enough that look-ups do not
-/// show.
+/// The unit of sparseness. Small enough for scattered writes, large enough that look-ups stay
+/// cheap.
 const PAGE_BYTES: u64 = 16 << 10;
 /// Neighboring pages lie in different shards, so that writers to one region do not queue on one
 /// lock.
@@ -83,8 +83,8 @@ impl MemoryDevice {
         MemoryDevice { geometry, shards: (0..SHARDS).map(|_| RwLock::default()).collect() }
     }
 
-    /// A device of zeroes that shows and enforces these facts: for tests of what a front door makes
-    /// of them.
+    /// A device of zeroes that shows and enforces these facts: for tests of how a front door shows
+    /// them.
     #[must_use]
     pub fn with_geometry(geometry: Geometry) -> Self {
         MemoryDevice { geometry, ..MemoryDevice::new(geometry.size_bytes) }
@@ -128,7 +128,7 @@ impl MemoryDevice {
         Ok(Reply::Done)
     }
 
-    /// Zeroes the range; pages that are covered whole are given back unless `keep_space`.
+    /// Zeroes the range; pages that are covered entirely are freed unless `keep_space`.
     fn clear(&self, address: u64, end: u64, keep_space: bool) -> Result<Reply> {
         for piece in self.resident(address, end).into_iter().map(|page| piece(page, address, end)) {
             let mut shard = self.shard(piece.page).write();
@@ -158,8 +158,8 @@ impl MemoryDevice {
         Ok(Reply::Allocation(runs))
     }
 
-    /// The pages of the range that exist, in order. Takes time by the smaller of range and content,
-    /// so a discard of a whole huge device is quick.
+    /// The pages of the range that exist, in order. The time depends on the smaller of range and
+    /// content, so a discard of an entire huge device is quick.
     fn resident(&self, address: u64, end: u64) -> Vec<u64> {
         let range = pages(address, end);
         if range.end - range.start <= SHARDS {

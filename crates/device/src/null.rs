@@ -1,8 +1,8 @@
 //! A device that keeps nothing: reads give zeroes, writes vanish. For measuring everything around a
 //! device.
 //!
-//! It fills the buffer of a read and takes the payload of no write; for written bytes it breaks D3
-//! on purpose.
+//! It fills the buffer of a read and never copies the payload of a write; it breaks D3 for written
+//! bytes on purpose.
 //!
 //! Not here: a device that keeps what is written (`memory`).
 

@@ -1,9 +1,9 @@
-//! What can be asked of a device, and what it is answered with. Not here: the request that carries
-//! it ([`Request`](crate::Request)).
+//! The operations of a device, and their replies. Not here: the request that carries it
+//! ([`Request`](crate::Request)).
 
 use crate::Result;
 
-/// What is asked of a device.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Fill the exchange's buffer with the bytes of the range.
@@ -14,7 +14,7 @@ pub enum Operation {
     Flush,
     /// The range is no longer needed.
     Discard,
-    /// The range shall read as zeroes.
+    /// Make the range read as zeroes.
     WriteZeroes,
     /// Bring the range near (a hint).
     Prefetch,
@@ -27,7 +27,7 @@ pub enum Operation {
 pub struct Flags {
     /// Complete only when this very write is durable (force unit access).
     pub fua: bool,
-    /// Write-zeroes shall keep the space allocated, where that means something.
+    /// Write-zeroes keeps the space allocated, if the device distinguishes that.
     pub no_unmap: bool,
 }
 
@@ -40,7 +40,7 @@ pub struct Allocation {
     pub data: bool,
 }
 
-/// What a request is answered with when it succeeds.
+/// The reply to a successful request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// Done; for a read, the exchange's buffer is filled.

@@ -1,5 +1,5 @@
-//! The layer that gives any byte range on whole blocks: the contract, and what a read-modify-write
-//! could lose.
+//! The layer that accepts any byte range over a device of whole blocks: the contract, and what a
+//! read-modify-write could lose.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, channel};
@@ -14,7 +14,7 @@ use sawmill_device::{
 
 const SIZE_BYTES: u64 = 16 << 20;
 
-/// Memory that takes whole blocks only, and carries requests out late, in any order, on a thread.
+/// Memory that accepts whole blocks only, and executes requests late, in any order, on a thread.
 struct Blocks {
     unit: u64,
     memory: Arc<MemoryDevice>,
@@ -45,7 +45,7 @@ impl Blocks {
 }
 
 impl Late {
-    /// Always the request that chance picks of those that are there.
+    /// Executes the waiting requests in random order.
     fn carry_out(&self, memory: &MemoryDevice, mut random: u64) {
         loop {
             let mut requests = self.requests.lock().expect("no panic");
@@ -123,7 +123,7 @@ fn held() -> Held<impl Fn(&Request) -> Decision + Send + Sync> {
         .expect("sound")
 }
 
-/// What the device inside has been asked and not done: operations and addresses.
+/// Passes the held requests to the device; returns their operations, addresses and lengths.
 fn let_go<F: Fn(&Request) -> Decision + Send + Sync + 'static>(
     device: &Held<F>,
 ) -> Vec<(Operation, u64, u64)> {
@@ -147,8 +147,7 @@ fn the_contract_is_kept_over_whole_blocks() {
             |blocks| -> Arc<dyn BlockDevice> { Arc::new(Align::new(blocks, unit).expect("sound")) };
         conformance::all(&|| align(Blocks::new(unit.into(), 1 << 20)));
         conformance::all(&|| align(Blocks::late(unit.into(), 1 << 20, 7)));
-        // Limits that long requests meet, so that they fall into pieces; one is no multiple of the
-        // unit.
+        // Limits that split long requests into pieces; one is not a multiple of the unit.
         conformance::all(&|| align(Blocks::late(unit.into(), 8 << 10, 8)));
         conformance::all(&|| align(Blocks::late(unit.into(), (64 << 10) + 17, 9)));
     }
@@ -218,7 +217,7 @@ fn a_part_of_a_block_waits_for_the_whole_block_under_way() {
     let whole = write(&device, 512, &[7; 1024]);
     let part = write(&device, 1000, b"part");
     let other = write(&device, 3000, b"elsewhere");
-    // The first part to come waits for all whole blocks under way, wherever they are.
+    // The first change of a partial block waits for all whole blocks in flight, wherever they are.
     assert_eq!(device.waiting(), 2);
     assert_eq!(let_go(&device), [(Operation::Write, 512, 1024)]);
     done(&whole);
@@ -368,7 +367,7 @@ fn nothing_is_undone_under_random_writes_of_wholes_and_parts() {
             let value = if whole { whole_value } else { part_value };
             outcomes.push(write(&device, address, &vec![value; length as usize]));
             for byte in &mut allowed[address as usize..(address + length) as usize] {
-                // What was there before is gone in every order; of this round's, either may stay.
+                // In every order the old bytes are gone; either write of this round may remain.
                 let other = byte[0]
                     .filter(|byte| [whole_value, part_value].contains(byte) && *byte != value);
                 *byte = [Some(value), other.or(byte[1].filter(|byte| *byte != value))];

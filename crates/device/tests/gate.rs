@@ -13,7 +13,7 @@ use sawmill_device::{
 
 const SIZE: u64 = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// For what must not come.
+/// The wait for something that must not happen.
 const NO_PATIENCE: Duration = Duration::from_millis(20);
 
 fn memory() -> Arc<MemoryDevice> {
@@ -22,14 +22,14 @@ fn memory() -> Arc<MemoryDevice> {
 
 type Holding = Arc<Fault<MemoryDevice, fn(&Request) -> Decision>>;
 
-/// A device that keeps every request.
+/// A device that holds every request.
 fn holding() -> Holding {
     Arc::new(Fault::new(MemoryDevice::new(SIZE), |_: &Request| Decision::Hold))
 }
 
 fn write(device: &dyn BlockDevice, number: u8, tell: &Sender<(u8, bool)>) {
     let tell = tell.clone();
-    // A test that is over does not listen.
+    // A finished test has no receiver.
     let hear = move |outcome: Outcome, _| {
         let _ = tell.send((number, outcome.is_ok()));
     };
@@ -105,7 +105,7 @@ fn a_gate_is_not_shut_before_the_last_answer_was_heard() {
     });
 }
 
-/// Waits until the device has nothing left to hold.
+/// Waits until the device holds no more requests.
 fn wait_until_taken(device: &Holding) {
     while device.held() > 0 {
         std::thread::yield_now();
@@ -237,7 +237,7 @@ fn a_gate_shut_again_and_again_under_load_loses_nothing() {
             let mut turn = 0;
             while !done.load(Ordering::SeqCst) {
                 gate.shut(PATIENCE).expect("memory answers");
-                // The next device goes on where this one ended.
+                // The next device continues where this one ended.
                 let (from, to) = (&devices[turn], &devices[1 - turn]);
                 let bytes = from.read_at(0, 4 * 4096).expect("in range");
                 to.write_at(0, &bytes).expect("in range");

@@ -1,11 +1,11 @@
-//! Serves a file's bytes through FUSE, on threads of its own that answer late: what a server's
-//! death and a hand-off do to users of the door.
+//! Serves a file's bytes through FUSE, on threads of its own that answer late: shows how a server's
+//! death and a hand-off affect users of the door.
 //!
 //! `fuse_memory BYTES_FILE SIZE MOUNTPOINT [--loop] [--mount-holder SOCKET] [--standby]` shows
 //! `MOUNTPOINT/disk` and prints its address. `--standby` waits for a line on its input before it
-//! opens the door. Then it obeys lines: `let-go` ends and leaves the mount to the mount holder,
-//! printing how long it took to be quiet; `counts` prints what was counted; the end of the input,
-//! or `stop`, stops. `fuse_memory keep` is the mount holder.
+//! opens the door. Then it reads commands: `let-go` ends and leaves the mount to the mount holder,
+//! printing how long it took to quiesce; `counts` prints the counters; `stop`, or the end of the
+//! input, stops. `fuse_memory keep` is the mount holder.
 
 use std::fs::{File, OpenOptions};
 use std::io::BufRead;

@@ -1,9 +1,10 @@
-//! Serves a null and a memory device over NBD on a Unix socket or TCP: what the door itself costs.
+//! Serves a null and a memory device over NBD on a Unix socket or TCP: measures the cost of the
+//! door itself.
 //!
 //! `cargo run --release -p sawmill-frontend --example nbd_null -- /tmp/null.sock` serves the
 //! exports `null` (also under the empty name) and `memory`, 1 GiB each, until its standard input
-//! ends. In place of the path `tcp:127.0.0.1:10809` listens for TCP; on other addresses anybody who
-//! reaches them may connect.
+//! ends. Instead of the path, `tcp:127.0.0.1:10809` listens on TCP; on a non-loopback address, any
+//! machine that reaches it may connect.
 
 use std::io::Read;
 use std::sync::Arc;

@@ -2,9 +2,9 @@
 //! nothing.
 //!
 //! It prints `ready NODE...` on one line once all devices can be opened, and ends when its standard
-//! input ends or a line comes: `stop` removes the devices, `leave` lets them go to the next server,
-//! `swap` lets them go and takes them over itself, `drain` shows that they can be quiet and take
-//! requests again, `counts` prints what was counted. Run it without arguments for the options.
+//! input ends or a command arrives: `stop` removes the devices, `leave` releases them to the next
+//! server, `swap` releases them and takes them over itself, `drain` shows that they can quiesce and
+//! resume, `counts` prints the counters. Run it without arguments for the options.
 
 use std::fs::File;
 use std::io::BufRead;
@@ -158,7 +158,7 @@ fn serve(wishes: &Wishes, run_folder: PathBuf) -> Result<()> {
     listen(&mut served)
 }
 
-/// A device, and what it takes to take it over again.
+/// A device, and what is needed to take it over again.
 struct Served {
     door: UblkDoor,
     options: UblkOptions,
@@ -169,7 +169,7 @@ fn quiesce(served: &[Served]) -> Result<Vec<Box<dyn QuietDoor>>> {
     served.iter().map(|served| served.door.quiesce(Duration::from_secs(10))).collect()
 }
 
-/// Gives every device to a server in the same process, and says how long users had to wait.
+/// Gives every device to a server in the same process, and prints how long users had to wait.
 fn swap(served: &mut [Served]) -> Result<()> {
     let began = Instant::now();
     let doors = quiesce(served)?;
@@ -197,7 +197,7 @@ fn allow_many_files() {
         rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// Follows lines of standard input until one of them, or its end, is the end.
+/// Executes the commands on standard input until one of them ends the server, or the input ends.
 fn listen(served: &mut [Served]) -> Result<()> {
     for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
         match line.trim() {
@@ -222,8 +222,7 @@ fn listen(served: &mut [Served]) -> Result<()> {
     Ok(())
 }
 
-/// A device in a file: what was written is there after the death of this process, if not of the
-/// machine.
+/// A device in a file: written data survive the death of this process, but not of the machine.
 struct FileDevice {
     file: File,
     geometry: Geometry,

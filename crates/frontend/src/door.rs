@@ -47,9 +47,9 @@ pub trait Door: Send + Sync {
 
 /// A door that accepts no request and has answered all that it accepted.
 ///
-/// Dropping this changes nothing: the door stays quiet, and its users wait until somebody resumes
-/// it through another value, or stops it. If the door has resumed or ended in the meantime, this
-/// value is stale.
+/// Dropping this changes nothing: the door stays quiet, and its users wait until it is resumed or
+/// stopped through another value. If the door has resumed or ended in the meantime, this value is
+/// stale.
 #[must_use = "the users of a quiet door wait until it is resumed"]
 pub trait QuietDoor: Send {
     /// What another process needs to take over this door. Descriptors are duplicates. Returns an
@@ -104,8 +104,8 @@ pub struct DoorCounts {
     pub connections_total: u64,
     /// Connections refused.
     pub connections_refused: u64,
-    /// Connections closed for others: one that did not read its replies, or did not finish its
-    /// handshake.
+    /// Connections closed in favor of others: the client did not read its replies, or did not
+    /// finish its handshake.
     pub connections_cut: u64,
     /// Requests by kind: read, write, flush, discard, write-zeroes, anything else.
     pub reads: u64,

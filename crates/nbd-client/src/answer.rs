@@ -1,8 +1,8 @@
-//! An answer as it comes in: chunk after chunk, in any order, until it is whole.
+//! An answer while it arrives: chunk by chunk, in any order, until it is complete.
 //!
-//! Invariants: each byte of a good read came from the server, once; runs come to those alone who
-//! asked for them. An answer keeps what was asked for, [`PIECES_MAX`] places and [`EXTENTS_MAX`]
-//! runs, whatever the server says. Not here: sockets, and who waits (`client`).
+//! Invariants: each byte of a successful read came from the server, once; only a command that asks
+//! for runs gets any. An answer keeps at most what was requested, [`PIECES_MAX`] places and
+//! [`EXTENTS_MAX`] runs, whatever the server sends. Not here: sockets, and waiting (`client`).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +22,7 @@ pub struct Extent {
     pub flags: u64,
 }
 
-/// A good answer.
+/// A successful answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// The bytes of a read.
@@ -31,7 +31,7 @@ pub struct Reply {
     pub extents: Vec<Extent>,
 }
 
-/// Why there is no good answer.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The server answered with this error number.
@@ -54,7 +54,8 @@ impl std::error::Error for Failure {}
 /// The most runs of one allocation answer: a server that sends more does so for ever, and they are
 /// all kept.
 const EXTENTS_MAX: usize = 1 << 20;
-/// The most places at which the bytes of a read may grow: more is a server that sends single bytes.
+/// The most separate pieces of an incomplete read: only a server that sends single bytes needs
+/// more.
 const PIECES_MAX: usize = 1 << 16;
 
 /// The answer to one request, so far.
@@ -67,7 +68,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// To this command, of which nothing is there yet.
+    /// The answer to this command, with nothing received yet.
     pub(crate) fn to(command: &Command) -> Self {
         let (offset, length) = match command {
             Command::Read { offset, length } => (*offset, *length as usize),
@@ -139,7 +140,7 @@ impl Answer {
         Ok(())
     }
 
-    /// What an end of the answer here makes of it; a violation where bytes are missing.
+    /// Checks that the answer may end here; a violation if bytes are missing.
     pub(crate) fn check_whole(&self) -> io::Result<()> {
         if self.errno.is_some() || self.there.is_all(self.reply.bytes.len()) {
             return Ok(());
@@ -147,7 +148,7 @@ impl Answer {
         Err(violation("an answer that ended before all that was asked for was there"))
     }
 
-    /// The answer as it is.
+    /// The outcome of the answer so far.
     pub(crate) fn outcome(self) -> Result<Reply, Failure> {
         self.errno.map_or(Ok(self.reply), |errno| Err(Failure::Errno(errno)))
     }
@@ -157,7 +158,7 @@ impl Answer {
         self.reply.bytes.get_mut(from..from.checked_add(length)?)
     }
 
-    /// Bytes that have a place have come.
+    /// Records that bytes of a read have arrived at `offset`.
     fn arrived(&mut self, offset: u64, length: usize) -> io::Result<()> {
         let from = (offset - self.offset) as usize;
         self.there.add(from, from + length)
@@ -175,7 +176,7 @@ impl Answer {
     }
 }
 
-/// Which bytes are there: pieces by their beginnings, with their ends. No two touch.
+/// The bytes received so far: pieces by their starts, with their ends. No two touch.
 #[derive(Default)]
 struct Pieces(BTreeMap<usize, usize>);
 

@@ -1,4 +1,4 @@
-//! Requests in flight and their answers. One thread per connection listens; submitting never waits
+//! Requests in flight and their answers. One thread per connection receives; submitting never waits
 //! for an answer, only for room in the socket.
 //!
 //! Invariant: each request has one outcome, also when the connection ends amid its answer.
@@ -65,10 +65,10 @@ impl Client {
         Client::over(socket, export, style)
     }
 
-    /// Takes over a socket on which all is agreed.
+    /// Takes over a socket after the negotiation.
     fn over(socket: Socket, export: Export, style: Style) -> io::Result<Self> {
         // From here on silence is legal: a server may let a writer wait for as long as its store is
-        // away.
+        // unreachable.
         socket.limit(None)?;
         let in_flight = Arc::new(Mutex::new(InFlight::default()));
         let listening =
@@ -79,14 +79,14 @@ impl Client {
         Ok(Client { export, style, socket: Mutex::new(socket), in_flight, listener, shut })
     }
 
-    /// What the server said about the export.
+    /// The server's facts about the export.
     #[must_use]
     pub fn export(&self) -> &Export {
         &self.export
     }
 
-    /// Sends a command; a length that the style has no room for fails here. `listener` hears the
-    /// outcome on the listening thread, or here when the connection is gone already.
+    /// Sends a command; a length that the style cannot encode fails here. `listener` gets the
+    /// outcome on the receiving thread, or on this one if the connection is already gone.
     pub fn submit_then(
         &self,
         command: &Command,
@@ -108,7 +108,7 @@ impl Client {
             cookie
         };
         let message = encode(command, cookie, self.style);
-        // A failed send is heard by the listening thread too, which then tells all who wait.
+        // The receiving thread also notices a failed send, and then fails all waiting requests.
         let mut socket = lock(&self.socket);
         if socket.write_all(&message).is_err() {
             socket.shut();
@@ -120,7 +120,7 @@ impl Client {
     pub fn submit(&self, command: &Command) -> Pending {
         let (tell, hear) = sync_channel(1);
         self.submit_then(command, move |outcome| {
-            // Nobody may care for the outcome.
+            // The caller may have dropped the receiver.
             let _ = tell.send(outcome);
         });
         Pending(hear)
@@ -163,7 +163,7 @@ impl Client {
         Ok(image)
     }
 
-    /// Why the connection ended, once it has: a broken protocol, or what the system said.
+    /// Why the connection ended, once it has: a protocol violation or a system error.
     #[must_use]
     pub fn why_gone(&self) -> Option<String> {
         lock(&self.in_flight).why_gone.clone()
@@ -179,7 +179,7 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         self.shut.shut();
-        // An answer on the listening thread may be what drops this client: no thread can wait for
+        // An answer on the receiving thread may drop this client, and no thread can wait for
         // itself.
         let own = std::thread::current().id();
         if let Some(listener) =
@@ -194,7 +194,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The listening side of a connection.
+/// The receiving side of a connection.
 struct Listening {
     in_flight: Arc<Mutex<InFlight>>,
     socket: Socket,
@@ -245,7 +245,7 @@ impl Listening {
         }
     }
 
-    /// A chunk's payload: no longer than what was asked for, or than any text or list of runs may
+    /// A chunk's payload: no longer than what was requested, or than any text or list of runs may
     /// be.
     fn payload(&mut self, cookie: u64, length: u64) -> io::Result<Vec<u8>> {
         const REST_BYTES_MAX: u64 = 4 << 20;
@@ -290,8 +290,8 @@ impl Listening {
         self.settle(cookie, waiting, taken)
     }
 
-    /// Tells who waits the outcome, if the answer has ended. Else it waits on: for the rest, or
-    /// after a violation for the end of the connection.
+    /// Delivers the outcome if the answer has ended. Otherwise the request keeps waiting: for the
+    /// rest or, after a violation, for the end of the connection.
     fn settle(&self, cookie: u64, waiting: Waiting, ended: io::Result<bool>) -> io::Result<()> {
         let ended = match ended {
             Ok(true) => waiting.answer.check_whole().map(|()| true),
@@ -319,7 +319,7 @@ mod tests {
 
     use super::*;
 
-    /// A client whose server said nothing yet, and the server's end.
+    /// A client whose server has sent nothing yet, and the server's end.
     fn connected(style: Style) -> (Client, UnixStream) {
         let (near, far) = UnixStream::pair().unwrap();
         let client = Client::over(Socket::Unix(near), Export::default(), style).unwrap();

@@ -1,8 +1,8 @@
 //! The newstyle handshake: options, and what the server says about the export.
 //!
 //! Invariants: each read of the handshake has a time limit; only requests may wait for ever. An
-//! export has the size that the server said; who says none is refused. One option is
-//! answered with [`REPLIES_BYTES_MAX`] at most. Not here: requests and their answers.
+//! export has the size that the server reports; a server that reports none is refused. The replies
+//! to one option have at most [`REPLIES_BYTES_MAX`]. Not here: requests and their answers.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -19,11 +19,11 @@ use crate::PATIENCE;
 
 /// Names and texts have at most 4096 bytes each.
 const REPLY_BYTES_MAX: u32 = 64 << 10;
-/// Bytes of all replies to one option, with their heads: more is a server that never ends.
+/// The most bytes of all replies to one option, with their heads: a longer list may never end.
 const REPLIES_BYTES_MAX: u64 = 16 << 20;
 const REPLY_HEAD_BYTES: u64 = 20;
 
-/// What the server says about the export.
+/// The server's facts about the export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Export {
     /// Size in bytes.
@@ -32,7 +32,7 @@ pub struct Export {
     pub flags: u16,
     /// Smallest request.
     pub block_bytes_min: u32,
-    /// Request size the server likes best.
+    /// Request size that the server prefers.
     pub block_bytes_preferred: u32,
     /// Longest payload.
     pub block_bytes_max: u32,
@@ -120,7 +120,7 @@ struct Replies<'a> {
 }
 
 impl<'a> Replies<'a> {
-    /// Asks; the replies are still to be heard.
+    /// Sends the option; the replies are yet to be received.
     fn to(socket: &'a mut Socket, option: u32, data: &[u8]) -> io::Result<Self> {
         ask(socket, option, data)?;
         Ok(Replies { socket, option, left: REPLIES_BYTES_MAX })
@@ -234,7 +234,7 @@ pub(super) fn negotiate(socket: &mut Socket, name: &str, dialect: Style) -> io::
     }
 }
 
-/// Notes what an `INFO` says; returns what it is about.
+/// Records the content of an `INFO`; returns its type.
 fn note_info(export: &mut Export, mut payload: &[u8]) -> io::Result<u16> {
     let about = read_u16(&mut payload)?;
     match about {
@@ -268,7 +268,8 @@ fn ask_for_allocation(socket: &mut Socket, name: &str) -> io::Result<Option<u32>
                 }
             }
             reply::ACK => return Ok(context),
-            // A server without allocation, or without this export; the latter shows again at GO.
+            // The server has no allocation queries, or not this export; the latter shows again at
+            // GO.
             _ => return Ok(None),
         }
     }
@@ -292,7 +293,7 @@ mod tests {
         bytes
     }
 
-    /// What the client makes of these words, said without listening.
+    /// The client's result for these bytes of a server that does not listen.
     fn negotiated(dialect: Style, said: &[u8]) -> io::Result<Export> {
         let (near, mut far) = UnixStream::pair().unwrap();
         far.write_all(said).unwrap();

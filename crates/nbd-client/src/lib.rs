@@ -1,11 +1,11 @@
-//! A small NBD client: it pipelines, tells when each answer came, and hides nothing.
+//! A small NBD client: it pipelines, reports each answer as it arrives, and hides nothing.
 //!
-//! Modules: `wire` (addresses, reading), `handshake`, `request` (what is asked), `answer` (what
-//! comes back), `client` (requests in flight).
+//! Modules: `wire` (addresses, reading), `handshake`, `request` (commands), `answer` (replies),
+//! `client` (requests in flight).
 //!
-//! Invariants: a server may say what it likes. Beyond what was asked for, nothing it says makes
-//! this side keep more than the bounds of one handshake, one chunk and one answer (see there). Each
-//! request has one outcome. Not here: retries, reconnecting, TLS.
+//! Invariants: whatever a server sends, this side keeps no more than was requested plus the bounds
+//! of one handshake, one chunk and one answer (see there). Each request has one outcome. Not here:
+//! retries, reconnecting, TLS.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 

@@ -1,11 +1,11 @@
-//! What is asked of a server, and the bytes that ask it.
+//! The commands for a server, and their encoding.
 //!
-//! Invariant: a length is never cut to fit; what the style has no room for is not encoded
-//! ([`is_too_long`]). Not here: what comes back (`answer`), sockets.
+//! Invariant: a length is never truncated; a length that the style cannot hold is not encoded
+//! ([`is_too_long`]). Not here: replies (`answer`), sockets.
 
 use sawmill_nbd_proto::{RequestHeader, Style, command_flag};
 
-/// What is asked of the server.
+/// A command for the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(
     missing_docs,
@@ -23,7 +23,7 @@ pub enum Command {
 /// The error number of a length that is too large.
 pub(crate) const OVERFLOW: u32 = 75;
 
-/// Whether a command's length needs extended headers that there are none of.
+/// Whether a command's length needs extended headers, which the style lacks.
 pub(crate) fn is_too_long(command: &Command, style: Style) -> bool {
     let length = match command {
         Command::Read { length, .. } => u64::from(*length),

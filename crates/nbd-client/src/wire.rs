@@ -1,7 +1,7 @@
 //! Addresses, and byte-wise reading. The numbers are those of [`sawmill_nbd_proto`].
 //!
-//! Invariant: `read_bytes` takes its memory before the first byte comes: whoever calls it has
-//! bounded the count. Not here: sockets (`handshake`).
+//! Invariant: `read_bytes` allocates before the first byte arrives, so its caller must have bounded
+//! the count. Not here: sockets (`handshake`).
 
 use std::io::{self, Read};
 use std::path::PathBuf;

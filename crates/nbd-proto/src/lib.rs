@@ -17,7 +17,7 @@
 
 use std::borrow::Cow;
 
-/// Bytes of a name or a text at most.
+/// The most bytes of a name or a text.
 pub const STRING_BYTES_MAX: usize = 4096;
 
 /// Opens the greeting: `NBDMAGIC`.
@@ -233,7 +233,7 @@ pub struct RequestHeader {
     pub flags: u16,
     /// The number of the command, known or not.
     pub command: u16,
-    /// What the reply names the request by.
+    /// Identifies the request in its reply.
     pub cookie: u64,
     /// First byte of the range.
     pub offset: u64,
@@ -285,7 +285,7 @@ impl<'a> Reader<'a> {
 }
 
 impl RequestHeader {
-    /// The header at the front of `bytes`, or `None` when it is not there whole yet.
+    /// The header at the front of `bytes`, or `None` if it is still incomplete.
     #[inline]
     pub fn parse(style: Style, bytes: &[u8]) -> Result<Option<Self>, Violation> {
         if bytes.len() < style.request_bytes() {
@@ -362,7 +362,7 @@ pub fn parse_meta_request(data: &[u8]) -> Option<(&str, Vec<&str>)> {
     let name = reader.string()?;
     let count = reader.u32()?;
     let mut queries = Vec::new();
-    // Each query takes at least four bytes of `data`, so a false count ends the loop soon.
+    // Each query takes at least four bytes of `data`, so a wrong count ends the loop soon.
     for _ in 0..count {
         queries.push(reader.string()?);
     }

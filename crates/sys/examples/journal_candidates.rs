@@ -4,13 +4,13 @@
 //!
 //! Each candidate appends records of 4 KiB of data and a header to a preallocated, written file in
 //! `FOLDER` (here, if none is given; not a tmpfs), in two ways: with a sync after every record, and
-//! without. The candidates take turns; medians are printed. What all give: an appended record
+//! without. The candidates take turns; medians are printed. All guarantee that an appended record
 //! survives the death of the process at once, through the page cache or a tmpfs. The files are read
 //! once before: a record that ends inside a page that is not cached would cost the buffered
 //! candidates a read.
 //!
-//! Not here: the threads of the engine. One thread does all, so that the path to the disk alone is
-//! compared.
+//! Not here: the threads of the engine. One thread does everything, so that only the path to the
+//! disk is compared.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -129,7 +129,8 @@ impl Staged {
     fn write(&mut self) -> io::Result<()> {
         while self.span.end() / BLOCK_BYTES > self.span.start() / BLOCK_BYTES {
             let start = self.span.start();
-            // Neither a span as the engine writes them nor the end of the file is crossed.
+            // A write is at most four of the engine's spans, and does not cross the end of the
+            // file.
             let seam = (start / FILE_BYTES + 1) * FILE_BYTES;
             let end =
                 (self.span.end() / BLOCK_BYTES * BLOCK_BYTES).min(start + 4 * SPAN_BYTES).min(seam);
@@ -174,7 +175,7 @@ impl Candidate for Staged {
     }
 }
 
-/// What one turn of a candidate gave.
+/// The result of one turn of a candidate.
 #[derive(Clone, Copy, Default)]
 struct Turn {
     synced_per_s: f64,
@@ -225,7 +226,7 @@ fn main() -> io::Result<()> {
     let staging = PathBuf::from(format!("/dev/shm/journal-candidate-{}", std::process::id()));
     let outcome = measure(&paths, &staging, round, rounds);
     for path in paths.iter().chain([&staging]) {
-        // What is not there needs no removing.
+        // A file that does not exist need not be removed.
         let _ = std::fs::remove_file(path);
     }
     outcome

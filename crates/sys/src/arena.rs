@@ -2,9 +2,9 @@
 //!
 //! Invariants: a [`Lease`] is the only access that this process has to its range while it lives;
 //! leases lie inside the mapping and are disjoint, because one list of free ranges gives them out.
-//! The file is sealed, so nobody can take the memory away. The other process sees all of it and may
-//! write where it should not: then bytes are wrong, and nothing worse. Not here: what the bytes
-//! mean, when they are handed over.
+//! The file is sealed, so no process can shrink it. The other process sees all of it and may write
+//! where it should not: that makes bytes wrong, and nothing worse. Not here: what the bytes mean,
+//! when they are handed over.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -66,8 +66,8 @@ impl Arena {
         self.length
     }
 
-    /// The first free range of `bytes`; `None` when there is none now. What it holds is what was
-    /// there.
+    /// The first free range of `bytes`; `None` if there is none now. Its content is left over from
+    /// earlier leases.
     #[must_use]
     pub fn lease(self: &Arc<Self>, bytes: usize) -> Option<Lease> {
         let length = bytes.max(1).next_multiple_of(UNIT_BYTES);
@@ -110,8 +110,8 @@ impl Deref for Lease {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the range lies inside the mapping, which lives as long as the arena that `self`
-        // keeps; no other lease of this process overlaps it. What another process writes there
-        // meanwhile is bytes, of which nothing is assumed.
+        // keeps; no other lease of this process overlaps it. Another process may write there
+        // meanwhile, so nothing is assumed about the bytes.
         unsafe { std::slice::from_raw_parts(self.arena.mapping.at(self.offset), self.length) }
     }
 }

@@ -1,5 +1,5 @@
-//! A program that reads what a stranger made: without network, and with bounds on what it takes.
-//! Not here: which program, and with which environment.
+//! A program that reads untrusted data: without network, and with resource limits. Not here: which
+//! program, and with which environment.
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -8,7 +8,7 @@ use std::process::Command;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::UnshareFlags;
 
-/// What a program may take.
+/// The resource limits of a program.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// Address space, in bytes.
@@ -19,12 +19,12 @@ pub struct Bounds {
     pub cpu_s: u64,
     /// The longest file it may write; none: any.
     pub file_bytes: Option<u64>,
-    /// Whether it has the network of this machine; else one of its own with nothing in it.
+    /// Whether it has the network of this machine; otherwise it gets an empty one of its own.
     pub has_network: bool,
 }
 
-/// The program gets these bounds, no core dump and no new privileges. Where the kernel allows no
-/// network of its own, starting it fails: see [`is_no_network`].
+/// Gives the program these limits, no core dump and no new privileges. If the kernel does not allow
+/// it a network of its own, starting it fails: see [`is_no_network`].
 pub fn caged(command: &mut Command, bounds: Bounds) -> &mut Command {
     let cage = move || {
         bound(Resource::As, bounds.memory_bytes)?;
@@ -43,7 +43,7 @@ pub fn caged(command: &mut Command, bounds: Bounds) -> &mut Command {
     unsafe { command.pre_exec(cage) }
 }
 
-/// Whether a program could not be started only because it can have no network of its own here.
+/// Whether a program failed to start only because it cannot have a network of its own here.
 #[must_use]
 pub fn is_no_network(error: &io::Error) -> bool {
     use rustix::io::Errno;
@@ -61,7 +61,7 @@ fn leave_network() -> io::Result<()> {
     // SAFETY: this process has one thread, which runs another program next; neither file table nor
     // memory is unshared.
     let unshare = |flags| unsafe { rustix::thread::unshare_unsafe(flags) };
-    // Who may not do so as itself may where users have namespaces of their own.
+    // Without the privilege, this succeeds where users may create user namespaces.
     match unshare(UnshareFlags::NEWNET) {
         Ok(()) => Ok(()),
         Err(_) => Ok(unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNET)?),

@@ -11,29 +11,28 @@ thread_local! {
     static KEPT_BYTES: Cell<i64> = const { Cell::new(0) };
 }
 
-/// Bytes that all threads have asked for and not given back; it wraps, and its end is right.
+/// Bytes that all threads have allocated and not freed; may wrap in between, and still ends right.
 static IN_USE_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// The system's allocator, counting. For a test's `#[global_allocator]`.
 pub struct CountingAllocator;
 
 impl CountingAllocator {
-    /// How often the calling thread has asked for memory so far; 0 where this is not the allocator
-    /// in use.
+    /// The number of allocations of the calling thread so far; 0 if this is not the allocator in
+    /// use.
     #[must_use]
     pub fn allocations_of_this_thread() -> u64 {
         ALLOCATIONS.with(Cell::get)
     }
 
-    /// Bytes that the calling thread has asked for, less those it has given back: what it keeps,
-    /// where it shares with no other thread.
+    /// Bytes that the calling thread has allocated, minus those it has freed: what it keeps, if it
+    /// shares memory with no other thread.
     #[must_use]
     pub fn bytes_of_this_thread() -> i64 {
         KEPT_BYTES.with(Cell::get)
     }
 
-    /// Bytes that the process has asked for and not given back; 0 where this is not the allocator
-    /// in use.
+    /// Bytes that the process has allocated and not freed; 0 if this is not the allocator in use.
     #[must_use]
     pub fn bytes_in_use() -> u64 {
         IN_USE_BYTES.load(Relaxed)
@@ -41,7 +40,7 @@ impl CountingAllocator {
 }
 
 fn count() {
-    // A thread that is about to end has no counter any more, and nobody who reads it.
+    // A thread that is about to end no longer has a counter, and needs none.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
 }
 

@@ -1,9 +1,8 @@
 //! Open files that travel with bytes over a Unix socket (`SCM_RIGHTS`): one call of the kernel at a
 //! time.
 //!
-//! Invariant: every descriptor that came is in the answer, or closed; none is passed on to a
-//! program that this process executes. Not here: messages made of several calls, and what the bytes
-//! mean.
+//! Invariant: every received descriptor is returned or closed; a program that this process executes
+//! inherits none. Not here: messages made of several calls, and what the bytes mean.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,7 +18,7 @@ use rustix::net::{
 pub const DESCRIPTORS_MAX: usize = 253;
 const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));
 
-/// What one call brought.
+/// The result of one receive call.
 #[derive(Debug)]
 pub struct Received {
     /// Bytes that were received; 0 at the end of the stream.

@@ -1,7 +1,7 @@
 //! Discards and zeroes on files and block devices.
 //!
-//! Invariant: nothing outside the range changes. Not here: what a discarded range holds; that is
-//! the device's to say (a hole of a file reads as zeroes).
+//! Invariant: nothing outside the range changes. Not here: the content of a discarded range, which
+//! is up to the device (a hole of a file reads as zeroes).
 
 use std::fs::File;
 use std::io;
@@ -15,9 +15,9 @@ use rustix::ioctl::{Opcode, Setter, ioctl};
 // From linux/fs.h.
 const BLKDISCARD: Opcode = 0x1277;
 
-/// Tells the device that this range is needed no more; makes a hole of it in a file.
+/// Tells the device that this range is no longer needed; in a file, punches a hole.
 ///
-/// Errors: `Unsupported` (`EOPNOTSUPP`) where it cannot; `InvalidInput` for a range that is no
+/// Errors: `Unsupported` (`EOPNOTSUPP`) where it cannot; `InvalidInput` for a range that is not
 /// whole blocks.
 pub fn discard(file: &File, offset: u64, length: u64) -> io::Result<()> {
     if !is_block_device(file)? {
@@ -35,8 +35,8 @@ pub fn write_zeroes(file: &File, offset: u64, length: u64) -> io::Result<()> {
     Ok(fallocate(file, FallocateFlags::ZERO_RANGE, offset, length)?)
 }
 
-/// The shortest direct write that a block device or file takes. Where the file system does not say
-/// (Linux before 6.1), 512 is all that the kernel itself asks for.
+/// The shortest direct write that a block device or file takes. If the file system does not report
+/// it (Linux before 6.1), 512, all that the kernel itself requires.
 pub fn logical_block_bytes(file: &File) -> io::Result<u32> {
     if is_block_device(file)? {
         return Ok(ioctl_blksszget(file)?);

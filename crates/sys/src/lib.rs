@@ -54,12 +54,12 @@ pub const BLOCK_BYTES: u64 = 4096;
 /// Gives the calling thread the lowest CPU priority from now on. A refusal is ignored: the thread
 /// then runs at its old priority.
 pub fn give_way() {
-    // On Linux a priority belongs to a thread: "no process" is the one that calls.
+    // On Linux a priority belongs to a thread: "no process" means the calling one.
     let _ = rustix::process::setpriority_process(None, 19);
 }
 
-/// Waits for a thread, unless it is the one that calls: an answer on a device's own thread may be
-/// what drops the device, and no thread can wait for itself. Fails when it panicked.
+/// Waits for a thread, unless it is the calling one: an answer on a device's own thread may drop
+/// the device, and no thread can wait for itself. Fails if the thread panicked.
 pub fn join_unless_own<T>(thread: std::thread::JoinHandle<T>) -> std::thread::Result<Option<T>> {
     if thread.thread().id() == std::thread::current().id() {
         return Ok(None);

@@ -1,7 +1,7 @@
 //! Loop devices: a file as a block device of the kernel.
 //!
-//! Invariant: a [`LoopDevice`] is a number, not a hold: the kernel keeps the device, and the file
-//! open, until it is detached, whatever becomes of this process. Not here: why a file is attached.
+//! Invariant: a [`LoopDevice`] is only a number: the kernel keeps the device, and the file open,
+//! until it is detached, whatever happens to this process. Not here: why a file is attached.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,7 +20,7 @@ const LOOP_CTL_GET_FREE: Opcode = 0x4C82;
 const READ_ONLY: u32 = 1;
 const DIRECT_IO: u32 = 16;
 
-/// Another process may take the number that was free; then the next is tried, so often.
+/// Another process may take the free number first; the next one is tried then, this many times.
 const RACES_MAX: u32 = 64;
 
 /// `struct loop_info64`.
@@ -107,9 +107,9 @@ impl LoopDevice {
     }
 
     /// Attaches `file` to a free loop device, with direct I/O and this logical block size. The
-    /// device can be written if the access says so. Whoever serves the file must answer meanwhile.
+    /// device is writable if `access` allows it. The server of the file must answer meanwhile.
     ///
-    /// Errors: those of `/dev/loop-control` and LOOP_CONFIGURE: mostly that the process may not.
+    /// Errors: those of `/dev/loop-control` and LOOP_CONFIGURE: usually a missing permission.
     pub fn attach(file: impl AsFd, block_bytes: u32, access: LoopAccess) -> io::Result<Self> {
         let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control")?;
         let flags = DIRECT_IO | if access == LoopAccess::ReadOnly { READ_ONLY } else { 0 };
@@ -175,13 +175,13 @@ impl LoopDevice {
         }
     }
 
-    /// Whether this file is what is attached.
+    /// Whether this file is attached.
     #[must_use]
     pub fn is_of(&self, file: &Path) -> bool {
         self.backing_file().is_ok_and(|found| found.is_some_and(|found| found == file))
     }
 
-    /// Whether it reaches its file around the page cache.
+    /// Whether it accesses its file around the page cache.
     pub fn is_direct(&self) -> io::Result<bool> {
         // SAFETY: LOOP_GET_STATUS64 fills one `struct loop_info64`, which `Info` is; any bytes are
         // valid in it.
@@ -189,14 +189,14 @@ impl LoopDevice {
         Ok(status.flags & DIRECT_IO != 0)
     }
 
-    /// Takes the file's present size for its own.
+    /// Adopts the file's current size.
     pub fn take_size(&self) -> io::Result<()> {
         // SAFETY: LOOP_SET_CAPACITY has no argument.
         Ok(unsafe { ioctl(self.open()?, NoArg::<LOOP_SET_CAPACITY>::new()) }?)
     }
 
-    /// Detaches its file. While others have the device open the kernel does so only once they have
-    /// closed it: [`LoopDevice::backing_file`] tells.
+    /// Detaches its file. If others have the device open, the kernel does so only after they close
+    /// it: [`LoopDevice::backing_file`] shows that.
     pub fn detach(&self) -> io::Result<()> {
         // SAFETY: LOOP_CLR_FD has no argument.
         match unsafe { ioctl(self.open()?, NoArg::<LOOP_CLR_FD>::new()) } {

@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-/// A writable mapping. Only raw access is offered; the callers in this crate keep order.
+/// A writable mapping. Only raw access is offered; the callers in this crate synchronise it.
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     mapped_bytes: usize,
@@ -28,7 +28,7 @@ impl Mapping {
         Self::own(start, length)
     }
 
-    /// Maps memory that no file stands behind, all zeroes.
+    /// Maps memory without a file, all zeroes.
     pub(crate) fn anonymous(length: usize) -> io::Result<Self> {
         let (null, prot) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: a null hint lets the kernel choose an unused range; nothing existing is replaced.
@@ -76,7 +76,7 @@ impl Drop for Mapping {
 }
 
 // SAFETY: the mapping is only an address range; all access goes through raw pointers whose users
-// keep order.
+// synchronise.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

@@ -1,5 +1,4 @@
-//! Memory straight from the kernel: it goes back to it when it is dropped, whatever else the heap
-//! holds.
+//! Memory straight from the kernel, which gets it back on drop, whatever else the heap holds.
 //!
 //! Invariants: zeroes at first; one owner. Not here: memory that others see (`mapping`, `shared`).
 
@@ -21,10 +20,10 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// So many zeroes. A page is in memory once it is touched.
+    /// `length` zeroes. A page takes memory once it is touched.
     ///
     /// # Errors
-    /// `InvalidInput` for none, and what the kernel says when it has no room.
+    /// `InvalidInput` for a length of zero; the kernel's error if it has no room.
     pub fn zeroed(length: usize) -> io::Result<Self> {
         // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
         let start = unsafe {
@@ -61,7 +60,7 @@ impl DerefMut for Pages {
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours and nobody has a reference into it any more. A failure would
-        // leave it mapped, which is no harm.
+        // leave it mapped, which is harmless.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }

@@ -1,9 +1,9 @@
 //! A process that serves a disk must not wait for that disk when it asks for memory.
 //!
-//! When memory is short the kernel writes dirty pages out to make room, and whoever asks for memory
-//! may have to do it or wait for it. Where those pages belong to a disk that this process serves,
-//! it would wait for itself. Two marks prevent that: [`mark_thread`], and memory that never has to
-//! be brought back from a swap: [`lock_memory`].
+//! When memory is short the kernel writes dirty pages out to make room, and a thread that allocates
+//! memory may have to do that or wait for it. If those pages belong to a disk that this process
+//! serves, it would wait for itself. Two measures prevent that: [`mark_thread`], and
+//! [`lock_memory`], which keeps memory from being swapped out.
 //!
 //! Not here: which threads are on the path of a write.
 

@@ -3,7 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// What this starts gets a session of its own: no terminal, and no signal of ours, ends it.
+/// Gives the program a session of its own: no terminal, and no signal to our session, ends it.
 pub fn in_own_session(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec only a system call is made, which touches no memory of this
     // process; no lock is taken and nothing is allocated.

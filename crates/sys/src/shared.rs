@@ -1,5 +1,4 @@
-//! Memory shared with another process, seen as atomics: neither side can trust the other to hold
-//! still.
+//! Memory shared with another process, seen as atomics: either side may change it at any moment.
 //!
 //! Invariants: every access lies inside the mapping and is aligned; no reference to plain bytes is
 //! ever given. A process that shrinks the file behind the mapping kills this one with `SIGBUS`:
@@ -32,8 +31,8 @@ impl SharedMemory {
         Self::open(memory, 0, length)
     }
 
-    /// The bytes `[offset, offset + length)` of a file somebody gave. Errors: `InvalidInput` when
-    /// the file ends before that, the length is zero, or the offset is not at a page.
+    /// The bytes `[offset, offset + length)` of a received file. Errors: `InvalidInput` if the file
+    /// ends before that, the length is zero, or the offset is not at a page.
     pub fn open(file: OwnedFd, offset: u64, length: usize) -> io::Result<Self> {
         let held = u64::try_from(fstat(&file)?.st_size).unwrap_or(0);
         if length == 0 || offset.checked_add(length as u64).is_none_or(|end| end > held) {
@@ -50,7 +49,7 @@ impl SharedMemory {
         self.length
     }
 
-    /// Whether there are none; never so.
+    /// Always false: there is at least one byte.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.length == 0

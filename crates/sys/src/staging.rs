@@ -2,8 +2,8 @@
 //! in it.
 //!
 //! The ring is the unwritten end of the journal. Writers [`Ring::reserve`] a slot, fill it and
-//! publish it; the one [`Consumer`] looks at published spans, writes them to the journal disk and
-//! says so; then their memory may be used again. Positions are endless; byte `p` lives at `p %
+//! publish it; the only [`Consumer`] writes published spans to the journal disk and declares them
+//! written; then their memory may be reused. Positions grow without end; byte `p` lives at `p %
 //! capacity`.
 //!
 //! Invariants (they make the safe interface sound):
@@ -12,12 +12,12 @@
 //! 3. A [`Published`] token exists only for a range that is completely filled. Reading it takes
 //!    `low` shared and checks that the range has not been given up; giving up takes `low`
 //!    exclusively.
-//! 4. Only the consumer moves `written`, and it cannot hold a borrowed span while it does. It goes
-//!    back, to what memory still holds, only when a sync has failed.
+//! 4. Only the consumer moves `written`, and it cannot hold a borrowed span while it does. It moves
+//!    back, to what memory still holds, only after a failed sync.
 //! 5. What `head` writes is in memory before the slot after it can be reserved: after the death of
-//!    the process a slot that was reserved and never filled can be stepped over.
+//!    the process, a slot that was reserved and never filled can be skipped.
 //!
-//! Not here: what a record is, when to write, durability; whose a file is (`ownership`).
+//! Not here: what a record is, when to write, durability; the owner of a file (`ownership`).
 
 mod ownership;
 
@@ -41,8 +41,8 @@ const PREFIX_BYTES: u64 = 2 * BLOCK_BYTES;
 
 /// A staging file: a header page, live words, and the ring's bytes.
 ///
-/// Whoever has it open may write it, and holds its lock: a journal that was copied names the memory
-/// of the one it was copied from, which may be in use.
+/// A process that has it open may write it, and holds its lock, because a copied journal names the
+/// memory of the original, which may be in use.
 pub struct StagingFile {
     file: File,
     path: PathBuf,
@@ -64,8 +64,7 @@ impl StagingFile {
         Self::map(allocate(path, capacity_bytes)?, path, capacity_bytes)
     }
 
-    /// The same out of memory preallocated before, which is used up; `None` when there is none that
-    /// fits.
+    /// The same from preallocated memory, which is used up; `None` if none fits.
     pub fn take_spare(spare: &Path, path: &Path, capacity_bytes: u64) -> io::Result<Option<Self>> {
         // Rename first, then inspect: another process may preallocate a new file under the old name
         // at any time.
@@ -84,22 +83,22 @@ impl StagingFile {
         Ok(None)
     }
 
-    /// Preallocates memory for a staging file that is made later: to get its pages takes
-    /// milliseconds. Nobody may write to it.
+    /// Preallocates memory for a staging file that is made later, because allocating its pages
+    /// takes milliseconds. Nothing may write to it.
     pub fn preallocate(spare: &Path, capacity_bytes: u64) -> io::Result<()> {
         allocate(spare, capacity_bytes).map(drop)
     }
 
-    /// Opens a staging file left by an earlier process; `None` when there is none. One that
-    /// somebody else may have made or may write is `InvalidData`: a folder such as /dev/shm is open
-    /// to everybody. `WouldBlock`: a process that lives has it open.
+    /// Opens a staging file left by an earlier process; `None` when there is none. One that another
+    /// user may have made or may write is `InvalidData`, because a folder such as /dev/shm is open
+    /// to all users. `WouldBlock`: a living process has it open.
     pub fn open(path: &Path) -> io::Result<Option<Self>> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let file = match rustix::fs::open(path, flags, Mode::empty()) {
             Ok(file) => File::from(file),
             Err(Errno::NOENT) => return Ok(None),
             Err(Errno::LOOP) => return Err(invalid("it is a symbolic link")),
-            // Nobody but root can open what is another user's.
+            // Only root can open another user's file.
             Err(Errno::ACCESS) => return Err(invalid("it belongs to another user")),
             Err(error) => return Err(error.into()),
         };
@@ -168,13 +167,13 @@ impl StagingFile {
         self.word(Self::SYNCED_OFFSET_BYTES)
     }
 
-    /// Up to where the earlier process had synced the journal disk, as far as it said; else zero.
+    /// The position up to which the earlier process recorded a sync of the journal disk, or zero.
     #[must_use]
     pub fn synced(&mut self) -> u64 {
         self.synced_word().load(Ordering::Acquire)
     }
 
-    /// Where the earlier process had got to.
+    /// The position up to which the earlier process had written the journal disk.
     #[must_use]
     pub fn written(&mut self) -> u64 {
         self.written_word().load(Ordering::Acquire)
@@ -187,8 +186,8 @@ impl StagingFile {
         self.failed_word().load(Ordering::Acquire) != 0
     }
 
-    /// Notes, for whoever opens this memory next, that a sync of the journal disk has failed, or
-    /// may fail from now on without anybody left to note it.
+    /// Records, for the next process that opens this memory, that a sync of the journal disk has
+    /// failed, or may fail from now on without being recorded.
     pub fn doubt_syncs(&mut self) {
         self.failed_word().store(1, Ordering::Release);
     }
@@ -206,7 +205,7 @@ impl StagingFile {
     }
 
     /// Starts the ring at `position`, a whole number of blocks. The header page is written last: a
-    /// file that has one has all that goes with it.
+    /// file that has one is complete.
     #[must_use]
     pub fn into_ring(self, position: u64, header: &[u8]) -> (Arc<Ring>, Consumer) {
         static RINGS: AtomicU32 = AtomicU32::new(0);
@@ -241,7 +240,7 @@ pub enum Full {
     Closed,
 }
 
-/// Where the ring ends; its lock makes the order.
+/// The end of the ring; its lock defines the order.
 struct End {
     next: u64,
     closed: bool,
@@ -260,20 +259,19 @@ pub struct Ring {
 impl Ring {
     /// Lets another process open this memory. Nothing may be reserved any more.
     pub fn unlock(&self) {
-        // The lock of a descriptor that is open cannot fail to go; when the last mapping goes it
-        // goes too.
+        // Unlocking an open descriptor cannot fail; the lock also ends with the last mapping.
         let _ = rustix::fs::flock(&self.staging.file, FlockOperation::Unlock);
     }
 
-    /// Whether the file still has its name: without it, nobody finds this memory after the
-    /// process's death.
+    /// Whether the file still has its name: without it, no process finds this memory after this
+    /// one's death.
     #[must_use]
     pub fn has_name(&self) -> bool {
         rustix::fs::fstat(&self.staging.file).is_ok_and(|about| about.st_nlink > 0)
     }
 
     /// Reserves `bytes` at the end. `head` gets the slot's position and its bytes, under the lock
-    /// that makes the order: what it does is ordered as the positions are. It must be short and
+    /// that defines the order, so its effects have the order of the positions. It must be short and
     /// must not panic.
     pub fn reserve<T>(
         &self,
@@ -310,8 +308,8 @@ impl Ring {
         self.take(&mut at.next, end, position_max, head).map(Some)
     }
 
-    /// Reserves nothing more, ever; padding excepted. When this returns, every slot there will ever
-    /// be is reserved.
+    /// Refuses all further reservations except padding. When this returns, every slot that will
+    /// ever exist is reserved.
     pub fn close(&self) {
         self.end.lock().closed = true;
     }
@@ -345,11 +343,11 @@ impl Ring {
         Ok((slot, said))
     }
 
-    /// Gives up written bytes so that the ring can reach to `end`, and some more so that it is not
-    /// done per slot.
+    /// Gives up written bytes so that the ring can reach to `end`, and some more, to avoid doing
+    /// this for every slot.
     fn give_up_before(&self, end: u64) -> Result<(), Full> {
         let capacity = self.staging.capacity_bytes;
-        // Before `written` is looked at: it goes back when a sync fails.
+        // Lock before reading `written`, which moves back when a sync fails.
         let mut low = self.low.write();
         let written = self.staging.written_word().load(Ordering::Acquire);
         let need = end - capacity;
@@ -390,8 +388,8 @@ impl Ring {
     }
 
     /// Copies what is left of bytes `[offset, offset + into.len())` of a published slot, and
-    /// returns how many of the first bytes are not: their memory was given up, so they are written.
-    /// (A slot can be given up in part.)
+    /// returns the number of first bytes that are gone: their memory was given up, so they are
+    /// written. (A slot can be given up in part.)
     #[must_use]
     pub fn read(&self, slot: &Published, offset: u64, into: &mut [u8]) -> usize {
         assert_eq!(slot.ring, self.id, "the slot belongs to another ring");
@@ -516,7 +514,7 @@ impl Span {
     }
 }
 
-/// The one who writes the ring to the journal disk.
+/// The only writer of the ring to the journal disk.
 pub struct Consumer {
     ring: Arc<Ring>,
 }
@@ -547,21 +545,21 @@ impl Consumer {
         self.ring.staging.written_word().store(span.end, Ordering::Release);
     }
 
-    /// Notes, for whoever opens this memory next, that the journal disk has been synced up to
-    /// `position`: what lies before it is never to be written anew, which a power cut could leave
+    /// Records, for the next process that opens this memory, that the journal disk has been synced
+    /// up to `position`: earlier bytes must not be rewritten, because a power cut could leave that
     /// half done.
     pub fn declare_synced(&mut self, position: u64) {
         assert!(position <= self.ring.written(), "only what was written can be synced");
         self.ring.staging.synced_word().store(position, Ordering::Release);
     }
 
-    /// Notes, for whoever opens this memory next, that a sync of the journal disk has failed, and
-    /// that only what lies before `durable` is surely there: what has been written since and is
-    /// still in memory counts as not written again, and is kept. A disk may have dropped it, and
-    /// show what was there before.
+    /// Records, for the next process that opens this memory, that a sync of the journal disk has
+    /// failed, and that only bytes before `durable` are certain: bytes written since that are still
+    /// in memory count as not written, and are kept. The disk may have dropped them, and return old
+    /// content.
     pub fn declare_sync_failed(&mut self, durable: u64) {
         let staging = &self.ring.staging;
-        // Exclusively: nobody may give up meanwhile what is taken back here.
+        // Exclusively, so that no memory is given up while it is taken back here.
         let low = self.ring.low.write();
         let kept = durable.max(*low).min(self.ring.written());
         staging.failed_word().store(1, Ordering::Release);

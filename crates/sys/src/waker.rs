@@ -14,23 +14,23 @@ use rustix::event::{EventfdFlags, eventfd};
 pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
-    /// A new one, that nobody woke yet. Fails where the process has no more descriptors.
+    /// A new one, not woken yet. Fails if the process has no more descriptors.
     pub fn new() -> io::Result<Self> {
         Ok(Waker(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// Ends the wait of whoever polls it, or the next one.
+    /// Ends the current wait for it, or the next one.
     pub fn wake(&self) {
         // A full counter is a wake already on its way.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// To be called by the thread that was woken, before it looks for what there is to do.
+    /// To be called by the thread that was woken, before it checks for work.
     pub fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 
-    /// What becomes readable with a wake, for a ring that watches it.
+    /// The descriptor that a wake makes readable, for a ring that watches it.
     #[must_use]
     pub fn descriptor(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.0)

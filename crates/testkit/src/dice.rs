@@ -1,7 +1,7 @@
-//! Chance: a small generator, one seed, the same rolls for ever.
+//! Pseudorandom numbers: a small generator whose rolls depend on its seed alone, for ever.
 //!
 //! Invariant: a roll takes one word of the sequence, `fill` one for each 8 bytes, and odds of 0
-//! none: what a seed means depends on it. Not here: which seeds a test plays.
+//! none, because the meaning of a seed depends on this. Not here: which seeds a test uses.
 
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
@@ -10,7 +10,7 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 pub struct Dice(u64);
 
 impl Dice {
-    /// The dice of this seed.
+    /// Dice with this seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Dice(seed)
@@ -35,7 +35,7 @@ impl Dice {
         Dice(self.word() ^ purpose.wrapping_mul(STEP))
     }
 
-    /// 64 even bits.
+    /// 64 uniformly distributed bits.
     pub fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
         mix(self.0)
@@ -61,14 +61,14 @@ impl Dice {
         &choices[self.index(choices.len())]
     }
 
-    /// Fills `bytes` with chance.
+    /// Fills `bytes` with random bytes.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             chunk.copy_from_slice(&self.word().to_le_bytes()[..chunk.len()]);
         }
     }
 
-    /// `count` bytes of chance.
+    /// `count` random bytes.
     pub fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = vec![0; count];
         self.fill(&mut bytes);

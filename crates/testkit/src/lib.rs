@@ -1,8 +1,9 @@
-//! What tests, workloads and the conformance suites share: chance by seed, and waiting for a
-//! condition.
+//! Helpers that tests, workloads and the conformance suites share: seeded random numbers, and
+//! waiting for a condition.
 //!
-//! Invariant: the same seed gives the same rolls for ever, so a failure can be run again. Not here:
-//! rigs that know a crate (each crate's `tests/` has its own), and anything that a server runs.
+//! Invariant: the same seed gives the same rolls for ever, so a failure can be reproduced. Not
+//! here: rigs that know a crate (each crate's `tests/` has its own), and anything that a server
+//! runs.
 #![forbid(unsafe_code)]
 
 mod dice;

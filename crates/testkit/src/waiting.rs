@@ -1,15 +1,15 @@
-//! Waiting for what another thread or process is about to do. A hang is a failure that says what
-//! never came. Not here: time in the simulation, which passes by steps (`crates/sim`).
+//! Waits for an action of another thread or process. A hang is a failure whose text names the
+//! missing condition. Not here: time in the simulation, which passes by steps (`crates/sim`).
 
 use std::time::{Duration, Instant};
 
 /// How long a condition may take: far longer than it does on the slowest machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Asks again and again until `ask` has an answer.
+/// Calls `ask` repeatedly until it returns an answer.
 ///
 /// # Panics
-/// When it has none within [`PATIENCE`]: the text says `what` was waited for.
+/// If it returns none within [`PATIENCE`]; the text names `what` was expected.
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;

@@ -1,7 +1,6 @@
-//! One campaign: cut after cut is made into an image, looked at, and noted.
+//! One campaign: turns one cut after another into an image, inspects it, and records the result.
 //!
-//! Not here: how a device or a file system is looked at; whoever runs the campaign brings that
-//! along.
+//! Not here: how a device or a file system is inspected, which the caller provides.
 
 use crate::Result;
 use crate::cut::{Cut, Replay};
@@ -22,12 +21,12 @@ pub struct Campaign<'a> {
     pub first: usize,
     /// The ways in which the device comes back, in turn.
     pub ways: &'a [Way],
-    /// How much to look at.
+    /// How much to inspect.
     pub budget: Budget,
 }
 
 impl Campaign<'_> {
-    /// Has `look` judge what is left after each cut of the plan; an `Err` of its own is a finding.
+    /// Lets `look` judge what is left after each cut of the plan; its inner `Err` is a finding.
     pub fn run(
         self,
         mut progress: impl FnMut(usize, usize),
@@ -51,7 +50,7 @@ impl Campaign<'_> {
             if let Err(what) = look(&Remains { cut, disk: shown, way })? {
                 report.findings.push(Finding { cut: cut.clone(), way, stale_of, what });
             }
-            // A stale disk is one of a cut some way back.
+            // A stale disk comes from a cut some way back.
             if dice.one_in(8) {
                 older = Some((cut.entry, replay.image(&Cut::whole(cut.entry))?));
             }

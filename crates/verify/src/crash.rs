@@ -1,9 +1,8 @@
-//! A device whose server is crashed under a stamped load, again and again: is everything there that
-//! was answered?
+//! Crashes the server of a device under a stamped load, again and again, and checks that everything
+//! that was answered is there.
 //!
-//! The device stands while its server dies and another comes: a block device (ublk, vhost-user,
-//! FUSE with a loop device), whose users wait meanwhile. Or it goes with its server: an export, to
-//! which the load connects again.
+//! A block device (ublk, vhost-user, FUSE with a loop device) outlives its server, and its users
+//! wait for the next one. An export disappears with its server, and the load connects again.
 //!
 //! Invariant: the image is read through the door that the load used, when all requests have ended.
 //! Not here: power failures, which are cut from a recording (`run`, `campaign`).
@@ -30,7 +29,7 @@ pub enum Keeps {
     Flushed,
 }
 
-/// What is done, and what is promised.
+/// The crashes to cause, and what the device promises.
 #[derive(Clone, Copy, Debug)]
 pub struct Crashes<'a> {
     /// A command line that crashes the server and returns when it serves again.
@@ -43,35 +42,35 @@ pub struct Crashes<'a> {
     pub area_bytes: u64,
     /// Whether trims are used, and must read as zeroes afterwards.
     pub trim: bool,
-    /// Where chance comes from.
+    /// The seed of all random choices.
     pub seed: u64,
     /// What must be there after a crash.
     pub keeps: Keeps,
-    /// In what state the rest may be.
+    /// The states that the rest may have.
     pub rule: Rule,
-    /// Requests in flight may end with the server: an export's connection does. A block device has
-    /// its users wait.
+    /// Whether requests in flight may fail with the server, as on an export's connection. Users of
+    /// a block device wait instead.
     pub may_go: bool,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
-    /// Crashes that were looked at.
+    /// Crashes that were checked.
     pub rounds: u64,
-    /// Requests with a good answer.
+    /// Requests that succeeded.
     pub answered: u64,
     /// Requests that ended with their connection.
     pub unanswered: u64,
     /// Writes that had to be there after a crash, in all.
     pub demanded: u64,
-    /// What was wrong, after which crash. With this the check ends.
+    /// What was wrong, and after which crash. This ends the check.
     pub found: Option<(u64, String)>,
 }
 
 impl Crashes<'_> {
-    /// Crashes the device; `open` opens it, anew after each crash. `folder` takes what the command
-    /// says.
+    /// Crashes the device; `open` opens it, and again after each crash. The output of the command
+    /// goes to `folder`.
     ///
     /// Errors: a device that cannot be opened or is too small, a command that fails.
     pub fn run(
@@ -177,11 +176,11 @@ mod tests {
 
     const AREA_BYTES: u64 = 1 << 20;
 
-    /// Memory that a few requests do not reach.
+    /// Memory that fails some requests.
     struct Failing {
         memory: MemoryDevice,
         requests: AtomicU64,
-        /// From this request on, with which error. Reads go on.
+        /// The first request that fails, and its error. Reads still succeed.
         fails: Option<(u64, ErrorKind)>,
         block_bytes: u64,
     }
@@ -281,7 +280,7 @@ mod tests {
     #[test]
     fn every_request_is_whole_blocks_of_the_device() {
         let geometry = Geometry { block_bytes: 4096, ..MemoryDevice::new(AREA_BYTES).geometry() };
-        /// Says larger blocks than it needs.
+        /// Reports larger blocks than it needs.
         struct Large(Geometry, Failing);
         impl BlockDevice for Large {
             fn geometry(&self) -> Geometry {

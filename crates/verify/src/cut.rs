@@ -2,13 +2,13 @@
 //!
 //! Definition. At cut *n* the entries before *n* have happened. Everything before the last flush
 //! among them is there, and so is each later entry with FUA. Each of the rest, the *loose* entries,
-//! may be there, or not, or be torn; entry *n* itself may be under way. What is there lies in the
-//! order of the log.
+//! may be there, or not, or be torn; entry *n* itself may be in progress. What is there was written
+//! in the order of the log.
 //!
-//! Invariant: the text of a cut (`120:without=117,118`) and the recording give the same image
-//! anywhere.
+//! Invariant: the text of a cut (`120:without=117,118`) and the recording always give the same
+//! image.
 //!
-//! Not here: which cuts are worth a look (`plan`).
+//! Not here: which cuts to inspect (`plan`).
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,7 +38,7 @@ pub enum Kept {
         /// How many of its bytes are there.
         bytes: u64,
     },
-    /// All, and the first bytes of the entry that was under way.
+    /// All, and the first bytes of the entry that was in progress.
     UnderWay {
         /// How many of its bytes are there.
         bytes: u64,
@@ -118,9 +118,9 @@ impl FromStr for Cut {
     }
 }
 
-/// Where the part begins that the last flush before `entry` does not cover.
+/// The first entry that the last flush before `entry` does not cover.
 ///
-/// A flush that carries data of its own covers what is before it, not these.
+/// A flush that carries data covers the entries before it, but not its own data.
 #[must_use]
 pub fn flushed_before(entries: &[Recorded], entry: usize) -> usize {
     let flush = |recorded: &Recorded| recorded.entry.flags.has(Flags::FLUSH);
@@ -140,7 +140,7 @@ pub fn loose(entries: &[Recorded], entry: usize) -> Vec<usize> {
     range.filter(|&n| changes(&entries[n]) && !entries[n].entry.flags.has(Flags::FUA)).collect()
 }
 
-/// Makes images of cuts. Cheapest when they come in the order of their entries.
+/// Makes images of cuts. Cheapest if they are requested in the order of their entries.
 pub struct Replay<'a> {
     recording: &'a Recording,
     before: Image,

@@ -1,4 +1,4 @@
-//! Why a check could not be carried out. What a check finds is no error. Not here: findings
+//! Why a check could not be carried out. A finding of a check is not an error. Not here: findings
 //! (`report`), exit codes (`crates/console`).
 
 use std::fmt;
@@ -13,9 +13,9 @@ pub enum Error {
     /// The system refused something.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried, on what.
+        /// The operation, and its object.
         what: String,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// A program, a right or a kernel's ability is missing.
@@ -48,7 +48,7 @@ pub enum Error {
     /// The device under test answered a request with an error.
     #[error("{0}")]
     Device(#[source] sawmill_device::Error),
-    /// What was asked for makes no sense.
+    /// The request makes no sense.
     #[error("{0}")]
     Usage(String),
 }

@@ -1,10 +1,10 @@
 //! A device with planted faults: what a crash checker must find. Without a fault it is a healthy
 //! device with the guarantees of the device inside.
 //!
-//! It works one request at a time, in the thread that submits it: for checking the checker, not for
+//! It works one request at a time, in the thread that submits it: for testing the checker, not for
 //! use.
 //!
-//! Invariant: while it lives, whoever writes whole sectors reads what was written last; only
+//! Invariant: while it lives, whole sectors read back as they were written last; only
 //! [`Fault::WriteMisplaced`] shows before a crash. Not here: what a power failure leaves of the
 //! device inside (`cut`).
 
@@ -18,7 +18,7 @@ use sawmill_device::{
 };
 
 const SECTOR_BYTES: u64 = 512;
-/// One request in this many is hit by those faults that hit some.
+/// Faults that hit only some requests hit one in this many.
 const HIT_ONCE_IN: u64 = 8;
 
 /// What is wrong with the device.
@@ -41,12 +41,12 @@ pub enum Fault {
     WriteMisplaced,
     /// Writes reach the disk in parts that end inside a sector.
     SectorTorn,
-    /// Zeroes and discards are remembered in memory alone: after a crash the old data are back.
+    /// Zeroes and discards are kept only in memory: after a crash the old data are back.
     ZeroesForgotten,
 }
 
 impl Fault {
-    /// All of them, health first.
+    /// All of them, the healthy device first.
     pub const ALL: [Fault; 9] = [
         Fault::None,
         Fault::FlushIgnored,
@@ -96,7 +96,7 @@ impl FromStr for Fault {
 struct State {
     writes: u64,
     flushes: u64,
-    /// Sectors that are in memory alone.
+    /// Sectors that are only in memory.
     volatile: BTreeMap<u64, Vec<u8>>,
     /// How many flushes had come when the first of them was written.
     held_since: Option<u64>,

@@ -34,7 +34,7 @@ impl Image {
     /// What a file or a block device holds.
     pub fn read_file(path: &Path) -> io::Result<Self> {
         let mut file = File::open(path)?;
-        // A block device has no length but an end.
+        // The metadata of a block device has no length, but a seek finds its end.
         let size_bytes = file.seek(SeekFrom::End(0))?;
         let mut image = Image::new(size_bytes);
         let mut bytes = vec![0; 1 << 20];

@@ -3,16 +3,16 @@
 //!
 //! Modules. The recording: `recorder` (the recording device), `recording` (the write log), `image`
 //! (a device's content), `cut` (what may be left at a moment), `plan` (which cuts to look at). The
-//! devices: `subject` (those under test), `target` (somebody's disk), `faulty` (planted faults, by
-//! which the checker itself is checked). The work and its judges: `stamp` (blocks that say who
-//! wrote them, and the judge), `load` (a stamped load), `files` (files that prove themselves),
+//! devices: `subject` (those under test), `target` (a user's disk), `faulty` (planted faults, to
+//! test the checker itself). The work and its judges: `stamp` (blocks that record which write made
+//! them, and the judge), `load` (a stamped load), `files` (files that prove themselves),
 //! `file_system` (made, mounted, checked). A server killed under its users: `crash`. A check of
 //! power failures as a whole: `run` (the work, recorded), `session` (what it leaves), `campaign`
 //! (cut after cut), `look` (one of them), `report`. Tools: `nbd` (the client of
-//! `crates/nbd-client`), `bridge` (an export as file, block device, mount), `program` (other
-//! people's programs).
+//! `crates/nbd-client`), `bridge` (an export as file, block device, mount), `program` (third-party
+//! programs).
 //!
-//! Invariant: this crate knows devices by their doors alone; nothing here names the engine or a
+//! Invariant: this crate knows devices only by their doors; nothing here names the engine or a
 //! store.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -47,5 +47,5 @@ pub use sawmill_nbd_client as nbd;
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// How long anything that ought to happen may take before it is given up.
+/// How long to wait for anything that is expected to happen.
 pub const PATIENCE: Duration = Duration::from_secs(60);

@@ -2,8 +2,8 @@
 //! several connections or on a device, all noted in a log, and cut off at any moment.
 //!
 //! Invariant: a request is in the log before it is sent, and its end is stamped where the answer
-//! arrives. A stamp at the time at which the load looks would hide from the judge what the client
-//! knew to be in order. Not here: the log and the judge (`stamp`), who cuts (`run`, `crash`).
+//! arrives. A stamp taken when the load polls would hide from the judge an order that the client
+//! knew. Not here: the log and the judge (`stamp`), who cuts (`run`, `crash`).
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -15,12 +15,12 @@ use crate::nbd::{Client, Command, Failure};
 use crate::stamp::{Kind, Log, SECTOR_BYTES};
 use sawmill_testkit::Dice;
 
-/// Hears how a request ended.
+/// Receives how a request ended.
 type Listener = Box<dyn FnOnce(Result<(), Failure>) + Send>;
 
 /// What a load works on: a connection to a server, or a device.
 pub trait Worked {
-    /// Begins to carry out a command and does not wait for its end, which `listener` hears.
+    /// Starts a command without waiting for its end; `listener` gets the outcome.
     fn submit_then(&self, command: Command, listener: Listener);
 }
 
@@ -113,9 +113,9 @@ struct Ended {
 /// How a part of a load ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Requests with a good answer.
+    /// Requests that succeeded.
     pub completed: u64,
-    /// Requests that the server answered with an error; the last such number.
+    /// Requests that the server answered with an error.
     pub refused: u64,
     /// The last error number.
     pub last_errno: Option<u32>,
@@ -125,9 +125,9 @@ pub struct Tally {
 
 /// A load on a volume, and its log.
 pub struct Load {
-    /// What was done since the volume was last looked at.
+    /// What was done since the volume was last inspected.
     pub log: Log,
-    /// Where chance comes from.
+    /// The source of all random choices.
     pub dice: Dice,
     /// How it behaves from now on.
     pub mix: Mix,
@@ -149,7 +149,7 @@ impl Load {
 
     /// Drives the load until `completions` more requests are answered, then calls `cut` with
     /// requests still in flight, and waits until each of them has its answer or its connection is
-    /// gone. Where no answer comes for [`PATIENCE`], all that are in flight count as unanswered.
+    /// gone. If no answer comes for [`PATIENCE`], all requests in flight count as unanswered.
     pub fn drive<W: Worked>(
         &mut self,
         worked: &[W],

@@ -1,12 +1,12 @@
 //! The recording device: passes every request to the device inside and logs what changes it.
 //!
 //! Invariants: a write, zeroing or discard is logged when the device inside has completed it,
-//! before its own answer goes out; a flush is logged when it is submitted, so that what stands
-//! before it in the log is what it covers. A log that cannot be written fails every later request.
+//! before its own answer goes out; a flush is logged when it is submitted, so that it covers
+//! exactly the entries before it. A log that cannot be written fails every later request.
 //!
-//! Limits: a write of part of a sector waits in its submit for the sectors at its edges, and two of
-//! them in one sector at once may be logged without each other. What is recorded writes whole
-//! sectors, as the geometry asks.
+//! Limits: a write of part of a sector waits in its submit for the sectors at its edges, and two
+//! concurrent ones in one sector may each be logged without the other. Recorded workloads write
+//! whole sectors, as the geometry demands.
 //!
 //! Not here: durability of the log; it need not survive this process.
 
@@ -50,7 +50,7 @@ impl<D: BlockDevice> Recorder<D> {
         Recorder { geometry, inner, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Has `observer` look at the world before each entry.
+    /// Calls `observer` before each entry.
     pub fn observe(&self, observer: Observer) {
         self.state.lock().observer = Some(observer);
     }
@@ -104,7 +104,7 @@ impl<D: BlockDevice> Recorder<D> {
     }
 }
 
-/// What a request leaves behind.
+/// The change that a request makes.
 struct Change {
     first: u64,
     length: u64,
@@ -138,7 +138,7 @@ impl State {
         if let Some(observer) = &mut self.observer {
             observer(self.log.len());
         }
-        // What was asked for while the observer looked may be in what it saw.
+        // What was requested while the observer ran may be in what it saw.
         let moment = CutTime { promised, visible: self.clock.tick() };
         self.log.add(entry, data, moment).map_err(|error| {
             let why = error.to_string();
@@ -181,7 +181,7 @@ impl<D: BlockDevice> BlockDevice for Recorder<D> {
         match change {
             Ok(change) => {
                 let state = Arc::clone(&self.state);
-                // Logged when the device inside has made it.
+                // Logged when the device inside has completed it.
                 self.inner.submit(request.then(move |outcome, asker| {
                     let logged = outcome.and_then(|reply| {
                         state.lock().add(change.entry(), &change.data)?;

@@ -1,9 +1,9 @@
 //! A recording: the entries of a write log in order, and where their data lie.
 //!
 //! Invariants: entries are only added; a write log on disk is valid after [`LogWriter::finish`],
-//! and up to its `entry_count` before. Data of zeroes are a hole in the log's file. What a log that
-//! somebody else made says is bounded by its length: it has as many entries at most as sectors. No
-//! entry reaches past [`DISK_BYTES_MAX`].
+//! and up to its `entry_count` before. Data of zeroes are a hole in the log's file. The content of
+//! a foreign log is bounded by its length: it has at most as many entries as sectors. No entry
+//! reaches past [`DISK_BYTES_MAX`].
 //!
 //! Not here: who records (`recorder`), what may be cut (`cut`), the bytes of the format
 //! (`crates/format`).
@@ -19,7 +19,7 @@ use crate::image::Image;
 use crate::stamp::CutTime;
 use crate::{Error, Result};
 
-/// Entries of one log, at most: what keeps a log that is no log from filling the memory.
+/// Entries of one log, at most: so that an invalid log cannot fill the memory.
 const ENTRIES_MAX: u64 = 1 << 24;
 
 /// The largest disk: no file, and no block device, is larger.
@@ -31,15 +31,15 @@ pub const SECTOR_BYTES: u64 = 512;
 /// One entry and the place of its data in the log's file.
 #[derive(Clone, Copy, Debug)]
 pub struct Recorded {
-    /// What the log says.
+    /// The entry in the log.
     pub entry: Entry,
     /// Where its data begin in the file.
     pub data_at: u64,
-    /// When it was recorded; zeroes where nobody noted it.
+    /// When it was recorded; zeroes if it was not recorded.
     pub moment: CutTime,
 }
 
-/// A write log that is read.
+/// A write log to read.
 #[derive(Debug)]
 pub struct Recording {
     file: File,
@@ -136,7 +136,7 @@ impl Recording {
     }
 }
 
-/// The moments of a log's entries, where they were noted.
+/// The moments of a log's entries, if they were recorded.
 fn read_moments(log: &Path) -> Vec<CutTime> {
     let text = std::fs::read_to_string(log.with_file_name("moments")).unwrap_or_default();
     let moment = |line: &str| {
@@ -146,7 +146,7 @@ fn read_moments(log: &Path) -> Vec<CutTime> {
     text.lines().map_while(moment).collect()
 }
 
-/// A write log that is made.
+/// A write log that is being written.
 #[derive(Debug)]
 pub struct LogWriter {
     file: File,

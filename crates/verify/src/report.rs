@@ -1,4 +1,4 @@
-//! What a check found: figures, and each finding with what it takes to see it again. Not here: how
+//! What a check found: figures, and each finding with what is needed to reproduce it. Not here: how
 //! it is printed (`crates/lab/src/verify_crash`), what a crashed server did wrong (`crash`).
 
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub struct Report {
     pub discards: usize,
     /// Different points between two entries at which power failed.
     pub points: usize,
-    /// Legal cuts of the kinds that are tried, random subsets apart.
+    /// Legal cuts of the kinds that are tried, except random subsets.
     pub legal: usize,
     /// Images made and checked.
     pub images: usize,

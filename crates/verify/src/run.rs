@@ -1,5 +1,5 @@
 //! Runs that are recorded: a workload on a device under test over a recording disk (*below*), or
-//! through a recorder on somebody's disk (*above*).
+//! through a recorder on a user's disk (*above*).
 //!
 //! Invariant: one clock stamps the workload and the entries of the recording, so that a cut knows
 //! what the workload had been promised at that moment.
@@ -75,7 +75,8 @@ pub fn below(
             (0, stamping.drive(&client, &clock, || running.settle())?)
         }
         Work::Files { .. } | Work::Command(_) => {
-            // The connection that showed that it serves; some serve no more than one at a time.
+            // Closes the connection that showed that it serves, because some serve only one at a
+            // time.
             drop(running.client()?);
             let uri = running.uri().to_owned();
             on_block_device(&uri, work, seed, &clock, folder, || {
@@ -90,7 +91,7 @@ pub fn below(
     Ok(recorded)
 }
 
-/// Does the work on `target` through a recorder. Also says what was wrong with the target's own
+/// Does the work on `target` through a recorder. Also returns what was wrong with the target's own
 /// answers.
 pub fn above(
     target: Arc<dyn BlockDevice>,
@@ -134,7 +135,7 @@ fn connect(uri: &str) -> Result<Client> {
         .map_err(|source| Error::Io { what: format!("cannot connect to {uri}"), source })
 }
 
-/// What a target holds: read only for a command; everything else writes what it relies on.
+/// The content of a target. It is read only for a command; all other work writes what it relies on.
 fn content_before(target: &dyn BlockDevice, work: &Work) -> Result<Image> {
     const STEP: u64 = 1 << 20;
     let size_bytes = target.geometry().size_bytes;
@@ -157,7 +158,7 @@ fn content_before(target: &dyn BlockDevice, work: &Work) -> Result<Image> {
 }
 
 /// The export `uri` as a block device, and the work on it. Returns the first entry after the file
-/// system was made; `made` tells which that is.
+/// system was made; `made` reports which that is.
 fn on_block_device(
     uri: &str,
     work: &Work,
@@ -206,8 +207,8 @@ impl Stamping {
         [(4, mix), (3, few), (3, Mix { depth: 1, ..few })]
     }
 
-    /// Does the work; between its phases `settle` may make what was accepted survive the loss of
-    /// the disk.
+    /// Does the work; between its phases `settle` may make accepted writes survive the loss of the
+    /// disk.
     fn drive(
         &self,
         client: &Client,

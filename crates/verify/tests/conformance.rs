@@ -1,6 +1,6 @@
 //! The devices of the crash checker keep the contract of a device: a recorder, a file, an export.
 //!
-//! Not here: the faulty device, which keeps it but for its fault (`faulty`).
+//! Not here: the faulty device, which keeps it except for its fault (`faulty`).
 
 use std::fs::File;
 use std::path::Path;
@@ -42,7 +42,7 @@ fn a_file_keeps_the_contract() {
     });
 }
 
-/// Its requests are whole blocks, as those of its load are; a layer makes them so here.
+/// It accepts whole blocks, which its load sends; here a layer turns all requests into these.
 #[test]
 fn a_file_around_the_page_cache_keeps_the_contract_in_whole_blocks() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -71,7 +71,7 @@ fn an_export_keeps_the_contract() {
     });
 }
 
-/// Somebody else's server of zeroes, which takes 64 KiB at once and knows no FUA, and its export.
+/// A third-party server of zeroes, limited to requests of 64 KiB and without FUA, and its export.
 fn modest(folder: &Path) -> (Process, NbdTarget) {
     let at = |name: &str| folder.join(name).display().to_string();
     let _ = std::fs::remove_file(folder.join("socket"));
@@ -92,7 +92,7 @@ fn an_export_of_a_modest_server_keeps_the_contract() {
     let folder = tempfile::tempdir().unwrap();
     let last = Mutex::new(None);
     conformance::all(&|| {
-        // The one before ends first: they have one socket.
+        // The previous server ends first, because both use one socket.
         drop(last.lock().unwrap().take());
         let (process, target) = modest(folder.path());
         *last.lock().unwrap() = Some(process);

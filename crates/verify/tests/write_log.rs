@@ -130,7 +130,7 @@ fn cuts_of_the_vector_hold_what_the_definition_says() {
 fn every_prefix_of_the_vector_is_refused_and_none_makes_the_reader_panic() {
     let folder = tempfile::tempdir().unwrap();
     let (bytes, path) = (std::fs::read(vector()).unwrap(), folder.path().join("log"));
-    // The last entry's data are zeroes: a hole, of which the reader asks nothing until it replays.
+    // The last entry's data are zeroes: a hole, which the reader does not touch until it replays.
     let headers = bytes.len() - 1024;
     for length in (0..headers).step_by(37) {
         std::fs::write(&path, &bytes[..length]).unwrap();

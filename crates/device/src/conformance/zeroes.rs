@@ -1,7 +1,7 @@
 //! The clauses about ranges without data: zeroed, discarded, and the holes that an allocation query
-//! tells of.
+//! reports.
 //!
-//! Not here: that a discard inside a long row of requests keeps the contract (`super`, D3).
+//! Not here: that a discard inside a long series of requests keeps the contract (`super`, D3).
 
 use super::{Device, expect, read, write, zero};
 use crate::{Allocation, BlockDevice, BlockDeviceExt, ErrorKind, Flags, Operation};

@@ -1,15 +1,16 @@
 //! A device that can be exchanged while doors hold it.
 //!
-//! A gate is open or shut. Shut, nothing is inside: requests wait in line, in their order, and go
-//! to the device when it opens; meanwhile [`Gate::replace`] puts another device in the old one's
-//! place. The line is as long as what the doors have in flight, which they bound.
+//! A gate is open or shut. While it is shut, no request is inside: requests wait in order, and go
+//! to the device when the gate opens; meanwhile [`Gate::replace`] can replace the device. The queue
+//! is at most what the doors have in flight, which they bound.
 //!
 //! Each thread goes through one of a few lanes, so that threads on several cores share no lock and
-//! no counter. What is inside a lane is counted by the `Arc` of its [`Inside`], whose last holder
-//! rings.
+//! no counter. The `Arc` of a lane's [`Inside`] counts the requests inside, and its last holder
+//! rings the bell.
 //!
 //! Invariants: a request that passed is answered before `shut` returns; no request reaches a device
-//! that was replaced. Not here: what makes two devices the same disk; who replaces one knows that.
+//! that was replaced. Not here: whether two devices are the same disk, which the caller of
+//! `replace` knows.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -36,12 +37,12 @@ struct Lane(RwLock<Option<Arc<Way>>>);
 
 /// The way to the device while the gate is open, one for each lane.
 struct Way {
-    // Dropped first: nobody rings before.
+    // Dropped first, so that the bell rings only after that.
     device: Arc<dyn BlockDevice>,
     inside: Arc<Inside>,
 }
 
-/// Held by every request inside, and by who submits it.
+/// Held by every request inside, and by its submitter.
 struct Inside(Arc<Bell>);
 
 #[derive(Default)]
@@ -98,11 +99,11 @@ impl Gate {
         Ok(())
     }
 
-    /// Puts another device in the place of the one behind a shut gate, and returns that.
+    /// Replaces the device behind a shut gate, and returns the old one.
     ///
-    /// Errors: `Invalid` when the gate is open, or when doors rely on what the new device has not:
-    /// the same block size, at least the size and the longest request, and every ability of the old
-    /// one. Nothing has changed then.
+    /// Errors: `Invalid` if the gate is open, or the new device lacks what doors rely on: the same
+    /// block size, at least the size and the longest request, and every ability of the old one.
+    /// Nothing has changed then.
     pub fn replace(&self, device: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>> {
         let mut line = self.line.lock();
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, format!("gate: {text}")));
@@ -167,7 +168,8 @@ impl BlockDevice for Gate {
     }
 
     fn submit(&self, request: Request) {
-        // The lane's lock is not held inside: an answer may submit again, and come by here.
+        // The lane's lock is not held during `enter`: an answer may submit again and come back
+        // here.
         let way = lane_of(&self.lanes).0.read().clone();
         match way {
             Some(way) => way.enter(request),
@@ -192,7 +194,7 @@ impl Way {
         let inside = self.inside.clone();
         self.device.submit(request.then(move |outcome, asker| {
             asker.complete(outcome);
-            // The bell rings when the answer was heard.
+            // The bell rings only after the answer was delivered.
             drop(inside);
         }));
     }
@@ -215,7 +217,7 @@ impl Drop for Inside {
     }
 }
 
-/// Why doors that were shown `old` cannot live with `new`.
+/// Why doors that were shown `old` cannot continue with `new`.
 fn unfit(old: Geometry, new: Geometry) -> Option<String> {
     let lost = |had: bool, has: bool, what: &str| (had && !has).then(|| format!("it {what}"));
     let smaller = |what: &str, had: u64, has: u64| {

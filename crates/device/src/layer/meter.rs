@@ -2,7 +2,7 @@
 //! operation.
 //!
 //! Invariants: no lock, and no counter shared by two operations; a request leaves `in_flight`
-//! before its outcome is told. Not here: names and text of metrics.
+//! before its outcome is delivered. Not here: names and text of metrics.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -68,8 +68,8 @@ pub struct OperationSnapshot {
 }
 
 impl OperationSnapshot {
-    /// The latency in µs that at least the share `quantile` (0 to 1) of the requests kept, rounded
-    /// up to a power of two. Zero when there was no request.
+    /// The latency in µs that at least the fraction `quantile` (0 to 1) of the requests did not
+    /// exceed, rounded up to a power of two. Zero when there was no request.
     #[must_use]
     pub fn latency_us(&self, quantile: f64) -> u64 {
         let total: u64 = self.latency.iter().sum();
@@ -85,8 +85,8 @@ impl OperationSnapshot {
     }
 }
 
-/// What a [`Meter`] has counted. Taken while requests pass, the numbers of one operation may be off
-/// by those in passing.
+/// A snapshot of a [`Meter`]. If it is taken while requests pass, the numbers of one operation may
+/// be off by those requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeterSnapshot {
     /// One entry per operation.

@@ -1,4 +1,4 @@
-//! What holds of every FUSE request that is understood; for [`crate::fuzzing`].
+//! The properties that every parsed FUSE request must have; for [`crate::fuzzing`].
 //!
 //! Not here: where the bytes come from, and what a request does.
 

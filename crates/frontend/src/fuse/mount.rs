@@ -168,7 +168,7 @@ fn prepared(path: &Path) -> Result<PathBuf> {
 }
 
 /// Asks a mount's server, from a thread that may block forever; `None` if it blocks. The kernel may
-/// cache attributes, but not the free space, so ask for that.
+/// cache attributes, but not the free space, so this asks for the latter.
 fn probe(path: &Path) -> Option<Result<(), Errno>> {
     let (tell, hear) = sync_channel(1);
     let path = path.to_owned();

@@ -105,7 +105,8 @@ impl FuseDoor {
             Some(mount_holder) => Some(mount_holder),
             None => MountHolder::start(&wanted.socket, &wanted.command, &handed)
                 .inspect_err(|error| {
-                    // Users wait behind this door: what it lacks is said, and no reason to end it.
+                    // Users wait behind this door, so a missing part is logged and does not close
+                    // the door.
                     tracing::error!(
                         "fuse: no mount holder; the mount will not survive this server: {error}"
                     );
@@ -145,7 +146,7 @@ impl FuseDoor {
         let door = Self::open(options, device, mount, kernel, agreed, mount_holder)?;
         let device = number.map(LoopDevice::numbered).filter(|device| device.is_of(&door.file()));
         *door.mounted.loop_device.lock() = device;
-        // Users wait behind this door: a missing part is logged, and is no reason to close it.
+        // Users wait behind this door, so a missing part is logged and does not close the door.
         let mounted = &door.mounted;
         let known = if resized { mounted.resized() } else { mounted.tell_mount_holder() };
         let whole = known.and_then(|()| mounted.attach(options));

@@ -1,4 +1,4 @@
-//! Laws of the codec: what any bytes may do, and what every answer is.
+//! Properties of the codec: how it treats arbitrary bytes, and the form of every answer.
 
 use proptest::prelude::*;
 
@@ -90,7 +90,8 @@ fn a_request_cut_short_anywhere_is_malformed_and_can_be_answered() {
             let expected = if end < HEAD_BYTES {
                 Malformed::Head
             } else {
-                // The length that the head says is wrong, and then, told right, the arguments are.
+                // First the length in the head is wrong; then it is right, and the arguments are
+                // too short.
                 let opcode = u32::from_ne_bytes(sample[4..8].try_into().expect("four bytes"));
                 Malformed::Arguments { unique: 77, opcode }
             };

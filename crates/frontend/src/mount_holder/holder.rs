@@ -2,8 +2,8 @@
 //!
 //! Its standard input is the socket that it listens on, made by the process that started it.
 //!
-//! Invariant: a descriptor that was given is still held: whoever got it may die. Not here: the
-//! processes that talk to it (`client`).
+//! Invariant: this process keeps a descriptor that it has passed on, because the receiver may die.
+//! Not here: the processes that talk to it (`client`).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,8 +17,8 @@ use rustix::net::sockopt;
 use super::wire::{Packet, receive, send};
 use crate::Handed;
 
-/// Interval of checks whether what it holds is still alive. Waiting for that would wake it with
-/// every request, because the kernel notifies all waiters on the descriptor.
+/// Interval of the checks that the held descriptor is still alive. Polling it would wake this
+/// process at every request, because the kernel notifies all waiters on the descriptor.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 2, tv_nsec: 0 };
 /// How long a client may be silent.
 const SILENCE_MAX: Duration = Duration::from_secs(1);

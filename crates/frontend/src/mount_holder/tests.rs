@@ -1,4 +1,4 @@
-//! Laws of what is said to a mount holder.
+//! Properties of the messages to a mount holder.
 
 use proptest::prelude::*;
 

@@ -27,7 +27,7 @@ pub(super) const SURE_BYTES: u64 = 1 << 20;
 /// The granularity of requests to the pool, so that not every request goes there.
 const PIECE_BYTES: u64 = 1 << 20;
 /// The share of the pool that one connection can get at least: a payload of the greatest length in
-/// flight, and one that arrived in another process.
+/// flight, and one that another process received.
 const CONNECTION_BYTES_MIN: u64 = 2 * PAYLOAD_BYTES_MAX as u64 + (8 << 20);
 
 /// A limit on the memory for requests and replies of all NBD servers with this budget. Clones share

@@ -316,7 +316,7 @@ impl Connection {
         }
         let (woken, ready) = (fds[0].revents(), fds[1].revents());
         if woken.contains(PollFlags::IN) {
-            // It only says that it was written to.
+            // The waker carries no data: it only signals.
             self.link.waker.clear();
         }
         let gone = ready.intersects(PollFlags::ERR | PollFlags::HUP);

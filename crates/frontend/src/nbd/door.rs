@@ -171,8 +171,8 @@ impl Door for NbdServer {
         }
     }
 
-    /// A client that does not read its replies is no obstacle: they stay unsent. Nor is one in its
-    /// handshake: it has 20 ms to finish and be included. Otherwise it continues after
+    /// A client that does not read its replies does not delay this: they stay unsent. A client in
+    /// its handshake has 20 ms to finish and be included. Otherwise it continues after
     /// [`QuietDoor::resume`], or [`QuietDoor::let_go`] closes it and it must reconnect. New clients
     /// wait in the system's queue.
     fn quiesce(&self, patience: Duration) -> Result<Box<dyn QuietDoor>> {

@@ -138,7 +138,7 @@ mod tests {
                 TcpStream::connect(listener.local_addr().expect("bound")).expect("it listens");
             let (accepted, peer) = listener.accept().expect("a client connects");
             let found = Origin::of(&accepted.into());
-            // A kernel without `sock_diag` does not say.
+            // A kernel without `sock_diag` does not report the user.
             assert!(found == own || found == Origin::Address(peer.ip()), "{found:?}");
         }
     }

@@ -5,7 +5,7 @@
 //! next one three quarters of the rest, and the last places are for new peers. Among handshakes,
 //! the oldest one of the peer with most of them is evicted for the next.
 //!
-//! Invariant: pure; the registry is the truth. Not here: identifying peers (`origin`).
+//! Invariant: pure; the registry holds the state. Not here: identifying peers (`origin`).
 
 use super::origin::Origin;
 

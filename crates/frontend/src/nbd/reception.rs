@@ -50,7 +50,7 @@ impl Shared {
             let woken = fds[0].revents().contains(PollFlags::IN);
             pause = None;
             if woken {
-                // It only says that it was written to.
+                // The waker carries no data: it only signals.
                 self.waker.clear();
                 continue;
             }

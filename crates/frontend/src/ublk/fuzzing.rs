@@ -1,4 +1,4 @@
-//! What holds of every descriptor that is understood; for [`crate::fuzzing`].
+//! The properties that every parsed descriptor must have; for [`crate::fuzzing`].
 //!
 //! Not here: where the descriptor comes from, and what a request does.
 

@@ -198,7 +198,7 @@ fn two_that_only_look_do_not_take_each_other_for_a_server() {
         Claim::take(folder.path(), 3).err().map(|error| error.kind()),
         Some(ErrorKind::InUse)
     );
-    // Who wants to serve waits until that one has looked.
+    // A process that wants to serve waits until the inspection is over.
     let wanting = std::thread::spawn({
         let run_folder = folder.path().to_owned();
         move || Claim::wait(&run_folder, 3)
@@ -218,13 +218,13 @@ fn a_device_between_its_birth_and_its_claim_is_no_orphan() {
     for state in [DeviceState::Dead, DeviceState::Live, DeviceState::Quiesced] {
         assert!(is_alive(state, true, locked) && is_alive(state, false, locked));
     }
-    // Just added, beside the file of an older device of that number, or beside none.
+    // A device just added, with the file of an older device of that number, or with no file.
     assert!(is_alive(DeviceState::Dead, true, stale) && is_alive(DeviceState::Dead, true, none));
-    // What is left of one whose server died before it began to serve.
+    // The remains of a device whose server died before it began to serve.
     assert!(
         !is_alive(DeviceState::Dead, false, stale) && !is_alive(DeviceState::Dead, false, none)
     );
-    // A server that died; its number may be another process's by now.
+    // A server that died; another process may have its process id by now.
     for lives in [true, false] {
         assert!(
             !is_alive(DeviceState::Live, lives, stale)

@@ -155,7 +155,7 @@ impl InflightQueue {
     pub(super) fn recover(&self, used: u16) -> (Vec<u16>, u64) {
         let size = self.region.shape.queue_size;
         let known = self.region.half(self.start + USED_AT);
-        // Answers that the guest can see and that were not crossed out.
+        // Answers that the guest can see but that are still recorded as in flight.
         let behind = used.wrapping_sub(known.load(Acquire)).min(size);
         let mut head = self.region.half(self.start + LAST_BATCH_HEAD_AT).load(Acquire) % size;
         for _ in 0..behind {

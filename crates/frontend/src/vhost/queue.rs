@@ -193,7 +193,7 @@ impl Queue {
         answers.detached && answers.in_flight > 0
     }
 
-    /// Whether that is still so at `deadline`.
+    /// Whether it still lingers at `deadline`.
     pub(super) fn lingers_until(&self, deadline: Instant) -> bool {
         let mut answers = self.answers.lock();
         while answers.detached && answers.in_flight > 0 {

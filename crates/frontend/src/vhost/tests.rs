@@ -16,7 +16,7 @@ fn queue(region: &std::sync::Arc<Inflight>) -> InflightQueue {
     region.queue(1, 16).expect("there are two")
 }
 
-/// What the next process would carry out again.
+/// The requests that the next process would execute again.
 fn recovered(region: &std::sync::Arc<Inflight>, used: u16) -> Vec<u16> {
     let file = region.file().expect("a descriptor");
     let next = std::sync::Arc::new(Inflight::open(file, region.shape()).expect("the same memory"));
@@ -34,7 +34,7 @@ fn what_was_taken_and_not_answered_comes_again_in_the_order_it_was_taken() {
     queue.begin_answer(3);
     queue.end_answer(3, 1);
     assert_eq!(recovered(&region, 1), [7, 12, 0]);
-    // The counter goes on after the highest.
+    // The counter continues after the highest one.
     assert_eq!(queue.recover(1), (vec![7, 12, 0], 4));
 }
 
@@ -52,7 +52,7 @@ fn a_process_may_die_between_any_two_steps_of_an_answer() {
         if steps >= 2 {
             queue.begin_answer(5);
         }
-        // Step 3 is the used ring's index, which is the guest's and not in the region.
+        // Step 3 writes the index of the used ring, which is in guest memory and not in the region.
         if steps >= 4 {
             queue.end_answer(5, 2);
         }
@@ -169,13 +169,13 @@ proptest! {
         prop_assert_eq!(&found, &bytes[from..to]);
     }
 
-    /// However far a region is behind or broken, recovering it ends and names each head once.
+    /// Recovery of a stale or corrupt region ends, and returns each head once.
     #[test]
     fn no_region_hangs_or_panics(used: u16, bytes in prop::collection::vec(any::<u8>(), 256)) {
         let region = region();
         let file = region.file().expect("a descriptor");
         let start = region.shape().area.size_bytes / 2;
-        // The head's version and size stay: everything behind them is arbitrary.
+        // The head's version and size stay; everything after them is arbitrary.
         rustix::io::pwrite(&file, &bytes, start + 12).expect("memory");
         let (heads, _) = queue(&region).recover(used);
         let distinct: std::collections::BTreeSet<u16> = heads.iter().copied().collect();

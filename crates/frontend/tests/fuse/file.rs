@@ -1,4 +1,4 @@
-//! The file: what programs do to it is what the device hears.
+//! The file: the device receives exactly what programs do to the file.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};

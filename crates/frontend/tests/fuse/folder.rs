@@ -149,7 +149,7 @@ fn an_unmount_by_another_process_ends_the_door() {
     let shown = show(memory());
     run("umount", &[shown.folder.path().to_str().expect("UTF-8")]);
     wait_until("the door sees it", || shown.door.counts().connections == 0);
-    // Another door in the same place is none of ours to end.
+    // Another door in the same place is not ours to close.
     let other =
         FuseDoor::mount(FuseOptions::new(shown.folder.path(), "disk"), memory()).expect("free");
     shown.door.stop(Stop::Drained);
@@ -184,7 +184,7 @@ fn a_user_without_rights_mounts_through_fusermount() {
     assert!(!is_mounted(&server.mountpoint()));
 }
 
-/// Becomes larger when it is told to.
+/// A device that grows when `grown` is set.
 struct Growing {
     inner: MemoryDevice,
     before: Geometry,

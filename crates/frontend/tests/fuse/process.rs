@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use sawmill_frontend::fuse::LoopDevice;
 
-/// What `--mount-holder` gets, below a server's place.
+/// The argument of `--mount-holder`, relative to a server's folder.
 pub(crate) const SOCKET: &str = "mount holder.sock";
 const NOBODY: u32 = 65_534;
 
@@ -77,7 +77,7 @@ impl Server {
         }
         let mut program = program();
         if user.is_some() {
-            // Where users without rights can reach it.
+            // A place that unprivileged users can reach.
             let copy = place.join("program");
             std::fs::copy(&program, &copy).expect("room for a program");
             std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).expect("ours");
@@ -114,7 +114,7 @@ impl Server {
         LoopDevice::numbered(number.parse().expect("a number"))
     }
 
-    /// Says a line and returns what is answered.
+    /// Sends a line and returns the answer.
     pub(crate) fn ask(&mut self, line: &str) -> String {
         let input = self.input.as_mut().expect("open");
         writeln!(input, "{line}").expect("it listens");
@@ -127,13 +127,13 @@ impl Server {
         assert!(self.address.starts_with('/'), "it opened nothing");
     }
 
-    /// Kills it as memory shortage would.
+    /// Kills it as the OOM killer would.
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it ends");
     }
 
-    /// Ends it in order.
+    /// Stops it cleanly.
     pub(crate) fn stop(&mut self) {
         assert_eq!(self.ask("stop"), "stopped");
         assert!(self.child.wait().expect("it ends").success());
@@ -151,7 +151,7 @@ impl Drop for Server {
         self.input.take();
         if std::thread::panicking() {
             let _ = self.child.kill();
-            // Whoever waits for a server shall not wait for ever.
+            // Programs that wait for a server must not wait for ever.
             let mountpoint = self.mountpoint();
             for device in LoopDevice::attached_below(&mountpoint) {
                 let _ = device.detach();

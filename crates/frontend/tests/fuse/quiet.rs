@@ -1,4 +1,4 @@
-//! Quiet doors, and doors in other hands.
+//! Quiet doors, and doors that another process has taken over.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -154,7 +154,7 @@ fn a_mount_of_a_kernel_that_cannot_resend_gets_no_mount_holder_from_the_next_ser
     let mut handed = quiet.hand_over().expect("quiet");
     let flags: u64 = handed[0].parsed("flags").expect("a number");
     handed[0].facts.insert("flags".into(), (flags & !RESEND).to_string());
-    // A start leaves this socket, also one that fails.
+    // Every start, even a failed one, leaves this socket behind.
     let socket = place.path().join(SOCKET);
     let mount_holder =
         Some(MountHolderOptions { socket: socket.clone(), command: vec!["false".into()] });

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 pub(crate) const SIZE: u64 = 16 << 20;
 
-/// Leaves the test, saying why, where the machine cannot mount.
+/// Skips the test, and prints the reason, on a machine that cannot mount.
 macro_rules! needs_mounts {
     () => {
         if let Err(why) = crate::setting::can_mount() {
@@ -40,7 +40,7 @@ pub(crate) fn can_mount() -> Result<(), String> {
 
 pub(crate) use sawmill_testkit::wait_until;
 
-/// Runs a program to its end; its output.
+/// Runs a program to its end and returns its output.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).env("PATH", PATHS).output();
     let output = output
@@ -98,7 +98,7 @@ impl Shown {
     }
 }
 
-/// The errno of what must fail.
+/// The errno of a call that must fail.
 pub(crate) fn errno<T>(result: std::io::Result<T>) -> Errno {
     let error = result.err().expect("this must fail");
     Errno::from_io_error(&error).expect("an error of the system")
@@ -121,14 +121,14 @@ pub(crate) fn hole_from(file: impl AsFd, offset: u64) -> std::io::Result<u64> {
     Ok(seek(file, SeekFrom::Hole(offset))?)
 }
 
-/// Bytes that depend on their place.
+/// Bytes that depend on their position.
 pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
     (0..length as u64)
         .map(|n| (n.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 7) as u8)
         .collect()
 }
 
-/// Remembers what was asked.
+/// Records the requests.
 pub(crate) struct Witness {
     inner: MemoryDevice,
     asked: Mutex<Vec<(Operation, Flags)>>,

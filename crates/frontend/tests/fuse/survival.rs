@@ -12,7 +12,7 @@ use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
 use crate::process::{SOCKET, Server};
 use crate::setting::{memory, needs_mounts, pattern, run, wait_until};
 
-/// fio, verifying what it writes all the time, on a file or device.
+/// fio on a file or device, continuously verifying what it writes.
 struct Load(Child);
 
 impl Load {
@@ -40,12 +40,12 @@ impl Load {
         self.0.try_wait().expect("a child").is_none()
     }
 
-    /// Ends it in order, with a last verification; it must have met no error.
+    /// Stops it cleanly, with a last verification; no error may have occurred.
     fn stop(mut self) {
         assert!(self.runs(), "fio ended by itself: it met an error");
         run("kill", &["-INT", &self.0.id().to_string()]);
         let ended = self.0.wait().expect("it ends");
-        // fio ends with 128 when it was interrupted and all was well.
+        // fio exits with 128 if it was interrupted and found no error.
         assert!(ended.success() || ended.code() == Some(128), "fio: {ended}");
     }
 }
@@ -75,7 +75,7 @@ fn a_server_killed_under_load_on_a_loop_device_is_only_a_pause() {
     let mut load = Load::start(&device, place.path());
     let mut resent = 0;
     let mut deaths = 0;
-    // Ten, and more where by chance no request was in flight.
+    // Ten deaths, and more until a request was in flight at one of them.
     while deaths < 10 || resent == 0 {
         deaths += 1;
         assert!(deaths <= 100, "no death met a request in flight");
@@ -215,13 +215,13 @@ except ConnectionError:
 fn mount_holder(place: &Path) -> Option<String> {
     let (sockets, path) =
         (std::fs::read_to_string("/proc/net/unix").expect("a list"), place.join(SOCKET));
-    // What it has accepted is listed under the same path.
+    // Accepted connections are listed under the same path.
     let lines = sockets.lines().filter(|line| line.ends_with(path.to_str().expect("UTF-8")));
     let inode =
         |line: &str| line.split_whitespace().nth(6).map(|inode| format!("socket:[{inode}]").into());
     let sockets: Vec<PathBuf> = lines.filter_map(inode).collect();
     let is_it = |process: &Path| {
-        // Of all others no more is read than their names: some cannot be asked while they wait.
+        // Of all other processes, read only the names: some cannot be inspected while they wait.
         let name = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
         let input = || std::fs::read_link(process.join("fd/0")).unwrap_or_default();
         let mut files = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
@@ -234,7 +234,7 @@ fn mount_holder(place: &Path) -> Option<String> {
     found.file_name()?.to_str().map(str::to_owned)
 }
 
-/// Kills the mount holder that runs, and says which process it was.
+/// Kills the running mount holder, and returns its process id.
 fn kill_mount_holder(place: &Path) -> String {
     let mount_holder = mount_holder(place).expect("the mount holder listens");
     run("kill", &["-9", &mount_holder]);
@@ -255,7 +255,7 @@ fn a_mount_holder_that_dies_is_replaced_while_its_server_lives() {
             next.go();
             server = next;
         }
-        // The second is one that this server has started in another's place.
+        // The second one was started by this server as a replacement.
         for _ in 0..2 {
             let dead = kill_mount_holder(place.path());
             wait_until("another mount holder", || {
@@ -299,7 +299,7 @@ fn a_file_is_closed_and_programs_are_started_without_a_server() {
     server.kill();
     let (tell, hear) = std::sync::mpsc::channel();
     let closing = std::thread::spawn(move || {
-        // A program that is started closes what it was not meant to have, before it is itself.
+        // Executing a program first closes the descriptors that it must not inherit.
         run("true", &[]);
         drop(file);
         tell.send(()).expect("a receiver waits");
@@ -335,7 +335,7 @@ fn a_mount_whose_users_wait_is_not_taken_for_another() {
     let error = FuseDoor::mount(options, memory()).err().expect("it must not mount");
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.to_string().contains("start it with that mountpoint"), "{error}");
-    // And without its mount holder it is not touched, for its users wait.
+    // Without its mount holder, the mount is not touched either, because its users wait.
     let error = FuseDoor::mount(FuseOptions::new(server.mountpoint(), "disk"), memory()).err();
     let error = error.expect("it must not mount");
     assert!(

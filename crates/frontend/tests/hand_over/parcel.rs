@@ -1,4 +1,4 @@
-//! Pieces of doors as bytes: golden ones, any ones, false ones.
+//! Pieces of doors as bytes: golden, arbitrary and invalid ones.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ fn descriptor() -> OwnedFd {
     std::fs::File::open("/dev/null").expect("it is there").into()
 }
 
-/// What the golden bytes say.
+/// The content of the golden bytes.
 fn golden() -> Vec<Handed> {
     let mut listener = Handed::new("listener").with("address", "/run/sawmill/disk1.sock");
     listener.descriptors.push(descriptor());
@@ -25,7 +25,7 @@ fn golden() -> Vec<Handed> {
     vec![listener, connection]
 }
 
-/// Everything of a piece that can be compared.
+/// The parts of a piece that can be compared.
 type Parts<'a> = (&'a str, &'a BTreeMap<String, String>, &'a [u8], usize);
 
 fn parts(pieces: &[Handed]) -> Vec<Parts<'_>> {

@@ -1,4 +1,4 @@
-//! Messages with descriptors, between two ends that may lie.
+//! Messages with descriptors, between two ends that may break the protocol.
 
 use std::fs::File;
 use std::io::{IoSlice, Read, Seek, Write};
@@ -20,7 +20,7 @@ fn pair() -> (UnixStream, UnixStream) {
     UnixStream::pair().expect("a pair of sockets")
 }
 
-/// The kind and text of the error that must come.
+/// The kind and text of the expected error.
 fn refused(stream: &UnixStream, bytes_max: usize, descriptors_max: usize) -> (ErrorKind, String) {
     let error = receive(stream, bytes_max, descriptors_max).expect_err("it must not be taken");
     (error.kind(), error.to_string())

@@ -1,4 +1,4 @@
-//! A small NBD client that says exactly what it is told to, right or wrong.
+//! A small NBD client that sends exactly what a test tells it to, valid or invalid.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -92,7 +92,7 @@ impl Served {
         client
     }
 
-    /// A client that has only said hello.
+    /// A client that has only exchanged the greeting.
     pub(crate) fn raw(&self) -> Client {
         Client::hello(UnixStream::connect(&self.path).expect("the server listens"), 3)
     }
@@ -364,7 +364,7 @@ pub(crate) fn meta(name: &str, queries: &[&str]) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that tell their place and a seed apart.
+/// Bytes that depend on their position and a seed.
 pub(crate) fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mix = |at: u64| {
         (at ^ seed.rotate_left(32)).wrapping_add(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15)

@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, MemoryDevice, Request};
 
-/// Holds back every request until it is told to let go.
+/// Holds back every request until a test releases it.
 pub(crate) struct Held {
     inner: MemoryDevice,
     /// The requests held, or `None` once all are let through.
@@ -22,13 +22,13 @@ impl Held {
         self.held.lock().expect("not poisoned").as_ref().map_or(0, Vec::len)
     }
 
-    /// Lets go of the requests held now.
+    /// Releases the requests held now.
     pub(crate) fn release(&self) {
         let batch = self.held.lock().expect("not poisoned").as_mut().map(std::mem::take);
         batch.into_iter().flatten().for_each(|request| self.inner.submit(request));
     }
 
-    /// Lets go of the requests held now, and holds none from now on.
+    /// Releases the requests held now, and holds none from now on.
     pub(crate) fn let_go(&self) {
         let batch = self.held.lock().expect("not poisoned").take();
         batch.into_iter().flatten().for_each(|request| self.inner.submit(request));

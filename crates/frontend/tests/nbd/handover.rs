@@ -1,4 +1,4 @@
-//! A server that takes another one's place: its clients must not notice.
+//! A server that replaces another one; the clients must not notice.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -54,7 +54,7 @@ pub(crate) fn take_over(
     NbdServer::take_over(options(served), vec![export("disk", device)], pieces)
 }
 
-/// Another server in the place of this one, which is gone.
+/// Replaces this server, which is gone then, by another one.
 pub(crate) fn replaced(served: Served, device: Arc<dyn BlockDevice>) -> Served {
     let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
     let pieces = handed(&*quiet);

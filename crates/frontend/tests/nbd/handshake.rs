@@ -130,7 +130,7 @@ fn an_unknown_export_is_refused_and_haggling_goes_on() {
     assert_eq!(client.read_ok(0, 3), [0; 3]);
 }
 
-/// nbdkit once met an assertion when a client asked for one export and then chose another.
+/// nbdkit once failed an assertion when a client asked for one export and then chose another.
 #[test]
 fn asking_for_one_export_and_choosing_another_serves_the_one_chosen() {
     let served = two_disks();
@@ -267,7 +267,7 @@ fn options_sent_ahead_are_answered_in_order() {
     assert_eq!(client.answer().data, [0; 8]);
 }
 
-/// Each of these loses its connection, counts as one violation, and bothers nobody else.
+/// Each of these loses its connection, counts as one violation, and affects no other client.
 #[test]
 fn violations_close_that_connection_only() {
     let served = two_disks();

@@ -1,5 +1,4 @@
-//! The NBD door from outside: a small client that can misbehave, and real clients nobody here
-//! wrote.
+//! The NBD door from outside: a small client that can misbehave, and third-party clients.
 
 mod client;
 mod devices;

@@ -27,7 +27,7 @@ fn served_within(budget: &Budget, linger: Duration) -> Served {
     })
 }
 
-/// A client that asks for much and takes nothing.
+/// A client that requests much data and reads none.
 fn greedy(served: &Served) -> Client {
     let mut client = served.client(Style::Structured);
     let bytes: Vec<u8> = (0..8).flat_map(|_| client.header(0, READ, 0, 16 << 20)).collect();
@@ -63,7 +63,7 @@ fn a_client_that_keeps_memory_others_wait_for_is_disconnected() {
     let served = served_within(&budget, SHORT);
     let mut greedy: Vec<_> = (0..6).map(|_| greedy(&served)).collect();
     let mut client = served.client(Style::Structured);
-    // Longer than what is everybody's own: its turn has to come.
+    // Longer than the guaranteed part: it must get its turn at the pool.
     let data = pattern(5, SIZE as usize);
     client.write_ok(0, &data);
     assert!(client.read_ok(0, SIZE) == data);
@@ -151,7 +151,7 @@ fn half_open_clients_lock_no_client_out() {
 fn idle_clients_of_one_peer_do_not_take_the_last_places() {
     let served = serve_with(&[("disk", memory())], |options| options.connections_max = 16);
     let idle: Vec<_> = (0..12).map(|_| served.client(Style::Simple)).collect();
-    // A client has its answer a moment before it has its place among those who no longer haggle.
+    // A client gets its answer a moment before it leaves the count of handshakes.
     let metrics = || served.server.metrics();
     wait_until("all have a place", || metrics().connections == 12 && metrics().handshakes == 0);
     let mut one_more = UnixStream::connect(&served.path).expect("the kernel accepts");

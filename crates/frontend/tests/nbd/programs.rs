@@ -1,4 +1,4 @@
-//! Real clients that nobody here wrote: nbdinfo, nbdcopy, Python's libnbd, qemu-io.
+//! Third-party clients: nbdinfo, nbdcopy, Python's libnbd, qemu-io.
 //!
 //! They must be installed; a machine without them fails these tests and says what is missing.
 

@@ -15,7 +15,7 @@ use crate::client::{
 use crate::devices::Held;
 use crate::handover::{PATIENCE, SIZE, export, handed, memory, options, replaced, take_over};
 
-/// For what must not come.
+/// The wait for something that must not happen.
 const NO_PATIENCE: Duration = Duration::from_millis(50);
 
 #[test]
@@ -49,7 +49,7 @@ fn a_door_is_quiet_only_when_what_it_took_is_answered() {
     let (tell, hear) = std::sync::mpsc::channel();
     std::thread::scope(|threads| {
         threads.spawn(|| tell.send(served.server.quiesce(PATIENCE)));
-        // Another client is not accepted once the door is on its way to be quiet.
+        // Another client is not accepted once the door has begun to quiesce.
         wait_until("the door to begin", || {
             let stream = UnixStream::connect(&served.path).expect("there is a queue");
             stream.set_read_timeout(Some(NO_PATIENCE)).expect("a timeout");
@@ -145,7 +145,7 @@ fn a_door_let_go_ends_nothing_for_clients_that_were_handed_over() {
     drop(folder);
 }
 
-/// Takes bytes until none come for a moment.
+/// Reads bytes until none arrive for a moment.
 fn take_what_came(client: &mut Client, into: &mut Vec<u8>) {
     let patience = client.stream.read_timeout().expect("a socket");
     client.stream.set_read_timeout(Some(NO_PATIENCE)).expect("a timeout");
@@ -163,8 +163,8 @@ fn a_server_on_trial_leaves_everything_as_it_was() {
     reader.request(0, READ, 0, 16 << 20);
     wait_until("the read is taken", || served.server.counts().reads == 1);
     let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
-    // Once all that was sent is taken there is room for the rest of the reply, which nobody may
-    // send.
+    // After all sent bytes are read there is room for the rest of the reply, which must not be
+    // sent.
     let mut reply = Vec::new();
     take_what_came(&mut reader, &mut reply);
     assert!(!reply.is_empty() && reply.len() < 16 << 20);

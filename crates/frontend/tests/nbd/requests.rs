@@ -260,8 +260,8 @@ fn requests_that_arrive_byte_by_byte_are_understood() {
     assert_eq!(client.answer().data, b"slowly");
 }
 
-/// On one connection without waiting: either order may win (D8), but every byte is from one of the
-/// writes, and the outcome stays what it is.
+/// Writes on one connection without waiting: either order may win (D8), but every byte is from one
+/// of the writes, and the outcome does not change later.
 #[test]
 fn pipelined_overlapping_writes_end_in_one_state() {
     let served = serve(Arc::new(Elsewhere::new(SIZE)));
@@ -395,7 +395,7 @@ proptest! {
             sent.extend(client.header(flags, command, offset, length));
         }
         sent.extend(bytes);
-        // The server may close in the middle; what matters is that it lives on.
+        // The server may close in the middle; it must only survive.
         let _ = std::io::Write::write_all(&mut client.stream, &sent);
         let _ = client.stream.shutdown(std::net::Shutdown::Write);
         let _ = std::io::Read::read_to_end(&mut client.stream, &mut Vec::new());

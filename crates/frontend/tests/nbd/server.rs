@@ -21,7 +21,7 @@ fn start(path: &Path) -> sawmill_device::Result<NbdServer> {
     NbdServer::start(NbdOptions::new(Listen::Unix(path.into())))
 }
 
-/// The kind and text of the error that must come.
+/// The kind and text of the expected error.
 fn refused(result: sawmill_device::Result<NbdServer>) -> (ErrorKind, String) {
     let error = result.err().expect("the server must not start");
     (error.kind(), error.to_string())

@@ -1,5 +1,4 @@
-//! Devices that show what a door does with them: one that keeps requests until it is told, one that
-//! notes them.
+//! A device that shows what a door does with it: it records requests, and can hold them back.
 
 use std::sync::Arc;
 
@@ -8,7 +7,7 @@ use sawmill_device::{BlockDevice, Flags, Geometry, MemoryDevice, Operation, Requ
 
 pub(crate) const SIZE_BYTES: u64 = 4 << 20;
 
-/// A memory device in front of which requests may be kept, and are noted in any case.
+/// A memory device with a gate in front, which records all requests and may hold them back.
 pub(crate) struct Gate {
     pub(crate) memory: Arc<MemoryDevice>,
     inside: Mutex<Inside>,
@@ -31,13 +30,12 @@ impl Gate {
         Arc::new(Gate { memory, inside: Mutex::default(), came: Condvar::new() })
     }
 
-    /// From now on requests are kept.
+    /// Holds requests back from now on.
     pub(crate) fn close(&self) {
         self.inside.lock().closed = true;
     }
 
-    /// Lets those of the kept through that have these numbers, the oldest being 0. The others stay
-    /// kept.
+    /// Releases the held requests with these numbers; the oldest one is 0. The others stay held.
     pub(crate) fn let_some_through(&self, numbers: &[usize]) {
         let (some, others) = {
             let mut inside = self.inside.lock();
@@ -48,12 +46,12 @@ impl Gate {
         some.into_iter().for_each(|(_, request)| self.memory.submit(request));
     }
 
-    /// Lets those through that come from now on; what was kept stays.
+    /// Passes new requests from now on; held ones stay held.
     pub(crate) fn let_newer_through(&self) {
         self.inside.lock().closed = false;
     }
 
-    /// Lets all that were kept through, and all that come.
+    /// Releases all held requests, and passes all new ones.
     pub(crate) fn let_through(&self) {
         let kept = {
             let mut inside = self.inside.lock();
@@ -63,7 +61,7 @@ impl Gate {
         kept.into_iter().for_each(|request| self.memory.submit(request));
     }
 
-    /// Waits until so many requests have come in all; they are what is returned.
+    /// Waits until this many requests have arrived in total, and returns them.
     pub(crate) fn seen(&self, count: usize) -> Vec<(Operation, u64, Flags)> {
         let mut inside = self.inside.lock();
         while inside.seen.len() < count {
@@ -72,7 +70,7 @@ impl Gate {
         inside.seen.clone()
     }
 
-    /// How many have come so far.
+    /// The number of requests so far.
     pub(crate) fn count(&self) -> usize {
         self.inside.lock().seen.len()
     }

@@ -29,7 +29,7 @@ const INDIRECT_AT: u64 = 0x3000;
 const HEADERS_AT: u64 = 0x100000;
 pub(crate) const DATA_AT: u64 = 0x200000;
 pub(crate) const DATA_BYTES: u64 = 64 << 10;
-/// Where the memory lies for the frontend: nothing of the guest's addresses.
+/// The frontend's address of the memory, unlike any address of the guest.
 const USER_AT: u64 = 0x7000_0000_0000;
 /// A wait that ends this late is a hang.
 const HANG: Duration = Duration::from_secs(60);
@@ -57,7 +57,7 @@ pub(crate) type Part = (u64, u32, bool);
 /// A descriptor as it stands in a table: address, length, flags, next.
 pub(crate) type Entry = (u64, u32, u16, u16);
 
-/// What one queue's driver knows.
+/// The state of one queue's driver.
 pub(crate) struct Driver {
     pub(crate) kick: EventFd,
     pub(crate) call: EventFd,
@@ -100,7 +100,7 @@ impl Guest {
         Guest { memory, file, drivers, inflight: None, wants: ALL & !F_LOG_ALL, indirect: false }
     }
 
-    /// Connects, and starts every queue where the guest stands.
+    /// Connects, and starts every queue at the guest's current position.
     pub(crate) fn connect(&mut self, path: &Path) -> Frontend {
         let mut front =
             Frontend::connect(path, self.drivers.len() as u64).expect("the door listens");
@@ -156,7 +156,7 @@ impl Guest {
     pub(crate) fn start(&self, front: &mut Frontend, queue: usize) {
         let driver = &self.drivers[queue];
         front.set_vring_num(queue, QUEUE_SIZE).expect("a size");
-        // What a frontend knows after a backend died: what was used.
+        // After the death of a backend, a frontend knows only the used index.
         front.set_vring_base(queue, self.used(queue)).expect("a base");
         front.set_vring_addr(queue, &self.rings(queue)).expect("in memory");
         front.set_vring_call(queue, &driver.call).expect("an event");
@@ -232,7 +232,7 @@ impl Guest {
         self.memory.store(index.to_le(), place, Ordering::SeqCst).expect("in memory");
     }
 
-    /// Says when it wants a call, with event indices.
+    /// Requests a call after this index, with event indices.
     pub(crate) fn want_call_after(&self, queue: usize, index: u16) {
         let place = GuestAddress(ring(queue, AVAILABLE_AT + 4 + 2 * u64::from(QUEUE_SIZE)));
         self.memory.store(index.to_le(), place, Ordering::SeqCst).expect("in memory");
@@ -247,7 +247,7 @@ impl Guest {
         u16::from_le(self.memory.load(place, Ordering::SeqCst).expect("in memory"))
     }
 
-    /// The next used head, when it is there; frees what it took.
+    /// The next used head, if there is one; frees its descriptors.
     pub(crate) fn reap(&mut self, queue: usize) -> Option<u16> {
         let seen = self.drivers[queue].seen;
         if self.used(queue) == seen {
@@ -299,7 +299,7 @@ impl Guest {
         self.lay_out(queue, &parts)
     }
 
-    /// One request from beginning to end: its status and what it read.
+    /// Executes one request; returns its status and the data that it read.
     pub(crate) fn ask(
         &mut self,
         queue: usize,
@@ -363,11 +363,11 @@ pub(crate) fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
 }
 
-/// Waits until an event was signalled, and takes it back.
+/// Waits until an event is signalled, and resets it.
 pub(crate) fn wait_for(event: &EventFd, what: &str) {
     let waiting = PollContext::new().expect("poll works");
     waiting.add(event, 0u32).expect("an event");
-    // What the kernel interrupts is no hang.
+    // An interrupted wait is not a hang.
     let woken = waiting.wait_timeout(HANG).expect("poll works").iter().count();
     assert!(woken > 0, "{what} never came");
     event.read().expect("it was signalled");

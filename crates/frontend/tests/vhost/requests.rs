@@ -185,7 +185,7 @@ fn a_guest_is_notified_only_when_it_asks_for_it() {
             guest.wants &= !F_EVENT_IDX;
         }
         let _front = guest.connect(&place.path());
-        // Starting a queue calls, as a call may have been lost before.
+        // Starting a queue signals a call, because an earlier one may have been lost.
         let _ = guest.drivers[0].call.read();
         if event_idx {
             guest.want_call_after(0, 9);
@@ -224,7 +224,7 @@ fn a_new_size_is_announced_and_so_is_any_size_to_a_frontend_that_comes_back() {
         assert_eq!(said, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     };
     front.set_backend_request_fd(&theirs).expect("the door takes it");
-    // It may have been away while the device grew, and would not ask by itself.
+    // The frontend may have been disconnected while the device grew, and would not ask by itself.
     hear();
     door.resized();
     hear();

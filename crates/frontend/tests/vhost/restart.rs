@@ -1,4 +1,4 @@
-//! What a guest does not notice: that its door's process died, was stopped, or gave way to another.
+//! A guest does not notice that its door's process dies, is stopped, or is replaced by another.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::Place;
 use crate::devices::{Gate, SIZE_BYTES};
 use crate::guest::*;
 
-/// Long enough for whatever ends at all.
+/// Long enough for anything that ends at all.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Writes of one sector each, offered on one queue and taken by the door.
@@ -38,14 +38,15 @@ fn requests_in_flight_are_carried_out_by_the_next_process_in_the_order_they_came
     let first = Gate::before(memory.clone());
     let door = place.serve(first.clone());
     let front = guest.connect(&place.path());
-    // Some traffic before, so that heads do not grow with time: these end at 62, and go on at 1.
+    // Some traffic first, so that heads are not in order of time: these end at 62, and continue at
+    // 1.
     for n in 0..103 {
         assert_eq!(guest.ask(0, STORE, n, &[9; 512], 0).0, 0);
     }
     first.close();
     let mut heads = offer_writes(&mut guest, &first, 0..7);
     assert!(!heads.is_sorted());
-    // Some are answered, so that what is in flight is no row in the ring any more.
+    // Some are answered, so that the requests in flight are no longer contiguous in the ring.
     first.let_some_through(&[2, 5]);
     let mut reap = |guest: &mut Guest| {
         let head = guest.wait(0);
@@ -55,7 +56,7 @@ fn requests_in_flight_are_carried_out_by_the_next_process_in_the_order_they_came
     };
     reap(&mut guest);
     reap(&mut guest);
-    // As good as dead: what it was asked is never done, nor answered.
+    // As good as dead: its requests are neither executed nor answered.
     door.stop(Stop::Now);
     drop((door, front));
     assert_eq!(guest.used(0), 105);
@@ -78,8 +79,8 @@ fn an_old_write_never_lands_after_a_newer_one() {
     let front = guest.connect(&place.path());
     gate.close();
     offer_writes(&mut guest, &gate, 3..4);
-    // The frontend goes and comes back; the old write is still in the device, which would do a new
-    // one at once.
+    // The frontend reconnects; the old write is still in the device, which would execute a new one
+    // at once.
     drop(front);
     gate.let_newer_through();
     let front = guest.connect(&place.path());
@@ -87,7 +88,7 @@ fn an_old_write_never_lands_after_a_newer_one() {
     guest.offer(0, head);
     guest.kick(0);
     front.get_features().expect("an answer");
-    // A door that did not wait would have the time to show it.
+    // A door that fails to wait has the time to show it.
     (0..20_000).for_each(|_| std::thread::yield_now());
     gate.let_through();
     guest.wait(0);
@@ -150,7 +151,7 @@ fn a_door_is_handed_over_with_its_connection() {
     for round in 0..5u8 {
         assert_eq!(guest.ask(0, STORE, 0, &[round; 512], 0).0, 0);
         let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
-        // Offered while nobody looks: the next one finds it.
+        // Offered while no door serves the queue: the next door finds it.
         let head = guest.prepare(1, READ, 0, &[], 512);
         guest.offer(1, head);
         guest.kick(1);
@@ -165,7 +166,7 @@ fn a_door_is_handed_over_with_its_connection() {
         assert_eq!((guest.status(head), guest.get(data_at(head), 512)), (0, vec![round; 512]));
         door = next;
     }
-    // The connection is the same one, and still obeyed.
+    // The connection is the same one, and its messages still take effect.
     front.get_features().expect("an answer");
     assert_eq!(front.get_vring_base(1).expect("an answer"), 5);
     assert_eq!(door.counts().connections_total, 0);
@@ -232,7 +233,7 @@ fn pieces_that_are_not_whole_are_refused() {
     refused(&|pieces| {
         pieces[1].descriptors.pop();
     });
-    // An unknown fact is of a newer version's making, and no harm.
+    // An unknown fact comes from a newer version, and is ignored.
     let mut pieces = quiet.hand_over().expect("it is quiet");
     pieces[1].facts.insert("color".into(), "green".into());
     quiet.let_go();

@@ -1,4 +1,4 @@
-//! What no guest and no frontend can do, whatever they write.
+//! The harm that no guest and no frontend can do, whatever they write.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -201,7 +201,7 @@ fn a_queue_that_cannot_run_takes_no_other_with_it() {
     outside.used_ring_addr += MEMORY_BYTES;
     assert!(front.set_vring_addr(0, &outside).is_err(), "the first queue lies outside memory");
     assert_eq!(door.counts().protocol_violations, 1);
-    // Both are built anew for whatever all queues share, and so they are in another process.
+    // A change of what all queues share rebuilds the other two, and so does a take-over.
     let features = front.get_features().expect("an answer") & guest.wants;
     assert!(front.set_features(features).is_err(), "the first queue is no better than before");
     for queue in [1, 2] {
@@ -266,8 +266,8 @@ fn entry() -> impl Strategy<Value = Entry> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Nothing is written outside what the guest itself has pointed at, nothing hangs, and nobody
-    /// dies.
+    /// Nothing is written outside the ranges that the guest has named, nothing hangs, nothing
+    /// crashes.
     #[test]
     fn random_rings_do_no_harm(
         entries in prop::collection::vec(entry(), 16),
@@ -278,8 +278,7 @@ proptest! {
         let door = place.serve(gate.clone());
         let mut guest = Guest::new(1);
         let front = guest.connect(&place.path());
-        // The upper half of the memory is in no valid descriptor that reaches not also into it from
-        // below.
+        // Every valid descriptor that covers a part of the upper half reaches into it from below.
         let lower = MEMORY_BYTES / 2;
         let reaches = |(address, length, ..): &Entry| {
             address.checked_add((*length).into()).is_some_and(|end| end > lower)
@@ -295,7 +294,7 @@ proptest! {
         }
         guest.set_available(0, heads.len() as u16);
         guest.kick(0);
-        // It answers when everything that was taken is done.
+        // The answer comes when all accepted requests are done.
         let base = front.get_vring_base(0).expect("the queue stops");
         prop_assert!(base <= heads.len() as u32);
         prop_assert_eq!(door.counts().in_flight, 0);

@@ -1,5 +1,5 @@
-//! UDP, many datagrams a system call: equal ones leave as one that the kernel (or the card) cuts
-//! (UDP_SEGMENT), and arrive glued together again (UDP_GRO).
+//! UDP, many datagrams per system call: those of equal size leave as one buffer that the kernel (or
+//! the card) splits (UDP_SEGMENT), and arrive coalesced again (UDP_GRO).
 //!
 //! Invariants: a datagram is never fragmented (the path's MTU is an error, not a cost); no call
 //! waits; the arrays of a call live on its stack. Not here: what to do where segmentation is
@@ -20,11 +20,11 @@ use rustix::net::{
 use super::name::Name;
 use super::{bind_to_interface, counted, grow_buffers, set_number};
 
-/// So many runs go out with one call.
+/// The most runs in one send call.
 pub const RUNS_MAX: usize = 64;
-/// So many messages come in with one call.
+/// The most messages in one receive call.
 const MESSAGES_MAX: usize = 32;
-/// No datagram, and no glued row of them, is longer.
+/// The longest datagram, or series of coalesced datagrams.
 const MESSAGE_BYTES_MAX: usize = 65536;
 
 /// How to open a [`DatagramSocket`].
@@ -34,9 +34,10 @@ pub struct DatagramOptions<'a> {
     pub local: SocketAddr,
     /// The one interface to use.
     pub interface: Option<&'a str>,
-    /// Whether several sockets (of one user) share the port: the kernel deals peers out to them.
+    /// Whether several sockets (of one user) share the port: the kernel distributes peers among
+    /// them.
     pub shared_port: bool,
-    /// What to ask for in the kernel, each way.
+    /// The kernel buffer to request, for each direction.
     pub buffer_bytes: usize,
 }
 
@@ -55,7 +56,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// An empty one, of 2 MiB; pages that nothing arrives in cost none.
+    /// An empty one, of 2 MiB; pages that are never used cost no memory.
     #[must_use]
     pub fn new() -> Self {
         Inbox { bytes: vec![0; MESSAGES_MAX * MESSAGE_BYTES_MAX].into_boxed_slice() }
@@ -86,7 +87,7 @@ struct Control {
 impl DatagramSocket {
     /// Opens one.
     ///
-    /// Errors: EADDRINUSE, EADDRNOTAVAIL, ENODEV for an interface that is none.
+    /// Errors: EADDRINUSE, EADDRNOTAVAIL, ENODEV if there is no such interface.
     pub fn open(options: &DatagramOptions<'_>) -> io::Result<Self> {
         let is_v6 = options.local.is_ipv6();
         let descriptor = open_plain(is_v6)?;
@@ -99,7 +100,7 @@ impl DatagramSocket {
         if is_v6 {
             sockopt::set_ipv6_mtu_discover(&descriptor, Ipv6PathMtuDiscovery::DO)?;
         }
-        // An old kernel knows nothing of it: then each datagram arrives alone.
+        // An old kernel does not know this option: then each datagram arrives alone.
         let _ = set_number(&descriptor, libc::SOL_UDP, libc::UDP_GRO, 1);
         bind(&descriptor, &options.local)?;
         Ok(DatagramSocket { descriptor, is_v6, interface: options.interface.map(str::to_owned) })
@@ -116,7 +117,7 @@ impl DatagramSocket {
         set_number(&self.descriptor, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)
     }
 
-    /// The longest datagram that the way to `peer` is known to take, by its route.
+    /// The longest datagram that the route to `peer` is known to carry.
     ///
     /// Errors: no route.
     pub fn datagram_bytes_max(&self, peer: &SocketAddr) -> io::Result<usize> {
@@ -130,15 +131,15 @@ impl DatagramSocket {
         } else {
             (sockopt::ip_mtu(&probe)?, 20 + 8)
         };
-        // The total of a packet of IPv4 is a 16-bit number, and the loopback's MTU is none.
+        // The total length of an IPv4 packet has 16 bits, and the loopback's MTU exceeds that.
         Ok((mtu as usize).min(65535).saturating_sub(headers))
     }
 
-    /// Sends up to [`RUNS_MAX`] of the runs; answers how many went. A run of more than one datagram
-    /// needs segmentation.
+    /// Sends up to [`RUNS_MAX`] of the runs; returns the number sent. A run of more than one
+    /// datagram needs segmentation.
     ///
-    /// Errors: of the first run (a later one's shows when it is first): EAGAIN where there is no
-    /// room; EIO, EINVAL, EOPNOTSUPP where segmentation is refused; EMSGSIZE; no route.
+    /// Errors: those of the first run (a later one's appears when it is first): EAGAIN if there is
+    /// no room; EIO, EINVAL, EOPNOTSUPP if segmentation is refused; EMSGSIZE; no route.
     pub fn send<'a>(
         &self,
         to: &SocketAddr,
@@ -173,8 +174,8 @@ impl DatagramSocket {
         })
     }
 
-    /// Takes what has arrived, one call's worth; hands each message to `each` with its sender and
-    /// the size of the datagrams in it. Answers how many there were, 0 where nothing is there.
+    /// Receives what has arrived, with one call; passes each message to `each` with its sender and
+    /// the size of the datagrams in it. Returns the number of messages, 0 if there are none.
     ///
     /// Errors: the socket's.
     pub fn receive(
@@ -248,7 +249,7 @@ fn message_of(name: *mut Name, name_bytes: u32, vector: &mut iovec) -> msghdr {
     }
 }
 
-/// Tells the kernel the size to cut to.
+/// Tells the kernel the size to split into.
 fn segment(datagram_bytes: u16) -> Control {
     let mut value = [0; 8];
     value[..2].copy_from_slice(&datagram_bytes.to_ne_bytes());
@@ -260,7 +261,7 @@ fn segment(datagram_bytes: u16) -> Control {
     Control { header, value }
 }
 
-/// The size of the datagrams that the kernel glued together, where it says one.
+/// The size of the datagrams that the kernel coalesced, if it reports one.
 fn glued_bytes(control: &Control, control_bytes: usize) -> Option<usize> {
     let header = &control.header;
     if control_bytes < size_of::<cmsghdr>() + 4

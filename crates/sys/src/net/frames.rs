@@ -2,12 +2,11 @@
 //! kernel writes and we read in place.
 //!
 //! The ring is TPACKET_V2, a slot per frame. V3 hands over blocks of frames, but only once a block
-//! is full or a timer of a millisecond or more has run out: too late for a request that waits
-//! alone.
+//! is full or a timer of a millisecond or more has run out: too late for a single waiting request.
 //!
-//! Invariants: a slot is ours from the moment the kernel says USER until we say KERNEL; slots go
-//! round in order; never promiscuous; frames that we sent, or that are for others, are not handed
-//! on. Not here: what the payload is.
+//! Invariants: a slot is ours from the moment the kernel sets USER until we set KERNEL; slots are
+//! used in cyclic order; never promiscuous; frames that we sent, or that are for others, are not
+//! passed on. Not here: what the payload is.
 
 use std::ffi::c_int;
 use std::io;
@@ -25,7 +24,7 @@ use crate::mapping::Mapping;
 
 /// Destination, source, EtherType.
 pub const ETHERNET_HEADER_BYTES: usize = 14;
-/// So many frames go out with one call.
+/// The most frames in one send call.
 pub const FRAMES_MAX: usize = 64;
 
 const SOL_PACKET: c_int = 263;
@@ -53,7 +52,7 @@ pub struct Frame<'a> {
     /// Whether the frame is complete: a ring is sized for the MTU that the interface had when the
     /// ring was made.
     pub is_whole: bool,
-    /// When the kernel put it there, by the clock of the time of day, in nanoseconds of the epoch.
+    /// When the kernel received it, by the wall clock, in nanoseconds since the epoch.
     pub arrived_ns: u64,
 }
 
@@ -71,7 +70,7 @@ pub struct FrameRing {
 impl FrameSocket {
     /// Opens one, with a ring of at least `ring_bytes`.
     ///
-    /// Errors: ENODEV; EPERM without CAP_NET_RAW; EINVAL where the interface is no Ethernet;
+    /// Errors: ENODEV; EPERM without CAP_NET_RAW; EINVAL if the interface is not Ethernet;
     /// ENETDOWN.
     pub fn open(
         interface: &str,
@@ -86,7 +85,7 @@ impl FrameSocket {
         if !interface.is_up {
             return Err(rustix::io::Errno::NETDOWN.into());
         }
-        // With no protocol nothing arrives before the ring is there.
+        // Without a protocol, nothing arrives before the ring exists.
         let descriptor =
             socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
         set_number(&descriptor, SOL_PACKET, libc::PACKET_VERSION, TPACKET_V2)?;
@@ -120,10 +119,10 @@ impl FrameSocket {
         &self.interface
     }
 
-    /// Sends up to [`FRAMES_MAX`] payloads behind this header; answers how many went.
+    /// Sends up to [`FRAMES_MAX`] payloads behind this header; returns the number sent.
     ///
-    /// Errors: of the first (a later one's shows when it is first): EAGAIN, ENOBUFS where there is
-    /// no room; EMSGSIZE; ENETDOWN, ENXIO, ENODEV where the interface is down or gone.
+    /// Errors: those of the first (a later one's appears when it is first): EAGAIN, ENOBUFS if
+    /// there is no room; EMSGSIZE; ENETDOWN, ENXIO, ENODEV where the interface is down or gone.
     pub fn send<'a>(
         &self,
         header: &[u8; ETHERNET_HEADER_BYTES],
@@ -170,8 +169,8 @@ impl FrameRing {
         self.status(self.next).load(Ordering::Acquire) & libc::TP_STATUS_USER != 0
     }
 
-    /// Hands up to `frames_max` of the frames that are there to `each`, and their slots back to the
-    /// kernel. Answers how many were for us.
+    /// Passes up to `frames_max` received frames to `each`, and gives their slots back to the
+    /// kernel. Returns how many were for us.
     pub fn receive(&mut self, frames_max: usize, each: &mut dyn FnMut(Frame<'_>)) -> usize {
         let mut handed = 0;
         for _ in 0..frames_max {
@@ -180,7 +179,7 @@ impl FrameRing {
             }
             let slot = self.next;
             self.next = (slot + 1) % self.slots;
-            // Back to the kernel even where `each` unwinds.
+            // The slot goes back to the kernel even if `each` unwinds.
             let _back = GiveBack(self.status(slot));
             if let Some(frame) = self.frame(slot) {
                 each(frame);
@@ -202,7 +201,7 @@ impl FrameRing {
         unsafe { AtomicU32::from_ptr(self.at(slot).cast()) }
     }
 
-    /// The frame in a slot that is ours; none where it is for somebody else.
+    /// The frame in a slot that is ours; `None` if it is for another receiver.
     fn frame(&self, slot: usize) -> Option<Frame<'_>> {
         let start = self.at(slot);
         // SAFETY: the slot is ours, so the kernel has filled in its header and the sender's address

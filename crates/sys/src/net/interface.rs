@@ -78,7 +78,7 @@ impl Interface {
         })
     }
 
-    /// By how many queues frames arrive now; a driver that does not say has one.
+    /// The current number of receive queues; a driver that does not report it has one.
     ///
     /// Errors: ENODEV where it is gone.
     pub(super) fn receive_queues(&self) -> io::Result<u32> {

@@ -1,8 +1,7 @@
-//! Sockets that move many packets with one system call, which the standard library has no words
-//! for.
+//! Sockets that move many packets with one system call, which the standard library cannot do.
 //!
 //! Modules: [`DatagramSocket`] (UDP, with the kernel's segmentation and its reverse),
-//! [`FrameSocket`] and [`FrameRing`] (raw Ethernet), [`open_xdp`] (the same past the kernel's
+//! [`FrameSocket`] and [`FrameRing`] (raw Ethernet), [`open_xdp`] (the same, bypassing the kernel's
 //! network layer), [`Interface`] (what the kernel knows of one).
 //!
 //! Invariant: nothing here allocates after construction, and no call waits. Not here: what the
@@ -25,16 +24,15 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::net::sockopt;
 
-/// Ties a socket to one interface: what it sends leaves there, and it hears only what arrives
-/// there.
+/// Binds a socket to one interface: it sends and receives only there.
 ///
-/// Errors: ENODEV where there is no such interface; EPERM where another one is tied already.
+/// Errors: ENODEV where there is no such interface; EPERM if it is bound to another one already.
 pub fn bind_to_interface(socket: impl AsFd, name: &str) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, name.as_bytes())
 }
 
-/// Asks for buffers of this size in the kernel, past the machine's limit where we may. Less is no
-/// failure.
+/// Requests kernel buffers of this size, beyond the machine's limit if permitted. Getting less is
+/// not a failure.
 pub fn grow_buffers(socket: impl AsFd, buffer_bytes: usize) -> io::Result<()> {
     let socket = socket.as_fd();
     if sockopt::set_socket_recv_buffer_size_force(socket, buffer_bytes).is_err() {

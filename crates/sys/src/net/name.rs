@@ -1,7 +1,7 @@
 //! Socket addresses as the kernel lays them out.
 //!
-//! Invariant: what goes in comes out; IPv4 inside of IPv6 comes out as IPv4. Not here: names of
-//! hosts.
+//! Invariant: an address survives the conversion both ways; IPv4 inside IPv6 comes out as IPv4. Not
+//! here: names of hosts.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -17,7 +17,7 @@ pub(super) union Name {
 }
 
 impl Name {
-    /// For the kernel to fill. IPv6's is the longer: all of it is zero.
+    /// For the kernel to fill. The IPv6 member is the longer one, so all bytes are zero.
     pub(super) const EMPTY: Name = Name {
         v6: sockaddr_in6 {
             sin6_family: 0,
@@ -70,7 +70,7 @@ impl Name {
         }
     }
 
-    /// What the kernel filled in; none where it is of another family.
+    /// What the kernel filled in; `None` if it is of another family.
     pub(super) fn address(&self) -> Option<SocketAddr> {
         // SAFETY: both members are plain numbers, valid for any bytes, and all of the bytes are
         // initialized.

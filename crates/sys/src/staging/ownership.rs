@@ -1,4 +1,4 @@
-//! Files that are this user's alone: made anew, or judged before a byte of them is trusted.
+//! Files that belong to this user alone: newly made, or checked before a byte of them is trusted.
 //!
 //! Not here: what is in a staging file.
 
@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use super::PREFIX_BYTES;
 use crate::BLOCK_BYTES;
 
-/// Whether a file can be nobody else's: another user may have made it in a folder where everybody
-/// may, to look in later, and a second name may be that of a file in use.
+/// Whether a file belongs to nothing else: another user may have made it in a world-writable
+/// folder, to read it later, and a second name may be that of a file in use.
 pub(super) fn is_fresh(file: &File, length: u64) -> io::Result<bool> {
     let about = rustix::fs::fstat(file)?;
     Ok(fault_of(&about).is_none() && about.st_size as u64 == length)
@@ -49,7 +49,7 @@ pub(super) fn allocate(path: &Path, capacity_bytes: u64) -> io::Result<File> {
     }
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?);
-    // All of it now: a tmpfs that is full later would kill the process where it writes.
+    // Allocate all of it now: if the tmpfs filled up later, a write would kill the process.
     match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, PREFIX_BYTES + capacity_bytes) {
         Err(Errno::OPNOTSUPP) => file.set_len(PREFIX_BYTES + capacity_bytes)?,
         other => other?,

@@ -5,9 +5,9 @@
 
 use std::mem::{offset_of, size_of};
 
-/// Tags of one queue at most.
+/// The most tags of one queue.
 pub const QUEUE_DEPTH_MAX: u16 = 4096;
-/// Bytes of one read or write at most: what fits between two tags in the offsets of the character
+/// The most bytes of one read or write: what fits between two tags in the offsets of the character
 /// device.
 pub const REQUEST_BYTES_MAX: u32 = 1 << 25;
 
@@ -31,15 +31,15 @@ pub mod feature {
 
 /// What the operation of a request can be.
 pub mod operation {
-    /// Bytes are to be given.
+    /// The server supplies bytes.
     pub const READ: u8 = 0;
-    /// Bytes are to be taken.
+    /// The server stores bytes.
     pub const WRITE: u8 = 1;
-    /// All completed writes shall be durable.
+    /// Make all completed writes durable.
     pub const FLUSH: u8 = 2;
     /// The range is no longer needed.
     pub const DISCARD: u8 = 3;
-    /// The range shall read as zeroes.
+    /// Make the range read as zeroes.
     pub const WRITE_ZEROES: u8 = 5;
 }
 
@@ -47,7 +47,7 @@ pub mod operation {
 pub mod operation_flag {
     /// Answer only when this write is durable.
     pub const FUA: u32 = 1 << 13;
-    /// Write-zeroes shall keep the space.
+    /// Write-zeroes keeps the space.
     pub const NO_UNMAP: u32 = 1 << 15;
 }
 
@@ -153,9 +153,9 @@ pub struct Parameters {
     pub logical_block_shift: u8,
     /// The physical block: what is written without a read before it.
     pub physical_block_shift: u8,
-    /// The length of requests that the device likes best.
+    /// The length of requests that the device prefers.
     pub io_opt_shift: u8,
-    /// The shortest length that the device likes.
+    /// The shortest length that suits the device.
     pub io_min_shift: u8,
     /// The longest read or write.
     pub request_sectors_max: u32,

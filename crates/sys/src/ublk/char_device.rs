@@ -2,7 +2,7 @@
 //! them.
 //!
 //! Invariant: while a [`CharDevice`] or [`Descriptors`] of it exists, no other process can open the
-//! node, so nobody else serves the device. Not here: when a request may be touched.
+//! node, so no other process serves the device. Not here: when a request may be touched.
 
 use std::fs::File;
 use std::io;

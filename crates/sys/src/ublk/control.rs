@@ -25,7 +25,7 @@ pub fn node_path(id: u32) -> PathBuf {
     format!("/dev/ublkb{id}").into()
 }
 
-/// The driver's ear for commands.
+/// The driver's control node, which receives commands.
 pub struct Control {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     file: File,
@@ -57,7 +57,7 @@ impl Control {
         Ok(u64::from_ne_bytes(answer))
     }
 
-    /// Adds a device; what the driver made of the wishes comes back in `info`.
+    /// Adds a device; the driver returns the values that it chose in `info`.
     pub fn add(&mut self, info: &mut DeviceInfo) -> io::Result<()> {
         let mut bytes = info_bytes(info);
         self.command(abi::ADD_DEV, info.id, 0, &[], &mut bytes)?;
@@ -66,7 +66,7 @@ impl Control {
         Ok(())
     }
 
-    /// Says what the users of a device see. Only before its start.
+    /// Sets what the users of a device see. Only before its start.
     pub fn set_parameters(&mut self, id: u32, parameters: &Parameters) -> io::Result<()> {
         let mut parameters = *parameters;
         (parameters.len, parameters.types) = (abi::PARAMETERS_BYTES, abi::PARAMETERS_TYPES);
@@ -120,13 +120,13 @@ impl Control {
         Ok(cores.collect())
     }
 
-    /// Begins to take over a device whose server is gone. `ResourceBusy` until the kernel has seen
-    /// that.
+    /// Begins to take over a device whose server is gone. `ResourceBusy` until the kernel has
+    /// noticed that.
     pub fn start_recovery(&mut self, id: u32) -> io::Result<()> {
         self.command_on(abi::START_USER_RECOVERY, id, 0, &mut [])
     }
 
-    /// Ends the taking over: all queues wait for requests; `pid` is the process that serves the
+    /// Ends the take-over: all queues wait for requests; `pid` is the process that serves the
     /// device now.
     pub fn end_recovery(&mut self, id: u32, pid: u32) -> io::Result<()> {
         self.command_on(abi::END_USER_RECOVERY, id, pid.into(), &mut [])

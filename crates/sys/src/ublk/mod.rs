@@ -1,7 +1,7 @@
 //! The kernel's ublk driver: block devices whose requests are served by a process.
 //!
-//! Modules: `abi` (the structures and numbers of the driver, pure), [`Control`] (what is said about
-//! a device: add, start, stop, delete, recover), [`CharDevice`] (the node behind a device, through
+//! Modules: `abi` (the structures and numbers of the driver, pure), [`Control`] (commands about a
+//! device: add, start, stop, delete, recover), [`CharDevice`] (the node behind a device, through
 //! which its bytes move), [`Descriptors`] (the requests of one queue, written by the kernel),
 //! [`QueueRing`] (the io_uring over which requests come and answers go, for any number of queues).
 //!

@@ -1,17 +1,17 @@
 //! The io_uring over which the requests of queues come and their answers go.
 //!
-//! A command on a queue is an order "give me the next request with this tag", at first alone, later
-//! joined to the answer of the last one. It completes when the request is there. One ring serves
-//! any number of queues of any number of devices, and one descriptor that wakes its thread.
+//! A command on a queue asks for the next request with this tag: at first alone, later together
+//! with the answer to the last one. It completes when the request arrives. One ring serves any
+//! number of queues of any number of devices, and watches one descriptor that wakes its thread.
 //!
 //! Without user copy the kernel copies payloads itself: each command then lends it a buffer.
 //!
-//! A ring of one queue has its file registered, so that the queues of a device do not count
-//! references to it in one place. A ring of many has not: before Linux 6.13 a file that is given
-//! back stays open until every older command of the ring, of whatever queue, has completed, and the
-//! kernel deletes no device whose file is open.
+//! A ring of one queue registers its file, so that the queues of a device do not share one
+//! reference count. A ring of many does not: before Linux 6.13, a registered file that is removed
+//! stays open until every older command of the ring, of any queue, has completed, and the kernel
+//! does not delete a device whose file is open.
 //!
-//! Invariants: the kernel knows no memory of ours but buffers that the ring owns until their
+//! Invariants: the kernel knows no memory of ours except buffers that the ring owns until their
 //! command completes, each as long as the longest request. The thread that made the ring is the
 //! only one to use it: the driver ties a queue to the thread that fetched first. Not here: what a
 //! request asks for.
@@ -28,7 +28,7 @@ use rustix::io::Errno;
 use super::abi::{self, IoCommand};
 use super::char_device::CharDevice;
 
-/// What a ring has to tell.
+/// An event of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingEvent {
     /// The descriptor given to [`QueueRing::watch`] became readable.
@@ -88,8 +88,8 @@ impl QueueRing {
         Ok(QueueRing { ring, registered, slots, watched: None, lent, returned })
     }
 
-    /// Takes up a queue of this device: the name of the queue on this ring. `OutOfMemory` when all
-    /// slots are taken.
+    /// Adds a queue of this device; returns its slot on this ring. `OutOfMemory` if all slots are
+    /// taken.
     pub fn attach(&mut self, device: &Arc<CharDevice>) -> io::Result<u32> {
         let free = self.slots.iter().position(Option::is_none);
         let slot = free.ok_or(io::ErrorKind::OutOfMemory)? as u32;
@@ -100,7 +100,7 @@ impl QueueRing {
         Ok(slot)
     }
 
-    /// Lets a queue go whose commands are all gone.
+    /// Removes a queue whose commands are all gone.
     pub fn detach(&mut self, slot: u32) -> io::Result<()> {
         if let Some(entry) = self.slots.get_mut(slot as usize)
             && entry.take().is_some()
@@ -111,7 +111,7 @@ impl QueueRing {
         Ok(())
     }
 
-    /// From now on the ring tells when this descriptor becomes readable.
+    /// From now on the ring reports when this descriptor becomes readable.
     pub fn watch(&mut self, descriptor: Arc<dyn AsFd + Send + Sync>) -> io::Result<()> {
         self.watched = Some(descriptor);
         self.watch_again()
@@ -157,8 +157,8 @@ impl QueueRing {
         )
     }
 
-    /// The buffer that was lent with this tag, after its request came or its command is gone: with
-    /// the payload of a write.
+    /// The buffer that was lent with this tag, after its request arrived or its command is gone; it
+    /// holds the payload of a write.
     pub fn take_buffer(&mut self, slot: u32, tag: u16) -> Option<Vec<u8>> {
         self.returned.remove(&named(slot, tag))
     }
@@ -201,13 +201,13 @@ impl QueueRing {
         }
     }
 
-    /// Gives what was asked to the kernel, without sleeping.
+    /// Passes queued commands to the kernel, without sleeping.
     pub fn submit(&mut self) -> io::Result<()> {
         self.again_if_interrupted(Self::submit_and_look)
     }
 
-    /// Gives what was asked to the kernel, and sleeps until there is something to tell, or
-    /// `time_max` is over.
+    /// Passes queued commands to the kernel, and sleeps until there is an event, or `time_max` is
+    /// over.
     pub fn submit_and_wait(&mut self, time_max: Option<Duration>) -> io::Result<()> {
         self.again_if_interrupted(|ring| match time_max {
             None => ring.ring.submit_and_wait(1),
@@ -236,7 +236,7 @@ impl QueueRing {
     }
 
     /// One call that does not sleep, but lets the kernel deliver requests that have come: a busy
-    /// thread would otherwise see none before it has nothing else to do.
+    /// thread would otherwise see none until it is idle.
     fn submit_and_look(&mut self) -> io::Result<usize> {
         const GET_EVENTS: u32 = 1;
         let waiting = self.ring.submission().len() as u32;
@@ -244,7 +244,7 @@ impl QueueRing {
         unsafe { self.ring.submitter().enter::<()>(waiting, 0, GET_EVENTS, None) }
     }
 
-    /// Appends what there is to tell.
+    /// Appends the pending events.
     pub fn events(&mut self, into: &mut Vec<RingEvent>) -> io::Result<()> {
         let mut watch_ended = false;
         for entry in self.ring.completion() {

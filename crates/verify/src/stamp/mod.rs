@@ -1,9 +1,9 @@
-//! Blocks that say who wrote them, the log of who wrote what when, and the judge of what is left.
+//! Blocks that record which write made them, the log of all writes, and the judge of crash images.
 //!
 //! Every 512-byte sector of a write carries magic, run, address, write, its index in the write, the
 //! write's length, and a checksum over all of it. After a crash the judge looks at each sector and
 //! decides whether the image is a *cut*: all writes up to some moment, none after it, each whole or
-//! absent, in one order. Modules: `block` (the stamp), `log` (who wrote what when), `judge` (the
+//! absent, in one order. Modules: `block` (the stamp), `log` (all writes and flushes), `judge` (the
 //! definition and its proof).
 //!
 //! Not here: who writes such blocks (`load`), how an image is read from a device (`look`, `crash`).

@@ -1,5 +1,5 @@
 //! A device of ours, served from this process: a layer over the disk. No other program is needed.
-//! Not here: what the layer does, which the caller brings along (planted faults: `faulty`).
+//! Not here: what the layer does, which the caller provides (planted faults: `faulty`).
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
-//! Who may change which blocks: a claim waits for those before it that it cannot share a block
-//! with.
+//! Claims on the blocks of changes: a claim waits for earlier claims with which it cannot share a
+//! block.
 //!
-//! Invariants: claims that overlap share their blocks unless one of them wants to be alone; a claim
-//! waits only for older ones, so the oldest never waits and every claim gets its blocks when those
-//! before it have left. A claim of whole blocks costs no search while nobody wants to be alone.
+//! Invariants: overlapping claims share their blocks unless one of them wants to be alone; a claim
+//! waits only for older ones, so the oldest never waits and every claim gets its blocks when the
+//! older ones have left. A claim of whole blocks costs no search while no claim wants to be alone.
 //! Places are reused: no allocation once warm. Not here: locks, and what a claim is for.
 
 use std::ops::Range;
@@ -19,7 +19,7 @@ struct Claim<W> {
     work: Option<W>,
 }
 
-/// The claims of changes that are under way or wait; `W` is what a waiting one is about to do.
+/// The claims of changes in progress or waiting; `W` is the work of a waiting one.
 pub(super) struct Claims<W> {
     places: Vec<Option<Claim<W>>>,
     free: Vec<usize>,
@@ -33,7 +33,8 @@ impl<W> Claims<W> {
         Claims { places: Vec::new(), free: Vec::new(), alone: 0, waiting: 0 }
     }
 
-    /// Claims blocks. Says the claim's number, and whether it has them: if not, `wait` comes next.
+    /// Claims blocks. Returns the claim's number, and whether it has them: if not, call `wait`
+    /// next.
     pub(super) fn enter(&mut self, blocks: Range<u64>, alone: bool) -> (usize, bool) {
         let number = self.free.pop().unwrap_or_else(|| {
             self.places.push(None);
@@ -54,7 +55,7 @@ impl<W> Claims<W> {
         (number, before == 0)
     }
 
-    /// What the claim does when it has its blocks.
+    /// Sets the work that the claim does when it has its blocks.
     pub(super) fn wait(&mut self, number: usize, work: W) {
         if let Some(claim) = &mut self.places[number] {
             claim.work = Some(work);
@@ -62,8 +63,8 @@ impl<W> Claims<W> {
         }
     }
 
-    /// Gives the blocks back, and the work of each claim that has its own now to `ready`, oldest
-    /// first. Says whether it was alone.
+    /// Releases the blocks, and passes the work of each claim that has its blocks now to `ready`,
+    /// oldest first. Returns whether the released claim was alone.
     pub(super) fn leave(&mut self, number: usize, mut ready: impl FnMut(W)) -> bool {
         let Some(claim) = self.places[number].take() else { return false };
         self.free.push(number);

@@ -3,14 +3,14 @@
 //!
 //! Invariants:
 //! - The device inside sees multiples of the unit only, and none longer than it can take.
-//! - From the read to the write of a read-modify-write no other change of the same blocks is under
-//!   way, also none of whole blocks: it would be overwritten with what was read before it
-//!   (`claims`). While there is no read-modify-write, whole blocks pass without a claim, and one
-//!   that comes waits for all of them (`gate`).
+//! - From the read to the write of a read-modify-write, no other change of the same blocks is in
+//!   progress, not even of whole blocks: it would be overwritten with older bytes (`claims`). While
+//!   there is no read-modify-write, whole blocks pass without a claim, and the next
+//!   read-modify-write waits for all of them (`gate`).
 //! - Waiting is by age: a change waits only for changes that were submitted before it, so none
 //!   starves.
-//! - No lock is held while the device inside or an exchange's outcome is called, and what was let
-//!   in by an answer is submitted from one loop: a long line of waiters needs no deep stack.
+//! - No lock is held during calls to the device inside or to an exchange. Changes that an answer
+//!   lets in are submitted from one loop, so a long queue of waiters needs no deep stack.
 //!
 //! Reads wait for nothing: a read-modify-write stores a neighbor's bytes as they are. Whole blocks
 //! pass as they come: reads untouched, changes with their outcome heard. Not here: threads, and
@@ -38,12 +38,12 @@ const UNIT_BYTES_MIN: u32 = 512;
 
 /// The device `D`, which takes whole blocks, for requests of any bytes.
 ///
-/// Dropped with requests under way, it answers what waits in it with an error of kind `Internal`;
-/// an answer of `D` may then be the last to let go of `D`. Who minds that hands in an `Arc` and
-/// keeps another.
+/// If dropped with requests in flight, it answers the waiting ones with an error of kind
+/// `Internal`; an answer of `D` may then drop the last reference to `D`. To avoid that, pass an
+/// `Arc` and keep another.
 pub struct Align<D>(Arc<Core<D>>);
 
-/// What is left of a change that may start: it has its blocks.
+/// The work of a change that has its blocks and may start.
 enum Work<D> {
     /// Whole blocks, as they came.
     Pass(Request),
@@ -74,11 +74,11 @@ struct Core<D> {
 }
 
 impl<D: BlockDevice + 'static> Align<D> {
-    /// Takes any bytes for `inner`, which takes multiples of `unit_bytes` at multiples of
+    /// Accepts any bytes for `inner`, which accepts multiples of `unit_bytes` at multiples of
     /// `unit_bytes`.
     ///
-    /// `Invalid`: the unit is not a power of two from 512 on, or size or limit of `inner` do not
-    /// fit it.
+    /// Returns `Invalid` if the unit is not a power of two of at least 512, does not divide the
+    /// size of `inner`, or exceeds its request limit.
     pub fn new(inner: D, unit_bytes: u32) -> Result<Self> {
         let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, text));
         let (unit, seen) = (u64::from(unit_bytes), inner.geometry());
@@ -158,7 +158,7 @@ impl<D: BlockDevice + 'static> BlockDevice for Align<D> {
     }
 }
 
-/// The bytes that a request is about; it has been checked.
+/// The byte range of a request that has been checked.
 fn request_range(request: &Request) -> Range<u64> {
     request.address..request.address + request.length
 }
@@ -177,7 +177,7 @@ impl<D: BlockDevice + 'static> Core<D> {
         bytes.start & !mask..(bytes.end + mask) & !mask
     }
 
-    /// Cuts blocks into pieces that the device inside takes.
+    /// Cuts blocks into pieces that the device inside accepts.
     fn pieces(&self, blocks: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let longest = self.longest;
         let count = (blocks.end - blocks.start).div_ceil(longest);
@@ -222,7 +222,7 @@ impl<D: BlockDevice + 'static> Core<D> {
         self.inner.submit(to(request, &blocks));
     }
 
-    /// Discards the blocks that lie in the range whole; the rest keeps its bytes (D9).
+    /// Discards the blocks that lie entirely in the range; the rest keeps its bytes (D9).
     fn discard(self: &Arc<Self>, request: Request) {
         let mask = self.unit_bytes - 1;
         let bytes = request_range(&request);
@@ -271,7 +271,7 @@ impl<D: BlockDevice + 'static> Core<D> {
         } else if alone && !self.gate.is_empty() {
             line.held.push(work(claim));
             drop(line);
-            // They may have left before it was there to be found.
+            // The passes may have left before they could find this change in `held`.
             self.look();
         } else {
             drop(line);
@@ -279,7 +279,7 @@ impl<D: BlockDevice + 'static> Core<D> {
         }
     }
 
-    /// One that passed without a claim has left: those who wait for all of them may start.
+    /// A pass without a claim has left: changes that wait for all such passes may start.
     fn look(&self) {
         let mut line = self.line.lock();
         self.let_held_go(&mut line);
@@ -301,7 +301,7 @@ impl<D: BlockDevice + 'static> Core<D> {
         }
     }
 
-    /// A change has ended; those that waited for it alone are ready. Followed by `start_ready`.
+    /// A change has ended: changes that waited only for it are ready. Call `start_ready` next.
     fn leave(&self, claim: usize) {
         let mut line = self.line.lock();
         let Line { claims, ready, held, .. } = &mut *line;
@@ -331,7 +331,7 @@ impl<D: BlockDevice + 'static> Core<D> {
     }
 }
 
-/// A read of more than it was asked for, until all its pieces have come.
+/// A read of more than was requested, until all its pieces have arrived.
 struct Gather {
     request: Option<Request>,
     left: usize,
@@ -339,8 +339,7 @@ struct Gather {
 }
 
 impl Gather {
-    /// Copies a piece that came to where it was wanted; the request, when it was the last, and how
-    /// it ended.
+    /// Copies an arrived piece to its place. The last piece returns the request and its outcome.
     fn heard(
         &mut self,
         outcome: Outcome,
@@ -370,8 +369,8 @@ impl Gather {
     }
 }
 
-/// The runs of an answer that covers more than was asked for: without the first `skip` bytes, for
-/// `length`.
+/// Trims the runs of an answer that covers more than was requested: drops the first `skip` bytes,
+/// and keeps `length`.
 fn trimmed(reply: Reply, mut skip: u64, mut length: u64) -> Reply {
     let Reply::Allocation(runs) = reply else { return reply };
     let mut trimmed = Vec::with_capacity(runs.len());

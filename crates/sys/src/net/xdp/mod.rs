@@ -1,14 +1,14 @@
-//! Raw Ethernet past the kernel's network layer (AF_XDP): frames of one EtherType, from and to
-//! memory that we and the kernel, or the card itself, share.
+//! Raw Ethernet that bypasses the kernel's network layer (AF_XDP): frames of one EtherType, from
+//! and to memory that we and the kernel, or the card itself, share.
 //!
-//! That memory is chunks of a page. A frame longer than a chunk lies in several (Linux 6.6): it is
-//! put together before it is handed on. The kernel moves frames without copying where the card's
-//! driver can, and copies them where not (a veth cannot). What is sent goes past the interface's
+//! That memory consists of chunks of one page. A frame longer than a chunk lies in several (Linux
+//! 6.6): it is reassembled before it is passed on. The kernel moves frames without copying if the
+//! card's driver can, and copies them otherwise (a veth cannot). Sent frames bypass the interface's
 //! queueing discipline.
 //!
-//! Invariants: a chunk is the kernel's or ours, never both's: half of them only receive, half only
-//! send; nothing is allocated after `open`; no call waits. All frames must arrive by one receive
-//! queue. Not here: what the payload is; several queues.
+//! Invariants: a chunk is the kernel's or ours, never both's: some chunks only receive, the others
+//! only send; nothing is allocated after `open`; no call waits. All frames must arrive by one
+//! receive queue. Not here: what the payload is; several queues.
 
 mod program;
 mod ring;
@@ -29,8 +29,8 @@ use program::Program;
 use ring::Ring;
 
 const CHUNK_BYTES: usize = 4096;
-/// Frames longer than this may lie in several chunks: of a page, drivers and kernel keep some for
-/// themselves.
+/// Frames longer than this may lie in several chunks: drivers and kernel reserve a part of each
+/// page.
 const FRAGMENTS_FROM_BYTES: usize = 3072;
 /// Chunks to receive into, and to send from: 900 and 450 jumbo frames.
 const RECEIVE_CHUNKS: u32 = 2048;
@@ -52,7 +52,7 @@ pub struct XdpOutbox {
     socket: Arc<XdpSocket>,
     sending: Ring<xdp_desc>,
     sent: Ring<u64>,
-    /// Where chunks begin that are ours.
+    /// The starts of the chunks that are ours.
     free: Vec<u64>,
 }
 
@@ -68,7 +68,7 @@ pub struct XdpInbox {
 /// Opens an interface for frames of this EtherType.
 ///
 /// Errors: ENODEV; EPERM without CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF; EBUSY where the interface
-/// has an XDP program, or another socket, already; EINVAL where it is no Ethernet; EOPNOTSUPP for
+/// has an XDP program, or another socket, already; EINVAL if it is not Ethernet; EOPNOTSUPP for
 /// frames of its MTU on this kernel; E2BIG where it has several receive queues; ENETDOWN;
 /// EAFNOSUPPORT, ENOSYS on a kernel without AF_XDP or bpf(2).
 pub fn open_xdp(
@@ -88,7 +88,7 @@ pub fn open_xdp(
     let umem = Mapping::anonymous(UMEM_BYTES)?;
     let descriptor = socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     register(&descriptor, &umem)?;
-    // A send of the kernel's own copies counts against this.
+    // Frames that the kernel copies to send them count against this.
     grow_buffers(&descriptor, UMEM_BYTES)?;
     let rings = [
         (libc::XDP_UMEM_FILL_RING, RECEIVE_CHUNKS),
@@ -130,7 +130,7 @@ impl XdpSocket {
         &self.interface
     }
 
-    /// Has the kernel look at what is to be sent. EAGAIN: not all of it.
+    /// Makes the kernel process the frames to be sent. EAGAIN: it did not process all of them.
     fn kick(&self) -> io::Result<()> {
         let (descriptor, flags) = (self.descriptor.as_raw_fd(), libc::MSG_DONTWAIT);
         // SAFETY: nothing is sent but by the rings: no bytes, no address.
@@ -146,8 +146,8 @@ impl AsFd for XdpSocket {
 }
 
 impl XdpOutbox {
-    /// Takes what has room of these payloads, each behind this header, and has them sent; answers
-    /// how many. What the kernel has no room for is left to [`XdpOutbox::push`].
+    /// Accepts as many of these payloads as have room, each behind this header, and sends them;
+    /// returns their number. What the kernel has no room for is left to [`XdpOutbox::push`].
     ///
     /// Errors: EMSGSIZE for the first; ENETDOWN, ENXIO where the interface is down or gone.
     pub fn send<'a>(
@@ -176,15 +176,15 @@ impl XdpOutbox {
         Ok(taken)
     }
 
-    /// Whether something that was taken has not been sent.
+    /// Whether an accepted frame has not been sent yet.
     #[must_use]
     pub fn is_pending(&self) -> bool {
         self.sending.untaken() > 0
     }
 
-    /// Has the kernel send what was taken, as far as it has room.
+    /// Makes the kernel send the accepted frames, as far as it has room.
     ///
-    /// Errors: as [`XdpOutbox::send`]: what was taken may be lost.
+    /// Errors: as [`XdpOutbox::send`]: accepted frames may be lost.
     pub fn push(&mut self) -> io::Result<()> {
         for _ in 0..KICKS_MAX {
             let before = self.sending.untaken();
@@ -205,7 +205,7 @@ impl XdpOutbox {
         Ok(())
     }
 
-    /// Lays a frame into free chunks, which there are, `ahead` chunks behind what was handed over.
+    /// Copies a frame into free chunks, which must exist, `ahead` entries after those handed over.
     fn lay(&mut self, ahead: u32, header: &[u8; ETHERNET_HEADER_BYTES], payload: &[u8]) -> u32 {
         let frame_bytes = header.len() + payload.len();
         let (first, rest) = payload.split_at(payload.len().min(CHUNK_BYTES - header.len()));
@@ -234,7 +234,7 @@ impl XdpOutbox {
     fn reclaim(&mut self) {
         let count = self.sent.available();
         for ahead in 0..count {
-            // What the kernel gives back is what it got: it cannot be more than there are.
+            // The kernel gives back only chunks that it got, so there are never more than exist.
             if self.free.len() < self.free.capacity() {
                 self.free.push(self.sent.look(ahead));
             }
@@ -250,8 +250,8 @@ impl XdpInbox {
         self.received.available() > 0
     }
 
-    /// Hands up to `frames_max` of the frames that are there to `each`: the sender's hardware
-    /// address, and what follows the header, with padding. Answers how many were for us.
+    /// Passes up to `frames_max` received frames to `each`: the sender's hardware address, and what
+    /// follows the header, with padding. Returns how many were for us.
     pub fn receive(
         &mut self,
         frames_max: usize,
@@ -270,13 +270,13 @@ impl XdpInbox {
         handed
     }
 
-    /// How many chunks the next frame has, where it is there as a whole.
+    /// The number of chunks of the next frame, if it has arrived completely.
     fn frame_chunks(&self) -> Option<u32> {
         let is_last = |&ahead: &u32| self.received.look(ahead).options & libc::XDP_PKT_CONTD == 0;
         (0..self.received.available()).find(is_last).map(|last| last + 1)
     }
 
-    /// Hands on the next frame, of so many chunks. False: it is for somebody else.
+    /// Passes on the next frame, of this many chunks. Returns false if it is for another receiver.
     fn hand_on(&mut self, chunks: u32, each: &mut dyn FnMut([u8; 6], &mut [u8])) -> bool {
         let umem = &self.socket.umem;
         let frame = if chunks == 1 {
@@ -306,7 +306,7 @@ impl XdpInbox {
         true
     }
 
-    /// The chunks of the next frame go back to where the kernel takes them from.
+    /// Gives the chunks of the next frame back to the kernel, which receives into them again.
     fn give_back(&mut self, chunks: u32) {
         for ahead in 0..chunks {
             let start = self.received.look(ahead).addr / CHUNK_BYTES as u64 * CHUNK_BYTES as u64;
@@ -324,7 +324,7 @@ impl AsFd for XdpInbox {
     }
 }
 
-/// The bytes that a received entry names; none where they lie elsewhere.
+/// The bytes that a received entry names; empty if they are not inside one receive chunk.
 fn piece(umem: &Mapping, entry: &xdp_desc) -> *mut [u8] {
     let (start, bytes) = (entry.addr as usize, entry.len as usize);
     let chunk_end = start / CHUNK_BYTES * CHUNK_BYTES + CHUNK_BYTES;
@@ -376,7 +376,7 @@ fn bind(descriptor: &OwnedFd, interface: &Interface, fragments: bool) -> io::Res
     counted(unsafe { libc::bind(descriptor.as_raw_fd(), pointer, length) }).map(|_| ())
 }
 
-/// A kernel that knows nothing of frames in several chunks calls them invalid.
+/// A kernel without support for frames in several chunks reports them as invalid.
 fn without_fragments(error: io::Error, fragments: bool) -> io::Error {
     let is_invalid = Errno::from_io_error(&error) == Some(Errno::INVAL);
     if is_invalid && fragments { Errno::OPNOTSUPP.into() } else { error }

@@ -1,9 +1,9 @@
-//! The program that an interface runs for each frame that arrives: frames of one EtherType to one
-//! socket, all others on to where they always went. Fifteen instructions, written down here, handed
-//! over by bpf(2).
+//! The program that an interface runs for each frame that arrives: it sends frames of one EtherType
+//! to one socket, and passes all others on as usual. Its fifteen instructions are encoded here and
+//! loaded with bpf(2).
 //!
-//! Invariants: attached by a link that lives in a file descriptor, so it goes when the process
-//! goes, however it ends; a frame whose socket is gone goes on like any other. Not here: sockets.
+//! Invariants: a link in a file descriptor attaches it, so it disappears with the process, however
+//! that ends; a frame whose socket is gone is passed on like any other. Not here: sockets.
 
 use std::ffi::c_long;
 use std::io;
@@ -69,7 +69,7 @@ struct LinkCreate {
     flags: u32,
 }
 
-/// The program at work; dropped, it is gone.
+/// The attached program; dropping this detaches it.
 pub(super) struct Program {
     link: OwnedFd,
     map: OwnedFd,
@@ -77,14 +77,15 @@ pub(super) struct Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // Closing the link is enough, but takes a moment, in which nobody could attach another one.
+        // Closing the link is enough, but takes a moment, in which no other program could be
+        // attached.
         let _ = bpf(LINK_DETACH, &self.link.as_raw_fd().cast_unsigned());
     }
 }
 
 impl Program {
-    /// Attaches it: in the driver where that can, else behind it. `fragments`: it is to take frames
-    /// that lie in several pieces (Linux 5.18).
+    /// Attaches it: in the driver if that supports it, otherwise behind it. With `fragments`, it
+    /// accepts frames in several pieces (Linux 5.18).
     ///
     /// Errors: EPERM without CAP_BPF and CAP_NET_ADMIN; EBUSY where the interface has a program
     /// already.
@@ -122,7 +123,7 @@ impl Program {
         Ok(Program { link: descriptor(LINK_CREATE, &link)?, map })
     }
 
-    /// Lets frames of receive queue 0 go to this socket, which is bound to it.
+    /// Sends frames of receive queue 0 to this socket, which is bound to that queue.
     pub(super) fn redirect_to(&self, socket: &OwnedFd) -> io::Result<()> {
         let (key, value) = (0u32, socket.as_raw_fd());
         let update = MapUpdate {
@@ -153,7 +154,7 @@ fn instructions(map: &OwnedFd, ethertype: u16) -> [u64; 15] {
     const JUMP_UNLESS_CONSTANT: u8 = 0x55;
     const CALL: u8 = 0x85;
     const EXIT: u8 = 0x95;
-    // As the processor reads the two bytes.
+    // The number that the processor reads from the two bytes.
     let ethertype = i32::from(u16::from_ne_bytes(ethertype.to_be_bytes()));
     [
         instruction(LOAD_32, 2, 1, DATA_END, 0),
@@ -169,7 +170,7 @@ fn instructions(map: &OwnedFd, ethertype: u16) -> [u64; 15] {
         instruction(MOVE_CONSTANT, 3, 0, 0, XDP_PASS),
         instruction(CALL, 0, 0, 0, REDIRECT_MAP),
         instruction(EXIT, 0, 0, 0, 0),
-        // Here the jumps lead.
+        // The jumps lead here.
         instruction(MOVE_CONSTANT, 0, 0, 0, XDP_PASS),
         instruction(EXIT, 0, 0, 0, 0),
     ]

@@ -1,8 +1,8 @@
 //! The rings of an AF_XDP socket: one side puts, the other takes; one side is the kernel.
 //!
-//! Invariants: an index moves only after what it hands over is written or read; our own index is
-//! kept here, and the kernel's is believed only as far as the ring is long. Not here: what the
-//! entries mean.
+//! Invariants: an index moves only after the entries it hands over are written or read; our own
+//! index is kept here, and the kernel's is trusted only within the length of the ring. Not here:
+//! what the entries mean.
 
 use std::io;
 use std::marker::PhantomData;
@@ -14,8 +14,8 @@ use libc::xdp_ring_offset;
 use super::super::set_option;
 use crate::mapping::Mapping;
 
-/// A ring of entries `T`, as the side that we are: of fill and transmit rings we put, of the others
-/// we take.
+/// A ring of entries `T`, from our side: we put into fill and transmit rings, and take from the
+/// others.
 pub(super) struct Ring<T> {
     mapping: Mapping,
     offsets: xdp_ring_offset,
@@ -25,7 +25,7 @@ pub(super) struct Ring<T> {
     of: PhantomData<T>,
 }
 
-/// How long each ring is: a power of two.
+/// Requests a ring of this many entries, a power of two.
 pub(super) fn ask_for(socket: &OwnedFd, option: libc::c_int, entries: u32) -> io::Result<()> {
     set_option(socket, libc::SOL_XDP, option, &entries.to_ne_bytes())
 }
@@ -54,49 +54,49 @@ impl<T: Copy> Ring<T> {
         self.mapping.at(self.offsets.desc as usize + place * size_of::<T>()).cast()
     }
 
-    /// Whether the kernel wants to be told of what was put.
+    /// Whether the kernel must be woken for new entries.
     pub(super) fn wants_wake_up(&self) -> bool {
         self.number(self.offsets.flags).load(Ordering::Acquire) & libc::XDP_RING_NEED_WAKEUP != 0
     }
 
-    /// How many entries we put that the kernel has not taken.
+    /// The number of entries that we put and the kernel has not taken.
     pub(super) fn untaken(&self) -> u32 {
         let taken = self.number(self.offsets.consumer).load(Ordering::Acquire);
         self.own.wrapping_sub(taken).min(self.entries)
     }
 
-    /// Room to put.
+    /// The number of free entries.
     pub(super) fn room(&self) -> u32 {
         self.entries - self.untaken()
     }
 
-    /// Puts entry `ahead` of those to be handed over next; there is room.
+    /// Puts entry `ahead` of those to be handed over next; there must be room.
     pub(super) fn put(&mut self, ahead: u32, entry: T) {
         // SAFETY: the place lies inside the mapping; the kernel does not look at it before the
         // index moves, and nobody else has `self`.
         unsafe { self.entry(self.own.wrapping_add(ahead)).write(entry) };
     }
 
-    /// Hands over so many entries that were put.
+    /// Hands over this many entries that were put.
     pub(super) fn hand_over(&mut self, count: u32) {
         self.own = self.own.wrapping_add(count);
         self.number(self.offsets.producer).store(self.own, Ordering::Release);
     }
 
-    /// How many entries there are to take.
+    /// The number of entries to take.
     pub(super) fn available(&self) -> u32 {
         let put = self.number(self.offsets.producer).load(Ordering::Acquire);
         put.wrapping_sub(self.own).min(self.entries)
     }
 
-    /// Entry `ahead` of those to be taken, which is available.
+    /// Entry `ahead` of those to be taken; it must be available.
     pub(super) fn look(&self, ahead: u32) -> T {
         // SAFETY: the place lies inside the mapping; the kernel wrote it before it moved its index,
         // and does not touch it before we move ours. Any bytes are a valid `T`: numbers alone.
         unsafe { self.entry(self.own.wrapping_add(ahead)).read() }
     }
 
-    /// Gives so many entries back that were looked at.
+    /// Gives this many inspected entries back.
     pub(super) fn take(&mut self, count: u32) {
         self.own = self.own.wrapping_add(count);
         self.number(self.offsets.consumer).store(self.own, Ordering::Release);
