@@ -88,7 +88,7 @@ class Hostile:
 
 
 def attack(address, count, kinds):
-    """Runs for ever; says once a second how many are connected and how many have been cut off."""
+    """Runs forever; says once a second how many are connected and how many have been cut off."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if os.geteuid() == 0:

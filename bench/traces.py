@@ -81,7 +81,7 @@ The engine coalesces a
 ours are 162 / 158
   extents at 32 MiB (the reference's: 159 / 157) and 215 / 213 at 8 MiB (215 / 215).
 - Elsewhere up to 1.2 %: the reference counts segments that hold nothing live in the \
-utilisation until they
+utilization until they
   are collected; the engine's checkpoints delete them, so they count in nothing. \
 And the engine plugs a hole
   that is mapped in part, the reference only one that is mapped throughout.

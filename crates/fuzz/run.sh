@@ -8,7 +8,7 @@
 #
 # Starts from corpus/ and from what earlier runs found (target/fuzz/corpus, not kept in the
 # repository). What breaks a target lies in target/fuzz/found/TARGET and ends the run with failure:
-# minimise it, fix the bug, and put the input into corpus/TARGET, where every `make test` tries it
+# minimize it, fix the bug, and put the input into corpus/TARGET, where every `make test` tries it
 # again.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

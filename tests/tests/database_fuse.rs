@@ -54,7 +54,7 @@ impl Disk {
     }
 }
 
-/// Whoever waits for a server that does not come would wait for ever, and the test with it.
+/// Whoever waits for a server that does not come would wait forever, and the test with it.
 impl Drop for Disk {
     fn drop(&mut self) {
         let _ = command("umount").args(["-f", "-l"]).arg(&self.mountpoint).output();

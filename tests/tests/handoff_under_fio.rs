@@ -108,7 +108,7 @@ impl Named {
 }
 
 impl Drop for Named {
-    /// Whoever waits for a server that does not come would wait for ever, and the test with it.
+    /// Whoever waits for a server that does not come would wait forever, and the test with it.
     fn drop(&mut self) {
         let _ = command("umount").args(["-f", "-l"]).arg(&self.mountpoint).output();
     }

@@ -176,7 +176,7 @@ fn said(finished: &Finished) -> Value {
         .unwrap_or_else(|error| panic!("`{line}` printed no JSON: {error}\n{stdout}{stderr}"))
 }
 
-/// Whoever waits for a server that does not come would wait for ever, and the test with it.
+/// Whoever waits for a server that does not come would wait forever, and the test with it.
 struct Unmounted(PathBuf);
 
 impl Drop for Unmounted {

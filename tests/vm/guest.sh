@@ -5,7 +5,7 @@
 #   guest.sh SHARED_FOLDER
 #
 # Each test has its own control group, scratch folder and modules, all of which must be removable
-# when it ends. Anything that cannot be ended (a process that waits in the kernel for ever, a module
+# when it ends. Anything that cannot be ended (a process that waits in the kernel forever, a module
 # still in use) fails its test and ends this guest, and run.py boots another for the rest.
 #
 # Not here: which tests there are, time limits of the guest as a whole (run.py).

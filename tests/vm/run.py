@@ -345,7 +345,7 @@ def main():
     share = Path(tempfile.mkdtemp(prefix="run-", dir=ROOT / ".prepared/vm"))
     fill(share, words.quick)
     chosen = with_drivers(chosen, share)
-    # An abandoned guest would use a core for ever.
+    # An abandoned guest would use a core forever.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     from_s = time.monotonic()
     lab = Lab(share)

@@ -14,7 +14,7 @@ pub struct NullDevice {
 }
 
 impl NullDevice {
-    /// A device of `size_bytes` zeroes for ever.
+    /// A device of `size_bytes` zeroes forever.
     #[must_use]
     pub fn new(size_bytes: u64) -> Self {
         let geometry = Geometry {

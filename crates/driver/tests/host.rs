@@ -192,7 +192,7 @@ fn a_driver_that_closes_one_of_its_queues_is_gone() {
         let stage = Stage::new("");
         let driver = Puppet::come(stage.host.path(), &format!("{SIZE} {hello}")).unwrap();
         driver.close(1);
-        assert!(!stage.gone(), "what is on that queue would wait for ever");
+        assert!(!stage.gone(), "what is on that queue would wait forever");
     }
 }
 
@@ -311,7 +311,7 @@ fn a_driver_that_does_not_go_when_it_is_replaced_is_sent_away() {
     let (tell, came) = std::sync::mpsc::channel();
     std::thread::spawn(move || tell.send(Puppet::come(&path, "replace=1").unwrap()));
     stays.expect(0, CommandKind::End);
-    came.recv_timeout(puppet::PATIENCE).expect("the device is not the old one's for ever");
+    came.recv_timeout(puppet::PATIENCE).expect("the device is not the old one's forever");
     assert!(!stage.gone(), "it did not go in order");
 }
 

@@ -55,7 +55,7 @@ macro_rules! id {
 }
 
 id! {
-    /// A volume, for ever. Shown as 32 lower-case hexadecimal digits, in the order of the bytes.
+    /// A volume, forever. Shown as 32 lower-case hexadecimal digits, in the order of the bytes.
     VolumeId, "volume id"
 }
 id! {

@@ -83,7 +83,7 @@ impl FromStr for FlushMode {
 /// The properties that are fixed when a volume is created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeRecord {
-    /// The volume's name for ever; its other objects are below this id.
+    /// The volume's name forever; its other objects are below this id.
     pub volume_id: VolumeId,
     /// This put.
     pub put_id: PutId,

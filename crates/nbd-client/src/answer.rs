@@ -51,7 +51,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The most runs of one allocation answer: a server that sends more does so for ever, and they are
+/// The most runs of one allocation answer: a server that sends more does so forever, and they are
 /// all kept.
 const EXTENTS_MAX: usize = 1 << 20;
 /// The most separate pieces of an incomplete read: only a server that sends single bytes needs

@@ -1,6 +1,6 @@
 //! The newstyle handshake: options, and what the server says about the export.
 //!
-//! Invariants: each read of the handshake has a time limit; only requests may wait for ever. An
+//! Invariants: each read of the handshake has a time limit; only requests may wait forever. An
 //! export has the size that the server reports; a server that reports none is refused. The replies
 //! to one option have at most [`REPLIES_BYTES_MAX`]. Not here: requests and their answers.
 

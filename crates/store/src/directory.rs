@@ -142,7 +142,7 @@ impl Shared {
         self.root.remember()?;
         let path = self.root.path().join(key);
         let absent = || StoreError::new(StoreErrorKind::NotFound, "no such object");
-        // There may be a pipe here; waiting for its writer could take for ever.
+        // There may be a pipe here; waiting for its writer could take forever.
         let patient = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
         let file = match File::options().read(true).custom_flags(patient).open(&path) {
             Ok(file) => file,

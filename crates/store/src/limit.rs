@@ -3,7 +3,7 @@
 //! Invariants: never more than `requests_max` permits are out; background holds at most half of
 //! them; uploads and background together at most three quarters, so a read never waits for all of
 //! them to end. Reads go before uploads, uploads before background, first come first served within
-//! a class. One exception keeps a stream of reads from holding uploads up for ever: while fewer
+//! a class. One exception keeps a stream of reads from holding uploads up forever: while fewer
 //! than an eighth of the permits (at least one) are out to uploads, waiting uploads go first. If
 //! there is one permit only, the two take turns.
 //!

@@ -1,4 +1,4 @@
-//! Pseudorandom numbers: a small generator whose rolls depend on its seed alone, for ever.
+//! Pseudorandom numbers: a small generator whose rolls depend on its seed alone, forever.
 //!
 //! Invariant: a roll takes one word of the sequence, `fill` one for each 8 bytes, and odds of 0
 //! none, because the meaning of a seed depends on this. Not here: which seeds a test uses.

@@ -1,7 +1,7 @@
 //! Helpers that tests, workloads and the conformance suites share: seeded random numbers, and
 //! waiting for a condition.
 //!
-//! Invariant: the same seed gives the same rolls for ever, so a failure can be reproduced. Not
+//! Invariant: the same seed gives the same rolls forever, so a failure can be reproduced. Not
 //! here: rigs that know a crate (each crate's `tests/` has its own), and anything that a server
 //! runs.
 #![forbid(unsafe_code)]

@@ -25,6 +25,9 @@
 //! [`inspect`], [`check`], and beforehand [`forecast`]. What you can choose: [`options`], within
 //! [`limits`].
 //!
+//! Invariants: positions decide which of two writes is newer; an object is never overwritten;
+//! accepted ≥ logged, and stored is a prefix.
+//!
 //! *Accepted* survives the death of the process, *logged* survives power loss, *stored* survives
 //! the loss of the machine. Not here: doors, async code, the environment, printing.
 #![forbid(unsafe_code)]

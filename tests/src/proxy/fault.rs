@@ -101,7 +101,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Strikes every request of this kind whose key contains `key`, for ever.
+    /// Strikes every request of this kind whose key contains `key`, forever.
     #[must_use]
     pub fn every(verb: Verb, key: &str, fault: Fault) -> Self {
         Rule { verb, key_contains: key.to_owned(), skip: 0, times: u64::MAX, fault }

@@ -214,7 +214,7 @@ impl Torture {
     }
 
     /// Sometimes the store is unreachable during a short load. A flush that goes to the store would
-    /// wait for ever.
+    /// wait forever.
     fn outage(&mut self, volume: &mut Volume, clients: &[Client]) {
         if volume.flush == "logged" && !volume.is_folder() && self.dice.one_in(6) {
             self.proxy.shut();

@@ -1,4 +1,4 @@
-//! Enforces `deny.toml` without the network: the licences, the sources and the doubled versions of
+//! Enforces `deny.toml` without the network: the licenses, the sources and the doubled versions of
 //! all that a build for Linux on x86-64 takes in. Not here: advisories (`cargo deny check
 //! advisories`).
 
@@ -26,7 +26,7 @@ fn text<'a>(package: &'a Value, key: &str) -> &'a str {
     package[key].as_str().unwrap_or_default()
 }
 
-/// Whether a licence expression can be met with what is allowed: one side of each OR, both of each
+/// Whether a license expression can be met with what is allowed: one side of each OR, both of each
 /// AND.
 fn is_allowed(expression: &str, allowed: &[&str]) -> bool {
     let expression = expression.trim();
@@ -60,8 +60,8 @@ fn is_allowed(expression: &str, allowed: &[&str]) -> bool {
 #[test]
 fn every_dependency_has_a_licence_that_is_allowed() {
     let deny = deny();
-    let allowed = deny["licenses"]["allow"].as_array().expect("a list of licences");
-    let allowed: Vec<&str> = allowed.iter().filter_map(|licence| licence.as_str()).collect();
+    let allowed = deny["licenses"]["allow"].as_array().expect("a list of licenses");
+    let allowed: Vec<&str> = allowed.iter().filter_map(|license| license.as_str()).collect();
     let packages = packages();
     let wrong: Vec<String> = packages
         .iter()

@@ -32,7 +32,7 @@ const SLEEPERS: [&str; 8] = [
 
 /// Words of our own that the field's words replaced, and the field's word. Neither code nor
 /// documents use them.
-const RETIRED: [(&str, &str); 27] = [
+const RETIRED: [(&str, &str); 32] = [
     ("lay_up", "preallocate"),
     ("laid_up", "preallocated"),
     ("laid up", "preallocated"),
@@ -61,6 +61,11 @@ const RETIRED: [(&str, &str); 27] = [
     ("colour", "color"),
     ("recognise", "recognize"),
     ("initialise", "initialize"),
+    ("utilisation", "utilization"),
+    ("serialisation", "serialization"),
+    ("licence", "license"),
+    ("modelled", "modeled"),
+    ("for ever", "forever"),
 ];
 
 /// How unsafe code begins.

@@ -1,4 +1,4 @@
-//! The units for systemd have no more rights than they use, start again for ever, and dump no core.
+//! The units for systemd have no more rights than they use, start again forever, and dump no core.
 //!
 //! What systemd makes of them is asked of `systemd-analyze`, where it is installed.
 

@@ -142,7 +142,7 @@ fn a_store_that_hangs_holds_up_neither_the_other_volumes_nor_a_signal() {
     let connect = |n| Client::connect(&server.uri_of(n), Style::Extended).expect("connects");
     let (ash, oak) = (connect(0), connect(1));
     ash.write(4096, &[2; 512]).expect("accepted");
-    // Whoever asks for the name of `ash` from now on waits for ever.
+    // Whoever asks for the name of `ash` from now on waits forever.
     proxy.rule(Rule::every(Verb::Get, "names/ash/", Fault::Held));
     let program = impostor(&place, TAKES_ALL);
     hand_off_to(&place, "oak", &program)

@@ -93,7 +93,7 @@ fn a_server_that_only_reads_and_flushes_is_fenced_too(store: &StoreUnderTest) {
     let second = take_over(&elsewhere);
     let winner = second.connect();
     winner.write(0, &[2; 4096]).expect("the winner writes");
-    // It may go on for a moment, with what it has; but not for ever.
+    // It may go on for a moment, with what it has; but not forever.
     wait_for("a read is refused", || client.read(0, 4096).err());
     assert!(client.flush().is_err(), "a flush was answered after that");
     let ended = first.stop();

@@ -420,7 +420,7 @@ impl Connection {
     }
 
     /// Submits a write whose payload is in the inbox, or begins to receive a long payload apart.
-    /// Returns what it waits for, if that is neither.
+    /// Returns what to wait for, if neither is possible.
     fn take_write(&mut self, header: RequestHeader) -> Option<Pause> {
         let head_bytes = self.session.style.request_bytes();
         let length = header.length as usize;

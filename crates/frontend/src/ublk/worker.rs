@@ -358,7 +358,7 @@ impl Loop {
     }
 }
 
-/// However the thread ends, even by a panic of a device, no other thread waits for it for ever.
+/// However the thread ends, even by a panic of a device, no other thread waits for it forever.
 impl Drop for Served {
     fn drop(&mut self) {
         for message in self.inbox.close() {

@@ -151,7 +151,7 @@ impl Drop for Server {
         self.input.take();
         if std::thread::panicking() {
             let _ = self.child.kill();
-            // Programs that wait for a server must not wait for ever.
+            // Programs that wait for a server must not wait forever.
             let mountpoint = self.mountpoint();
             for device in LoopDevice::attached_below(&mountpoint) {
                 let _ = device.detach();

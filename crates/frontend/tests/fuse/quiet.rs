@@ -161,7 +161,7 @@ fn a_mount_of_a_kernel_that_cannot_resend_gets_no_mount_holder_from_the_next_ser
     let options = FuseOptions { mount_holder, ..FuseOptions::new(shown.folder.path(), "disk") };
     let new = FuseDoor::take_over(options, memory(), handed).expect("all is there");
     quiet.let_go();
-    assert!(!socket.exists(), "users would wait for ever for what a dead server had taken");
+    assert!(!socket.exists(), "users would wait forever for what a dead server had taken");
     shown.open().write_all_at(b"served", 0).expect("by the next");
     new.stop(Stop::Drained);
 }

@@ -363,12 +363,12 @@ pub(crate) fn range(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
 }
 
-/// Waits until an event is signalled, and resets it.
+/// Waits until an event is signaled, and resets it.
 pub(crate) fn wait_for(event: &EventFd, what: &str) {
     let waiting = PollContext::new().expect("poll works");
     waiting.add(event, 0u32).expect("an event");
     // An interrupted wait is not a hang.
     let woken = waiting.wait_timeout(HANG).expect("poll works").iter().count();
     assert!(woken > 0, "{what} never came");
-    event.read().expect("it was signalled");
+    event.read().expect("it was signaled");
 }

@@ -58,7 +58,7 @@ enum Event {
 
 #[derive(Default)]
 struct Pending {
-    /// Bounded by [`BEHIND_MAX`].
+    /// Bounded by [`BEHIND_MAX`] and the requests in flight.
     events: Vec<Event>,
     /// Requests recorded so far; also the number of the next one.
     asked: u64,

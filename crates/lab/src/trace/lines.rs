@@ -179,7 +179,7 @@ impl LineReader {
         };
         match request() {
             Some(request) => Ok(Some(request)),
-            // A licence and column names, in free text.
+            // A license and column names, in free text.
             None if self.requests == 0 => Ok(None),
             None => Err(()),
         }

@@ -1,5 +1,5 @@
 //! The checker checks itself: it must find the faults planted in a device of its own, and nothing
-//! on a healthy device.
+//! on a healthy device. Not here: the faults (`sawmill_verify::faulty`).
 
 use std::sync::Arc;
 

@@ -308,7 +308,7 @@ async fn serve_all(
     let _ = stopped.wait_for(|stop| *stop).await;
 }
 
-/// Takes connections to the control socket of a volume, for ever.
+/// Takes connections to the control socket of a volume, forever.
 async fn accept_own(listener: tokio::net::UnixListener, volume: String, shared: Arc<Shared>) {
     let volume = Arc::new(Some(volume));
     loop {
@@ -330,7 +330,7 @@ async fn accept_own(listener: tokio::net::UnixListener, volume: String, shared: 
     }
 }
 
-/// Takes connections to the loopback address, for ever.
+/// Takes connections to the loopback address, forever.
 async fn accept_strangers(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
     let volume = Arc::new(None);
     loop {

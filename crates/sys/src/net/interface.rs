@@ -84,8 +84,8 @@ impl Interface {
     pub(super) fn receive_queues(&self) -> io::Result<u32> {
         let socket =
             socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-        // `struct ethtool_channels`: the command, four maxima, and what there is: to receive, to
-        // send, other, and to do both.
+        // `struct ethtool_channels`: the command, four maxima, then the current counts: receive,
+        // transmit, other, combined.
         let mut channels = [0u32; 9];
         channels[0] = ETHTOOL_GET_CHANNELS;
         let mut request = Request { name: [0; 16], value: [0; 24] };

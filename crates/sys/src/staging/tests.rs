@@ -223,7 +223,7 @@ fn preallocated_memory_is_taken_once_and_only_as_it_was_allocated() {
         StagingFile::preallocate(&spare, 8192).unwrap();
         std::fs::set_permissions(&spare, std::fs::Permissions::from_mode(mode)).unwrap();
         assert!(take(bytes).is_none(), "{what}");
-        assert!(!spare.exists(), "{what}: it would be in the way for ever");
+        assert!(!spare.exists(), "{what}: it would be in the way forever");
     }
     let elsewhere = folder.path().join("elsewhere");
     StagingFile::preallocate(&elsewhere, 8192).unwrap();

@@ -177,7 +177,7 @@ impl Control {
         let fd = types::Fd(self.file.as_raw_fd());
         let entry = opcode::UringCmd80::new(fd, number).cmd(command.bytes()).build();
         // SAFETY: the only memory the driver may touch is `buffer`, which is freed below only when
-        // the answer has come, and is left alone for ever when it has not.
+        // the answer has come, and is left alone forever when it has not.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         let result =
             if pushed.is_ok() { self.answer()? } else { -rustix::io::Errno::BUSY.raw_os_error() };

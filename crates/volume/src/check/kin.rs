@@ -23,7 +23,7 @@ use crate::cuts::Lineage;
 use crate::{ErrorKind, Result, names};
 
 /// Adds what clones need here. Pins keep data from being deleted; a pin whose clone cannot be found
-/// does so for ever.
+/// does so forever.
 pub(super) fn add_clones(store: &dyn ObjectStore, list: &mut KeptList) -> Result<()> {
     for slot in 1.. {
         let key = pin_key(list.volume_id, slot);

@@ -1,5 +1,5 @@
 //! Segments that nothing kept needs: dead ones that wait to be deleted, and those stranded in the
-//! window of a fence, which a fenced writer left there. The latter stay for ever: nothing reads
+//! window of a fence, which a fenced writer left there. The latter stay forever: nothing reads
 //! them.
 //!
 //! Not here: old map parts and checkpoints, which the next cleanup lists itself

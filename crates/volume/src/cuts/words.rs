@@ -1,7 +1,7 @@
 //! Words about a volume: deleted, removed (its data is being deleted) or live.
 //!
 //! Invariants: a word is created if absent, under the number after the newest that was read, and
-//! stays for ever; the newest counts. Of two processes that write the next word, one succeeds and
+//! stays forever; the newest counts. Of two processes that write the next word, one succeeds and
 //! the other learns of it. So one process cannot remove a volume that another has just restored, or
 //! the reverse.
 

@@ -1,7 +1,7 @@
 //! Predicts what a disk does under given writes, without any data: how much goes to the store, how
 //! much garbage collection copies, how large the map grows, how many requests it takes.
 //!
-//! Nothing is modelled twice. The functions of a served volume cut records, fill, coalesce and lay
+//! Nothing is modeled twice. The functions of a served volume cut records, fill, coalesce and lay
 //! out batches, enter extents into the map, count, choose, gather and pack segments, and encode
 //! checkpoints. What differs: time is that of the caller's requests, the store answers at once, and
 //! collecting begins and ends between two segments.

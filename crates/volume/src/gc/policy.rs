@@ -1,7 +1,7 @@
 //! Which segments garbage collection takes, and when. Pure: no I/O, no clock; the engine and the
 //! forecast ask the same questions here.
 //!
-//! Utilisation is the share of a segment's data that the map still points at. Greedy takes the
+//! Utilization is the share of a segment's data that the map still points at. Greedy takes the
 //! emptiest first (LSVD §3.5); cost-benefit also considers how old the live data is (Rosenblum and
 //! Ousterhout 1992, §3.5).
 //!
@@ -63,14 +63,14 @@ impl Candidate {
 }
 
 impl Candidate {
-    fn utilisation(&self) -> f64 {
+    fn utilization(&self) -> f64 {
         share(self.live_bytes, self.data_bytes)
     }
 
     /// Benefit over cost: space freed times age, over the cost of reading all data and writing what
     /// is live.
     fn benefit(&self, now_unix_ms: u64) -> f64 {
-        let used = self.utilisation();
+        let used = self.utilization();
         let age_ms = now_unix_ms.saturating_sub(self.wall_unix_ms).max(1);
         (1.0 - used) * age_ms as f64 / (1.0 + used)
     }
@@ -129,7 +129,7 @@ impl GcPolicy {
             .iter()
             .filter(|candidate| candidate.live_bytes < candidate.data_bytes)
             .map(|candidate| match self.choice {
-                Choice::Greedy => (candidate.utilisation(), candidate),
+                Choice::Greedy => (candidate.utilization(), candidate),
                 Choice::CostBenefit => (-candidate.benefit(now_unix_ms), candidate),
             })
             .collect();

@@ -137,7 +137,7 @@ pub(super) fn find(
     let text = format!(
         "the memory with the newest accepted writes of volume {} is lost: the machine has not \
          rebooted since, and {lost}. Nothing was changed. Give its folder with --staging; or, if \
-         it is lost for ever (as with a container's /dev/shm), pass --accept-memory-loss to \
+         it is lost forever (as with a container's /dev/shm), pass --accept-memory-loss to \
          continue with the flushed writes and all that is stored (last {}). How much only memory \
          had is not known: at most its size, {} with the present --staging-bytes",
         stored.record.name,

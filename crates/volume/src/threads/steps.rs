@@ -56,7 +56,7 @@ impl Stepped {
     }
 
     /// One step of the engine's loop, and the jobs that are due. Returns how long it has nothing to
-    /// do unless an event comes; `None`: for ever.
+    /// do unless an event comes; `None`: forever.
     pub fn step_engine(&mut self, now: Duration) -> Option<Duration> {
         let stepped = self.loops.as_mut().and_then(|(_, engine)| engine.step(now));
         stepped.into_iter().chain(self.volume.run_later(now)).min()

@@ -47,7 +47,7 @@ impl Stalled {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// What the first of those that wait is waiting for.
+    /// Why the oldest stalled request waits.
     pub(crate) fn reason(&self) -> Option<Stall> {
         let lacks = STALLS.get(self.lacks.load(Ordering::Relaxed)).copied();
         lacks.filter(|_| self.count() > 0)

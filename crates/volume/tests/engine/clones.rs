@@ -123,7 +123,7 @@ fn a_clone_of_a_clone_outlives_both() {
     sound(&third);
     assert_eq!(versions(&third.open()), [1, 2, 1, 5]);
     delete(&*machine.plain, "grandchild").unwrap();
-    // A fence of each volume stays for ever.
+    // A fence of each volume stays forever.
     let left = data_left(&machine);
     assert!(left.len() == 3 && left.iter().all(|key| key.contains("/seg/")), "{left:?}");
 }

@@ -384,7 +384,7 @@ fn a_root_that_could_not_be_deleted_keeps_the_segments_it_names() {
     write_slot(&volume, 0, 1);
     volume.close().unwrap();
     let past = lagging(&machine);
-    // Root 2 stays for ever, as after a crash between deletes; everything else is deleted as usual.
+    // Root 2 stays forever, as after a crash between deletes; everything else is deleted as usual.
     let kept = machine.keys("/checkpoint/").pop().unwrap();
     machine.rig.store = Arc::new(Stubborn { inner: machine.plain.clone(), kept });
     machine.options.checkpoint_bytes = MIB;

@@ -30,10 +30,10 @@ def settle(handle, cookie):
 
 
 for round_number in range(ROUNDS):
-    centre = dice.randrange(size)
+    center = dice.randrange(size)
     writes = []
     for number in range(WRITES):
-        start = max(0, min(size - 1, centre + dice.randrange(-70000, 70000)))
+        start = max(0, min(size - 1, center + dice.randrange(-70000, 70000)))
         length = min(size - start, dice.choice([1, 100, 511, 4096, 5000, 65536, 131072]))
         fill = 1 + (round_number * WRITES + number) % 255
         payload = bytes([fill]) * length

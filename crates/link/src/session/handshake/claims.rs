@@ -218,7 +218,7 @@ fn a_refusal_names_its_reason_and_answers_greetings_only() {
         for why in [Refused::Unproven, Refused::Unknown] {
             let message = refusal(&key(2), why).unwrap();
             assert_eq!(greet(&security, b"").0.finish(&message).unwrap_err(), why);
-            // Two targets cannot refuse each other for ever.
+            // Two targets cannot refuse each other forever.
             let refused = unanswered(&security, PROLOGUE, &message);
             assert_eq!(refusal(&security, Refused::Damaged), None);
             assert!(matches!(refused, Refused::Unknown | Refused::Short { .. }), "{refused}");

@@ -1,4 +1,5 @@
-//! `sawmill copy`: copies a volume to another one, in the same store or elsewhere.
+//! `sawmill copy`: copies a volume to another one, in the same store or elsewhere. Not here: the
+//! transfer itself (`transfer`).
 
 use clap::Args;
 use sawmill_device::BlockDevice;

@@ -209,7 +209,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
             "sawmill-volume",
             "what_memory_says_was_synced_counts_until_an_attach_has_judged_the_log",
         ),
-        "what memory says was synced counts for ever",
+        "what memory says was synced counts forever",
         "volume/src/journal/scan.rs",
         "let synced = if self.judged { 0 } else { synced };",
         "let synced = if self.judged && false { 0 } else { synced };",

@@ -228,7 +228,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "filter(|served| false && !keys.has(&served.holder))",
     ),
     mutant(
-        "a connection keeps its keys for ever",
+        "a connection keeps its keys forever",
         "link/src/initiator/control/connect.rs",
         "if !is_due(1) || !matches!",
         "if true || !is_due(1) || !matches!",

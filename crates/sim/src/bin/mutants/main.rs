@@ -168,7 +168,7 @@ fn cargo_test(
     seeds: &str,
     arguments: &[&str],
 ) -> Result<std::process::Output, String> {
-    // A bug may make a test wait for ever; without it, the tests take seconds.
+    // A bug may make a test wait forever; without it, the tests take seconds.
     let mut cargo = Command::new("timeout");
     cargo.args([limit_s, "cargo", "test", "--quiet", "-p", package]).args(arguments);
     cargo
@@ -181,7 +181,7 @@ fn cargo_test(
 /// What a run of tests found, or `None`.
 fn finding(test: &str, run: &std::process::Output) -> Option<String> {
     if run.status.code() == Some(TIMED_OUT) {
-        return Some(format!("by {test}: somebody waits for ever"));
+        return Some(format!("by {test}: somebody waits forever"));
     }
     if run.status.success() {
         return None;

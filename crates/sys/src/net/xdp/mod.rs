@@ -276,7 +276,8 @@ impl XdpInbox {
         (0..self.received.available()).find(is_last).map(|last| last + 1)
     }
 
-    /// Passes on the next frame, of this many chunks. Returns false if it is for another receiver.
+    /// Passes the next frame, which has this many chunks, to `each`. Returns false if it is
+    /// addressed to another machine.
     fn hand_on(&mut self, chunks: u32, each: &mut dyn FnMut([u8; 6], &mut [u8])) -> bool {
         let umem = &self.socket.umem;
         let frame = if chunks == 1 {
@@ -336,8 +337,7 @@ fn piece(umem: &Mapping, entry: &xdp_desc) -> *mut [u8] {
 }
 
 fn register(descriptor: &OwnedFd, umem: &Mapping) -> io::Result<()> {
-    // `struct xdp_umem_reg` as it first was: address, length, bytes of a chunk, headroom of our
-    // own.
+    // `struct xdp_umem_reg` in its first version: address, length, bytes of a chunk, headroom.
     let mut region = [0; 24];
     region[..8].copy_from_slice(&(umem.at(0) as u64).to_ne_bytes());
     region[8..16].copy_from_slice(&(UMEM_BYTES as u64).to_ne_bytes());

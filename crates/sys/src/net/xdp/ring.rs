@@ -20,7 +20,7 @@ pub(super) struct Ring<T> {
     mapping: Mapping,
     offsets: xdp_ring_offset,
     entries: u32,
-    /// Our index, which counts on for ever; an entry's place is its remainder.
+    /// Our index, which counts on forever; an entry's place is its remainder.
     own: u32,
     of: PhantomData<T>,
 }
