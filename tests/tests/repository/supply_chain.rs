@@ -58,7 +58,7 @@ fn is_allowed(expression: &str, allowed: &[&str]) -> bool {
 }
 
 #[test]
-fn every_dependency_has_a_licence_that_is_allowed() {
+fn every_dependency_has_a_license_that_is_allowed() {
     let deny = deny();
     let allowed = deny["licenses"]["allow"].as_array().expect("a list of licenses");
     let allowed: Vec<&str> = allowed.iter().filter_map(|license| license.as_str()).collect();
