@@ -309,6 +309,10 @@ impl Mailbox {
 
     /// Requests another size of the disk.
     pub(crate) fn resize(&self, mut resize: Resize) {
+        // A close begins no resize, and ends none of the other requests that it still serves.
+        if let Some(error) = self.attachment.state.refusal() {
+            return (resize.tell)(Err(error));
+        }
         let Some(tell) = self.admit(resize.tell) else { return };
         resize.tell = tell;
         self.resizes.lock().push_back(resize);
