@@ -43,6 +43,55 @@ fn every_queue_has_a_bound_or_says_what_bounds_it() {
     none(&faults);
 }
 
+/// The limits that ARCHITECTURE.md states in "How much is in flight": the file, the declaration,
+/// and how the page writes its value.
+const ADMITTED: [(&str, &str, &str); 20] = [
+    ("crates/frontend/src/nbd/limits.rs", "IN_FLIGHT_MAX: u64 = 1024", "1,024"),
+    ("crates/frontend/src/nbd/limits.rs", "IN_FLIGHT_BYTES_MAX: u64 = 128 << 20", "128 MiB"),
+    ("crates/frontend/src/nbd/options.rs", "connections_max: 256", "256"),
+    ("crates/frontend/src/nbd/budget.rs", "BYTES_DEFAULT: u64 = 1 << 30", "1 GiB"),
+    ("crates/frontend/src/ublk/options.rs", "queue_depth: 128", "128"),
+    ("crates/frontend/src/ublk/options.rs", "request_bytes_max: 1 << 20", "1 MiB"),
+    ("crates/sys/src/ublk/abi.rs", "QUEUE_DEPTH_MAX: u16 = 4096", "4,095"),
+    ("crates/frontend/src/ublk/options.rs", "QUEUES_DEFAULT_MAX: usize = 16", "16"),
+    ("crates/frontend/src/ublk/options.rs", "QUEUES_MAX: u16 = 256", "256"),
+    ("crates/frontend/src/vhost/options.rs", "queue_size_max: 1024", "1,024"),
+    ("crates/frontend/src/vhost/options.rs", "queues_max: 16", "16"),
+    ("crates/frontend/src/vhost/options.rs", "IN_FLIGHT_BYTES_MAX: u64 = 64 << 20", "64 MiB"),
+    ("crates/frontend/src/fuse/options.rs", "REQUESTS_MAX: u16 = 512", "512"),
+    ("crates/frontend/src/fuse/options.rs", "IN_FLIGHT_BYTES_MAX: u64 = 128 << 20", "128 MiB"),
+    ("crates/link/src/target/mod.rs", "slots_max: 256", "256"),
+    ("crates/link/src/target/mod.rs", "slot_bytes_max: 256 << 10", "256 KiB"),
+    ("crates/link/src/target/mod.rs", "connections_max: 64", "64"),
+    ("crates/link/src/initiator/pending.rs", "PLACES_MAX: usize = 4096", "4,096"),
+    ("crates/driver/src/batch/options.rs", "queue_depth: 64", "64"),
+    ("crates/driver/src/batch/options.rs", "QUEUE_DEPTH_MAX: u32 = 4096", "4,096"),
+];
+
+#[test]
+fn what_doors_admit_is_as_architecture_states_it() {
+    let page = std::fs::read_to_string(repository().join("ARCHITECTURE.md")).unwrap();
+    let section = page.split("\n## ").find(|part| part.starts_with("How much is in flight"));
+    let rows: Vec<&str> = section.unwrap().lines().filter(|line| line.starts_with('|')).collect();
+    let mut faults = Vec::new();
+    for (path, declaration, value) in ADMITTED {
+        let code = std::fs::read_to_string(repository().join(path)).unwrap();
+        let name = declaration.split(':').next().unwrap();
+        if !code.contains(declaration) {
+            faults.push(format!("{path} has no `{declaration}`: correct the page and this list"));
+        }
+        let is_stated = |row: &&str| {
+            row.contains(&format!("`{name}`"))
+                && row.contains(&format!("`{path}`"))
+                && row.contains(value)
+        };
+        if !rows.iter().any(|row| is_stated(&row)) {
+            faults.push(format!("no row of ARCHITECTURE.md says {value} for `{name}` in `{path}`"));
+        }
+    }
+    none(&faults);
+}
+
 /// A product file of more lines says an invariant or what is not in it.
 const HEAD_LINES_MIN: usize = 100;
 
