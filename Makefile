@@ -15,7 +15,8 @@ test-external: ; @tests/setup/prepare.sh external && cargo build --release -p sa
 docs: ; @docs/site/build.sh
 lint: ; @tests/setup/lint.sh
 bench: ; @tests/setup/prepare.sh bench && bench/run.py --long
-soak: ; @cargo run --release -p sawmill-sim --bin sawmill-sim -- --minutes $(or $(MINUTES),60)
+soak: ; @cargo run --release -p sawmill-sim --bin sawmill-sim -- --from $(or $(FROM),1) \
+	--minutes $(or $(MINUTES),60)
 torture: ; @tests/setup/prepare.sh test && cargo build --release -p sawmill && \
 	cargo run -p sawmill-tests --bin torture -- $(or $(MINUTES),60)
 fuzz: ; @tests/setup/prepare.sh fuzz && crates/fuzz/run.sh $(or $(MINUTES),12) $(TARGETS)
