@@ -102,12 +102,12 @@ pub struct DoorCounts {
     pub connections: u64,
     /// Connections ever made.
     pub connections_total: u64,
-    /// Connections refused.
+    /// Connections closed at once because a limit was reached. Zero for doors with one user.
     pub connections_refused: u64,
     /// Connections closed in favor of others: the client did not read its replies, or did not
     /// finish its handshake.
     pub connections_cut: u64,
-    /// Requests by kind: read, write, flush, discard, write-zeroes, anything else.
+    /// Read requests that were accepted since the start, whatever became of them.
     pub reads: u64,
     /// See `reads`.
     pub writes: u64,

@@ -71,6 +71,8 @@ pub fn unpack(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Vec<Handed>> {
     if reader.at != bytes.len() {
         return Err(invalid(format!("{} bytes follow its end", bytes.len() - reader.at)));
     }
+    // A descriptor too many would be lost here without a trace, and with it perhaps a client's
+    // connection.
     match descriptors.len() {
         0 => Ok(pieces),
         left => Err(invalid(format!("{left} descriptors belong to no piece"))),
@@ -85,6 +87,8 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn take(&mut self, length: u64, what: &str) -> Result<&'a [u8]> {
         let rest = &self.bytes[self.at..];
+        // Every length is a claim of the other process: it is compared with what is there before
+        // anything is allocated.
         let length = usize::try_from(length).ok().filter(|length| *length <= rest.len());
         let length = length
             .ok_or_else(|| invalid(format!("it ends inside its {what} at byte {}", self.at)))?;
@@ -113,6 +117,7 @@ impl<'a> Reader<'a> {
         let mut piece = Handed { what: self.text("name of a piece")?, ..Handed::default() };
         for _ in 0..self.number("number of facts")? {
             let (name, value) = (self.text("name of a fact")?, self.text("fact")?);
+            // In order, so that no fact comes twice and the same pieces always have the same bytes.
             if piece.facts.last_key_value().is_some_and(|(last, _)| *last >= name) {
                 return Err(invalid(format!(
                     "the fact {name:?} of a {} is out of order",

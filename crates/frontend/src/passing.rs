@@ -34,6 +34,8 @@ pub fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -
     head[..4].copy_from_slice(&MAGIC);
     head[4..8].copy_from_slice(&count.to_le_bytes());
     head[8..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+    // The kernel passes a limited number of descriptors with one call. Each further group needs a
+    // byte to travel with.
     let mut groups = descriptors.chunks(GROUP_MAX);
     send_all(stream, &head, groups.next().unwrap_or_default())?;
     for group in groups {
@@ -48,6 +50,8 @@ fn send_all(stream: &UnixStream, mut bytes: &[u8], mut given: &[BorrowedFd<'_>])
         let length =
             descriptors::send(stream, bytes, given).map_err(|error| failed("sent", error))?;
         bytes = &bytes[length..];
+        // Only with the first part: if they were given again, the peer would get each of them
+        // twice.
         given = &[];
     }
     Ok(())
@@ -88,6 +92,8 @@ pub fn receive(
     let mut bytes = Vec::new();
     while bytes.len() < length {
         let start = bytes.len();
+        // In steps, because the length is only declared: a peer that sends no more costs one step
+        // of memory.
         bytes.resize(length.min(start + STEP_BYTES), 0);
         receiver.fill(&mut bytes[start..], "inside a message")?;
     }
@@ -112,6 +118,8 @@ impl Receiver<'_> {
             let received = descriptors::receive(self.stream, &mut into[filled..])
                 .map_err(|error| failed("received", error))?;
             self.descriptors.extend(received.descriptors);
+            // The kernel has dropped descriptors that do not fit into this process. They cannot be
+            // asked for again.
             if received.descriptors_lost {
                 let text = "message: cannot receive a descriptor: too many files are open; raise \
                             the limit (ulimit -n)";

@@ -118,12 +118,15 @@ fn clear_stale(door: &str, path: &Path, address: &SocketAddrUnix) -> Result<()> 
         let text = format!("{door}: {shown} exists and is not a socket; choose another path");
         return Err(Error::new(ErrorKind::Invalid, text));
     }
+    // A file alone says nothing: a killed server leaves its socket behind. Only a connection shows
+    // whether somebody listens.
     let probe = new_socket().map_err(|error| failed("probe", error.into()))?;
     match connect(&probe, address) {
         Err(OsError::CONNREFUSED) => {
             tracing::info!(path = %shown, "{door}: replaced a socket without a listener");
             std::fs::remove_file(path).map_err(|error| failed("remove the stale socket", error))
         }
+        // Its server has removed it in the meantime.
         Err(OsError::NOENT) => Ok(()),
         _ => {
             let text = format!(

@@ -117,6 +117,8 @@ pub(super) fn init(
         .u32(readahead_bytes_max)
         .u32(agreed.flags as u32)
         .u16(requests_max)
+        // The share at which the kernel counts the file system as congested: three quarters, as in
+        // its own defaults.
         .u16(requests_max / 4 * 3)
         .u32(agreed.write_bytes_max)
         // Times in whole nanoseconds.
@@ -172,6 +174,8 @@ pub(super) fn entry(unique: u64, facts: &Attributes) -> Vec<u8> {
 
 /// An open file: every access reaches the server, several at the same time.
 pub(super) fn opened(unique: u64) -> Vec<u8> {
+    // Without a page cache, other doors of the volume see a write at once. No flush at a close: a
+    // process that waits in a close cannot be killed (decision 0019).
     begin(unique).u64(0).u32(DIRECT_IO | NO_FLUSH | PARALLEL_WRITES).u32(0).end()
 }
 
@@ -215,6 +219,8 @@ pub(super) fn folder(unique: u64, offset: u64, length_max: u32, name: &[u8]) -> 
     for (n, (node, kind, name)) in (1u64..).zip(entries) {
         let padding = name.len().next_multiple_of(8) - name.len();
         let length = 24 + name.len() + padding;
+        // The offset is the number of the last entry that the reader has; entry numbers begin with
+        // 1, because 0 stands for the start.
         if n <= offset {
             continue;
         }

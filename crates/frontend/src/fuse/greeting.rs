@@ -24,6 +24,8 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<Agreed> {
     };
     let caused = |error: std::io::Error| failed(error.to_string()).with_source(error);
     let kernel =
+        // A duplicate, because this link ends with the greeting and the door makes one of its own
+        // with its workers.
         rustix::io::fcntl_dupfd_cloexec(kernel, 3).map_err(|error| caused(error.into()))?;
     let link = Link::new(kernel, 0).map_err(caused)?;
     let mut buffer = link.buffer();
@@ -58,6 +60,9 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<Agreed> {
                         "it has protocol 7.{minor}; 7.{MINOR_MIN} (Linux 4.20) or later is required"
                     )));
                 }
+                // The write-back cache stays off: with it, the kernel would answer writes that the
+                // device does not have. Asynchronous direct I/O lets a loop device have many
+                // requests in flight.
                 let wanted = init::ASYNC_READ
                     | init::BIG_WRITES
                     | init::ASYNC_DIRECT_IO
@@ -65,6 +70,8 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<Agreed> {
                     | init::MAX_PAGES
                     | init::EXTENDED
                     | init::RESEND;
+                // Both sides use the fields of the older version. A newer kernel must not expect
+                // answers that are longer than those made here.
                 let minor = minor.min(MINOR_MAX);
                 let agreed = Agreed { minor, flags: flags & wanted, write_bytes_max: bytes_max };
                 link.send(&[&answer::init(unique, &agreed, readahead_bytes_max, REQUESTS_MAX)]);

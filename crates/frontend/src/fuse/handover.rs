@@ -24,6 +24,8 @@ pub(super) fn handed(
     number: Option<u32>,
     size_bytes: u64,
 ) -> Result<Handed> {
+    // Never `FUSE_DEV_IOC_CLONE`: what was read through a clone fails when the clone is closed, so
+    // when this server dies (decision 0019).
     let kernel = rustix::io::fcntl_dupfd_cloexec(kernel, 3).map_err(|error| {
         Error::caused(ErrorKind::Unavailable, "fuse: cannot duplicate the descriptor", error)
     })?;
@@ -66,6 +68,8 @@ impl Taking {
         let number = |name: &str| fact(name)?.parse::<u64>().map_err(|_| missing(name));
         let small = |name: &str| u32::try_from(number(name)?).map_err(|_| missing(name));
         let (path, name) = (PathBuf::from(fact("mountpoint")?), fact("file_name")?);
+        // Refused and not unmounted: users wait on that mount, and its server may only have been
+        // started with the wrong arguments.
         if path != settled(&options.mountpoint).unwrap_or_default() || *name != options.file_name {
             let text = format!(
                 "fuse: users of {} wait for this server, which must serve {}: start it with that \

@@ -67,6 +67,8 @@ impl Kept {
     pub(super) fn update(&self, handed: Handed) -> Result<()> {
         let mut held = self.inside.held.lock();
         self.inside.settle(&mut held);
+        // Set before the mount holder is told: a replacement that starts in the meantime gets the
+        // new facts.
         held.handed = Arc::new(handed);
         match held.mount_holder.update(&held.handed) {
             Err(_) if MountHolder::at(&self.inside.how.socket).is_none() => {
@@ -93,6 +95,7 @@ impl Kept {
             let mut held = self.inside.held.lock();
             held.over = true;
             if let Some(line) = &held.line {
+                // Looks to the watching thread like the end of the mount holder, and ends its wait.
                 let _ = shutdown(line, Shutdown::Both);
             }
             if held.starting {
@@ -170,6 +173,7 @@ impl Inside {
                 ),
             }
             if !held.over {
+                // With the lock released, so that a stop does not wait for the pause.
                 self.changed.wait_for(&mut held, PAUSE);
             }
         }
@@ -186,6 +190,8 @@ impl Inside {
     /// is held during this.
     fn replace(&self, held: &mut MutexGuard<'_, Held>) -> Result<()> {
         let next = Arc::new(MountHolder::spawn(&self.how.socket, &self.how.command)?);
+        // Entered before it has answered, so that a server that stops meanwhile can end it
+        // (`end_watch`).
         let before = std::mem::replace(&mut held.mount_holder, Arc::clone(&next));
         let handed = Arc::clone(&held.handed);
         held.starting = true;
@@ -193,6 +199,7 @@ impl Inside {
         held.starting = false;
         self.changed.notify_all();
         match told {
+            // Its process is dead or cannot be reached. Unreaped, it would stay as a zombie.
             Ok(()) => before.reap(),
             Err(_) => {
                 next.reap();

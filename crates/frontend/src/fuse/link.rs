@@ -50,7 +50,7 @@ pub(super) enum Taken {
     Gone,
 }
 
-/// See the head of this file.
+/// The descriptor of one mount, and what its workers, the device's threads and the door share.
 pub(super) struct Link {
     pub(super) kernel: OwnedFd,
     pub(super) counters: Counters,
@@ -96,6 +96,8 @@ impl Link {
     /// The epoll instance for a worker: a request wakes one of them, `waker` wakes all.
     pub(super) fn epoll(&self) -> rustix::io::Result<OwnedFd> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        // Exclusive, because all workers read one descriptor: otherwise each request would wake all
+        // of them, and all but one in vain.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
         epoll::add(&epoll, &self.kernel, epoll::EventData::new_u64(0), flags)?;
         epoll::add(&epoll, &self.waker, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
@@ -172,6 +174,7 @@ impl Link {
     /// Takes a buffer back.
     pub(super) fn keep(&self, buffer: Vec<u8>) {
         let mut spares = self.spares.lock();
+        // Copies of short payloads come back here, too, and are no receive buffers.
         if buffer.len() == BUFFER_BYTES && spares.len() < SPARE_BUFFERS_MAX {
             spares.push(buffer);
         }
@@ -190,8 +193,10 @@ impl Link {
             gate.mode = Mode::Quiet;
             self.waker.wake();
         }
+        // It stays readable until `resume`: a worker that is busy now finds it when it waits next.
         while gate.parked < gate.workers || gate.in_flight > 0 {
             if self.changed.wait_until(&mut gate, until).timed_out() {
+                // The last answer may have come between the time-out and the lock.
                 return gate.parked == gate.workers && gate.in_flight == 0;
             }
         }
@@ -226,6 +231,7 @@ impl Link {
 
     /// A worker has ended.
     pub(super) fn worker_left(&self) {
+        // A door that becomes quiet must not wait for a thread that has ended.
         self.gate.lock().workers -= 1;
         self.changed.notify_all();
     }

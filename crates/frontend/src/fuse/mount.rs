@@ -120,6 +120,7 @@ fn unfound(path: &Path, error: std::io::Error) -> Error {
 /// Prepares the folder for a mount: removes what dead servers of ours left there.
 fn prepared(path: &Path) -> Result<PathBuf> {
     let path = settled(path).map_err(|error| unfound(path, error))?;
+    // Mounts of several dead servers may lie on each other.
     while let Some(found) = mounted_at(&path) {
         let kind = &found.kind;
         if kind != KIND {
@@ -185,6 +186,7 @@ impl Mount {
     pub(super) fn make(path: &Path, wish: &Wish<'_>) -> Result<(Self, OwnedFd)> {
         let path = prepared(path)?;
         let root = rustix::process::geteuid().is_root();
+        // Without root, mounting needs the set-user-ID helper of the distribution.
         let kernel = if root { by_root(&path, wish)? } else { by_fusermount(&path, wish)? };
         let mount = Mount::existing(path);
         let nonblocking = rustix::fs::fcntl_getfl(&kernel)
@@ -205,6 +207,8 @@ impl Mount {
     }
 
     fn is_there(&self) -> bool {
+        // The user may have unmounted it and mounted something else there, which is not ours to
+        // remove.
         self.minor.is_some() && self.minor == ours_at(&self.path)
     }
 
@@ -216,6 +220,8 @@ impl Mount {
     /// Detaches the mount; its remaining users get errors instead of answers.
     pub(super) fn abandon(&self) {
         let Some(minor) = self.minor.as_ref().filter(|_| self.is_there()) else { return };
+        // A lazy unmount alone leaves those that wait for an answer waiting. The abort wakes them
+        // with an error.
         if std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1").is_err() {
             // If that is not possible: root may force it; a remaining BUSY does not matter.
             let _ = rustix::mount::unmount(&self.path, UnmountFlags::FORCE);
@@ -261,6 +267,8 @@ fn by_root(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
     );
     let data = std::ffi::CString::from_vec_with_nul(data.into_bytes()).unwrap_or_default();
     let read_only = if wish.read_only { MountFlags::RDONLY } else { MountFlags::empty() };
+    // The file's content is the user's. Nothing in the folder may ever count as a device or gain
+    // rights.
     let flags = MountFlags::NOSUID | MountFlags::NODEV | read_only;
     rustix::mount::mount(wish.name, path, KIND, flags, data.as_c_str())
         .map_err(|error| denied("cannot be mounted", error))?;
@@ -275,6 +283,7 @@ fn by_fusermount(path: &Path, wish: &Wish<'_>) -> Result<OwnedFd> {
     let plain = |letter: char| {
         if letter.is_ascii_alphanumeric() || "._-".contains(letter) { letter } else { '_' }
     };
+    // A comma in the name would begin another option of the mount.
     let name: String = wish.name.chars().map(plain).collect();
     let mut options = format!(
         "fsname={name},subtype=sawmill,nosuid,nodev,default_permissions,max_read={}",

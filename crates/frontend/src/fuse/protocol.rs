@@ -147,6 +147,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Message<'_>, Malformed> {
     })();
     let (length, opcode, unique, node) = head.ok_or(Malformed::Head)?;
     let malformed = Malformed::Arguments { unique, opcode };
+    // One read returns exactly one request. If the lengths differ, nothing in it can be trusted.
     if length as usize != bytes.len() {
         return Err(malformed);
     }
@@ -167,6 +168,8 @@ fn operation<'a>(opcode: u32, from: &mut Reader<'a>) -> Option<Operation<'a>> {
         }
         16 => {
             let (offset, length, open_flags) = span(from)?;
+            // Both lengths are the kernel's. If they differ, no part is taken for what a user
+            // wrote.
             let payload = (from.0.len() == length as usize).then_some(from.0)?;
             Operation::Write { offset, open_flags, payload }
         }

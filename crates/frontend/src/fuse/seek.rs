@@ -61,6 +61,8 @@ impl Seek {
     /// Searches from `offset` on and answers, now or later.
     pub(super) fn start(self, offset: u64) {
         self.link.begin(0);
+        // Counted as in flight, though it holds no bytes: a door must not be handed over while a
+        // seek waits for its answer.
         Arc::new(self).look(offset);
     }
 
@@ -83,6 +85,8 @@ impl Seek {
                 Flags::default(),
                 hear,
             ));
+            // A loop and no recursion: a device that answers inside `submit` would otherwise use
+            // stack for each window of an empty disk.
             if window.came.fetch_add(1, AcqRel) == 0 {
                 // Not answered yet: the answer continues the search.
                 return;
@@ -102,6 +106,8 @@ impl Seek {
                     self.link.send(&[&sought(self.unique, found)]);
                     return None;
                 }
+                // An answer that does not reach past its own start would repeat the same query for
+                // ever.
                 Err(end) if end > offset && end < self.size_bytes => return Some(end),
                 Err(_) if self.data => Errno::NXIO.raw_os_error(),
                 Err(_) => {

@@ -123,6 +123,7 @@ impl FuseDoor {
         mount_holder: Option<MountHolder>,
     ) -> Result<Self> {
         let Taking { mount, kernel, agreed, number, size_bytes } = Taking::read(options, handed)?;
+        // The kernel was told the limit once, at the mount, and cannot be told another.
         if agreed.write_bytes_max > request_bytes_max(&*device) {
             let text = format!(
                 "fuse: the mount at {} has requests of up to {} bytes; this device accepts at most \
@@ -144,6 +145,8 @@ impl FuseDoor {
             })?;
         }
         let door = Self::open(options, device, mount, kernel, agreed, mount_holder)?;
+        // The number may belong to another file by now, if somebody has detached the device in
+        // between.
         let device = number.map(LoopDevice::numbered).filter(|device| device.is_of(&door.file()));
         *door.mounted.loop_device.lock() = device;
         // Users wait behind this door, so a missing part is logged and does not close the door.
@@ -209,6 +212,8 @@ impl FuseDoor {
         agreed: &Agreed,
         size_bytes: u64,
     ) -> Result<Option<MountHolder>> {
+        // Its start comes before the door opens: users must not rely on a mount that would die with
+        // the server although they asked for more.
         let Some(mount_holder) = &options.mount_holder else { return Ok(None) };
         if !can_outlive(agreed.flags) {
             return Ok(None);
@@ -262,6 +267,7 @@ impl Mounted {
         }
         *slot = Some(device);
         drop(slot);
+        // `handed` takes this lock, too.
         self.tell_mount_holder()
     }
 
@@ -299,6 +305,7 @@ impl Mounted {
     }
 
     fn detach_loop(&self) {
+        // Out of the slot first, so that it is detached once.
         let Some(device) = self.loop_device.lock().take() else { return };
         let path = device.path();
         if !device.is_of(&self.file()) {
@@ -360,6 +367,8 @@ impl Mounted {
             self.link.finish();
             self.join();
             if let Some(mount_holder) = self.mount_holder.lock().take() {
+                // Last: the next server may read from the descriptor as soon as the mount holder is
+                // free, and no worker here may still take a request then.
                 mount_holder.leave();
             }
         }
@@ -370,7 +379,10 @@ impl Mounted {
             return self.join();
         }
         self.link.resume();
+        // Detaching and unmounting send requests. A quiet door would not answer them, and would
+        // wait for itself.
         self.detach_loop();
+        // The loop device has the file open. While it does, the mount is busy.
         let mut outcome = Ok(());
         let gone = self.link.is_finished()
             || patiently(|| {
@@ -395,6 +407,7 @@ impl Mounted {
 
     fn stop_now(&self) {
         if self.over.swap(true, SeqCst) {
+            // Wakes users that wait for an answer, with errors.
             return self.join();
         }
         self.link.finish();

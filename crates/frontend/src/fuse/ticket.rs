@@ -64,6 +64,8 @@ pub(super) fn errno_of(link: &Link, error: &Error) -> i32 {
 #[must_use]
 pub fn errno(kind: ErrorKind) -> i32 {
     match kind {
+        // Users of a file know EROFS. The default, EPERM, is what NBD prescribes, and here would
+        // look like missing rights.
         ErrorKind::ReadOnly => Errno::ROFS.raw_os_error(),
         kind => kind.errno(),
     }
@@ -103,6 +105,7 @@ impl Exchange for Ticket {
             }
             (Err(error), _) => link.send_status(unique, errno_of(&link, &error)),
         }
+        // A read has a buffer of its own length, which fits few later requests.
         if let Body::Write { bytes, .. } = body {
             link.keep(bytes);
         }

@@ -54,6 +54,8 @@ impl Served {
 
 /// Works until the link ends, on a thread of its own.
 pub(super) fn work(link: &Arc<Link>, served: &Served) {
+    // Otherwise an allocation here may wait for memory that the kernel frees by writing to this
+    // very file system.
     if let Err(error) = sawmill_sys::reclaim::mark_thread() {
         tracing::debug!(%error, "fuse: no CAP_SYS_RESOURCE: a worker may deadlock with memory \
             reclaim");
@@ -132,12 +134,15 @@ fn write(link: &Arc<Link>, served: &Served, mut buffer: Vec<u8>, write: &Write) 
     }
     link.counters.bytes_in.fetch_add(length as u64, Relaxed);
     let start = WRITE_HEAD_BYTES;
+    // A receive buffer has more than 1 MiB. A short payload that kept one would hold much more
+    // memory than it is charged for.
     let body = if length <= COPY_BYTES_MAX {
         Body::Write { bytes: buffer[start..start + length].to_vec(), start: 0, length }
     } else {
         Body::Write { bytes: std::mem::replace(&mut buffer, link.buffer()), start, length }
     };
     let synchronous = OFlags::SYNC | OFlags::DSYNC;
+    // A synchronous write is durable when it is answered (P60).
     let fua = OFlags::from_bits_retain(write.open_flags).intersects(synchronous);
     let flags = Flags { fua, no_unmap: false };
     let ticket = Ticket::new(link, write.unique, body);
@@ -219,6 +224,7 @@ fn read(link: &Arc<Link>, served: &Served, unique: u64, offset: u64, length: u32
     count(&link.counters.reads);
     let length = served.size_bytes().saturating_sub(offset).min(u64::from(length));
     if length == 0 {
+        // An empty answer is how a read meets the end of a file.
         return link.send_status(unique, 0);
     }
     let ticket = Ticket::new(link, unique, Body::Read { bytes: vec![0; length as usize] });
@@ -264,6 +270,7 @@ fn allocate_range(
         _ => &link.counters.others,
     });
     let end = offset.saturating_add(length);
+    // As fallocate(2) says: a hole is punched only with the size kept.
     let errno = if mode & !known != 0 || (punch && zero) || (punch && !keep_size) {
         Some(Errno::OPNOTSUPP)
     } else if end > geometry.size_bytes && !keep_size {
@@ -280,7 +287,8 @@ fn allocate_range(
     if errno.is_some() || !(punch || zero) || length == 0 {
         return link.send_status(unique, errno.map_or(0, Errno::raw_os_error));
     }
-    // A punched hole must read as zeroes, which a discard alone does not guarantee.
+    // A punched hole must read as zeroes, which a discard alone does not guarantee. A zeroed range
+    // keeps its space, which the caller of fallocate(2) relies on for later writes.
     let flags = Flags { fua: false, no_unmap: zero };
     let ticket = Ticket::new(link, unique, Body::Empty);
     served.device.submit(Request::new(Asked::WriteZeroes, offset, length, flags, ticket));

@@ -92,11 +92,14 @@ impl MountHolder {
                 format!("mount holder: {}: another mount holder is running there", path.display());
             return Err(Error::new(ErrorKind::InUse, text));
         }
+        // Listening begins here, and not in the new process: whoever asks from now on waits for its
+        // answer instead of starting another one.
         let listener = UnixSocket::listen("mount holder", path)?.socket;
         let mut command = Command::new(program);
         command
             .args(arguments)
             .stdin(Stdio::from(listener))
+            // It outlives this process, and must not keep open what reads this one's output.
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let child = command
@@ -134,6 +137,7 @@ impl MountHolder {
     /// Gives it a replacement for what it holds, and returns when it holds that.
     pub fn update(&self, handed: &Handed) -> Result<()> {
         let path = &self.socket;
+        // A packet owns its descriptors, and the caller goes on with its own.
         let duplicates = handed.descriptors.iter().map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3));
         let descriptors = duplicates.collect::<Result<Vec<_>, _>>();
         let descriptors =

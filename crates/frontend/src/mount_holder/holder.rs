@@ -68,6 +68,7 @@ impl Holder {
     fn hear(&mut self) -> bool {
         let mut asked = [PollFd::new(&self.listener, PollFlags::IN)];
         let came = poll(&mut asked, Some(&LOOK_EVERY));
+        // Before any message: a mount that is gone must not be given to the next server.
         if let Some(holding) = &self.held
             && !holding.descriptors.iter().all(lives)
         {
@@ -85,6 +86,8 @@ impl Holder {
     }
 
     fn serve(&mut self, socket: UnixStream) -> bool {
+        // It serves one client at a time: a silent one must not keep the next server from the
+        // mount.
         let timed = socket.set_read_timeout(Some(SILENCE_MAX));
         if timed.and_then(|()| socket.set_write_timeout(Some(SILENCE_MAX))).is_err() {
             return true;
@@ -112,6 +115,7 @@ impl Holder {
                 self.end(&socket, &Packet::Done)
             }
             Ok(Packet::Watch) => {
+                // The places are few. Without this, servers that have ended would keep them.
                 self.watchers.retain(lives);
                 if self.watchers.len() < WATCHERS_MAX && send(&socket, &Packet::Done).is_ok() {
                     self.watchers.push(socket.into());

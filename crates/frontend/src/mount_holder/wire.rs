@@ -77,6 +77,7 @@ pub(super) fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Packet> 
     let mut pieces = unpack(rest, descriptors)?;
     let piece = pieces.pop();
     Ok(match (verb, piece, pieces.is_empty()) {
+        // Exactly one piece: of several, the others' descriptors would be closed unnoticed.
         (1, Some(handed), true) => Packet::Hold(handed),
         (2, None, _) => Packet::Give,
         (3, None, _) => Packet::End,
@@ -94,6 +95,7 @@ pub(super) fn send(stream: &UnixStream, packet: &Packet) -> Result<()> {
     let bytes = encode(packet);
     let descriptors: Vec<_> =
         packet.handed().iter().flat_map(|handed| &handed.descriptors).map(AsFd::as_fd).collect();
+    // The sender checks what the receiver would refuse, because an error here names the cause.
     if bytes.len() > PACKET_BYTES_MAX || descriptors.len() > DESCRIPTORS_MAX {
         let text = format!(
             "mount holder: {} bytes and {} files are too many",

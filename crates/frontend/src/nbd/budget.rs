@@ -139,6 +139,8 @@ impl Budget {
             let Some(first) = waiting.min_by_key(|waiting| (waiting.holds, waiting.order)) else {
                 break;
             };
+            // The first is never overtaken by one that wants less: under a stream of short
+            // requests, one of 32 MiB would otherwise wait for ever (decision 0035).
             if state.pool_bytes + first.wants > self.pool_bytes_max() {
                 break;
             }
@@ -180,6 +182,8 @@ impl Tally {
 
 impl Drop for Tally {
     fn drop(&mut self) {
+        // The last buffer may be dropped by a thread of the device, long after the connection has
+        // ended; until then its memory is in use and must not be granted to others.
         let mut state = self.budget.0.state.lock();
         state.connections -= 1;
         state.pool_bytes -= self.granted.load(Relaxed);
@@ -349,6 +353,8 @@ impl Account {
     /// when others have freed enough; or it is at its limit, and must send its own replies first.
     pub(super) fn ensure(&mut self, bytes: u64) -> bool {
         let needed = self.memory_bytes() + bytes;
+        // A connection that waits already goes the long way: `ask` also takes its place among the
+        // waiting away, which would otherwise be granted memory that nobody wants.
         if self.asked.is_none() && needed <= SURE_BYTES + self.granted() {
             return true;
         }
@@ -362,6 +368,8 @@ impl Account {
         let granted = self.granted();
         let missing = needed.saturating_sub(SURE_BYTES + granted);
         let cap = budget.connection_bytes_max();
+        // At its cap a connection does not wait: no memory that others free can help it, only its
+        // own replies going out.
         if missing == 0 || granted + missing > cap {
             budget.serve(&mut state);
             return missing == 0;

@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 const COUNT_MAX: u32 = 5;
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// See the head of this file.
+/// Limits the log lines that clients can cause, so that a hostile one does not fill a disk with
+/// them.
 #[derive(Default)]
 pub(super) struct Complaints(Mutex<State>);
 

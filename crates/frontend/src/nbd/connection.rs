@@ -124,6 +124,8 @@ impl Connection {
     /// Serves the client to the end, then sends the last replies.
     pub(super) fn run(mut self) -> End {
         let end = self.serve();
+        // After a violation or an error of the socket nobody reads replies. A stalled client keeps
+        // memory that others wait for, and after `LetGo` the socket belongs to another process.
         let finishes =
             !matches!(end, End::Violation(_) | End::Broken(_) | End::Stalled | End::LetGo);
         if finishes && self.finish() {
@@ -140,10 +142,14 @@ impl Connection {
             {
                 return end;
             }
+            // Replies that come while the batch is parsed wait for `settle`, which sends them
+            // together: one system call instead of one for each.
             self.link.begin_batch();
             let pause = match self.parse() {
                 Ok(pause) => pause,
                 Err(violation) => {
+                    // Ends the batch, so that the replies that are ready go out before the
+                    // connection is closed.
                     self.settle(room, false);
                     return End::Violation(violation);
                 }
@@ -165,6 +171,8 @@ impl Connection {
                 _ if full && self.link.is_stopping() => return End::Stopping,
                 _ if full && self.may_go_on() => continue,
                 _ if full => {
+                    // Not for input: the socket may well be readable, and the loop would spin until
+                    // there is memory.
                     room = self.wait(false, standing.socket_full, None).1;
                     continue;
                 }
@@ -175,6 +183,8 @@ impl Connection {
                 return End::Stopping;
             }
             if standing.socket_full {
+                // Both ways: a client with one thread may have to send the rest of a request before
+                // it reads the replies that fill the socket.
                 let (readable, writable) = self.wait(true, true, None);
                 room = writable;
                 if !readable {
@@ -215,6 +225,8 @@ impl Connection {
             if standing.closed {
                 return Some(End::Broken(OsError::PIPE));
             }
+            // Still is enough, idle is not needed: replies that the client does not read go with
+            // the connection to the process that takes over (P57).
             if standing.still {
                 self.shared.hold(self.id, &self.link, self.held());
                 room = false;
@@ -258,6 +270,8 @@ impl Connection {
             }
             let mut patience = None;
             if standing.in_flight == 0 {
+                // The clock runs only while nothing is in flight, and starts again with each byte
+                // taken: the time of a slow device is not the client's.
                 if standing.queued_bytes != last.0 {
                     last = (standing.queued_bytes, Instant::now());
                 }
@@ -298,6 +312,8 @@ impl Connection {
     /// whether it is writable.
     fn wait(&mut self, read: bool, write: bool, time_max: Option<Duration>) -> (bool, bool) {
         let mut time_max = time_max;
+        // The budget wakes those to which it grants memory, not those who have it: a holder has to
+        // look from time to time whether others wait.
         if self.account.holds_pool() {
             time_max = Some(time_max.map_or(LOOK_EVERY, |time| time.min(LOOK_EVERY)));
         }
@@ -328,6 +344,8 @@ impl Connection {
 
     /// Receives once; with `patient`, waits a little for bytes.
     fn receive(&mut self, wanted: usize, patient: bool) -> Received {
+        // With a header there, its payload is on its way. Without one, the client may be silent for
+        // hours, and turning the CPU would be for nothing.
         let inside_request = wanted > self.session.style.request_bytes();
         let tries = if patient && inside_request { PAYLOAD_TRIES } else { 0 };
         let socket = &self.link.socket;
@@ -346,6 +364,8 @@ impl Connection {
             received = recv(socket, space, flags);
         }
         match received {
+            // `Link::stop` shuts the receiving side down, which looks here as if the client had
+            // left.
             Ok((_, 0)) if self.link.is_stopping() => Received::End(End::Stopping),
             Ok((_, 0)) if self.intake.is_partial() || self.draining.is_some() => {
                 Received::End(End::Died)
@@ -380,6 +400,8 @@ impl Connection {
             let Some(header) = RequestHeader::parse(style, self.intake.bytes())? else {
                 return Ok(Pause::Hungry(head_bytes));
             };
+            // The header stays in the receive buffer, and is parsed again when there is room:
+            // nothing has to be remembered for a request that is not taken yet.
             if !self.may_submit() {
                 return Ok(Pause::Full);
             }
@@ -424,6 +446,7 @@ impl Connection {
     fn take_write(&mut self, header: RequestHeader) -> Option<Pause> {
         let head_bytes = self.session.style.request_bytes();
         let length = header.length as usize;
+        // Such a payload can never be complete in the receive buffer.
         if head_bytes + length > RECEIVE_BYTES {
             self.intake.consume(head_bytes);
             self.intake.fill_apart(length);
@@ -491,6 +514,7 @@ impl Connection {
             no_unmap: header.flags & command_flag::NO_HOLE != 0,
         };
         let (address, length) =
+            // The range of a flush means nothing in NBD, and a device takes none.
             if operation == Operation::Flush { (0, 0) } else { (header.offset, header.length) };
         let link = self.link.clone();
         let ticket =
@@ -500,6 +524,8 @@ impl Connection {
 
     /// Counts a request that will be answered.
     fn count(&mut self, charged_bytes: u64) {
+        // Before the device has the request: `Link::in_flight` must never miss one that it has, or
+        // a door that is handed over would look quiet.
         self.submitted += 1;
         self.submitted_bytes += charged_bytes;
         self.link.counters.submitted.store(self.submitted, Relaxed);

@@ -61,6 +61,8 @@ impl NbdServer {
         }
         let (listener, counted) =
             listener.ok_or_else(|| invalid("the listener is missing".into()))?;
+        // Everything that can be wrong with the pieces is found before the server exists: the
+        // caller goes back to the other process, which has not let go of anything.
         options.check()?;
         let server = NbdServer::new(options, listener, counted, true)?;
         for export in exports {
@@ -85,6 +87,8 @@ impl NbdServer {
             );
             return;
         };
+        // The client was shown a size and abilities once and keeps relying on them; NBD has no
+        // message that takes one back.
         let geometry = match held.shown.on(&export.device.geometry(), held.style, held.block_status)
         {
             Ok(geometry) => geometry,
@@ -227,6 +231,7 @@ impl QuietDoor for Quiet {
     }
 
     fn resume(self: Box<Self>) {
+        // First: a thread that goes on must not find a door that still belongs to another process.
         self.0.on_trial.store(false, Relaxed);
         self.0.resume();
     }

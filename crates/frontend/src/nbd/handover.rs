@@ -122,6 +122,8 @@ impl Listener {
         piece = match &self.address {
             Listen::Tcp(address) => piece.with("transport", "tcp").with("address", address),
             Listen::Unix(path) => {
+                // A stop removes the socket by this path, whatever folder the process that stops
+                // runs in.
                 let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
                 let text = path.to_str().ok_or_else(|| {
                     invalid(format!(
@@ -151,6 +153,8 @@ impl Listener {
             "unix" => (Listen::Unix(PathBuf::from(piece.fact("address")?)), AddressFamily::UNIX),
             "tcp" => {
                 let address: SocketAddr = piece.parsed("address")?;
+                // The successor checks again: a hand-off is no way to keep a door open that its own
+                // options forbid.
                 if !address.ip().is_loopback() && !options.insecure_listen {
                     return Err(invalid(format!(
                         "{address} can be reached by other machines; see insecure_listen"
@@ -162,6 +166,8 @@ impl Listener {
             }
             _ => return Err(wrong(&piece, "transport")),
         };
+        // The accepting thread must never block in `accept`, or it would miss a stop; the flag is
+        // set here because the descriptor comes from another program.
         let listens = sockopt::socket_acceptconn(&socket).unwrap_or(false);
         let fits = getsockname(&socket).is_ok_and(|name| name.address_family() == family);
         if !listens || !fits || rustix::io::ioctl_fionbio(&socket, true).is_err() {
@@ -209,6 +215,8 @@ fn counts(metrics: &mut NbdMetrics) -> [(&'static str, &mut u64); 17] {
 }
 
 fn duplicate(socket: impl AsFd) -> Result<OwnedFd> {
+    // A duplicate, because the predecessor goes on with its own if the successor fails (decision
+    // 0020).
     socket.as_fd().try_clone_to_owned().map_err(|error| {
         let text = format!(
             "nbd: cannot duplicate a socket for the hand-over: {error}; check the limit of open \

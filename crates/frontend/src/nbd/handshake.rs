@@ -32,6 +32,8 @@ pub(super) fn negotiate(
         link,
         exports,
         time_max,
+        // One deadline for all options: a client that sends a byte now and then must not keep its
+        // slot (P191).
         deadline: Instant::now() + time_max,
         style: Style::Simple,
         context: None,
@@ -76,6 +78,8 @@ impl Handshake<'_> {
         let mut flags = [0; 4];
         self.receive(&mut flags)?;
         let flags = u32::from_be_bytes(flags);
+        // The protocol tells a server to drop a client with flags it does not know: what they ask
+        // for may change the meaning of all that follows.
         if flags & !u32::from(hello::FIXED_NEWSTYLE | hello::NO_ZEROES) != 0 {
             return Err(violation(format!("the client's flags {flags:#x} are unknown")));
         }
@@ -90,6 +94,8 @@ impl Handshake<'_> {
             let mut header = [0; 16];
             self.receive(&mut header)?;
             let (number, length) = parse_option_header(&header).map_err(End::Violation)?;
+            // Before the allocation: the length is the claim of a peer that nobody has
+            // authenticated.
             let Some(left) = bytes_left.checked_sub(length) else {
                 let text = format!("more than {HANDSHAKE_BYTES_MAX} bytes of options");
                 return Err(violation(text));
@@ -114,6 +120,8 @@ impl Handshake<'_> {
             device: export.device.clone(),
             geometry: export.device.geometry(),
             style: self.style,
+            // A client may choose the context for one export and then another export, or the name
+            // may mean a new export by now. In both cases nothing was agreed on.
             block_status: self.context.as_ref().is_some_and(|chosen| Arc::ptr_eq(chosen, export)),
         }
     }
@@ -122,6 +130,8 @@ impl Handshake<'_> {
         if number == option::EXPORT_NAME {
             return self.begin_by_name(data);
         }
+        // Without fixed newstyle, a client expects no reply to an option; it understands only a
+        // closed connection.
         if !self.fixed {
             return Err(violation(format!("option {number} from a client without fixed newstyle")));
         }
@@ -253,6 +263,8 @@ impl Handshake<'_> {
         let all = !set && (queries.is_empty() || queries.contains(&"base:"));
         let named = all || queries.contains(&BASE_ALLOCATION);
         if named && export.device.geometry().operations.allocation {
+            // In a list, the field is reserved: no context is chosen yet that the id could stand
+            // for.
             let id = if set { BASE_ALLOCATION_ID } else { 0 };
             let context = [&id.to_be_bytes()[..], BASE_ALLOCATION.as_bytes()].concat();
             push_option_reply(out, number, reply::META_CONTEXT, &context);
@@ -285,6 +297,8 @@ impl Handshake<'_> {
                 Ok(length) => bytes = &bytes[length..],
                 Err(OsError::AGAIN) => self.wait(PollFlags::OUT)?,
                 Err(OsError::INTR) => (),
+                // A client that only looks (a scan of ports) may leave in the middle. That is no
+                // failure to log.
                 Err(OsError::PIPE | OsError::CONNRESET) => return Err(End::Closed),
                 Err(error) => return Err(End::Broken(error)),
             }
@@ -316,6 +330,7 @@ impl Handshake<'_> {
 pub(super) fn block_sizes(geometry: &Geometry) -> [u32; 3] {
     let maximum = payload_bytes_max(geometry);
     let preferred = geometry.preferred_bytes.clamp(512, maximum.max(512));
+    // The protocol demands a power of two, and a device may prefer anything.
     let preferred = 1 << preferred.ilog2();
     [1, preferred, maximum]
 }

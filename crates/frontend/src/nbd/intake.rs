@@ -41,6 +41,7 @@ impl Spares {
                 self.bytes -= buffer.len();
                 buffer
             }
+            // Rounded up, so that a buffer serves later payloads that are a little longer.
             None => Arc::new(Counted::zeroed(&self.tally, length.next_multiple_of(RECEIVE_BYTES))),
         }
     }
@@ -111,6 +112,8 @@ impl Intake {
     /// Gives the payload of `length` bytes at the front a buffer of its own.
     pub(super) fn fill_apart(&mut self, length: usize) {
         let mut buffer = self.spares.take(length);
+        // The rest of the receive buffer is the beginning of this payload, and behind it perhaps of
+        // the next request, which stays.
         let here = (self.end - self.start).min(length);
         if let Some(into) = Arc::get_mut(&mut buffer) {
             into[..here].copy_from_slice(&self.current[self.start..self.start + here]);
@@ -141,6 +144,8 @@ impl Intake {
             return self.filling_space();
         }
         if self.is_worn() {
+            // The old buffer cannot be written to while requests hold it: a device may read a
+            // payload from it at any moment.
             let mut fresh = self.spares.take(RECEIVE_BYTES);
             let partial = self.start..self.end;
             if let Some(into) = Arc::get_mut(&mut fresh) {
@@ -155,6 +160,7 @@ impl Intake {
         if start == end {
             (self.start, self.end) = (0, 0);
         } else if end == buffer.len() || buffer.len() - start < wanted {
+            // Only a partial request is ever moved: whole ones were submitted where they lie.
             buffer.copy_within(start..end, 0);
             (self.start, self.end) = (0, end - start);
         }

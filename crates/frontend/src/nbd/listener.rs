@@ -36,6 +36,7 @@ impl Listener {
 
     /// Removes the Unix socket, unless it belongs to another process.
     pub(super) fn remove_unless(&self, on_trial: bool) {
+        // On trial, the other process still accepts on that file, and clients find it there.
         if !on_trial {
             self.remove();
         }
@@ -86,6 +87,8 @@ fn tcp(address: SocketAddr, insecure: bool) -> Result<Listener> {
         Error::caused(ErrorKind::Unavailable, format!("nbd: cannot listen on {address}"), error)
     };
     let listener = TcpListener::bind(address).map_err(failed)?;
+    // A client may be gone between `poll` and `accept`. A blocking `accept` would then keep the
+    // thread from seeing a stop.
     let ready = listener.set_nonblocking(true).and_then(|()| listener.local_addr());
     let bound = ready.map_err(failed)?;
     Ok(Listener { socket: Socket::Tcp(listener.into()), address: Listen::Tcp(bound) })

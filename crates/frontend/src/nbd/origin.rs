@@ -36,10 +36,13 @@ impl Origin {
         };
         let peer =
             getpeername(socket).ok().flatten().and_then(|name| SocketAddr::try_from(name).ok());
+        // A Unix socket has no address, but the kernel knows who has connected.
         let Some(peer) = peer else {
             return sockopt::socket_peercred(socket)
                 .map_or(Origin::Unknown, |peer| Origin::User(peer.uid.as_raw()));
         };
+        // All users of this machine have the loopback address. As one peer, they would take each
+        // other's places (decision 0035).
         if peer.ip().to_canonical().is_loopback()
             && let Some(own) = address(getsockname(socket))
             && let Some(uid) = user_of(canonical(peer), canonical(own))

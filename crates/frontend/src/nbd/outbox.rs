@@ -165,6 +165,8 @@ impl Outbox {
                     bytes.clear();
                     self.spare_small.push(bytes);
                 }
+                // One spare is enough: small replies are appended to one buffer. The others are
+                // freed, because the budget counts their capacity.
                 Outgoing::Small(bytes) => self.small_bytes -= bytes.capacity() as u64,
             }
         }
@@ -263,6 +265,8 @@ impl Link {
         outbox.completed += 1;
         outbox.completed_bytes += charged_bytes;
         let send_now = !outbox.in_batch || outbox.queued_bytes >= SEND_BYTES as u64;
+        // A completing thread belongs to the device: after a few rounds, or at a full socket, it
+        // leaves the rest to the connection's thread and never waits for a client.
         let unsent = send_now && !outbox.socket_full && self.send_some(&mut outbox, ROUNDS_MAX);
         // After sending: a thread that started to wait during it waits for its end.
         let alert = std::mem::take(&mut outbox.alert);
@@ -288,8 +292,12 @@ impl Link {
                 break;
             }
             rounds += 1;
+            // The lock is free during the system call: other replies are queued meanwhile. The
+            // sender is not in the outbox, so no second thread sends and no reply overtakes
+            // another.
             let (length, sent) = MutexGuard::unlocked(outbox, || sender.send(&self.socket));
             self.counters.bytes_out.fetch_add(length, Relaxed);
+            // `abandon` may have set the count to zero during the system call.
             outbox.queued_bytes -= length.min(outbox.queued_bytes);
             outbox.recycle(&mut sender.spent);
             match sent {
@@ -307,6 +315,7 @@ impl Link {
             }
         }
         if outbox.closed {
+            // `abandon` on another thread does not reach a sender that was taken out.
             sender.queue.clear();
         }
         outbox.sender = Some(sender);
@@ -343,6 +352,8 @@ impl Link {
         let mut outbox = self.outbox.lock();
         outbox.in_batch = false;
         outbox.socket_full &= !room;
+        // Before sending: a reply that comes while the lock is free for the system call must wake
+        // the thread, too.
         outbox.alert = alert;
         if !outbox.socket_full {
             self.send_some(&mut outbox, u32::MAX);
@@ -391,6 +402,8 @@ impl Link {
     /// Accepts no more requests; those in flight are answered, then the connection ends.
     pub(super) fn stop(&self) {
         self.stopping.store(true, Relaxed);
+        // The receiving side only: replies to what is in flight still go out. It also ends a `recv`
+        // in which the connection's thread waits, which the waker cannot.
         let _ = shutdown(&self.socket, Shutdown::Read);
         self.waker.wake();
     }

@@ -92,6 +92,8 @@ impl Shared {
         let start = Instant::now();
         let deadline = start + patience;
         let mut registry = self.registry.lock();
+        // Under the registry's lock, as every change of it: a thread between its check and its wait
+        // would otherwise miss the end of the pause.
         self.pausing.store(true, Relaxed);
         self.waker.wake();
         let mut woken = false;
@@ -105,6 +107,8 @@ impl Shared {
                 woken = true;
             }
             let quiet = registry.is_quiet();
+            // A client in its handshake has no request in flight, so the door is quiet without it.
+            // It gets a little time, because it must reconnect if it is not included.
             let until = if quiet { deadline.min(start + HANDSHAKE_GRACE) } else { deadline };
             if registry.is_settled() || (quiet && Instant::now() >= until) {
                 return Ok(());
@@ -116,6 +120,7 @@ impl Shared {
                 break;
             }
         }
+        // The obstacle is named before the release: afterwards its requests may be answered.
         let error = obstacle(&registry, patience);
         self.release(&mut registry);
         Err(error)

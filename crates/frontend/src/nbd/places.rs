@@ -24,6 +24,8 @@ pub(super) fn has_place(
         all += 1;
         own += usize::from(origin == newcomer);
     }
+    // One peer alone gets three quarters of the places, and the last places go to peers that have
+    // none (decision 0035).
     own < SHARE * places.saturating_sub(all)
 }
 
@@ -42,6 +44,8 @@ pub(super) fn evicted(newcomer: Origin, haggling: &[(u64, Origin)], slots: usize
     haggling
         .iter()
         .find(|(_, origin)| if own { *origin == newcomer } else { count(*origin) == most })
+        // A newcomer without a handshake in the list may count as the one with most, if all have
+        // one each. Then the oldest of all goes.
         .or(haggling.first())
         .map(|(id, _)| *id)
 }

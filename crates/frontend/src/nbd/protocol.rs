@@ -52,6 +52,8 @@ impl From<ErrorKind> for Errno {
             ErrorKind::Invalid | ErrorKind::Exists => Errno::Inval,
             ErrorKind::ReadOnly => Errno::Perm,
             ErrorKind::Full => Errno::NoSpace,
+            // Tells the client that this server will not serve any more, so that it does not retry
+            // here.
             ErrorKind::Fenced | ErrorKind::Closed => Errno::Shutdown,
             ErrorKind::NotFound
             | ErrorKind::Refused
@@ -110,6 +112,7 @@ impl Answered {
     /// Appends a reply of success without data.
     pub(super) fn push_done(self, out: &mut Vec<u8>) {
         match self.style {
+            // Structured replies are compulsory for data alone. A simple one is shorter.
             Style::Simple | Style::Structured => out.extend_from_slice(&self.simple(0)),
             Style::Extended => self.push_chunk(out, chunk::NONE, 0),
         }
@@ -121,6 +124,7 @@ impl Answered {
             out.extend_from_slice(&self.simple(errno as u32));
             return;
         }
+        // The protocol limits strings, and a client may close the connection at a longer one.
         let text = &text[..text.floor_char_boundary(STRING_BYTES_MAX)];
         self.push_chunk(out, chunk::ERROR, 6 + text.len() as u32);
         out.extend_from_slice(&(errno as u32).to_be_bytes());
@@ -147,6 +151,8 @@ impl Answered {
         let limit = if one { 1 } else { EXTENTS_MAX };
         let mut joined: Vec<Allocation> = Vec::with_capacity(runs.len().min(limit));
         for run in runs.iter().filter(|run| run.length > 0) {
+            // A run that only continues the last one is still taken when the list is full: the
+            // longer the answer reaches, the fewer queries follow.
             let full = joined.len() == limit;
             match joined.last_mut() {
                 Some(last) if last.data == run.data => {

@@ -56,6 +56,7 @@ impl Shared {
             }
             match accept_with(self.listener.socket(), SocketFlags::CLOEXEC) {
                 Ok(socket) => self.take_up(socket),
+                // A client that left while it waited in the system's queue is no reason to pause.
                 Err(OsError::AGAIN | OsError::INTR | OsError::CONNABORTED) => (),
                 Err(error) => {
                     tracing::warn!(%error, "nbd: cannot accept a connection; retrying in 100 ms");
@@ -68,6 +69,8 @@ impl Shared {
     fn take_up(self: &Arc<Self>, socket: OwnedFd) {
         let peer = peer_of(&socket);
         let origin = Origin::of(&socket);
+        // Replies go out in whole batches. Nagle's algorithm would hold the end of a batch back
+        // until the client has acknowledged the rest.
         let is_tcp = matches!(self.listener.address, Listen::Tcp(_));
         if is_tcp && let Err(error) = sockopt::set_tcp_nodelay(&socket, true) {
             tracing::warn!(%peer, %error, "nbd: cannot set TCP_NODELAY; replies may be slow");
@@ -93,6 +96,7 @@ impl Shared {
         if !registry.has_place(origin, self.options.connections_max) {
             registry.past.connections_refused += 1;
             drop(registry);
+            // The log may be slow, and every connection needs the registry.
             self.complain(peer, &End::Refused(TOO_MANY));
             return None;
         }
@@ -107,6 +111,8 @@ impl Shared {
             .haggling(|entry| !entry.link.is_stopping())
             .map(|(id, entry)| (*id, entry.origin))
             .collect();
+        // Not counting those on their way out: they have been evicted already, and would be chosen
+        // again.
         let evicted = places::evicted(origin, &haggling, self.options.handshakes_max);
         if let Some(entry) = evicted.and_then(|id| registry.entries.get(&id)) {
             entry.link.close();
@@ -164,6 +170,8 @@ impl Shared {
         if !registry.has_place(origin, self.options.connections_max) {
             return Err(End::Refused(TOO_MANY));
         }
+        // Only after the handshake: half-open connections must not use up the memory that is set
+        // aside for clients.
         let tally = self.options.budget.enter(false).ok_or(End::Refused(TOO_LITTLE_MEMORY))?;
         if let Some(entry) = registry.entries.get_mut(&id) {
             entry.export = Some(export);

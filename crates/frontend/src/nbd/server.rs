@@ -57,6 +57,7 @@ impl Exports {
     /// The export with this name; the empty name means the first.
     pub(super) fn find(&self, name: &str) -> Option<Arc<Export>> {
         let exports = self.0.read();
+        // An export whose own name is empty comes before the first one.
         let exact = exports.iter().find(|export| export.name == name);
         exact.or_else(|| exports.first().filter(|_| name.is_empty())).cloned()
     }
@@ -218,6 +219,8 @@ impl NbdServer {
                     format!("nbd: no export is named {name:?}"),
                 ));
             };
+            // The name goes first. A handshake that has found the export looks again under the
+            // registry's lock (`begin`), so none begins after the connections below were stopped.
             exports.remove(position)
         };
         let serves = |entry: &Entry| {
@@ -304,6 +307,7 @@ impl Shared {
             let _ = thread.join();
             self.listener.remove();
         }
+        // After the accepting thread has ended, so no connection enters the registry behind this.
         self.registry.lock().entries.values().for_each(|entry| how(&entry.link));
         self.nudge();
         self.wait_until_all_left();
@@ -327,6 +331,8 @@ impl Drop for Leave {
     fn drop(&mut self) {
         let mut registry = self.shared.registry.lock();
         if let Some(entry) = registry.entries.remove(&self.id) {
+            // Requests in flight keep the link and its socket open; the client must learn of the
+            // end before a slow device has answered them.
             entry.link.close();
             entry.link.counters.add_to(&mut registry.past);
         }

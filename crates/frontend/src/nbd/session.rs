@@ -88,6 +88,8 @@ impl Shown {
         if now.read_only && !read_only {
             return Err("it is read-only now".into());
         }
+        // READ_ONLY takes abilities away. A device that has become writable still does all that was
+        // shown.
         let lost = self.flags & !transmission::READ_ONLY & !able.flags;
         if lost != 0 {
             return Err(format!("it no longer supports the transmission flags {lost:#x}"));
@@ -95,6 +97,8 @@ impl Shown {
         if block_status && !now.operations.allocation {
             return Err("it no longer reports its allocation".into());
         }
+        // The client keeps what it was shown, also of a device that has grown: it checks its own
+        // requests against that.
         let (size_bytes, request_bytes_max) = (self.size_bytes, self.request_bytes_max);
         Ok(Geometry { size_bytes, request_bytes_max, read_only, ..*now })
     }
@@ -151,7 +155,9 @@ pub(super) fn transmission_flags(geometry: &Geometry, style: Style) -> u16 {
             writable && geometry.operations.write_zeroes,
             transmission::SEND_WRITE_ZEROES | transmission::SEND_FAST_ZERO,
         ),
+        // Promises that a flush on one connection covers writes completed on another.
         (geometry.shared_cache, transmission::CAN_MULTI_CONN),
+        // "Do not fragment" has a meaning only where a reply can have several chunks.
         (style != Style::Simple, transmission::SEND_DF),
     ] {
         if holds {

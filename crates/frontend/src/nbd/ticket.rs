@@ -71,6 +71,8 @@ impl Exchange for Ticket {
                 answered.write_read_head(&mut bytes[..head_bytes], (end - head_bytes) as u32);
                 link.answer_read(charged_bytes, Outgoing::Read { bytes, end });
             }
+            // The protocol demands at least one run. Without one, a client would ask for the same
+            // range for ever, so an empty answer is an error of the device.
             (Ok(Reply::Allocation(runs)), Body::Status { one, room }) if !runs.is_empty() => {
                 link.answer(charged_bytes, |out| answered.push_block_status(out, &runs, one));
                 drop(room);
@@ -90,6 +92,8 @@ impl Exchange for Ticket {
                 );
             }
             (Err(error), body) => {
+                // Under a failing device, reads would otherwise allocate and zero a buffer for each
+                // error.
                 if let Body::Read { bytes, .. } = body {
                     link.keep_read_buffer(bytes);
                 }

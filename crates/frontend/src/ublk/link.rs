@@ -136,6 +136,8 @@ impl Inbox {
     /// Returns whether there still is a thread to execute the message.
     pub(super) fn tell(&self, message: Message) -> bool {
         self.put(|waiting| {
+            // An attach would never be answered by a thread that has ended, and its caller waits
+            // for the answer.
             if !waiting.closed {
                 waiting.messages.push(message)
             }
@@ -146,6 +148,8 @@ impl Inbox {
         let (wake, open) = {
             let mut waiting = self.waiting.lock();
             put(&mut waiting);
+            // Only the first entry for a sleeping thread makes a system call. The thread takes all
+            // entries when it wakes.
             (std::mem::take(&mut waiting.asleep), !waiting.closed)
         };
         if wake {
@@ -165,6 +169,7 @@ impl Inbox {
     /// Whether nothing waits. If so, the next entry wakes the thread.
     pub(super) fn nothing_waits(&self) -> bool {
         let mut waiting = self.waiting.lock();
+        // Under the lock with the check: an entry that comes in between would not wake the thread.
         waiting.asleep = waiting.done.is_empty() && waiting.messages.is_empty();
         waiting.asleep
     }

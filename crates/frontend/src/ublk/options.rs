@@ -101,6 +101,7 @@ impl UblkOptions {
             refuse(format!("{what} is {value}; it must be {least} to {most}"))
         };
         within("queues", self.queue_count().into(), 1, QUEUES_MAX.into())?;
+        // The device gets one tag more than it has requests (`keep_one_tag_back`).
         let deepest = QUEUE_DEPTH_MAX - 1;
         within("queue_depth", self.queue_depth.into(), QUEUE_DEPTH_MIN.into(), deepest.into())?;
         let (shortest, longest) = (REQUEST_BYTES_MIN.into(), REQUEST_BYTES_MAX.into());

@@ -65,6 +65,8 @@ impl Asked {
             operation::WRITE => Operation::Write,
             operation::FLUSH => {
                 let flags = Flags::default();
+                // A device takes a flush without a range and without flags, whatever the descriptor
+                // has.
                 return Ok(Asked { operation: Operation::Flush, address: 0, length: 0, flags });
             }
             operation::DISCARD => Operation::Discard,
@@ -123,6 +125,8 @@ pub fn errno(kind: ErrorKind) -> i32 {
 /// The longest read or write with this geometry and option: whole blocks.
 pub(super) fn request_bytes_max(geometry: &Geometry, option: u32) -> u32 {
     let bytes = geometry.request_bytes_max.min(option);
+    // A limit inside a block would make the kernel split requests there, and each end would be a
+    // partial block.
     bytes - bytes % PHYSICAL_BLOCK_BYTES.max(geometry.block_bytes)
 }
 
@@ -135,6 +139,8 @@ pub(super) fn parameters(geometry: &Geometry, request_bytes_max: u32) -> Paramet
     let discard = clear(geometry.operations.discard);
     let read_only = if geometry.read_only { attribute::READ_ONLY } else { 0 };
     Parameters {
+        // Without a volatile cache in its parameters, the kernel sends no flush at all, and an
+        // fsync would mean nothing.
         attributes: attribute::VOLATILE_CACHE | attribute::FUA | read_only,
         logical_block_shift: shift(block_bytes),
         physical_block_shift: shift(physical),
@@ -155,6 +161,7 @@ pub(super) fn parameters(geometry: &Geometry, request_bytes_max: u32) -> Paramet
 /// The size in sectors: whole blocks, rounded down.
 pub(super) fn sectors(geometry: &Geometry) -> u64 {
     let block_bytes = u64::from(geometry.block_bytes).max(SECTOR_BYTES);
+    // Rounded down: the last partial block of a device cannot be addressed by the kernel.
     geometry.size_bytes / block_bytes * (block_bytes / SECTOR_BYTES)
 }
 

@@ -60,9 +60,13 @@ impl Queue {
     /// A request has arrived, with its buffer (empty with user copy).
     pub(super) fn take(&mut self, tag: u16, buffer: Vec<u8>, spares: &mut Spares) {
         if self.state.quiet {
+            // The kernel has handed it out already. If the device goes to the next server, the
+            // kernel gives it to that one again.
             self.state.held.push((tag, buffer));
             return;
         }
+        // Before the request is judged: a refusal also goes through the inbox, and `answer`
+        // subtracts it.
         self.state.in_flight += 1;
         let geometry = self.device.geometry();
         let asked = match self.descriptors.get(tag) {
@@ -85,6 +89,8 @@ impl Queue {
             Operation::Write => Body::Write(asked.length as u32),
             _ => Body::Empty,
         };
+        // With user copy, the device itself fetches the bytes of a write, straight into their place
+        // (decision 0018): only a read needs a buffer.
         let lends = self.link.user_copy && asked.operation == Operation::Read;
         let buffer = if lends { spares.take(asked.length as usize) } else { buffer };
         let ticket = Ticket { link: self.link.clone(), tag, body, buffer };
@@ -115,6 +121,7 @@ impl Queue {
 
     /// The kernel accepts no more commands with this tag.
     pub(super) fn lose(&mut self, tag: u16, errno: i32) {
+        // Counted also after an error: the queue could otherwise never be released.
         self.state.gone += 1;
         if errno != ENODEV {
             let (queue, slot) = (self.link.queue, self.link.slot());

@@ -117,6 +117,7 @@ pub fn devices(run_folder: &Path) -> Result<Vec<DeviceInfo>> {
     for id in ids {
         match device(&mut control, run_folder, id) {
             Ok(device) => found.push(device),
+            // Gone between the list and the question.
             Err(error) if error.kind() == ErrorKind::NotFound => (),
             Err(error) => return Err(error),
         }
@@ -132,6 +133,8 @@ pub(super) fn device(control: &mut Control, run_folder: &Path, id: u32) -> Resul
             .with_source(error),
         _ => failed(&format!("cannot query device {id}"), error),
     })?;
+    // The file may be left from an older device with the same number; the mark in the driver is
+    // certain.
     let facts = Facts::read(run_folder, id).filter(|facts| mark(&facts.volume) == info.server_mark);
     let size_bytes = control.parameters(id).map_or(0, |parameters| parameters.device_sectors * 512);
     let server_pid = u32::try_from(info.server_pid).ok().filter(|pid| *pid > 0);
@@ -202,6 +205,8 @@ pub fn delete(run_folder: &Path, link_folder: &Path, id: u32) -> Result<()> {
     }
     remove_link(link_folder, known.link.as_deref(), id);
     control.stop(id).map_err(|error| failed(&format!("cannot stop device {id}"), error))?;
+    // The file goes while the number is still taken. After the delete, the number may belong to a
+    // new device, whose file this would be.
     claim.remove();
     control.delete(id).map_err(|error| failed(&format!("cannot delete device {id}"), error))
 }
@@ -249,6 +254,8 @@ impl Facts {
 fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
+        // udev imports this file (`60-sawmill.rules`): a volume's name must not add a variable
+        // there.
         if (b' '..=b'~').contains(&byte) && !b"\"%\\$`".contains(&byte) {
             out.push(byte.into());
         } else {
@@ -301,6 +308,8 @@ impl Claim {
         std::fs::DirBuilder::new().recursive(true).mode(0o755).create(run_folder).map_err(wrong)?;
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).mode(0o644).open(&path).map_err(wrong)?;
+        // The lock ends with the process, also with a killed one. A process id in a file would
+        // outlive it.
         let lock = FileLock::take(&path).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => {
                 Error::new(ErrorKind::InUse, format!("ublk: another process holds device {id}"))
@@ -329,6 +338,7 @@ impl Claim {
 
     /// Writes the facts of the device.
     pub(super) fn write(&self, facts: &Facts) -> Result<()> {
+        // In place, and not by a rename: the lock is on this file.
         std::fs::write(&self.path, facts.text())
             .map_err(|error| failed(&format!("cannot write {}", self.path.display()), error))
     }

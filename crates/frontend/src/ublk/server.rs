@@ -138,6 +138,8 @@ impl UblkDoor {
             return refuse("is stopped; delete it and start a new one".into());
         }
         let size_bytes = device.geometry().size_bytes;
+        // The kernel keeps the size it knows, and requests beyond the end of a smaller volume would
+        // fail under a file system.
         if known.size_bytes > size_bytes {
             return refuse(format!(
                 "has {} bytes, more than the volume's {size_bytes}",
@@ -153,6 +155,8 @@ impl UblkDoor {
         start_recovery(&mut control, id, options.recovery_time_max)?;
         let info =
             control.info(id).map_err(|error| failed(&format!("device {id} vanished"), error))?;
+        // Before any queue has a server: if this process dies in the middle, the next one must know
+        // it.
         claim.write(&facts(&options, true))?;
         let mut serving = Serving::new(claim);
         let served = open_char_device(id).and_then(|char_device| {
@@ -162,6 +166,7 @@ impl UblkDoor {
             serving.serve_all(&mut control, &source)
         });
         let served = served.and_then(|()| {
+            // Last: from here on the kernel sends requests, and every queue needs a thread by then.
             let ended = control.end_recovery(id, std::process::id());
             ended.map_err(|error| failed(&format!("cannot take over device {id}"), error))?;
             serving.claim.write(&facts(&options, false))
@@ -384,6 +389,7 @@ impl Shared {
 
     fn stop(&self) {
         self.tell_all(Message::Resume);
+        // A quiet queue would hold the writes of the sync below back, and the sync would never end.
         let Some(serving) = self.end() else { return };
         let id = self.id;
         // Once the device is being stopped, the kernel fails what is in its caches: write that
@@ -450,6 +456,8 @@ impl UblkDoor {
             return;
         }
         let shared = self.shared.clone();
+        // On a thread of its own: the stop writes the kernel's cache and waits for requests in
+        // flight, and this promises not to wait.
         let stop = move || shared.stop();
         if let Err(error) = std::thread::Builder::new().name("ublk-stop".into()).spawn(stop) {
             tracing::warn!(%error, id = self.id(), "ublk: cannot start a thread to stop a device");

@@ -100,6 +100,8 @@ impl Serving {
                 "ublk: the thread of a queue has ended",
             ));
         }
+        // Also for a queue that fails below: its thread reports it as gone, and `wait_gone` counts
+        // the links.
         self.links.push(link);
         answered.recv().unwrap_or_else(|_| {
             Err(Error::new(ErrorKind::Internal, "ublk: a thread ended while it took over a queue"))
@@ -123,6 +125,8 @@ impl Serving {
             worker.inbox.tell(Message::Stop);
             worker.join();
         }
+        // Before the caller deletes the device: afterwards, the number and so the file may be
+        // another's.
         claim.remove();
     }
 
@@ -135,6 +139,8 @@ impl Serving {
         for worker in &workers {
             worker.inbox.tell(Message::Stop);
         }
+        // Shared threads release the queues only when all their devices are let go, so waiting for
+        // that here could last for ever.
         if !workers.is_empty() {
             progress.wait_gone(links.len());
         }

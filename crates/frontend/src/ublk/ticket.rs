@@ -65,9 +65,12 @@ impl Exchange for Ticket {
             (Ok(Reply::Done), Body::Empty) => 0,
             (Ok(Reply::Done), Body::Write(length)) => length as i32,
             (Ok(Reply::Done), Body::Read(length)) if !link.user_copy => length as i32,
+            // The bytes go before the answer, which ends the request: the kernel takes no data for
+            // it afterwards.
             (Ok(Reply::Done), Body::Read(length)) => copied(&link, tag, &buffer[..length as usize]),
             (Ok(Reply::Allocation(_)), _) => -EIO,
             (Err(error), _) => {
+                // At this level only: the kernel logs a failed request itself.
                 tracing::debug!(%error, queue = link.queue, tag, "ublk: a request failed");
                 -errno(error.kind())
             }

@@ -47,6 +47,8 @@ impl Worker {
             if let Err(error) = sawmill_sys::reclaim::mark_thread() {
                 tracing::debug!(%error, "ublk: cannot mark a thread as one that serves a disk");
             }
+            // On the thread itself: the driver accepts the commands of a queue from one thread
+            // only, and remembers it as its server.
             match Loop::new(served.clone(), slots) {
                 Ok(serving) => {
                     let _ = ready.send(Ok(()));
@@ -142,6 +144,8 @@ impl UblkWorkers {
     pub(super) fn choose(&self) -> Result<Arc<Inbox>> {
         let mut workers = self.pool.workers.lock();
         let number = self.pool.next.fetch_add(1, Relaxed) % workers.len();
+        // A thread ends when it fails, or when all its devices are let go. Later devices need
+        // another.
         if workers[number].inbox.is_closed() {
             workers[number] = Self::worker(number)?;
         }
@@ -302,6 +306,7 @@ impl Loop {
                 return Ok(());
             }
         };
+        // Before the first fetch, because answers find the queue by it.
         queue.link.set_slot(slot);
         let place = slot as usize;
         if self.served.queues.len() <= place {
@@ -346,6 +351,8 @@ impl Loop {
     /// Notifies the doors which queues are quiet, once the kernel has their answers.
     fn tell_progress(&mut self) -> std::io::Result<()> {
         self.ring.submit()?;
+        // The door may exit as soon as it is told. An answer that is still in the ring would then
+        // be lost, and its request done again.
         self.served.queues.iter_mut().flatten().for_each(Queue::tell_progress);
         self.quieting = self.served.queues.iter().flatten().any(Queue::is_quieting);
         Ok(())
@@ -353,6 +360,7 @@ impl Loop {
 
     fn is_over(&self) -> bool {
         let mut queues = self.served.queues.iter().flatten().peekable();
+        // A thread without queues waits for the next device unless it is told to stop.
         let left = queues.peek().is_some() && queues.all(|queue| queue.state.let_go);
         left || (self.stop && self.served.queues.iter().all(Option::is_none))
     }

@@ -54,6 +54,8 @@ pub(super) fn pack(listener: &UnixSocket, session: Option<&Session>) -> Result<V
 
 fn pack_session(session: &Session) -> std::io::Result<Handed> {
     let mut facts = BTreeMap::new();
+    // `unpack_session` takes the descriptors in this very order; the facts say which ones are
+    // there.
     let mut descriptors = vec![session.socket.try_clone()?];
     let mut say = |name: String, numbers: &[u64]| {
         let words: Vec<String> = numbers.iter().map(u64::to_string).collect();
@@ -86,6 +88,7 @@ fn pack_session(session: &Session) -> std::io::Result<Handed> {
     }
     say("queues".into(), &[session.slots.len() as u64]);
     for (n, slot) in session.slots.iter().enumerate() {
+        // A running queue is ahead of the base that the frontend has set.
         let base = slot.running.as_ref().map_or(slot.base, |queue| queue.base());
         // 0 and 1 are the frontend's setting; 2 means that there is none.
         let enabled = slot.enabled.map_or(2, u64::from);
@@ -193,6 +196,7 @@ fn unpack_session(common: &Arc<Common>, piece: Handed) -> Result<Session, Violat
     session.writeback = from.numbers("writeback")? == [1];
     let [regions] = from.numbers("regions")?;
     let mut given = Vec::new();
+    // A frontend cannot have set more, so a larger number is no session of this door.
     for n in 0..regions.min(REGIONS_MAX as u64) {
         let [guest, size_bytes, user, file_offset] = from.numbers(&format!("region.{n}"))?;
         let file = Arc::new(File::from(from.descriptor("a memory region")?));
@@ -214,6 +218,8 @@ fn unpack_session(common: &Arc<Common>, piece: Handed) -> Result<Session, Violat
     session.backend_channel = from.event("backend_channel")?;
     let [queues] = from.numbers("queues")?;
     let mut slots = (0..queues).map(|n| from.slot(n)).collect::<Result<Vec<_>, _>>()?;
+    // This server may allow fewer queues than the one before, as long as the frontend does not use
+    // the rest.
     let used = slots.iter().rposition(|slot| slot.size != 0).map_or(0, |last| last + 1);
     if used > session.slots.len() {
         return Err(Violation(format!(

@@ -72,6 +72,8 @@ impl Inflight {
         let region = Inflight { shared, shape };
         for queue in 0..shape.queues {
             let start = queue_bytes(shape.queue_size) * usize::from(queue);
+            // The region may come from another implementation, before or after this one in the life
+            // of the guest.
             let version = region.half(start + VERSION_AT).load(Relaxed);
             let entries = region.half(start + ENTRIES_AT).load(Relaxed);
             if (version, entries) != (VERSION, shape.queue_size) {
@@ -133,6 +135,8 @@ impl InflightQueue {
 
     /// Call this before a request is executed. `counter` grows from one to the next.
     pub(super) fn take(&self, head: u16, counter: u64) {
+        // The flag comes last: whoever finds it set also finds the counter by which requests are
+        // ordered.
         self.counter(head).store(counter, Relaxed);
         self.flag(head).store(1, Release);
     }
@@ -160,6 +164,7 @@ impl InflightQueue {
         let mut head = self.region.half(self.start + LAST_BATCH_HEAD_AT).load(Acquire) % size;
         for _ in 0..behind {
             self.flag(head).store(0, Release);
+            // Within the ring whatever it says: the frontend can write to this memory.
             head = self.next(head).load(Relaxed) % size;
         }
         known.store(used, Release);
@@ -167,6 +172,7 @@ impl InflightQueue {
             .filter(|head| self.flag(*head).load(Acquire) != 0)
             .map(|head| (self.counter(head).load(Relaxed), head))
             .collect();
+        // By counter, because the region has them by head, and P53 promises the oldest first.
         waiting.sort_unstable();
         let next = waiting.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
         (waiting.into_iter().map(|(_, head)| head).collect(), next)

@@ -46,6 +46,7 @@ pub(super) struct Memory {
 impl Memory {
     /// Maps the regions. Fails if they overlap, or a file is shorter than its mapped part.
     pub(super) fn map(mut given: Vec<Given>) -> Result<Self, Violation> {
+        // The map demands regions in the order of their addresses; a frontend may send them in any.
         given.sort_by_key(|given| given.region.guest);
         let map = |given: &Given| {
             let Region { guest, size_bytes, file_offset, .. } = given.region;
@@ -69,6 +70,7 @@ impl Memory {
 
     /// The guest's address for the frontend's address `user`.
     pub(super) fn guest_address(&self, user: u64) -> Result<u64, Violation> {
+        // By offset, because the end of a region may be the end of the address space.
         let inside = |given: &&Given| {
             user.checked_sub(given.region.user)
                 .is_some_and(|offset| offset < given.region.size_bytes)
@@ -127,6 +129,8 @@ impl Memory {
             self.read(piece.address, &mut into[done..end])?;
             done = end;
         }
+        // The ranges may be shorter than the guest's header says. Bytes that were not copied must
+        // never count as data.
         if done == into.len() { Ok(()) } else { Err(outside(offset, into.len())) }
     }
 

@@ -158,6 +158,8 @@ impl Message {
     pub(super) fn parse(request: u32, payload: &[u8]) -> Result<Self, Violation> {
         let mut fields = Fields(payload);
         let message = Self::from_fields(request, &mut fields)?;
+        // A longer payload is another message than the one known here. Serving a part of it would
+        // be a guess.
         if fields.0.is_empty() {
             Ok(message)
         } else {
@@ -316,6 +318,8 @@ impl Fields<'_> {
         let shape =
             InflightShape { area: self.area()?, queues: self.u16()?, queue_size: self.u16()? };
         if !self.0.is_empty() {
+            // The specification shows the structure without padding, and some frontends send it
+            // with.
             let _padding: [u8; 4] = self.take()?;
         }
         Ok(shape)
@@ -328,6 +332,7 @@ impl Fields<'_> {
             user: self.u64()?,
             file_offset: self.u64()?,
         };
+        // Here once, so that no later sum of an address and an offset inside the region overflows.
         let fits = |start: u64| start.checked_add(region.size_bytes).is_some();
         if region.size_bytes == 0
             || !fits(region.guest)
@@ -346,6 +351,8 @@ impl Fields<'_> {
 
     fn regions(&mut self) -> Result<Vec<Region>, Violation> {
         let (count, _padding) = (self.u32()? as usize, self.u32()?);
+        // Each region comes with a descriptor, and one message carries that many. Frontends with
+        // more regions add them one by one.
         if count > DESCRIPTORS_MAX {
             return Err(Violation(format!(
                 "a memory table of {count} regions; {DESCRIPTORS_MAX} is the limit"

@@ -74,6 +74,7 @@ pub(super) fn config_of(geometry: &Geometry, queues: u16, writeback: bool) -> [u
     let mut put =
         |offset: usize, bytes: &[u8]| config[offset..offset + bytes.len()].copy_from_slice(bytes);
     let block = geometry.block_bytes;
+    // So many segments of this length are one request that the device accepts.
     let segment_bytes = (geometry.request_bytes_max / SEGMENTS_MAX).max(4096) & !4095;
     let blocks = |bytes: u32| (bytes / block.max(1)).max(1);
     put(0, &(geometry.size_bytes / SECTOR_BYTES).to_le_bytes());
@@ -161,6 +162,8 @@ pub(super) fn understand(
 ) -> Result<Command, Refusal> {
     let kind = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
     let sector = u64_at(header, 8);
+    // A guest that knows of no cache never flushes: each answer must mean that the change is
+    // durable.
     let fua = Flags { fua: writethrough, no_unmap: false };
     match kind {
         0 => payload(Operation::Read, sector, parts.data_bytes, Flags::default()),
@@ -192,6 +195,8 @@ fn payload(
     let address =
         sector.checked_mul(SECTOR_BYTES).filter(|address| address.checked_add(length).is_some());
     match address {
+        // virtio counts addresses in sectors. A partial sector is a mistake of the guest, although
+        // a device would take it.
         _ if length == 0 || !length.is_multiple_of(SECTOR_BYTES) => refuse(
             Status::Failed,
             format!("a {operation:?} of {length} bytes, which is not whole sectors"),

@@ -93,12 +93,15 @@ impl Queue {
     /// Starts to serve. Fails if the ring lies outside the guest's memory, or the system has no
     /// room.
     pub(super) fn start(setup: Setup) -> Result<Arc<Self>, Violation> {
+        // Once, so that the threads that answer find every part of the ring in memory.
         setup.ring.check()?;
         let used = setup.ring.used_index()?;
         let (mut again, counter) = match &setup.inflight {
             Some(inflight) => inflight.recover(used),
             None => (Vec::new(), 0),
         };
+        // The base that the frontend knows is from before the death. What was taken since is in the
+        // ring and in the region.
         let next = match &setup.inflight {
             Some(_) => used.wrapping_add(again.len() as u16),
             None => setup.base,
@@ -107,6 +110,7 @@ impl Queue {
             let (queue, requests) = (setup.index, again.len());
             tracing::info!(queue, requests, "vhost-user: executing requests in flight again");
         }
+        // They are taken from the end, and the oldest must go first.
         again.reverse();
         let waker = Waker::new()
             .map_err(|error| Violation(format!("cannot create an event for a queue: {error}")))?;
@@ -181,6 +185,8 @@ impl Queue {
     /// Does not touch the guest's memory from now on. Requests in flight continue in the device,
     /// and stay in the in-flight region.
     pub(super) fn detach(&self) {
+        // Waits for answers that are being copied. Afterwards, the frontend may unmap or reuse the
+        // memory.
         *self.attached.write() = false;
         self.answers.lock().detached = true;
         self.end_thread();
@@ -242,6 +248,8 @@ impl Queue {
 
     /// The thread.
     fn work(self: &Arc<Self>) {
+        // What an earlier connection left in the device is finished first: an old write must not
+        // land after a newer one (P53).
         for queue in &self.setup.before {
             let mut answers = queue.answers.lock();
             while answers.in_flight > 0 && !self.is_stopping() {
@@ -263,11 +271,14 @@ impl Queue {
         self.answers.lock().batching = true;
         let taken = self.take_batch(cursor);
         self.settle();
+        // After a full batch, more is probably there: look before asking for a kick.
         if taken? == BATCH_MAX {
             return Ok(());
         }
         let mut answers = self.answers.lock();
         if answers.in_flight_bytes >= IN_FLIGHT_BYTES_MAX {
+            // Answers wake this thread. A kick would not help: the queue takes nothing until there
+            // is room.
             while answers.in_flight_bytes >= IN_FLIGHT_BYTES_MAX && !self.is_stopping() {
                 self.changed.wait(&mut answers);
             }
@@ -323,6 +334,8 @@ impl Queue {
             if waiting == 0 {
                 break;
             }
+            // A guest cannot have more entries than the queue. The index is wrong, and following it
+            // would execute old entries again.
             if waiting > self.setup.ring.size {
                 let size = self.setup.ring.size;
                 return Err(Violation(format!("{waiting} requests in a queue of {size} entries")));
@@ -349,6 +362,8 @@ impl Queue {
         };
         {
             let mut answers = self.answers.lock();
+            // A head that is given twice would have two answers, and both would write to the same
+            // place in the in-flight region (P54).
             let Some(taken) = answers.taken.get_mut(usize::from(head)).filter(|taken| !**taken)
             else {
                 return Err(Violation(format!(
@@ -361,6 +376,7 @@ impl Queue {
         }
         self.setup.counters.in_flight.fetch_add(1, Ordering::Relaxed);
         if let Some(inflight) = &self.setup.inflight {
+            // Before the device has it: from then on a death may leave it done and unanswered.
             inflight.take(head, cursor.counter);
             cursor.counter += 1;
         }
@@ -382,6 +398,7 @@ impl Queue {
         if has_range {
             memory.gather(&chain.readable, HEADER_BYTES, &mut range).map_err(failed)?;
         }
+        // `take` has checked that there is room for the status byte.
         let data_bytes = total(&chain.writable) - 1;
         let parts = Parts { payload_bytes, range: has_range.then_some(range), data_bytes };
         let command = understand(&header, &parts, self.setup.negotiated, self.setup.writethrough)?;
@@ -456,6 +473,7 @@ impl Queue {
             counters.errors.fetch_add(1, Ordering::Relaxed);
         }
         let ring = &self.setup.ring;
+        // Held while the guest's memory is written: `detach` returns only afterwards.
         let attached = self.attached.read();
         let mut told = Ok(());
         if *attached {

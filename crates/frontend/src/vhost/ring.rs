@@ -95,6 +95,8 @@ impl Ring {
     }
 
     fn descriptor(&self, table: u64, index: u16) -> Result<Descriptor, Violation> {
+        // Copied once. The guest may change it at any moment, and what is checked must be what is
+        // used.
         let mut bytes = [0; DESCRIPTOR_BYTES as usize];
         let address = table.checked_add(DESCRIPTOR_BYTES * u64::from(index));
         self.memory.read(address.unwrap_or(u64::MAX), &mut bytes)?;
@@ -124,6 +126,8 @@ impl Ring {
             let descriptor = self.descriptor(table, index)?;
             let Descriptor { address, length, flags, next } = descriptor;
             if flags & INDIRECT != 0 {
+                // virtio allows no table inside a table, and none with descriptors after it.
+                // Without this, a chain could be longer than any limit.
                 if inside || !self.indirect || flags & NEXT != 0 {
                     return broken("an indirect table where none is allowed".into());
                 }
@@ -135,6 +139,8 @@ impl Ring {
                 (table, inside, index, steps) = (address, true, 0, 0);
                 continue;
             }
+            // Checked here for the whole life of the request: the threads that copy later cannot
+            // refuse it any more.
             if length == 0 || !self.memory.holds(address, length.into()) {
                 return broken(format!(
                     "{length} bytes at {address:#x} are not in the guest's memory"

@@ -154,6 +154,8 @@ impl Shared {
                 frontend = fds.len();
                 fds.push(PollFd::new(&**socket, PollFlags::IN));
             }
+            // A second frontend stays in the queue of the listener. Once it was logged, polling for
+            // it would only spin.
             if !held && pause.is_none() && (socket.is_none() || !told_of_second) {
                 newcomer = fds.len();
                 fds.push(PollFd::new(&self.listener.socket, PollFlags::IN));
@@ -226,6 +228,8 @@ impl Shared {
             Error::new(ErrorKind::Unavailable, text)
         };
         let deadline = Instant::now() + patience;
+        // The thread may hold the lock for long, in a message that waits for the requests of a
+        // queue.
         let mut inside = self.inside.try_lock_until(deadline).ok_or_else(busy)?;
         if inside.held {
             return Ok(());
@@ -274,6 +278,7 @@ impl Shared {
     }
 
     fn let_go(&self) {
+        // First: `end_thread` removes the socket's file unless it belongs to another process.
         self.gone.store(true, Ordering::SeqCst);
         self.end_thread();
         *self.socket.lock() = None;

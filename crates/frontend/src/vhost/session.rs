@@ -144,6 +144,8 @@ impl Session {
                 if !fits || !size_fits || !asked.queue_size.is_power_of_two() {
                     return violation(format!("an in-flight region for {asked:?} is too large"));
                 }
+                // Not kept here: the frontend gives it back with `SetInflight`, also to the server
+                // that comes after a death.
                 let region = Inflight::create(asked.queues, asked.queue_size)?;
                 let file = region.file().map_err(|error| Violation(error.to_string()))?;
                 return Ok((Some(Reply::Inflight(region.shape())), Some(file)));
@@ -316,6 +318,8 @@ impl Session {
             }
             Event::Call => {
                 let slot = self.slot(queue)?;
+                // Without halting the queue: frontends change this event while the guest runs, and
+                // a halt waits for all requests in flight.
                 slot.call.clone_from(&file);
                 if let Some(running) = &slot.running {
                     running.set_call(file);
@@ -396,6 +400,7 @@ impl Session {
     fn stop_ring(&mut self, queue: u32) -> Result<Reply, Violation> {
         self.halt(queue)?;
         let slot = self.slot(queue)?;
+        // The protocol starts a queue again with the next kick event, and not before.
         slot.kick = None;
         Ok(Reply::RingBase { queue, base: slot.base.into() })
     }
@@ -427,6 +432,8 @@ impl Session {
                 Ok(None) => (),
                 Ok(Some(queue)) => {
                     let mut roster = self.common.roster.lock();
+                    // Queues of connections that are gone stay listed as long as the device has
+                    // requests of theirs: `before` waits for these.
                     roster.retain(|queue| !queue.is_over());
                     roster.push(queue.clone());
                     drop(roster);

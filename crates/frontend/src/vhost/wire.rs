@@ -63,10 +63,13 @@ fn receive_all(
     while done < bytes.len() {
         let received = match sawmill_sys::descriptors::receive(socket, &mut bytes[done..]) {
             Ok(received) => received,
+            // A frontend that exits with unread replies resets the connection: an end like any
+            // other.
             Err(Errno::CONNRESET) => return Err(End::Closed),
             Err(error) => return Err(End::Broken(error)),
         };
         descriptors.extend(received.descriptors);
+        // A frontend must not use up this process's limit of open files.
         if descriptors.len() > DESCRIPTORS_MAX {
             return Err(
                 Violation(format!("a message with {} descriptors", descriptors.len())).into()

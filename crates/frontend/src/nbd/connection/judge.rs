@@ -21,6 +21,8 @@ impl Connection {
             return refuse(Errno::Inval, format!("flags {unfit:#x} do not fit {command:?}"));
         }
         let extended = self.session.style == Style::Extended;
+        // The flag says that a payload follows. Without it, a write in an extended header has no
+        // bytes.
         if extended && command == Command::Write && header.flags & command_flag::PAYLOAD_LEN == 0 {
             return refuse(Errno::Inval, "a write without the payload flag".into());
         }
@@ -35,11 +37,14 @@ impl Connection {
             return refuse(Errno::Perm, format!("{command:?} refused: the export is read-only"));
         }
         let (offset, length) = (header.offset, header.length);
+        // The protocol leaves an empty range undefined, and a device refuses it (D6).
         if length == 0 {
             return refuse(Errno::Inval, format!("{command:?} of length zero"));
         }
         let limit = payload_bytes_max(geometry);
         if matches!(command, Command::Read | Command::Write) && length > limit.into() {
+            // `EOVERFLOW` belongs to replies to reads: the protocol documents it for no other
+            // command.
             let errno = if command == Command::Read { Errno::Overflow } else { Errno::Inval };
             return refuse(
                 errno,
@@ -48,6 +53,8 @@ impl Connection {
         }
         if offset.checked_add(length).is_none_or(|end| end > geometry.size_bytes) {
             let size = geometry.size_bytes;
+            // The protocol asks for `ENOSPC` where data would lie beyond the end, and for `EINVAL`
+            // where a client only asks about it.
             let errno = match command {
                 Command::Write | Command::WriteZeroes => Errno::NoSpace,
                 _ => Errno::Inval,

@@ -42,6 +42,8 @@ impl Connection {
             self.short_of = None;
             return true;
         }
+        // Spare buffers go only when memory is short: they save allocating and zeroing one for each
+        // request.
         let mut has = self.account.ensure(bytes);
         if !has {
             self.intake.drop_spares();
@@ -68,6 +70,8 @@ impl Connection {
     /// Whether the client has kept memory for which others wait, and has read next to nothing (or
     /// sent next to nothing of a payload) for as long as allowed.
     pub(super) fn is_stalled(&mut self, standing: &Standing) -> bool {
+        // Where the client has nothing to read or to send, the device is slow, and no connection is
+        // closed for that.
         let is_up_to_client = standing.socket_full || self.filling.is_some();
         if !is_up_to_client || !self.account.holds_pool() || !self.account.is_wanted() {
             self.wanted_since = None;
@@ -81,6 +85,8 @@ impl Connection {
             return false;
         }
         let moved = if standing.socket_full { now.2 - since.2 } else { now.1 - since.1 };
+        // Each period is judged by itself: a client that read a gigabyte before it stopped has no
+        // credit.
         self.wanted_since = Some(now);
         moved < PROGRESS_BYTES_MIN
     }
@@ -108,6 +114,8 @@ impl Connection {
         if self.spare_reads.last().is_some_and(|spare| spare.len() >= length) {
             return 0;
         }
+        // A buffer that is too short goes. If it stayed, each later read would try it first and
+        // miss the longer ones below it.
         self.spare_reads.pop();
         length
     }
