@@ -15,7 +15,8 @@ use sawmill_sys::Arena;
 
 use crate::protocol::Command;
 
-/// See the head of this file.
+/// A device that keeps its requests until a driver has answered them: `Plain` or `Batch`. The host
+/// carries commands and answers between it and the driver's sockets.
 pub(crate) trait Backend: BlockDevice {
     /// The number of lanes per queue.
     fn lanes_per_queue(&self) -> usize;
@@ -110,6 +111,8 @@ impl Life {
     pub(crate) fn turn(&self, next: impl Fn(State) -> Result<State>) -> Result<()> {
         let mut now = self.state.load(Ordering::SeqCst);
         loop {
+            // The rule is applied to the state that is replaced: two threads may turn it at once,
+            // for example a death and an end.
             let then = next(state_of(now))? as u8;
             match self.state.compare_exchange(now, then, Ordering::SeqCst, Ordering::SeqCst) {
                 Ok(_) => return Ok(()),
@@ -162,5 +165,7 @@ impl Life {
 
 fn state_of(number: u8) -> State {
     let all = [State::Waiting, State::Running, State::Ending];
+    // No other number is ever stored. If one were, a device that accepts nothing is the safe
+    // reading.
     all.into_iter().find(|state| *state as u8 == number).unwrap_or(State::Ended)
 }

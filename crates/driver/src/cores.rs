@@ -20,6 +20,8 @@ impl Cores {
     /// The queue of the core that this thread runs on.
     pub(crate) fn queue_here(&self, queues: usize) -> usize {
         let here = sched_getcpu();
+        // By place among the allowed cores: their numbers may have gaps, and all queues are to be
+        // used.
         self.0.binary_search(&here).unwrap_or(here) % queues
     }
 

@@ -34,7 +34,8 @@ pub enum OnDeath {
     Fail,
 }
 
-/// See the head of this file.
+/// The options of a device with a driver, in either mode, as the host and the first driver set
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceOptions {
     /// How requests reach the driver.
@@ -174,6 +175,8 @@ impl DeviceOptions {
     /// `Invalid`: which option.
     pub fn agrees(&self, said: &Facts, given: &Facts) -> Result<()> {
         let mut other = self.clone();
+        // A restarted driver repeats what it said at first, also where the host's options overrode
+        // it.
         let counts = |name| !IS_NO_OPTION.contains(&name) && given.get(name).is_none();
         for (name, value) in said.iter().filter(|(name, _)| counts(name)) {
             other.set(name, value)?;
@@ -195,6 +198,7 @@ impl DeviceOptions {
     pub fn declared(said: &Facts, given: &Facts) -> Result<Self> {
         let mut options = DeviceOptions::default();
         let said = said.iter().filter(|(name, _)| !IS_NO_OPTION.contains(name));
+        // The host's options come last and win.
         for (name, value) in said.chain(given.iter()) {
             options.set(name, value)?;
         }
@@ -223,6 +227,7 @@ impl DeviceOptions {
     /// Memory of a queue in plain mode.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
+        // Enough for a full queue of the longest requests.
         u64::from(self.batch.queue_depth) * u64::from(self.request_bytes_max.next_multiple_of(4096))
     }
 

@@ -21,7 +21,7 @@ use crate::cores::{Cores, queue_of_thread};
 use crate::options::DeviceOptions;
 use crate::protocol::{Command, CommandKind};
 
-/// See the head of this file.
+/// A device in plain mode: each request is one command to the driver.
 pub(crate) struct Plain {
     options: DeviceOptions,
     geometry: Geometry,
@@ -127,6 +127,7 @@ impl Plain {
         let moves = matches!(request.operation, Operation::Read | Operation::Write);
         let mut lease = None;
         if moves && !pending.ready.front()?.is_written {
+            // A request without room stays at the front: those behind it must not pass it for ever.
             lease = Some(pending.memory.lease(request.length as usize)?);
         }
         let mut waiting = pending.ready.pop_front()?;
@@ -141,6 +142,8 @@ impl Plain {
                 command.fua = request.flags.fua && self.options.can_fua;
             }
         }
+        // Under the lock in which it was fetched, because the answer may come on another thread at
+        // once.
         pending.given.insert(number, Given { waiting, lease, since: Instant::now() });
         Some(command)
     }
@@ -274,6 +277,7 @@ impl Backend for Plain {
         } else {
             Some(given)
         };
+        // Woken also at the end: the thread that fetches must see that nothing is left.
         let has_room_now = !pending.ready.is_empty() || self.life.state() != State::Running;
         drop(pending);
         if let Some(given) = done {
@@ -299,6 +303,8 @@ impl Backend for Plain {
     fn recover(&self) -> Result<()> {
         self.life.pause();
         for queue in &self.queues {
+            // New memory for each driver: a former one may still have the old memory mapped, and
+            // write to it.
             let memory = arena(&self.options)?;
             let mut pending = queue.pending.lock();
             pending.memory = memory;
@@ -330,6 +336,7 @@ impl Backend for Plain {
                 std::mem::take(&mut pending.ready).into_iter().map(|waiting| waiting.request),
             );
             drop(pending);
+            // The answers may submit new requests on this thread, which need this lock.
             for request in failed {
                 request.fail(error.clone());
             }

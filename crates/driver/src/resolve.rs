@@ -37,7 +37,7 @@ pub struct Marks {
     pub floor: u64,
 }
 
-/// See the head of this file.
+/// Applies the chunks of a driver in any order. One for each device; threads share it.
 pub struct Resolver {
     area_bytes: u64,
     shards: Box<[Mutex<Areas>]>,
@@ -71,6 +71,7 @@ impl Resolver {
         mut write: impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let Marks { horizon, floor } = marks;
+        // First, so that memory shrinks before it grows.
         self.forget_below(floor);
         let mut areas = Vec::new();
         let mut outcome = Ok(());
@@ -81,6 +82,7 @@ impl Resolver {
                 break;
             }
         }
+        // Also after a failure: the records before it were applied and are remembered.
         self.remembered.lock().areas.entry(horizon).or_default().append(&mut areas);
         outcome
     }
@@ -107,6 +109,8 @@ impl Resolver {
         write: &mut impl FnMut(u64, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let area = record.address / self.area_bytes;
+        // Held while the pieces are written: of two writes to one area, the second must find the
+        // first in the list.
         let mut shard = self.shard(area).lock();
         let applied = shard.entry(area).or_default();
         let end = record.address + record.length;

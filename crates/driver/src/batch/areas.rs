@@ -65,7 +65,7 @@ pub(super) struct Settled {
     pub(super) released: Vec<ChunkId>,
 }
 
-/// See the head of this file.
+/// The sequence numbers of all areas, and the writes that a driver may not have yet.
 pub(super) struct Areas {
     area_bytes: u64,
     shards: Box<[Shard]>,
@@ -95,11 +95,14 @@ impl Areas {
 
     /// The number of parts of a range.
     pub(super) fn count(&self, start: u64, end: u64) -> usize {
+        // By the last byte: a range that ends at a border does not touch the next area.
         ((end - 1) / self.area_bytes - start / self.area_bytes + 1) as usize
     }
 
     /// Lists a write that lies in one area, and assigns its number.
     pub(super) fn list(&self, start: u64, end: u64, chunk: ChunkId, data_at: usize) -> u64 {
+        // Numbered and listed under one lock: otherwise a newer write could be acknowledged before
+        // this one counts as older, and a repeated delivery would bring the old bytes back.
         let mut writes = self.shard(start);
         writes.last += 1;
         let sequence = writes.last;
@@ -154,12 +157,14 @@ impl Areas {
         let mut copies = Vec::new();
         for shard in &self.shards {
             let listed = &mut shard.0.lock().listed;
+            // Of several newer writes, the newest is copied last and wins.
             listed.sort_unstable_by_key(|write| write.sequence);
             for at in 0..listed.len() {
                 if listed[at].is_acknowledged {
                     copies.extend(older(listed, at).map(|older| (listed[at], *older)));
                 }
             }
+            // The next driver gets the mended older writes, so the newer bytes are needed no more.
             listed.retain(|write| !write.is_acknowledged);
         }
         copies

@@ -59,6 +59,7 @@ pub fn records(
     let mut data_at = metadata_bytes;
     (0..count).map(move |number| {
         let at = number.checked_mul(RECORD_BYTES)?;
+        // From here on the chunk holds data, which a user may have made to look like a record.
         if at + RECORD_BYTES > metadata_bytes {
             return None;
         }

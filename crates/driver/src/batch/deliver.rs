@@ -140,6 +140,8 @@ impl Batch {
     pub fn acknowledge_write(&self, queue: usize, number: u64, outcome: Result<()>) -> Result<()> {
         let item = {
             let mut writes = self.queues[queue].writes.lock();
+            // The failure is noted under the same lock: a flush that is queued in between would
+            // otherwise report a success that it does not have (P78).
             let item = writes.fetched.remove(&number);
             if let (Some((Item::Chunk(_), _)), Err(error)) = (&item, &outcome) {
                 tracing::error!("the writes of a chunk are lost; the next flush fails: {error}");
@@ -163,6 +165,8 @@ impl Batch {
     /// flight.
     fn settle(&self, queue: usize, closed: Arc<Closed>) {
         let number = closed.number;
+        // Before everything else, so that the next command carries a floor that lets the driver
+        // forget what it remembers of this chunk.
         self.ordinals.lock().open.remove(&closed.ordinal);
         let (mut kept, mut older, mut released) = (0, Vec::new(), Vec::new());
         for record in &closed.records {
@@ -175,6 +179,7 @@ impl Batch {
             // Another thread may have released some already: the count may be negative for a while.
             self.keep(ChunkId { queue, number }, Some(closed), kept as isize);
         } else {
+            // Frees its memory before the stalled writes are tried.
             drop(closed);
         }
         for chunk in &released {
@@ -235,6 +240,8 @@ impl Batch {
         let (number, request, lease) = match reads.again.pop_front() {
             Some((number, request)) => {
                 let Some(lease) = reads.memory.lease(request.length as usize) else {
+                    // Back to the front: later reads must not pass those that a former driver had
+                    // (P73).
                     reads.again.push_front((number, request));
                     return None;
                 };
@@ -256,6 +263,7 @@ impl Batch {
     pub fn fill_read(&self, queue: usize, number: u64, fill: impl FnOnce(&mut [u8])) {
         let taken = self.queues[queue].reads.lock().fetched.remove(&number);
         let Some((request, mut lease, since)) = taken else { return };
+        // Out of the list meanwhile, so that a driver that fills slowly holds no lock of the queue.
         fill(&mut lease);
         self.queues[queue].reads.lock().fetched.insert(number, (request, lease, since));
     }
@@ -273,6 +281,8 @@ impl Batch {
         match outcome {
             Ok(()) => {
                 request.buffer().copy_from_slice(&lease);
+                // Before the answer: its user may submit the next read at once, which needs a
+                // place.
                 drop(lease);
                 request.done();
             }
@@ -289,6 +299,7 @@ impl Batch {
 
 pub(super) fn next_of(writes: &mut Writes) -> Option<Delivery> {
     let (number, item) = writes.ready.pop_front()?;
+    // Listed before the driver can see it, because the answer may come at once.
     writes.fetched.insert(number, (item.clone(), Instant::now()));
     Some(match item {
         Item::Chunk(closed) => Delivery::Chunk(Chunk { number, closed }),

@@ -23,6 +23,8 @@ impl Batch {
     /// Flushes for a request, or without one (before a driver leaves).
     pub(super) fn flush(&self, request: Option<Request>) {
         if self.options.weak_flush {
+            // A weak flush only orders: writes of later chunks get higher numbers. Failures of
+            // earlier chunks are still reported.
             let mut failed = None;
             for (number, queue) in self.queues.iter().enumerate() {
                 let mut writes = queue.writes.lock();
@@ -42,6 +44,7 @@ impl Batch {
         for (at, queue) in self.queues.iter().enumerate() {
             let mut writes = queue.writes.lock();
             self.close(at, &mut writes);
+            // Taken, so that one failure is reported by one flush (P78).
             if let Some(error) = writes.failed.take() {
                 *flush.error.lock() = Some(error);
             }

@@ -24,6 +24,8 @@ impl Batch {
                 offset: chunk.offset() as u64,
                 records: chunk.records().len() as u64,
                 horizon: chunk.horizon(),
+                // As of now and not of the closing of the chunk: the newer it is, the more the
+                // driver can forget.
                 floor: self.ordinals.lock().floor(),
                 ..Command::new(CommandKind::Chunk, chunk.number)
             },
@@ -40,6 +42,7 @@ impl Batch {
             }
             Delivery::End => return None,
         };
+        // By number, because repeated items keep theirs and new ones have higher ones.
         let again = command.number <= self.queues[queue].writes.lock().again_number;
         Some(Command { again, ..command })
     }
@@ -64,6 +67,7 @@ impl Backend for Batch {
     fn fetch(&self, lane: usize, commands: &mut Vec<Command>, most: usize) -> Next {
         let queue = lane / 2;
         if lane.is_multiple_of(2) {
+            // Only the first is waited for. Whatever else is there goes in the same packet.
             let mut delivery = self.fetch_write(queue);
             while let Some(found) = delivery {
                 let Some(command) = self.write_command(queue, found) else { return Next::Ended };

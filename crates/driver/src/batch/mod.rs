@@ -53,7 +53,8 @@ use self::chunk::Record;
 use self::flush::Flush;
 use self::range::Range;
 
-/// See the head of this file.
+/// A device in batch mode. Writes complete when their bytes are in shared memory, and reach the
+/// driver in chunks (decision 0021).
 pub struct Batch {
     options: BatchOptions,
     geometry: Geometry,
@@ -268,6 +269,7 @@ impl Batch {
         let unit = u64::from(self.options.blocksize);
         let refused =
             request.check(&self.geometry).and_then(|()| crate::check_blocks(&request, unit)).err();
+        // A wrong request is `Invalid` also on a device that has ended (D6).
         if let Some(error) = refused.or_else(|| self.life.refusal()) {
             return request.fail(error);
         }
@@ -275,6 +277,7 @@ impl Batch {
             Operation::Write => self.write(queue, request),
             Operation::Read => self.read(queue, request),
             Operation::Flush => self.flush(Some(request)),
+            // A hint, and the protocol has no command for it.
             Operation::Prefetch => request.done(),
             Operation::Discard | Operation::WriteZeroes => self.wait_for_turn(queue, request),
             Operation::Allocation => {

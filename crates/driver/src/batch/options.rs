@@ -23,7 +23,7 @@ pub const QUEUES_MAX: u32 = 256;
 /// The most concurrent requests of a queue.
 pub const QUEUE_DEPTH_MAX: u32 = 4096;
 
-/// See the head of this file. Sizes are bytes.
+/// The options of a device in batch mode, by the names of BUSE's configfs. Sizes are bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchOptions {
     /// Size of the disk: a positive multiple of `blocksize`.
@@ -129,6 +129,8 @@ impl BatchOptions {
     /// Bytes of a chunk for records; the data follows them.
     #[must_use]
     pub fn metadata_bytes(&self) -> u64 {
+        // A record covers at least one block. So a chunk never runs out of records before it runs
+        // out of room for data.
         self.write_chunk_size / u64::from(self.blocksize) * RECORD_BYTES as u64
     }
 
@@ -138,6 +140,7 @@ impl BatchOptions {
     pub fn request_bytes_max(&self) -> u64 {
         let blocksize = u64::from(self.blocksize);
         let data = (self.write_chunk_size - self.metadata_bytes()) / blocksize * blocksize;
+        // A read needs room in the memory of its queue, and a geometry has 32 bits for the limit.
         data.min(self.read_shm_size).min(u64::from(u32::MAX) / blocksize * blocksize)
     }
 

@@ -22,6 +22,8 @@ impl Batch {
     /// Puts a range into a write queue. Others of the same bytes wait until it is acknowledged.
     pub(super) fn hand_range(&self, waiting: &mut Waiting, queue: usize, request: Request) {
         let (address, length) = (request.address, request.length);
+        // Under the lock of the waiting requests, which the caller holds: no other change of these
+        // bytes gets past it from here on.
         waiting.ranges.push((address, address + length));
         let range = Range {
             operation: request.operation,
@@ -43,6 +45,8 @@ impl Batch {
         {
             let mut waiting = self.waiting.lock();
             let ended = (range.address, range.address + range.length);
+            // Before the answer: the user may submit the next request for these bytes at once, and
+            // it must not wait for a range that is done.
             if let Some(at) = waiting.ranges.iter().position(|range| *range == ended) {
                 waiting.ranges.swap_remove(at);
             }

@@ -24,6 +24,8 @@ enum Turn {
 impl Batch {
     pub(super) fn read(&self, queue: usize, request: Request) {
         let end = request.address + request.length;
+        // While requests wait, each one takes its turn under the lock. Otherwise a read could pass
+        // a discard of its bytes that came before it.
         let may_wait = self.has_waiting.load(Ordering::SeqCst);
         if !may_wait && self.areas.on_the_way(request.address, end).is_empty() {
             return self.hand_read(queue, request);
@@ -34,6 +36,8 @@ impl Batch {
     /// Lets a request proceed when no other blocks it, now or later.
     pub(super) fn wait_for_turn(&self, queue: usize, request: Request) {
         let mut written = None;
+        // A write in an open chunk would reach the driver only when the chunk is full or old. Its
+        // chunk is closed below, so that this request does not wait for that.
         let in_the_way = {
             let mut waiting = self.waiting.lock();
             // From now on, every acknowledgement checks the waiting requests.
@@ -75,6 +79,7 @@ impl Batch {
         drop(waiting);
         self.close_all_of(&in_the_way);
         self.note_waiting();
+        // Without a lock, because the answer to a write may submit the next request on this thread.
         for request in written {
             self.complete_write(request);
         }

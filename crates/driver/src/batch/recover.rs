@@ -38,6 +38,8 @@ impl Batch {
     pub fn recover(&self) {
         self.life.pause();
         self.ring();
+        // All queues at once: the newer bytes may be in a chunk of another queue than the older
+        // write.
         let mut all: Vec<_> = self.queues.iter().map(|queue| queue.writes.lock()).collect();
         for (newer, older) in self.areas.mend() {
             let bytes = part(&all[newer.chunk.queue], &newer, &older);
@@ -76,6 +78,8 @@ impl Batch {
     /// and each queue ends after its last item.
     pub fn end(&self) {
         let closed = Error::new(ErrorKind::Closed, "the device is being removed");
+        // First: a write that comes behind the closing of the chunks below would otherwise stay in
+        // an open one for ever.
         self.life.end();
         self.fail_stalled(&closed);
         for (number, queue) in self.queues.iter().enumerate() {
@@ -103,6 +107,7 @@ impl Batch {
     /// Ends the device: everything that waits fails, and data that only shared memory holds is
     /// dropped.
     pub fn fail(&self, error: &Error) {
+        // First, so that no request is accepted behind those that fail here.
         self.life.ended();
         self.fail_pending(error);
         for queue in &self.queues {
@@ -123,12 +128,15 @@ impl Batch {
             let ready = std::mem::take(&mut writes.ready);
             let (chunks, others): (_, VecDeque<_>) =
                 ready.into_iter().partition(|(_, item)| matches!(item, Item::Chunk(_)));
+            // Chunks stay. Their writes were answered long ago, and only a driver can still save
+            // them.
             writes.ready = chunks;
             let fetched = std::mem::take(&mut writes.fetched);
             let (chunks, given): (_, BTreeMap<_, _>) =
                 fetched.into_iter().partition(|(_, (item, _))| matches!(item, Item::Chunk(_)));
             writes.fetched = chunks;
             drop(writes);
+            // The answers below may submit new requests on this thread, which need this lock.
             let others = others.into_iter().map(|(_, item)| item);
             for item in others.chain(given.into_values().map(|(item, _)| item)) {
                 match item {

@@ -75,6 +75,8 @@ impl Batch {
             self.queues[queue].writes_bell.notify_one();
         }
         let Some(open) = &mut writes.open else { return false };
+        // The only copy of the payload on its way to the driver: the chunk lies in memory that both
+        // processes have.
         request.fill(0, &mut open.lease[open.data_end..open.data_end + length]);
         let chunk = ChunkId { queue, number: open.number };
         for (start, end) in self.areas.parts(start, end) {
@@ -98,6 +100,8 @@ impl Batch {
     pub(super) fn close(&self, queue: usize, writes: &mut Writes) {
         let Some(open) = writes.open.take() else { return };
         let Open { number, ordinal, lease, records, data_end: length, .. } = open;
+        // A chunk that is opened after this has newer writes only. Those up to the horizon may hold
+        // older ones.
         let (offset, horizon) = (lease.offset(), self.ordinals.lock().last);
         let closed =
             Closed { number, ordinal, horizon, length, records, offset, lease: RwLock::new(lease) };
@@ -109,6 +113,7 @@ impl Batch {
     pub(super) fn close_all_of(&self, chunks: &[ChunkId]) {
         for chunk in chunks {
             let mut writes = self.queues[chunk.queue].writes.lock();
+            // The chunk may have been closed since it was found, and another one may be open.
             if writes.open.as_ref().is_some_and(|open| open.number == chunk.number) {
                 self.close(chunk.queue, &mut writes);
             }
@@ -121,6 +126,7 @@ impl Batch {
         {
             let mut writes = self.queues[queue].writes.lock();
             while let Some(mut request) = writes.stalled.pop_front() {
+                // The first that does not fit ends this, also if a shorter one behind it would fit.
                 if !self.place(queue, &mut writes, &mut request) {
                     writes.stalled.push_front(request);
                     break;

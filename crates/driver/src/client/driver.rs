@@ -47,6 +47,8 @@ impl Abilities {
     /// others.
     pub(super) fn declare(self, facts: &mut Facts, is_batch: bool) {
         let is_plain = !is_batch;
+        // Only differences are declared, because a later driver must agree with the device in all
+        // that it says.
         for (name, value, is_told) in [
             ("can_discard", 1, self.discard && self.write),
             ("can_write_zeroes", 1, self.write_zeroes && self.write),
@@ -275,6 +277,7 @@ impl Device {
 /// The errno of an error on the wire.
 #[must_use]
 pub fn errno(error: &io::Error) -> i32 {
+    // A host takes any other number for a broken protocol and counts the driver as dead (P75).
     let told = error.raw_os_error().filter(|errno| (1..4096).contains(errno));
     told.unwrap_or(match error.kind() {
         io::ErrorKind::StorageFull => 28,

@@ -36,6 +36,7 @@ pub(super) fn given(options: &Options) -> Option<PathBuf> {
 pub(super) fn doors(doors: &[&str]) -> Result<Vec<String>> {
     let told = std::env::var(DOORS_VARIABLE).unwrap_or_default();
     let named = doors.iter().copied();
+    // What the driver names in its code wins over the environment.
     let doors: Vec<String> = if doors.is_empty() {
         told.split_whitespace().map(str::to_owned).collect()
     } else {
@@ -90,6 +91,7 @@ impl Host {
         if options.is_quiet {
             command.stderr(Stdio::null());
         }
+        // The device must not end with the terminal or the process group of its driver.
         let mut child = sawmill_sys::in_own_session(&mut command).spawn().map_err(no_program)?;
         let out = child.stdout.take();
         let out =

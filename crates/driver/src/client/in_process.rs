@@ -19,7 +19,7 @@ use sawmill_device::{
 
 use super::driver::{Abilities, Driver, errno};
 
-/// See the head of this file.
+/// A driver as a device in this process, with threads of its own.
 pub struct InProcess {
     geometry: Geometry,
     /// `None` during the end.
@@ -102,6 +102,7 @@ impl BlockDevice for InProcess {
 
 impl Drop for InProcess {
     fn drop(&mut self) {
+        // Ends the workers' wait, once they have taken all that was accepted.
         self.requests = None;
         for worker in self.workers.drain(..) {
             // The thread handles panics of drivers itself.
@@ -113,8 +114,12 @@ impl Drop for InProcess {
 impl Shared {
     fn work(&self) {
         loop {
+            // The lock is held while waiting, by one thread at a time, and is free while a request
+            // is executed.
             let received = self.requests.lock().recv();
             let Ok(mut request) = received else { return };
+            // A panic of the driver fails one request. Without this, the thread would be gone, and
+            // later requests would wait for ever.
             let outcome = catch_unwind(AssertUnwindSafe(|| self.handle(&mut request)));
             request.complete(match outcome {
                 Ok(Ok(())) => Ok(Reply::Done),
@@ -146,6 +151,7 @@ impl Shared {
     fn write(&self, address: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
         let by_itself = fua && self.abilities.fua;
         self.driver.write(address, bytes, by_itself)?;
+        // A flush after the write makes the write durable as well, and all others with it.
         if fua && !by_itself { self.flush() } else { Ok(()) }
     }
 

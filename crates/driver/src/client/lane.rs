@@ -102,6 +102,7 @@ impl Lane {
             if let Some(command) = incoming.pending.pop_front() {
                 break command;
             }
+            // The host may wait for just these answers before it sends more commands.
             if !answers.are_sent() {
                 drop(incoming);
                 answers.send(self)?;
@@ -142,6 +143,8 @@ impl Lane {
         mut incoming: MutexGuard<'a, Incoming>,
     ) -> Result<MutexGuard<'a, Incoming>> {
         incoming.is_listening = true;
+        // Taken out, so that the lock is free during the wait and other threads take what is
+        // pending.
         let mut buffer = std::mem::take(&mut incoming.buffer);
         drop(incoming);
         let gone = || Error::new(ErrorKind::Closed, "the host is gone");
@@ -183,6 +186,8 @@ impl Lane {
 
     fn wait_for_those_before(&self, ticket: u64) {
         let mut open = self.open.lock();
+        // Other threads may still be writing chunks that were taken before the flush, and it must
+        // cover them.
         while open.first().is_some_and(|first| *first < ticket) {
             self.bell.wait(&mut open);
         }
@@ -196,6 +201,7 @@ impl Lane {
     /// Answers a command: soon, together with others.
     pub(super) fn answer(&self, task: Task, errno: i32, answers: &mut Answers) -> Result<()> {
         let Task { command, memory, ticket } = task;
+        // The host uses the bytes again as soon as it has the answer.
         drop(memory);
         self.close_ticket(ticket);
         answers.bytes.extend_from_slice(&Answer { number: command.number, errno }.encode());

@@ -15,7 +15,7 @@ use super::lane::Lane;
 use super::options::Options;
 use crate::protocol::{Control, ControlKind, Facts, PACKET_BYTES_MAX, PROTOCOL, PacketSocket};
 
-/// See the head of this file.
+/// The control connection and the lanes of a driver that its host has accepted.
 pub(super) struct Link {
     pub(super) device: Device,
     pub(super) lanes: Vec<Lane>,
@@ -59,6 +59,8 @@ impl Link {
         let buffer = vec![0; PACKET_BYTES_MAX];
         let mut link = Link { device, lanes: Vec::new(), is_replaced: false, buffer };
         link.greet()?;
+        // After the greeting, because options given to the host may ask for more than the driver
+        // has declared.
         abilities.suffice(&link.device.welcome)?;
         Ok(link)
     }
@@ -73,6 +75,7 @@ impl Link {
                     self.device.welcome = Arc::new(facts);
                 }
                 ControlKind::Queue => self.add_queue(&facts, files)?,
+                // A device without queues would never give this driver anything to do.
                 ControlKind::Attached if !self.lanes.is_empty() => return Ok(()),
                 ControlKind::Refused => return Err(refusal(&facts)),
                 kind => {
@@ -89,6 +92,8 @@ impl Link {
         let is_batch = self.device.option("mode") == Some("batch");
         let names: &[&str] =
             if is_batch { &["memory_bytes", "read_memory_bytes"] } else { &["memory_bytes"] };
+        // A socket and a memory for each lane. With any other number, it is unknown which file is
+        // which.
         if files.len() != 2 * names.len() {
             return Err(odd(format!("the host sent {} open files for queue {queue}", files.len())));
         }

@@ -95,6 +95,7 @@ impl Connection {
 
     /// Gives up before serving: a host that was started for this ends.
     pub fn give_up(self) {
+        // A host that somebody else has started is not this process's to end.
         if self.host.is_some() {
             // If the host is gone, that is what we want.
             let _ = link::ask_on(&self.control, "fail");
@@ -106,6 +107,8 @@ impl Connection {
         let served = Link::attach(control, socket, handler.abilities(), &options)
             .and_then(|link| work::run(link, handler, options.threads));
         match (served, host) {
+            // A host of this process says why it ended on its standard output. "The host is gone"
+            // alone would not help anybody.
             (Err(error), Some(host)) if error.kind() == ErrorKind::Closed => Err(host.why(error)),
             (served, _) => served,
         }

@@ -42,6 +42,8 @@ impl<'a, D: Driver + ?Sized> Plain<'a, D> {
     fn store(&self, command: &Command, bytes: &[u8]) -> io::Result<()> {
         let chunks = self.chunks.lock().clone().ok_or_else(no_sense)?;
         let count = usize::try_from(command.records).map_err(|_| no_sense())?;
+        // All records are read before the first is stored, so that an invalid chunk changes
+        // nothing.
         if records(bytes, chunks.metadata_bytes, count).any(|record| record.is_none()) {
             return Err(no_sense());
         }
@@ -125,6 +127,7 @@ impl<D: ChunkDriver + ?Sized> Handler for Batched<'_, D> {
                 let metadata_bytes = *self.metadata_bytes.lock();
                 self.driver.write(&Chunk { bytes: memory, metadata_bytes, queue, command })
             }
+            // In batch mode a host sends writes in chunks only.
             CommandKind::Write => Err(no_sense()),
             CommandKind::End => Ok(()),
         }

@@ -33,6 +33,8 @@ pub(super) trait Handler: Send + Sync {
 pub(super) fn run(mut link: Link, handler: &dyn Handler, threads: usize) -> Result<Outcome> {
     handler.attached(&link.device);
     let (threads, is_alone) = (threads.max(1), threads <= 1 && link.lanes.len() == 1);
+    // Opening the doors may read the device (a partition table, for example), so commands are
+    // served before the doors are known.
     let is_over = serve_alone(&mut link, handler, is_alone)?;
     if !is_over {
         serve_together(&mut link, handler, threads)?;
@@ -116,6 +118,8 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
                 if let Err(error) = work_off(lane, handler) {
                     fail(error);
                 }
+                // The last worker ends the wait of `link.hear` below: without lanes, the host has
+                // nothing more to say.
                 if left.fetch_sub(1, std::sync::atomic::Ordering::AcqRel) == 1 {
                     Link::break_off(device, lanes);
                 }
@@ -135,6 +139,7 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
                 Err(error) => return fail(error),
             }
         }
+        // The host has closed the control connection before it sent END on each lane: it has died.
         if lanes.iter().any(|lane| !lane.has_ended()) {
             fail(gone());
         }

@@ -16,6 +16,7 @@ const EINVAL: i32 = 22;
 impl Host {
     /// Answers one question.
     pub(super) fn answer(&self, control: &PacketSocket, asked: &Facts) {
+        // Counted, because the host does not exit before the answers are sent (`see_askers_off`).
         self.now.lock().asked += 1;
         self.answer_it(control, asked);
         self.now.lock().asked -= 1;
@@ -39,6 +40,8 @@ impl Host {
             }
             "fail" => {
                 (self.tell)(Event::EndAsked(Some("it was requested".to_owned())));
+                // Whoever asks for a failure expects one; the answer only says that the device has
+                // ended.
                 let _ = self.wait_for_end();
                 Ok(Facts::default())
             }

@@ -30,6 +30,8 @@ pub(super) fn first_packet(control: &PacketSocket) -> Result<Option<Control>> {
 impl Host {
     /// A driver has sent HELLO: serves until it is gone.
     pub(super) fn attach(self: &Arc<Self>, control: PacketSocket, hello: &Facts, pid: u32) {
+        // Held until the driver has its commands: of two that connect at once, the second waits and
+        // is judged by what the first has changed.
         let attaching = self.attaching.lock();
         let (session, threads) = match self.welcome(&control, hello, pid) {
             Ok(theirs) => match self.serve(control, theirs, pid) {
@@ -70,6 +72,8 @@ impl Host {
         if served.backend.state() == State::Ended {
             return Err(Error::new(ErrorKind::Closed, "the device has ended"));
         }
+        // Before the driver gets the memory: a former driver may still write to the old one, so
+        // there may be new memory now.
         served.backend.recover()?;
         let generation = self.generation.load(Ordering::SeqCst) + 1;
         let mut facts = Facts::default()
@@ -193,6 +197,8 @@ impl Host {
         let Some(served) = self.served.get() else { return };
         served.backend.pause();
         session.close();
+        // In this order: no more commands go out, then the sockets end the threads' waits. After
+        // the join, no answer of this driver can arrive beside those of the next.
         threads.join();
         let has_all = match session.is_finishing.load(Ordering::SeqCst) {
             true => served.backend.oldest().is_none(),
@@ -208,6 +214,7 @@ impl Host {
         if !in_order && served.backend.state() != State::Ended {
             self.driver_died(served, &why);
         }
+        // Last: the next driver may start as soon as the place is free.
         self.forget(session);
         self.say_gone(session.generation, session.pid, in_order, why);
     }
@@ -256,6 +263,8 @@ pub fn refused_errno(kind: ErrorKind) -> i32 {
     match kind {
         // There is no such device any more.
         ErrorKind::Closed => 19,
+        // An option that does not exist is a mistake in the driver. ENOENT would look as if there
+        // were no such device.
         ErrorKind::NotFound => 22,
         kind => kind.errno(),
     }

@@ -23,7 +23,7 @@ const CONNECTIONS_MAX: usize = 128;
 /// Time for a connection to send its first packet.
 pub(super) const WITHIN: Duration = Duration::from_secs(10);
 
-/// See the head of this file.
+/// The silent connections of a host, and the count of all its connections.
 #[derive(Default)]
 pub(super) struct Greeting {
     /// Bounded by [`SILENT_MAX`].
@@ -39,11 +39,13 @@ impl Greeting {
     /// Reserves a place for one more connection.
     pub(super) fn enter(&self) -> Option<Place<'_>> {
         let place = Place(self);
+        // If there is no place, `place` is dropped here, and its drop takes the count back.
         (self.connections.fetch_add(1, Ordering::AcqRel) < CONNECTIONS_MAX).then_some(place)
     }
 
     /// Adds a silent connection. Returns an error if no descriptor is left.
     pub(super) fn wait_for(self: &Arc<Self>, socket: &OwnedFd) -> std::io::Result<Silent> {
+        // A duplicate, to shut the connection down while its thread waits in `recv` on its own.
         let kept = socket.try_clone()?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let mut silent = self.silent.lock();

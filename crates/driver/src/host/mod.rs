@@ -89,7 +89,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Receives events, on any thread; it must not wait for the host.
 pub type Listener = Box<dyn Fn(Event) + Send + Sync>;
 
-/// See the head of this file.
+/// A device, the socket to which its drivers connect, and the driver that it has at present.
 pub struct Host {
     name: String,
     path: PathBuf,
@@ -136,6 +136,8 @@ impl Host {
     /// # Errors
     /// `InUse` if another host has this path, `Invalid` for invalid options, `Unavailable`.
     pub fn start(name: &str, path: &Path, given: Facts, tell: Listener) -> Result<Arc<Self>> {
+        // Tried now: a wrong option of the host would otherwise be blamed on the first driver that
+        // connects.
         let mut trial = DeviceOptions::default();
         for (option, value) in given.iter() {
             trial.set(option, value)?;
@@ -147,6 +149,7 @@ impl Host {
             }
             _ => unavailable(path, error),
         })?;
+        // After the claim: it removes what lies at the path, which is nobody's now.
         let socket = listening(path)?;
         let host = Arc::new(Host {
             name: name.to_owned(),
@@ -232,9 +235,11 @@ impl Host {
             self.ended(Ok(()));
             return Ok(());
         };
+        // Before the end, because an ending device accepts no flush.
         let flushed = served.device.flush();
         served.backend.end();
         self.see_off(served);
+        // After the driver: what came in behind the end must be answered, too (P77).
         served.backend.fail(&Error::new(ErrorKind::Closed, "the device has ended"));
         self.ended(flushed.clone());
         flushed
@@ -336,6 +341,8 @@ impl Host {
         }
         let pid = peer.pid.as_raw_nonzero().get().cast_unsigned();
         let wait_at_most = |time| set_socket_timeout(&control, Timeout::Recv, time);
+        // For the first packet only: an attached driver may be silent for as long as there is
+        // nothing to do (P193).
         let bounded = wait_at_most(Some(greeting::WITHIN));
         let first = attach::first_packet(&control);
         if !silent.spoke() || bounded.is_err() || wait_at_most(None).is_err() {

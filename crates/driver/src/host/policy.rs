@@ -31,6 +31,7 @@ impl Policy {
 
     /// From now on requests fail, including those that wait.
     pub(super) fn refuse(&self, error: Error) {
+        // Before the flag, so that whoever sees the flag finds the error.
         *self.error.lock() = Some(error.clone());
         self.is_refusing.store(true, Ordering::SeqCst);
         self.backend.fail_pending(&error);
@@ -54,6 +55,7 @@ impl BlockDevice for Policy {
     fn submit(&self, request: Request) {
         match self.refusal() {
             None => self.backend.submit(request),
+            // A wrong request is `Invalid` in every state of the device (D6).
             Some(error) => match request.check(&self.geometry()) {
                 Err(wrong) => request.fail(wrong),
                 Ok(()) => request.fail(error),
@@ -69,6 +71,7 @@ pub(super) fn watch(host: &Weak<Host>) {
             return;
         }
         host.look();
+        // Not held during the sleep: otherwise the host would outlive its owner by that time.
         drop(host);
         std::thread::sleep(LOOK_EVERY);
     }

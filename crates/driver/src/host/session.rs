@@ -26,7 +26,7 @@ use crate::protocol::{
 /// The most commands of one packet.
 const COMMANDS_MAX: usize = 64;
 
-/// See the head of this file.
+/// The connections of one driver. Its threads, and whoever replaces or ends the driver, share it.
 pub(super) struct Session {
     pub(super) generation: u64,
     pub(super) pid: u32,
@@ -123,6 +123,7 @@ impl Session {
 
     /// Treats the driver as gone.
     pub(super) fn cut(&self, why: &str) {
+        // The first reason counts: what is closed afterwards fails in many other ways.
         self.why.lock().get_or_insert_with(|| why.to_owned());
         self.is_cut.store(true, Ordering::SeqCst);
         self.close();
@@ -162,6 +163,7 @@ impl Session {
             bytes.clear();
             let next = backend.fetch(lane, &mut commands, COMMANDS_MAX);
             if next != Next::Commands {
+                // Before END is sent: the driver may close the lane as soon as it has it.
                 self.ended[lane].store(true, Ordering::SeqCst);
                 commands.push(Command::new(CommandKind::End, 0));
             }

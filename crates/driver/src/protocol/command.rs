@@ -127,6 +127,7 @@ impl Command {
         let kind = CommandKind::of(number)
             .ok_or_else(|| bad(format!("a command of unknown kind {number}")))?;
         let flags = half(bytes, 4);
+        // A driver that ignored a flag would do less than it was asked, and answer success.
         if flags & !(FUA | NO_UNMAP | AGAIN) != 0 {
             return Err(bad(format!("a command with unknown flags {flags:#x}")));
         }
@@ -182,6 +183,8 @@ impl Answer {
 
     fn decode(bytes: &[u8; ANSWER_BYTES]) -> Result<Self> {
         let (errno, reserved) = (half(bytes, 8).cast_signed(), half(bytes, 12));
+        // Linux has no errno beyond 4095. The reserved bytes are zero, so that a later version can
+        // use them.
         if !(0..=4095).contains(&errno) || reserved != 0 {
             return Err(bad(format!("an answer with errno {errno} and reserved {reserved}")));
         }

@@ -109,6 +109,7 @@ impl Control {
     pub fn encode(&self) -> Vec<u8> {
         let mut text = String::new();
         for (name, value) in self.facts.iter() {
+            // A write to a string does not fail.
             let _ = writeln!(text, "{name}={value}");
         }
         let mut bytes = (self.kind as u32).to_le_bytes().to_vec();

@@ -100,6 +100,7 @@ impl PacketSocket {
                 other => break other.map_err(gone)?,
             }
         };
+        // A packet without all of its bytes or files would be taken for another one.
         let too_many = received.descriptors_lost || received.descriptors.len() > DESCRIPTORS_MAX;
         if received.is_cut || too_many {
             return Err(Error::new(ErrorKind::Invalid, "a packet that is too long"));
