@@ -109,6 +109,8 @@ impl Answer {
                 place
                     .ok_or_else(|| violation("data outside what was asked for"))?
                     .copy_from_slice(payload);
+                // Bytes that come twice are a violation: they could cover a gap when only their
+                // number is counted.
                 self.arrived(offset, payload.len())?;
             }
             chunk::OFFSET_HOLE => {
@@ -120,6 +122,7 @@ impl Answer {
             }
             chunk::BLOCK_STATUS => {
                 let _context = read_u32(&mut payload)?;
+                // One context at most was negotiated, so its number says nothing.
                 while !payload.is_empty() {
                     let length = u64::from(read_u32(&mut payload)?);
                     let flags = u64::from(read_u32(&mut payload)?);
@@ -129,11 +132,14 @@ impl Answer {
             chunk::BLOCK_STATUS_EXT => {
                 let _context = read_u32(&mut payload)?;
                 let count = read_u32(&mut payload)?;
+                // A count that is too large ends with the payload, whose length is bounded.
                 for _ in 0..count {
                     let (length, flags) = (read_u64(&mut payload)?, read_u64(&mut payload)?);
                     self.take_extent(Extent { length, flags })?;
                 }
             }
+            // The answer goes on: a server may send an error before its other chunks. Unknown
+            // errors have this bit, too.
             error if error & chunk::ERROR_BIT != 0 => self.fail(read_u32(&mut payload)?),
             other => return Err(violation(format!("a chunk of unknown type {other:#x}"))),
         }
@@ -154,6 +160,8 @@ impl Answer {
     }
 
     fn place(&mut self, offset: u64, length: usize) -> Option<&mut [u8]> {
+        // The offset is the server's claim. Neither a place before the read nor one behind it may
+        // be written.
         let from = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
         self.reply.bytes.get_mut(from..from.checked_add(length)?)
     }
@@ -188,6 +196,7 @@ impl Pieces {
         if self.0.range(..end).next_back().is_some_and(|(_, last)| *last > from) {
             return Err(violation("bytes that were there already"));
         }
+        // Joined with its neighbors, so that a read in order is always one piece.
         let end = self.0.remove(&end).unwrap_or(end);
         let left = self.0.range_mut(..from).next_back();
         if let Some((_, last)) = left.filter(|(_, last)| **last == from) {

@@ -73,6 +73,8 @@ impl Client {
         let in_flight = Arc::new(Mutex::new(InFlight::default()));
         let listening =
             Listening { in_flight: Arc::clone(&in_flight), socket: socket.duplicate()?, style };
+        // A handle of its own: the sender's may be locked by a thread that waits for room in the
+        // socket.
         let shut = socket.duplicate()?;
         let named = std::thread::Builder::new().name("nbd-client".into());
         let listener = Some(named.spawn(move || listening.run())?);
@@ -100,10 +102,12 @@ impl Client {
             let mut in_flight = lock(&self.in_flight);
             if in_flight.gone {
                 drop(in_flight);
+                // The listener may submit the next request on this thread.
                 return (waiting.listener)(Err(Failure::Gone));
             }
             in_flight.next_cookie += 1;
             let cookie = in_flight.next_cookie;
+            // Before it is sent: the answer may come before the send returns.
             in_flight.waiting.insert(cookie, waiting);
             cookie
         };
@@ -211,6 +215,8 @@ impl Listening {
         self.socket.shut();
         let left: Vec<Waiting> = {
             let mut in_flight = lock(&self.in_flight);
+            // Set under the lock with the last look: a request that is submitted later fails at
+            // once, and none is forgotten in between.
             in_flight.gone = true;
             in_flight.why_gone = Some(why.to_string());
             in_flight.waiting.drain().map(|(_, waiting)| waiting).collect()
@@ -222,6 +228,8 @@ impl Listening {
 
     fn hear(&mut self) -> io::Result<()> {
         match read_u32(&mut self.socket)? {
+            // In every style: after structured replies were agreed on, only data must come in
+            // chunks.
             SIMPLE_REPLY_MAGIC => self.hear_simple(),
             STRUCTURED_REPLY_MAGIC if self.style == Style::Structured => {
                 let (flags, kind) = (read_u16(&mut self.socket)?, read_u16(&mut self.socket)?);
@@ -265,6 +273,7 @@ impl Listening {
         let error = read_u32(&mut self.socket)?;
         let cookie = read_u64(&mut self.socket)?;
         let mut waiting = self.take(cookie)?;
+        // Out of the map while the rest is read from the socket, so that other threads can submit.
         let taken = self.take_simple(error, &mut waiting.answer);
         self.settle(cookie, waiting, taken.map(|()| true))
     }

@@ -53,10 +53,13 @@ impl Socket {
             Address::Unix(path, _) => Socket::Unix(UnixStream::connect(path)?),
             Address::Tcp(host, _) => {
                 let stream = TcpStream::connect(host)?;
+                // A request is a small message, which Nagle's algorithm would hold back while
+                // another one is not acknowledged.
                 stream.set_nodelay(true)?;
                 Socket::Tcp(stream)
             }
         };
+        // For the handshake, in which a server has nothing to wait for.
         socket.limit(Some(PATIENCE))?;
         Ok(socket)
     }
@@ -142,9 +145,12 @@ fn greet(socket: &mut Socket) -> io::Result<()> {
         return Err(violation("the server's greeting is not newstyle NBD"));
     }
     let offered = read_u16(socket)?;
+    // Without it, a server closes the connection at an option that it does not know, and nobody
+    // learns why.
     if offered & hello::FIXED_NEWSTYLE == 0 {
         return Err(violation("the server does not offer fixed newstyle"));
     }
+    // A server drops a client that sets a flag which it has not offered.
     let taken = offered & (hello::FIXED_NEWSTYLE | hello::NO_ZEROES);
     socket.write_all(&u32::from(taken).to_be_bytes())
 }
@@ -165,6 +171,7 @@ fn hear(socket: &mut Socket, option: u32) -> io::Result<OptionReply> {
     }
     let kind = read_u32(socket)?;
     let length = read_u32(socket)?;
+    // Before the allocation, because the length is the server's claim.
     if length > REPLY_BYTES_MAX {
         return Err(violation(format!("option {option} was answered with {length} bytes")));
     }
@@ -213,6 +220,7 @@ pub(super) fn negotiate(socket: &mut Socket, name: &str, dialect: Style) -> io::
                 reply.kind
             )));
         }
+        // Before the export is chosen: afterwards there are no options.
         export.allocation_context = ask_for_allocation(socket, name)?;
     }
     let wanted = info_request(name, &[info::BLOCK_SIZE]);

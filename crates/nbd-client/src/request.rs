@@ -55,11 +55,13 @@ pub(crate) fn encode(command: &Command, cookie: u64, style: Style) -> Vec<u8> {
     };
     let is_extended = style == Style::Extended;
     let mut flags = if fua { command_flag::FUA } else { 0 };
+    // With extended headers, the flag tells the server that bytes follow.
     if is_extended && kind == Kind::Write {
         flags |= command_flag::PAYLOAD_LEN;
     }
     let mut message =
         RequestHeader { flags, command: kind as u16, cookie, offset, length }.encode(style);
+    // In one message, so that the header and its payload go out with one system call.
     message.extend_from_slice(bytes);
     message
 }

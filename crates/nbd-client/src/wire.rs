@@ -27,6 +27,7 @@ impl Address {
             return Ok(Address::Unix(PathBuf::from(unescape(socket)), unescape(name)));
         }
         let rest = uri.strip_prefix("nbd://").ok_or_else(bad)?;
+        // A URI without a path names the default export, whose name is empty.
         let (host, name) = rest.split_once('/').unwrap_or((rest, ""));
         // The colons inside the brackets of an IPv6 address name no port.
         let has_port = host.rsplit(']').next().is_some_and(|rest| rest.contains(':'));
@@ -63,7 +64,7 @@ pub(super) fn read_bytes(from: &mut impl Read, count: usize) -> io::Result<Vec<u
     Ok(bytes)
 }
 
-/// A protocol violation by the server.
+/// A protocol violation by the server. No error of the socket has its kind, `InvalidData`.
 pub(super) fn violation(what: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.into())
 }

@@ -101,7 +101,7 @@ pub mod info {
 
 /// Transmission flags: what an export can do.
 pub mod transmission {
-    /// Always set.
+    /// Set by every server, because the protocol demands it.
     pub const HAS_FLAGS: u16 = 1;
     /// The export cannot be written.
     pub const READ_ONLY: u16 = 1 << 1;
@@ -127,13 +127,13 @@ pub mod transmission {
 pub mod command_flag {
     /// Durable before it is answered.
     pub const FUA: u16 = 1;
-    /// Zeroes take space.
+    /// Write-zeroes: the range must stay allocated.
     pub const NO_HOLE: u16 = 1 << 1;
-    /// In one piece.
+    /// A read must be answered by a single chunk of data.
     pub const DF: u16 = 1 << 2;
     /// Block status: one run.
     pub const REQ_ONE: u16 = 1 << 3;
-    /// Fail rather than be slow.
+    /// Write-zeroes: fail rather than be as slow as a write of zeroes.
     pub const FAST_ZERO: u16 = 1 << 4;
     /// The length is that of a payload that follows.
     pub const PAYLOAD_LEN: u16 = 1 << 5;
@@ -277,6 +277,7 @@ impl<'a> Reader<'a> {
     /// A string with its length (32 bits) in front.
     pub fn string(&mut self) -> Option<&'a str> {
         let length = self.u32()? as usize;
+        // The protocol limits strings. A longer one is refused even where its bytes are there.
         if length > STRING_BYTES_MAX {
             return None;
         }
@@ -288,6 +289,8 @@ impl RequestHeader {
     /// The header at the front of `bytes`, or `None` if it is still incomplete.
     #[inline]
     pub fn parse(style: Style, bytes: &[u8]) -> Result<Option<Self>, Violation> {
+        // Nothing is judged before the header is whole, so that a header cut at any byte has the
+        // same result in the process that gets the rest (P57).
         if bytes.len() < style.request_bytes() {
             return Ok(None);
         }
@@ -330,8 +333,12 @@ impl RequestHeader {
     pub fn payload_bytes(&self, style: Style) -> u64 {
         let follows = match style {
             Style::Simple | Style::Structured => {
+                // Only a write has a payload. For all other commands the length is that of the
+                // range.
                 Command::from_number(self.command) == Some(Command::Write)
             }
+            // Here the flag says so for any command, also an unknown one, which can be skipped
+            // therefore.
             Style::Extended => self.flags & command_flag::PAYLOAD_LEN != 0,
         };
         if follows { self.length } else { 0 }
@@ -352,7 +359,9 @@ pub fn parse_info_request(data: &[u8]) -> Option<(&str, Vec<u16>)> {
     let mut reader = Reader(data);
     let name = reader.string()?;
     let count = reader.u16()?;
+    // The count has 16 bits, and the first missing number ends the loop.
     let wanted = (0..count).map(|_| reader.u16()).collect::<Option<_>>()?;
+    // Bytes left over mean that the client understands the option differently.
     reader.0.is_empty().then_some((name, wanted))
 }
 
