@@ -59,11 +59,13 @@ impl FusedFile {
     /// Shows the export `uri` as the file `path`.
     pub fn new(uri: &str, path: &Path) -> Result<Self> {
         can_fuse()?;
+        // `nbdfuse` mounts itself over a file, which must exist.
         std::fs::write(path, "").map_err(|error| Error::io("cannot make", path, error))?;
         let mut command = program::command("nbdfuse")?;
         let said = path.with_extension("nbdfuse.said");
         let mut process = Process::start(command.arg(path).arg(uri), &said)?;
         process.wait_for("the export is to be shown as a file", || {
+            // Until the mount is there, the path is the empty file below it.
             std::fs::metadata(path).is_ok_and(|found| found.len() > 0).then_some(())
         })?;
         Ok(FusedFile { path: path.to_owned(), process })
@@ -87,6 +89,7 @@ impl Drop for FusedFile {
                 let _ = program::finish(command.args(["-u", "-z"]).arg(&self.path));
             }
         }
+        // It ends by itself after the unmount, when its last requests are answered.
         self.process.await_end(Duration::from_secs(10));
     }
 }
@@ -103,6 +106,7 @@ impl LoopDevice {
             let mut command = program::command("losetup")?;
             program::run(command.args(["--find", "--show"]).args(more).arg(file))
         };
+        // Not every file supports direct I/O, and a loop device without it serves the same purpose.
         let device = losetup(&["--direct-io=on"]).or_else(|_| losetup(&[]))?;
         Ok(LoopDevice(PathBuf::from(device.trim())))
     }

@@ -37,6 +37,8 @@ impl Campaign<'_> {
         let before = self.before;
         let mut replay = Replay::new(self.recording, before.clone());
         let mut older: Option<(usize, Image)> = None;
+        // Other dice than those of the plan, so that the choice of stale disks does not follow the
+        // choice of cuts.
         let mut dice = Dice::new(self.budget.seed ^ 0x57a1e);
         for (number, cut) in plan.cuts.iter().enumerate() {
             progress(number, plan.cuts.len());

@@ -87,6 +87,7 @@ impl Crashes<'_> {
                 "the device has {has} bytes; the workload needs {needs}"
             )));
         }
+        // The judge has to know every sector: what an earlier use left there would look foreign.
         device.write_at(0, &vec![0; self.area_bytes as usize])?;
         device.flush()?;
         let sectors_step = u64::from(geometry.block_bytes).div_ceil(SECTOR_BYTES as u64);
@@ -95,6 +96,8 @@ impl Crashes<'_> {
         let mut survey = Survey::default();
         while survey.rounds < self.rounds {
             let mut crashed = Ok(());
+            // The device is moved in and dropped, so that its connection is closed before the next
+            // one is opened.
             let tally = load.drive(&[device], self.requests, || crashed = self.crash(folder));
             crashed?;
             survey.rounds += 1;
@@ -113,6 +116,8 @@ impl Crashes<'_> {
                     return Ok(survey);
                 }
             }
+            // The next round begins from what was found: a write that is missing now must not come
+            // back later.
             load.log.rebase(&image);
             progress(survey.rounds);
         }

@@ -161,6 +161,7 @@ impl<'a> Replay<'a> {
         let entries = &self.recording.entries;
         let entry = cut.entry.min(entries.len());
         let from = flushed_before(entries, entry);
+        // The synced image cannot go back: a cut before it begins from the start.
         if from < self.at {
             (self.synced, self.at) = (self.before.clone(), 0);
         }
@@ -175,6 +176,7 @@ impl<'a> Replay<'a> {
                 continue;
             }
             let length = recorded.entry.sector_count * self.recording.sector_bytes();
+            // A write with FUA is on the medium, whatever the cut keeps of the others.
             let firm = recorded.entry.flags.has(Flags::FUA);
             let bytes =
                 if firm { length } else { kept_bytes(&cut.kept, number, length, &mut dice) };
@@ -204,6 +206,8 @@ fn kept_bytes(kept: &Kept, number: usize, length: u64, dice: &mut Dice) -> u64 {
                 length
             }
         }
+        // One throw for each loose entry in the order of the log, so that the text `seed=N` always
+        // gives the same image.
         Kept::Seed(_) => match dice.below(5) {
             0 | 1 => length,
             2 | 3 => 0,

@@ -139,6 +139,8 @@ impl<D: BlockDevice> Faulty<D> {
             request.fill(0, &mut bytes);
             state.writes += 1;
         }
+        // Not a write with FUA: its loss is the fault `FuaIgnored`, and each fault is to be found
+        // on its own.
         let hit = write && state.writes.is_multiple_of(HIT_ONCE_IN) && !request.flags.fua;
         let aligned = from.is_multiple_of(SECTOR_BYTES) && length.is_multiple_of(SECTOR_BYTES);
         let volatile = match self.fault {
@@ -154,6 +156,8 @@ impl<D: BlockDevice> Faulty<D> {
             return Ok(());
         }
         let sectors = from / SECTOR_BYTES..(from + length).div_ceil(SECTOR_BYTES);
+        // A newer change of the sector replaces what was held back, which must not appear over it
+        // later.
         sectors.for_each(|sector| drop(state.volatile.remove(&sector)));
         let fua = request.flags.fua && self.fault != Fault::FuaIgnored;
         let flags = Flags { fua, ..request.flags };
@@ -185,6 +189,8 @@ impl<D: BlockDevice> Faulty<D> {
             return Ok(());
         }
         self.inner.flush()?;
+        // One flush later than the one that had to cover them. With that one itself, there would be
+        // no fault.
         let late = state.held_since.is_some_and(|since| state.flushes > since + 1);
         if late && self.fault == Fault::WriteAfterItsFlush {
             state.held_since = None;
@@ -205,6 +211,8 @@ impl<D: BlockDevice> BlockDevice for Faulty<D> {
         if let Err(error) = request.check(&self.geometry()) {
             return request.fail(error);
         }
+        // Held to the end, so that requests happen one by one and the faults hit the same ones in
+        // each run.
         let mut state = self.state.lock();
         let done = match request.operation {
             Operation::Read => self.read(&state, &mut request),

@@ -39,6 +39,8 @@ impl FileSystem {
     const fn make_words(self) -> &'static [&'static str] {
         match self {
             FileSystem::Ext4 => {
+                // Without lazy initialization: the kernel would otherwise write to the device on
+                // its own for a while after the mount.
                 &["mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"]
             }
             FileSystem::Xfs => &["mkfs.xfs", "-q", "-f"],
@@ -78,12 +80,15 @@ impl FileSystem {
         let device = LoopDevice::new(of)?;
         let mounted = match self.mount(&device, folder) {
             Ok(mounted) => mounted,
+            // The programs are there and did run, so the failure is the device's.
             Err(why @ (Error::Subject(_) | Error::Device(_))) => {
                 return Ok(Err(format!("it cannot be mounted: {why}")));
             }
             Err(error) => return Err(error),
         };
         let verified = verify(mounted.root());
+        // The check needs a file system that nobody changes. The mount before it has replayed the
+        // journal.
         mounted.unmount()?;
         if let Err(what) = verified {
             return Ok(Err(what));

@@ -91,6 +91,8 @@ impl Files {
     pub fn verify(&self, root: &Path, moment: CutTime) -> Result<(), String> {
         for record in &self.records {
             let going = record.removed.is_some_and(|removed| removed < moment.visible);
+            // The strict bounds of both moments: a file whose removal may have begun by then may be
+            // there or not.
             let wanted = record.durable < moment.promised && !going;
             if wanted && read(root, &record.name)? != Some(content(record)) {
                 let synced = "was synced before power failed and is not there as it was";
@@ -101,6 +103,7 @@ impl Files {
         names.sort_unstable();
         names.dedup();
         for name in names {
+            // Whether it may be missing was judged above. What is there must be whole in any case.
             let Some(found) = read(root, name)? else { continue };
             let mut contents = self.records.iter().filter(|record| record.name == *name);
             if !contents.any(|record| content(record) == found) {

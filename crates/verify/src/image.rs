@@ -69,6 +69,8 @@ impl Image {
 
     fn write_page(&mut self, page: u64, inside: usize, part: &[u8]) {
         let blank = part.iter().all(|&byte| byte == 0);
+        // Pages of zeroes are not kept, so that images of a nearly empty disk stay small, however
+        // they came about.
         if blank && (part.len() as u64 == PAGE_BYTES || !self.pages.contains_key(&page)) {
             self.pages.remove(&page);
             return;
@@ -83,6 +85,7 @@ impl Image {
         if address >= end {
             return;
         }
+        // Only the pages that exist: a discard may cover a disk of terabytes.
         let known: Vec<u64> = self
             .pages
             .range(address / PAGE_BYTES..end.div_ceil(PAGE_BYTES))

@@ -157,6 +157,7 @@ impl Load {
         cut: impl FnOnce(),
     ) -> Tally {
         let mut tally = Tally::default();
+        // A connection that is gone answers no later request either.
         while tally.completed + tally.refused < completions && tally.unanswered == 0 {
             while self.in_flight < self.mix.depth {
                 let one = &worked[self.dice.below(worked.len() as u64) as usize];
@@ -218,6 +219,7 @@ impl Load {
             return;
         };
         let Ended { entry, at, outcome } = ended;
+        // Saturating, because an answer may come after its part of the load has given up waiting.
         self.in_flight = self.in_flight.saturating_sub(1);
         match outcome {
             Ok(()) => {
@@ -231,6 +233,8 @@ impl Load {
                 tally.refused += 1;
                 tally.last_errno = Some(number);
             }
+            // Neither done nor not done: the write stays in the log without a completion, and the
+            // judge allows both.
             Err(Failure::Gone) => tally.unanswered += 1,
         }
     }

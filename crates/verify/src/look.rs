@@ -109,7 +109,10 @@ impl Look<'_> {
             let judged = self.judge_stamps(log, settled, remains, &image);
             return Ok(judged.map_err(|violation| violation.0));
         }
+        // The file below connects by itself, and some servers accept one connection only.
         drop(client);
+        // Without its disk, a device has promised only an earlier state, and any moment is early
+        // enough.
         let whole = remains.way == Way::DiskKept || subject.flushes_survive_its_disk();
         self.judge_export(&*running, if whole { moment } else { CutTime::default() })
     }
@@ -177,6 +180,8 @@ impl Look<'_> {
             }
             _ => {
                 let settled = settled.iter().filter(|(_, after)| *after < moment.promised);
+                // The last settling that had ended by then. One that was under way has promised
+                // nothing yet.
                 let safe = settled.map(|(before, _)| *before).max().unwrap_or(0);
                 stamp::check_kept_before(&log, safe, image)
             }

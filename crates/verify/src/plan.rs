@@ -53,6 +53,7 @@ pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> Plan {
     for entry in first..=entries.len() {
         let loose = loose(entries, entry);
         let before_flush = entries.get(entry).is_none_or(|next| next.entry.flags.has(Flags::FLUSH));
+        // Just behind a flush, nothing before it may be missing: there an ignored flush shows.
         let after_flush = entry > 0 && entries[entry - 1].entry.flags.has(Flags::FLUSH);
         let all = Cut { entry, kept: Kept::All };
         if before_flush || after_flush {
@@ -93,6 +94,7 @@ fn subsets(loose: &[usize], dice: &mut Dice) -> impl Iterator<Item = Kept> + use
     let mut singles: Vec<usize> = loose.to_vec();
     let newest = singles.pop();
     thin(&mut singles, SINGLES_MAX - 1, dice);
+    // The newest is always among them, whatever was thinned out.
     singles.extend(newest);
     let mut kinds = Vec::new();
     if loose.len() > 1 {
@@ -118,6 +120,7 @@ fn tears(
     let Some(unit) = budget.tear_bytes else { return Vec::new() };
     let mut torn = |number: usize| {
         let recorded = recording.entries.get(number)?;
+        // They carry no data that could be torn.
         if recorded.entry.flags.has(Flags::DISCARD) || recorded.entry.flags.has(Flags::MARK) {
             return None;
         }

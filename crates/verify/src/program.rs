@@ -51,6 +51,7 @@ pub fn find(name: &str) -> Result<PathBuf> {
 /// A command for a program; fails if the program is missing.
 pub fn command(name: &str) -> Result<Command> {
     let mut command = Command::new(find(name)?);
+    // A program that asks something must fail and not wait for an answer.
     command.stdin(Stdio::null());
     Ok(command)
 }
@@ -110,6 +111,7 @@ pub struct Process {
 impl Process {
     /// Starts a program; its output goes to the file `said`.
     pub fn start(command: &mut Command, said: &Path) -> Result<Self> {
+        // A file and no pipe: a full pipe that nobody reads would stop the program.
         let log = File::create(said).map_err(|error| Error::io("cannot make", said, error))?;
         let both = log.try_clone().map_err(|error| Error::io("cannot open", said, error))?;
         let child = command
@@ -142,6 +144,7 @@ impl Process {
             if let Some(answer) = ask() {
                 return Ok(answer);
             }
+            // After the question: a program may have done its part and ended.
             let ended = self.ended().map(|status| format!("ended ({status})"));
             let late = (Instant::now() > deadline)
                 .then(|| format!("waited {} s in vain", PATIENCE.as_secs()));

@@ -68,6 +68,7 @@ impl<D: BlockDevice> Recorder<D> {
         if let Some(why) = &state.broken {
             return Err(crate::Error::Log(why.clone()));
         }
+        // Later requests fail, because a change that is not in the log would make every cut wrong.
         state.broken = Some("the recording has ended".into());
         state.log.finish()
     }
@@ -79,6 +80,7 @@ impl<D: BlockDevice> Recorder<D> {
         let last = end.next_multiple_of(SECTOR_BYTES).min(self.geometry.size_bytes);
         let fua = request.flags.fua;
         let zeroes = request.operation == Operation::WriteZeroes;
+        // Whole sectors of zeroes need no data in the log.
         if zeroes && first == from && last == end {
             return Ok(Change {
                 first,
@@ -134,6 +136,8 @@ impl State {
         if let Some(why) = &self.broken {
             return Err(DeviceError::new(ErrorKind::Closed, why.clone()));
         }
+        // Before the observer runs, which may take a while: what is answered meanwhile is not
+        // promised at this cut.
         let promised = self.clock.tick();
         if let Some(observer) = &mut self.observer {
             observer(self.log.len());

@@ -72,6 +72,7 @@ impl Recording {
             file.read_exact_at(&mut sector, at).map_err(unreadable)?;
             let entry = Entry::decode(&sector).map_err(wrong)?;
             let end = (entry.sector + entry.sector_count).checked_mul(sector_bytes);
+            // Here once, so that no sum of an address and a length overflows later (P138).
             if end.is_none_or(|end| end > DISK_BYTES_MAX) {
                 let text = format!("{}: entry {number} is beyond any disk", path.display());
                 return Err(Error::Log(text));
@@ -185,6 +186,7 @@ impl LogWriter {
         let end = self.end + SECTOR_BYTES * (1 + entry.data_sectors());
         let blank = data.iter().all(|&byte| byte == 0);
         let written = self.file.write_all_at(&entry.encode(), self.end).and_then(|()| {
+            // Zeroes stay a hole, so that a log of write-zeroes of a whole disk takes no space.
             if !blank {
                 self.file.write_all_at(data, self.end + SECTOR_BYTES)?;
             }
@@ -201,6 +203,8 @@ impl LogWriter {
         self.write_superblock().map_err(|error| self.failed(error))?;
         let line = |moment: &CutTime| format!("{} {}\n", moment.promised, moment.visible);
         let moments: String = self.moments.iter().map(line).collect();
+        // In a file of their own, because the log's format is that of other programs and has no
+        // place for them.
         std::fs::write(self.path.with_file_name("moments"), moments)
             .map_err(|error| self.failed(error))?;
         Recording::open(&self.path)

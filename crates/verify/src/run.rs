@@ -112,6 +112,7 @@ pub fn above(
             .or_else(|_| disk.write_at(0, &vec![0; area_bytes as usize]))?;
         disk.flush()?;
         let first = disk.entry_count();
+        // After the wiping. In cuts before that, the judge would meet what the target held earlier.
         let client = connect(&uri)?;
         let stamping = Stamping { area_bytes, requests, trim, seed };
         let knowledge = stamping.drive(&client, &clock, || Ok(false))?;
@@ -124,6 +125,7 @@ pub fn above(
     } else {
         on_block_device(&uri, work, seed, &clock, folder, || Ok(disk.entry_count()))?
     };
+    // Before the log is completed, so that the last requests are in it.
     server.stop(Stop::Drained);
     let recorded = Recorded { recording: disk.finish()?, before, first, knowledge };
     recorded.save(folder)?;
@@ -175,6 +177,8 @@ fn on_block_device(
             kind.is_here()?;
             kind.make(device.path())?;
             let mounted = kind.mount(&device, folder)?;
+            // A cut before the file system is complete could not be mounted, and that would be
+            // nobody's fault.
             program::run(program::command("sync")?.arg("-f").arg(mounted.root()))?;
             let first = made()?;
             let mut files = Files::new(*kind);
@@ -230,6 +234,8 @@ impl Stamping {
         for (share, mix) in phases {
             load.mix = mix;
             let tally = load.drive(std::slice::from_ref(client), self.requests * share / 10, || ());
+            // Without a crash, every request must succeed. A recording of a failing device proves
+            // nothing.
             if tally.refused + tally.unanswered > 0 {
                 let text = format!(
                     "the device did not do the work: {} requests refused (the last error number: \
@@ -238,6 +244,7 @@ impl Stamping {
                 );
                 return Err(Error::Subject(text));
             }
+            // Before the settling: what completes during it may or may not be covered.
             let before = clock.tick();
             if settle()? {
                 settled.push((before, clock.tick()));

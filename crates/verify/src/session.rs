@@ -91,6 +91,7 @@ impl Recorded {
             settled.push((number(before)?, number(after)?));
             rest = more;
         }
+        // The first line of each kind differs, so the text tells which it is.
         let knowledge = if rest.is_empty() {
             Knowledge::Nothing
         } else if let Some(files) = Files::from_text(rest) {
@@ -108,6 +109,7 @@ impl Recorded {
     /// A log of another program, for a device that held zeroes before.
     pub fn foreign(log: &Path, disk_bytes: u64) -> Result<Self> {
         let recording = Recording::open(log)?;
+        // At least as long as what is written: a log says nothing about the size of its disk.
         let before = Image::new(disk_bytes.max(recording.end_bytes()));
         Ok(Recorded { recording, before, first: 0, knowledge: Knowledge::Nothing })
     }

@@ -82,6 +82,8 @@ impl FileTarget {
             let (file, hear) = (Arc::clone(&file), Arc::clone(&hear));
             let work = move || {
                 loop {
+                    // The lock is free again before the request is carried out, so that the threads
+                    // work at the same time.
                     let next = hear.lock().map(|hear| hear.recv());
                     let Ok(Ok(mut request)) = next else { return };
                     let done = carry_out(&file, &mut request);
@@ -158,6 +160,7 @@ impl NbdTarget {
         let client = Arc::new(Client::connect(uri, Style::Structured).map_err(failed)?);
         let export = client.export();
         let able = |flag: u16| export.flags & flag != 0;
+        // Without flushes there is no promise to check.
         if !able(flag::SEND_FLUSH) || able(flag::READ_ONLY) {
             return Err(Error::Usage(format!("{uri} cannot be written, or cannot be flushed")));
         }
@@ -175,6 +178,8 @@ impl NbdTarget {
         // Bounded by the requests that its user has in flight.
         let (flush, hear) = std::sync::mpsc::channel();
         let work = {
+            // Weak: this thread must not keep the connection open after its user has dropped the
+            // target.
             let client = Arc::downgrade(&client);
             move || flush_each(&client, &hear)
         };

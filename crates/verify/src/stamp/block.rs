@@ -52,6 +52,8 @@ impl Stamp {
         into[24..32].copy_from_slice(&self.write.to_le_bytes());
         into[32..36].copy_from_slice(&self.index.to_le_bytes());
         into[36..40].copy_from_slice(&self.count.to_le_bytes());
+        // The filling depends on write and sector, so that a piece of one sector inside another
+        // never goes unnoticed.
         let mut word = self.write.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.sector;
         for chunk in into[40..CRC_AT].chunks_mut(8) {
             word = word.rotate_left(7).wrapping_add(0x2545_f491_4f6c_dd1d);
@@ -83,6 +85,7 @@ impl Sector {
     /// Reads one sector.
     #[must_use]
     pub fn read(bytes: &[u8]) -> Self {
+        // First, because zeroes have no stamp and are legal content.
         if bytes.iter().all(|&byte| byte == 0) {
             return Sector::Empty;
         }

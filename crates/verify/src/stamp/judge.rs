@@ -161,6 +161,8 @@ impl<'a> Judge<'a> {
     }
 
     fn judge(mut self) -> Result<Verdict, Violation> {
+        // Each write of zeroes that is certain may demand further writes, which may rule out other
+        // explanations.
         let in_cut = loop {
             let in_cut = self.cut();
             let covers = self.covers(&in_cut);
@@ -214,11 +216,14 @@ impl<'a> Judge<'a> {
             if self.seen[sector] != Seen::Zeroes {
                 continue;
             }
+            // Zeroes from before explain the sector only where no write of the cut lies over it.
             let by_base = self.log.base[sector].is_none() && cover.submitted == 0;
             let able = |&place: &usize| ends_after(&self.log.writes[place], cover.submitted);
             let mut makers = self.zero_writes[sector].iter().copied().filter(able);
             match (makers.next(), makers.next()) {
                 (None, _) if !by_base => return Err(self.missing(sector, cover, "zeroes")),
+                // The single explanation must have happened, so it counts as seen, and the cut may
+                // grow by it.
                 (Some(only), None) if !by_base => {
                     self.maker[sector] = Some(only);
                     grown |= !self.observed[only];
@@ -299,6 +304,8 @@ impl<'a> Judge<'a> {
         for (moment, &(_, place)) in completions.iter().enumerate() {
             edge(place, first_moment + moment);
             if moment > 0 {
+                // A line of completions stands for the edges between all pairs, of which there
+                // would be the square.
                 edge(first_moment + moment - 1, first_moment + moment);
             }
         }
@@ -327,6 +334,7 @@ impl<'a> Judge<'a> {
                 }
             }
         }
+        // What could not be sorted is in a circle: no order gives these sectors.
         if sorted == nodes {
             return Ok(());
         }

@@ -35,6 +35,7 @@ impl Clock {
     /// The next moment. The first is 1.
     #[must_use]
     pub fn tick(&self) -> u64 {
+        // One order for all threads, because the judge compares moments of different threads.
         self.0.fetch_add(1, Ordering::SeqCst) + 1
     }
 }
@@ -162,6 +163,7 @@ impl Log {
         for (base, sector) in self.base.iter_mut().zip(image.chunks(SECTOR_BYTES)) {
             *base = match Sector::read(sector) {
                 Sector::Stamped(stamp) => Some(stamp.write),
+                // Damaged sectors do not come here: the judge has refused the image before.
                 Sector::Empty | Sector::Damaged => None,
             };
         }
@@ -186,6 +188,8 @@ impl Log {
         let done = |completed: Option<u64>| completed.filter(|&done| done < moment.promised);
         let mut log = Log { clock: Clock::default(), by_id: HashMap::new(), ..self.clone() };
         log.writes.clear();
+        // A write that was submitted later cannot be in the image, and one that is found there
+        // nevertheless is reported as never made.
         for write in self.writes.iter().filter(|write| write.submitted < moment.visible) {
             log.add(Write { completed: done(write.completed), ..*write });
         }

@@ -50,6 +50,7 @@ impl CommandLine {
             .replace("{backing}", &quoted(backing))
             .replace("{socket}", &quoted(&socket));
         let mut command = program::command("sh")?;
+        // With `exec`, signals reach the server and not a shell around it.
         command.args(["-c", &format!("exec {line}")]).current_dir(folder);
         let process = Process::start(&mut command, &folder.join("device.said"))?;
         let uri = format!("nbd+unix:///?socket={}", socket.display());
@@ -85,6 +86,8 @@ impl Server {
             Ok(first) => {
                 Ok(Revived::Serving(Box::new(Server { process, uri, first: Some(first) })))
             }
+            // Only this exit code: to refuse a disk that is too old is legal (`look`), and to crash
+            // is not.
             Err(_) if process.ended().is_some_and(|status| status.code() == Some(refused)) => {
                 Ok(Revived::Refused(process.said()))
             }

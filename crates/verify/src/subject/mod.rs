@@ -114,7 +114,7 @@ pub trait Subject {
     fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn Running>>;
     /// Starts it on the remains of a crash.
     fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived>;
-    /// The ways in which it can come back.
+    /// The ways in which it can come back. A campaign takes them in turn for its cuts.
     fn ways(&self) -> &[Way] {
         &[Way::DiskKept]
     }

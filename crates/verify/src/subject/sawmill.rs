@@ -50,10 +50,13 @@ impl Sawmill {
     fn command(&self, folder: &Path) -> Command {
         let mut command = Command::new(&self.binary);
         command.env("SAWMILL_STORE", format!("file://{}", folder.join("store").display()));
+        // All state in the folder: the notes of the user's own volumes must not take part, and a
+        // crash must find its own.
         for name in ["STATE_HOME", "DATA_HOME", "RUNTIME_DIR", "CACHE_HOME", "CONFIG_HOME"] {
             command.env(format!("XDG_{name}"), folder.join("home"));
         }
         command.env("HOME", folder.join("home"));
+        // A server under test must not report itself to the service manager of the check.
         command.env_remove("NOTIFY_SOCKET").stdin(std::process::Stdio::null());
         command
     }
@@ -100,6 +103,7 @@ impl Census {
         if self.failed.is_none()
             && let Err(error) = self.try_take(number, store, vault)
         {
+            // An observer cannot fail a request. The error is reported at the stop.
             self.failed = Some(error);
         }
     }
@@ -107,6 +111,8 @@ impl Census {
     fn try_take(&mut self, number: usize, store: &Path, vault: &Path) -> io::Result<()> {
         let found = loop {
             let found = steady(store)?;
+            // The server may delete an object between the listing and the link. Then the listing is
+            // out of date, and is made again.
             if self.link_new(&found, store, vault)? {
                 break found;
             }
