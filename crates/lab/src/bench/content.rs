@@ -50,6 +50,7 @@ impl Content {
 
     /// The range reads as zeroes or as before from now on: its content is unknown.
     pub(super) fn discard(&mut self, address: u64, length: u64) {
+        // Unknown and not zero: a discarded range may keep its bytes (D9).
         self.set(address, length, None);
     }
 
@@ -73,6 +74,8 @@ impl Content {
     fn set(&mut self, address: u64, length: u64, write: Option<u64>) {
         let end = address + length;
         for Told { address: from, length, .. } in self.told(address, length) {
+            // The stretch may reach out of the range on both sides. What does so keeps its older
+            // write.
             let Some((start, (stop, old))) =
                 self.stretches.range(..=from).next_back().map(|(start, told)| (*start, *told))
             else {
@@ -109,6 +112,8 @@ fn bytes_of(seed: u64, write: u64, address: u64, length: usize) -> Vec<u8> {
     if write == ZEROES {
         return vec![0; length];
     }
+    // By the absolute address, so that the bytes of any part of a write can be computed alone,
+    // whatever a read asks for.
     let skipped = (address % 8) as usize;
     let first = address / 8;
     let words = (skipped + length).div_ceil(8) as u64;

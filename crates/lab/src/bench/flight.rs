@@ -53,7 +53,8 @@ struct Shared {
     landed: Condvar,
 }
 
-/// See the head of this file.
+/// The requests in flight on one connection, bounded in number and never in conflict with each
+/// other.
 pub(super) struct Flights<'a> {
     client: &'a Client,
     depth: usize,
@@ -84,6 +85,8 @@ impl<'a> Flights<'a> {
         let mut state = lock(&self.shared);
         let overlaps = |state: &State| {
             let meets =
+                // Two reads may overlap: only a change makes the right result of another request
+                // uncertain.
                 |one: &Flying| one.address < end && address < one.end && (one.writes || !reads);
             state.flying.iter().any(meets)
         };
@@ -107,6 +110,7 @@ impl<'a> Flights<'a> {
             Operation::Discard => Command::Trim { offset: address, length },
             Operation::Zero => Command::WriteZeroes { offset: address, length },
         };
+        // Listed before it is sent, because the answer may come before the call returns.
         let id = {
             let mut state = lock(&self.shared);
             state.next_id += 1;
@@ -118,6 +122,7 @@ impl<'a> Flights<'a> {
         let (shared, seed, began) = (Arc::clone(&self.shared), self.seed, Instant::now());
         self.client.submit_then(&command, move |outcome| {
             let took_ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            // Before the lock: comparing takes time, and the thread that sends needs the lock.
             let judged = judge(seed, operation, address, &told, outcome);
             let mut state = lock(&shared);
             state.flying.retain(|flying| flying.id != id);

@@ -161,6 +161,7 @@ pub(super) fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     let began = Instant::now();
     replay.carry_out(&mut trace, &layout, &mut bar)?;
     let done = replay.flights.land()?;
+    // Before the reading back, which is not part of the trace.
     let took = began.elapsed();
     let read_back_bytes = replay.read_back()?;
     bar.end()?;
@@ -247,6 +248,7 @@ impl Replay<'_> {
             let mut done = 0;
             loop {
                 let length = PIECE_BYTES.min(request.length - done);
+                // At least one round, because a flush has no bytes.
                 self.send(request.operation, request.address + done, length)?;
                 done += length;
                 if done == request.length {
@@ -275,6 +277,8 @@ impl Replay<'_> {
             Operation::Zero => flag::SEND_WRITE_ZEROES,
             Operation::Read | Operation::Write => 0,
         };
+        // Left out and counted: a server that did not offer the command would close the connection
+        // or answer with an error, and neither says anything about its data.
         if self.client.export().flags & needed != needed {
             self.left_out += 1;
             return Ok(());

@@ -169,6 +169,8 @@ impl Active {
         if !self.rule.matches(request) {
             return None;
         }
+        // The chance depends on the number of the match and on the seed alone, so that a run with
+        // the same requests meets the same faults.
         let number = self.matched.fetch_add(1, Relaxed);
         let chance = Dice::new(self.seed ^ Dice::new(number).word()).word();
         if number < self.rule.after
@@ -248,6 +250,8 @@ impl BlockDevice for Inject {
                     "{operation:?} at {}: injected by {}",
                     request.address, active.rule.text
                 );
+                // The first error ends the list: a request fails once. Delays of the rules before
+                // it have added up.
                 error = Some(Error::new(kind, text));
                 break;
             }
@@ -257,6 +261,7 @@ impl BlockDevice for Inject {
         }
         let mut waiting = self.late.waiting.lock();
         waiting.entered += 1;
+        // The number keeps requests with the same time in their order.
         let key = (Instant::now() + delay, waiting.entered);
         waiting.heap.push(Reverse(Entry { key, request, error }));
         self.late.changed.notify_one();
@@ -285,11 +290,14 @@ impl Late {
                 continue;
             };
             let due = first.key.0;
+            // A closed device sends what is left at once, so that its end does not wait for long
+            // delays.
             if !waiting.is_closed && Instant::now() < due {
                 self.changed.wait_until(&mut waiting, due);
                 continue;
             }
             let Some(Reverse(entry)) = waiting.heap.pop() else { continue };
+            // Without the lock: the answer may submit the next request on this thread.
             parking_lot::MutexGuard::unlocked(&mut waiting, || {
                 carry_out(device, entry.request, entry.error)
             });

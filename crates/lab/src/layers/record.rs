@@ -179,6 +179,7 @@ impl Recording {
     }
 
     fn ring(&self, pending: &Pending) {
+        // Exactly at the limit, so that many events cost one system call.
         if pending.events.len() == AT_ONCE {
             self.changed.notify_one();
         }
@@ -238,6 +239,8 @@ impl<W: Write> Lines<W> {
         while self
             .open
             .front()
+            // In the order of submission, as traces are read. One request without an answer must
+            // not hold the others back for ever.
             .is_some_and(|(_, answer)| answer.is_some() || self.open.len() > OPEN_MAX)
         {
             self.put_first();
@@ -255,6 +258,7 @@ impl<W: Write> Lines<W> {
             Operation::Flush => ("", "flush"),
             Operation::Discard => ("", "discard"),
             Operation::WriteZeroes => ("", "zero"),
+            // Comments, because no reader of traces knows these operations.
             Operation::Prefetch => ("# ", "prefetch"),
             Operation::Allocation => ("# ", "allocation"),
         };

@@ -137,6 +137,7 @@ fn escaped(content: &str) -> String {
             '&' => escaped.push_str("&amp;"),
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
+            // The title is the name of a file, which may contain anything.
             c if c.is_control() => escaped.push('?'),
             c => escaped.push(c),
         }
@@ -158,10 +159,12 @@ fn time_unit(span_s: f64) -> (f64, &'static str) {
 /// round ticks.
 fn ceiling(value: f64) -> f64 {
     if value <= 0.0 {
+        // An empty axis has a length, too: the scale divides by it.
         return 1.0;
     }
     let power = 10f64.powf(value.log10().floor());
     let steps = [1.0, 2.0, 4.0, 8.0, 10.0];
+    // A little tolerance: a value that equals a step up to rounding must not take the next one.
     let fitting = steps.iter().map(|step| step * power).find(|end| *end >= value * (1.0 - 1e-9));
     fitting.unwrap_or(10.0 * power)
 }

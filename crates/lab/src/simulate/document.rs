@@ -132,6 +132,7 @@ impl TraceDocument {
         TraceDocument {
             trace: played.path.display().to_string(),
             format: played.format.name(),
+            // The survey has read the trace once; the report covers all rounds.
             requests: survey.requests * rounds,
             bad_lines: played.bad_lines,
             disks: survey.disks(),
@@ -157,6 +158,7 @@ impl TraceDocument {
             checkpoints: report.checkpoints,
             put_bytes: report.put_bytes,
             extents: report.extents,
+            // A disk whose data was all discarded has no extents.
             extent_bytes_mean: report.live_bytes.checked_div(report.extents).unwrap_or(0),
             map_bytes: report.map_bytes,
             segments: report.segments,
@@ -220,6 +222,8 @@ impl Document {
         }
         let Prices { name, date, .. } = &self.prices;
         output::line(&format!("\nPrices: {name}, of {date}; GETs as if nothing were cached."))?;
+        // The monthly figures multiply the trace. Of a short one they multiply the chance of the
+        // moment, too.
         for trace in self.traces.iter().filter(|trace| trace.span_s < SHORT_S) {
             let span = human_duration(std::time::Duration::from_secs_f64(trace.span_s));
             let name = &trace.trace;

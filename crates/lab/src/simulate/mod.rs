@@ -136,12 +136,14 @@ impl Arguments {
         };
         let mut policy = GcPolicy::default();
         (policy.start, policy.stop, policy.choice) = (self.gc_start, self.gc_stop, choice);
+        // The values are right one by one; this checks them together.
         policy.fault().map_or(Ok(Some(policy)), |fault| Err(Failure::usage(fault)))
     }
 }
 
 /// Runs the command.
 pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
+    // Before the traces, which may take minutes: a mistake in the price file is reported at once.
     let prices = prices::Prices::load(arguments.prices.as_deref())?;
     let play = play::PlayOptions {
         read: ReadOptions { format: arguments.format, skip_bad_lines: arguments.skip_bad_lines },

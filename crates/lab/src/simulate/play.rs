@@ -53,6 +53,8 @@ pub(super) fn play(path: &Path, options: &PlayOptions) -> Result<Played> {
     };
     let mut trace = Trace::open(path, options.read)?;
     let (format, widen) = (trace.format(), widen_bytes(trace.format()));
+    // A first reading for the size of the disk and the place of each device, which the forecast
+    // needs before its first request.
     let mut survey = Survey::default();
     let mut progress = Progress::new("reading byte");
     while let Some(request) = trace.next()? {
@@ -89,6 +91,8 @@ pub(super) fn play(path: &Path, options: &PlayOptions) -> Result<Played> {
             done += 1;
             progress.show(done, total);
         }
+        // The next round begins where this one ends, so that ages and rates stay those of the
+        // trace.
         start += Duration::from_nanos(survey.span_ns);
     }
     let report = forecast.finish()?;
@@ -112,6 +116,7 @@ fn too_far(path: &Path) -> Failure {
 fn widened(request: &Request, unit: u64) -> Option<Request> {
     let end = request.address.checked_add(request.length)?.checked_next_multiple_of(unit)?;
     let address = request.address - request.address % unit;
+    // Widening would turn a flush into a request with bytes.
     Some(if request.length == 0 {
         *request
     } else {

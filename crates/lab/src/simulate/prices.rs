@@ -132,6 +132,8 @@ impl<'a> Entries<'a> {
     }
 
     fn take(&mut self, key: &str) -> Result<(usize, String)> {
+        // Taken out, so that what is left at the end is unknown: a misspelled key must not count as
+        // zero.
         self.left.remove(key).ok_or_else(|| {
             Failure::usage(format!(
                 "prices {}: {key} is missing; write 0 where nothing is charged",
@@ -143,6 +145,7 @@ impl<'a> Entries<'a> {
     fn text(&mut self, key: &str) -> Result<String> {
         let (line, value) = self.take(key)?;
         let inner = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+        // Escapes are not supported. Refusing them is better than showing them wrong.
         let inner = inner.filter(|inner| !inner.contains(['"', '\\']));
         let wrong =
             || self.wrong(line, &format!("{key}: expected a text in quotes, found {value}"));

@@ -37,7 +37,7 @@ pub(super) struct Busiest {
     pub(super) bytes_per_s: f64,
 }
 
-/// See the head of this file.
+/// What a trace needs of a disk, and its rates: counted while it is read for the first time.
 #[derive(Default)]
 pub(super) struct Survey {
     pub(super) requests: u64,
@@ -72,6 +72,8 @@ impl Survey {
             self.minute_bytes += request.length;
             let slabs =
                 request.address / SLAB_BYTES..=(request.address + request.length - 1) / SLAB_BYTES;
+            // Only of reads and writes: a discard of a whole disk would make every slab of it one
+            // in use.
             slabs.for_each(|slab| {
                 disk.slabs.insert(slab, ());
             });
@@ -94,6 +96,7 @@ impl Survey {
 
     /// The layout of the disks on one of `size_bytes`, or of the smallest size that holds them.
     pub(super) fn lay_out(&self, size_bytes: Option<u64>) -> Result<Layout> {
+        // Whole disks first: addresses stay together as they were, which decides how extents merge.
         let layout = self.side_by_side().unwrap_or_else(|| self.in_slabs());
         let reach = human_size(layout.least_bytes);
         match size_bytes {

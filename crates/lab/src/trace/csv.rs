@@ -34,7 +34,7 @@ struct Columns {
     device: Option<usize>,
 }
 
-/// See the head of this file.
+/// The reader of a CSV file. Its columns are known after the header.
 #[derive(Default)]
 pub(super) struct Csv {
     columns: Option<Columns>,
@@ -75,6 +75,7 @@ impl Columns {
         };
         let at_ns = nanoseconds(fields.get(self.time.0)?, self.time.1)?;
         let device = self.device.map_or(Some(0), |column| whole(fields.get(column)?))?;
+        // Before the columns of the range, which may be empty for a flush.
         if operation == Operation::Flush {
             return Some(Request { at_ns, operation, device, address: 0, length: 0 });
         }

@@ -35,6 +35,7 @@ pub(super) fn format_of(path: &Path, sample: &[u8]) -> Result<Format> {
     if sample.is_empty() {
         return Err(Failure::usage(format!("{} is empty", path.display())));
     }
+    // Formats with a magic first: nothing about them is a guess.
     if sample.starts_with(SRT_MAGIC) {
         return Ok(Format::Srt);
     }
@@ -63,6 +64,7 @@ pub(super) fn format_of(path: &Path, sample: &[u8]) -> Result<Format> {
         }
     }
     match best {
+        // These records have no magic, so they are considered only where no line makes sense.
         (0, _) if is_records(sample) => Ok(Format::Vscsi),
         (0, _) => Err(unknown()),
         (_, Format::AsciiMs) => Ok(which_ascii(&lines)),

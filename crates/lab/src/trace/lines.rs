@@ -18,7 +18,7 @@ pub(super) type Line = Result<Option<Request>, ()>;
 /// The events of a blkparse text that count: each request occurs several times.
 const ACTIONS: [&str; 3] = ["D", "Q", "C"];
 
-/// See the head of this file.
+/// The requests of a text in one format, a line each.
 pub(super) struct Lines {
     reader: LineReader,
     line: Vec<u8>,
@@ -62,6 +62,7 @@ fn action_in(sample: &str) -> &'static str {
     let occurs = |action: &&&str| {
         sample.lines().any(|line| line.split_whitespace().nth(5) == Some(**action))
     };
+    // One kind alone: a request is queued, dispatched and completed, and would count three times.
     ACTIONS.iter().find(occurs).copied().unwrap_or(ACTIONS[0])
 }
 
@@ -134,6 +135,8 @@ impl LineReader {
         let [device, _, _, time, _, action, ..] = words[..] else { return Err(()) };
         let device = device_number(device.split_once(',')).ok_or(())?;
         let at_ns = nanoseconds(time, 9).ok_or(())?;
+        // After the fields before it: a line that is damaged there is reported, whatever its
+        // action.
         if action != self.action {
             return Ok(None);
         }

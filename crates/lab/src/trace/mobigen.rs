@@ -31,7 +31,7 @@ struct OpenFile {
     offset: u64,
 }
 
-/// See the head of this file.
+/// The reader of a MobiGen trace: follows descriptors to files, and the offset of each.
 pub(super) struct Mobigen {
     skip_bad_lines: bool,
     /// Bounded by the calls of one trace, which is read as a whole.
@@ -162,6 +162,7 @@ fn bad(line: u64, found: String) -> Bad {
 impl Requests for Mobigen {
     fn next(&mut self, source: &mut Source) -> Result<Option<Request>, Bad> {
         if self.calls.is_none() {
+            // The file is ordered by thread. Requests in the order of time need all of it.
             self.calls = Some(self.load(source)?);
         }
         if let Some(bad) = self.bad.pop_front() {

@@ -215,15 +215,19 @@ impl Trace {
                     continue;
                 }
             };
+            // It moves nothing, and a disk would refuse it.
             if request.length == 0 && request.operation != Operation::Flush {
                 continue;
             }
+            // Before the time is noted: a damaged one must not move all that follow.
             if let Some(wrong) = self.what_is_wrong(&request) {
                 let place = self.requests.place(&self.source);
                 self.bad_line(&place, wrong, &format!("{request:?}"))?;
                 continue;
             }
             let first = *self.first_ns.get_or_insert(request.at_ns);
+            // Events of different CPUs may be slightly out of order in the file. The time of a
+            // replay must not go back.
             self.last_ns = self.last_ns.max(request.at_ns);
             return Ok(Some(Request { at_ns: self.last_ns - first, ..request }));
         }
@@ -248,6 +252,7 @@ impl Trace {
         if self.skip_bad_lines {
             return Ok(());
         }
+        // A foreign file must not write control characters to a terminal.
         let printable = found.chars().map(|c| if c.is_control() { '?' } else { c });
         let mut shown: String = printable.take(SHOWN_CHARS_MAX).collect();
         if found.chars().count() > SHOWN_CHARS_MAX {

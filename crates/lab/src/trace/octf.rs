@@ -18,7 +18,7 @@ use sawmill_console::exit::Result;
 pub(super) const MEMBER: &str = "/octf.trace.";
 const TAR_BLOCK: usize = 512;
 
-/// See the head of this file.
+/// The reader of Open CAS telemetry, which is read as a whole and sorted by time.
 #[derive(Default)]
 pub(super) struct Octf {
     sorted: Option<std::vec::IntoIter<Request>>,
@@ -30,6 +30,7 @@ impl Requests for Octf {
         if self.sorted.is_none() {
             let mut requests = Vec::new();
             self.read_tar(&source.rest()?, &mut requests);
+            // Each queue has a file of its own in the archive.
             requests.sort_by_key(|request| request.at_ns);
             self.sorted = Some(requests.into_iter());
             self.bad.reverse();
@@ -166,6 +167,8 @@ fn field(mut message: &[u8], wanted: u64) -> Option<Value<'_>> {
 
 fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0u64;
+    // A number has ten bytes at most. Without the limit, damaged bytes could be a number without an
+    // end.
     for shift in (0..64).step_by(7) {
         let (first, rest) = bytes.split_first()?;
         *bytes = rest;

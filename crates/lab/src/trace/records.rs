@@ -64,6 +64,7 @@ impl Requests for Vscsi {
                 ));
             }
             let command = u16::from_le_bytes(bytes_at(&record, 12));
+            // A wrong record shows here first: SCSI commands have one byte.
             if command > 0xff {
                 return Err(bad(source, "a SCSI command of one byte", format!("{command:#x}")));
             }
@@ -82,6 +83,7 @@ impl Requests for Vscsi {
                 ));
             };
             let length = u64::from(u32::from_le_bytes(bytes_at(&record, 4)));
+            // SYNCHRONIZE CACHE may name a range; here a flush has none.
             let (address, length) = if is_flush { (0, 0) } else { (address, length) };
             return Ok(Some(Request { at_ns, operation, device: 0, address, length }));
         }

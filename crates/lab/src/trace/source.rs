@@ -26,7 +26,7 @@ const PACKERS: [(&[u8], &str); 4] = [
     (b"BZh", "bzip2"),
 ];
 
-/// See the head of this file.
+/// The bytes of a trace, decompressed if need be, as lines or as records.
 pub(super) struct Source {
     path: PathBuf,
     /// Shares its offset with the reader, so it shows the progress.
@@ -54,6 +54,8 @@ impl Source {
         let mut head = Vec::new();
         file.by_ref().take(8).read_to_end(&mut head).map_err(cannot)?;
         file.rewind().map_err(cannot)?;
+        // A duplicate has the same offset: also where another program reads it, the progress is
+        // known.
         let shared = file.try_clone().map_err(cannot)?;
         let packer =
             PACKERS.iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, program)| *program);
@@ -85,6 +87,8 @@ impl Source {
             if let Some(mut reader) = self.reader.take() {
                 let read = reader.by_ref().take(SAMPLE_BYTES).read_to_end(&mut sample);
                 read.map_err(|error| self.cannot(&error))?;
+                // A short file ends here, so its decompression is judged here, before a half file
+                // is taken for a small trace.
                 if (sample.len() as u64) < SAMPLE_BYTES {
                     self.finish()?;
                 }
@@ -111,6 +115,7 @@ impl Source {
         line.clear();
         self.unit = "line";
         let Some(reader) = &mut self.reader else { return Ok(false) };
+        // A file without line ends must not be read into memory as one line.
         let read = reader.take(LINE_BYTES_MAX).read_until(b'\n', line);
         let read = read.map_err(|error| self.cannot(&error))?;
         if read == 0 {

@@ -46,6 +46,7 @@ pub(super) fn run(
         let text = "--crash judges by stamps only; omit --workload and --check";
         return Err(Failure::usage(text));
     }
+    // Before anything is opened.
     arguments.may_overwrite(target)?;
     // Otherwise a file system that is mounted on it would be overwritten.
     let _held = if is_uri(target) { None } else { Some(hold(target)?) };
@@ -63,6 +64,8 @@ pub(super) fn run(
             Kept::Flushed => Keeps::Flushed,
         },
         rule: arguments.rule(),
+        // The connection to an export ends with its server. Users of a block device wait for the
+        // next one.
         may_go: is_uri(target),
     };
     let mut progress = Progress::new("crashes");

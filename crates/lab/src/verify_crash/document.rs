@@ -136,6 +136,8 @@ fn repeat(arguments: &Arguments, finding: &Finding, kept: Option<&Path>) -> Stri
     let subject = &arguments.subject;
     let mut words = plan::own_command();
     words.push("--write-log".to_owned());
+    // A finding is repeated on the recording. A new run would have other timing, and so another
+    // recording.
     let log = subject.write_log.as_deref().or(kept).map(|path| path.display().to_string());
     words.push(quoted(&log.unwrap_or_default()));
     if let Some(line) = &subject.device {
@@ -158,6 +160,7 @@ fn repeat(arguments: &Arguments, finding: &Finding, kept: Option<&Path>) -> Stri
     if let Some(check) = &arguments.work.check {
         words.extend(["--check".to_owned(), quoted(check)]);
     }
+    // The size is in the recording of a run of ours; a log of another program does not say it.
     if let Some(bytes) = subject.disk_size.filter(|_| subject.write_log.is_some()) {
         words.extend(["--disk-size".to_owned(), bytes.to_string()]);
     }

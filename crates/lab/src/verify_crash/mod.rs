@@ -224,6 +224,7 @@ pub fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     let folder = place.path();
     let look =
         Look { recorded: &recorded, subject: subject.as_deref(), rule, judge: &judge, folder };
+    // A single cut needs no plan and no report: it is how a finding is repeated.
     if let Some(cut) = &arguments.cut {
         return look_again(console, &look, cut, arguments);
     }
@@ -271,6 +272,7 @@ fn obtain(
             "nothing to check; give --device, --sawmill, --target, --write-log or --self-test",
         ));
     };
+    // Before the target is opened for writing.
     arguments.may_overwrite(target)?;
     let device: Arc<dyn BlockDevice> = if is_uri(target) {
         Arc::new(NbdTarget::connect(target)?)
@@ -353,6 +355,7 @@ impl Place {
     /// Keeps the folder if --keep names it or findings need it.
     fn end(self, found: bool) -> Option<PathBuf> {
         match self.temporary {
+            // A finding without its recording cannot be repeated.
             Some(temporary) if found => Some(temporary.keep()),
             Some(_) => None,
             None => Some(self.folder),

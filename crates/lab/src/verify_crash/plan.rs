@@ -45,6 +45,7 @@ fn serving_binary() -> Result<PathBuf> {
     if !is_small_checker(&own) {
         return Ok(own);
     }
+    // Beside it and not on the PATH: a package has both, and they are of one version.
     let beside = own.with_file_name("sawmill");
     if beside.is_file() {
         return Ok(beside);
@@ -75,6 +76,8 @@ impl Arguments {
     pub(super) fn work(&self) -> Result<Work> {
         let word = self.work.workload.as_str();
         if word == "stamps" {
+            // A volume of ours reads as zeroes after a discard. Other devices may keep the bytes
+            // (D9).
             let trim = self.work.trim || self.subject.sawmill;
             return Ok(Work::Stamps {
                 area_bytes: STAMPED_BYTES,

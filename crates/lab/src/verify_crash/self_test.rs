@@ -36,6 +36,7 @@ pub(super) fn run(console: &Console, arguments: &Arguments) -> Result<Exit> {
     for fault in Fault::ALL {
         let report = check(fault, arguments)?;
         let findings = report.findings.len();
+        // A false alarm on the healthy device is as bad as a fault that is missed.
         let ok = (findings > 0) == (fault != Fault::None);
         rows.push(Row { fault: fault.name(), images: report.images, findings, ok });
     }
@@ -72,6 +73,7 @@ fn check(fault: Fault, arguments: &Arguments) -> Result<Report> {
     let look = Look {
         recorded: &recorded,
         subject: Some(&subject as &dyn Subject),
+        // A plain disk promises no more, and the planted faults break even that.
         rule: Rule::Sector,
         judge: &Judge::Workload,
         folder: folder.path(),
