@@ -56,6 +56,7 @@ fn take_over(mut pieces: Vec<Handed>) {
     let device = Arc::new(MemoryDevice::new(DEVICE_BYTES));
     let export = Export { name: "disk".into(), description: String::new(), device };
     if let Ok(server) = NbdServer::take_over(options, vec![export], pieces) {
+        // Otherwise the stop would wait for clients that read no replies.
         drop(clients);
         server.stop(Stop::Drained);
     }

@@ -81,6 +81,7 @@ impl Bytes for Sparse<'_> {
     fn read(&self, at: u64, into: &mut [u8]) -> Result<(), String> {
         assert!(into.len() <= PIECE_BYTES_MAX, "{} bytes at a time", into.len());
         self.read_bytes.set(self.read_bytes.get() + into.len() as u64);
+        // Headers without an end must not be followed for ever (P137).
         assert!(self.read_bytes.get() <= READ_BYTES_MAX, "it reads on and on");
         let end = at.checked_add(into.len() as u64).filter(|end| *end <= self.length);
         let end = end.ok_or("past the end")?;
@@ -96,9 +97,12 @@ pub(crate) fn run(bytes: &[u8]) {
     let format = Format::ALL[usize::from(format) % Format::ALL.len()];
     let mut image = Sparse::decode(rest);
     check(&image, format);
+    // Again with the signs of the format: a random image seldom gets past its magic.
     let signs = signs(&image, format);
     image.pieces.extend(signs.iter().map(|(at, bytes)| (*at, &bytes[..])));
     if !signs.is_empty() {
+        // The signs lie beyond the end of most inputs, and an image that ends before them is
+        // refused for that alone.
         image.length = image.length.max(1 << 20);
         check(&image, format);
     }

@@ -61,7 +61,7 @@ impl Disk for Image {
     }
 }
 
-/// See the head of this file.
+/// Scans the journal that the input describes twice, and compares what is found.
 pub(crate) fn run(bytes: &[u8]) {
     let Some(image) = image(bytes) else { return };
     let length = image.len() as u64;
@@ -96,6 +96,8 @@ fn image(bytes: &[u8]) -> Option<Vec<u8>> {
         let block = &mut image[copy * SUPERBLOCK_BYTES..][..SUPERBLOCK_BYTES];
         block[..head.len()].copy_from_slice(head);
         block[superblock_at::BOUND_POSITION.offset + 8..].fill(0);
+        // With the capacity of the input, almost every image would be refused before its ring is
+        // read.
         if choices & RAW_CAPACITY == 0 {
             put(block, superblock_at::CAPACITY_BYTES, &(ring_bytes as u64).to_le_bytes());
         }
@@ -119,6 +121,7 @@ fn mend_ring(choices: u8, superblock: &[u8], ring: &mut [u8]) {
     let (tag, trim) = (field(superblock_at::JOURNAL_TAG), field(superblock_at::TRIM));
     let epoch = field(superblock_at::BOUND_EPOCH);
     let seam = (trim % ring.len() as u64) as usize;
+    // Records continue over the end of the ring. Rotated, they lie in one piece.
     ring.rotate_left(seam);
     let mut at = 0;
     while let Some(slot) = ring.get_mut(at..).filter(|slot| slot.len() >= RECORD_HEADER_BYTES) {

@@ -52,6 +52,7 @@ fn whole(bytes: &[u8]) {
 
 /// Any bytes as the body of an authentic packet.
 fn body(bytes: &[u8]) {
+    // Not zeroes, so that an encoder that leaves a byte unwritten is noticed.
     let mut again = vec![0xee; bytes.len()];
     let mut into = Body::new(&mut again);
     let mut parts = Parts::new(bytes);
@@ -125,6 +126,7 @@ pub(crate) fn greeting(bytes: &[u8]) {
 
 /// A structure with a name behind it, whose length and reserved bytes are valid.
 fn named(bytes: &[u8], size: usize, name_bytes: Field, reserved: Field) -> Vec<u8> {
+    // Otherwise nearly every input would be refused before its name is read.
     let mut bytes = bytes.to_vec();
     bytes.resize(bytes.len().clamp(size, size + NAME_BYTES_MAX), 0);
     let length = (bytes.len() - size) as u8;

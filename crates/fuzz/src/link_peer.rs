@@ -268,6 +268,8 @@ pub(crate) fn target(input: &[u8]) {
         shown.hear(packet);
         shown.wire.take();
     }
+    // Another initiator takes the export over: a peer's bytes may end its own connection only
+    // (P81).
     let mut other = shown.connect(2);
     let (status, opened) = shown.reply(1).expect("another is served all the same");
     assert_eq!((status, Opened::decode(&opened).map(|opened| opened.volume)), (0, Ok(0)));
@@ -407,6 +409,7 @@ pub(crate) fn initiator(input: &[u8]) {
         assert!(answers.load(Ordering::Relaxed) <= asked.len(), "no request is answered twice");
     }
     drop(device);
+    // Requests without an answer fail here. None may be forgotten.
     asker.initiator.close();
     assert_eq!(answers.load(Ordering::Relaxed), asked.len(), "each request is answered once");
 }

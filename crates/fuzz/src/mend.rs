@@ -64,6 +64,7 @@ fn share(bytes: &mut Vec<u8>, fixed: usize, first: (Field, usize), second: (Fiel
     let second_count = (room - first_count * first.1) / second.1;
     put_count(bytes, first.0, first_count);
     put_count(bytes, second.0, second_count);
+    // A decoder refuses bytes behind its tables, so what fits no entry is cut off.
     bytes.truncate(fixed + first_count * first.1 + second_count * second.1 + CRC_BYTES);
 }
 
@@ -139,6 +140,7 @@ pub(crate) fn mended(bytes: &[u8], kind: Kind) -> Vec<u8> {
         Kind::Pin => bytes.truncate(kept::pin_at::SIZE),
     }
     match kind {
+        // Sealed already: its checksum is at the end of its header, and not of the object.
         Kind::Segment => {}
         _ => seal(&mut bytes, kind),
     }

@@ -27,11 +27,13 @@ pub fn mutate(input: &[u8], others: &[Vec<u8>], dice: &mut Dice, bytes_max: usiz
     for _ in 0..1 + dice.index(4) {
         change(&mut bytes, others, dice);
     }
+    // Copies and splices may have made it too long for its target.
     bytes.truncate(bytes_max);
     bytes
 }
 
 fn change(bytes: &mut Vec<u8>, others: &[Vec<u8>], dice: &mut Dice) {
+    // Every change below needs a byte to begin at.
     if bytes.is_empty() {
         bytes.push(dice.word() as u8);
     }

@@ -100,6 +100,7 @@ pub(crate) fn exchange(stream: &UnixStream, mut bytes: &[u8]) -> Vec<u8> {
             let _ = shutdown(stream, Shutdown::Write);
             sending = false;
         }
+        // Both ways: a server may wait for its replies to be read before it takes more.
         let interest = if sending { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         let mut asked = [PollFd::new(stream, interest)];
         match poll(&mut asked, Some(&HANG)) {
@@ -110,6 +111,8 @@ pub(crate) fn exchange(stream: &UnixStream, mut bytes: &[u8]) -> Vec<u8> {
         match recv(stream, &mut space[..], RecvFlags::DONTWAIT) {
             Ok((_, 0)) | Err(Errno::CONNRESET) => return said,
             Ok((_, length)) => {
+                // The rest is received and dropped: a server that cannot send would be taken for
+                // one that hangs.
                 let kept = length.min(KEPT_BYTES - said.len());
                 said.extend_from_slice(&space[..kept]);
             }

@@ -60,6 +60,7 @@ fn say(listener: &UnixListener, said: [&[u8]; 2], go: &Receiver<()>) {
     let (mut stream, _) = listener.accept().expect("the client comes");
     // The client may have received enough at any time and closed.
     let _ = stream.write_all(said[0]);
+    // An answer before its request would rightly be taken for a violation.
     let _ = go.recv();
     let _ = stream.write_all(said[1]);
     let _ = stream.shutdown(Shutdown::Write);
@@ -220,6 +221,8 @@ fn outcomes(style: Style, said: &[u8]) -> Vec<Outcome> {
                 let _ = tell.send((place, outcome));
             });
         }
+        // Without the sender, the server goes on. Without this copy, the receiver ends with the
+        // last listener.
         drop((tell, go));
         let mut heard: [Option<Outcome>; 7] = Default::default();
         loop {
@@ -391,7 +394,7 @@ fn legal_answers(style: Style, choices: &[u8]) {
     assert_eq!(outcomes(style, &server.said), expected, "a lawful server is understood");
 }
 
-/// See [`legal_answers`].
+/// A server that keeps the protocol; the input makes its choices.
 struct Lawful<'a> {
     style: Style,
     choices: &'a [u8],

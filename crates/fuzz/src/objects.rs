@@ -69,6 +69,7 @@ fn segment_header(bytes: &[u8]) {
     assert_eq!(header.encode(), head);
     bounded(&header.extents, head);
     bounded(&header.frames, head);
+    // A store may return another object's bytes, which must never pass for the ones asked for.
     let other = SegmentIdentity { sequence: identity.sequence ^ 1, ..identity };
     assert!(SegmentHeader::decode(bytes, &other).is_err());
     let disjoint = |pair: &[SegmentExtent]| pair[0].address + pair[0].length <= pair[1].address;
@@ -111,6 +112,7 @@ fn frames(header: &SegmentHeader, body: &[u8]) {
 pub(crate) fn checkpoint(bytes: &[u8]) {
     one_checkpoint(bytes);
     one_checkpoint(&mended(bytes, Kind::Checkpoint));
+    // Tables out of order are refused, and random numbers are hardly ever in order.
     let mut in_order = mended(bytes, Kind::Checkpoint);
     sort_tables(&mut in_order);
     one_checkpoint(&mended(&in_order, Kind::Checkpoint));

@@ -67,6 +67,7 @@ impl ObjectStore for Objects {
     }
 
     fn put(&self, put: Put, done: Done<PutOutcome>) {
+        // Create-only, as the engine demands of every store.
         let fresh = !self.0.lock().expect("no thread panicked").contains_key(&put.key);
         if fresh {
             self.0.lock().expect("no thread panicked").insert(put.key, put.body);
@@ -106,6 +107,7 @@ fn objects(bytes: &[u8]) -> Objects {
         let Some(kind) = kind_of(object) else { continue };
         let object = if choices & MEND != 0 { mended(object, kind) } else { object.to_vec() };
         let Some(key) = key_of(&object, kind) else { continue };
+        // Of two objects with one key, the first stays, as in a store.
         store.0.lock().expect("no thread panicked").entry(key).or_insert_with(|| object.into());
     }
     store
@@ -134,7 +136,7 @@ fn key_of(object: &[u8], kind: Kind) -> Option<String> {
     }
 }
 
-/// See the head of this file.
+/// Opens the volume that the objects of the input describe twice, and compares what is found.
 pub fn run(bytes: &[u8]) {
     let store = objects(bytes);
     let Ok(record) = find(&store, NAME) else { return };

@@ -15,7 +15,7 @@ use sawmill_console::units::{
     human_count, human_duration, human_size, parse_duration, parse_size, parse_size_u32,
 };
 
-/// See the head of this file.
+/// Passes a text to the parsers of texts, and a number to what shows numbers.
 pub(crate) fn run(bytes: &[u8]) {
     let text = &*String::from_utf8_lossy(bytes);
     sizes(text);
@@ -74,6 +74,7 @@ fn urls(text: &str) {
             (1..=128).contains(&name.len()) && !name.starts_with('.') && name.chars().all(legal)
         );
     }
+    // An input with the word in it would be shown rightly.
     if text.contains(SECRET) {
         return;
     }

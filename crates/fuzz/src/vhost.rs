@@ -82,6 +82,7 @@ fn mended(bytes: &[u8]) -> Vec<u8> {
     while let Some(head) = bytes.get_mut(at..at + 12) {
         head[4] = head[4] & 8 | 1;
         head[5..8].fill(0);
+        // Short, so that one message does not swallow all that follow.
         let length = u32::from_ne_bytes([head[8], head[9], head[10], head[11]]) % 64;
         head[8..].copy_from_slice(&length.to_ne_bytes());
         at += 12 + length as usize;
@@ -96,6 +97,7 @@ pub(crate) fn ring(bytes: &[u8]) {
     if let Some(available) =
         mended.get_mut(AVAILABLE_AT..AVAILABLE_AT + 4 + 2 * usize::from(QUEUE_SIZE))
     {
+        // With random numbers, the queue would end before it reads any descriptor.
         available[2] %= QUEUE_SIZE as u8 + 1;
         available[3] = 0;
         for head in available[4..].chunks_exact_mut(2) {

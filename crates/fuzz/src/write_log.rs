@@ -63,6 +63,7 @@ fn mended(bytes: &[u8]) -> Vec<u8> {
         let field = |field| u64_at(head, field).unwrap_or(0);
         let (sector, count) = (field(entry_at::SECTOR), field(entry_at::SECTOR_COUNT));
         let flags = Flags(field(entry_at::FLAGS) & KNOWN_FLAGS);
+        // So near that no sum overflows. Places at the edge come from inputs as they are.
         let sector = sector % (1 << 50);
         let mut entry = Entry { sector, sector_count: count, flags, data_bytes: 0 };
         entry.sector_count %= if entry.data_sectors() > 0 { room + 1 } else { 1 << 20 };
@@ -185,6 +186,7 @@ impl<'a> Log<'a> {
     fn check_cuts(&self, before: &Image) {
         let mut replay = Replay::new(self.recording, before.clone());
         let last = self.entries().len();
+        // Back as well: a replay that has gone on must begin again for an earlier cut.
         for entry in (0..=last).chain([last / 2, 0]) {
             let flushed = flushed_before(self.entries(), entry);
             let firm = |n: usize| n < flushed || self.entries()[n].entry.flags.has(Flags::FUA);
