@@ -47,7 +47,8 @@ impl Counters {
         }
     }
 
-    /// A request was refused before it reached the device.
+    /// A request was refused before it reached the device. In flight too, until `answered`, through
+    /// which a refusal goes like any result.
     pub(super) fn refused(&self) {
         add(&self.in_flight, 1);
         add(&self.others, 1);
@@ -56,6 +57,7 @@ impl Counters {
 
     /// A request is answered; `read_bytes` were sent.
     pub(super) fn answered(&self, result: i32, read_bytes: u64) {
+        // Minus one, as the sum wraps around.
         add(&self.in_flight, u64::MAX);
         add(&self.bytes_out, read_bytes);
         add(&self.errors, u64::from(result < 0));

@@ -130,6 +130,7 @@ fn is_link_name(name: &str) -> bool {
     let first = name.bytes().next();
     name.len() <= LINK_BYTES_MAX
         && name.bytes().all(plain)
+        // A dot would hide the link or name a folder; a hyphen would make it an option of commands.
         && first.is_some_and(|byte| !b".-".contains(&byte))
 }
 
