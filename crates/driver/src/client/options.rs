@@ -92,7 +92,9 @@ pub fn parse_size(text: &str) -> Option<u64> {
         b'T' => 40,
         _ => return text.parse().ok(),
     };
+    // The last byte is ASCII, so no character is cut in two.
     let number: u64 = text[..text.len() - 1].parse().ok()?;
+    // A product that wraps around would make a small device of a size that is too large.
     number.checked_mul(1 << shift)
 }
 

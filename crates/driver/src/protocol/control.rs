@@ -133,6 +133,7 @@ impl Control {
         let mut facts = Facts::default();
         // Not `lines`, which takes a carriage return as a part of the line end.
         for line in text.split_terminator('\n') {
+            // Only the first: the URIs of doors have more of them in the value.
             let (name, value) = line
                 .split_once('=')
                 .ok_or_else(|| bad(format!("a control packet with the line '{line}'")))?;

@@ -41,6 +41,8 @@ impl PacketSocket {
     pub fn connect(path: &Path) -> Result<Self> {
         let failed = |error: Errno| {
             let kind = match error {
+                // A host that was killed leaves its socket file, and a connection to that is
+                // refused.
                 Errno::NOENT | Errno::CONNREFUSED => ErrorKind::NotFound,
                 Errno::ACCESS | Errno::PERM => ErrorKind::Denied,
                 _ => ErrorKind::Unavailable,
@@ -115,6 +117,7 @@ impl PacketSocket {
     /// Whether the peer is gone, even if its last packets were not read yet.
     #[must_use]
     pub fn has_hung_up(&self) -> bool {
+        // A hangup is reported without being asked for; packets that wait are of no interest here.
         let mut asked = [PollFd::new(&self.0, PollFlags::empty())];
         let now = Timespec::default();
         matches!(poll(&mut asked, Some(&now)), Ok(1..))
