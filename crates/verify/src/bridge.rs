@@ -161,9 +161,11 @@ impl Mounted {
                 Err(error) if error.to_string().contains("busy") && Instant::now() < deadline => {
                     std::thread::sleep(BUSY_LOOK_EVERY);
                 }
-                outcome => {
+                // What is still mounted is left to `drop`.
+                Err(error) => return Err(error),
+                Ok(_) => {
                     self.mounted = false;
-                    return outcome.map(drop);
+                    return Ok(());
                 }
             }
         }

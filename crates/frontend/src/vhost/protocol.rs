@@ -74,12 +74,14 @@ pub(super) fn config_of(geometry: &Geometry, queues: u16, writeback: bool) -> [u
     let mut put =
         |offset: usize, bytes: &[u8]| config[offset..offset + bytes.len()].copy_from_slice(bytes);
     let block = geometry.block_bytes;
-    // So many segments of this length are one request that the device accepts.
+    // So many segments of this length are one request that the device accepts. Guests use no
+    // segments shorter than a page, so a device with short requests gets fewer of them.
     let segment_bytes = (geometry.request_bytes_max / SEGMENTS_MAX).max(4096) & !4095;
+    let segments = (geometry.request_bytes_max / segment_bytes).clamp(1, SEGMENTS_MAX);
     let blocks = |bytes: u32| (bytes / block.max(1)).max(1);
     put(0, &(geometry.size_bytes / SECTOR_BYTES).to_le_bytes());
     put(8, &segment_bytes.to_le_bytes());
-    put(12, &SEGMENTS_MAX.to_le_bytes());
+    put(12, &segments.to_le_bytes());
     put(20, &block.to_le_bytes());
     // Topology: the physical block as a power of two of blocks, its offset, and the preferred
     // sizes, in blocks.

@@ -104,7 +104,7 @@ fn messages_are_understood_field_by_field() {
 
 #[test]
 fn the_longest_request_of_a_guest_fits_the_device() {
-    for request_bytes_max in [1 << 20, 4 << 20, 32 << 20] {
+    for request_bytes_max in [4096, 64 << 10, 500 << 10, 1 << 20, 4 << 20, 32 << 20] {
         let mut geometry = MemoryDevice::new(1 << 30).geometry();
         geometry.request_bytes_max = request_bytes_max;
         let config = config_of(&geometry, 1, true);
