@@ -58,6 +58,8 @@ impl Part {
 /// Allocates memory for a body of `length_bytes`; an error if there is none.
 pub(crate) fn room_for(length_bytes: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
+    // A failed allocation would abort the process, and with it the volumes that need no such
+    // object.
     bytes.try_reserve_exact(length_bytes).map_err(|error| {
         let text = format!("no memory for {length_bytes} bytes: {error}");
         StoreError::new(StoreErrorKind::Unavailable, text).with_source(error)
@@ -92,6 +94,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
 pub(crate) fn cut_range(range: Option<Range<u64>>, size_bytes: u64) -> Result<Range<u64>> {
     match range {
         None => Ok(0..size_bytes),
+        // A range may reach past the end (S5), so only its start decides.
         Some(range) if range.start < range.end && range.start < size_bytes => {
             Ok(range.start..range.end.min(size_bytes))
         }

@@ -39,8 +39,10 @@ const DELETE_AS_BYTES: u64 = 8 << 10;
 /// How many times faster than a link a disk is assumed to be.
 const DISK_SPEED: u64 = 8;
 /// A put is recognized by this many bytes at its start.
+// The first 4 KiB of a body are unique to its put (`Put::body`, decision 0005).
 const HEAD_BYTES: u64 = 4096;
 /// Objects per page of a list.
+// The protocol crate does not tell how many pages it fetched, but each one is billed.
 const LIST_PAGE: u64 = 1000;
 
 /// Limits of a client: its patience and its parallelism.
@@ -132,7 +134,10 @@ impl Client {
         done: Done<T>,
         call: impl FnOnce(Arc<Inner>) -> BoxFuture<'static, Result<T>>,
     ) {
+        // Made first: whatever fails below, also in the spawned task, its drop still answers (S1).
         let answer = Answer(Some(done));
+        // An invalid key never reaches the backend: it costs no request, and the meter does not
+        // take it for a failure of the store.
         match checked.and_then(|()| runtime()) {
             Ok(runtime) => {
                 let call = call(Arc::clone(&self.inner));
@@ -241,6 +246,8 @@ impl Inner {
 
     async fn put(&self, put: Put) -> Result<PutOutcome> {
         let Put { key, body, class, bodies } = put;
+        // One deadline for the put and all its read-backs: a store that answers "taken" and "not
+        // there" by turns must not hold the call forever.
         let mut patience = Patience::new(class);
         let bytes = body.len() as u64;
         let body = Body { bytes: body, bodies };
@@ -256,12 +263,16 @@ impl Inner {
             if self.insist(&mut patience, &ask, |_| 0, create).await? == Creation::Created {
                 return Ok(PutOutcome::Created);
             }
+            // Real S3 also answers 409 while another put of the key is under way, and the protocol
+            // crate reports that as "exists".
             // An earlier attempt, or a proxy's, may have created it; or it was a conflict with
             // nothing there.
             match self.is_ours(&mut patience, &key, &body.bytes).await {
                 Ok(true) => return Ok(PutOutcome::Created),
                 Ok(false) => return Ok(PutOutcome::Taken),
                 Err(error) if error.kind() == StoreErrorKind::NotFound => {
+                    // Not `Taken`: a writer that hears this counts itself as fenced, although
+                    // nobody else has the key.
                     let text = "the store says the key is taken, yet nothing is there";
                     let conflict = StoreError::new(StoreErrorKind::Unavailable, text);
                     self.back_off(&mut patience, &ask, conflict).await?;
@@ -276,6 +287,7 @@ impl Inner {
     async fn is_ours(&self, patience: &mut Patience, key: &str, body: &Bytes) -> Result<bool> {
         let head = &body[..body.len().min(HEAD_BYTES as usize)];
         let mut before = None;
+        // Bounded, because a link that garbles every read would keep this loop going forever.
         for _ in 0..LOOKS_MAX {
             let found = match self.beginning(patience, key, body).await {
                 // No put of ours leaves such an object.
@@ -290,6 +302,8 @@ impl Inner {
             }
             before = Some(found);
         }
+        // Nothing is known: `Taken` would make a writer count itself as fenced because of garbled
+        // bytes.
         Err(StoreError::new(
             StoreErrorKind::Unavailable,
             format!("{key} reads differently each time"),
@@ -299,6 +313,8 @@ impl Inner {
     /// Enough of an object to tell it from `body`.
     async fn beginning(&self, patience: &mut Patience, key: &str, body: &Bytes) -> Result<Bytes> {
         let head_bytes = (body.len() as u64).min(HEAD_BYTES);
+        // A longer object is `Damaged` by this bound, and `is_ours` tells it apart without reading
+        // it.
         let whole = Part { range: None, bytes_max: HEAD_BYTES };
         if head_bytes == 0 {
             return self.fetch(patience, key, whole).await;
@@ -329,6 +345,7 @@ impl Inner {
             unseen_bytes: 0,
         };
         let found = self.insist(&mut patience, &ask, |_| 0, || self.backend.list(prefix)).await?;
+        // `insist` has counted the first page, which even an empty list takes.
         let pages = (found.len() as u64).div_ceil(LIST_PAGE);
         self.meter.add_requests(CallKind::List, pages.saturating_sub(1));
         Ok(found)
@@ -344,6 +361,7 @@ impl Inner {
         } else {
             format!("{first} and {} more", keys.len() - 1)
         };
+        // One answer covers all keys, so a store that works through them moves no byte meanwhile.
         let unseen_bytes = keys.len() as u64 * DELETE_AS_BYTES;
         let mut patience = Patience::new(class);
         let ask =
@@ -361,8 +379,12 @@ impl Inner {
         attempt: impl Fn() -> BoxFuture<'a, Result<T>>,
     ) -> Result<T> {
         for tries in 0.. {
+            // A turn for each attempt: a call that pauses before its next one holds no permit, so
+            // calls that fail do not block those that work.
             let permit = self.limiter.acquire(patience.class, Way::of(ask.kind)).await?;
             let start = Instant::now();
+            // The deadline begins here, after the turn: a call that waited long in the queue still
+            // gets all its tries.
             let began = *patience.began.get_or_insert(start);
             let (patient, load) = self.patience_of(start - began, ask);
             let ended = unless_stalled(&patient, &load, attempt()).await;
@@ -372,11 +394,14 @@ impl Inner {
                     format!("nothing moved for {} s", patient.silence_max.as_secs_f32().ceil());
                 Err(StoreError::new(StoreErrorKind::Unavailable, text))
             });
+            // Only moving bytes change the window: a refusal says nothing about the link, so its
+            // permit returns without a verdict.
             match &outcome {
                 Ok(_) => permit.carried(),
                 Err(_) if is_stalled => permit.stalled(),
                 Err(_) => drop(permit),
             }
+            // Before the outcome is judged, because the store bills failed attempts too.
             self.meter.record(&Attempt {
                 kind: ask.kind,
                 is_retry: tries > 0,
@@ -407,6 +432,7 @@ impl Inner {
         patience.failures += 1;
         let pause = jittered(pause_limit(patience.failures));
         let waited = patience.began.map_or(Duration::ZERO, |began| began.elapsed());
+        // Before the pause: the caller does not wait for an attempt that would come too late.
         if waited + pause >= self.deadline {
             let tries = patience.failures;
             let gave_up = format!(" (gave up after {tries} tries in {} s)", waited.as_secs());
@@ -449,7 +475,10 @@ impl Inner {
 /// Whether a retry may help.
 fn is_passing(kind: StoreErrorKind) -> bool {
     match kind {
+        // `Broken` too: an answer that was cut short or garbled on the way is usually whole at the
+        // next try.
         StoreErrorKind::Unavailable | StoreErrorKind::Broken => true,
+        // A store that answers clearly answers the same again; `Denied` needs a person first.
         StoreErrorKind::NotFound
         | StoreErrorKind::Denied
         | StoreErrorKind::Damaged
@@ -459,6 +488,7 @@ fn is_passing(kind: StoreErrorKind) -> bool {
 
 /// The longest pause after this many failures (1 and up).
 fn pause_limit(failures: u32) -> Duration {
+    // The bound of the shift keeps it from overflowing; the pause is at its limit long before.
     PAUSE_BASE.saturating_mul(1 << (failures - 1).min(16)).min(PAUSE_MAX)
 }
 

@@ -32,6 +32,8 @@ mod refusal;
 use pieces::{Connector, InPieces};
 use refusal::explain;
 
+/// The one limit of time that the HTTP client keeps: before there is a connection, no byte can show
+/// progress.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// Objects in a bucket.
@@ -67,6 +69,7 @@ impl Cloud {
     }
 
     async fn fetch(&self, key: &str, part: Part) -> Result<Bytes> {
+        // S5 wants `Invalid`; servers differ in what they make of such a header.
         if let Some(range) = part.range.as_ref().filter(|range| range.start >= range.end) {
             let text = format!("range {}..{} is empty", range.start, range.end);
             return Err(StoreError::new(StoreErrorKind::Invalid, text));
@@ -78,6 +81,8 @@ impl Cloud {
         let answer = self.store.get_opts(&self.path(key), options).await.map_err(explain)?;
         let length = answer.range.end.saturating_sub(answer.range.start);
         let asked = part.range.as_ref().map_or(u64::MAX, |range| range.end - range.start);
+        // Not cut to size: who ignores the range sends the beginning of the object, which is other
+        // bytes.
         if length > asked {
             let text =
                 format!("the store answers with {length} bytes where {asked} were asked for");
@@ -88,6 +93,7 @@ impl Cloud {
         let mut chunks = answer.into_stream();
         let mut whole = Vec::new();
         while let Some(chunk) = chunks.try_next().await.map_err(explain)? {
+            // The whole body is one chunk already: no copy.
             if chunk.len() == length && whole.is_empty() {
                 return Ok(chunk);
             }
@@ -124,6 +130,7 @@ impl Cloud {
 
     async fn find(&self, prefix: &str) -> Result<Vec<ObjectInfo>> {
         let below = self.path(prefix);
+        // The prefix of the root goes with the request, because others may share the bucket.
         let mut listed = self.store.list(Some(&below).filter(|below| !below.as_ref().is_empty()));
         let mut found = Vec::new();
         while let Some(object) = listed.try_next().await.map_err(explain)? {
@@ -137,6 +144,8 @@ impl Cloud {
     async fn remove(&self, keys: &[String]) -> Result<()> {
         let paths: Vec<_> = keys.iter().map(|key| Ok(self.path(key))).collect();
         let mut deleted = self.store.delete_stream(stream::iter(paths).boxed());
+        // Each key has an outcome: a bulk delete that was answered with 200 may list keys that
+        // stayed (P103).
         while let Some(outcome) = deleted.next().await {
             match outcome.map_err(explain) {
                 Err(error) if error.kind() != StoreErrorKind::NotFound => return Err(error),
@@ -190,6 +199,7 @@ fn http_options() -> ClientOptions {
 fn is_exposed(endpoint: &str) -> bool {
     let Ok(url) = url::Url::parse(endpoint) else { return false };
     let is_here = match url.host() {
+        // Names below `localhost` are this machine too (RFC 6761).
         Some(url::Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
         Some(url::Host::Ipv4(address)) => address.is_loopback(),
         Some(url::Host::Ipv6(address)) => address.is_loopback(),
@@ -199,6 +209,8 @@ fn is_exposed(endpoint: &str) -> bool {
 }
 
 fn no_retry() -> RetryConfig {
+    // A retry in the crate would hide whether "exists" is about our own first attempt (decision
+    // 0005).
     RetryConfig { backoff: BackoffConfig::default(), max_retries: 0, retry_timeout: Duration::ZERO }
 }
 
@@ -231,6 +243,7 @@ fn s3(
     used: &mut Option<String>,
 ) -> Result<Box<dyn ObjectStore>> {
     let mut variables = profile::credentials(environment)?;
+    // After those of the profile: the builder takes the last value, and variables win.
     variables.extend_from_slice(environment);
     let set = |name| variables.iter().any(|(n, value)| n == name && !value.is_empty());
     let mut builder = AmazonS3Builder::new()
@@ -240,12 +253,14 @@ fn s3(
     for (key, value) in settings(&variables, "AWS_") {
         builder = builder.with_config(key, value);
     }
+    // The URL comes last, because it is more specific than the environment.
     if let Some(endpoint) = &location.endpoint {
         builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
     }
     if let Some(region) = &location.region {
         builder = builder.with_region(region);
     }
+    // In this order, which is that of the builder: the warning must be about the endpoint in use.
     let own_endpoint = builder.get_config_value(&AmazonS3ConfigKey::S3Endpoint);
     let endpoint = own_endpoint.or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint));
     let sources = [

@@ -117,6 +117,8 @@ pub fn s2_nothing_is_overwritten(store: &dyn ObjectStore) -> Verdict {
     with_folder(store, |calls, folder| {
         let key = format!("{folder}taken");
         put(calls, &key, b"first", PutOutcome::Created)?;
+        // An extension, a prefix, nothing, and more than a read-back compares: the client must not
+        // take any of them for its own earlier attempt.
         for other in [&b"other"[..], b"firstly", b"fir", b"", &[7; 9000]] {
             put(calls, &key, other, PutOutcome::Taken)?;
         }
@@ -145,6 +147,7 @@ pub fn s2_the_same_put_again_is_ours(store: &dyn ObjectStore) -> Verdict {
 /// A created object is there, whole, at once, at every size.
 pub fn s3_created_is_visible(store: &dyn ObjectStore) -> Verdict {
     with_folder(store, |calls, folder| {
+        // A read-back compares 4 KiB, so the sizes around that take different paths.
         for size in [0usize, 1, 4095, 4096, 4097, 1 << 20] {
             let body: Vec<u8> = (0..size).map(|at| (at % 251) as u8).collect();
             let key = format!("{folder}deep/er/{size}");
@@ -159,6 +162,8 @@ pub fn s3_created_is_visible(store: &dyn ObjectStore) -> Verdict {
 pub fn s4_absent_is_not_found(store: &dyn ObjectStore) -> Verdict {
     with_folder(store, |calls, folder| {
         put(calls, &format!("{folder}a/b"), b"x", PutOutcome::Created)?;
+        // `a` is a folder and `a/b/c` leads through a file: a folder store gets other errors for
+        // these.
         for absent in ["c", "a", "a/b/c", "nowhere/at/all"] {
             for range in [None, Some(0..10)] {
                 let found = calls.get(&format!("{folder}{absent}"), range, Class::Read);
@@ -245,6 +250,7 @@ pub fn s7_delete(store: &dyn ObjectStore) -> Verdict {
         for name in ["a", "b", "c"] {
             put(calls, &key(name), name.as_bytes(), PutOutcome::Created)?;
         }
+        // One key twice, because some stores answer that with nonsense.
         let keys = ["a", "b", "never", "not/even/near", "a"];
         said(calls.delete(keys.map(key).to_vec(), Class::Background))?;
         said(calls.delete(keys.map(key).to_vec(), Class::Background))?;

@@ -94,6 +94,8 @@ impl Directory {
         async move {
             let thread = threads.acquire_owned().await.map_err(lost)?;
             let task = tokio::task::spawn_blocking(move || {
+                // The permit goes with the call, not with its caller: a caller that gives up does
+                // not free the place of a thread that still hangs.
                 let _thread = thread;
                 call(&shared)
             });
@@ -139,6 +141,7 @@ impl Shared {
     }
 
     fn get(&self, key: &str, part: &Part) -> Result<Bytes> {
+        // Before the look-up: if the root vanishes in between, the check below finds that out (S4).
         self.root.remember()?;
         let path = self.root.path().join(key);
         let absent = || StoreError::new(StoreErrorKind::NotFound, "no such object");
@@ -153,6 +156,7 @@ impl Shared {
             Err(error) => return Err(failure("open", &path, error)),
         };
         let about = file.metadata().map_err(|error| failure("look at", &path, error))?;
+        // A folder is the beginning of other keys, never an object.
         if about.is_dir() {
             self.root.check()?;
             return Err(absent());
@@ -184,6 +188,7 @@ impl Shared {
     }
 
     fn create(&self, key: &str, body: &[u8]) -> Result<Creation> {
+        // A root that was unmounted must not be made anew in the file system below it.
         self.root.check()?;
         let path = self.root.path().join(key);
         let folder = path.parent().unwrap_or(self.root.path()).to_owned();
@@ -199,6 +204,7 @@ impl Shared {
         // The root may have vanished meanwhile, and the object with it.
         self.root.check()?;
         match outcome.map_err(|error| failure("create", &path, error))? {
+            // To the link, a folder in the way looks like an object.
             Creation::Exists if path.is_dir() => {
                 let text = format!(
                     "{} is a folder: no key may be the beginning of another",
@@ -211,6 +217,7 @@ impl Shared {
     }
 
     fn create_in(&self, folder: &Path, path: &Path, body: &[u8]) -> io::Result<Creation> {
+        // Before the file: a power cut that takes the folder's entry takes a durable file with it.
         self.settle(folder)?;
         let linked = match nameless(folder) {
             Ok(file) => {
@@ -220,6 +227,8 @@ impl Shared {
             Err(error) => Err(error),
         };
         let linked = match linked {
+            // Also after a link that failed: some file systems make nameless files and cannot link
+            // them.
             Err(error) if is_unsupported(&error) => self.link_named(path, body),
             other => other,
         };
@@ -237,6 +246,7 @@ impl Shared {
     fn link_named(&self, path: &Path, body: &[u8]) -> io::Result<()> {
         let folder = self.root.path().join(NAMELESS);
         make_folder(&folder)?;
+        // Here, because only this way of creating leaves files behind when a process dies.
         sweep(&folder);
         let random = getrandom::u64().map_err(io::Error::other)?;
         let name = folder.join(format!("{random:016x}"));
@@ -254,12 +264,16 @@ impl Shared {
         }
         match folder.parent() {
             Some(parent) if folder != self.root.path() => {
+                // From the root down: the entry of a folder is worth nothing before its parent's is
+                // durable.
                 self.settle(parent)?;
                 make_folder(folder)?;
                 sync_folder(parent)?;
             }
             _ => self.root.make()?,
         }
+        // The lock is held through the sync: another first put must not be answered before it has
+        // ended.
         let mut durable = self.durable.lock();
         if !durable.file_system {
             rustix::fs::syncfs(File::open(folder)?)?;
@@ -281,6 +295,8 @@ impl Shared {
         while let Some(folder) = open.pop() {
             let entries = match fs::read_dir(&folder) {
                 Ok(entries) => entries,
+                // Nothing below the prefix yet; the check at the end tells this from a missing
+                // root.
                 Err(error) if is_absent(&error) => continue,
                 Err(error) => return Err(failure("list", &folder, error)),
             };
@@ -300,11 +316,13 @@ impl Shared {
                         found.push(ObjectInfo { key: key.to_owned(), size_bytes: about.len() });
                     }
                     Ok(_) => {}
+                    // It was deleted after the folder was read; S6 lets a list lag.
                     Err(error) if is_absent(&error) => {}
                     Err(error) => return Err(failure("look at", &path, error)),
                 }
             }
         }
+        // An unmounted root reads as an empty folder: its list would hide every volume.
         self.root.check()?;
         Ok(found)
     }
@@ -335,6 +353,7 @@ impl Shared {
 fn make_folder(folder: &Path) -> io::Result<()> {
     match fs::DirBuilder::new().mode(FOLDER_MODE).create(folder) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists && folder.is_dir() => Ok(()),
+        // An object has the name of the folder: this error becomes the advice about keys.
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Err(Errno::NOTDIR.into()),
         other => other,
     }
@@ -369,6 +388,7 @@ fn write_durably(file: &File, body: &[u8]) -> io::Result<()> {
         if file.write_all_at(&body[..whole_blocks], 0).is_ok() {
             done = whole_blocks;
         }
+        // What is left is no whole block, and direct I/O refuses that.
         rustix::fs::fcntl_setfl(file, OFlags::empty())?;
     }
     file.write_all_at(&body[done..], done as u64)?;
@@ -377,6 +397,7 @@ fn write_durably(file: &File, body: &[u8]) -> io::Result<()> {
 
 /// Gives a nameless file its name; fails if the name is taken.
 fn link_nameless(file: &File, path: &Path) -> io::Result<()> {
+    // The other way, AT_EMPTY_PATH, needs a privilege (CAP_DAC_READ_SEARCH).
     let itself = format!("/proc/self/fd/{}", file.as_raw_fd());
     match rustix::fs::linkat(CWD, itself, CWD, path, AtFlags::SYMLINK_FOLLOW) {
         // Without /proc there is another way to link.
@@ -411,6 +432,7 @@ fn is_unsupported(error: &io::Error) -> bool {
     let code = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(
         code,
+        // ISDIR: without support for the flag, the open is one of a folder for writing.
         Some(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOSYS | Errno::XDEV)
     )
 }
@@ -428,6 +450,7 @@ fn failure(verb: &str, path: &Path, error: io::Error) -> StoreError {
             (StoreErrorKind::Denied, "; check owner and mode of the folder")
         }
         Some(Errno::ROFS) => (StoreErrorKind::Denied, "; mount it for writing"),
+        // Not final: the client repeats the put, and the journal keeps the writes until then.
         Some(Errno::NOSPC | Errno::DQUOT) => (StoreErrorKind::Unavailable, "; free some space"),
         Some(Errno::MFILE | Errno::NFILE) => {
             (StoreErrorKind::Unavailable, "; raise the limit on open files")
@@ -438,6 +461,7 @@ fn failure(verb: &str, path: &Path, error: io::Error) -> StoreError {
         Some(Errno::NAMETOOLONG | Errno::LOOP) => {
             (StoreErrorKind::Invalid, "; choose another root folder")
         }
+        // An unknown error permits no conclusion about the object (S4).
         _ => (StoreErrorKind::Unavailable, ""),
     };
     StoreError::new(kind, format!("cannot {verb} {}: {error}{advice}", path.display()))

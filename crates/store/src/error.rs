@@ -50,6 +50,7 @@ impl StoreError {
     /// The same error with its cause, which the text already includes.
     #[must_use]
     pub fn with_source(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        // Shared, because errors are cloned: one of the runtime's start goes to every later call.
         StoreError { source: Some(Arc::new(source)), ..self }
     }
 

@@ -145,6 +145,8 @@ impl FaultStore {
             call.number = calls.len() as u64;
             calls.push(call.clone());
         }
+        // The script and its number are read under one lock: `hold` tells by the number whether the
+        // script was replaced since.
         let mut decide = self.decide.lock();
         let fault = decide(&call);
         (call, fault, self.scripts.load(Ordering::SeqCst))
@@ -154,6 +156,7 @@ impl FaultStore {
     /// meanwhile, the held calls may have been released already: then the call goes through.
     fn hold(&self, call: Call, start: Held, script: u64) {
         let number = call.number;
+        // First held, then compared: a release that comes in between finds the call.
         self.held.lock().push_back((call, start));
         if self.scripts.load(Ordering::SeqCst) != script {
             self.release(|held| held.number == number);
@@ -186,6 +189,7 @@ impl FaultStore {
             Fault::Late => {
                 let lost = planned(StoreErrorKind::Unavailable, &call);
                 let held = Box::new(move |inner: &dyn ObjectStore| start(inner, Box::new(drop)));
+                // Held before the caller hears of it, because a test may release it at once.
                 self.hold(call, held, script);
                 done(Err(lost));
             }

@@ -56,6 +56,8 @@ pub(crate) fn why_not(key: &str) -> Option<String> {
                 part.len()
             ));
         }
+        // This refuses `..`, which leads out of a folder, and `.tmp`, which the directory store
+        // uses.
         if part.starts_with('.') {
             return Some(format!("has the part {part:?}: parts must not start with a dot"));
         }

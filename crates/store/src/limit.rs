@@ -99,6 +99,7 @@ impl Limiter {
 
     /// Waits for a turn.
     pub(crate) async fn acquire(self: &Arc<Self>, class: Class, way: Way) -> Result<Permit> {
+        // The lock must end before the wait below, so it lives in this block only.
         let turn = {
             let mut state = self.state.lock();
             if state.waiting.iter().flatten().map(VecDeque::len).sum::<usize>() >= WAITING_MAX {
@@ -110,6 +111,8 @@ impl Limiter {
             }
             let (give, turn) = oneshot::channel();
             let number = state.number();
+            // Even a call that could run now joins the queue, so that it overtakes nobody who
+            // waits.
             state.waiting[class as usize][way as usize].push_back(Waiting { number, give });
             self.dispatch(&mut state);
             turn
@@ -120,6 +123,7 @@ impl Limiter {
     /// Whether one more call of `class` may run.
     fn has_room(&self, running: &[usize; 3], class: Class) -> bool {
         let [reads, uploads, background] = *running;
+        // At least one each: a share that rounds down to nothing would lock its class out.
         let patient_max = (self.requests_max * 3 / 4).max(1);
         let background_max = (self.requests_max / 2).max(1);
         reads + uploads + background < self.requests_max
@@ -137,6 +141,7 @@ impl Limiter {
 
     /// Gives free permits to waiting calls.
     fn dispatch(self: &Arc<Self>, state: &mut State) {
+        // First, because a full journal makes writers wait (P13), and only uploads empty it.
         while self.owes_uploads(state) && self.serve(state, Class::Upload) {}
         for class in [Class::Read, Class::Upload, Class::Background] {
             while self.serve(state, class) {}
@@ -153,6 +158,7 @@ impl Limiter {
                 .filter(|_| has_room)
                 .map(|it| it.number)
         };
+        // By age across directions: a window that is full upward must not hold up what goes down.
         let ways = [Way::Up, Way::Down, Way::Neither];
         let way =
             ways.into_iter().filter(|way| first(*way).is_some()).min_by_key(|way| first(*way))?;
@@ -194,6 +200,8 @@ impl Permit {
         if let Some(limiter) = &self.limiter
             && let Some(window) = limiter.state.lock().windows.get_mut(self.way as usize)
             && window.withheld > 0
+            // An arrival shows that the link carries this many only if this many were on their way.
+            // This transfer is still one of them: its permit returns after this call.
             && window.running >= limiter.requests_max - window.withheld
         {
             window.arrived += 1;
@@ -208,6 +216,8 @@ impl Permit {
     pub(crate) fn stalled(self) {
         let Some(limiter) = &self.limiter else { return };
         let mut state = limiter.state.lock();
+        // Permits that are given from now on have greater numbers: only their stalls are a new
+        // event.
         let now = state.number();
         if let Some(window) = state.windows.get_mut(self.way as usize)
             && self.number > window.halved_at
@@ -230,6 +240,7 @@ impl Drop for Permit {
             if let Some(window) = state.windows.get_mut(self.way as usize) {
                 window.running -= 1;
             }
+            // Under the same lock, so that no newcomer takes the permit before those that wait.
             limiter.dispatch(&mut state);
         }
     }

@@ -94,6 +94,7 @@ pub(crate) fn parse(url: &str) -> Result<Location> {
             Some(why) => Err(invalid(format!("the name of memory store {name:?} {why}"))),
         };
     }
+    // Before the rules of URLs: in a path, `?`, `#` and `%` are characters like any other.
     if url.starts_with('/') {
         return Ok(Location::Directory { root: PathBuf::from(url) });
     }
@@ -150,6 +151,7 @@ fn parse_file(url: &str) -> Result<Location> {
 }
 
 fn parse_cloud(url: &str, scheme: CloudScheme) -> Result<Location> {
+    // Errors quote this form only: the URL itself may hold a secret.
     let show = shown(url);
     let parsed = Url::parse(url).map_err(|error| bad(url, error))?;
     let refuse_secret = || {
@@ -180,6 +182,7 @@ fn parse_cloud(url: &str, scheme: CloudScheme) -> Result<Location> {
         let value = Some(value.into_owned()).filter(|value| !value.is_empty());
         match name.as_ref() {
             known if !scheme.parameters().contains(&known) => {
+                // The name alone is judged and quoted; the value never gets into a text.
                 if is_secret(known) {
                     return Err(refuse_secret());
                 }
@@ -204,6 +207,7 @@ fn check_endpoint(
 ) -> Result<()> {
     let Some(endpoint) = endpoint else { return Ok(()) };
     match Url::parse(endpoint) {
+        // An endpoint is a URL inside the URL, and can hold a password as well.
         Ok(url) if !url.username().is_empty() || url.password().is_some() => Err(refuse_secret()),
         Ok(url) if matches!(url.scheme(), "http" | "https") && url.query().is_none() => Ok(()),
         _ => {
@@ -242,6 +246,7 @@ pub fn split_volume_url(url: &str) -> Result<(String, String)> {
     let is_bare = store.ends_with('/') || store.ends_with(':');
     let store = match store {
         "" => "/",
+        // The slash that was split off was the root folder itself.
         "file://" => "file:///",
         "memory:" => store,
         _ if is_bare => return Err(missing()),
@@ -258,6 +263,7 @@ pub fn split_volume_url(url: &str) -> Result<(String, String)> {
         Some(text) => Err(invalid(text)),
         None => {
             let store = format!("{store}{query}");
+            // A bad store is an error of the command line, before anything acts on the name.
             parse(&store)?;
             Ok((store, name.to_owned()))
         }

@@ -54,6 +54,8 @@ impl Backend for Memory {
     }
 
     fn create<'a>(&'a self, key: &'a str, body: Body) -> BoxFuture<'a, Result<Creation>> {
+        // One lock for the look and the insertion: of racing puts exactly one creates the object
+        // (S2).
         let mut objects = self.objects.lock();
         let creation = if objects.contains_key(key) {
             Creation::Exists
@@ -65,6 +67,7 @@ impl Backend for Memory {
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<Vec<ObjectInfo>>> {
+        // With the slash: `a` must not list `ab/c`.
         let below = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
         let objects = self.objects.lock();
         let found = objects

@@ -106,6 +106,7 @@ impl Meter {
     /// Counts an attempt.
     pub(crate) fn record(&self, attempt: &Attempt<'_>) {
         let counters = &self.kinds[attempt.kind as usize];
+        // Relaxed, because no decision depends on one counter's order with another.
         counters.requests.fetch_add(1, Relaxed);
         counters.retries.fetch_add(u64::from(attempt.is_retry), Relaxed);
         counters.stalls.fetch_add(u64::from(attempt.is_stalled), Relaxed);
@@ -113,6 +114,7 @@ impl Meter {
         counters.bytes_out.fetch_add(attempt.bytes_out, Relaxed);
         counters.latency[bucket(attempt.took)].fetch_add(1, Relaxed);
         let mut health = self.health.lock();
+        // One lock for both fields, so that a status never shows an outage without its error.
         match attempt.error {
             Some(error) if error.kind() != StoreErrorKind::NotFound => {
                 counters.errors.fetch_add(1, Relaxed);
@@ -123,6 +125,7 @@ impl Meter {
                     health.unavailable_since.get_or_insert(now);
                 }
             }
+            // "Not found" comes here too: a store that can say so is available.
             _ => health.unavailable_since = None,
         }
     }

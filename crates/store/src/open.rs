@@ -26,6 +26,7 @@ use crate::{Client, Result, StoreOptions};
 ///
 /// Fails with a one-line `Invalid` error if the URL or a setting is wrong.
 pub fn open(url: &str, options: StoreOptions) -> Result<Arc<Client>> {
+    // Not `vars`, which panics at any variable that is not Unicode, needed or not.
     let variables = std::env::vars_os();
     let environment: Vec<(String, String)> = variables
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))

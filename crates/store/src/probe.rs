@@ -85,8 +85,10 @@ pub fn probe_conditional_create(
     let name = random_name()?;
     let keys: Vec<String> = (0..rounds).map(|round| format!("{FOLDER}/{name}-{round}")).collect();
     let mut report = ProbeReport { rounds, racers, ..ProbeReport::default() };
+    // An error ends the races, and the objects so far are deleted all the same.
     let raced = keys.iter().try_for_each(|key| race(store, key, racers, bodies, &mut report));
     let cleaned = Blocking(store).delete(keys, Class::Background);
+    // The error of a race comes first: a failed clean-up is often its consequence.
     raced.and(cleaned).map(|()| report)
 }
 
@@ -128,6 +130,8 @@ fn race(
         }
         _ => report.several_winners += 1,
     }
+    // Now the object is complete: a store that ignores the condition overwrites it here, even if no
+    // racer met another.
     let second = Blocking(store).put(key, random_body()?, Class::Upload)?;
     report.overwrites += usize::from(second == PutOutcome::Created);
     Ok(())
@@ -155,6 +159,7 @@ pub fn doctor(store: &dyn ObjectStore) -> Vec<CheckResult> {
         }
     };
     let calls = Blocking(store);
+    // Random: puts only create, so what an earlier check-up left behind must not be in the way.
     let key = format!("{FOLDER}/{name}/object");
     let whole = || expect_bytes(calls.get(&key, None, Class::Read), &body);
     let part = || expect_bytes(calls.get(&key, Some(1000..2000), Class::Read), &body[1000..2000]);

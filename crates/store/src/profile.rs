@@ -28,6 +28,8 @@ pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, Stri
     let variable = |name| {
         environment.iter().find(|(n, v)| n == name && !v.is_empty()).map(|(_, v)| v.as_str())
     };
+    // If the environment has any source of credentials, the file must not mix in keys of another
+    // account.
     let others = ["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"];
     if others.into_iter().any(|name| variable(name).is_some()) {
         return Ok(Vec::new());
@@ -49,6 +51,7 @@ pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, Stri
     let profile = asked.unwrap_or("default");
     let found = match std::fs::read_to_string(&path) {
         Ok(text) => select(&text, profile),
+        // Nobody asked for a profile: keys may come from elsewhere, so a missing file is no error.
         Err(_) if asked.is_none() => None,
         Err(error) => {
             let text =
@@ -71,6 +74,7 @@ pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, Stri
 
 /// The variables equivalent to section `[profile]` of the file; `None` without that section.
 fn select(text: &str, profile: &str) -> Option<Vec<(String, String)>> {
+    // Spaces inside the brackets are allowed: `[ other ]` is the same profile.
     let header = |line: &str| Some(line.strip_prefix('[')?.strip_suffix(']')?.trim().to_owned());
     let mut lines = text.lines().map(str::trim);
     lines.find(|line| header(line).as_deref() == Some(profile))?;

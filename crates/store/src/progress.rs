@@ -22,6 +22,7 @@ tokio::task_local! {
 
 /// The most bytes of a body that the kernel (and what lies on the way) may still hold after it
 /// accepted the last of them.
+// Linux's usual limit of a socket's send buffer (decision 0025).
 const HELD_BYTES_MAX: u64 = 4 << 20;
 
 /// How long an attempt may be silent.
@@ -97,6 +98,8 @@ pub(crate) async fn unless_stalled<T>(
     let cut_at = || {
         let moved = progress.moved.lock();
         let is_out = moved.sent_bytes >= load.out_bytes;
+        // Before the last byte is accepted, every further piece shows progress, and no extra time
+        // is due.
         let held = if is_out { load.out_bytes.min(HELD_BYTES_MAX) } else { 0 };
         moved.last + patient.silence_max + patient.unseen(held + load.unseen_bytes)
     };
@@ -104,9 +107,11 @@ pub(crate) async fn unless_stalled<T>(
     loop {
         let cut = cut_at();
         tokio::select! {
+            // An attempt that ends at the instant of its cut has ended: its effect is known then.
             biased;
             outcome = &mut attempt => return Some(outcome),
             () = sleep_until(cut) => {
+                // Bytes that moved during the sleep have put the cut off.
                 if cut_at() <= cut {
                     return None;
                 }

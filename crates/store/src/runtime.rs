@@ -20,6 +20,8 @@ static RUNTIME: OnceLock<Result<Runtime>> = OnceLock::new();
 
 /// The runtime, started at the first call.
 pub(crate) fn runtime() -> Result<&'static Runtime> {
+    // Never dropped: to drop a runtime on one of its own threads panics, and a client may be
+    // dropped there.
     let started = RUNTIME.get_or_init(|| {
         Builder::new_multi_thread()
             .worker_threads(WORKERS_MAX)

@@ -73,6 +73,7 @@ impl HttpService for Service {
                 _ => self.whole.execute(request).await,
             };
             let (head, body) = sent?.into_parts();
+            // A refusal is text, even where an object was asked for: `bytes_max` does not bound it.
             let is_bounded = !is_object || !head.status.is_success();
             Ok(HttpResponse::from_parts(head, counted(body, progress, is_bounded)))
         })
@@ -95,6 +96,7 @@ impl Service {
             }
         };
         let (head, body) = request.into_parts();
+        // The body is in memory already; as one piece it can be cut anywhere.
         let body = body.collect().await?.to_bytes();
         let url = head.uri.to_string().parse();
         let url =
@@ -184,6 +186,8 @@ fn client(options: &ClientOptions) -> reqwest::Result<reqwest::Client> {
     if let Some(agent) = value(ClientConfigKey::UserAgent) {
         builder = builder.user_agent(agent);
     }
+    // The same proxy settings as the crate's own client has: a second client must not bypass the
+    // proxy.
     if let Some(url) = value(ClientConfigKey::ProxyUrl) {
         if let Some(certificate) = value(ClientConfigKey::ProxyCaCertificate) {
             let certificate = reqwest::tls::Certificate::from_pem(certificate.as_bytes())?;

@@ -93,6 +93,7 @@ fn without_keys(text: &str) -> String {
 /// What an answer permits to conclude, and what to do.
 fn judge(error: &Error, answer: &str) -> (StoreErrorKind, &'static str) {
     let said = without_keys(answer);
+    // Before the crate's own kinds: to the crate, a missing bucket is `NotFound` as well.
     if let Some((_, kind, advice)) = WORDS.iter().find(|(words, _, _)| said.contains(words)) {
         return (*kind, advice);
     }
@@ -100,6 +101,8 @@ fn judge(error: &Error, answer: &str) -> (StoreErrorKind, &'static str) {
         Error::NotFound { .. } if OBJECT_MISSING.iter().any(|words| answer.contains(words)) => {
             (NotFound, "")
         }
+        // A 404 that does not name the object may be a proxy's; as `NotFound` it would hide an
+        // object.
         Error::NotFound { .. } => {
             (Unavailable, "the answer does not come from the store; check the endpoint")
         }
@@ -115,6 +118,7 @@ fn judge(error: &Error, answer: &str) -> (StoreErrorKind, &'static str) {
                 (Invalid, "this store lacks a call that is needed; see the doctor command")
             }
             _ if answer.contains("Wanted range starting at") => (Invalid, ""),
+            // What no rule knows permits no conclusion, and the client tries again.
             _ => (Unavailable, ""),
         },
     }
@@ -126,6 +130,7 @@ fn full_text(error: &Error) -> String {
     let mut cause = std::error::Error::source(error);
     while let Some(inner) = cause {
         let more = inner.to_string();
+        // Many errors of the crate quote their cause already.
         if !text.contains(&more) {
             text = format!("{text}: {more}");
         }

@@ -57,6 +57,7 @@ impl Root {
         let before = *self.first_seen.lock();
         let now = look(&self.path).map_err(|error| failure("look at", &self.path, error))?;
         let what = match (before, now) {
+            // A store without its first put has no root yet, and no objects.
             (None, None) => return Ok(()),
             (before, Some(now)) => {
                 if before.unwrap_or_else(|| *self.first_seen.lock().get_or_insert(now)) == now {
@@ -76,6 +77,7 @@ impl Root {
 
     /// Makes the root durably, unless it was ever seen.
     pub(super) fn make(&self) -> io::Result<()> {
+        // Held while the folder is made, so that two first puts agree on one root.
         let mut first_seen = self.first_seen.lock();
         if first_seen.is_none() {
             make_with_parents(&self.path)?;
