@@ -136,6 +136,7 @@ pub struct Failure {
 
 /// One line that a terminal may get.
 fn one_line(message: &str) -> String {
+    // Spaces first: line ends are control characters too, and must not become marks.
     let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
     message.replace(char::is_control, "\u{fffd}")
 }
@@ -177,6 +178,7 @@ impl Failure {
 
     /// The same failure with `volume NAME: ` before its text, unless the text names it.
     pub fn of_volume(self, name: &str) -> Self {
+        // Errors of the engine often name the volume themselves.
         if self.message.contains(name) {
             return self;
         }
@@ -193,6 +195,7 @@ impl Failure {
     /// An error of the operating system while doing `what`, e.g. `cannot make folder /x`.
     pub fn io(what: impl fmt::Display, error: &io::Error) -> Self {
         let exit = match error.kind() {
+            // The kinds that a user can act on; all others may pass, so they end as `Unavailable`.
             io::ErrorKind::NotFound => Exit::NotFound,
             io::ErrorKind::AlreadyExists => Exit::Exists,
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Exit::Denied,
@@ -226,6 +229,8 @@ impl From<Error> for Failure {
             ErrorKind::Invalid => Exit::Usage,
             ErrorKind::NotFound => Exit::NotFound,
             ErrorKind::Exists => Exit::Exists,
+            // No wildcard in this match: a new kind of error must choose its code, and scripts rely
+            // on codes.
             ErrorKind::Refused | ErrorKind::ReadOnly => Exit::Refused,
             ErrorKind::Fenced => Exit::Fenced,
             ErrorKind::Unavailable
@@ -249,6 +254,7 @@ impl From<StoreError> for Failure {
             StoreErrorKind::NotFound => Exit::NotFound,
             StoreErrorKind::Denied => Exit::Denied,
             StoreErrorKind::Unavailable | StoreErrorKind::Broken => Exit::Unavailable,
+            // Not `Unavailable`, although it comes from the store: to try again does not help.
             StoreErrorKind::Damaged => Exit::Corrupt,
             StoreErrorKind::Invalid => Exit::Usage,
         };

@@ -152,9 +152,11 @@ impl Bar {
 
     /// Shows that `done` of `total` bytes are done.
     pub fn show(&mut self, done: u64, total: u64) {
+        // What an earlier attempt moved counts as done, but must not count in the rate.
         let first = *self.first.get_or_insert(done);
         let took = self.began.elapsed();
         let rests = !self.terminal && self.shown.is_some_and(|shown| shown.elapsed() < LINE_EVERY);
+        // After a failed write nothing more is shown: `end` reports that first failure.
         if took < BAR_AFTER || rests || self.unheard.is_some() {
             return;
         }
@@ -192,10 +194,12 @@ impl Drop for Bar {
 
 /// `importing disk1: 42 %, 1.2 GiB of 3 GiB, 120 MiB a second, 15s left`.
 fn progress_text(what: &str, first: u64, done: u64, total: u64, took: Duration) -> String {
+    // Wide, because the bytes of a large disk times 100 may not fit 64 bits.
     let percent = (u128::from(done) * 100).checked_div(u128::from(total)).unwrap_or(100);
     let mut text = format!("{what}: {percent} %, {} of {}", human_size(done), human_size(total));
     let moved = done.saturating_sub(first);
     let rate = moved as f64 / took.as_secs_f64();
+    // Without a rate the time left would be infinite.
     if moved > 0 && done < total {
         let left = Duration::from_secs(((total - done) as f64 / rate) as u64);
         text.push_str(&format!(

@@ -27,6 +27,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
             let rest = letters.as_str();
             let (_, shift) =
                 SIZE_UNITS.iter().find(|(name, _)| *name == letter).ok_or_else(wrong)?;
+            // Not guessed: the two meanings of `GB` differ by 7 %.
             if rest.eq_ignore_ascii_case("b") {
                 return Err(format!(
                     "'{text}' could mean powers of 1000 or of 1024; write {number}{letter}iB or \
@@ -70,6 +71,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         "m" | "min" => 60 * 1000,
         "h" => 60 * 60 * 1000,
         "d" => 24 * 60 * 60 * 1000,
+        // Zero is the same in every unit, so it needs none.
         "" if number == "0" => 1,
         "" => return Err(format!("'{text}' lacks a unit; write {text}s, {text}ms or {text}m")),
         _ => return Err(wrong()),
@@ -103,10 +105,13 @@ fn scale(number: &str, unit: u64) -> Result<u64, Fault> {
         || pointless
         || !digits_only(whole)
         || !digits_only(fraction)
+        // Eighteen digits times the largest unit fit 128 bits, and more digits than that are an
+        // error.
         || fraction.len() > 18
     {
         return Err(Fault::Number);
     }
+    // Only digits are left, so a failure to parse means too many of them.
     let base = whole.parse::<u64>().map_err(|_| Fault::TooLarge)?;
     let base = base.checked_mul(unit).ok_or(Fault::TooLarge)?;
     if fraction.is_empty() {
