@@ -46,6 +46,7 @@ impl Part {
         if length_bytes <= self.bytes_max {
             return Ok(());
         }
+        // `Damaged`, because a repeat meets the same claim (decision 0025).
         let text =
             format!("the object claims {length_bytes} bytes where {} is the most", self.bytes_max);
         Err(StoreError::new(

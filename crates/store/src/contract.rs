@@ -33,7 +33,7 @@ pub enum Class {
 /// Fetch an object or a part of it.
 #[derive(Clone, Debug)]
 pub struct Get {
-    /// Which object.
+    /// The object's key. An illegal key is answered with `Invalid`, without a request.
     pub key: String,
     /// Which bytes, or all. A range that reaches past the end is cut there; an empty range, or one
     /// that starts at or past the end, is `Invalid`.
@@ -41,7 +41,7 @@ pub struct Get {
     /// The most bytes that the caller can use. An object (or a range) that claims more is
     /// `Damaged`, and takes no memory.
     pub bytes_max: u64,
-    /// Who waits.
+    /// Decides when its turn comes, not how long it may take.
     pub class: Class,
 }
 
@@ -59,12 +59,12 @@ pub enum Bodies {
 /// Create an object.
 #[derive(Clone, Debug)]
 pub struct Put {
-    /// Which object.
+    /// The key to create. One that is taken stays as it is.
     pub key: String,
     /// Its bytes. The first 4 KiB must be unique to this put (they hold a random put-id), so that a
     /// lost answer can be told from another writer's object.
     pub body: Bytes,
-    /// Who waits.
+    /// Decides when its turn comes, not how long it may take.
     pub class: Class,
     /// How the body travels.
     pub bodies: Bodies,
@@ -87,16 +87,16 @@ pub struct List {
     /// and `a/b/` both list `a/b/c`, and neither lists `a/b` or `a/bc`. Empty lists the whole
     /// store.
     pub prefix: String,
-    /// Who waits.
+    /// Decides when its turn comes, not how long it may take.
     pub class: Class,
 }
 
 /// One listed object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectInfo {
-    /// Its key.
+    /// Its key, relative to the store's root.
     pub key: String,
-    /// Its size.
+    /// Bytes of the whole object.
     pub size_bytes: u64,
 }
 
@@ -121,11 +121,11 @@ pub type Done<T> = Box<dyn FnOnce(Result<T>) + Send>;
 pub trait ObjectStore: Send + Sync {
     /// Fetches an object or a part of it.
     fn get(&self, get: Get, done: Done<Bytes>);
-    /// Creates an object.
+    /// Creates an object, or answers that the key is taken (S2).
     fn put(&self, put: Put, done: Done<PutOutcome>);
-    /// Lists objects.
+    /// Lists all objects below a prefix, in one answer that may lag (S6).
     fn list(&self, list: List, done: Done<Vec<ObjectInfo>>);
-    /// Deletes objects.
+    /// As [`ObjectStore::delete`].
     fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>);
 }
 
@@ -144,6 +144,7 @@ impl Blocking<'_> {
             // The waiter can be gone only if its thread died.
             let _ = tell.send(outcome);
         }));
+        // A closure that was dropped closes the channel: nothing is known then (S4).
         hear.recv().unwrap_or_else(|_| {
             Err(StoreError::new(
                 StoreErrorKind::Unavailable,
@@ -158,14 +159,14 @@ impl Blocking<'_> {
         Self::wait(|done| self.0.get(get, done))
     }
 
-    /// Creates an object.
+    /// As [`ObjectStore::put`], with a body that travels whole.
     pub fn put(&self, key: &str, body: Bytes, class: Class) -> Result<PutOutcome> {
         Self::wait(|done| {
             self.0.put(Put { key: key.to_owned(), body, class, bodies: Bodies::Whole }, done)
         })
     }
 
-    /// Lists objects.
+    /// As [`ObjectStore::list`].
     pub fn list(&self, prefix: &str, class: Class) -> Result<Vec<ObjectInfo>> {
         Self::wait(|done| self.0.list(List { prefix: prefix.to_owned(), class }, done))
     }

@@ -24,7 +24,7 @@ use crate::{CallKind, Class, Result, StoreError, StoreErrorKind};
 /// Most calls that may wait for their turn; more are refused, to bound memory.
 const WAITING_MAX: usize = 1 << 16;
 
-/// Hands out permits.
+/// Hands out permits, each for one request. A store has one limiter for all its callers.
 pub(crate) struct Limiter {
     requests_max: usize,
     state: Mutex<State>,
@@ -97,7 +97,7 @@ impl Limiter {
         Arc::new(Limiter { requests_max: requests_max.max(1), state: Mutex::default() })
     }
 
-    /// Waits for a turn.
+    /// Waits for a turn. Fails with `Unavailable` if [`WAITING_MAX`] calls wait already.
     pub(crate) async fn acquire(self: &Arc<Self>, class: Class, way: Way) -> Result<Permit> {
         // The lock must end before the wait below, so it lives in this block only.
         let turn = {
@@ -195,7 +195,7 @@ impl State {
 }
 
 impl Permit {
-    /// Its transfer arrived.
+    /// The request was answered: a window that was full may grow.
     pub(crate) fn carried(self) {
         if let Some(limiter) = &self.limiter
             && let Some(window) = limiter.state.lock().windows.get_mut(self.way as usize)

@@ -34,7 +34,7 @@ pub enum CallKind {
 /// Numbers of one kind of call since the client was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallStats {
-    /// Attempts made.
+    /// Attempts that have ended, well or not: what the store bills.
     pub requests: u64,
     /// Attempts that failed ("not found" is not a failure).
     pub errors: u64,

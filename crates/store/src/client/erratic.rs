@@ -64,7 +64,7 @@ impl State {
     }
 }
 
-/// See the head of this file.
+/// A backend in memory that goes wrong as the dice of its state say.
 #[derive(Default)]
 struct Erratic {
     state: Mutex<State>,
@@ -187,6 +187,7 @@ impl Play {
     }
 
     fn key(&self) -> String {
+        // The keys move on with the deletes, because a doomed key is never used again.
         format!("k/{}", self.below(KEYS) + self.told.doomed.len() as u64 / 2)
     }
 

@@ -37,7 +37,7 @@ impl Root {
         Root { path, first_seen: Mutex::default() }
     }
 
-    /// Where it is.
+    /// The path that was asked for; another folder may be there by now.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
