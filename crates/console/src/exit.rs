@@ -29,7 +29,7 @@ pub enum Exit {
     NotFound = 3,
     /// Something of that name exists already.
     Exists = 4,
-    /// The safe answer is to stop.
+    /// The safe answer is to stop: to go on could lose data or hide a loss.
     Refused = 5,
     /// Another writer has the volume.
     Fenced = 6,
@@ -37,7 +37,7 @@ pub enum Exit {
     Unavailable = 7,
     /// The store or the system refuses us.
     Denied = 8,
-    /// Bytes failed their check.
+    /// Bytes failed their checksum, or are not those that they should be.
     Corrupt = 9,
     /// No space is left.
     Full = 10,
@@ -171,7 +171,7 @@ impl Failure {
         Failure { source: Some(Arc::new(source)), ..self }
     }
 
-    /// How the process ends.
+    /// The exit code of a process that ends with this failure.
     pub fn exit(&self) -> Exit {
         self.exit
     }
