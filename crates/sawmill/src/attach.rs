@@ -76,6 +76,7 @@ impl Attach {
     ) -> Result<T> {
         let (_, record) = wiring::find(address)?;
         let options = OpenOptions {
+            // The work writes little, so the smallest journal that works is enough.
             journal_bytes: limits::journal_bytes_min(record.segment_bytes),
             staging_bytes: limits::STAGING_BYTES_MIN,
             no_fencing: self.no_fencing,
@@ -84,6 +85,7 @@ impl Attach {
         };
         let attached = Attached::open(places, address, &record, options)?;
         let done = act(&attached.volume);
+        // After a failure too: what the volume has accepted must be stored.
         let closed = attached.close();
         let done = done.map_err(|failure| failure.of_volume(&address.name))?;
         closed.map(|()| done)
@@ -129,6 +131,7 @@ impl Attached {
         // Only the owner may read a journal.
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
         let folder = places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
+        // Before the attach, which would fence that server and fail its users.
         refuse_served(&folder, &address.name)?;
         make_volume_folder(&folder, &address.store_url)?;
         if options.journal_path.as_os_str().is_empty() {
@@ -139,6 +142,7 @@ impl Attached {
         }
         // Only servers collect garbage on their own.
         options.gc.start = 0.0;
+        // Looked up before the open, which creates the journal.
         let made = (!options.journal_path.exists()).then(|| options.journal_path.clone());
         options.seen = seen::of(&folder, record.volume_id);
         let store = sawmill_store::open(&address.store_url, StoreOptions::default())?;
@@ -153,6 +157,7 @@ impl Attached {
             }
             failure.of_volume(&address.name)
         })?;
+        // At once: if this process dies, the next attach still recognizes an older store (P210).
         seen::note(&folder, &volume);
         Ok(Attached { volume, name: address.name.clone(), folder, made })
     }
@@ -162,6 +167,7 @@ impl Attached {
         let closed = self.volume.close().map_err(Failure::from);
         closed.map_err(|failure| failure.of_volume(&self.name))?;
         seen::note(&self.folder, &self.volume);
+        // Only after a clean close: until then the journal may have the only copy of a write.
         if let Some(path) = &self.made
             && let Err(error) = std::fs::remove_file(path)
         {
@@ -204,6 +210,7 @@ pub(crate) fn open_cut(
     let folder = places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
     match control::attached(&folder)?.and_then(|process| process.volumes.into_iter().next()) {
         Some(volume) if !volume.read_only => {
+            // The cut comes from the store, which may lack what the server has accepted.
             control::wait(&folder, &address.name, "stored", None)?;
         }
         _ if cut => {}

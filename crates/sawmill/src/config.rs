@@ -122,6 +122,7 @@ impl Places {
         let plain = self.state_folder()?.join(volume_id);
         let url = store_url.trim_end_matches('/');
         let own = plain.with_file_name(format!("{volume_id}-{:08x}", crc32c(url.as_bytes())));
+        // A replica that has a folder of its own keeps it, also when the plain one becomes free.
         if own.is_dir() {
             return Ok(own);
         }
@@ -138,6 +139,7 @@ impl Places {
 
     /// The folder of a device with a driver.
     pub(crate) fn driver_folder(&self, name: &str) -> Result<PathBuf> {
+        // The name becomes a folder and must not lead elsewhere.
         check_name(name)?;
         Ok(self.state_folder()?.join(DRIVERS_FOLDER).join(name))
     }
@@ -180,6 +182,7 @@ impl Places {
 
     /// As [`resolve`](Self::resolve), with or without `@` and a state of the past after the name.
     pub(crate) fn resolve_cut(&self, text: &str) -> Result<VolumeAddress> {
+        // Only the last part can have a cut: folders may have an @ in their names.
         let name_at = text.rfind('/').map_or(0, |slash| slash + 1);
         let Some(at) = text[name_at..].find('@') else { return self.resolve(text) };
         let cut = &text[name_at + at + 1..];

@@ -24,6 +24,7 @@ pub(crate) struct DoorOf {
 /// that reclaiming memory may depend on. Call this before any thread starts.
 pub(crate) fn start() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    // Only a debug message: without CAP_SYS_RESOURCE this is refused to every ordinary server.
     if let Err(error) = sawmill_sys::reclaim::mark_thread() {
         tracing::debug!("cannot mark threads as serving disks: {error}");
     }
@@ -35,6 +36,7 @@ pub(crate) fn on_signals(
     mut hear: impl FnMut(i32) -> bool + Send + 'static,
 ) -> Result<()> {
     let cannot = |error: std::io::Error| Failure::io("cannot listen to signals", &error);
+    // Here and not on the thread: a signal that comes before the thread runs is kept for it.
     let mut signals = Signals::new(signals).map_err(cannot)?;
     let forward = move || {
         for signal in signals.forever() {

@@ -13,7 +13,9 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     new.push(".new");
     let mut file = File::create(&new)?;
     file.write_all(bytes)?;
+    // Before the rename: otherwise a power cut may leave the new name without content.
     file.sync_all()?;
     fs::rename(&new, path)?;
+    // The rename itself is durable only with its folder.
     path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
 }

@@ -57,6 +57,7 @@ impl FileDevice {
         let mut file = open(path, read_only).map_err(|error| failed(&error))?;
         let is_disk =
             file.metadata().map_err(|error| failed(&error))?.file_type().is_block_device();
+        // The metadata of a block device has no length.
         let size_bytes = file.seek(SeekFrom::End(0)).map_err(|error| failed(&error))?;
         let block_bytes =
             sawmill_sys::logical_block_bytes(&file).map_err(|error| failed(&error))?;
@@ -130,6 +131,7 @@ impl Syncs {
             )
         };
         let going = self.going.read();
+        // The kernel reports a failed write once: another sync would succeed without those bytes.
         if self.failed.load(Ordering::SeqCst) {
             return Err(lost());
         }
@@ -137,6 +139,7 @@ impl Syncs {
         if done.is_err() {
             self.failed.store(true, Ordering::SeqCst);
         }
+        // Before the write lock below, which waits for every holder, this one included.
         drop(going);
         // The kernel reports an error to only one of several overlapping syncs, whichever bytes
         // were lost: wait for all of them.
@@ -179,6 +182,7 @@ impl Drop for Threads {
         self.queue.waiting.lock().1 = true;
         self.queue.changed.notify_all();
         for thread in self.threads.drain(..) {
+            // A request that completes on one of these threads may drop the device.
             let _ = sawmill_sys::join_unless_own(thread);
         }
     }
@@ -195,6 +199,7 @@ impl Queue {
                     None => self.changed.wait(&mut waiting),
                 }
             };
+            // Otherwise the threads would work one after the other.
             drop(waiting);
             let outcome = carry_out(file, &self.sync, &mut request);
             request.complete(outcome);
@@ -206,6 +211,7 @@ fn carry_out(file: &File, sync: &Syncs, request: &mut Request) -> Outcome {
     let (address, length) = (request.address, request.length);
     let done = match request.operation {
         Operation::Read => {
+            // Direct I/O needs aligned memory, which the request's buffer need not be.
             let mut bytes = AlignedBytes::zeroed(length as usize);
             let read = file.read_exact_at(&mut bytes, address);
             if read.is_ok() {
@@ -225,6 +231,7 @@ fn carry_out(file: &File, sync: &Syncs, request: &mut Request) -> Outcome {
         Operation::Prefetch | Operation::Allocation => Ok(()),
     };
     let done = match done {
+        // Through `Syncs` like a flush, so that a failed one is not forgotten either.
         Ok(()) if request.flags.fua => sync.run(|| file.sync_data()),
         done => done,
     };

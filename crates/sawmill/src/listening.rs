@@ -21,8 +21,10 @@ pub(crate) fn resolve(text: &str) -> Result<SocketAddr, String> {
 /// after this check, listening itself fails.)
 pub(crate) fn check_free(listen: &Listen, option: &str) -> Result<()> {
     let taken = match listen {
+        // A socket without a listener was left by a dead process and takes nothing.
         Listen::Unix(path) => UnixStream::connect(path).is_ok(),
         Listen::Tcp(address) => {
+            // Any other error is left to the door, which reports it when it listens.
             TcpListener::bind(address).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
         }
     };

@@ -97,6 +97,7 @@ fn finding(name: &str, outcome: Result<String, String>, advice: &str) -> Finding
 }
 
 fn device(name: &str, path: &str, advice: &str) -> Finding {
+    // Opened and not just looked up: a node that exists may still refuse this user.
     let opened = fs::OpenOptions::new().read(true).write(true).open(path);
     let outcome = opened.map(|_| path.to_owned()).map_err(|error| format!("{path}: {error}"));
     finding(name, outcome, advice)
@@ -139,6 +140,7 @@ fn kernel_version() -> Option<(u32, u32)> {
 /// Memory that outlives the process: accepted writes pass through it on their way to the journal.
 fn staging() -> Finding {
     let outcome = match memory::shared() {
+        // Nothing is missing: memory beside the journal is mapped in the same way (`memory`).
         Err(why) => Ok(format!("beside each journal, as {why}")),
         Ok(folder) => match rustix::fs::statvfs(&folder) {
             Err(error) => Err(format!("{}: {error}", folder.display())),
@@ -157,6 +159,7 @@ fn staging() -> Finding {
 }
 
 fn space(name: &str, folder: &Path, wanted: u64, advice: &str) -> Finding {
+    // The folder is made by the first command that needs it, and a check changes nothing.
     let existing = nearest_existing(folder);
     let writable = rustix::fs::access(&existing, rustix::fs::Access::WRITE_OK);
     let outcome = match (writable, rustix::fs::statvfs(&existing)) {

@@ -45,6 +45,7 @@ fn beside(journal: &Path) -> PathBuf {
 pub(crate) fn shared() -> Result<PathBuf, String> {
     for (kind, initial) in [("pid", INITIAL_PID), ("ipc", INITIAL_IPC)] {
         let namespace = fs::read_link(format!("/proc/self/ns/{kind}"));
+        // Without /proc nothing shows that this is no container, so it counts as one.
         if !namespace.is_ok_and(|name| name.as_os_str() == initial) {
             return Err(format!(
                 "this is a container (a {kind} namespace of its own): its {SHARED} ends with it"
@@ -72,6 +73,7 @@ fn private(shared: &Path, uid: u32) -> Result<PathBuf, String> {
         }
         _ => {}
     }
+    // The link itself is judged: followed, it would lead the memory to a place of another user.
     let about = fs::symlink_metadata(&folder).map_err(|error| format!("{at}: {error}"))?;
     if !about.is_dir() || about.uid() != uid || about.mode() & 0o077 != 0 {
         return Err(format!(

@@ -18,6 +18,7 @@ pub(crate) fn parse_cut(text: &str) -> Result<Cut> {
              such as 2026-11-21T10:00:00Z, or position:N"
         ))
     };
+    // Before times, which are recognized by a colon anywhere.
     if let Some(number) = text.strip_prefix("position:") {
         return number
             .parse()
@@ -27,6 +28,7 @@ pub(crate) fn parse_cut(text: &str) -> Result<Cut> {
     if text.contains(':') {
         return parse_moment(text).map(Cut::Time).ok_or_else(|| wrong("it is not a time"));
     }
+    // The alphabet has no colon, so no snapshot can have the name of a time or a position.
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if text.is_empty() || text.len() > 128 || text.starts_with('.') || !text.chars().all(allowed) {
         return Err(wrong("that is not a valid snapshot name"));
@@ -37,6 +39,7 @@ pub(crate) fn parse_cut(text: &str) -> Result<Cut> {
 /// An RFC 3339 time of no more than millisecond precision, as milliseconds since 1970.
 fn parse_moment(text: &str) -> Option<u64> {
     let time = DateTime::parse_from_rfc3339(text).ok()?;
+    // The log has milliseconds, and a finer time would silently mean another moment.
     let is_exact = time.timestamp_subsec_nanos().is_multiple_of(1_000_000);
     is_exact.then(|| time.timestamp_millis().try_into().ok())?
 }

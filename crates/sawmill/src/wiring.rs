@@ -70,8 +70,10 @@ pub(crate) fn serve(
     let serving = Serving::new(volumes, cache, &plan, started, hand_off);
     let shown: Vec<_> = serving.volumes.iter().map(Served::as_shown).collect();
     serving.doors.open_all(&plan.doors, &shown)?;
+    // After those of the options, which win where both name the same door.
     serving.open_added_doors(&plan.doors);
     let serving = Arc::new(serving);
+    // Last, because its sockets tell commands that the volumes are served.
     let admin = start_admin(&serving, plan.admin.map(Door::Loopback))?;
     Ok((serving, admin))
 }
@@ -105,6 +107,7 @@ pub(crate) struct Stores(Vec<(String, Arc<Client>)>);
 impl Stores {
     /// The store behind a URL.
     pub(crate) fn open(&mut self, url: &str) -> Result<Arc<Client>> {
+        // One client for each store: its limits hold for all volumes together.
         if let Some((_, store)) = self.0.iter().find(|(known, _)| known == url) {
             return Ok(Arc::clone(store));
         }
@@ -222,6 +225,7 @@ pub(crate) fn open_volume(
     };
     let dynamic: Arc<dyn ObjectStore> = Arc::clone(store) as Arc<dyn ObjectStore>;
     let volume = Volume::open(dynamic, &address.name, options)?;
+    // At once, so that an older store is recognized even if this process dies early (P210).
     seen::note(local.folder, &volume);
     for step in &volume.recovery().steps {
         tracing::info!(volume = address.name, took = ?step.took, "recovery, {}: \
@@ -243,6 +247,7 @@ pub(crate) fn staging_folder(plan: &Plan, journal_path: Option<&Path>) -> PathBu
 pub(crate) fn start_admin(serving: &Arc<Serving>, loopback: Option<Door>) -> Result<Admin> {
     let mut doors: Vec<Door> = loopback.into_iter().collect();
     for served in &serving.volumes {
+        // Readers' sockets have the process in their name, so no successor replaces them.
         control::sweep_dead_readers(&served.folder);
         let socket = match served.journal_path {
             Some(_) => served.folder.join(control::WRITER_SOCKET),

@@ -26,6 +26,7 @@ pub(super) async fn answer(
     shared: &Arc<Shared>,
     only: Option<&str>,
 ) -> Response<Full<Bytes>> {
+    // A browser cannot open a Unix socket, so only the loopback address needs these checks.
     if only.is_none() && !names_this_machine(&request) {
         return refuse(
             StatusCode::FORBIDDEN,
@@ -38,6 +39,7 @@ pub(super) async fn answer(
             &Failure::usage("requests from pages of other sites are refused"),
         );
     }
+    // Through the loopback address a POST goes on to the refusal of methods (P112).
     if request.method() == Method::POST
         && let Some(volume) = only
     {
@@ -104,6 +106,7 @@ async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response
         Ok(parsed) => parsed,
         Err(failure) => return refuse(StatusCode::BAD_REQUEST, &failure),
     };
+    // Strangers have a lane of their own: their waits never take a thread of ours (P112).
     let lane = if only.is_some() { Lane::OwnWait } else { Lane::LoopbackWait };
     if lane == Lane::LoopbackWait {
         timeout = Some(timeout.map_or(LOOPBACK_WAIT_MAX, |timeout| timeout.min(LOOPBACK_WAIT_MAX)));
@@ -130,6 +133,7 @@ async fn read_request(request: Request<Incoming>) -> Result<ControlRequest, Resp
             Failure::usage(format!("unknown path {path}; requests go to {REQUEST_TARGET}"));
         return Err(refuse(StatusCode::NOT_FOUND, &failure));
     }
+    // In bytes and in time: a client that sends slowly must not keep its place.
     let body = Limited::new(request.into_body(), REQUEST_BYTES_MAX).collect();
     let body = tokio::time::timeout(REQUEST_TIME_MAX, body).await;
     let unread = |why: String| refuse(StatusCode::BAD_REQUEST, &Failure::usage(why));
@@ -156,6 +160,7 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce(&Subject) -> Result<T> + Send + 'static,
 ) -> Result<T, Response<Full<Bytes>>> {
     let places = lane.places();
+    // Counted before it is compared: two requests must not both take the last place.
     if shared.blocked[lane as usize].fetch_add(1, Ordering::Relaxed) >= places {
         shared.blocked[lane as usize].fetch_sub(1, Ordering::Relaxed);
         let failure = Failure::new(

@@ -307,6 +307,7 @@ pub(crate) fn exposition(process: &ProcessStatus) -> String {
         })
         .collect();
     text.table(OPERATION, &operations);
+    // Once, before all series: the format allows one head for a metric.
     text.head(OPERATION_LATENCY.0, Kind::Histogram, OPERATION_LATENCY.1);
     for (labels, seen) in &operations {
         text.histogram(OPERATION_LATENCY.0, labels, &seen.latency);
@@ -343,6 +344,8 @@ pub(crate) fn exposition(process: &ProcessStatus) -> String {
 fn write_health(text: &mut Exposition, volumes: &[VolumeStatus]) {
     text.head(HEALTH.0, Kind::Gauge, HEALTH.1);
     for volume in volumes {
+        // Also the states that it is not in: a series that appears and vanishes is hard to alert
+        // on.
         for state in HEALTH_STATES {
             let labels = labels(&[("volume", &volume.name), ("state", state)]);
             text.sample(HEALTH.0, &labels, u8::from(volume.health.state == state));

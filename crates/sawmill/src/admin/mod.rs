@@ -178,6 +178,7 @@ impl Admin {
             .enable_io()
             .enable_time()
             .thread_name("admin")
+            // A thread for every place, so that a full lane takes none of another's.
             .max_blocking_threads(Lane::threads())
             .thread_keep_alive(Duration::from_secs(1))
             .build()
@@ -238,6 +239,7 @@ impl Admin {
 
 impl Drop for Admin {
     fn drop(&mut self) {
+        // The names go first: who connects from now on finds no process, and none that hangs up.
         for socket in self.sockets.lock().iter() {
             // It may be gone already; the next process recognizes a left-over socket.
             let _ = fs::remove_file(socket);
@@ -272,6 +274,7 @@ fn bind_control(path: &Path) -> Result<UnixListener> {
         _ => {}
     }
     let listener = UnixListener::bind(&unnamed).map_err(cannot)?;
+    // Private before it has its name: nobody else can connect in between.
     let private = fs::set_permissions(&unnamed, fs::Permissions::from_mode(0o600));
     let ready = private.and_then(|()| listener.set_nonblocking(true));
     ready.and_then(|()| fs::rename(&unnamed, path)).map_err(cannot)?;
@@ -378,6 +381,7 @@ struct Place {
 
 impl Place {
     fn take(shared: &Arc<Shared>, side: Side) -> Option<Place> {
+        // Counted first and compared second; a place beyond the limit is returned by its drop.
         let place = Place { shared: Arc::clone(shared), side };
         let places = match side {
             Side::Own => CONTROL_CONNECTIONS_MAX,
@@ -405,6 +409,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (shared, volume) = (Arc::clone(shared), Arc::clone(volume));
+    // Before the task runs, so that `finish_answers` does not miss it.
     *shared.connections.lock() += 1;
     let counted = Arc::clone(&shared);
     tokio::spawn(async move {

@@ -3,7 +3,7 @@
 //! Invariant: the page loads nothing from elsewhere and reads only fields of `status`; the tests
 //! below check both. Not here: which requests get it (`answer`).
 
-/// The page.
+/// The HTML of the page, with its script and its styles.
 pub(crate) const DASHBOARD: &str = include_str!("dashboard.html");
 
 /// What the page may do: run its own script, and query its own server.

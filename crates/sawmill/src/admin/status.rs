@@ -31,6 +31,7 @@ pub(crate) struct ProcessStatus {
     pub(crate) uptime_ms: u64,
     /// Something that the request asked about is being handed to another process and is missing
     /// from `volumes`: ask again.
+    // A server of an older version does not send it, and commands read its status too.
     #[serde(default)]
     pub(crate) handing_over: bool,
     /// The volumes it serves.
@@ -360,6 +361,7 @@ impl DoorStatus {
             connections_total: seen.connections_total,
             connections_refused: seen.connections_refused,
             connections_cut: seen.connections_cut,
+            // The sum is formed here, so that metrics and dashboard agree on it.
             requests: reads + writes + flushes + discards + write_zeroes + others,
             errors: seen.errors,
             in_flight: seen.in_flight,
@@ -373,7 +375,7 @@ impl DoorStatus {
 /// Memory of all NBD connections of a process.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct NbdMemoryStatus {
-    /// The limit.
+    /// The limit: `--nbd-memory-max`.
     pub(crate) bytes_max: u64,
     /// Reserved for connections, or used by their requests and replies.
     pub(crate) bytes: u64,

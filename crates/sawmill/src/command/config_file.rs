@@ -80,6 +80,7 @@ impl ConfigFile {
                 continue;
             }
             if argument.get_action().takes_values() {
+                // One word: a value that begins with a dash must not be read as an option.
                 arguments.extend(values.iter().map(|value| format!("--{option}={value}").into()));
             } else if values.iter().any(|value| value == "true") {
                 arguments.push(format!("--{option}").into());
@@ -100,6 +101,7 @@ fn parse(text: &str, cli: &Command, name: &str) -> Result<Vec<Given>, String> {
         error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
     })?;
     let mut given = Vec::new();
+    // All tables: a mistake in that of another command shows now, and not when its unit starts.
     for (table, options) in &file {
         let Some(command) = cli.find_subcommand(table) else {
             return Err(format!("[{table}] is not a command of sawmill"));
@@ -112,6 +114,7 @@ fn parse(text: &str, cli: &Command, name: &str) -> Result<Vec<Given>, String> {
         for (option, value) in options {
             let known = || command.get_arguments().filter_map(clap::Arg::get_long);
             if !known().any(|long| long == option) {
+                // People write the names with underscores, as in other TOML files.
                 let near =
                     known().find(|long| long.replace('-', "") == option.replace(['-', '_'], ""));
                 let hint = near.map_or_else(String::new, |near| format!("; do you mean {near:?}?"));

@@ -256,6 +256,8 @@ fn parse(mut line: Vec<OsString>) -> std::result::Result<Parsed, Refusal> {
         }
     };
     if let Some((_, added)) = &file {
+        // Before the command's own arguments, because what follows `--` belongs to a driver. The
+        // whole line is parsed again, so that options of the file can conflict with typed ones.
         let behind = place_of_command(&line) + 1;
         line.splice(behind..behind, added.iter().cloned());
         (cli, _) = parse_cli(&line).map_err(Refusal::Clap)?;
@@ -277,6 +279,7 @@ fn place_of_command(line: &[OsString]) -> usize {
     while let Some(word) =
         line.get(at).and_then(|word| word.to_str()).filter(|word| word.starts_with('-'))
     {
+        // These three take their value from the next word.
         at += if ["--log", "--store", "--config"].contains(&word) { 2 } else { 1 };
     }
     at
@@ -416,6 +419,7 @@ fn asked_command(text: &str) -> String {
 /// Errors of value parsers have no usage line; the arguments show the command.
 fn asked_by_arguments() -> String {
     let known = Cli::command();
+    // The first word that is a command; a value of a global option rarely is one.
     let asked = std::env::args().skip(1).find(|word| known.find_subcommand(word).is_some());
     asked.map_or_else(|| "sawmill".to_owned(), |command| format!("sawmill {command}"))
 }

@@ -175,6 +175,7 @@ impl Opening {
             ));
         }
         let cache = match &self.cache {
+            // First: `--cache-bytes 0` means no cache, also where a file is named.
             _ if self.cache_bytes == Some(0) => CachePlan::None,
             Some(path) => CachePlan::At(path.clone()),
             None => CachePlan::Default(places.cache_path()?),
@@ -227,6 +228,7 @@ fn plan_journal(given: Option<&PathBuf>, volumes: usize) -> Result<JournalPlan> 
     match given {
         None => Ok(JournalPlan::State),
         Some(path) if path.is_dir() => Ok(JournalPlan::Folder(path.clone())),
+        // A path that does not exist yet is a file to make for one volume, a folder for several.
         Some(path) if volumes == 1 => Ok(JournalPlan::At(path.clone())),
         Some(path) if path.exists() => Err(Failure::usage(format!(
             "--journal {} is one file for {volumes} volumes; give a folder, or serve them one by \

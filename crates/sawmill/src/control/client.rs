@@ -120,6 +120,7 @@ pub(crate) fn served(
             return Ok(Some((folder, process)));
         }
     }
+    // The volume was found nowhere: it may be the one of the process that is silent.
     silent.map_or(Ok(None), Err)
 }
 
@@ -139,6 +140,7 @@ pub(crate) fn wait(
         }
         None => format!("/wait?safety={safety}"),
     };
+    // A wait without a timeout has no limit here either: the process may wait for its store.
     let patience = deadline.map(|_| timeout.unwrap_or_default() + POLL_SLACK);
     let Some(body) = ask(&volume_folder.join(WRITER_SOCKET), &query, patience)? else {
         return Err(Failure::new(
@@ -216,6 +218,7 @@ fn sockets(volume_folder: &Path) -> Vec<PathBuf> {
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .filter(|path| path.extension().is_some_and(|extension| extension == "sock"))
         .collect();
+    // The writer's name sorts first, and a reader is asked only if there is no writer.
     sockets.sort();
     sockets
 }

@@ -79,6 +79,7 @@ async fn exchange(socket: &Path, method: Method, target: &str, body: Vec<u8>) ->
         Err(error)
             if matches!(
                 error.kind(),
+                // A socket that refuses was left by a process that died.
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
             ) =>
         {
@@ -97,6 +98,7 @@ async fn exchange(socket: &Path, method: Method, target: &str, body: Vec<u8>) ->
     let request = hyper::Request::builder()
         .method(method)
         .uri(target)
+        // HTTP/1.1 demands the header, even where nobody looks at it.
         .header(HOST, "localhost")
         .body(Full::<Bytes>::from(body))
         .map_err(|error| Failure::caused(Exit::Internal, format!("cannot ask {target}"), error))?;
@@ -121,6 +123,7 @@ fn is_ended(error: &hyper::Error) -> bool {
         error.source().and_then(|cause| cause.downcast_ref::<io::Error>()).map(io::Error::kind);
     error.is_incomplete_message()
         || error.is_canceled()
+        // A process that ends may close the connection while the request is still being sent.
         || matches!(cause, Some(io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe))
 }
 

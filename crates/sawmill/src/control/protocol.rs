@@ -14,13 +14,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::doors::plan::DoorPlan;
 
-/// The path of all requests.
+/// The path of all requests. A POST to another path is refused.
 pub(crate) const REQUEST_TARGET: &str = "/request";
 /// The longest request that a process reads.
 pub(crate) const REQUEST_BYTES_MAX: usize = 64 << 10;
 
 /// A request to the process of a volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+// An older server must refuse a request that it knows only in part, not carry out that part.
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum ControlRequest {
     /// Answered with [`Collected`].
@@ -83,7 +84,7 @@ pub(crate) struct Resized {
 /// A door that was opened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DoorAdded {
-    /// Its kind.
+    /// `nbd`, `ublk`, `vhost-user` or `fuse`.
     pub(crate) door: String,
     pub(crate) address: String,
 }

@@ -71,6 +71,7 @@ impl Added {
                 None
             }
         };
+        // A door of `serve` is open by now; opening it twice would fail, or show a second device.
         let is_missing = |plan: &DoorPlan| !others.contains(plan);
         self.lines()
             .unwrap_or_else(|failure| {
@@ -100,6 +101,7 @@ impl Added {
             return Ok(());
         }
         let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        // Replaced as a whole and not synced: a power cut also ends the users that would wait.
         let anew = self.path.with_extension("new");
         let written = fs::write(&anew, text).and_then(|()| fs::rename(&anew, &self.path));
         written

@@ -56,6 +56,7 @@ fn name(errno: i32) -> &'static str {
         108 => "ESHUTDOWN",
         110 => "ETIMEDOUT",
         122 => "EDQUOT",
+        // A door that begins to use another errno must tell its users of it in the guide.
         other => panic!("errno {other} has no name here"),
     }
 }
@@ -81,6 +82,7 @@ fn table(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
 
 /// A row for each errno with a kind of its own, and a last one for all others.
 fn errnos(kind_of: impl Fn(i32) -> ErrorKind) -> Vec<(String, ErrorKind)> {
+    // EIO says nothing more precise, so it stands for every errno without a kind of its own.
     let other = kind_of(5);
     let mut rows: Vec<(String, ErrorKind)> = (1..=ERRNO_MAX)
         .filter(|errno| kind_of(*errno) != other)

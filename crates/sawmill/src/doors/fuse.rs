@@ -113,6 +113,7 @@ impl Plan for FusePlan {
             hold_memory();
         }
         let volume = opening.only()?;
+        // Before the mount: the holder of a mount serves one process only.
         let claim = self.claim(volume)?;
         let door = FuseDoor::mount(self.options(volume)?, Arc::clone(&volume.device))?;
         Ok(Opened { claim: Some(claim), ..Opened::new(door) })
@@ -139,6 +140,7 @@ impl FusePlan {
         let socket = self.holder_socket(volume);
         let mount_holder =
             MountHolderOptions { socket, command: vec![own.into(), crate::command::KEEP.into()] };
+        // Users may wait for the next server only if it can have everything that was answered.
         let mount_holder = volume.outlives_server.then_some(mount_holder);
         let options = FuseOptions::new(&self.mountpoint, volume.file_name());
         Ok(FuseOptions { attach_loop: self.with_loop, mount_holder, ..options })

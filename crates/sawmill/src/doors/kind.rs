@@ -103,12 +103,14 @@ pub(super) fn open_file(path: &str, behind: &Geometry) -> Result<Arc<dyn BlockDe
 
 /// The same path, valid in another process.
 pub(super) fn absolute(path: &Path) -> PathBuf {
+    // Fails for an empty path and without a current folder; opening then tells that.
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// A kernel that writes memory to a device of ours must not wait until our own memory is read back
 /// in.
 pub(super) fn hold_memory() {
+    // Not an error: it takes a right or a high limit, and the door works while memory suffices.
     if let Err(error) = sawmill_sys::reclaim::lock_memory() {
         tracing::warn!(
             "cannot lock memory, so the kernel may swap this process out to a disk that it serves: \

@@ -139,6 +139,7 @@ impl OpenDoor {
             Some(quiet) => quiet.let_go(),
             None => tracing::error!("cannot release {}: it is not quiet", self.door.address()),
         }
+        // Last: another process may serve the door as soon as it has the claim.
         self.claim.lock().take();
     }
 
@@ -181,6 +182,7 @@ impl Doors {
 
     /// Opens the doors of the plans for these volumes: one door for all of them, or one each.
     pub(crate) fn open_all(&self, plans: &[DoorPlan], volumes: &[Shown]) -> Result<()> {
+        // Before the first door: the number decides whether ublk devices share threads.
         self.volumes.fetch_max(volumes.len(), Ordering::Relaxed);
         let orphans = ublk::Orphans::default();
         for plan in plans {
@@ -213,6 +215,7 @@ impl Doors {
         orphans: &ublk::Orphans,
     ) -> Result<Arc<OpenDoor>> {
         let _one_at_a_time = self.changing.lock();
+        // Under the lock: a hand-off that ended while this waited has given all doors away.
         self.demand_ours()?;
         let opened = plan.open(&self.opening(volumes, orphans))?;
         let opened = Arc::new(OpenDoor::new(plan, volumes, opened));
@@ -324,6 +327,7 @@ impl Doors {
                 let left = deadline.saturating_duration_since(Instant::now());
                 match open.quiesce(left) {
                     Ok(()) => {}
+                    // Nobody uses it any more, so it must not stop the hand-off of the others.
                     Err(error) if error.kind() == ErrorKind::Closed => {
                         tracing::warn!("dropping a door that has ended: {error}");
                         self.open.write().retain(|other| !Arc::ptr_eq(other, open));
@@ -421,6 +425,7 @@ impl Doors {
         let work = || loop {
             let Some((index, door)) = next.lock().next() else { return };
             let outcome = open(door);
+            // At once: its users have waited since the old process went quiet.
             outcome.iter().for_each(OpenDoor::resume);
             taken.lock().push((index, outcome));
         };
@@ -446,6 +451,7 @@ impl Doors {
 
     /// Releases everything that was handed over; its new owner has it.
     pub(crate) fn let_go(&self) {
+        // First, so that a door command that waits for the lock is refused.
         self.gone.store(true, Ordering::Release);
         self.all().iter().for_each(|open| open.let_go());
     }
@@ -458,6 +464,8 @@ impl Doors {
 
     /// Closes all doors immediately.
     pub(crate) fn stop_now(&self) {
+        // Without the lock, which `stop` holds while it drains: a second signal must not wait for
+        // it.
         self.all().iter().for_each(|open| open.door.stop(Stop::Now));
     }
 

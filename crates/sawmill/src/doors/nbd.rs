@@ -105,6 +105,7 @@ struct NbdPlan {
 impl NbdPlan {
     fn boxed(listen: Listen, insecure: bool) -> Box<dyn Plan> {
         let listen = match listen {
+            // The text form goes to processes that may run in another folder.
             Listen::Unix(path) => Listen::Unix(absolute(&path)),
             tcp => tcp,
         };
@@ -137,6 +138,7 @@ impl Plan for NbdPlan {
         check_free(&self.listen, "--nbd")
     }
 
+    // One server has an export for each volume, so there is nothing to divide.
     fn of_volume(&self, _name: &str) -> Option<Box<dyn Plan>> {
         None
     }

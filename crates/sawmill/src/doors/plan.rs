@@ -20,14 +20,15 @@ use sawmill_console::exit::{Failure, Result};
 /// All kinds of doors, in the order of their options.
 static KINDS: [Kind; 4] = [nbd::KIND, ublk::KIND, vhost_user::KIND, fuse::KIND];
 
-/// One door.
+/// One requested door of any kind, in memory and as text.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct DoorPlan(Arc<dyn Plan>);
 
 impl DoorPlan {
-    /// Parses a line.
+    /// Parses the text form that `Display` writes: `nbd=unix:/path`, `ublk=3`.
     pub(crate) fn parse(text: &str) -> Result<DoorPlan> {
+        // At the first one: paths may have more of them.
         let (word, value) = text.split_once('=').unwrap_or((text, ""));
         let kind = KINDS.iter().find(|kind| kind.words.contains(&word)).ok_or_else(|| {
             let forms = KINDS.iter().flat_map(|kind| kind.forms).copied();
@@ -109,6 +110,7 @@ impl fmt::Debug for DoorPlan {
 
 impl PartialEq for DoorPlan {
     fn eq(&self, other: &Self) -> bool {
+        // The text form is what identifies a door across processes and versions.
         self.to_string() == other.to_string()
     }
 }

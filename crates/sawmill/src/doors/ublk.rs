@@ -117,6 +117,7 @@ impl Plan for UblkPlan {
     /// A device with any number keeps the one that its users know.
     fn reopened_at(&self, address: &str) -> Option<Box<dyn Plan>> {
         let id = address.strip_prefix("/dev/ublkb").and_then(|number| number.parse().ok());
+        // After a crash the users of the device wait for this number and no other.
         let id = self.id.or(id);
         Some(Box::new(UblkPlan { id, unprivileged: self.unprivileged }))
     }
@@ -215,6 +216,7 @@ impl Workers {
 
     /// The threads, which start if a process serves this many volumes.
     fn for_volumes(&self, volumes: usize) -> sawmill_device::Result<Option<UblkWorkers>> {
+        // Held through the start: doors are taken over in parallel and must share one set.
         let mut workers = self.0.lock();
         if workers.is_none() && volumes >= Self::VOLUMES_MIN {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -231,6 +233,7 @@ pub(super) struct Orphans(OnceLock<Vec<ublk::DeviceInfo>>);
 
 impl Orphans {
     fn listed(&self, options: &UblkOptions) -> sawmill_device::Result<&[ublk::DeviceInfo]> {
+        // Listing asks the kernel about every device, so the volumes of one command share the list.
         if self.0.get().is_none() {
             let all = ublk::devices(&options.run_folder)?;
             // If another thread was first, its list serves equally well.

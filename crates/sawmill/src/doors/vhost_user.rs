@@ -101,6 +101,7 @@ impl Plan for VhostPlan {
     ) -> sawmill_device::Result<Opened> {
         let volume = opening.only()?;
         let device = Arc::clone(&volume.device);
+        // It arrives quiet: its rings must not be read before the whole process resumes its doors.
         let (door, quiet) = VhostDoor::take_over(self.options(volume), device, pieces)?;
         Ok(Opened { quiet: Some(quiet), ..Opened::new(door) })
     }

@@ -19,7 +19,7 @@ use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The wait before the first restart; each further wait is twice as long.
 const BACK_OFF_MIN: Duration = Duration::from_millis(50);
-/// The longest wait.
+/// The longest wait before a restart, however often drivers have died.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 /// After a driver has lived this long, the next restart waits the minimum again.
 const LIVED: Duration = Duration::from_secs(1);
@@ -57,6 +57,7 @@ impl Drivers {
         let shown = program.display();
         let mut driver = Command::new(program);
         driver.args(arguments).env(SOCKET_VARIABLE, socket);
+        // P132: a driver is any program, and the keys would give it every volume of the store.
         for (name, _) in
             std::env::vars_os().filter(|(name, _)| is_secret(name) && !self.passed.contains(name))
         {
@@ -71,6 +72,7 @@ impl Drivers {
             Failure::caused(exit, format!("cannot start the driver {shown}"), error)
         })?;
         let pid = child.id();
+        // Before the thread below, which removes the number when the process has ended.
         self.alive.lock().insert(pid);
         let alive = Arc::clone(&self.alive);
         let wait = move || {
@@ -90,6 +92,7 @@ impl Drivers {
     /// How long to wait before a driver is started again.
     pub(crate) fn next_wait(&self, lived: Duration) -> Duration {
         let mut back_off = self.back_off.lock();
+        // Waits grow only while drivers die at once: one that worked is needed again quickly.
         if lived >= LIVED {
             *back_off = BACK_OFF_MIN;
         }

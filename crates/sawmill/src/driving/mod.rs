@@ -36,11 +36,11 @@ pub(crate) const SOCKET: &str = "driver.sock";
 /// Time for a driver to exit after it left the device uncleanly.
 const GOES_WITHIN: Duration = Duration::from_secs(5);
 
-/// What to run.
+/// A device to run: its options, its doors, and how its drivers start.
 pub(crate) struct Plan {
     /// The device's name.
     pub(crate) name: String,
-    /// Its folder.
+    /// Its state folder, which has the driver socket and the default door.
     pub(crate) folder: PathBuf,
     /// Options that override what drivers declare.
     pub(crate) given: Facts,
@@ -153,6 +153,7 @@ pub(crate) fn drive(plan: Plan, tell: &mut dyn FnMut(&Told<'_>) -> Result<()>) -
     driving.host.close();
     let is_well = ended.is_ok();
     if !is_well {
+        // Before the doors stop: they wait for requests that no driver may ever answer.
         driving.host.fail(&Error::new(ErrorKind::Closed, "the host is ending"));
         driving.doors.stop();
         driving.drivers.kill_all();
@@ -196,6 +197,7 @@ impl Driving<'_> {
                 }
                 Heard::Signal(_) => self.end(None),
                 Heard::Child(pid, status, lived) => self.child_ended(pid, status, lived)?,
+                // Another driver has come during the wait, or none is needed any more.
                 Heard::StartAgain if self.host.has_ended() || self.host.driver().is_some() => {}
                 Heard::StartAgain => self.start_driver()?,
                 Heard::Lingers(pid) => self.kill_lingering(pid),
@@ -224,6 +226,7 @@ impl Driving<'_> {
                     self.seen_off.insert(pid);
                 }
                 self.serving.remove(&pid);
+                // The process ended before the host noticed, and its end waits for this event.
                 if let Some((status, lived)) = self.ended.remove(&pid) {
                     return self.child_ended(pid, status, lived);
                 }
@@ -273,6 +276,7 @@ impl Driving<'_> {
         }
         let (host, doors, ring) =
             (Arc::clone(&self.host), Arc::clone(&self.doors), self.ring.clone());
+        // On a thread of its own: the main thread must hear a second signal while requests finish.
         let finish = move || {
             // Requests in flight are answered: by the driver, or with an error when it is gone.
             doors.stop();
@@ -298,6 +302,7 @@ impl Driving<'_> {
             );
             return;
         }
+        // First, because the new driver may connect before its start returns.
         self.host.expect_replacement(true);
         if let Err(failure) = self.start_driver() {
             self.host.expect_replacement(false);

@@ -40,6 +40,7 @@ struct State {
 
 impl Again {
     pub(crate) fn new(plan: &Plan, serving: &Arc<Serving>) -> Arc<Again> {
+        // A loss that was accepted at the start must not be accepted silently again (P70).
         let options = accepting_nothing(&plan.options);
         Arc::new(Again {
             plan: Plan { options, ..plan.clone() },
@@ -135,6 +136,8 @@ impl Again {
     fn cache(&self) -> Option<Cache> {
         let mut held = self.serving.cache.lock();
         if held.is_none() {
+            // Without a cache reads are slower and nothing is lost, so a failure is no reason to
+            // stop.
             *held = wiring::open_cache(&self.plan.cache, self.plan.cache_bytes).unwrap_or_else(
                 |failure| {
                     tracing::warn!(
@@ -178,12 +181,14 @@ impl Again {
 
     fn may_land(&self) -> bool {
         let mut state = self.state.lock();
+        // Counted under the lock that `end` takes: `end` waits for whoever passes here.
         state.landing += usize::from(!state.has_ended);
         !state.has_ended
     }
 
     fn stay_away(&self, served: &Served, failure: &Failure) {
         let name = served.name();
+        // These may pass by themselves; anything else needs a person, and users would wait in vain.
         if matches!(failure.exit(), Exit::Unavailable | Exit::InUse | Exit::Full) {
             tracing::error!(
                 "a hand-off was rolled back; reopening volume {name} failed, retrying: {failure}"

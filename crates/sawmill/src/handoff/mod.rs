@@ -128,12 +128,14 @@ fn hear(stream: &UnixStream, deadline: Option<Instant>) -> Result<Word> {
     stream
         .set_read_timeout(left)
         .map_err(|error| Failure::io("cannot wait for the other process", &error))?;
+    // A word comes without descriptors; those of the doors have a message of their own.
     let (bytes, _) = passing::receive(stream, WORD_BYTES_MAX, 0).map_err(unheard)?;
     let word = serde_json::from_slice(&bytes).map_err(|error| {
         Failure::caused(Exit::Unavailable, "the other process sent an invalid message", error)
     })?;
     match word {
         Word::Failed { text, exit } => {
+            // A successor of a newer version may know codes that this one does not.
             let known =
                 exit::TABLE.iter().map(|(known, _, _)| *known).find(|known| known.code() == exit);
             Err(Failure::new(known.unwrap_or(Exit::Unavailable), text))

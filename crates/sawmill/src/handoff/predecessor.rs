@@ -45,6 +45,7 @@ impl Successor {
         let program = wanted.binary.as_ref().unwrap_or(&own);
         let (stream, theirs) = UnixStream::pair()
             .map_err(|error| Failure::io("cannot create a socket for a hand-off", &error))?;
+        // This process may have been a successor itself: then its own arguments have the option.
         let arguments = std::env::args_os().skip(1).filter(|word| word != super::successor::OPTION);
         let child = Command::new(program)
             .args(arguments)
@@ -79,6 +80,7 @@ impl Predecessor<'_> {
     pub(crate) fn hand_off(&self, wanted: &HandOff) -> Result<Done> {
         let outcome = self.try_hand_off(wanted);
         if outcome.is_err() {
+            // The successor has made files for its staging memory that nobody will use now.
             let here = self.serving.volumes.iter().filter_map(|served| served.volume().ok());
             here.for_each(|volume| volume.release_preallocated());
         }
@@ -97,12 +99,14 @@ impl Predecessor<'_> {
         self.again.none_on_the_way(begun + wanted.timeout).map_err(refuse)?;
         let prepared_ms = milliseconds(begun.elapsed());
         self.lighten();
+        // From here on no door comes or goes: the parcel must have all of them.
         let held = self.serving.doors.hold(wanted.timeout).map_err(refuse)?;
         let quiet = Instant::now();
         let deadline = quiet + wanted.stall_max;
         // Half of the time is for requests in flight, half for the other process.
         let quieted = self.serving.doors.quiesce(wanted.stall_max / 2).map_err(Failure::from);
         if let Err(failure) = quieted.and_then(|()| self.switch(&successor, deadline)) {
+            // Dead before anything is reopened here, because it may hold the locks (decision 0020).
             drop(successor);
             self.again.try_all();
             self.again.settle(Instant::now() + SETTLE_WITHIN);
@@ -153,6 +157,7 @@ impl Predecessor<'_> {
     /// Closes all volumes and lets the successor open them; the doors are quiet.
     fn switch(&self, successor: &Successor, deadline: Instant) -> Result<()> {
         let begun = Instant::now();
+        // First, because it can fail, and nothing is closed yet.
         let mut handed = self.serving.doors.hand_over()?;
         if let Some(listener) = self.admin.listener() {
             handed.push(Handed { descriptors: vec![listener?], ..Handed::new("admin") });
@@ -160,6 +165,7 @@ impl Predecessor<'_> {
         self.let_go_of_volumes()?;
         tracing::debug!(took = ?begun.elapsed(), "hand-off: this process has closed the volumes");
         let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        // A successor that reads nothing must not stop this thread beyond the allowed stall.
         let timed = successor.stream.set_write_timeout(Some(left));
         timed.map_err(|error| Failure::io("cannot talk to the new process", &error))?;
         say(&successor.stream, &Word::Go)?;
@@ -190,6 +196,7 @@ impl Predecessor<'_> {
         }
         // A thread that still uses a volume, for example for a status, finishes in a moment.
         let dropped: Vec<_> = closed.iter().map(|volume| volume.when_dropped()).collect();
+        // Before the wait, which would wait for these references too.
         drop(closed);
         let deadline = Instant::now() + LET_GO_WITHIN;
         for volume in dropped {
@@ -206,6 +213,7 @@ impl Predecessor<'_> {
         prepared_ms: u64,
         quiet: Instant,
     ) -> Done {
+        // First: from here on the successor must survive, whatever happens to this process.
         successor.is_free = true;
         self.serving.doors.let_go();
         self.admin.leave();

@@ -61,7 +61,10 @@ fn socket() -> Result<UnixStream> {
         Failure::io("--take-over is only for a process that `sawmill handoff` starts", &error)
     };
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(no)?);
+    // Fails for anything but a connected socket: a user may have typed the hidden option.
     stream.peer_addr().map_err(no)?;
+    // Children inherit standard input, and one that kept the socket open would hide the death of
+    // this process from the predecessor.
     let nothing = std::fs::File::open("/dev/null").map_err(no)?;
     rustix::stdio::dup2_stdin(nothing).map_err(|error| no(error.into()))?;
     Ok(stream)
@@ -80,9 +83,11 @@ fn talk(
     )?;
     wiring::claim_descriptors(plan.volumes.len())?;
     let mut stores = prepare(places, &plan)?;
+    // `prepare` has probed it; another probe would take time while users wait.
     plan.options.store_is_probed = true;
     plan.options = accepting_nothing(&plan.options);
     say(stream, &Word::Prepared)?;
+    // No deadline here: a predecessor that gives up kills this process.
     match hear(stream, None)? {
         Word::Go => {}
         word => return Err(unexpected(&word)),
@@ -107,6 +112,7 @@ fn talk(
     let serving = Arc::new(serving);
     let admin = match wiring::start_admin(&serving, listener.map(Door::Inherited)) {
         Ok(admin) => admin,
+        // Users are served already and the volumes cannot go back, so this is one lost door.
         Err(failure) => {
             let error = Error::new(ErrorKind::Unavailable, failure.to_string());
             lost.push(error.with_source(failure));

@@ -24,6 +24,7 @@ impl LinkPlace {
                  link:udp:10.0.0.1,udp:10.0.1.1/disk1"
             )));
         };
+        // No address has a slash, so the first one ends the list.
         let (list, export) = match place.split_once('/') {
             Some((list, export)) if !export.is_empty() => (list, Some(export.to_owned())),
             Some((list, _)) => (list, None),

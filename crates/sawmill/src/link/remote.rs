@@ -36,7 +36,7 @@ pub(crate) struct Remote {
 }
 
 impl Remote {
-    /// Starts to connect.
+    /// Starts to connect, and does not wait for the target. Fails if no address can be used.
     pub(crate) fn connect(
         place: &LinkPlace,
         security: Security,
@@ -56,7 +56,7 @@ impl Remote {
         self.attached.initiator()
     }
 
-    /// Opens an export.
+    /// Opens an export. `InUse` if another initiator has it and `mode` does not take it over.
     pub(crate) fn open(&self, export: &str, mode: OpenMode) -> Result<RemoteDevice> {
         let bytes = self.answer(|| self.initiator().ask_open(export, mode)).map_err(|failure| {
             match failure.exit() {
@@ -96,6 +96,8 @@ impl Remote {
                 None => std::thread::sleep(LOOK_EVERY),
             }
             let hint = self.initiator().hint();
+            // An authenticated answer may still come, so a hint must stand for a while before it
+            // counts.
             let since = hint.as_ref().map(|_| *hinted.get_or_insert_with(Instant::now));
             if let (Some(hint), Some(since)) = (hint, since)
                 && since.elapsed() >= HINT_WITHIN
@@ -133,6 +135,7 @@ fn check(addresses: &[LinkAddress]) -> Result<()> {
             Ok(()) => usable += 1,
             Err(error) => {
                 tracing::warn!("link {address}: open failed, retrying: {error}");
+                // Kept and not returned: another link may lead to the target.
                 first.get_or_insert_with(|| match error.kind() {
                     std::io::ErrorKind::PermissionDenied => {
                         Failure::io("cannot open a link", &error)

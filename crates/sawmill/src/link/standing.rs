@@ -50,6 +50,8 @@ impl StateFile {
     /// Returns what the last target left; from now on it belongs to this one.
     pub(crate) fn take_up(&self) -> Result<Standing> {
         let standing = self.earlier().unwrap_or_default();
+        // At once, under the epoch of this target: if another process attaches the volume later,
+        // the next target sees a gap and fences everybody.
         self.keep(&standing)?;
         Ok(standing)
     }
@@ -65,6 +67,7 @@ impl StateFile {
             let path = self.path.display();
             tracing::warn!("{path}: {error}; ignoring it, so all attached initiators are fenced");
         });
+        // The file's name has a checksum only, which two devices may share.
         let state = state.ok().filter(|state| state.identity == self.identity)?;
         let ExportState { reservation, shared, failed_syncs, epoch, .. } = state;
         if self.epoch > 0 && epoch != self.epoch_before {
@@ -72,6 +75,7 @@ impl StateFile {
                 "{}: another process has used it since; all attached initiators are fenced",
                 self.identity
             );
+            // Failed syncs stay: whoever flushed before must still learn of the loss (P87).
             return Some(Standing { failed_syncs, ..Standing::default() });
         }
         Some(Standing { reservation, shared, failed_syncs })

@@ -237,6 +237,7 @@ impl Telling {
 }
 
 fn answer(mut stream: UnixStream, told: &EndTold) -> io::Result<()> {
+    // One thread answers everybody: a client that reads nothing must not stop it.
     stream.set_write_timeout(Some(ANSWER_WITHIN))?;
     stream.write_all(&serde_json::to_vec(told)?)
 }
@@ -278,6 +279,7 @@ pub(crate) fn ask_all(folder: &Path) -> Vec<EndTold> {
 
 fn ask(path: &Path) -> io::Result<EndTold> {
     let mut stream = UnixStream::connect(path)?;
+    // An end that hangs must not keep the others from being listed.
     stream.set_read_timeout(Some(ANSWER_WITHIN))?;
     let mut text = Vec::new();
     stream.read_to_end(&mut text)?;

@@ -113,6 +113,7 @@ impl Served {
         &self,
         patience: Duration,
     ) -> sawmill_device::Result<Option<Arc<Volume>>> {
+        // First: nothing may be accepted after the log below has been asked to cover everything.
         self.gate.shut(patience)?;
         // Memory may not outlive this process, so answered writes go to the disk first.
         if let Err(error) = self.log_all(patience) {
@@ -126,9 +127,11 @@ impl Served {
         };
         let reason = "it is being handed off to another process; try again".to_owned();
         *held = Held::Away(Absent { last, reason });
+        // The lock ends here, because a request for the status must not wait for the close.
         drop(held);
         let Some(volume) = closed else { return Ok(None) };
         volume.close_now();
+        // The gate's reference to the volume would keep the journal locked for the next process.
         self.gate.replace(Arc::new(Away(self.gate.geometry())))?;
         Ok(Some(volume))
     }
@@ -150,6 +153,7 @@ impl Served {
     /// Puts the reopened volume back: its doors resume.
     pub(crate) fn put_back(&self, volume: Arc<Volume>) -> sawmill_device::Result<()> {
         self.gate.replace(Arc::clone(&volume) as Arc<dyn BlockDevice>)?;
+        // Before the gate opens, so that no request is served while a status says that it is away.
         *self.held.write() = Held::Open(volume);
         self.gate.open();
         Ok(())
@@ -173,6 +177,7 @@ impl Served {
             *held = Held::GivenUp(Absent { last: std::mem::take(&mut absent.last), reason });
         }
         drop(held);
+        // Waiting requests now reach `Away`, which fails them.
         self.gate.open();
     }
 

@@ -32,6 +32,7 @@ pub(super) enum Access {
 
 /// Starts a program; `fill` adds its arguments.
 pub(super) fn spawn(name: &str, access: Access, fill: &dyn Fn(&mut Command)) -> io::Result<Child> {
+    // A program that only reads gets a limit of no bytes for every file that it writes.
     let file_bytes = (access == Access::Read).then_some(0);
     let start = |has_network: bool| {
         let mut command = Command::new(name);
@@ -74,6 +75,7 @@ pub(super) fn run(
     })?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     std::thread::scope(|scope| {
+        // Both at once: the program stops when either pipe is full.
         let stdout = scope.spawn(|| read(stdout));
         let stderr = scope.spawn(|| read(stderr));
         let status = end(&mut child, time_max);

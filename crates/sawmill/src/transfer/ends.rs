@@ -35,7 +35,7 @@ pub(crate) struct FileEnd {
 }
 
 impl FileEnd {
-    /// Opens a source.
+    /// Opens a source. Refuses what is neither a file nor a block device.
     pub(crate) fn source(path: &Path) -> Result<Self> {
         Self::new(super::image_file::open(path)?, path)
     }
@@ -113,6 +113,7 @@ impl Source for FileEnd {
         }
         let Ok(hole) = seek(Seeking::Hole(address)) else { return Ok(whole) };
         Ok(vec![Allocation {
+            // At least one byte: a run of nothing would never let the caller advance.
             length: hole.clamp(address + 1, address + length) - address,
             data: true,
         }])
@@ -153,6 +154,7 @@ impl Target for FileEnd {
             if rustix::fs::fallocate(&self.file, hole, address, length).is_ok() {
                 return Ok(());
             }
+            // Remembered, because each further attempt would cost a call and fail as well.
             self.stubborn.store(true, Ordering::Relaxed);
         }
         in_pieces(address, length, FILE_REQUEST_BYTES_MAX, |at, bytes| self.write(at, bytes))
@@ -190,7 +192,7 @@ pub(crate) struct NbdEnd {
 }
 
 impl NbdEnd {
-    /// Connects.
+    /// Connects. The failure of a wrong URI says how to write one.
     pub(crate) fn connect(uri: &str) -> Result<Self> {
         Self::try_connect(uri).map_err(|error| match error.kind() {
             io::ErrorKind::InvalidInput => Failure::usage(format!(
@@ -270,11 +272,13 @@ impl Source for NbdEnd {
     }
 
     fn allocation(&self, address: u64, length: u64) -> Result<Vec<Allocation>> {
+        // Not the flag for holes (1): the protocol lets a hole read as anything.
         const READS_AS_ZEROES: u64 = 2;
         let whole = vec![Allocation { length, data: true }];
         if self.client.export().allocation_context.is_none() {
             return Ok(whole);
         }
+        // Structured requests have 32 bits for a length.
         let length = length.min(1 << 30);
         let reply =
             self.call("ask for holes of", &Command::BlockStatus { offset: address, length })?;
@@ -291,6 +295,7 @@ impl Source for NbdEnd {
         Ok(if runs.is_empty() { whole } else { runs })
     }
 
+    // NBD tells nothing of changes, so callers compare instead of resuming.
     fn check_unchanged(&self) -> Result<()> {
         Ok(())
     }
@@ -369,6 +374,7 @@ impl Source for VolumeEnd {
     }
 
     fn check_unchanged(&self) -> Result<()> {
+        // A reader goes on to a newer cut when its own is gone from the store (decision 0009).
         if self.volume.status().positions.stored == self.position {
             return Ok(());
         }
@@ -405,6 +411,7 @@ impl Target for VolumeEnd {
     fn is_durable(&self, mark: u64) -> Result<bool> {
         let status = self.volume.status();
         let (exit, reason) = match status.health {
+            // Such a volume stores nothing more: without this the caller would wait forever.
             Health::Fenced { reason } => (Exit::Fenced, reason),
             Health::Failed { reason } => (Exit::Unavailable, reason),
             _ => return Ok(status.positions.stored >= mark),

@@ -30,6 +30,7 @@ const CHECK_TIME_MAX: Duration = Duration::from_secs(3600);
 /// allowed.
 pub(crate) fn check(path: &Path, format: Format, follow_backing: bool) -> Result<()> {
     let path = &whole(path)?;
+    // Before QEMU sees the file, which would open whatever its headers name (P131).
     inspect_image::inspect(path, format, follow_backing)?;
     let output =
         run_qemu_img(path, Access::Read, &["check", "--output=json", "-f", format.name()], &[])?;
@@ -158,6 +159,7 @@ impl ImageServer {
     /// The reason why it does not serve.
     fn said(&mut self) -> Failure {
         // It may still be running, but it reports nothing more.
+        // Killed first: the end of its errors never comes while it runs.
         let _ = self.child.kill();
         let mut said = String::new();
         if let Some(stderr) = &mut self.child.stderr {
@@ -170,6 +172,8 @@ impl ImageServer {
     /// Waits until the image is complete; the connection is closed.
     pub(crate) fn finish(mut self) -> Result<()> {
         let failed = |error: io::Error| Failure::io("cannot wait for qemu-nbd", &error);
+        // QEMU may write metadata after the connection has ended, and only its status tells a
+        // failure.
         let status = self.child.wait().map_err(failed)?;
         if status.success() { Ok(()) } else { Err(self.said()) }
     }

@@ -53,6 +53,7 @@ pub(crate) fn format_of_source(said: Option<Format>, path: &Path) -> Result<Form
     let read = open(path)?.read_at(&mut head, 0);
     read.map_err(|error| Failure::io(format!("cannot read {}", path.display()), &error))?;
     let (named, found) = (of_name(path), Format::of_content(&head));
+    // A VHD of fixed size begins with the disk itself: its mark is at the end.
     if named == found || (named == Format::Vpc && found == Format::Raw) {
         return Ok(named);
     }
@@ -74,6 +75,7 @@ pub(crate) fn open(path: &Path) -> Result<File> {
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let file =
         OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(failed)?;
+    // Of the open file: the path may lead to another one by now.
     let kind = file.metadata().map_err(failed)?.file_type();
     if kind.is_file() || kind.is_block_device() {
         return Ok(file);

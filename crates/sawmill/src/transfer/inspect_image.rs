@@ -38,6 +38,7 @@ pub(crate) fn inspect(path: &Path, format: Format, follow_backing: bool) -> Resu
 fn follow(path: &Path, below: &Below, follow_backing: bool) -> Result<(PathBuf, Format)> {
     let (shown, name) = (path.display(), &below.name);
     let refuse = |text: String| Err(Failure::new(Exit::Refused, text));
+    // Before the option is looked at: it allows files of this machine only (P131).
     // `nbd:...`, `json:...` and the like are addresses to QEMU.
     if name.split('/').next().is_some_and(|first| first.contains(':')) {
         return refuse(format!(
@@ -50,6 +51,7 @@ fn follow(path: &Path, below: &Below, follow_backing: bool) -> Result<(PathBuf, 
              pass --follow-backing"
         ));
     }
+    // Never detected: the writer of a raw file controls what its content looks like.
     let Some(format) = below.format.as_deref().and_then(Format::of_qemu) else {
         return refuse(format!(
             "{shown} is a layer over {name} but does not give its format; set it in the image with \
@@ -57,6 +59,7 @@ fn follow(path: &Path, below: &Below, follow_backing: bool) -> Result<(PathBuf, 
         ));
     };
     let folder = path.parent().unwrap_or(Path::new("/"));
+    // As QEMU resolves it, so that the file that was checked is the one that is read.
     Ok((folder.join(name), format))
 }
 

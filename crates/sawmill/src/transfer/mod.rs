@@ -148,6 +148,7 @@ impl Plan<'_> {
             self.runs.pop_front();
         }
         self.at += length;
+        // Under the lock of the plan: `done_through` must never pass a piece that is being moved.
         self.on_their_way.insert(piece.address);
         Ok(Some(piece))
     }
@@ -217,9 +218,11 @@ pub(crate) fn transfer(
                 Ok(failure) => break Err(failure),
             }
         };
+        // Before the scope joins the workers, which would move all other pieces first.
         transfer.stop.store(true, Ordering::Release);
         outcome
     })?;
+    // After the last read, because a change during any read spoils the copy.
     source.check_unchanged()?;
     bar.show(size_bytes, size_bytes);
     Ok(Moved {
@@ -244,11 +247,13 @@ impl Marks {
         keep: &mut dyn FnMut(u64) -> Result<()>,
     ) -> Result<()> {
         if self.begun.is_none() && done > self.kept {
+            // `done` was looked up before the mark is taken, so the mark covers all of it.
             self.begun = Some((done, transfer.target.mark()?));
         }
         if let Some((through, mark)) = self.begun
             && transfer.target.is_durable(mark)?
         {
+            // A source that has changed must not leave progress that a later attempt trusts.
             transfer.source.check_unchanged()?;
             keep(through)?;
             (self.begun, self.kept) = (None, through);
@@ -290,6 +295,7 @@ impl<'a> Transfer<'a> {
         }
         let bytes = self.source.read(address, length as usize)?;
         self.read_bytes.fetch_add(length, Ordering::Relaxed);
+        // An earlier attempt may have moved it: what is equal is not stored a second time.
         if address < self.start.compare_below
             && self.target.read(address, length as usize)? == bytes
         {

@@ -36,6 +36,7 @@ impl ProgressFile {
     pub(crate) fn earlier(&self) -> Option<TransferProgress> {
         let bytes = fs::read(&self.path).ok()?;
         match TransferProgress::decode(&bytes, self.known.volume_id) {
+            // The file's name has a checksum only, which two destinations may share.
             Ok(earlier) => (earlier.far_name == self.known.far_name).then_some(earlier),
             Err(error) => {
                 tracing::warn!("{}: {error}; ignoring it", self.path.display());

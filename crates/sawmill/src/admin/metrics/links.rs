@@ -79,7 +79,7 @@ pub(super) const LINK: &[Metric<LinkTold>] = &[
     }),
 ];
 
-/// Per link as well.
+/// Name and help of a metric with the labels of [`LINK`].
 pub(super) const LINK_RTT: (&str, &str) =
     ("sawmill_link_rtt_seconds", "Smoothed time from a packet to its acknowledgement.");
 
@@ -119,6 +119,7 @@ pub(super) const LINK_CACHE: &[Metric<CacheTold>] = &[
 
 /// The metrics of links; without any link, only their names and help.
 pub(super) fn write(text: &mut Exposition, end: Option<&EndTold>) {
+    // Without an end there are no samples below, but every head all the same.
     let connections = end.map_or(&[][..], |end| &end.connections);
     let ends: Vec<_> = end.iter().map(|end| (String::new(), *end)).collect();
     text.table(END, &ends);
@@ -132,6 +133,7 @@ pub(super) fn write(text: &mut Exposition, end: Option<&EndTold>) {
     let links: Vec<_> =
         connections.iter().flat_map(|c| c.links.iter().map(move |l| (of_link(c, l), l))).collect();
     text.table(LINK, &links);
+    // Not in the table, whose values are whole numbers: a round trip is a part of a second.
     text.head(LINK_RTT.0, Kind::Gauge, LINK_RTT.1);
     for (labels, link) in &links {
         text.sample(LINK_RTT.0, labels, link.rtt_us as f64 / 1e6);

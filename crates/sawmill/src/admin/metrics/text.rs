@@ -101,6 +101,7 @@ impl Exposition {
         const FIRST_US_LOG2: usize = 6;
         const LAST_US_LOG2: usize = 26;
         let counts = &histogram.buckets_us_log2;
+        // Cumulative, as the format demands of buckets.
         let below = |end: usize| counts.iter().take(end + 1).sum::<u64>();
         for exponent in FIRST_US_LOG2..=LAST_US_LOG2 {
             let bound = (1u64 << exponent) as f64 / 1e6;

@@ -120,6 +120,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     } else {
         let size = human_size(document.size_bytes);
         output::line(&format!("created {} ({size}) in {}", document.name, document.store))?;
+        // Nothing is known where no state folder is; the volume exists all the same.
         if let Some(said) = said_of_serving(context, &record) {
             output::line(&said)?;
         }

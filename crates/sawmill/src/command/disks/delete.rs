@@ -48,6 +48,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             let finished = sawmill_volume::finish_delete(&*store, &address.name)?;
             let id = finished.volume_id.to_string();
             let folder = context.places.volume_folder(&id, &address.store_url)?;
+            // A process that still serves it has its journal open there.
             if control::attached(&folder)?.is_none() {
                 forget_state(&folder);
             }
@@ -56,6 +57,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         record => record?,
     };
     let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
+    // Before the question: nobody should agree to what is refused anyway.
     if let Some(served) = control::attached(&folder)? {
         return Err(Failure::new(
             Exit::InUse,
@@ -70,6 +72,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         return Ok(Exit::Negative);
     }
     let deleted = sawmill_volume::delete(&*store, &address.name)?;
+    // After the delete: if that fails, the journal may still hold writes of a living volume.
     forget_state(&folder);
     report(context, &address, &deleted)
 }

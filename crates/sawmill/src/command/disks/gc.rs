@@ -79,6 +79,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let address = context.places.resolve(&arguments.volume)?;
     if arguments.dry_run {
         let store = wiring::open_store(&address.store_url)?;
+        // Read from the store alone: a dry run must not fence, and works beside any server.
         let garbage = sawmill_volume::gc::garbage(&*store, &address.name, arguments.threshold)?;
         return tell_garbage(context, arguments, &address, garbage);
     }
@@ -95,6 +96,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         Some((folder, _)) => {
             let request = ControlRequest::CollectGarbage { threshold: arguments.threshold };
             let look = || {
+                // Only for the progress: the answer to the request tells failures.
                 control::volume_status(&folder)
                     .ok()
                     .flatten()
@@ -144,6 +146,7 @@ fn watch(
     let mut progress = output::Progress::new("moved bytes");
     std::thread::scope(|scope| {
         let working = scope.spawn(work);
+        // The counter of a server runs since its start.
         let before = look().0;
         while !working.is_finished() {
             let (moved, left) = look();

@@ -113,6 +113,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let remarks = |end, id| seen::remarks(&context.places, id, &address.store_url, end);
     let document = match control::served(&context.places.state_folder()?, &address)? {
         Some((_, process)) => {
+            // No comparison with the store here: it may be unreachable, and the server notes what
+            // it has.
             let mut live = of_live(&address, process);
             if let Ok(id) = live.record.id.parse() {
                 live.remarks = remarks(None, id);
@@ -124,6 +126,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             let (store, record) = wiring::find(&address)?;
             let rest = sawmill_volume::inspect::at_rest(&*store, &record)?;
             let born = RecordDocument {
+                // The record has the size at creation; only checkpoints know of later ones
+                // (decision 0016).
                 size_bytes: rest.size_bytes,
                 ..RecordDocument::new(&address.store_url, &record)
             };
@@ -175,6 +179,7 @@ fn of_live(address: &VolumeAddress, mut process: ProcessStatus) -> Document {
         record,
         attached,
         epoch: volume.epoch,
+        // A reader accepts nothing, so its positions say nothing about safety.
         positions: (!volume.read_only).then_some(volume.positions),
         live_bytes: volume.live_bytes,
         data_bytes: volume.segment_data_bytes,

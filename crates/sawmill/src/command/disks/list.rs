@@ -78,6 +78,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
                     Some(RecordDocument { size_bytes, ..RecordDocument::new(&url, &record) });
                 Row { name: listed.name, volume, unnamed: None, attached, error: None }
             }
+            // One bad volume takes one row, and does not hide the others.
             Err(error) => Row {
                 name: listed.name,
                 volume: None,
@@ -120,6 +121,7 @@ fn sizes(store: &dyn ObjectStore, listed: &[Listed]) -> Vec<sawmill_volume::Resu
         inspect::checkpoint(store, record, None).map(|checkpoint| checkpoint.size_bytes)
     };
     let mut sizes = Vec::new();
+    // In bounded steps: a store may have thousands of volumes, each with a thread here.
     for chunk in listed.chunks(AT_ONCE) {
         std::thread::scope(|scope| {
             let asked: Vec<_> = chunk.iter().map(|listed| scope.spawn(|| size(listed))).collect();

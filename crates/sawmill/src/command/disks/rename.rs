@@ -47,6 +47,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         sawmill_volume::rename(&*store, &address.name, &arguments.new),
         address.name.parse(),
     ) {
+        // Only where no volume has this name: a name may look like an id.
         (Err(error), Ok(volume_id)) if error.kind() == ErrorKind::NotFound => {
             let block_bytes = arguments.block_size.as_ref().and_then(|bytes| bytes.parse().ok());
             sawmill_volume::name_unnamed(&*store, volume_id, &arguments.new, block_bytes)?

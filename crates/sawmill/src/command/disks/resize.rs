@@ -61,6 +61,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         _ => inspect::checkpoint(&*store, &record, None)?.size_bytes,
     };
     let size_bytes = arguments.size;
+    // Before anybody is asked: a server would refuse it for another reason, and hide this one.
     if size_bytes < old_size_bytes && !arguments.yes_lose_data {
         let text = format!(
             "volume {} has {old_size_bytes} bytes: shrinking it to {size_bytes} destroys all data \
@@ -71,6 +72,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     }
     let resized = control::ask_writer::<Resized>(&folder, &ControlRequest::Resize { size_bytes });
     let resized = resized.map_err(|failure| failure.of_volume(&address.name))?;
+    // A volume that has the size already is not attached: that would cost an epoch for nothing.
     if resized.is_none() && size_bytes != old_size_bytes {
         let attached =
             arguments.attach.open(&context.places, &address, &record, arguments.no_fencing)?;

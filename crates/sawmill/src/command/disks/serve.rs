@@ -168,6 +168,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
                 true => Err(Failure::new(Exit::Unavailable, done.lost_doors.join("; "))),
             };
         }
+        // No volume may come back while all of them are being closed.
         Until::Signal => again.end(),
     }
     daemon::notify(sd_notify::NotifyState::Stopping);
@@ -277,6 +278,7 @@ fn serve_on(
 ) -> Until {
     let mut known: Vec<HealthStatus> = serving.volumes.iter().map(Served::health).collect();
     loop {
+        // Users of a closed volume wait, so it is tried more often than health is looked at.
         let is_any_away = serving.away().next().is_some();
         match hear.recv_timeout(if is_any_away { AGAIN_EVERY } else { HEALTH_EVERY }) {
             Ok(Heard::Collect) => serving.collect_all(),
@@ -355,6 +357,8 @@ pub(in crate::command) fn close(
     tell: &SyncSender<Heard>,
     hear: &Receiver<Heard>,
 ) -> Result<Exit> {
+    // First: their users wait for a volume that this process does not open any more, so their doors
+    // could not finish.
     serving.leave_away();
     start_closing(serving, tell)?;
     let mut open: Vec<usize> = (0..serving.volumes.len()).collect();
@@ -420,6 +424,7 @@ fn start_closing(serving: &Arc<Serving>, tell: &SyncSender<Heard>) -> Result<()>
             }
         });
         serving.doors.stop();
+        // Only now: until the doors are closed, a crash must bring them back (P72).
         serving.forget_added_doors();
         std::thread::scope(|scope| {
             for (index, served) in serving.volumes.iter().enumerate() {

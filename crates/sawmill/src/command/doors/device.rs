@@ -83,6 +83,7 @@ impl Row {
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     let UblkOptions { mut run_folder, link_folder, .. } = UblkOptions::new("any");
+    // Devices without privileges have their facts in the folder of their user.
     if !rustix::process::geteuid().is_root() {
         run_folder = context.places.ublk_folder()?;
     }
@@ -134,6 +135,7 @@ fn recover(context: &Context, run_folder: &Path, id: u32) -> Result<Exit> {
         return Err(Failure::new(Exit::Refused, text));
     }
     let name = found.link.clone().unwrap_or_else(|| "VOL".into());
+    // A device of a past state has its cut behind the volume; both have one state folder.
     let folder = found.volume.as_ref().and_then(|identity| identity.split('@').next());
     let folder = folder
         .map(|folder| context.places.state_folder().map(|state| state.join(folder)))

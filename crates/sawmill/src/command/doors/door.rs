@@ -99,6 +99,7 @@ fn add(context: &Context, arguments: &Add) -> Result<Exit> {
     }
     let (folder, name) = folder_of(context, &arguments.volume)?;
     for plan in plans {
+        // Printed one by one: the doors before one that fails stay open.
         let added: DoorAdded = control::ask_any(&folder, &name, &ControlRequest::AddDoor(plan))?;
         match context.json {
             true => output::json_event(&added)?,

@@ -46,6 +46,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let address = context.places.resolve_cut(&arguments.volume)?;
     let served = control::served(&context.places.state_folder()?, &address)?;
     let Some((folder, process)) = served else { return Err(control::not_served(&address.name)) };
+    // Absolute, because the serving process may run in another folder.
     let binary = arguments.binary.as_ref();
     let binary =
         binary.map(|binary| std::path::absolute(binary).unwrap_or_else(|_| binary.clone()));
@@ -75,5 +76,6 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             .iter()
             .try_for_each(|door| output::line(&format!("a door was lost: {door}")))?;
     }
+    // The volumes are served, but users of a door were lost: a script must notice that.
     Ok(if done.lost_doors.is_empty() { Exit::Ok } else { Exit::Negative })
 }

@@ -168,6 +168,7 @@ fn row(name: String, socket: String, facts: &Facts) -> Row {
         .filter_map(|(_, door)| door.split_once(' '));
     Row {
         state: facts.get("state").unwrap_or("unknown").to_owned(),
+        // A device has these facts only after its driver has declared it.
         size_bytes: facts.parsed("size").ok(),
         driver_pid: facts.parsed("driver_pid").ok(),
         host_pid: facts.parsed("host_pid").ok(),

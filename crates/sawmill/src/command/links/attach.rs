@@ -241,6 +241,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let options = InitiatorOptions { name: own_name(), timeout_s, ..InitiatorOptions::default() };
     let plans = arguments.doors.plans_or(&folder.join("nbd.sock"));
     let cache = arguments.cache.options()?;
+    // P91: before the open below, which may fence another initiator.
     check_addresses(&plans, arguments.admin)?;
     let remote = Remote::connect(&place, security, options)?;
     let Arguments { read_only, take_over, shared, .. } = *arguments;
@@ -398,6 +399,7 @@ impl Attachment {
             self.look(&mut known);
             if probed.elapsed() >= PROBE_EVERY {
                 probed = Instant::now();
+                // An idle initiator sends nothing, and would not learn that it was fenced.
                 probe.ask(&self.device);
             }
             if let Some(error) = self.remote.initiator().failure().or_else(|| probe.fenced()) {
@@ -430,6 +432,7 @@ impl Attachment {
     ) -> Result<Exit> {
         self.emit(&Event::Stopping);
         let (doors, front, ring) = (Arc::clone(&self.doors), self.front.clone(), ring.clone());
+        // On a thread of its own: the main thread must hear a second signal meanwhile.
         let close = move || {
             doors.stop();
             let device = front.device();
@@ -487,6 +490,7 @@ struct Asked {
 
 impl Probe {
     fn ask(&self, device: &RemoteDevice) {
+        // One at a time: while the target is away, probes would pile up.
         if std::mem::replace(&mut self.0.lock().under_way, true) {
             return;
         }

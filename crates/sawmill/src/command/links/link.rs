@@ -32,7 +32,7 @@ use sawmill_console::units::{human_count, human_duration, human_size, parse_dura
 
 /// Interval at which a question is repeated, because it may get lost.
 const SEEK_EVERY: Duration = Duration::from_millis(250);
-/// The longest answer.
+/// The longest answer in bytes; a longer packet is cut and then ignored.
 const FOUND_BYTES_MAX: usize = 2048;
 
 /// Make keys for links, find targets, list their exports, and show link status.
@@ -174,6 +174,7 @@ fn find(context: &Context, asked: &Find) -> Result<Exit> {
     }
     let everywhere = asked.interface.is_empty() && asked.udp.is_empty();
     let at = if everywhere { every_interface() } else { asked.udp.clone() };
+    // Answers must repeat it, so that nobody answers who has not seen the question.
     let token = unguessable()();
     let question = question(token, name)?;
     let deadline = Instant::now() + asked.wait;
@@ -191,6 +192,8 @@ fn find(context: &Context, asked: &Find) -> Result<Exit> {
             let died = |_| Failure::new(Exit::Internal, "a thread that asked has died");
             match seeker.join().map_err(died)? {
                 Ok(all) => {
+                    // Questions are repeated, so a target answers more than once: the map keeps one
+                    // answer.
                     asking += 1;
                     found.extend(
                         all.into_iter().map(|one| ((one.name.clone(), one.address.clone()), one)),
@@ -380,6 +383,7 @@ fn status(context: &Context, asked: &Status) -> Result<Exit> {
 /// Sets the rate of each link since `before`. A link that began after it has no rate.
 fn measure(before: &[EndTold], now: &mut [EndTold], over: Duration) {
     let a_second = |new: u64, old: u64| {
+        // A connection that was made anew counts from zero again, below its old number.
         (u128::from(new.saturating_sub(old)) * 1000 / over.as_millis().max(1)) as u64
     };
     for end in now {

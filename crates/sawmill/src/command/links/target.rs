@@ -183,6 +183,7 @@ struct Opened {
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
     daemon::start();
     let addresses = list_of(&arguments.listen)?;
+    // Whatever a user can get wrong comes before the first attach, which fences a writer.
     let trust = trust(arguments)?;
     let sealed = !matches!(trust, Trust::All(Security::Insecure));
     let named = read_names(&context.places, arguments)?;
@@ -190,6 +191,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let (tell, hear) = sync_channel(crate::daemon::EVENTS_MAX);
     let started = Arc::new(AtomicBool::new(false));
     forward_signals(tell.clone(), Arc::clone(&started), true)?;
+    // Before the volumes: a device that is in use must not cost them an epoch.
     let others = open_others(&context.places, &named, arguments.opening.read_only)?;
     let (serving, admin) = wiring::serve(&context.places, plan, Box::new(refuse_hand_off))?;
     let mut shown = all(&named, others, &serving)?;
@@ -220,6 +222,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         "stopping: ending connections and storing everything; a second signal stops immediately"
     );
     drop(telling);
+    // Before the volumes close: initiators must not get their errors, but wait for the next target.
     drop(listener);
     let outcome = close(context.json, &serving, &tell, &hear);
     drop(admin);
@@ -257,6 +260,7 @@ fn check_export(name: &str) -> Result<()> {
 
 fn read_name(places: &Places, text: &str) -> Result<Named> {
     let (export, text) = match text.split_once('=') {
+        // The URL of a volume may have a `=` in its parameters, which begins no name.
         Some((export, rest)) if !export.contains([':', '/']) => {
             check_export(export)?;
             (Some(export.to_owned()), rest)
@@ -306,6 +310,7 @@ fn plan(places: &Places, arguments: &Arguments, named: &[Named]) -> Result<Plan>
         .collect();
     let without = volumes.is_empty();
     let plan = arguments.opening.plan(places, &arguments.tuning, volumes)?;
+    // Files and disks do not use it, and a cache serves one process at a time.
     let cache = if without { CachePlan::None } else { plan.cache };
     Ok(Plan { admin: arguments.admin, cache, ..plan })
 }
@@ -323,6 +328,8 @@ fn open_others(places: &Places, named: &[Named], read_only: bool) -> Result<Vec<
             }
             What::Device(path) => {
                 if !read_only {
+                    // Before its state is read: the target that held it before may still write
+                    // there.
                     lock = Some(self::lock(path)?);
                     let folder = places.exports_folder()?;
                     folders::make_folder(&folder)?;

@@ -46,6 +46,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     } else {
         arguments.name.clone()
     };
+    // A state of the past is in the store already.
     if base.cut.is_none()
         && let Some((folder, _)) = served(&context.places, &base)?
     {

@@ -55,6 +55,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         &Filling {
             address: &to,
             source: &source,
+            // With the id: another volume may get the name before the copy is resumed.
             far_name: format!("{}/{} ({})", from.store_url, from.name, record.volume_id),
             far_state: format!("the cut at position {}", source.position()),
             create: CreateOptions {

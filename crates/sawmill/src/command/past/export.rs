@@ -238,6 +238,7 @@ impl Job<'_> {
 
     fn fill_file(self, path: &Path, arguments: &Arguments) -> Result<Moved> {
         let part = Part::open(path)?;
+        // With the format: another one lays the disk out differently, so old progress is useless.
         let state = format!("{}, {:?}", part.state()?, arguments.format);
         let mut file = self.progress(&name_of(path)?, state);
         let size_bytes = self.size_bytes();
@@ -269,6 +270,7 @@ impl Job<'_> {
             format => {
                 let (server, end) = ImageServer::start(&part.path, format, false)?;
                 let moved = self.transfer(&end, start, &mut file)?;
+                // QEMU ends with its only connection, and `finish` waits for that.
                 drop(end);
                 server.finish()?;
                 moved
@@ -302,8 +304,10 @@ impl Part {
         let failed =
             |error: io::Error| Failure::io(format!("cannot write {}", path.display()), &error);
         let options =
+            // Not truncated: it may be what an interrupted export continues.
             || OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
         let file = options().open(&path).map_err(failed)?;
+        // Two exports to one FILE would mix their bytes in FILE.part.
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
             if error != rustix::io::Errno::WOULDBLOCK {
                 return failed(error.into());
@@ -345,6 +349,8 @@ impl Part {
         let flags = if overwrite { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
         let here = rustix::fs::CWD;
         let rename = || {
+            // Before the name: FILE must never be there without all its bytes, also after a power
+            // cut.
             self.file.sync_all()?;
             match rustix::fs::renameat_with(here, &self.path, here, path, flags) {
                 // A file system without "rename only if the name is free".

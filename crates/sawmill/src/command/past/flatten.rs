@@ -45,6 +45,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         return Err(Failure::new(Exit::InUse, text));
     }
     let store = wiring::open_store(&address.store_url)?;
+    // First without attaching: an earlier run may have left only this to do.
     let mut released = sawmill_volume::release_ancestors(&*store, &address.name)?;
     let mut copied_bytes = 0;
     for round in 0..ROUNDS_MAX {

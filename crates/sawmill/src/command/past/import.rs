@@ -122,6 +122,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         format => {
             image::check(&path, format, arguments.follow_backing)?;
             let (_server, end) = ImageServer::start(&path, format, true)?;
+            // A layer below may change without a trace in this file, so nothing shows that it has
+            // not.
             let state = if arguments.follow_backing { "" } else { file.state() };
             filling(&Image { file: &file, end }, name, state.to_owned())?
         }
@@ -226,6 +228,7 @@ pub(in crate::command) fn fill(context: &Context, filling: &Filling<'_>) -> Resu
         Err(error) => return Err(error.into()),
     };
     let rest = inspect::at_rest(&*store, &record)?;
+    // Before the volume is attached, which would fence its writer elsewhere.
     demand_size(source.size_bytes(), rest.size_bytes, &record)?;
     let folder = context.places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
     refuse_served(&folder, &address.name)?;
@@ -241,6 +244,7 @@ pub(in crate::command) fn fill(context: &Context, filling: &Filling<'_>) -> Resu
     };
     let mut file = ProgressFile::of_import(&folder, known);
     let start = if created { fresh() } else { start_of(&file, again, &address.name)? };
+    // Before the attach: if this process dies in it, the volume is known to be of an import.
     file.keep(start.from)?;
     let attached =
         filling.attach.open(&context.places, address, &record, filling.create.no_fencing)?;
@@ -259,6 +263,7 @@ pub(in crate::command) fn fill(context: &Context, filling: &Filling<'_>) -> Resu
     drop(end);
     attached.close()?;
     source.check_unchanged()?;
+    // Last: until the volume is closed with everything stored, a failure must be resumable.
     file.forget()?;
     bar.end()?;
     Ok(Filled { created, moved })

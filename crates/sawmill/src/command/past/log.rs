@@ -78,6 +78,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let address = context.places.resolve(&arguments.volume)?;
     let store = wiring::open_store(&address.store_url)?;
     let report = sawmill_volume::past(&*store, &address.name)?;
+    // A pin has no name that users can give: it belongs to a clone.
     let mut cuts: Vec<_> =
         report.cuts.iter().filter(|cut| cut.kind != CutKind::Pin).map(row).collect();
     cuts.sort_by_key(|row| (row.unix_ms, row.checkpoint));

@@ -70,6 +70,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         let drill = replicate::drill(&world, &*store, &address.name, &mut |done, total| {
             progress.show(done, total)
         })?;
+        // Removes its line from the terminal before results are printed there.
         drop(progress);
         let behind = behind(context, &drill);
         let lost = match behind {
@@ -90,6 +91,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             },
         );
     }
+    // Of two promotions one wins only where the store creates conditionally (P49).
     replicate::demand_fencing(&*store)?;
     let promotion = match arguments.as_it_is {
         false => replicate::promote(&world, &*store, &address.name)?,
@@ -121,6 +123,7 @@ fn document<'a>(volume: &'a str, promotion: &'a Promotion, dry_run: bool) -> Doc
 fn behind(context: &Context, drill: &Drill) -> Option<Behind> {
     let address = context.places.resolve(&drill.would.source).ok()?;
     let store = wiring::open_store(&address.store_url).ok()?;
+    // A source that cannot be read makes the loss unknown, and leaves the drill's findings valid.
     let asked = replicate::behind(&RealWorld::default(), &*store, &address.name, drill);
     asked.map_err(|error| tracing::warn!("cannot read the source: {error}")).ok()
 }

@@ -107,6 +107,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let (source, destination) =
         (wiring::open_store(&from.store_url)?, wiring::open_store(&to.store_url)?);
     let world = RealWorld::default();
+    // Now, and not when the primary is lost: a replica in such a store could not be promoted.
     replicate::demand_fencing(&*destination)?;
     let options = CopyOptions { source_text: shown(&from), fail_back: arguments.fail_back };
     let replica = VolumeAt::new(&*destination, &to.name);
@@ -145,6 +146,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             return Ok(Exit::Ok);
         }
         if !is_new {
+            // A period of zero must not become a loop that asks the store without a pause.
             std::thread::sleep(arguments.every.max(Duration::from_millis(10)));
         }
     }
@@ -157,6 +159,7 @@ fn shown(address: &VolumeAddress) -> String {
 
 /// Whether the error may go away by itself.
 fn passes(kind: ErrorKind) -> bool {
+    // `Denied` too: a copier runs for long, and credentials may be renewed meanwhile.
     matches!(kind, ErrorKind::Unavailable | ErrorKind::Denied)
 }
 

@@ -102,6 +102,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
 }
 
 fn change(context: &Context, named: &Named, past: Past, done: &str) -> Result<Exit> {
+    // A name that reads as a time or a position would never be meant by VOL@NAME.
     if !matches!(parse_cut(&named.name), Ok(sawmill_volume::Cut::Snapshot(_))) {
         return Err(Failure::usage(format!(
             "'{}' cannot name a snapshot; use 1 to 128 letters, digits, '.', '_', '-', not first a \

@@ -53,9 +53,11 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let (store, record) = wiring::find(&address)?;
     let mut progress = output::Progress::new("checking segment");
     let mut report = check::check(&*store, &record, &mut |done, total| progress.show(done, total))?;
+    // Removes its line from the terminal before results are printed there.
     drop(progress);
     let remarks = seen::remarks(&context.places, record.volume_id, &address.store_url, report.end);
     report.notes.extend(remarks);
+    // Before the report is taken apart for the document.
     let found = report.damage.iter().map(ToString::to_string).collect::<Vec<_>>();
     let row = |one: check::Damage| Damage { object: one.object, what: one.what, costs: one.costs };
     let damage: Vec<Damage> = report.damage.into_iter().map(row).collect();

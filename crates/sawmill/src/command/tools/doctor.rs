@@ -48,6 +48,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         })
         .collect();
     let mut machine_checks = machine::examine(&context.places)?;
+    // Among the checks of the machine, which do not change the exit code: it is a warning (P102).
     machine_checks.extend(store.exposed_endpoint().map(|endpoint| {
         Finding {
             name: "encryption on the way to the store".to_owned(),

@@ -74,6 +74,7 @@ pub(in crate::command) fn run(arguments: &Arguments) -> Result<Exit> {
             None => return Err(unknown(topic)),
         },
         ["topics"] => output::line(&topics_as_text())?,
+        // The help of a command leads to its page, so the command comes first.
         [topic] if text_of(topic).is_some() && !is_command(topic) => {
             output::line(text_of(topic).unwrap_or_default().trim_end())?;
         }
@@ -128,6 +129,7 @@ fn topics_as_text() -> String {
 /// The help of a command or of a subcommand.
 fn help_of(asked: &[&str]) -> Result<String> {
     let mut command = crate::command::command_line();
+    // Before the look-up: only a built command has global options and full names below it.
     command.build();
     for word in asked {
         let Some(inner) = command.find_subcommand(word) else {

@@ -306,6 +306,7 @@ fn checkpoint(context: &Context, volume: &str, number: Option<u64>) -> Result<()
 }
 
 fn journal_at(context: &Context, text: &str, unstored_to: Option<&Path>) -> Result<()> {
+    // A folder is no journal: then the text is the name of a volume.
     let path = if !Path::new(text).is_dir() && Path::new(text).exists() {
         PathBuf::from(text)
     } else {

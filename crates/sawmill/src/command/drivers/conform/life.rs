@@ -32,7 +32,7 @@ pub(super) enum Life {
     Ended,
 }
 
-/// All of them.
+/// All clauses of a driver's life, in the order in which they run.
 pub(super) const ALL: [Life; 3] = [Life::Killed, Life::Replaced, Life::Ended];
 
 impl Life {
@@ -149,6 +149,7 @@ impl Load {
 
     fn note(&self, outcome: Result<(), String>) {
         if let Err(why) = outcome {
+            // The other writers stop too: what they find after the first failure is no news.
             self.is_over.store(true, SeqCst);
             if let Ok(mut wrong) = self.wrong.lock() {
                 wrong.get_or_insert(why);
@@ -193,6 +194,7 @@ impl Load {
 
     /// Waits until more requests were answered.
     fn goes_on(&self, stage: &mut Stage) -> Result<(), String> {
+        // Counted in answers, because time alone would also pass while nothing is answered.
         let wanted = self.answered.load(SeqCst) + REQUESTS;
         let deadline = Instant::now() + 4 * stage.within;
         while self.answered.load(SeqCst) < wanted && !self.is_over.load(SeqCst) {

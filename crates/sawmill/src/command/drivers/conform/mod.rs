@@ -207,6 +207,7 @@ impl Test {
     fn left_out(&self, plan: &Plan) -> Option<&'static str> {
         let kernel_checks = plan.through.0.is_some_and(|trial| trial.kernel_checks);
         let name = self.name();
+        // Left out and not passed: nothing was shown about the driver.
         if kernel_checks && (name.starts_with("d6_") || name.starts_with("d7_")) {
             return Some("the kernel refuses such requests before the driver sees them");
         }
@@ -225,6 +226,7 @@ fn judge(plan: &Plan, test: Test) -> Result<Outcome> {
         },
     };
     Ok(match (outcome, stage.close()) {
+        // A failure at the end is often a consequence of a broken clause, whose reason counts then.
         (Outcome::Ok(_), Err(why)) => Outcome::Failed(format!("at the end: {why}")),
         (outcome, _) => outcome,
     })
@@ -285,6 +287,7 @@ fn take_panic() -> Option<String> {
 
 /// A clause of the contract.
 fn contract(stage: &mut Stage, clause: Clause) -> Outcome {
+    // What an earlier clause left must not be told as the reason of this one.
     take_panic();
     let (tell, hear) = sync_channel(1);
     let device = stage.device();

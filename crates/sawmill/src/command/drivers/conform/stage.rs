@@ -29,7 +29,7 @@ const ANSWER_WITHIN_S: u32 = 20;
 /// Bytes that are zeroed at the start and at the end of the device: where the clauses look.
 const ZEROED_BYTES: (u64, u64) = (17 << 20, 1 << 20);
 
-/// What is judged.
+/// What is judged and through which door: the same for all clauses of a command.
 pub(super) struct Plan {
     pub(super) through: Through,
     pub(super) kind: Kind,
@@ -47,7 +47,7 @@ enum Heard {
     Ended(u32, ExitStatus),
 }
 
-/// See the head of this file.
+/// A host, a driver and an open door, for one clause.
 pub(super) struct Stage {
     pub(super) kind: Kind,
     pub(super) within: Duration,
@@ -314,6 +314,8 @@ impl Stage {
         self.device = None;
         self.doors.stop();
         let (host, (tell, hear)) = (Arc::clone(&self.host), sync_channel(1));
+        // On a thread: a driver that never answers its last flush breaks the clause and hangs
+        // nothing.
         let finish = move || drop(tell.send(host.finish().map_err(|error| error.to_string())));
         std::thread::Builder::new()
             .name("ending".into())
@@ -347,6 +349,7 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
+        // Before the doors stop, which wait for requests that nobody may answer any more.
         self.fail("the test is over");
         self.device = None;
         self.doors.stop();
