@@ -36,9 +36,12 @@ impl Host {
         let (session, threads) = match self.welcome(&control, hello, pid) {
             Ok(theirs) => match self.serve(control, theirs, pid) {
                 Ok(started) => started,
-                // The driver is gone already, or no threads are available: the next one finds what
-                // there is.
-                Err(error) => return self.say_gone(0, pid, false, error.to_string()),
+                // The device has ended, or no threads are available: it was refused, and the next
+                // one finds what there is.
+                Err(error) => {
+                    self.stay_alone(&error);
+                    return self.say_gone(0, pid, false, error.to_string());
+                }
             },
             Err(error) => {
                 self.stay_alone(&error);
@@ -136,7 +139,8 @@ impl Host {
         Ok(())
     }
 
-    /// The driver gets commands from here on.
+    /// The driver gets commands from here on, or REFUSED. ATTACHED is sent when nothing can fail
+    /// any more.
     fn serve(
         &self,
         control: PacketSocket,
@@ -146,8 +150,12 @@ impl Host {
         let Some(served) = self.served.get() else {
             return Err(Error::new(ErrorKind::Internal, "no device"));
         };
-        let generation = self.generation.fetch_add(1, Ordering::SeqCst) + 1;
+        // A driver that is refused is not counted, because the first one declares the device.
+        let generation = self.generation.load(Ordering::SeqCst) + 1;
         let session = Session::new(generation, pid, control, lanes);
+        let refuse =
+            |error: &Error| session.refuse(refused_errno(error.kind()), &error.to_string());
+        let threads = session.start(&served.backend).inspect_err(refuse)?;
         {
             let mut now = self.now.lock();
             now.session = Some(Arc::clone(&session));
@@ -155,20 +163,20 @@ impl Host {
         }
         served.policy.accept();
         // The backend accepts requests before the driver is notified, and commands follow that.
-        let started = served.backend.start().and_then(|()| {
-            session.tell(ControlKind::Attached, Facts::default());
-            if let Some(doors) = self.doors.get() {
-                session.tell_doors(doors);
-            }
-            session.start(&served.backend)
-        });
-        match started {
-            Ok(threads) => Ok((session, threads)),
-            Err(error) => {
-                self.forget(&session);
-                Err(error)
-            }
+        if let Err(error) = served.backend.start() {
+            session.begin(false);
+            threads.join();
+            refuse(&error);
+            self.forget(&session);
+            return Err(error);
         }
+        self.generation.store(generation, Ordering::SeqCst);
+        session.tell(ControlKind::Attached, Facts::default());
+        if let Some(doors) = self.doors.get() {
+            session.tell_doors(doors);
+        }
+        session.begin(true);
+        Ok((session, threads))
     }
 
     /// Handles the driver's messages until it is gone.

@@ -8,15 +8,15 @@
 //! take (`policy`).
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
 use parking_lot::Mutex;
 use sawmill_device::{Error, ErrorKind, Result};
 
-use super::{GOES_WITHIN, thread};
+use super::{GOES_WITHIN, refuse, thread};
 use crate::backend::{Backend, Next};
 use crate::protocol::{
     ANSWER_BYTES, Answer, Command, CommandKind, Control, ControlKind, Facts, PACKET_BYTES_MAX,
@@ -41,6 +41,8 @@ pub(super) struct Session {
     is_cut: AtomicBool,
     knows_doors: AtomicBool,
     why: Mutex<Option<String>>,
+    /// Whether its threads may begin; they wait for this.
+    begins: OnceLock<bool>,
     /// It was told to finish.
     pub(super) is_finishing: AtomicBool,
 }
@@ -66,33 +68,48 @@ impl Session {
             is_cut: AtomicBool::new(false),
             knows_doors: AtomicBool::new(false),
             why: Mutex::default(),
+            begins: OnceLock::new(),
             is_finishing: AtomicBool::new(false),
         })
     }
 
-    /// Starts to deliver commands. The backend is running.
+    /// Starts the threads, which wait for [`begin`](Self::begin): without them there is no session.
     pub(super) fn start(self: &Arc<Self>, backend: &Arc<dyn Backend>) -> Result<Threads> {
         let mut threads = Threads(Vec::new());
         for lane in 0..self.lanes.len() {
             let (session, from) = (Arc::clone(self), Arc::clone(backend));
             let sender = thread("driver-commands", move || {
-                from.tie(lane / from.lanes_per_queue());
-                session.send_commands(lane, &*from);
+                if *session.begins.wait() {
+                    from.tie(lane / from.lanes_per_queue());
+                    session.send_commands(lane, &*from);
+                }
             });
             let (session, to) = (Arc::clone(self), Arc::clone(backend));
             let receiver = thread("driver-answers", move || {
-                to.tie(lane / to.lanes_per_queue());
-                session.take_answers(lane, &*to);
+                if *session.begins.wait() {
+                    to.tie(lane / to.lanes_per_queue());
+                    session.take_answers(lane, &*to);
+                }
             });
             for started in [sender, receiver] {
                 let Err(error) = started.map(|handle| threads.0.push(handle)) else { continue };
-                backend.pause();
-                self.cut("cannot start its threads");
+                self.begin(false);
                 threads.join();
                 return Err(error);
             }
         }
         Ok(threads)
+    }
+
+    /// Lets the threads deliver commands, or end. The backend is running.
+    pub(super) fn begin(&self, is_served: bool) {
+        let _ = self.begins.set(is_served);
+    }
+
+    /// Tells the driver, which has not heard ATTACHED, why it is not served, and closes everything.
+    pub(super) fn refuse(&self, errno: i32, message: &str) {
+        refuse(&self.control, errno, message);
+        self.close();
     }
 
     /// Sends a message on the control connection.
