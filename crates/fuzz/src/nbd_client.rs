@@ -194,8 +194,8 @@ fn asked() -> [Command; 7] {
         Command::Write { offset: 512, bytes: vec![7; 16], fua: true },
         Command::Read { offset: 1 << 40, length: 1500 },
         Command::Flush,
-        Command::Trim { offset: 4096, length: 4096 },
-        Command::WriteZeroes { offset: 8192, length: 1 << 20 },
+        Command::Trim { offset: 4096, length: 4096, fua: true },
+        Command::WriteZeroes { offset: 8192, length: 1 << 20, fua: false, no_hole: true },
         Command::BlockStatus { offset: 0, length: 1 << 30 },
     ]
 }

@@ -55,16 +55,17 @@ impl BlockDevice for NbdDevice {
             return request.fail(error);
         }
         let (offset, length) = (request.address, request.length);
+        let (fua, no_hole) = (request.flags.fua, request.flags.no_unmap);
         let command = match request.operation {
             Operation::Read => Command::Read { offset, length: length as u32 },
             Operation::Write => {
                 let mut bytes = vec![0; length as usize];
                 request.fill(0, &mut bytes);
-                Command::Write { offset, bytes, fua: request.flags.fua }
+                Command::Write { offset, bytes, fua }
             }
             Operation::Flush => Command::Flush,
-            Operation::Discard => Command::Trim { offset, length },
-            Operation::WriteZeroes => Command::WriteZeroes { offset, length },
+            Operation::Discard => Command::Trim { offset, length, fua },
+            Operation::WriteZeroes => Command::WriteZeroes { offset, length, fua, no_hole },
             Operation::Allocation => Command::BlockStatus { offset, length },
             // NBD has this command; this client does not.
             Operation::Prefetch => {
@@ -138,4 +139,55 @@ fn hear(
         _ => {}
     }
     request.done();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+    use sawmill_device::{BlockDeviceExt, Flags, MemoryDevice};
+    use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
+
+    use super::*;
+
+    /// A disk that remembers what it was asked for.
+    struct Recorder {
+        disk: MemoryDevice,
+        seen: Mutex<Vec<(Operation, Flags)>>,
+    }
+
+    impl BlockDevice for Recorder {
+        fn geometry(&self) -> Geometry {
+            self.disk.geometry()
+        }
+
+        fn submit(&self, request: Request) {
+            self.seen.lock().push((request.operation, request.flags));
+            self.disk.submit(request);
+        }
+    }
+
+    #[test]
+    fn the_flags_of_a_change_reach_the_device_behind_the_door() {
+        let disk = MemoryDevice::new(1 << 20);
+        let recorder = Arc::new(Recorder { disk, seen: Mutex::default() });
+        let folder = tempfile::tempdir().unwrap();
+        let listen = Listen::Unix(folder.path().join("sock"));
+        let server = NbdServer::start(NbdOptions::new(listen)).unwrap();
+        let (name, description) = ("disk".to_owned(), String::new());
+        let device = Arc::clone(&recorder) as Arc<dyn BlockDevice>;
+        server.add_export(Export { name, description, device }).unwrap();
+        let device = NbdDevice::connect(&server.uri("disk"), &recorder.geometry()).unwrap();
+        let mut wanted = Vec::new();
+        for (fua, no_unmap) in [(false, false), (true, false), (false, true), (true, true)] {
+            let flags = Flags { fua, no_unmap };
+            device.call(Operation::WriteZeroes, 0, 4096, flags, Vec::new()).unwrap();
+            wanted.push((Operation::WriteZeroes, flags));
+            let flags = Flags { fua, no_unmap: false };
+            device.call(Operation::Discard, 0, 4096, flags, Vec::new()).unwrap();
+            wanted.push((Operation::Discard, flags));
+        }
+        assert_eq!(*recorder.seen.lock(), wanted);
+    }
 }

@@ -42,8 +42,12 @@ impl Worked for Arc<dyn BlockDevice> {
                 (Operation::Read, offset, length.into(), vec![0; length as usize])
             }
             Command::Flush => (Operation::Flush, 0, 0, Vec::new()),
-            Command::Trim { offset, length } => (Operation::Discard, offset, length, Vec::new()),
-            Command::WriteZeroes { offset, length } => {
+            Command::Trim { offset, length, fua } => {
+                flags.fua = fua;
+                (Operation::Discard, offset, length, Vec::new())
+            }
+            Command::WriteZeroes { offset, length, fua, no_hole } => {
+                flags = Flags { fua, no_unmap: no_hole };
                 (Operation::WriteZeroes, offset, length, Vec::new())
             }
             Command::BlockStatus { offset, length } => {
@@ -200,9 +204,9 @@ impl Load {
         if self.dice.one_in(self.mix.zero_once_in) {
             let place = self.log.submit(Kind::Zero, sector, count as u32);
             let command = if self.dice.one_in(2) && self.mix.trim {
-                Command::Trim { offset, length }
+                Command::Trim { offset, length, fua: false }
             } else {
-                Command::WriteZeroes { offset, length }
+                Command::WriteZeroes { offset, length, fua: false, no_hole: false }
             };
             return (Entry::Write(place), command);
         }

@@ -229,8 +229,12 @@ impl BlockDevice for NbdTarget {
                 Command::Write { offset, bytes, fua }
             }
             Operation::Flush => Command::Flush,
-            Operation::Discard => Command::Trim { offset, length },
-            Operation::WriteZeroes => Command::WriteZeroes { offset, length },
+            // A flush follows where these must be durable: not every server honors FUA for them.
+            Operation::Discard => Command::Trim { offset, length, fua: false },
+            Operation::WriteZeroes => {
+                let no_hole = request.flags.no_unmap;
+                Command::WriteZeroes { offset, length, fua: false, no_hole }
+            }
             Operation::Prefetch | Operation::Allocation => return request.done(),
         };
         let is_durable = match request.operation {

@@ -253,7 +253,7 @@ impl Commits {
         let submit = if fua { Log::submit_fua } else { Log::submit };
         let place = submit(&mut self.log, kind, sector, count as u32);
         let command = if zeroes {
-            Command::Trim { offset, length }
+            Command::Trim { offset, length, fua: false }
         } else {
             Command::Write { offset, bytes: self.log.bytes_of(place), fua }
         };

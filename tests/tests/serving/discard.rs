@@ -31,7 +31,7 @@ fn a_discarded_volume_reads_as_zeroes_now_and_after_a_crash(store: &StoreUnderTe
     }
     let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     client
-        .call(&Command::Trim { offset: 0, length: 2 * TIB })
+        .call(&Command::Trim { offset: 0, length: 2 * TIB, fua: false })
         .expect("one request may discard everything");
     let zeroes = |client: &Client| {
         for at in [0, TIB - 300, 2 * TIB - 4096] {
@@ -69,7 +69,10 @@ fn a_discard_in_steps_of_four_gigabytes_is_a_handful_of_records() {
     let step = (1_u64 << 32) - (1 << 20);
     let asked: Vec<_> = (0..2 * TIB)
         .step_by(step as usize)
-        .map(|offset| client.submit(&Command::Trim { offset, length: step.min(2 * TIB - offset) }))
+        .map(|offset| {
+            let length = step.min(2 * TIB - offset);
+            client.submit(&Command::Trim { offset, length, fua: false })
+        })
         .collect();
     let requests = asked.len() as u64;
     for pending in asked {

@@ -83,7 +83,9 @@ fn several_connections_see_one_disk(store: &StoreUnderTest) {
     }
     let mut load =
         Load::new(VOLUME_BYTES, Dice::seeded("serving"), Mix { depth: 64, ..Mix::default() });
-    clients[0].call(&Command::WriteZeroes { offset: 0, length: VOLUME_BYTES }).expect("zeroed");
+    let (offset, length) = (0, VOLUME_BYTES);
+    let zeroes = Command::WriteZeroes { offset, length, fua: false, no_hole: false };
+    clients[0].call(&zeroes).expect("zeroed");
     load.run(&clients, 1500);
     let images: Vec<Vec<u8>> =
         clients[..2].iter().map(|client| client.read_all().expect("readable")).collect();

@@ -17,7 +17,12 @@ fn writes_of_an_overtaken_journal_can_be_taken_out_of_it() {
     let _ = place.sawmill(&["wait", "disk", "--stored", "--timeout", "60s"]).ok();
     client.write(1 << 20, &[2; 65536]).expect("accepted");
     client
-        .call(&Command::WriteZeroes { offset: (1 << 20) + 4096, length: 4096 })
+        .call(&Command::WriteZeroes {
+            offset: (1 << 20) + 4096,
+            length: 4096,
+            fua: false,
+            no_hole: false,
+        })
         .expect("accepted");
     client.write(5000, &[3; 100]).expect("accepted");
     client.flush().expect("logged");

@@ -107,8 +107,10 @@ impl<'a> Flights<'a> {
             Operation::Read => Command::Read { offset: address, length: length as u32 },
             Operation::Write => Command::Write { offset: address, bytes, fua: false },
             Operation::Flush => Command::Flush,
-            Operation::Discard => Command::Trim { offset: address, length },
-            Operation::Zero => Command::WriteZeroes { offset: address, length },
+            Operation::Discard => Command::Trim { offset: address, length, fua: false },
+            Operation::Zero => {
+                Command::WriteZeroes { offset: address, length, fua: false, no_hole: false }
+            }
         };
         // Listed before it is sent, because the answer may come before the call returns.
         let id = {

@@ -316,7 +316,9 @@ impl Target for NbdEnd {
 
     fn zero(&self, address: u64, length: u64) -> Result<()> {
         if self.client.export().flags & flag::SEND_WRITE_ZEROES != 0 {
-            return self.call("zero", &Command::WriteZeroes { offset: address, length }).map(drop);
+            let (fua, no_hole) = (false, false);
+            let command = Command::WriteZeroes { offset: address, length, fua, no_hole };
+            return self.call("zero", &command).map(drop);
         }
         let piece_bytes = Source::request_bytes_max(self).min(1 << 20);
         in_pieces(address, length, piece_bytes, |at, bytes| self.write(at, bytes))
