@@ -27,6 +27,8 @@ use crate::{Geometry, Request};
 /// - **D9** A range written with zeroes reads as zeroes. A discarded range reads as zeroes or as
 ///   before.
 /// - **D10** `geometry` is constant between two resizes and cheap to call.
+/// - **D11** The answer to an allocation query covers the range exactly, in runs that are not
+///   empty. A run without data reads as zeroes.
 pub trait BlockDevice: Send + Sync {
     /// Size, granularity, limits and abilities.
     fn geometry(&self) -> Geometry;

@@ -1,4 +1,4 @@
-//! The contract as tests for any device: at least one function per clause (D1 to D10); `all` runs
+//! The contract as tests for any device: at least one function per clause (D1 to D11); `all` runs
 //! every one.
 //!
 //! Each function needs a fresh device: at least [`SIZE_BYTES_MIN`] bytes, all zero, which accepts
@@ -23,7 +23,7 @@ use sawmill_testkit::Dice;
 
 use self::probe::{Probe, answer, probe, submit_chain, submit_last_holder};
 pub use self::zeroes::{
-    allocation_covers_the_range_and_holes_read_as_zeroes, d9_zeroed_ranges_read_as_zeroes,
+    d9_zeroed_ranges_read_as_zeroes, d11_allocation_covers_the_range_and_holes_read_as_zeroes,
 };
 use crate::layer::ReadOnly;
 use crate::{BlockDevice, BlockDeviceExt, ErrorKind, Flags, Operation, Request, Result};
@@ -62,7 +62,7 @@ pub const ALL: &[Clause] = clauses![
     d8_overlapping_writes_end_in_one_state,
     d9_zeroed_ranges_read_as_zeroes,
     d10_geometry_is_sound_and_constant,
-    allocation_covers_the_range_and_holes_read_as_zeroes,
+    d11_allocation_covers_the_range_and_holes_read_as_zeroes,
 ];
 
 /// The clauses that can be tested on a read-only device of zeroes.
@@ -73,7 +73,7 @@ pub const READ_ONLY: &[Clause] = clauses![
     d6_bad_requests_are_invalid_and_change_nothing,
     d7_a_read_only_device_refuses_changes,
     d10_geometry_is_sound_and_constant,
-    allocation_covers_the_range_and_holes_read_as_zeroes,
+    d11_allocation_covers_the_range_and_holes_read_as_zeroes,
 ];
 
 /// The clauses that can be tested on a device that stores nothing.
@@ -83,7 +83,7 @@ pub const NULL: &[Clause] = clauses![
     d2_an_answer_may_be_what_drops_the_device,
     d6_bad_requests_are_invalid_and_change_nothing,
     d10_geometry_is_sound_and_constant,
-    allocation_covers_the_range_and_holes_read_as_zeroes,
+    d11_allocation_covers_the_range_and_holes_read_as_zeroes,
 ];
 
 /// Runs every clause, each on a fresh device from `make`.
@@ -528,4 +528,24 @@ fn write(device: &Device, address: u64, bytes: &[u8]) {
 
 fn zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_clause_of_the_contract_has_a_function_with_its_number() {
+        let contract = include_str!("../contract.rs");
+        let numbered = contract.lines().filter_map(|line| line.strip_prefix("/// - **D"));
+        let of_contract: Vec<&str> =
+            numbered.filter_map(|rest| Some(rest.split_once("**")?.0)).collect();
+        let of_name = |clause: &Clause| clause.name.strip_prefix('d')?.split_once('_');
+        let mut tested: Vec<&str> = ALL
+            .iter()
+            .map(|clause| of_name(clause).expect("a name that begins with its number").0)
+            .collect();
+        tested.dedup();
+        assert_eq!(tested, of_contract);
+    }
 }

@@ -41,9 +41,9 @@ pub fn d9_zeroed_ranges_read_as_zeroes(device: Device) {
     }
 }
 
-/// An allocation answer covers its range exactly, in runs that are not empty, and a hole reads as
-/// zeroes.
-pub fn allocation_covers_the_range_and_holes_read_as_zeroes(device: Device) {
+/// D11: an allocation answer covers its range exactly, in runs that are not empty, and a hole reads
+/// as zeroes.
+pub fn d11_allocation_covers_the_range_and_holes_read_as_zeroes(device: Device) {
     let geometry = device.geometry();
     if !geometry.operations.allocation {
         let kind = device.allocation(0, 4096).map_err(|error| error.kind());
@@ -57,15 +57,15 @@ pub fn allocation_covers_the_range_and_holes_read_as_zeroes(device: Device) {
     let ranges =
         [(0, 4_000_000), (500_001, 1), (10_500, 100), (499_999, 7001), (0, geometry.size_bytes)];
     for (address, length) in ranges {
-        let runs = expect(device.allocation(address, length), "an allocation query");
+        let runs = expect(device.allocation(address, length), "D11: an allocation query");
         check_runs(&device, address, length, &runs);
     }
 }
 
 fn check_runs(device: &Device, address: u64, length: u64, runs: &[Allocation]) {
-    assert!(runs.iter().all(|run| run.length > 0), "allocation: no run is empty");
+    assert!(runs.iter().all(|run| run.length > 0), "D11: no run is empty");
     let total: u64 = runs.iter().map(|run| run.length).sum();
-    assert_eq!(total, length, "allocation: the runs cover the range at {address} exactly");
+    assert_eq!(total, length, "D11: the runs cover the range at {address} exactly");
     let mut at = address;
     for run in runs {
         if !run.data {
@@ -73,7 +73,7 @@ fn check_runs(device: &Device, address: u64, length: u64, runs: &[Allocation]) {
                 let bytes = read(device, place, run.length.min(100_000) as usize);
                 assert!(
                     zero(&bytes),
-                    "allocation: a hole of {} bytes at {at} reads as zeroes",
+                    "D11: a hole of {} bytes at {at} reads as zeroes",
                     run.length
                 );
             }
