@@ -141,6 +141,22 @@ fn one_line(message: &str) -> String {
     message.replace(char::is_control, "\u{fffd}")
 }
 
+/// The reader of standard output has closed it (`| head`).
+#[derive(Debug)]
+struct NoReader(io::Error);
+
+impl fmt::Display for NoReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for NoReader {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0)
+    }
+}
+
 /// The result of a command's parts.
 pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
@@ -190,6 +206,21 @@ impl Failure {
     pub fn of_file(self, path: &Path) -> Self {
         let message = one_line(&format!("{}: {}", path.display(), self.message));
         Failure { message, ..self }
+    }
+
+    /// Standard output takes nothing. That its reader is gone is known from here on
+    /// ([`has_no_reader`](Self::has_no_reader)).
+    pub fn output(error: io::Error) -> Self {
+        let what = "cannot write to standard output";
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Failure::caused(Exit::Unavailable, what, NoReader(error)),
+            _ => Failure::io(what, &error),
+        }
+    }
+
+    /// Whether standard output failed only because its reader has closed it.
+    pub fn has_no_reader(&self) -> bool {
+        self.source.as_ref().is_some_and(|source| source.is::<NoReader>())
     }
 
     /// An error of the operating system while doing `what`, e.g. `cannot make folder /x`.
@@ -310,6 +341,15 @@ mod tests {
             assert_eq!(cause.map(io::Error::kind), Some(error.kind()));
             assert_eq!(cause.map(ToString::to_string), Some(error.to_string()));
         }
+    }
+
+    #[test]
+    fn only_standard_output_without_a_reader_has_none() {
+        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
+        assert!(Failure::output(broken()).of_volume("disk1").has_no_reader());
+        assert!(!Failure::output(io::Error::from_raw_os_error(28)).has_no_reader());
+        assert!(!Failure::io("cannot write to the NBD server", &broken()).has_no_reader());
+        assert_eq!(Failure::output(broken()).exit(), Exit::Unavailable);
     }
 
     #[test]

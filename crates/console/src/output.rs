@@ -1,7 +1,7 @@
 //! What commands print: tables for people, JSON for programs, one error line.
 //!
 //! Invariants: results go to stdout, everything else to stderr; a reader that goes away (`| head`)
-//! ends the command with an error, not with a panic.
+//! ends the command with a failure of its own kind ([`Failure::has_no_reader`]), not with a panic.
 //!
 //! Not here: how sizes and durations are written (`units`), what an exit code means (`exit`).
 
@@ -17,12 +17,13 @@ use crate::units::{human_duration, human_size};
 
 /// Prints one line of text to stdout.
 pub fn line(text: &str) -> Result<()> {
-    let mut stdout = io::stdout().lock();
-    writeln!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(|error| gone(&error))
+    raw(format!("{text}\n").as_bytes())
 }
 
-fn gone(error: &io::Error) -> Failure {
-    Failure::io("cannot write to standard output", error)
+/// Prints bytes to stdout as they are.
+pub fn raw(bytes: &[u8]) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(Failure::output)
 }
 
 /// Prints a value as indented JSON.

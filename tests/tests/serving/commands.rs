@@ -18,6 +18,27 @@ on_each_store!(
     a_served_volume_is_not_deleted_under_its_users,
 );
 
+#[test]
+fn a_reader_that_goes_away_ends_only_what_prints_and_quietly() {
+    let place = Place::new(&store::folder());
+    place.create("disk", "1G", &[]);
+    let unread = |arguments: &[&str]| {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = place.command(arguments).stdout(writer).output().expect("it starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for arguments in
+        [&["list"][..], &["info", "disk", "--json"], &["--help"], &["completions", "bash"]]
+    {
+        assert_eq!(unread(arguments), (Some(0), String::new()), "{arguments:?}");
+    }
+    // Its exit code is an answer, which nobody has read.
+    let (exit, said) = unread(&["check", "disk"]);
+    assert_eq!(exit, Some(code::UNAVAILABLE));
+    assert!(said.contains("cannot write to standard output"), "{said}");
+}
+
 /// The documented table of exit codes.
 mod code {
     pub(crate) const NEGATIVE: i32 = 1;

@@ -6,6 +6,7 @@
 //! Not here: what a command does (its module), the configuration file (`config_file`), how output
 //! and errors look (`sawmill_console`).
 
+mod aim;
 mod config_file;
 mod disks;
 #[cfg(test)]
@@ -18,7 +19,7 @@ mod past;
 mod tools;
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -26,6 +27,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{Places, STORE_VARIABLE};
+use aim::{Aim, as_far_as_read};
 use config_file::ConfigFile;
 use disks::{create, delete, gc, info, list, rename, resize, serve, wait};
 use doors::{device, door, handoff};
@@ -211,10 +213,11 @@ pub(crate) const KEEP: &str = "keep";
 /// Parses the command line, runs the command, and returns the exit code.
 pub(crate) fn run() -> ExitCode {
     let exit = match parse(std::env::args_os().collect()) {
-        Ok(Parsed::Cli(cli)) => carry_out(*cli),
+        Ok(Parsed::Cli(cli, Aim::Act)) => carry_out(*cli),
+        Ok(Parsed::Cli(cli, Aim::Print)) => as_far_as_read(carry_out(*cli)),
         Ok(Parsed::Shown) => Ok(Exit::Ok),
-        Err(Refusal::Clap(error)) => refuse(&error),
-        Err(Refusal::Other(failure)) => Err(failure),
+        Err(Refusal::Clap(error)) => as_far_as_read(refuse(&error)),
+        Err(Refusal::Other(failure)) => as_far_as_read(Err(failure)),
     };
     let exit = exit.unwrap_or_else(|failure| {
         output::error(&failure);
@@ -225,7 +228,7 @@ pub(crate) fn run() -> ExitCode {
 
 /// A parsed command line.
 enum Parsed {
-    Cli(Box<Cli>),
+    Cli(Box<Cli>, Aim),
     /// `--print-config` has printed it; nothing is left to do.
     Shown,
 }
@@ -270,7 +273,7 @@ fn parse(mut line: Vec<OsString>) -> std::result::Result<Parsed, Refusal> {
         output::line(&format!("# {path}\n{}", words.join(" "))).map_err(Refusal::Other)?;
         return Ok(Parsed::Shown);
     }
-    Ok(Parsed::Cli(Box::new(cli)))
+    Ok(Parsed::Cli(Box::new(cli), Aim::of(&matches)))
 }
 
 /// The index of the command's name in a command line that was parsed.
@@ -376,9 +379,7 @@ fn start_log(filter: &str) -> Result<()> {
 fn refuse(error: &clap::Error) -> Result<Exit> {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            let text = error.render();
-            let shown = write!(io::stdout(), "{text}").and_then(|()| io::stdout().flush());
-            shown.map_err(|error| Failure::io("cannot write to standard output", &error))?;
+            output::raw(error.render().to_string().as_bytes())?;
             Ok(Exit::Ok)
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {

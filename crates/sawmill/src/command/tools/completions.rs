@@ -1,12 +1,11 @@
 //! `sawmill completions`: what a shell needs to complete commands and their options.
 //! Not here: names of volumes, which a script made in advance cannot know.
 
-use std::io::{self, Write};
-
 use clap::Args;
 use clap_complete::Shell;
 
-use sawmill_console::exit::{Exit, Failure, Result};
+use sawmill_console::exit::{Exit, Result};
+use sawmill_console::output;
 
 /// Print the completions for a shell.
 ///
@@ -25,9 +24,7 @@ pub(in crate::command) fn run(arguments: &Arguments) -> Result<Exit> {
         "sawmill",
         &mut script,
     );
-    let mut stdout = io::stdout().lock();
-    let shown = stdout.write_all(&script).and_then(|()| stdout.flush());
-    shown.map_err(|error| Failure::io("cannot write to standard output", &error))?;
+    output::raw(&script)?;
     Ok(Exit::Ok)
 }
 
