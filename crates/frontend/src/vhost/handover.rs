@@ -117,13 +117,12 @@ pub(super) fn unpack(common: &Arc<Common>, handed: Vec<Handed>) -> Result<Pieces
             _ => (),
         }
     }
-    let missing = || not_whole(Violation("the listening socket is missing".into()));
+    let missing = || not_whole(Violation::new("the listening socket is missing"));
     Ok(Pieces { listener: listener.ok_or_else(missing)?, session })
 }
 
 fn not_whole(violation: Violation) -> Error {
-    let text = format!("vhost-user: cannot take over the door: {violation}");
-    Error::new(ErrorKind::Invalid, text)
+    Error::caused(ErrorKind::Invalid, "vhost-user: cannot take over the door", violation)
 }
 
 /// Takes facts and descriptors off in order.
@@ -138,17 +137,17 @@ impl Unpacking {
         let numbers: Vec<u64> =
             text.split(' ').filter_map(|word| u64::from_str(word).ok()).collect();
         let numbers = <[u64; N]>::try_from(numbers);
-        numbers.map(Some).map_err(|_| Violation(format!("the fact {name} is {text:?}")))
+        numbers.map(Some).map_err(|_| Violation::new(format!("the fact {name} is {text:?}")))
     }
 
     fn numbers<const N: usize>(&self, name: &str) -> Result<[u64; N], Violation> {
-        self.optional(name)?.ok_or_else(|| Violation(format!("the fact {name} is missing")))
+        self.optional(name)?.ok_or_else(|| Violation::new(format!("the fact {name} is missing")))
     }
 
     fn descriptor(&mut self, what: &str) -> Result<OwnedFd, Violation> {
         self.descriptors
             .next()
-            .ok_or_else(|| Violation(format!("the descriptor of {what} is missing")))
+            .ok_or_else(|| Violation::new(format!("the descriptor of {what} is missing")))
     }
 
     fn event(&mut self, name: &str) -> Result<Option<Arc<OwnedFd>>, Violation> {
@@ -182,13 +181,13 @@ impl Unpacking {
 }
 
 fn narrow(number: u64) -> Result<u16, Violation> {
-    u16::try_from(number).map_err(|_| Violation(format!("{number} does not fit 16 bits")))
+    u16::try_from(number).map_err(|_| Violation::new(format!("{number} does not fit 16 bits")))
 }
 
 fn unpack_session(common: &Arc<Common>, piece: Handed) -> Result<Session, Violation> {
     let mut from = Unpacking { facts: piece.facts, descriptors: piece.descriptors.into_iter() };
     let socket = from.descriptor("the connection")?;
-    wire::set_times(&socket).map_err(|error| Violation(format!("the connection: {error}")))?;
+    wire::set_times(&socket).map_err(|error| Violation::caused("the connection", error))?;
     let mut session = Session::new(common.clone(), Arc::new(socket));
     [session.features] = from.numbers("features")?;
     [session.protocol_features] = from.numbers("protocol_features")?;
@@ -222,7 +221,7 @@ fn unpack_session(common: &Arc<Common>, piece: Handed) -> Result<Session, Violat
     // the rest.
     let used = slots.iter().rposition(|slot| slot.size != 0).map_or(0, |last| last + 1);
     if used > session.slots.len() {
-        return Err(Violation(format!(
+        return Err(Violation::new(format!(
             "{used} queues are in use; the limit is {}",
             session.slots.len()
         )));

@@ -49,7 +49,7 @@ impl Inflight {
     pub(super) fn create(queues: u16, queue_size: u16) -> Result<Self, Violation> {
         let length = queue_bytes(queue_size) * usize::from(queues);
         let shared = SharedMemory::create("vhost-inflight", length)
-            .map_err(|error| Violation(format!("cannot allocate an in-flight region: {error}")))?;
+            .map_err(|error| Violation::caused("cannot allocate an in-flight region", error))?;
         let area = Area { size_bytes: length as u64, offset: 0 };
         let region = Inflight { shared, shape: InflightShape { area, queues, queue_size } };
         for queue in 0..queues {
@@ -65,10 +65,10 @@ impl Inflight {
         let needed = queue_bytes(shape.queue_size) * usize::from(shape.queues);
         let Area { size_bytes, offset } = shape.area;
         if shape.queues == 0 || !shape.queue_size.is_power_of_two() || size_bytes < needed as u64 {
-            return Err(Violation(format!("{shape:?} is not a valid in-flight region")));
+            return Err(Violation::new(format!("{shape:?} is not a valid in-flight region")));
         }
         let shared = SharedMemory::open(file, offset, needed)
-            .map_err(|error| Violation(format!("cannot map the in-flight region: {error}")))?;
+            .map_err(|error| Violation::caused("cannot map the in-flight region", error))?;
         let region = Inflight { shared, shape };
         for queue in 0..shape.queues {
             let start = queue_bytes(shape.queue_size) * usize::from(queue);
@@ -79,7 +79,7 @@ impl Inflight {
             if (version, entries) != (VERSION, shape.queue_size) {
                 let text =
                     format!("the in-flight region has version {version} and {entries} entries");
-                return Err(Violation(text));
+                return Err(Violation::new(text));
             }
         }
         Ok(region)

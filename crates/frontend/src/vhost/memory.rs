@@ -50,17 +50,16 @@ impl Memory {
         given.sort_by_key(|given| given.region.guest);
         let map = |given: &Given| {
             let Region { guest, size_bytes, file_offset, .. } = given.region;
-            let failed = |text: String| {
-                Violation(format!("memory of {size_bytes} bytes at {guest:#x}: {text}"))
-            };
-            let size = usize::try_from(size_bytes).map_err(|error| failed(error.to_string()))?;
+            let what = || format!("memory of {size_bytes} bytes at {guest:#x}");
+            let size =
+                usize::try_from(size_bytes).map_err(|error| Violation::caused(what(), error))?;
             let file = FileOffset::from_arc(given.file.clone(), file_offset);
             GuestRegionMmap::from_range(GuestAddress(guest), size, Some(file))
-                .map_err(|error| failed(error.to_string()))
+                .map_err(|error| Violation::caused(what(), error))
         };
         let regions = given.iter().map(map).collect::<Result<Vec<_>, _>>()?;
         let mapped = GuestMemoryMmap::from_regions(regions)
-            .map_err(|error| Violation(format!("refused the memory table: {error}")))?;
+            .map_err(|error| Violation::caused("refused the memory table", error))?;
         Ok(Memory { mapped, given })
     }
 
@@ -76,8 +75,8 @@ impl Memory {
                 .is_some_and(|offset| offset < given.region.size_bytes)
         };
         let region = self.given.iter().find(inside).map(|given| given.region);
-        let region =
-            region.ok_or_else(|| Violation(format!("address {user:#x} is in no memory region")))?;
+        let region = region
+            .ok_or_else(|| Violation::new(format!("address {user:#x} is in no memory region")))?;
         Ok(region.guest + (user - region.user))
     }
 
@@ -157,7 +156,7 @@ impl Memory {
 }
 
 fn outside(address: u64, length: usize) -> Violation {
-    Violation(format!("{length} bytes at {address:#x} are not in the guest's memory"))
+    Violation::new(format!("{length} bytes at {address:#x} are not in the guest's memory"))
 }
 
 /// The parts of the ranges that hold `[offset, offset + length)` of their bytes.
@@ -188,10 +187,10 @@ pub(super) struct DirtyLog {
 
 impl DirtyLog {
     pub(super) fn open(file: OwnedFd, offset: u64, size_bytes: u64) -> Result<Self, Violation> {
-        let failed = |text: String| Violation(format!("cannot map the dirty log: {text}"));
-        let length = usize::try_from(size_bytes).map_err(|error| failed(error.to_string()))?;
-        let shared =
-            SharedMemory::open(file, offset, length).map_err(|error| failed(error.to_string()))?;
+        let what = "cannot map the dirty log";
+        let length = usize::try_from(size_bytes).map_err(|error| Violation::caused(what, error))?;
+        let shared = SharedMemory::open(file, offset, length)
+            .map_err(|error| Violation::caused(what, error))?;
         Ok(DirtyLog { shared })
     }
 

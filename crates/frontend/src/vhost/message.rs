@@ -55,10 +55,10 @@ impl Header {
         };
         let Header { request, flags, payload_bytes } = header;
         if flags & VERSION_MASK != VERSION || flags & REPLY != 0 {
-            return Err(Violation(format!("message {request} has flags {flags:#x}")));
+            return Err(Violation::new(format!("message {request} has flags {flags:#x}")));
         }
         if payload_bytes > PAYLOAD_BYTES_MAX {
-            return Err(Violation(format!(
+            return Err(Violation::new(format!(
                 "message {request} has a payload of {payload_bytes} bytes"
             )));
         }
@@ -163,7 +163,7 @@ impl Message {
         if fields.0.is_empty() {
             Ok(message)
         } else {
-            Err(Violation(format!("message {request} has {} bytes too many", fields.0.len())))
+            Err(Violation::new(format!("message {request} has {} bytes too many", fields.0.len())))
         }
     }
 
@@ -210,7 +210,7 @@ impl Message {
             38 => Message::RemoveRegion(fields.single_region()?),
             39 => Message::SetStatus(fields.u64()?),
             40 => Message::GetStatus,
-            _ => return Err(Violation(format!("message {request} is unknown"))),
+            _ => return Err(Violation::new(format!("message {request} is unknown"))),
         })
     }
 }
@@ -282,7 +282,10 @@ struct Fields<'a>(&'a [u8]);
 impl Fields<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], Violation> {
         let Some((head, rest)) = self.0.split_first_chunk() else {
-            return Err(Violation(format!("a message ends {} bytes before its last field", N)));
+            return Err(Violation::new(format!(
+                "a message ends {} bytes before its last field",
+                N
+            )));
         };
         self.0 = rest;
         Ok(*head)
@@ -339,7 +342,7 @@ impl Fields<'_> {
             || !fits(region.user)
             || !fits(region.file_offset)
         {
-            return Err(Violation(format!("{region:?} is empty or overflows")));
+            return Err(Violation::new(format!("{region:?} is empty or overflows")));
         }
         Ok(region)
     }
@@ -354,7 +357,7 @@ impl Fields<'_> {
         // Each region comes with a descriptor, and one message carries that many. Frontends with
         // more regions add them one by one.
         if count > DESCRIPTORS_MAX {
-            return Err(Violation(format!(
+            return Err(Violation::new(format!(
                 "a memory table of {count} regions; {DESCRIPTORS_MAX} is the limit"
             )));
         }
@@ -369,7 +372,7 @@ impl Fields<'_> {
         {
             let text =
                 format!("configuration of {size} bytes at {offset} with {} bytes", bytes.len());
-            return Err(Violation(text));
+            return Err(Violation::new(text));
         }
         Ok(match request {
             24 => Message::GetConfig { offset, size, flags },

@@ -36,16 +36,45 @@ mod session;
 mod tests;
 mod wire;
 
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
 pub use options::VhostOptions;
 pub use protocol::status;
 pub use server::VhostDoor;
 
-/// A violation by a frontend or a guest.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Violation(String);
+/// A violation by a frontend or a guest, or an error of the system in what they asked for. The text
+/// includes the cause.
+#[derive(Clone, Debug)]
+struct Violation {
+    text: String,
+    source: Option<Arc<dyn Error + Send + Sync>>,
+}
 
-impl std::fmt::Display for Violation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
+impl Violation {
+    fn new(text: impl Into<String>) -> Self {
+        Violation { text: text.into(), source: None }
+    }
+
+    fn caused(what: impl fmt::Display, source: impl Error + Send + Sync + 'static) -> Self {
+        Violation { text: format!("{what}: {source}"), source: Some(Arc::new(source)) }
+    }
+
+    /// The same with what it is about before its text.
+    fn of(self, what: impl fmt::Display) -> Self {
+        Violation { text: format!("{what}: {}", self.text), ..self }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl Error for Violation {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_ref().map(|source| &**source as _)
     }
 }

@@ -113,7 +113,7 @@ impl Queue {
         // They are taken from the end, and the oldest must go first.
         again.reverse();
         let waker = Waker::new()
-            .map_err(|error| Violation(format!("cannot create an event for a queue: {error}")))?;
+            .map_err(|error| Violation::caused("cannot create an event for a queue", error))?;
         let answers = Answers {
             next_used: used,
             called_used: used,
@@ -156,8 +156,7 @@ impl Queue {
         let queue = self.clone();
         let thread = std::thread::Builder::new().name(format!("vhost-q{}", self.setup.index));
         let thread = thread.spawn(move || queue.work());
-        *running =
-            Some(thread.map_err(|error| Violation(format!("cannot start a thread: {error}")))?);
+        *running = Some(thread.map_err(|error| Violation::caused("cannot start a thread", error))?);
         Ok(())
     }
 
@@ -304,15 +303,11 @@ impl Queue {
             self.waker.clear();
         }
         if kicked {
-            let failed = match rustix::io::read(&*self.setup.kick, &mut [0; 8]) {
-                Ok(8) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => None,
-                Ok(length) => Some(format!("{length} bytes")),
-                Err(error) => Some(error.to_string()),
-            };
-            if let Some(failed) = failed {
-                return Err(Violation(format!(
-                    "the kick event is not an eventfd: reading it failed with {failed}"
-                )));
+            let what = "the kick event is not an eventfd: reading it failed with";
+            match rustix::io::read(&*self.setup.kick, &mut [0; 8]) {
+                Ok(8) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => (),
+                Ok(length) => return Err(Violation::new(format!("{what} {length} bytes"))),
+                Err(error) => return Err(Violation::caused(what, error)),
             }
         }
         Ok(())
@@ -338,7 +333,9 @@ impl Queue {
             // would execute old entries again.
             if waiting > self.setup.ring.size {
                 let size = self.setup.ring.size;
-                return Err(Violation(format!("{waiting} requests in a queue of {size} entries")));
+                return Err(Violation::new(format!(
+                    "{waiting} requests in a queue of {size} entries"
+                )));
             }
             self.take(self.setup.ring.head(cursor.next)?, cursor)?;
             cursor.next = cursor.next.wrapping_add(1);
@@ -351,7 +348,7 @@ impl Queue {
     fn take(self: &Arc<Self>, head: u16, cursor: &mut Cursor) -> Result<(), Violation> {
         let chain = self.setup.ring.chain(head)?;
         if total(&chain.writable) == 0 {
-            return Err(Violation(format!("request {head} has no room for its status")));
+            return Err(Violation::new(format!("request {head} has no room for its status")));
         }
         let command = self.read_command(&chain);
         let moved_bytes = match &command {
@@ -366,7 +363,7 @@ impl Queue {
             // place in the in-flight region (P54).
             let Some(taken) = answers.taken.get_mut(usize::from(head)).filter(|taken| !**taken)
             else {
-                return Err(Violation(format!(
+                return Err(Violation::new(format!(
                     "request {head} was made available while it is in flight"
                 )));
             };
@@ -385,7 +382,7 @@ impl Queue {
     }
 
     fn read_command(&self, chain: &Chain) -> Result<Command, Refusal> {
-        let failed = |violation: Violation| Refusal(Status::Failed, violation.0);
+        let failed = |violation: Violation| Refusal(Status::Failed, violation.text);
         let memory = &self.setup.ring.memory;
         let payload_bytes = total(&chain.readable).checked_sub(HEADER_BYTES);
         let Some(payload_bytes) = payload_bytes else {

@@ -65,7 +65,7 @@ impl Ring {
         ];
         for (what, address, length, alignment) in parts {
             if !address.is_multiple_of(alignment) || !self.memory.holds(address, length) {
-                return Err(Violation(format!(
+                return Err(Violation::new(format!(
                     "the {what} at {address:#x} is not in the guest's memory"
                 )));
             }
@@ -90,7 +90,7 @@ impl Ring {
         if head < self.size {
             Ok(head)
         } else {
-            Err(Violation(format!("head {head} in a queue of {} entries", self.size)))
+            Err(Violation::new(format!("head {head} in a queue of {} entries", self.size)))
         }
     }
 
@@ -111,7 +111,7 @@ impl Ring {
 
     /// Follows the chain of a request from its head.
     pub(super) fn chain(&self, head: u16) -> Result<Chain, Violation> {
-        let broken = |text: String| Err(Violation(format!("request {head}: {text}")));
+        let broken = |text: String| Err(Violation::new(format!("request {head}: {text}")));
         let mut chain = Chain::default();
         let (mut table, mut entries, mut inside) = (self.descriptors, u32::from(self.size), false);
         let (mut index, mut steps) = (head, 0);

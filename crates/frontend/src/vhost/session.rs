@@ -79,7 +79,7 @@ const PROTOCOL_FEATURES: u64 = spoken::MQ
     | spoken::STATUS;
 
 fn violation<T>(text: impl Into<String>) -> Result<T, Violation> {
-    Err(Violation(text.into()))
+    Err(Violation::new(text))
 }
 
 impl Session {
@@ -111,9 +111,9 @@ impl Session {
             Ok((Some(reply), descriptor)) => (reply, descriptor),
             Ok((None, _)) if acknowledged => (Reply::Number(0), None),
             Ok((None, _)) => return Ok(()),
-            Err(Violation(reason)) if acknowledged => {
+            Err(reason) if acknowledged => {
                 let request = header.request;
-                tracing::warn!(request, reason, "vhost-user: refused a message of the frontend");
+                tracing::warn!(request, %reason, "vhost-user: refused a message of the frontend");
                 self.common.counters.violations.fetch_add(1, Relaxed);
                 (Reply::Number(1), None)
             }
@@ -129,7 +129,7 @@ impl Session {
         mut descriptors: impl Iterator<Item = OwnedFd>,
     ) -> Result<(Option<Reply>, Option<OwnedFd>), Violation> {
         let mut one =
-            || descriptors.next().ok_or_else(|| Violation("a descriptor is missing".into()));
+            || descriptors.next().ok_or_else(|| Violation::new("a descriptor is missing"));
         let reply = match message {
             Message::GetFeatures => Reply::Number(self.offered()),
             Message::GetProtocolFeatures => Reply::Number(PROTOCOL_FEATURES),
@@ -147,7 +147,9 @@ impl Session {
                 // Not kept here: the frontend gives it back with `SetInflight`, also to the server
                 // that comes after a death.
                 let region = Inflight::create(asked.queues, asked.queue_size)?;
-                let file = region.file().map_err(|error| Violation(error.to_string()))?;
+                let file = region
+                    .file()
+                    .map_err(|error| Violation::caused("the in-flight region", error))?;
                 return Ok((Some(Reply::Inflight(region.shape())), Some(file)));
             }
             Message::SetLogBase(area) => {
@@ -187,7 +189,7 @@ impl Session {
         mut descriptors: impl Iterator<Item = OwnedFd>,
     ) -> Result<(), Violation> {
         let mut one =
-            || descriptors.next().ok_or_else(|| Violation("a descriptor is missing".into()));
+            || descriptors.next().ok_or_else(|| Violation::new("a descriptor is missing"));
         match message {
             Message::SetOwner | Message::SetLogFd => Ok(()),
             Message::ResetOwner | Message::ResetDevice | Message::SetStatus(0) => self.reset(),
@@ -221,7 +223,7 @@ impl Session {
             Message::SetBackendChannel => {
                 let channel = one()?;
                 wire::set_times(&channel)
-                    .map_err(|error| Violation(format!("cannot create a channel: {error}")))?;
+                    .map_err(|error| Violation::caused("cannot create a channel", error))?;
                 self.backend_channel = Some(Arc::new(channel));
                 // A frontend that reconnects knows the device as it was when it left.
                 self.announce_config();
@@ -313,7 +315,7 @@ impl Session {
                 let flags = rustix::fs::fcntl_getfl(&*kick).and_then(|flags| {
                     rustix::fs::fcntl_setfl(&*kick, flags | rustix::fs::OFlags::NONBLOCK)
                 });
-                flags.map_err(|error| Violation(format!("the kick event: {error}")))?;
+                flags.map_err(|error| Violation::caused("the kick event", error))?;
                 self.alter_slot(queue, |slot| slot.kick = Some(kick))
             }
             Event::Call => {
@@ -363,7 +365,7 @@ impl Session {
     fn slot(&mut self, queue: u32) -> Result<&mut Slot, Violation> {
         let count = self.slots.len();
         let slot = self.slots.get_mut(queue as usize);
-        slot.ok_or_else(|| Violation(format!("queue {queue} of {count}")))
+        slot.ok_or_else(|| Violation::new(format!("queue {queue} of {count}")))
     }
 
     fn alter_slot(&mut self, queue: u32, change: impl FnOnce(&mut Slot)) -> Result<(), Violation> {
@@ -426,9 +428,7 @@ impl Session {
             // A queue that cannot run does not affect the others.
             let started = self.setup(index).and_then(|setup| setup.map(Queue::start).transpose());
             match started {
-                Err(Violation(why)) => {
-                    first = first.and(violation(format!("queue {index}: {why}")))
-                }
+                Err(why) => first = first.and(Err(why.of(format!("queue {index}")))),
                 Ok(None) => (),
                 Ok(Some(queue)) => {
                     let mut roster = self.common.roster.lock();

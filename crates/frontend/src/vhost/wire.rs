@@ -71,9 +71,11 @@ fn receive_all(
         descriptors.extend(received.descriptors);
         // A frontend must not use up this process's limit of open files.
         if descriptors.len() > DESCRIPTORS_MAX {
-            return Err(
-                Violation(format!("a message with {} descriptors", descriptors.len())).into()
-            );
+            return Err(Violation::new(format!(
+                "a message with {} descriptors",
+                descriptors.len()
+            ))
+            .into());
         }
         match received.bytes {
             0 if done == 0 && may_end => return Err(End::Closed),
