@@ -12,6 +12,7 @@
 //! Not here: files (the binary's `transfer`), the file below an image, completeness of an image.
 
 use std::cell::Cell;
+use std::io;
 
 /// The most bytes that are read from an image.
 pub const READ_BYTES_MAX: u64 = 256 << 10;
@@ -89,8 +90,8 @@ pub trait Bytes {
     /// The number of bytes.
     fn length(&self) -> u64;
 
-    /// Fills `into` with the bytes from `at` on; an error tells why it could not.
-    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), String>;
+    /// Fills `into` with the bytes from `at` on.
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
 }
 
 /// The file that an image is a layer over.
@@ -103,12 +104,22 @@ pub struct Below {
 }
 
 /// Why an image is refused.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// It refers to other files or addresses; the text says which.
+    #[error("{0}")]
     Other(String),
-    /// It is unreadable, or its headers are unreliable.
+    /// Its headers are unreliable.
+    #[error("{0}")]
     Unusable(String),
+    /// A header cannot be read.
+    #[error("no header at byte {at} ({source})")]
+    Unread {
+        /// Where it should be.
+        at: u64,
+        /// Why it cannot.
+        source: io::Error,
+    },
 }
 
 type Look<T> = Result<T, Refusal>;
@@ -149,10 +160,7 @@ impl Image<'_> {
             Some(left) => self.left.set(left),
             None => return unusable(format!("its headers exceed {READ_BYTES_MAX} bytes")),
         }
-        match self.bytes.read(at, into) {
-            Ok(()) => Ok(()),
-            Err(why) => unusable(format!("no header at byte {at} ({why})")),
-        }
+        self.bytes.read(at, into).map_err(|source| Refusal::Unread { at, source })
     }
 
     fn array<const N: usize>(&self, at: u64) -> Look<[u8; N]> {

@@ -7,7 +7,7 @@
 //! (`image::check`), and the other limits on that program (`cage`).
 
 use std::fs::File;
-use std::io::{Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -65,7 +65,7 @@ fn follow(path: &Path, below: &Below, follow_backing: bool) -> Result<(PathBuf, 
 
 fn told(path: &Path, refusal: Refusal) -> Failure {
     let shown = path.display();
-    match refusal {
+    let failure = match &refusal {
         Refusal::Other(what) => Failure::new(
             Exit::Refused,
             format!(
@@ -73,13 +73,15 @@ fn told(path: &Path, refusal: Refusal) -> Failure {
                  where those files may be read (`qemu-img convert -O raw`)"
             ),
         ),
-        Refusal::Unusable(what) => Failure::new(
+        Refusal::Unusable(_) | Refusal::Unread { .. } => Failure::new(
             Exit::Corrupt,
             format!(
-                "{shown} is damaged, truncated, or of an unknown kind: {what}; nothing was imported"
+                "{shown} is damaged, truncated, or of an unknown kind: {refusal}; nothing was \
+                 imported"
             ),
         ),
-    }
+    };
+    failure.caused_by(refusal)
 }
 
 /// An open image.
@@ -104,8 +106,8 @@ impl Bytes for Image {
         self.length
     }
 
-    fn read(&self, at: u64, into: &mut [u8]) -> std::result::Result<(), String> {
-        self.file.read_exact_at(into, at).map_err(|error| error.to_string())
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(into, at)
     }
 }
 
