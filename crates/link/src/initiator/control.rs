@@ -156,7 +156,7 @@ impl Control {
     }
 
     /// See [`Initiator::hint`].
-    pub(super) fn hint(&self) -> Option<String> {
+    pub(super) fn hint(&self) -> Option<Error> {
         self.attempt.hint.clone()
     }
 
@@ -242,11 +242,15 @@ impl Control {
         }
         of.live().iter().for_each(|live| self.was_served(live));
         if now.saturating_sub(self.patience_ns) >= most_ns && of.pendings.count() > 0 {
-            let hint = self.attempt.hint.as_ref();
-            let hint = hint
-                .map_or(String::new(), |hint| format!(" (last reply, unauthenticated: {hint})"));
-            let text = format!("no answer from the target for {} s{hint}", of.options.timeout_s);
-            self.fail(of, Error::new(ErrorKind::Unreachable, text));
+            let text = format!("no answer from the target for {} s", of.options.timeout_s);
+            let error = match self.attempt.hint.clone() {
+                None => Error::new(ErrorKind::Unreachable, text),
+                Some(hint) => {
+                    let text = format!("{text} (last reply, unauthenticated: {hint})");
+                    Error::new(ErrorKind::Unreachable, text).with_source(hint)
+                }
+            };
+            self.fail(of, error);
         }
     }
 

@@ -175,7 +175,7 @@ impl Initiator {
     /// The last message of a target that refused to connect: perhaps the reason. It is
     /// unauthenticated.
     #[must_use]
-    pub fn hint(&self) -> Option<String> {
+    pub fn hint(&self) -> Option<Error> {
         self.control.lock().hint()
     }
 

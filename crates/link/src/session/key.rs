@@ -13,6 +13,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
+use sawmill_device::Error;
 use zeroize::Zeroizing;
 
 /// Bytes of a key.
@@ -63,7 +64,8 @@ pub enum KeyError {
         /// Counted from 1.
         line: usize,
         /// What is wrong with it.
-        why: String,
+        #[source]
+        why: Error,
     },
     /// The file is too long for a key file.
     #[error("{path} is longer than {bytes_max} bytes")]

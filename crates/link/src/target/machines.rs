@@ -12,6 +12,7 @@
 //!
 //! Not here: which key made a packet (`keys`), when the file is read again (the binary does that).
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -122,8 +123,8 @@ impl Rights {
 /// What is wrong, with the line.
 pub fn read_machines(path: &Path) -> std::result::Result<Vec<Machine>, KeyError> {
     let bytes = read_private(path, FILE_BYTES_MAX)?;
-    let wrong = |line: usize, why: String| KeyError::Line { path: path.to_owned(), line, why };
-    let text = str::from_utf8(&bytes).map_err(|_| wrong(1, "the file is not UTF-8".into()))?;
+    let wrong = |line: usize, why: Error| KeyError::Line { path: path.to_owned(), line, why };
+    let text = str::from_utf8(&bytes).map_err(|_| wrong(1, invalid("the file is not UTF-8")))?;
     let mut machines: Vec<Machine> = Vec::new();
     for (index, line) in text.lines().enumerate() {
         let line = line.trim();
@@ -132,39 +133,45 @@ pub fn read_machines(path: &Path) -> std::result::Result<Vec<Machine>, KeyError>
         }
         let machine = machine(line).map_err(|why| wrong(index + 1, why))?;
         if machines.iter().any(|other| other.name == machine.name) {
-            return Err(wrong(index + 1, format!("machine {} is listed twice", machine.name)));
+            return Err(wrong(
+                index + 1,
+                invalid(format!("machine {} is listed twice", machine.name)),
+            ));
         }
         if let Some(other) = machines.iter().find(|other| other.key.is_same(&machine.key)) {
             let text = format!(
                 "{} has the key of {}: make a key for each machine",
                 machine.name, other.name
             );
-            return Err(wrong(index + 1, text));
+            return Err(wrong(index + 1, invalid(text)));
         }
         machines.push(machine);
     }
     if machines.is_empty() {
-        return Err(wrong(text.lines().count().max(1), "the file lists no machine".into()));
+        return Err(wrong(text.lines().count().max(1), invalid("the file lists no machine")));
     }
     Ok(machines)
 }
 
-fn machine(line: &str) -> std::result::Result<Machine, String> {
+fn invalid(text: impl Into<Cow<'static, str>>) -> Error {
+    Error::new(ErrorKind::Invalid, text)
+}
+
+fn machine(line: &str) -> Result<Machine> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let [name, key, exports] = words[..] else {
-        return Err(format!("{} words, but expected NAME KEY EXPORTS", words.len()));
+        return Err(invalid(format!("{} words, but expected NAME KEY EXPORTS", words.len())));
     };
     if name.len() > NAME_BYTES_MAX {
-        return Err(format!("the name is longer than {NAME_BYTES_MAX} bytes"));
+        return Err(invalid(format!("the name is longer than {NAME_BYTES_MAX} bytes")));
     }
     if PreSharedKey::parse(name.as_bytes()).is_some() {
-        return Err("the first word is a key, but the name comes first, then its key".into());
+        return Err(invalid("the first word is a key, but the name comes first, then its key"));
     }
     // A word that is not a key may be a key with a typo, and so may the name: show neither.
     let key = PreSharedKey::parse(key.as_bytes())
-        .ok_or("the second word is not a key of 64 hex digits")?;
-    let rights = Rights::parse(exports).map_err(|error| error.to_string())?;
-    Ok(Machine { name: name.to_owned(), key, rights })
+        .ok_or_else(|| invalid("the second word is not a key of 64 hex digits"))?;
+    Ok(Machine { name: name.to_owned(), key, rights: Rights::parse(exports)? })
 }
 
 #[cfg(test)]

@@ -102,7 +102,7 @@ impl Remote {
             if let (Some(hint), Some(since)) = (hint, since)
                 && since.elapsed() >= HINT_WITHIN
             {
-                return Err(Failure::new(Exit::Denied, format!("{}: {hint}", self.place)));
+                return Err(Failure::caused(Exit::Denied, &self.place, hint));
             }
             if Instant::now() >= deadline {
                 return Err(self.unanswered());

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_format::link::greeting::{Cookie, GREETING_BYTES_MAX, Hello, Welcome};
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, VERSION};
 
@@ -49,7 +50,7 @@ pub(super) struct Attempt {
     pub(super) next_ns: u64,
     pause_ns: u64,
     /// An unauthenticated message of a target, for the error that the user sees.
-    pub(super) hint: Option<String>,
+    pub(super) hint: Option<Error>,
 }
 
 /// A hello that was sent.
@@ -71,7 +72,7 @@ impl Attempt {
         if let Some(said) = &mut self.hello
             && let Err(refused) = said.greeting.finish(message)
         {
-            self.hint = Some(refused.to_string());
+            self.hint = Some(unmade(refused));
         }
     }
 }
@@ -85,8 +86,8 @@ impl Control {
         if self.attempt.hello.is_none() {
             match said(of, self.random.id(), self.ways.len()) {
                 Ok(said) => self.attempt.hello = Some(said),
-                Err(text) => {
-                    self.attempt.hint = Some(text);
+                Err(error) => {
+                    self.attempt.hint = Some(error);
                     return;
                 }
             }
@@ -171,14 +172,14 @@ impl Control {
         let (seals, payload) = match said.greeting.finish(message) {
             Ok(made) => made,
             Err(refused) => {
-                self.attempt.hint = Some(refused.to_string());
+                self.attempt.hint = Some(unmade(refused));
                 return;
             }
         };
         let welcome = match granted(of, &payload) {
             Ok(welcome) => welcome,
-            Err(text) => {
-                self.attempt.hint = Some(text);
+            Err(error) => {
+                self.attempt.hint = Some(error);
                 return self.attempt.begin();
             }
         };
@@ -206,8 +207,13 @@ impl Control {
     }
 }
 
+/// Why no connection was made: `cause`, in its own words.
+fn unmade(cause: impl std::error::Error + Send + Sync + 'static) -> Error {
+    Error::new(ErrorKind::Unreachable, cause.to_string()).with_source(cause)
+}
+
 /// A new hello for connection `local` over this many links.
-fn said(of: &Initiator, local: u64, links: usize) -> Result<Said, String> {
+fn said(of: &Initiator, local: u64, links: usize) -> Result<Said> {
     let hello = Hello {
         versions: (VERSION, VERSION),
         slots: of.options.slots,
@@ -218,21 +224,24 @@ fn said(of: &Initiator, local: u64, links: usize) -> Result<Said, String> {
         name: of.options.name.clone(),
     };
     let mut message = vec![0; HEADER_BYTES + GREETING_BYTES_MAX + HANDSHAKE_BYTES];
-    let payload = hello.encode().map_err(|error| error.to_string())?;
+    let payload = hello.encode().map_err(unmade)?;
     let (greeting, bytes) =
         Greeting::new(&of.security, PROLOGUE, &payload, &mut message[HEADER_BYTES..])
-            .map_err(|refused| refused.to_string())?;
+            .map_err(unmade)?;
     message.truncate(HEADER_BYTES + bytes);
     Ok(Said { greeting, message: message.into(), local })
 }
 
 /// Parses what a target grants. It must not exceed what was requested.
-fn granted(of: &Initiator, payload: &[u8]) -> Result<Welcome, String> {
-    let welcome = Welcome::decode(payload).map_err(|error| error.to_string())?;
+fn granted(of: &Initiator, payload: &[u8]) -> Result<Welcome> {
+    let welcome = Welcome::decode(payload).map_err(unmade)?;
     let granted = welcome.slots <= of.options.slots && welcome.slot_bytes <= of.options.slot_bytes;
     match granted && welcome.version == VERSION {
         true => Ok(welcome),
-        false => Err("the target grants more than the initiator requested".to_owned()),
+        false => {
+            let text = "the target grants more than the initiator requested";
+            Err(Error::new(ErrorKind::Unreachable, text))
+        }
     }
 }
 
