@@ -155,7 +155,7 @@ pub fn doctor(store: &dyn ObjectStore) -> Vec<CheckResult> {
     let (name, body) = match random_name().and_then(|name| Ok((name, random_body()?))) {
         Ok(made) => made,
         Err(error) => {
-            return vec![check("random numbers", Err(error.to_string()), "mend this machine")];
+            return vec![check("random numbers", Err(error), "mend this machine")];
         }
     };
     let calls = Blocking(store);
@@ -216,78 +216,68 @@ const CONDITIONAL: &str = "the store does not create conditionally (If-None-Matc
     could both win. Update it, or create and serve with --no-fencing and see to it yourself that \
     only one machine does";
 
-fn check(name: &'static str, outcome: Result<String, String>, advice: &'static str) -> CheckResult {
+fn check(name: &'static str, outcome: Result<String>, advice: &'static str) -> CheckResult {
     match outcome {
         Ok(detail) => CheckResult { name, ok: true, detail, advice: "" },
-        Err(detail) => CheckResult { name, ok: false, detail, advice },
+        Err(error) => CheckResult { name, ok: false, detail: error.to_string(), advice },
     }
 }
 
-fn expect_put(
-    calls: &Blocking<'_>,
-    key: &str,
-    body: Bytes,
-    wanted: PutOutcome,
-) -> Result<String, String> {
+/// The store answered, and not as it must.
+fn wrong(text: impl Into<String>) -> StoreError {
+    StoreError::new(StoreErrorKind::Broken, text)
+}
+
+fn expect_put(calls: &Blocking<'_>, key: &str, body: Bytes, wanted: PutOutcome) -> Result<String> {
     let bytes = body.len();
-    match calls.put(key, body, Class::Upload) {
-        Ok(outcome) if outcome == wanted => Ok(format!("{bytes} bytes: {outcome:?}")),
-        Ok(outcome) => Err(format!("{outcome:?} instead of {wanted:?}")),
-        Err(error) => Err(error.to_string()),
+    match calls.put(key, body, Class::Upload)? {
+        outcome if outcome == wanted => Ok(format!("{bytes} bytes: {outcome:?}")),
+        outcome => Err(wrong(format!("{outcome:?} instead of {wanted:?}"))),
     }
 }
 
-fn expect_refusal(calls: &Blocking<'_>, key: &str) -> Result<String, String> {
-    let body = random_body().map_err(|error| error.to_string())?;
-    expect_put(calls, key, body, PutOutcome::Taken)
+fn expect_refusal(calls: &Blocking<'_>, key: &str) -> Result<String> {
+    expect_put(calls, key, random_body()?, PutOutcome::Taken)
 }
 
-fn expect_bytes(found: Result<Bytes>, wanted: &[u8]) -> Result<String, String> {
-    match found {
-        Ok(found) if found == wanted => Ok(format!("{} bytes as written", found.len())),
-        Ok(found) => {
-            Err(format!("{} bytes that are not the {} written", found.len(), wanted.len()))
+fn expect_bytes(found: Result<Bytes>, wanted: &[u8]) -> Result<String> {
+    let found = found?;
+    if found == wanted {
+        return Ok(format!("{} bytes as written", found.len()));
+    }
+    Err(wrong(format!("{} bytes that are not the {} written", found.len(), wanted.len())))
+}
+
+fn expect_listed(calls: &Blocking<'_>, prefix: &str, key: &str) -> Result<String> {
+    match calls.list(prefix, Class::Read)?.iter().find(|object| object.key == key) {
+        Some(object) if object.size_bytes == BODY_BYTES as u64 => Ok("with its size".to_owned()),
+        Some(object) => {
+            Err(wrong(format!("listed with {} bytes instead of {BODY_BYTES}", object.size_bytes)))
         }
-        Err(error) => Err(error.to_string()),
+        None => Err(wrong("the list does not show it")),
     }
 }
 
-fn expect_listed(calls: &Blocking<'_>, prefix: &str, key: &str) -> Result<String, String> {
-    match calls.list(prefix, Class::Read) {
-        Ok(found) => match found.iter().find(|object| object.key == key) {
-            Some(object) if object.size_bytes == BODY_BYTES as u64 => {
-                Ok("with its size".to_owned())
-            }
-            Some(object) => {
-                Err(format!("listed with {} bytes instead of {BODY_BYTES}", object.size_bytes))
-            }
-            None => Err("the list does not show it".to_owned()),
-        },
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-fn expect_absent(calls: &Blocking<'_>, key: &str) -> Result<String, String> {
+fn expect_absent(calls: &Blocking<'_>, key: &str) -> Result<String> {
     match calls.get(key, None, Class::Read) {
         Err(error) if error.kind() == StoreErrorKind::NotFound => {
             Ok("not found, as it must be".to_owned())
         }
-        Err(error) => Err(format!("not a clear \"not found\": {error}")),
-        Ok(found) => Err(format!("{} bytes came back", found.len())),
+        Err(error) => {
+            let text = format!("not a clear \"not found\": {error}");
+            Err(StoreError::new(error.kind(), text).with_source(error))
+        }
+        Ok(found) => Err(wrong(format!("{} bytes came back", found.len()))),
     }
 }
 
-fn expect_honest(store: &dyn ObjectStore, bodies: Bodies) -> Result<String, String> {
-    match probe_conditional_create(store, 4, 8, bodies) {
-        Ok(report) if report.is_honest() => Ok(report.summary()),
-        Ok(report) => Err(report.summary()),
-        Err(error) => Err(error.to_string()),
-    }
+fn expect_honest(store: &dyn ObjectStore, bodies: Bodies) -> Result<String> {
+    let report = probe_conditional_create(store, 4, 8, bodies)?;
+    if report.is_honest() { Ok(report.summary()) } else { Err(wrong(report.summary())) }
 }
 
-fn expect_deleted(calls: &Blocking<'_>, key: &str) -> Result<String, String> {
-    let deleted = calls.delete(vec![key.to_owned()], Class::Background);
-    deleted.map(|()| "done".to_owned()).map_err(|error| error.to_string())
+fn expect_deleted(calls: &Blocking<'_>, key: &str) -> Result<String> {
+    calls.delete(vec![key.to_owned()], Class::Background).map(|()| "done".to_owned())
 }
 
 fn random_name() -> Result<String> {
