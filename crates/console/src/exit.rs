@@ -127,7 +127,7 @@ pub fn table_as_help() -> String {
 
 /// A failure of a command: the exit code, and one line with what failed, on which object, and what
 /// to do.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Failure {
     exit: Exit,
     message: String,

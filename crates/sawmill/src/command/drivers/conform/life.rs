@@ -13,8 +13,9 @@ use std::time::Instant;
 use sawmill_device::{BlockDevice, BlockDeviceExt};
 use sawmill_driver::OnDeath;
 
-use super::stage::Stage;
+use super::stage::{Stage, wrong};
 use super::{Kind, LOOK_EVERY, Outcome};
+use sawmill_console::exit::{Exit, Failure, Result};
 
 const WRITERS: u64 = 4;
 /// Part of the device that one writer has for itself.
@@ -58,10 +59,10 @@ impl Life {
             Life::Killed | Life::Replaced => self.under_load(stage),
             Life::Ended => ended(stage),
         };
-        judged.map_or_else(Outcome::Failed, Outcome::Ok)
+        judged.map_or_else(|why| Outcome::Failed(why.to_string()), Outcome::Ok)
     }
 
-    fn under_load(self, stage: &mut Stage) -> Result<String, String> {
+    fn under_load(self, stage: &mut Stage) -> Result<String> {
         let keeps = stage.kind == Kind::Full && keeps_its_bytes(stage, self)?;
         let load = Load::new(stage.device(), stage.kind, keeps);
         let changed = std::thread::scope(|scope| {
@@ -82,7 +83,7 @@ impl Life {
                 // Every waiting request gets an error now; what the load then reports is not the
                 // cause.
                 load.note(Err(why.clone()));
-                stage.fail(why);
+                stage.fail(&why.to_string());
             }
             changed
         });
@@ -100,28 +101,32 @@ impl Life {
 
 /// Whether bytes that were flushed outlive the driver. Bytes that are neither there nor zero are an
 /// error.
-fn keeps_its_bytes(stage: &mut Stage, life: Life) -> Result<bool, String> {
+fn keeps_its_bytes(stage: &mut Stage, life: Life) -> Result<bool> {
     let (device, address) = (stage.device(), 5 << 20);
-    let failed = |error: sawmill_device::Error| format!("before the driver changed: {error}");
+    let failed = |error: sawmill_device::Error| lost("before the driver changed", error);
     device.write_at(address, &[0xA7; 8192]).map_err(failed)?;
     device.flush().map_err(failed)?;
     match life {
         Life::Killed => stage.kill_and_start()?,
         _ => stage.replace()?,
     }
-    let bytes = device
-        .read_at(address, 8192)
-        .map_err(|error| format!("after the driver changed: {error}"))?;
+    let bytes =
+        device.read_at(address, 8192).map_err(|error| lost("after the driver changed", error))?;
     match bytes.iter().find(|byte| **byte != bytes[0]) {
         None if bytes[0] == 0xA7 => Ok(true),
         None if bytes[0] == 0 => Ok(false),
-        _ => Err("after the driver changed, only a part of the flushed bytes was there".to_owned()),
+        _ => Err(wrong("after the driver changed, only a part of the flushed bytes was there")),
     }
 }
 
-fn ended(stage: &mut Stage) -> Result<String, String> {
+/// A request that must succeed failed.
+fn lost(what: impl std::fmt::Display, error: sawmill_device::Error) -> Failure {
+    Failure::caused(Exit::Unavailable, what, error)
+}
+
+fn ended(stage: &mut Stage) -> Result<String> {
     let device = stage.device();
-    let failed = |error: sawmill_device::Error| format!("a write before the end: {error}");
+    let failed = |error: sawmill_device::Error| lost("a write before the end", error);
     if stage.kind != Kind::ReadOnly {
         (0..20)
             .try_for_each(|number| device.write_at(number * 4096, &[9; 4096]))
@@ -138,7 +143,7 @@ struct Load {
     keeps: bool,
     is_over: AtomicBool,
     answered: AtomicU64,
-    wrong: Mutex<Option<String>>,
+    wrong: Mutex<Option<Failure>>,
 }
 
 impl Load {
@@ -147,7 +152,7 @@ impl Load {
         Load { device, kind, keeps, is_over, answered, wrong: Mutex::default() }
     }
 
-    fn note(&self, outcome: Result<(), String>) {
+    fn note(&self, outcome: Result<()>) {
         if let Err(why) = outcome {
             // The other writers stop too: what they find after the first failure is no news.
             self.is_over.store(true, SeqCst);
@@ -158,7 +163,7 @@ impl Load {
     }
 
     /// Writes somewhere in the stripe and reads all of it again, until the load ends.
-    fn work(&self, writer: u64) -> Result<(), String> {
+    fn work(&self, writer: u64) -> Result<()> {
         let stripe = writer * STRIPE_BYTES;
         let mut model = vec![0_u8; 64 << 10];
         let mut number = writer;
@@ -170,22 +175,23 @@ impl Load {
             if self.kind != Kind::ReadOnly {
                 let bytes = vec![(number % 255) as u8 + 1; length];
                 let address = stripe + at as u64;
-                let wrong = |error| format!("a write of {length} bytes at {address}: {error}");
-                self.device.write_at(address, &bytes).map_err(wrong)?;
+                let what = || format!("a write of {length} bytes at {address}");
+                self.device.write_at(address, &bytes).map_err(|error| lost(what(), error))?;
                 model[at..at + length].copy_from_slice(&bytes);
             }
-            let wrong = |error| format!("a read of {} bytes at {stripe}: {error}", model.len());
+            let what = || format!("a read of {} bytes at {stripe}", model.len());
             let mut read = Vec::with_capacity(model.len());
             while read.len() < model.len() {
                 let address = stripe + read.len() as u64;
-                read.extend(self.device.read_at(address, 8192).map_err(wrong)?);
+                let bytes = self.device.read_at(address, 8192);
+                read.extend(bytes.map_err(|error| lost(what(), error))?);
             }
             if self.keeps && read != model {
                 let place = read.iter().zip(&model).position(|(read, model)| read != model);
                 let address = stripe + place.unwrap_or_default() as u64;
-                return Err(format!(
+                return Err(wrong(format!(
                     "an answered write at {address} is not there after the driver changed"
-                ));
+                )));
             }
             self.answered.fetch_add(1, SeqCst);
         }
@@ -193,16 +199,15 @@ impl Load {
     }
 
     /// Waits until more requests were answered.
-    fn goes_on(&self, stage: &mut Stage) -> Result<(), String> {
-        // Counted in answers, because time alone would also pass while nothing is answered.
+    fn goes_on(&self, stage: &mut Stage) -> Result<()> {
         let wanted = self.answered.load(SeqCst) + REQUESTS;
         let deadline = Instant::now() + 4 * stage.within;
         while self.answered.load(SeqCst) < wanted && !self.is_over.load(SeqCst) {
             if let Some(how) = stage.driver_died() {
-                return Err(format!("the driver ended during the clause: {how}"));
+                return Err(wrong(format!("the driver ended during the clause: {how}")));
             }
             if Instant::now() > deadline {
-                return Err("requests are not answered any more".to_owned());
+                return Err(wrong("requests are not answered any more"));
             }
             std::thread::park_timeout(LOOK_EVERY / 10);
         }

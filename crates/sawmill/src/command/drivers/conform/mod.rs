@@ -31,7 +31,7 @@ use crate::doors::kind::Trial;
 use crate::doors::plan;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
-use stage::{Plan, Stage};
+use stage::{Plan, Stage, wrong};
 
 /// The value of `--door` for no door.
 const DIRECT: &str = "direct";
@@ -219,7 +219,7 @@ impl Test {
 fn judge(plan: &Plan, test: Test) -> Result<Outcome> {
     let mut stage = Stage::open(plan)?;
     let outcome = match prepare(plan, &stage) {
-        Err(why) => Outcome::Failed(why),
+        Err(why) => Outcome::Failed(why.to_string()),
         Ok(()) => match test {
             Test::Contract(clause) => contract(&mut stage, clause),
             Test::Life(life) => watched(&mut stage, life),
@@ -232,19 +232,22 @@ fn judge(plan: &Plan, test: Test) -> Result<Outcome> {
     })
 }
 
-fn prepare(plan: &Plan, stage: &Stage) -> Result<(), String> {
+fn prepare(plan: &Plan, stage: &Stage) -> Result<()> {
     let size_bytes = stage.device().geometry().size_bytes;
     if size_bytes < conformance::SIZE_BYTES_MIN {
         let least = conformance::SIZE_BYTES_MIN;
-        return Err(format!("the device has {size_bytes} bytes; the tests need {least} or more"));
+        let text = format!("the device has {size_bytes} bytes; the tests need {least} or more");
+        return Err(wrong(text));
     }
     if plan.kind == Kind::ReadOnly && !stage.device().geometry().read_only {
-        return Err("the device is not read-only: add --option read_only=1".to_owned());
+        return Err(wrong("the device is not read-only: add --option read_only=1"));
     }
     if plan.kind != Kind::Full {
         return Ok(());
     }
-    stage.zero().map_err(|error| format!("the device could not be zeroed for the test: {error}"))
+    stage.zero().map_err(|error| {
+        Failure::caused(Exit::Unavailable, "the device could not be zeroed for the test", error)
+    })
 }
 
 /// Set by SIGINT and SIGTERM: the clause ends, then doors and drivers are closed. A second signal

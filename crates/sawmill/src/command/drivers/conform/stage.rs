@@ -91,6 +91,11 @@ impl Plan {
     }
 }
 
+/// The driver does not do what a driver must.
+pub(super) fn wrong(text: impl Into<String>) -> Failure {
+    Failure::new(Exit::Unavailable, text)
+}
+
 impl Stage {
     /// Starts a driver and opens the door.
     pub(super) fn open(plan: &Plan) -> Result<Stage> {
@@ -120,7 +125,7 @@ impl Stage {
             folder,
         };
         stage.start_driver()?;
-        stage.attached().map_err(|why| Failure::new(Exit::Unavailable, why))?;
+        stage.attached()?;
         stage.device = Some(stage.open_door(plan.through)?);
         Ok(stage)
     }
@@ -157,7 +162,7 @@ impl Stage {
     }
 
     /// Waits until a driver has connected.
-    fn attached(&mut self) -> Result<(), String> {
+    fn attached(&mut self) -> Result<()> {
         let deadline = Instant::now() + self.within;
         loop {
             // Short waits, so that the end of the process is noticed too.
@@ -173,10 +178,11 @@ impl Stage {
                 None => {}
             }
             if let Some((_, status)) = self.ended.pop() {
-                return Err(format!("the driver ended before it connected ({status})"));
+                return Err(wrong(format!("the driver ended before it connected ({status})")));
             }
             if Instant::now() > deadline {
-                return Err(format!("no driver connected within {} s", self.within.as_secs()));
+                let within = self.within.as_secs();
+                return Err(wrong(format!("no driver connected within {within} s")));
             }
         }
     }
@@ -249,37 +255,37 @@ impl Stage {
     }
 
     /// Kills the driver and starts another.
-    pub(super) fn kill_and_start(&mut self) -> Result<(), String> {
+    pub(super) fn kill_and_start(&mut self) -> Result<()> {
         let old = self.pid;
         self.drivers.kill(old);
         self.gone(old)?;
-        self.start_driver().map_err(|failure| failure.to_string())?;
+        self.start_driver()?;
         self.attached()
     }
 
     /// Starts a driver that replaces the current one, which must then exit by itself.
-    pub(super) fn replace(&mut self) -> Result<(), String> {
+    pub(super) fn replace(&mut self) -> Result<()> {
         let old = self.pid;
         self.host.expect_replacement(true);
-        self.start_driver().map_err(|failure| failure.to_string())?;
+        self.start_driver()?;
         self.replaced(old)
     }
 
-    fn replaced(&mut self, old: u32) -> Result<(), String> {
+    fn replaced(&mut self, old: u32) -> Result<()> {
         let deadline = Instant::now() + self.within;
         while self.pid == old {
             match self.next((Instant::now() + super::LOOK_EVERY).min(deadline)) {
                 Some(Event::Attached { pid, .. }) => self.pid = pid,
                 Some(Event::Gone { in_order: false, pid, why, .. }) if pid == old => {
-                    return Err(format!(
+                    return Err(wrong(format!(
                         "the driver that was replaced did not disconnect cleanly: {why}"
-                    ));
+                    )));
                 }
                 _ if Instant::now() > deadline => {
                     let within = self.within.as_secs();
-                    return Err(format!(
+                    return Err(wrong(format!(
                         "the driver that was replaced was still connected after {within} s"
-                    ));
+                    )));
                 }
                 _ => {}
             }
@@ -287,12 +293,12 @@ impl Stage {
         let status = self.gone(old)?;
         match status.success() {
             true => Ok(()),
-            false => Err(format!("the driver that was replaced ended with {status}")),
+            false => Err(wrong(format!("the driver that was replaced ended with {status}"))),
         }
     }
 
     /// Waits for the end of a process.
-    fn gone(&mut self, pid: u32) -> Result<ExitStatus, String> {
+    fn gone(&mut self, pid: u32) -> Result<ExitStatus> {
         let within = self.within / 3;
         let deadline = Instant::now() + within;
         loop {
@@ -300,46 +306,46 @@ impl Stage {
                 return Ok(self.ended.swap_remove(at).1);
             }
             if Instant::now() > deadline {
-                return Err(format!(
+                return Err(wrong(format!(
                     "the driver's process was still running after {} s",
                     within.as_secs()
-                ));
+                )));
             }
             self.next((Instant::now() + super::LOOK_EVERY).min(deadline));
         }
     }
 
     /// Ends the device cleanly: the door closes, the driver gets END, and its process exits with 0.
-    pub(super) fn end(&mut self) -> Result<(), String> {
+    pub(super) fn end(&mut self) -> Result<()> {
         self.device = None;
         self.doors.stop();
         let (host, (tell, hear)) = (Arc::clone(&self.host), sync_channel(1));
-        // On a thread: a driver that never answers its last flush breaks the clause and hangs
-        // nothing.
-        let finish = move || drop(tell.send(host.finish().map_err(|error| error.to_string())));
+        let finish = move || drop(tell.send(host.finish()));
         std::thread::Builder::new()
             .name("ending".into())
             .spawn(finish)
-            .map_err(|error| error.to_string())?;
+            .map_err(|error| Failure::io("cannot start a thread for the end", &error))?;
         match hear.recv_timeout(self.within) {
-            Ok(flushed) => flushed.map_err(|why| format!("the flush at the end failed: {why}"))?,
+            Ok(flushed) => flushed.map_err(|error| {
+                Failure::caused(Exit::Unavailable, "the flush at the end failed", error)
+            })?,
             Err(_) => {
                 self.fail("the end took too long");
-                return Err(format!(
+                return Err(wrong(format!(
                     "not all requests were answered {} s after the end was requested",
                     self.within.as_secs()
-                ));
+                )));
             }
         }
         let status = self.gone(self.pid)?;
         match status.success() {
             true => Ok(()),
-            false => Err(format!("the driver ended with {status} after END")),
+            false => Err(wrong(format!("the driver ended with {status} after END"))),
         }
     }
 
     /// Ends what is left, cleanly if possible. Returns an error if it was not.
-    pub(super) fn close(mut self) -> Result<(), String> {
+    pub(super) fn close(mut self) -> Result<()> {
         if self.host.has_ended() {
             return Ok(());
         }
