@@ -1,6 +1,7 @@
 //! Addresses that a process listens on: read from options, and checked before anything is opened.
 //! Not here: listening itself.
 
+use std::fmt::Display;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
@@ -9,12 +10,14 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_frontend::nbd::Listen;
 
 /// The socket address behind `host:port`.
-pub(crate) fn resolve(text: &str) -> Result<SocketAddr, String> {
-    let wrong = |why: String| {
-        format!("'{text}' is not an address ({why}); write host:port, as in 127.0.0.1:10809")
+pub(crate) fn resolve(text: &str) -> Result<SocketAddr> {
+    let wrong = |why: &dyn Display| {
+        Failure::usage(format!(
+            "'{text}' is not an address ({why}); write host:port, as in 127.0.0.1:10809"
+        ))
     };
-    let mut found = text.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
-    found.next().ok_or_else(|| wrong("the host has no IP address".to_owned()))
+    let found = text.to_socket_addrs().map_err(|error| wrong(&error).caused_by(error));
+    found?.next().ok_or_else(|| wrong(&"the host has no IP address"))
 }
 
 /// Fails if a process already listens on the address, with advice to use `option`. (If one starts

@@ -5,6 +5,7 @@
 //! Not here: the checks of a store (`sawmill_store::doctor`), the report of all checks
 //! (`command::tools::doctor`).
 
+use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 
@@ -13,7 +14,7 @@ use serde::Serialize;
 use crate::config::Places;
 use crate::memory;
 use crate::sizes::{self, nearest_existing};
-use sawmill_console::exit::Result;
+use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::human_size;
 
 /// The least journal of a volume with the default segment size.
@@ -89,9 +90,9 @@ pub(crate) fn examine(places: &Places) -> Result<Vec<Finding>> {
     ])
 }
 
-fn finding(name: &str, outcome: Result<String, String>, advice: &str) -> Finding {
+fn finding(name: &str, outcome: Result<String, impl Display>, advice: &str) -> Finding {
     let ok = outcome.is_ok();
-    let (Ok(detail) | Err(detail)) = outcome;
+    let detail = outcome.unwrap_or_else(|why| why.to_string());
     let advice = if ok { String::new() } else { advice.to_owned() };
     Finding { name: name.to_owned(), ok, detail, advice }
 }
@@ -99,7 +100,7 @@ fn finding(name: &str, outcome: Result<String, String>, advice: &str) -> Finding
 fn device(name: &str, path: &str, advice: &str) -> Finding {
     // Opened and not just looked up: a node that exists may still refuse this user.
     let opened = fs::OpenOptions::new().read(true).write(true).open(path);
-    let outcome = opened.map(|_| path.to_owned()).map_err(|error| format!("{path}: {error}"));
+    let outcome = opened.map(|_| path.to_owned()).map_err(|error| Failure::io(path, &error));
     finding(name, outcome, advice)
 }
 
@@ -143,11 +144,11 @@ fn staging() -> Finding {
         // Nothing is missing: memory beside the journal is mapped in the same way (`memory`).
         Err(why) => Ok(format!("beside each journal, as {why}")),
         Ok(folder) => match rustix::fs::statvfs(&folder) {
-            Err(error) => Err(format!("{}: {error}", folder.display())),
+            Err(error) => Err(Failure::io(folder.display(), &error.into())),
             Ok(found) => {
                 let free = found.f_bavail * found.f_frsize;
                 let text = format!("{} free in {}", human_size(free), folder.display());
-                if free >= STAGING_BYTES { Ok(text) } else { Err(text) }
+                if free >= STAGING_BYTES { Ok(text) } else { Err(Failure::new(Exit::Full, text)) }
             }
         },
     };
@@ -163,15 +164,19 @@ fn space(name: &str, folder: &Path, wanted: u64, advice: &str) -> Finding {
     let existing = nearest_existing(folder);
     let writable = rustix::fs::access(&existing, rustix::fs::Access::WRITE_OK);
     let outcome = match (writable, rustix::fs::statvfs(&existing)) {
-        (Err(error), _) => Err(format!("{} cannot be written: {error}", existing.display())),
-        (_, Err(error)) => Err(format!("{}: {error}", existing.display())),
+        (Err(error), _) => {
+            let what = format!("{} cannot be written", existing.display());
+            Err(Failure::io(what, &error.into()))
+        }
+        (_, Err(error)) => Err(Failure::io(existing.display(), &error.into())),
         (Ok(()), Ok(found)) => {
             let free = found.f_bavail * found.f_frsize;
             let text = format!("{} free at {}", human_size(free), folder.display());
             if free >= wanted {
                 Ok(text)
             } else {
-                Err(format!("{text}, {} wanted", human_size(wanted)))
+                let text = format!("{text}, {} wanted", human_size(wanted));
+                Err(Failure::new(Exit::Full, text))
             }
         }
     };

@@ -13,6 +13,8 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use sawmill_console::exit::{Exit, Failure, Result};
+
 const SHARED: &str = "/dev/shm";
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// The kernel's own numbers of the namespaces that the machine started with.
@@ -42,43 +44,46 @@ fn beside(journal: &Path) -> PathBuf {
 }
 
 /// This user's folder in shared memory, created if needed; or the reason not to use it.
-pub(crate) fn shared() -> Result<PathBuf, String> {
+pub(crate) fn shared() -> Result<PathBuf> {
     for (kind, initial) in [("pid", INITIAL_PID), ("ipc", INITIAL_IPC)] {
         let namespace = fs::read_link(format!("/proc/self/ns/{kind}"));
         // Without /proc nothing shows that this is no container, so it counts as one.
         if !namespace.is_ok_and(|name| name.as_os_str() == initial) {
-            return Err(format!(
+            return Err(unfit(format!(
                 "this is a container (a {kind} namespace of its own): its {SHARED} ends with it"
-            ));
+            )));
         }
     }
     let uid = rustix::process::geteuid().as_raw();
     if uid >= FIRST_LOGIN_UID {
-        return Err(format!("files of user {uid} in {SHARED} may be removed at logout"));
+        return Err(unfit(format!("files of user {uid} in {SHARED} may be removed at logout")));
     }
-    let found = rustix::fs::statfs(SHARED).map_err(|error| format!("{SHARED}: {error}"))?;
+    let found = rustix::fs::statfs(SHARED).map_err(|error| Failure::io(SHARED, &error.into()))?;
     if found.f_type as u64 != TMPFS_MAGIC {
-        return Err(format!("{SHARED} is not a file system in memory"));
+        return Err(unfit(format!("{SHARED} is not a file system in memory")));
     }
     private(Path::new(SHARED), uid)
 }
 
+fn unfit(why: String) -> Failure {
+    Failure::new(Exit::Refused, why)
+}
+
 /// A folder in `shared` that only `uid` can access. Any user can create one with that name there.
-fn private(shared: &Path, uid: u32) -> Result<PathBuf, String> {
+fn private(shared: &Path, uid: u32) -> Result<PathBuf> {
     let folder = shared.join(format!("sawmill-{uid}"));
     let at = folder.display();
     match fs::DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(format!("{at}: {error}"));
+            return Err(Failure::io(at, &error));
         }
         _ => {}
     }
-    // The link itself is judged: followed, it would lead the memory to a place of another user.
-    let about = fs::symlink_metadata(&folder).map_err(|error| format!("{at}: {error}"))?;
+    let about = fs::symlink_metadata(&folder).map_err(|error| Failure::io(&at, &error))?;
     if !about.is_dir() || about.uid() != uid || about.mode() & 0o077 != 0 {
-        return Err(format!(
+        return Err(unfit(format!(
             "{at} is not a folder of user {uid} alone: another user may have made it"
-        ));
+        )));
     }
     Ok(folder)
 }

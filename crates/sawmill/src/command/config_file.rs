@@ -61,8 +61,9 @@ impl ConfigFile {
         let Some(path) = path_of(named) else { return Ok(None) };
         let text = std::fs::read_to_string(&path)
             .map_err(|error| Failure::io(format!("cannot read {}", path.display()), &error))?;
-        let given = parse(&text, cli, name).map_err(|reason| {
-            Failure::usage(format!("configuration file {}: {reason}", path.display()))
+        let given = parse(&text, cli, name).map_err(|failure| {
+            let what = format!("configuration file {}", path.display());
+            Failure::caused(failure.exit(), what, failure)
         })?;
         Ok(Some(ConfigFile { path, given }))
     }
@@ -95,21 +96,21 @@ impl ConfigFile {
 }
 
 /// What `text` has for command `name`. Checks the whole text.
-fn parse(text: &str, cli: &Command, name: &str) -> Result<Vec<Given>, String> {
+fn parse(text: &str, cli: &Command, name: &str) -> Result<Vec<Given>> {
     let file: Table = text.parse().map_err(|error: toml::de::Error| {
         // The error has several lines: the place, a picture, the reason.
-        error.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+        Failure::usage(error.to_string()).caused_by(error)
     })?;
     let mut given = Vec::new();
     // All tables: a mistake in that of another command shows now, and not when its unit starts.
     for (table, options) in &file {
         let Some(command) = cli.find_subcommand(table) else {
-            return Err(format!("[{table}] is not a command of sawmill"));
+            return Err(Failure::usage(format!("[{table}] is not a command of sawmill")));
         };
         let Value::Table(options) = options else {
-            return Err(format!(
+            return Err(Failure::usage(format!(
                 "{table:?} is outside a table; write it below [serve], for example"
-            ));
+            )));
         };
         for (option, value) in options {
             let known = || command.get_arguments().filter_map(clap::Arg::get_long);
@@ -118,12 +119,13 @@ fn parse(text: &str, cli: &Command, name: &str) -> Result<Vec<Given>, String> {
                 let near =
                     known().find(|long| long.replace('-', "") == option.replace(['-', '_'], ""));
                 let hint = near.map_or_else(String::new, |near| format!("; do you mean {near:?}?"));
-                return Err(format!("[{table}] has no option {option:?}{hint}"));
+                let text = format!("[{table}] has no option {option:?}{hint}");
+                return Err(Failure::usage(text));
             }
             let values = values_of(value).ok_or_else(|| {
-                format!(
+                Failure::usage(format!(
                     "[{table}] {option}: write a string, a number, true, false, or a list of those"
-                )
+                ))
             })?;
             if table == name {
                 given.push(Given { option: option.clone(), values });
@@ -156,7 +158,7 @@ mod tests {
     }
 
     fn refusal(text: &str) -> String {
-        parse(text, &cli(), "serve").unwrap_err()
+        parse(text, &cli(), "serve").map(drop).unwrap_err().to_string()
     }
 
     #[test]

@@ -70,13 +70,13 @@ fn parse_budget(text: &str) -> Result<Budget, String> {
     Budget::new(parse_size(text)?).map_err(|error| error.to_string())
 }
 
-fn parse_listen(text: &str) -> Result<Listen, String> {
+fn parse_listen(text: &str) -> Result<Listen> {
     match text.split_once(':') {
         Some(("unix", path)) if !path.is_empty() => Ok(Listen::Unix(PathBuf::from(path))),
         Some(("tcp", address)) => resolve(address).map(Listen::Tcp),
-        _ => Err(format!(
+        _ => Err(Failure::usage(format!(
             "'{text}' is not an address; write unix:/path/of/socket or tcp:127.0.0.1:10809"
-        )),
+        ))),
     }
 }
 
@@ -86,7 +86,7 @@ fn requested(matches: &ArgMatches) -> Requested {
 }
 
 fn parse(word: &str, value: &str) -> Result<Box<dyn Plan>> {
-    let listen = parse_listen(value).map_err(Failure::usage)?;
+    let listen = parse_listen(value)?;
     Ok(NbdPlan::boxed(listen, word == "nbd-insecure"))
 }
 
@@ -183,15 +183,10 @@ mod tests {
 
     #[test]
     fn addresses_of_the_door_are_read_or_refused_with_an_example() {
-        assert_eq!(parse_listen("unix:/run/x.sock"), Ok(Listen::Unix("/run/x.sock".into())));
-        assert_eq!(
-            parse_listen("tcp:127.0.0.1:0"),
-            Ok(Listen::Tcp("127.0.0.1:0".parse().unwrap()))
-        );
-        assert_eq!(
-            parse_listen("tcp:[::1]:10809"),
-            Ok(Listen::Tcp("[::1]:10809".parse().unwrap()))
-        );
+        let read = |text| parse_listen(text).unwrap();
+        assert_eq!(read("unix:/run/x.sock"), Listen::Unix("/run/x.sock".into()));
+        assert_eq!(read("tcp:127.0.0.1:0"), Listen::Tcp("127.0.0.1:0".parse().unwrap()));
+        assert_eq!(read("tcp:[::1]:10809"), Listen::Tcp("[::1]:10809".parse().unwrap()));
         for text in [
             "",
             "unix:",
@@ -201,7 +196,7 @@ mod tests {
             "/run/x.sock",
             "tcp:1.2.3.4:99999",
         ] {
-            let error = parse_listen(text).unwrap_err();
+            let error = parse_listen(text).unwrap_err().to_string();
             assert!(error.contains("10809"), "{text}: {error}");
         }
     }

@@ -86,14 +86,14 @@ pub(in crate::command) struct Arguments {
     tuning: Tuning,
 }
 
-pub(in crate::command) fn parse_loopback(text: &str) -> Result<SocketAddr, String> {
+pub(in crate::command) fn parse_loopback(text: &str) -> Result<SocketAddr> {
     let address = resolve(text)?;
     if address.ip().is_loopback() {
         return Ok(address);
     }
-    Err(format!(
+    Err(Failure::usage(format!(
         "'{text}' can be reached by other machines; write a loopback address such as 127.0.0.1:9100"
-    ))
+    )))
 }
 
 /// What `--json` prints, one object per line.
@@ -456,7 +456,7 @@ mod tests {
     fn the_admin_address_must_be_of_this_machine() {
         assert!(parse_loopback("127.0.0.1:0").is_ok());
         assert!(parse_loopback("[::1]:9100").is_ok());
-        assert!(parse_loopback("0.0.0.0:9100").unwrap_err().contains("loopback"));
-        assert!(parse_loopback("192.0.2.7:9100").unwrap_err().contains("loopback"));
+        assert!(parse_loopback("0.0.0.0:9100").unwrap_err().to_string().contains("loopback"));
+        assert!(parse_loopback("192.0.2.7:9100").unwrap_err().to_string().contains("loopback"));
     }
 }
