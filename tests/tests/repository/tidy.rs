@@ -11,8 +11,10 @@ use sawmill_tests::machine::{repository, run};
 /// Source files directly in one folder.
 const FOLDER_FILES_MAX: usize = 25;
 /// Endings of what people write in lines: all but Markdown, whose lines are paragraphs and tables.
-pub(crate) const WRITTEN_IN_LINES: [&str; 10] =
-    [".rs", ".py", ".go", ".c", ".h", ".cpp", ".sh", ".toml", ".yml", "Makefile"];
+pub(crate) const WRITTEN_IN_LINES: [&str; 13] = [
+    ".rs", ".py", ".go", ".c", ".h", ".cpp", ".sh", ".toml", ".yml", "Makefile", ".html", ".css",
+    ".js",
+];
 const FORBIDDEN_MODULES: [&str; 10] =
     ["utils", "util", "common", "misc", "helpers", "helper", "base", "manager", "mgr", "stuff"];
 

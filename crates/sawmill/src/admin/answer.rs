@@ -52,7 +52,6 @@ pub(super) async fn answer(
         return refuse(StatusCode::METHOD_NOT_ALLOWED, &Failure::usage("only GET is supported"));
     }
     match request.uri().path() {
-        "/" => reply("text/html; charset=utf-8", page::DASHBOARD),
         "/status" => match serde_json::to_vec(&told(shared, only)) {
             Ok(body) => reply("application/json", body),
             Err(error) => refuse(
@@ -64,10 +63,13 @@ pub(super) async fn answer(
             reply("text/plain; version=0.0.4", metrics::exposition(&(shared.subject.status)(only)))
         }
         "/wait" => wait(request.uri().query().unwrap_or_default(), shared, only).await,
-        path => refuse(
-            StatusCode::NOT_FOUND,
-            &Failure::usage(format!("unknown path {path}; try /, /status, /metrics or /wait")),
-        ),
+        path => match page::file(path) {
+            Some((kind, text)) => reply(kind, text),
+            None => refuse(
+                StatusCode::NOT_FOUND,
+                &Failure::usage(format!("unknown path {path}; try /, /status, /metrics or /wait")),
+            ),
+        },
     }
 }
 

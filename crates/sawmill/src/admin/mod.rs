@@ -2,7 +2,7 @@
 //!
 //! | target | answer |
 //! |---|---|
-//! | `GET /` | the dashboard |
+//! | `GET /`, `/style.css`, `/script.js` | the dashboard |
 //! | `GET /status` | [`status::ProcessStatus`] as JSON |
 //! | `GET /metrics` | Prometheus text |
 //! | `GET /wait?safety=stored&timeout_ms=500[&volume=NAME]` | `{"reached": true}` when it is |

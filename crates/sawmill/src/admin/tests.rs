@@ -138,6 +138,8 @@ fn every_target_answers_and_others_say_what_there_is() {
     let folder = tempfile::tempdir().unwrap();
     let admin = start(folder.path());
     assert!(get(&admin, "/").1.starts_with("<!doctype html>"));
+    assert!(get(&admin, "/style.css").1.contains(":root {"));
+    assert!(get(&admin, "/script.js").1.contains("'use strict';"));
     assert!(get(&admin, "/metrics").1.contains("sawmill_volumes 2\n"));
     assert_eq!(
         get(&admin, "/wait?safety=logged&volume=ash"),
