@@ -2,6 +2,7 @@
 
 mod causes;
 mod circles;
+mod folders;
 mod lengths;
 mod nesting;
 mod rules;

@@ -526,27 +526,3 @@ fn every_bug_of_others_names_what_would_show_ours() {
     }
     none(&faults);
 }
-
-#[test]
-fn architecture_names_every_crate_and_document_folder() {
-    let map =
-        std::fs::read_to_string(repository().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
-    let mut faults = Vec::new();
-    for folder in ["crates", "docs"] {
-        for entry in std::fs::read_dir(repository().join(folder))
-            .expect("a folder of the repository")
-            .flatten()
-        {
-            let name = format!("{folder}/{}", entry.file_name().to_string_lossy());
-            if entry.path().is_dir() && !map.contains(&format!("`{name}`")) {
-                faults.push(format!("ARCHITECTURE.md does not name `{name}`"));
-            }
-        }
-    }
-    for quoted in map.split('`').skip(1).step_by(2).filter(|quoted| quoted.starts_with("crates/")) {
-        if !repository().join(quoted).exists() {
-            faults.push(format!("ARCHITECTURE.md names {quoted}, which is gone"));
-        }
-    }
-    none(&faults);
-}
