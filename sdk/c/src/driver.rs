@@ -3,12 +3,14 @@
 //! Invariant: a function is called with memory that is its own until it returns, as the header
 //! states. Not here: the callers (`sawmill_driver::client`).
 
-use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CString, c_char, c_int, c_uint};
 use std::io;
 use std::ptr;
 
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_driver::client::{Abilities, Chunk, ChunkDriver, Device, Door, Driver};
+
+use crate::user::UserPointer;
 
 const FUA: c_uint = 1;
 const ANY_BYTE: c_uint = 2;
@@ -20,22 +22,22 @@ const ANY_BYTE: c_uint = 2;
 pub struct DriverTable {
     pub struct_bytes: usize,
     pub abilities: c_uint,
-    pub read: Option<unsafe extern "C" fn(*mut c_void, u64, *mut c_void, usize) -> c_int>,
-    pub write: Option<unsafe extern "C" fn(*mut c_void, u64, *const c_void, usize, c_int) -> c_int>,
-    pub flush: Option<unsafe extern "C" fn(*mut c_void) -> c_int>,
-    pub discard: Option<unsafe extern "C" fn(*mut c_void, u64, u64) -> c_int>,
-    pub write_zeroes: Option<unsafe extern "C" fn(*mut c_void, u64, u64, c_int) -> c_int>,
-    pub write_chunk: Option<unsafe extern "C" fn(*mut c_void, *const WriteChunk) -> c_int>,
-    pub flush_queue: Option<unsafe extern "C" fn(*mut c_void, u32) -> c_int>,
-    pub attached: Option<unsafe extern "C" fn(*mut c_void, *mut Device)>,
-    pub ready: Option<unsafe extern "C" fn(*mut c_void, *const *const c_char)>,
+    pub read: Option<unsafe extern "C" fn(UserPointer, u64, *mut u8, usize) -> c_int>,
+    pub write: Option<unsafe extern "C" fn(UserPointer, u64, *const u8, usize, c_int) -> c_int>,
+    pub flush: Option<unsafe extern "C" fn(UserPointer) -> c_int>,
+    pub discard: Option<unsafe extern "C" fn(UserPointer, u64, u64) -> c_int>,
+    pub write_zeroes: Option<unsafe extern "C" fn(UserPointer, u64, u64, c_int) -> c_int>,
+    pub write_chunk: Option<unsafe extern "C" fn(UserPointer, &WriteChunk) -> c_int>,
+    pub flush_queue: Option<unsafe extern "C" fn(UserPointer, u32) -> c_int>,
+    pub attached: Option<unsafe extern "C" fn(UserPointer, &Device)>,
+    pub ready: Option<unsafe extern "C" fn(UserPointer, *const *const c_char)>,
 }
 
 /// `struct sawmill_chunk`.
 #[repr(C)]
 #[expect(missing_docs, reason = "include/sawmill.h says what each is")]
 pub struct WriteChunk {
-    pub bytes: *const c_void,
+    pub bytes: *const u8,
     pub length: usize,
     pub metadata_bytes: usize,
     pub records: u64,
@@ -48,21 +50,16 @@ pub struct WriteChunk {
 /// See the head of this file.
 pub(crate) struct CDriver {
     table: DriverTable,
-    user: *mut c_void,
+    user: UserPointer,
     /// Handed to the program; lives as long as the driver.
     device: std::sync::OnceLock<Box<Device>>,
 }
-
-// SAFETY: the header says that the functions are called by several threads, with this pointer.
-unsafe impl Send for CDriver {}
-// SAFETY: as above.
-unsafe impl Sync for CDriver {}
 
 impl CDriver {
     /// # Safety
     /// `table` is null or points to a `struct sawmill_driver`, whose functions are as the header
     /// says.
-    pub(crate) unsafe fn new(table: *const DriverTable, user: *mut c_void) -> Result<Self> {
+    pub(crate) unsafe fn new(table: *const DriverTable, user: UserPointer) -> Result<Self> {
         let bad = |text: &'static str| Err(Error::new(ErrorKind::Invalid, text));
         if table.is_null() {
             return bad("NULL where a driver is wanted");
@@ -107,7 +104,7 @@ impl CDriver {
     fn read_into(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let read = self.table.read.ok_or(io::ErrorKind::Unsupported)?;
         // SAFETY: the program's function, with memory that is its own meanwhile.
-        told(unsafe { read(self.user, offset, into.as_mut_ptr().cast(), into.len()) })
+        told(unsafe { read(self.user, offset, into.as_mut_ptr(), into.len()) })
     }
 
     fn give_up(&self, offset: u64, length: u64) -> io::Result<()> {
@@ -126,8 +123,8 @@ impl CDriver {
         let device = self.device.get_or_init(|| Box::new(device.clone()));
         if let Some(attached) = self.table.attached {
             // SAFETY: the program's function; it hands the pointer only to functions that change
-            // nothing there.
-            unsafe { attached(self.user, ptr::from_ref(&**device).cast_mut()) }
+            // nothing there, and only while the driver lives.
+            unsafe { attached(self.user, device) }
         }
     }
 
@@ -160,9 +157,7 @@ impl Driver for CDriver {
     fn write(&self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
         let write = self.table.write.ok_or(io::ErrorKind::Unsupported)?;
         // SAFETY: the program's function, with bytes that do not change meanwhile.
-        told(unsafe {
-            write(self.user, offset, bytes.as_ptr().cast(), bytes.len(), c_int::from(fua))
-        })
+        told(unsafe { write(self.user, offset, bytes.as_ptr(), bytes.len(), c_int::from(fua)) })
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -196,7 +191,7 @@ impl ChunkDriver for CDriver {
     fn write(&self, chunk: &Chunk<'_>) -> io::Result<()> {
         let write_chunk = self.table.write_chunk.ok_or(io::ErrorKind::Unsupported)?;
         let told_of = WriteChunk {
-            bytes: chunk.bytes.as_ptr().cast(),
+            bytes: chunk.bytes.as_ptr(),
             length: chunk.bytes.len(),
             metadata_bytes: chunk.metadata_bytes,
             records: chunk.command.records,

@@ -5,21 +5,23 @@
 //! program, which follows the headers. Invariants: no string, table or option of a caller is kept
 //! after the call that got it; a panic of ours does not cross into C: Rust aborts the program at
 //! the edge of an `extern "C"` function. Files: `driver` (a table of functions as a driver),
-//! `options`, `text` (strings, errors), `bdus/`. Not here: what a driver is
-//! (`sawmill_driver::client`).
+//! `options`, `text` (strings, errors), `user` (a pointer of the program), `bdus/`. Not here: what
+//! a driver is (`sawmill_driver::client`).
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 pub mod bdus;
 mod driver;
 mod options;
 mod text;
+mod user;
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_char, c_int};
 
 use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_driver::client::{self, Device, Outcome};
 
 pub use driver::{DriverTable, WriteChunk};
+pub use user::UserPointer;
 
 use crate::driver::CDriver;
 use crate::text::{borrowed, fail, note};
@@ -32,7 +34,7 @@ use crate::text::{borrowed, fail, note};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sawmill_serve(
     driver: *const DriverTable,
-    user: *mut c_void,
+    user: UserPointer,
     options: *const *const c_char,
 ) -> c_int {
     // SAFETY: the caller's promise is ours.
@@ -47,7 +49,7 @@ pub unsafe extern "C" fn sawmill_serve(
 pub unsafe extern "C" fn sawmill_rerun(
     name: *const c_char,
     driver: *const DriverTable,
-    user: *mut c_void,
+    user: UserPointer,
     options: *const *const c_char,
 ) -> c_int {
     // SAFETY: a string, by the caller's promise.
@@ -61,7 +63,7 @@ pub unsafe extern "C" fn sawmill_rerun(
 unsafe fn serve(
     name: Option<&str>,
     driver: *const DriverTable,
-    user: *mut c_void,
+    user: UserPointer,
     options: *const *const c_char,
 ) -> Result<Outcome> {
     // SAFETY: the caller's promise is ours.
@@ -99,11 +101,10 @@ pub unsafe extern "C" fn sawmill_ask(name: *const c_char, what: *const c_char) -
 /// `sawmill_device_end`.
 ///
 /// # Safety
-/// `device` is what `attached` was handed, and `sawmill_serve` has not returned.
+/// `device` is null or what `attached` was handed, and `sawmill_serve` has not returned.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sawmill_device_end(device: *mut Device) {
-    // SAFETY: the caller's promise: it points to a live device, which is not modified.
-    if let Some(device) = unsafe { device.as_ref() } {
+pub unsafe extern "C" fn sawmill_device_end(device: Option<&Device>) {
+    if let Some(device) = device {
         device.end();
     }
 }
@@ -113,9 +114,9 @@ pub unsafe extern "C" fn sawmill_device_end(device: *mut Device) {
 /// # Safety
 /// As `sawmill_device_end`; `message` is a string.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sawmill_device_fail(device: *mut Device, message: *const c_char) {
-    // SAFETY: the caller's promises.
-    let (device, message) = unsafe { (device.as_ref(), borrowed(message)) };
+pub unsafe extern "C" fn sawmill_device_fail(device: Option<&Device>, message: *const c_char) {
+    // SAFETY: the caller's promise.
+    let message = unsafe { borrowed(message) };
     if let Some(device) = device {
         device.fail(message.unwrap_or("the driver does not say why"));
     }
@@ -127,13 +128,13 @@ pub unsafe extern "C" fn sawmill_device_fail(device: *mut Device, message: *cons
 /// As `sawmill_device_end`; `name` is a string, and `length` bytes can be written at `into`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sawmill_device_option(
-    device: *mut Device,
+    device: Option<&Device>,
     name: *const c_char,
     into: *mut c_char,
     length: usize,
 ) -> usize {
-    // SAFETY: the caller's promises.
-    let (device, name) = unsafe { (device.as_ref(), borrowed(name)) };
+    // SAFETY: the caller's promise.
+    let name = unsafe { borrowed(name) };
     let value =
         device.zip(name.ok()).and_then(|(device, name)| device.option(name)).unwrap_or_default();
     if length > 0 && !into.is_null() {
@@ -172,4 +173,36 @@ pub unsafe extern "C" fn sawmill_parse_size(text: *const c_char) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn sawmill_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    /// Set in the child process, which panics.
+    const CHILD_VARIABLE: &str = "SAWMILL_C_TEST_PANICS";
+
+    /// A function as C programs call them, with a bug.
+    extern "C" fn with_a_bug() {
+        panic!("a bug of ours");
+    }
+
+    #[test]
+    fn a_panic_ends_the_process_at_the_edge_to_c() {
+        if std::env::var_os(CHILD_VARIABLE).is_some() {
+            // What stands in for C sees whether the panic goes on.
+            let passed = std::panic::catch_unwind(|| with_a_bug());
+            println!("the panic passed: {passed:?}");
+            std::process::exit(0);
+        }
+        let own = std::env::current_exe().expect("the test program");
+        let mut child = Command::new(own);
+        child.args(["--exact", "--nocapture", "tests::a_panic_ends_the_process_at_the_edge_to_c"]);
+        let ended = child.env(CHILD_VARIABLE, "1").output().expect("a child process");
+        let (out, err) =
+            (String::from_utf8_lossy(&ended.stdout), String::from_utf8_lossy(&ended.stderr));
+        assert_eq!(ended.status.signal(), Some(libc::SIGABRT), "{out}{err}");
+        assert!(err.contains("a bug of ours") && !out.contains("the panic passed"), "{out}{err}");
+    }
 }

@@ -9,6 +9,7 @@ use std::ffi::{CString, c_int};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,7 +17,7 @@ use parking_lot::Mutex;
 use sawmill_driver::client::{Abilities, Device, Door, Driver};
 
 use super::fault::Fault;
-use super::layout::{Attrs, Context, Ops};
+use super::layout::{Attrs, Context, OnDevice, Ops};
 use super::record::{Page, Record};
 
 /// `bdus_abort`.
@@ -26,8 +27,7 @@ const ABORT: c_int = c_int::MIN;
 pub(super) struct Callbacks {
     pub(super) ops: Ops,
     pub(super) attrs: Attrs,
-    /// Ours alone except for callbacks; freed in `drop`.
-    pub(super) context: *mut Context,
+    pub(super) context: SharedContext,
     pub(super) page: Page,
     pub(super) record: Mutex<Record>,
     pub(super) log: Option<File>,
@@ -39,16 +39,30 @@ pub(super) struct Callbacks {
     pub(super) path: OnceLock<CString>,
 }
 
+/// The context, which callbacks get and may write into (`private_data`). It is freed in `drop`.
+pub(super) struct SharedContext(NonNull<Context>);
+
 // SAFETY: callbacks are called by several threads with the context when the program allows more
 // than one; ours changes it only while one thread serves.
-unsafe impl Send for Callbacks {}
+unsafe impl Send for SharedContext {}
 // SAFETY: as above.
-unsafe impl Sync for Callbacks {}
+unsafe impl Sync for SharedContext {}
 
-impl Drop for Callbacks {
+impl Drop for SharedContext {
     fn drop(&mut self) {
         // SAFETY: it was made from a box, and no callback gets it any more.
-        drop(unsafe { Box::from_raw(self.context) });
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+impl SharedContext {
+    pub(super) fn new(context: Context) -> Self {
+        SharedContext(NonNull::from(Box::leak(Box::new(context))))
+    }
+
+    /// For a callback: valid as long as `self`.
+    fn pointer(&self) -> *mut Context {
+        self.0.as_ptr()
     }
 }
 
@@ -95,14 +109,10 @@ impl Callbacks {
     }
 
     /// Calls a callback about the device. Returns whether it succeeded.
-    pub(super) fn tell(
-        &self,
-        name: &str,
-        callback: Option<unsafe extern "C" fn(*mut Context) -> c_int>,
-    ) -> Result<(), Fault> {
+    pub(super) fn tell(&self, name: &str, callback: OnDevice) -> Result<(), Fault> {
         let Some(callback) = callback else { return Ok(()) };
         // SAFETY: the program's callback, with the context that lives as long as `self`.
-        let errno = unsafe { callback(self.context) };
+        let errno = unsafe { callback(self.context.pointer()) };
         self.note(&format!("{name}() = {errno}"));
         match errno {
             0 => Ok(()),
@@ -142,9 +152,10 @@ impl Callbacks {
         let number = std::fs::metadata(address).map_or(0, |found| found.rdev());
         // SAFETY: no other thread reads it: only this thread serves.
         unsafe {
-            (*self.context).path = path.as_ptr();
-            (*self.context).major = libc::major(number);
-            (*self.context).minor = libc::minor(number);
+            let context = self.context.pointer();
+            (*context).path = path.as_ptr();
+            (*context).major = libc::major(number);
+            (*context).minor = libc::minor(number);
         }
         let mut record = self.record.lock();
         record.set("path", address);
@@ -168,7 +179,7 @@ impl Driver for Callbacks {
         let (read, size) = (self.callback(self.ops.read)?, into.len() as u32);
         // SAFETY: the program's callback, with memory that is its own meanwhile; no request is
         // longer than 1 MiB.
-        let errno = unsafe { read(into.as_mut_ptr().cast(), offset, size, self.context) };
+        let errno = unsafe { read(into.as_mut_ptr().cast(), offset, size, self.context.pointer()) };
         self.told("read", &format!("{offset}, {size}"), errno)
     }
 
@@ -179,14 +190,14 @@ impl Driver for Callbacks {
         };
         let (write, size) = (self.callback(callback)?, bytes.len() as u32);
         // SAFETY: as in `read`; the bytes stay as they are.
-        let errno = unsafe { write(bytes.as_ptr().cast(), offset, size, self.context) };
+        let errno = unsafe { write(bytes.as_ptr().cast(), offset, size, self.context.pointer()) };
         self.told(name, &format!("{offset}, {size}"), errno)
     }
 
     fn flush(&self) -> io::Result<()> {
         let flush = self.callback(self.ops.flush)?;
         // SAFETY: the program's callback.
-        let errno = unsafe { flush(self.context) };
+        let errno = unsafe { flush(self.context.pointer()) };
         self.told("flush", "", errno)
     }
 
@@ -194,7 +205,7 @@ impl Driver for Callbacks {
         self.pieces((offset, length), self.attrs.max_discard_erase_size, |offset, size| {
             let discard = self.callback(self.ops.discard)?;
             // SAFETY: the program's callback.
-            let errno = unsafe { discard(offset, size, self.context) };
+            let errno = unsafe { discard(offset, size, self.context.pointer()) };
             self.told("discard", &format!("{offset}, {size}"), errno)
         })
     }
@@ -203,7 +214,7 @@ impl Driver for Callbacks {
         self.pieces((offset, length), self.attrs.max_write_zeros_size, |offset, size| {
             let write_zeros = self.callback(self.ops.write_zeros)?;
             // SAFETY: the program's callback.
-            let errno = unsafe { write_zeros(offset, size, !keep_space, self.context) };
+            let errno = unsafe { write_zeros(offset, size, !keep_space, self.context.pointer()) };
             self.told("write_zeros", &format!("{offset}, {size}, {}", !keep_space), errno)
         })
     }

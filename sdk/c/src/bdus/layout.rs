@@ -6,29 +6,30 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use super::fault::Fault;
+use crate::user::UserPointer;
 
 /// `struct bdus_ctx`.
 #[repr(C)]
 pub(super) struct Context {
     pub(super) id: u64,
     pub(super) path: *const c_char,
-    pub(super) ops: *const Ops,
-    pub(super) attrs: *const Attrs,
+    pub(super) ops: &'static Ops,
+    pub(super) attrs: &'static Attrs,
     pub(super) is_rerun: bool,
-    pub(super) private_data: *mut c_void,
+    pub(super) private_data: UserPointer,
     /// Since 0.1.1; older programs do not look here.
     pub(super) major: u32,
     pub(super) minor: u32,
 }
 
-type OnDevice = Option<unsafe extern "C" fn(*mut Context) -> c_int>;
+pub(super) type OnDevice = Option<unsafe extern "C" fn(*mut Context) -> c_int>;
 type OnWrite = Option<unsafe extern "C" fn(*const c_char, u64, u32, *mut Context) -> c_int>;
 type OnRange = Option<unsafe extern "C" fn(u64, u32, *mut Context) -> c_int>;
 
-/// `struct bdus_ops`.
+/// `struct bdus_ops`: a program's callbacks.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-pub(super) struct Ops {
+pub struct Ops {
     pub(super) initialize: OnDevice,
     pub(super) on_device_available: OnDevice,
     pub(super) terminate: OnDevice,
@@ -43,10 +44,10 @@ pub(super) struct Ops {
     pub(super) ioctl: Option<unsafe extern "C" fn(u32, *mut c_void, *mut Context) -> c_int>,
 }
 
-/// `struct bdus_attrs`.
+/// `struct bdus_attrs`: what a program asks of its device.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Attrs {
+pub struct Attrs {
     pub(super) logical_block_size: u32,
     pub(super) physical_block_size: u32,
     pub(super) size: u64,

@@ -17,27 +17,31 @@ mod layout;
 mod record;
 mod run;
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_char;
+use std::ptr::NonNull;
 
 pub use command::command;
-pub use layout::Version;
+pub use layout::{Attrs, Ops, Version};
 
 use self::fault::Fault;
-use self::layout::{Attrs, Ops};
 use crate::text::{borrowed, noted};
+use crate::user::UserPointer;
 
-const VERSION: Version = Version { major: 0, minor: 1, patch: 2 };
+static VERSION: Version = Version { major: 0, minor: 1, patch: 2 };
 
 /// The tables of a program.
 ///
 /// # Safety
 /// Both are null, or point to structures of `bdus.h`.
-unsafe fn tables(ops: *const c_void, attrs: *const c_void) -> Result<(Ops, Attrs), Fault> {
-    if ops.is_null() || attrs.is_null() {
+unsafe fn tables(
+    ops: Option<NonNull<Ops>>,
+    attrs: Option<NonNull<Attrs>>,
+) -> Result<(Ops, Attrs), Fault> {
+    let (Some(ops), Some(attrs)) = (ops, attrs) else {
         return Err(Fault::invalid("NULL where callbacks or attributes are wanted"));
-    }
+    };
     // SAFETY: the caller's promise. (A C program's `bool` is 0 or 1, as ours.)
-    Ok(unsafe { (ops.cast::<Ops>().read(), attrs.cast::<Attrs>().read()) })
+    Ok(unsafe { (ops.read(), attrs.read()) })
 }
 
 /// `bdus_run`, for programs that require 0.1.1 or later.
@@ -46,9 +50,9 @@ unsafe fn tables(ops: *const c_void, attrs: *const c_void) -> Result<(Ops, Attrs
 /// As in `bdus.h`: tables of that layout, valid during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bdus_run_0_1_1_(
-    ops: *const c_void,
-    attrs: *const c_void,
-    private_data: *mut c_void,
+    ops: Option<NonNull<Ops>>,
+    attrs: Option<NonNull<Attrs>>,
+    private_data: UserPointer,
 ) -> bool {
     // SAFETY: the caller's promise.
     let tables = unsafe { tables(ops, attrs) };
@@ -61,9 +65,9 @@ pub unsafe extern "C" fn bdus_run_0_1_1_(
 /// As `bdus_run_0_1_1_`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bdus_run_0_1_0_(
-    ops: *const c_void,
-    attrs: *const c_void,
-    private_data: *mut c_void,
+    ops: Option<NonNull<Ops>>,
+    attrs: Option<NonNull<Attrs>>,
+    private_data: UserPointer,
 ) -> bool {
     // SAFETY: the caller's promise is ours.
     unsafe { bdus_run_0_1_1_(ops, attrs, private_data) }
@@ -76,9 +80,9 @@ pub unsafe extern "C" fn bdus_run_0_1_0_(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bdus_rerun_0_1_1_(
     dev_id: u64,
-    ops: *const c_void,
-    attrs: *const c_void,
-    private_data: *mut c_void,
+    ops: Option<NonNull<Ops>>,
+    attrs: Option<NonNull<Attrs>>,
+    private_data: UserPointer,
 ) -> bool {
     // SAFETY: the caller's promise.
     let tables = unsafe { tables(ops, attrs) };
@@ -92,9 +96,9 @@ pub unsafe extern "C" fn bdus_rerun_0_1_1_(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bdus_rerun_0_1_0_(
     dev_id: u64,
-    ops: *const c_void,
-    attrs: *const c_void,
-    private_data: *mut c_void,
+    ops: Option<NonNull<Ops>>,
+    attrs: Option<NonNull<Attrs>>,
+    private_data: UserPointer,
 ) -> bool {
     // SAFETY: the caller's promise is ours.
     unsafe { bdus_rerun_0_1_1_(dev_id, ops, attrs, private_data) }
@@ -106,16 +110,16 @@ pub unsafe extern "C" fn bdus_rerun_0_1_0_(
 /// `dev_path` is a string; a number can be written at `out_dev_id`, or it is null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bdus_get_dev_id_from_path_0_1_0_(
-    out_dev_id: *mut u64,
+    out_dev_id: Option<NonNull<u64>>,
     dev_path: *const c_char,
 ) -> bool {
     // SAFETY: a string, by the caller's promise.
     let path = unsafe { borrowed(dev_path) };
     let found = path.map_err(Fault::from).and_then(record::find_by_path);
     Fault::tell(found.map(|number| {
-        if !out_dev_id.is_null() {
+        if let Some(out) = out_dev_id {
             // SAFETY: the caller's promise.
-            unsafe { out_dev_id.write(number) }
+            unsafe { out.write(number) }
         }
     }))
 }
@@ -140,8 +144,8 @@ pub extern "C" fn bdus_get_error_message_0_1_0_() -> *const c_char {
 
 /// `bdus_get_libbdus_version`.
 #[unsafe(no_mangle)]
-pub extern "C" fn bdus_get_libbdus_version_0_1_0_() -> *const Version {
-    &raw const VERSION_HERE
+pub extern "C" fn bdus_get_libbdus_version_0_1_0_() -> &'static Version {
+    &VERSION
 }
 
 /// `bdus_get_kbdus_version`: there is no module whose version could differ.
@@ -149,12 +153,12 @@ pub extern "C" fn bdus_get_libbdus_version_0_1_0_() -> *const Version {
 /// # Safety
 /// `out_kbdus_version` is null, or a version can be written there.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn bdus_get_kbdus_version_0_1_0_(out_kbdus_version: *mut Version) -> bool {
-    if !out_kbdus_version.is_null() {
+pub unsafe extern "C" fn bdus_get_kbdus_version_0_1_0_(
+    out_kbdus_version: Option<NonNull<Version>>,
+) -> bool {
+    if let Some(out) = out_kbdus_version {
         // SAFETY: the caller's promise.
-        unsafe { out_kbdus_version.write(VERSION) }
+        unsafe { out.write(VERSION) }
     }
     true
 }
-
-static VERSION_HERE: Version = VERSION;

@@ -4,7 +4,6 @@
 //! may drop them. `terminate` is called if and only if `initialize` succeeded. Not here: requests
 //! (`driver`).
 
-use std::ffi::c_void;
 use std::fs::OpenOptions;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -15,17 +14,18 @@ use sawmill_device::ErrorKind;
 use sawmill_driver::client::{self, Connection, DOORS_VARIABLE, Options};
 use sawmill_driver::protocol::SOCKET_VARIABLE;
 
-use super::driver::Callbacks;
+use super::driver::{Callbacks, SharedContext};
 use super::fault::Fault;
 use super::layout::{Attrs, Context, Ops};
 use super::record::{self, Page, Record};
+use crate::user::UserPointer;
 
 /// How long requests wait for another driver of a recoverable device (kbdus: the kernel's
 /// timeout).
 const DEATH_TIMEOUT_S: u32 = 30;
 
 /// `bdus_run`.
-pub(super) fn run(ops: &Ops, attrs: &Attrs, private_data: *mut c_void) -> Result<(), Fault> {
+pub(super) fn run(ops: &Ops, attrs: &Attrs, private_data: UserPointer) -> Result<(), Fault> {
     ops.check()?;
     let attrs = attrs.completed()?;
     let is_started = std::env::var_os(SOCKET_VARIABLE).is_some_and(|path| !path.is_empty());
@@ -44,7 +44,7 @@ pub(super) fn rerun(
     number: u64,
     ops: &Ops,
     attrs: &Attrs,
-    private_data: *mut c_void,
+    private_data: UserPointer,
 ) -> Result<(), Fault> {
     let mut record = record::find(number)?;
     let attrs = covers(&record, ops, attrs)?;
@@ -132,7 +132,7 @@ fn live(
     connection: Connection,
     record: Record,
     (ops, attrs, becomes_daemon, is_rerun): (&Ops, &Attrs, bool, bool),
-    private_data: *mut c_void,
+    private_data: UserPointer,
 ) -> Result<(), Fault> {
     let driver = match driver(number, record, (ops, attrs, becomes_daemon, is_rerun), private_data)
     {
@@ -165,7 +165,7 @@ fn driver(
     number: u64,
     record: Record,
     (ops, attrs, becomes_daemon, is_rerun): (&Ops, &Attrs, bool, bool),
-    private_data: *mut c_void,
+    private_data: UserPointer,
 ) -> Result<Callbacks, Fault> {
     let page = Page::open(number)?;
     page.write(&record)?;
@@ -173,10 +173,17 @@ fn driver(
         true => Some(OpenOptions::new().append(true).create(true).open(record::log_path(number)?)?),
         false => None,
     };
-    let mut driver = Callbacks {
+    // The program's tables as callbacks see them, with the values in effect. They are small and
+    // never freed: a program may keep the pointers.
+    let (ops, attrs): (&'static Ops, &'static Attrs) =
+        (Box::leak(Box::new(*ops)), Box::leak(Box::new(*attrs)));
+    let path = c"".as_ptr();
+    let context =
+        Context { id: number, path, ops, attrs, is_rerun, private_data, major: 0, minor: 0 };
+    Ok(Callbacks {
         ops: *ops,
         attrs: *attrs,
-        context: std::ptr::null_mut(),
+        context: SharedContext::new(context),
         page,
         record: Mutex::new(record),
         log,
@@ -185,13 +192,5 @@ fn driver(
         failure: Mutex::new(None),
         is_over: AtomicBool::new(false),
         path: OnceLock::new(),
-    };
-    // The program's tables as callbacks see them, with the values in effect. They are small and
-    // never freed: a program may keep the pointers.
-    let (ops, attrs) = (Box::leak(Box::new(*ops)), Box::leak(Box::new(*attrs)));
-    let path = c"".as_ptr();
-    let context =
-        Context { id: number, path, ops, attrs, is_rerun, private_data, major: 0, minor: 0 };
-    driver.context = Box::into_raw(Box::new(context));
-    Ok(driver)
+    })
 }
