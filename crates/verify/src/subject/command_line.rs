@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 
-use super::{RecordedDisk, Remains, Revived, Running, Subject};
+use super::{RecordedDisk, Remains, Revived, Running, Subject, Way};
 use crate::bridge::FusedFile;
+use crate::image::Image;
 use crate::nbd::{Client, Style};
 use crate::program::{self, Process};
 use crate::{Error, Result};
@@ -113,6 +114,10 @@ impl Running for Server {
         self.process.stop();
         Ok(())
     }
+
+    fn settle(&mut self) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 /// A recording disk shown as a file.
@@ -158,11 +163,19 @@ impl Running for RecordedServer {
     fn stop(self: Box<Self>) -> Result<()> {
         self.server.stop()
     }
+
+    fn settle(&mut self) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 impl Subject for CommandLine {
     fn describe(&self) -> String {
         self.template.clone()
+    }
+
+    fn prepare(&self, disk_bytes: u64, _folder: &Path) -> Result<Image> {
+        Ok(Image::new(disk_bytes))
     }
 
     fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn Running>> {
@@ -178,5 +191,13 @@ impl Subject for CommandLine {
             .write_file(&backing)
             .map_err(|error| Error::io("cannot make", &backing, error))?;
         Ok(Revived::Serving(Box::new(self.spawn(&backing, folder)?)))
+    }
+
+    fn ways(&self) -> &[Way] {
+        &[Way::DiskKept]
+    }
+
+    fn flushes_survive_its_disk(&self) -> bool {
+        false
     }
 }

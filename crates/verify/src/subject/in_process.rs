@@ -8,7 +8,8 @@ use sawmill_device::BlockDevice;
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 use sawmill_frontend::{Door, Stop};
 
-use super::{RecordedDisk, Remains, Revived, Running, Subject};
+use super::{RecordedDisk, Remains, Revived, Running, Subject, Way};
+use crate::image::Image;
 use crate::nbd::{Client, Style};
 use crate::{Error, Result};
 
@@ -61,11 +62,19 @@ impl Running for Serving {
         self.server.stop(Stop::Drained);
         Ok(())
     }
+
+    fn settle(&mut self) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 impl Subject for InProcess {
     fn describe(&self) -> String {
         self.name.clone()
+    }
+
+    fn prepare(&self, disk_bytes: u64, _folder: &Path) -> Result<Image> {
+        Ok(Image::new(disk_bytes))
     }
 
     fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn Running>> {
@@ -75,5 +84,13 @@ impl Subject for InProcess {
     fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived> {
         let device = (self.make)(Arc::new(remains.disk.to_device()?));
         Ok(Revived::Serving(Box::new(serve(device, folder)?)))
+    }
+
+    fn ways(&self) -> &[Way] {
+        &[Way::DiskKept]
+    }
+
+    fn flushes_survive_its_disk(&self) -> bool {
+        false
     }
 }

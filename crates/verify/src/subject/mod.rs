@@ -89,9 +89,7 @@ pub trait Running {
     fn stop(self: Box<Self>) -> Result<()>;
     /// Waits until everything that it has accepted survives the loss of its disk. Returns false if
     /// it makes no such promise.
-    fn settle(&mut self) -> Result<bool> {
-        Ok(false)
-    }
+    fn settle(&mut self) -> Result<bool>;
 }
 
 /// The result of starting a device after a crash.
@@ -106,21 +104,14 @@ pub enum Revived {
 pub trait Subject {
     /// Its description, for reports and for the command that repeats a finding.
     fn describe(&self) -> String;
-    /// The content of its disk before the recording; zeroes by default.
-    fn prepare(&self, disk_bytes: u64, _folder: &Path) -> Result<Image> {
-        Ok(Image::new(disk_bytes))
-    }
+    /// The content of its disk before the recording.
+    fn prepare(&self, disk_bytes: u64, folder: &Path) -> Result<Image>;
     /// Starts it on a recording disk.
     fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn Running>>;
     /// Starts it on the remains of a crash.
     fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived>;
-    /// The ways in which it can come back. A campaign takes them in turn for its cuts.
-    fn ways(&self) -> &[Way] {
-        &[Way::DiskKept]
-    }
-
+    /// The ways in which it can come back.
+    fn ways(&self) -> &[Way];
     /// Whether flushed data survives the loss of its disk too.
-    fn flushes_survive_its_disk(&self) -> bool {
-        false
-    }
+    fn flushes_survive_its_disk(&self) -> bool;
 }
