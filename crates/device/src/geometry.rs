@@ -34,3 +34,20 @@ pub struct Geometry {
     /// The optional operations.
     pub operations: Operations,
 }
+
+impl Geometry {
+    /// A device of this size that does every operation, with blocks of 512 bytes: what a device
+    /// says whose medium wants nothing else.
+    #[must_use]
+    pub const fn of_size(size_bytes: u64) -> Self {
+        Geometry {
+            size_bytes,
+            block_bytes: 512,
+            preferred_bytes: 64 << 10,
+            request_bytes_max: 32 << 20,
+            read_only: false,
+            shared_cache: true,
+            operations: Operations { discard: true, write_zeroes: true, allocation: true },
+        }
+    }
+}

@@ -10,8 +10,7 @@ use std::ops::Range;
 use parking_lot::RwLock;
 
 use crate::{
-    Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Reply, Request,
-    Result,
+    Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Reply, Request, Result,
 };
 
 /// The unit of sparseness. Small enough for scattered writes, large enough that look-ups stay
@@ -71,15 +70,7 @@ impl MemoryDevice {
     /// A device of `size_bytes` zeroes. Memory is used only for what is written.
     #[must_use]
     pub fn new(size_bytes: u64) -> Self {
-        let geometry = Geometry {
-            size_bytes,
-            block_bytes: 512,
-            preferred_bytes: 64 << 10,
-            request_bytes_max: 32 << 20,
-            read_only: false,
-            shared_cache: true,
-            operations: Operations { discard: true, write_zeroes: true, allocation: true },
-        };
+        let geometry = Geometry::of_size(size_bytes);
         MemoryDevice { geometry, shards: (0..SHARDS).map(|_| RwLock::default()).collect() }
     }
 

@@ -6,7 +6,7 @@
 //!
 //! Not here: a device that keeps what is written (`memory`).
 
-use crate::{Allocation, BlockDevice, Geometry, Operation, Operations, Reply, Request};
+use crate::{Allocation, BlockDevice, Geometry, Operation, Reply, Request};
 
 /// A device that keeps nothing.
 pub struct NullDevice {
@@ -17,16 +17,7 @@ impl NullDevice {
     /// A device of `size_bytes` zeroes forever.
     #[must_use]
     pub fn new(size_bytes: u64) -> Self {
-        let geometry = Geometry {
-            size_bytes,
-            block_bytes: 512,
-            preferred_bytes: 64 << 10,
-            request_bytes_max: 32 << 20,
-            read_only: false,
-            shared_cache: true,
-            operations: Operations { discard: true, write_zeroes: true, allocation: true },
-        };
-        NullDevice { geometry }
+        NullDevice { geometry: Geometry::of_size(size_bytes) }
     }
 }
 

@@ -22,6 +22,19 @@ pub enum Operation {
     Allocation,
 }
 
+impl Operation {
+    /// Each of them, in the order of their declaration.
+    pub const ALL: [Operation; 7] = [
+        Operation::Read,
+        Operation::Write,
+        Operation::Flush,
+        Operation::Discard,
+        Operation::WriteZeroes,
+        Operation::Prefetch,
+        Operation::Allocation,
+    ];
+}
+
 /// Modifiers of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {

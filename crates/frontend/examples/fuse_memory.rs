@@ -16,8 +16,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, fallocate};
 use sawmill_device::{
-    Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Operations, Outcome, Reply,
-    Request,
+    Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Outcome, Reply, Request,
 };
 use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
 use sawmill_frontend::{Door, Stop};
@@ -35,15 +34,7 @@ impl FileDevice {
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         file.set_len(size_bytes)?;
-        let geometry = Geometry {
-            size_bytes,
-            block_bytes: 512,
-            preferred_bytes: 64 << 10,
-            request_bytes_max: 32 << 20,
-            read_only: false,
-            shared_cache: true,
-            operations: Operations { discard: true, write_zeroes: true, allocation: true },
-        };
+        let geometry = Geometry::of_size(size_bytes);
         let (queue, taken) = channel();
         let (taken, file) = (Arc::new(Mutex::new(taken)), Arc::new(file));
         for _ in 0..THREADS {

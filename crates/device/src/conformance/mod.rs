@@ -100,18 +100,9 @@ pub fn read_only(make: &dyn Fn() -> Device) {
 /// D1: every kind of request is answered once, also one submitted from within an answer.
 pub fn d1_every_request_is_answered_exactly_once(device: Device) {
     let (tell, hear) = channel();
-    let operations = [
-        Operation::Read,
-        Operation::Write,
-        Operation::Flush,
-        Operation::Discard,
-        Operation::WriteZeroes,
-        Operation::Prefetch,
-        Operation::Allocation,
-    ];
     let mut submitted = 0;
     for round in 0..50 {
-        for operation in operations {
+        for operation in Operation::ALL {
             let (address, length) =
                 if operation == Operation::Flush { (0, 0) } else { (round * 1000, 4096) };
             device.submit(probe(operation, address, length, 4096, &tell));

@@ -14,16 +14,6 @@ use crate::{BlockDevice, Geometry, Operation, Request};
 /// `[2^(i-1), 2^i)` µs, the last one also everything above.
 pub const LATENCY_BUCKETS: usize = 32;
 
-const OPERATIONS: [Operation; 7] = [
-    Operation::Read,
-    Operation::Write,
-    Operation::Flush,
-    Operation::Discard,
-    Operation::WriteZeroes,
-    Operation::Prefetch,
-    Operation::Allocation,
-];
-
 const fn index(operation: Operation) -> usize {
     match operation {
         Operation::Read => 0,
@@ -90,7 +80,7 @@ impl OperationSnapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeterSnapshot {
     /// One entry per operation.
-    pub operations: [OperationSnapshot; OPERATIONS.len()],
+    pub operations: [OperationSnapshot; Operation::ALL.len()],
 }
 
 impl MeterSnapshot {
@@ -104,7 +94,7 @@ impl MeterSnapshot {
 /// The device `D`, counted.
 pub struct Meter<D> {
     inner: D,
-    counters: Arc<[Counters; OPERATIONS.len()]>,
+    counters: Arc<[Counters; Operation::ALL.len()]>,
 }
 
 impl<D: BlockDevice> Meter<D> {
@@ -117,7 +107,7 @@ impl<D: BlockDevice> Meter<D> {
     /// The numbers so far.
     #[must_use]
     pub fn snapshot(&self) -> MeterSnapshot {
-        let operations = OPERATIONS.map(|operation| {
+        let operations = Operation::ALL.map(|operation| {
             let counters = &self.counters[index(operation)];
             // Completed first: what is submitted in between must not make the difference negative.
             let requests = counters.completed.load(Relaxed);
