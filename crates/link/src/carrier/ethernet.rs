@@ -19,7 +19,7 @@ use rustix::time::{ClockId, clock_gettime};
 use sawmill_sys::net::{ETHERNET_HEADER_BYTES, FrameRing, FrameSocket, Interface};
 
 use super::pace::{Pace, Taken};
-use super::wait::{nap, no_room, wait_for_packets};
+use super::wait::{nap, send_in_pieces, wait_for_packets};
 use super::{
     Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer,
 };
@@ -85,6 +85,15 @@ pub fn open_ethernet(interface: &str) -> io::Result<(EthernetSender, EthernetRec
     Ok((EthernetSender { shared }, receiver))
 }
 
+/// The first bytes of a frame from one station to another.
+pub(super) fn header(to: &[u8; 6], from: &[u8; 6]) -> [u8; ETHERNET_HEADER_BYTES] {
+    let mut header = [0; ETHERNET_HEADER_BYTES];
+    header[..6].copy_from_slice(to);
+    header[6..12].copy_from_slice(from);
+    header[12..].copy_from_slice(&ETHERTYPE.to_be_bytes());
+    header
+}
+
 impl EthernetSender {
     /// The interface, its MTU and hardware address, as of when it was opened.
     #[must_use]
@@ -106,21 +115,11 @@ impl Sender for EthernetSender {
 
     fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
         let Peer::Ethernet(to) = to else { return Err(wrong_peer("Ethernet", to)) };
-        let mut header = [0; ETHERNET_HEADER_BYTES];
-        header[..6].copy_from_slice(to);
-        header[6..12].copy_from_slice(&self.interface().mac);
-        header[12..].copy_from_slice(&ETHERTYPE.to_be_bytes());
-        let mut at = from;
-        while at < batch.len() {
+        let header = header(to, &self.interface().mac);
+        send_in_pieces(from..batch.len(), &self.shared.refused, |at| {
             let payloads = (at..batch.len()).map(|index| batch.packet(index));
-            match self.shared.socket.send(&header, payloads) {
-                Ok(sent) => at += sent,
-                // Some packets were sent; the error returns with the next one.
-                Err(_) if at > from => break,
-                Err(error) => return no_room(error, &self.shared.refused),
-            }
-        }
-        Ok(at - from)
+            self.shared.socket.send(&header, payloads)
+        })
     }
 }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use sawmill_sys::net::{DatagramOptions, DatagramSocket, Inbox, RUNS_MAX, Run};
 
-use super::wait::{no_room, wait_for_packets};
+use super::wait::{send_in_pieces, wait_for_packets};
 use super::{
     Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer,
 };
@@ -170,16 +170,7 @@ impl Sender for UdpSender {
 
     fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
         let Peer::Udp(to) = to else { return Err(wrong_peer("UDP", to)) };
-        let mut at = from;
-        while at < batch.len() {
-            match self.send_some(to, batch, at) {
-                Ok(sent) => at += sent,
-                // Some packets were sent; the error returns with the next one.
-                Err(_) if at > from => break,
-                Err(error) => return no_room(error, &self.shared.refused),
-            }
-        }
-        Ok(at - from)
+        send_in_pieces(from..batch.len(), &self.shared.refused, |at| self.send_some(to, batch, at))
     }
 }
 

@@ -4,6 +4,7 @@
 //! then.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -127,9 +128,27 @@ pub(super) fn wait_for_packets(
     Ok(Ready { readable: ready.readable || is_there, ..ready })
 }
 
+/// Sends packets by several calls of `send`, which sends some from the given one on. Returns how
+/// many were sent; an error after some of them returns with the next call.
+pub(super) fn send_in_pieces(
+    packets: Range<usize>,
+    refused: &AtomicBool,
+    mut send: impl FnMut(usize) -> io::Result<usize>,
+) -> io::Result<usize> {
+    let mut at = packets.start;
+    while at < packets.end {
+        match send(at) {
+            Ok(sent) => at += sent,
+            Err(_) if at > packets.start => break,
+            Err(error) => return no_room(error, refused),
+        }
+    }
+    Ok(at - packets.start)
+}
+
 /// The meaning of a send error: no room (0), now or because of a refusal; otherwise the error
 /// itself.
-pub(super) fn no_room(error: io::Error, refused: &AtomicBool) -> io::Result<usize> {
+fn no_room(error: io::Error, refused: &AtomicBool) -> io::Result<usize> {
     match Errno::from_io_error(&error) {
         Some(Errno::AGAIN) => Ok(0),
         Some(Errno::NOBUFS) => {

@@ -15,11 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sawmill_sys::net::{
-    ETHERNET_HEADER_BYTES, Interface, XdpInbox, XdpOutbox, XdpSocket, open_xdp,
-};
+use sawmill_sys::net::{Interface, XdpInbox, XdpOutbox, XdpSocket, open_xdp};
 
-use super::ethernet::ETHERTYPE;
+use super::ethernet::{ETHERTYPE, header};
 use super::wait::wait_for_packets;
 use super::{
     Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer,
@@ -100,10 +98,7 @@ impl Sender for ExpressSender {
 
     fn send(&self, to: &Peer, batch: &Batch, from: usize) -> io::Result<usize> {
         let Peer::Ethernet(to) = to else { return Err(wrong_peer("Ethernet", to)) };
-        let mut header = [0; ETHERNET_HEADER_BYTES];
-        header[..6].copy_from_slice(to);
-        header[6..12].copy_from_slice(&self.interface().mac);
-        header[12..].copy_from_slice(&ETHERTYPE.to_be_bytes());
+        let header = header(to, &self.interface().mac);
         let mut outbox = self.shared.outbox.lock();
         let sent = outbox.send(&header, (from..batch.len()).map(|index| batch.packet(index)));
         let was_pending = self.shared.pending.swap(outbox.is_pending(), Ordering::AcqRel);

@@ -32,7 +32,7 @@ pub use device::{Answer, OpenMode, RemoteDevice};
 use crate::carrier::{Peer, Sender, Waker};
 use crate::clock::{Clock, SECOND};
 use crate::connection::{Came, Connection, Path, Said};
-use crate::session::Security;
+use crate::session::{Security, instance};
 use crate::session::proof::Proofs;
 pub(crate) use control::PROLOGUE;
 use control::{Act, Control, Event};
@@ -143,9 +143,7 @@ impl Initiator {
         clock: Arc<dyn Clock>,
         mut random: Box<dyn FnMut() -> u64 + Send>,
     ) -> Arc<Self> {
-        let mut instance = [0; 16];
-        instance[..8].copy_from_slice(&random().to_le_bytes());
-        instance[8..].copy_from_slice(&random().to_le_bytes());
+        let instance = instance(&mut *random);
         let began_ns = clock.now_ns();
         Arc::new_cyclic(|myself| Initiator {
             options,

@@ -107,3 +107,11 @@ pub fn unguessable() -> Box<dyn FnMut() -> u64 + Send> {
         }
     })
 }
+
+/// The id of an end: two of these numbers.
+pub(crate) fn instance(random: &mut dyn FnMut() -> u64) -> [u8; 16] {
+    let mut instance = [0; 16];
+    instance[..8].copy_from_slice(&random().to_le_bytes());
+    instance[8..].copy_from_slice(&random().to_le_bytes());
+    instance
+}

@@ -34,7 +34,7 @@ use crate::PackedDevice;
 use crate::carrier::{Batch, Peer, Sender, Waker};
 use crate::clock::{Clock, SECOND};
 use crate::connection::{Came, Connection, Path, Said};
-use crate::session::Security;
+use crate::session::{Security, instance};
 use exports::Exports;
 use greeted::Greeted;
 use keys::{Holder, Ring};
@@ -145,9 +145,7 @@ impl Target {
         clock: Arc<dyn Clock>,
         mut random: Box<dyn FnMut() -> u64 + Send>,
     ) -> Arc<Self> {
-        let mut instance = [0; 16];
-        instance[..8].copy_from_slice(&random().to_le_bytes());
-        instance[8..].copy_from_slice(&random().to_le_bytes());
+        let instance = instance(&mut *random);
         Arc::new(Target {
             options,
             keys: RwLock::new(Arc::new(keys)),
