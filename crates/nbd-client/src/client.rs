@@ -152,8 +152,12 @@ impl Client {
 
     /// Reads the whole export, several requests at a time.
     pub fn read_all(&self) -> Result<Vec<u8>, Failure> {
+        self.read_first(self.export.size_bytes)
+    }
+
+    /// Reads the first `size` bytes of the export, several requests at a time.
+    pub fn read_first(&self, size: u64) -> Result<Vec<u8>, Failure> {
         const STEP: u64 = 1 << 20;
-        let size = self.export.size_bytes;
         let starts = (0..size).step_by(STEP as usize);
         let asked: Vec<Pending> = starts
             .map(|offset| {

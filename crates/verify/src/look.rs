@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use crate::bridge::FusedFile;
 use crate::cut::{Cut, Replay};
 use crate::file_system::FileSystem;
-use crate::nbd::{Client, Command, Failure};
 use crate::program;
 use crate::session::{Knowledge, Recorded};
 use crate::stamp::{self, CutTime, Log, SECTOR_BYTES, Violation};
@@ -102,7 +101,7 @@ impl Look<'_> {
         if let (Judge::Workload, Knowledge::Stamps { log, settled }) =
             (self.judge, &self.recorded.knowledge)
         {
-            let image = match read_area(&client, (log.base.len() * SECTOR_BYTES) as u64) {
+            let image = match client.read_first((log.base.len() * SECTOR_BYTES) as u64) {
                 Ok(image) => image,
                 Err(failure) => return Ok(Err(format!("it cannot be read: {failure}"))),
             };
@@ -188,20 +187,4 @@ impl Look<'_> {
         };
         judged.map(drop)
     }
-}
-
-/// Reads the first `area_bytes` of the device.
-fn read_area(client: &Client, area_bytes: u64) -> Result<Vec<u8>, Failure> {
-    const STEP: u64 = 1 << 20;
-    let starts = (0..area_bytes).step_by(STEP as usize);
-    let asked: Vec<_> = starts
-        .map(|offset| {
-            client.submit(&Command::Read { offset, length: STEP.min(area_bytes - offset) as u32 })
-        })
-        .collect();
-    let mut image = Vec::with_capacity(area_bytes as usize);
-    for pending in asked {
-        image.extend(pending.wait()?.bytes);
-    }
-    Ok(image)
 }
