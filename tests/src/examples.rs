@@ -22,7 +22,12 @@ pub const SIZE_BYTES: u64 = 16 << 20;
 /// An example of this name, with these arguments.
 pub type Example<'a> = &'a dyn Fn(&str, &[&str]) -> Command;
 
-fn text(path: &Path) -> &str {
+/// A path as an argument.
+///
+/// # Panics
+/// When it is not text.
+#[must_use]
+pub fn text(path: &Path) -> &str {
     path.to_str().expect("a path of text")
 }
 
@@ -52,7 +57,8 @@ pub fn is_a_disk(place: &Place, device: &Driven) {
 /// When they do not.
 pub fn ram_and_file(place: &Place, example: Example<'_>) {
     let image = place.path("image");
-    for options in [&[][..], &["--option", "mode=batch"], &["--option", "hw_queues=3"]] {
+    let batch = &["--option", "mode=batch", "--option", "hw_queues=2"];
+    for options in [&[][..], batch, &["--option", "hw_queues=3"]] {
         let device = Driven::start(place, "ram", options, &example("ram", &["16M"]));
         is_a_disk(place, &device);
         device.end(place, "ram");
@@ -109,18 +115,38 @@ pub fn null(place: &Place, example: Example<'_>) {
 /// # Panics
 /// When it does not.
 pub fn lazy(place: &Place, example: Example<'_>) {
-    let mut expected = Dice::seeded("lazy").bytes(SIZE_BYTES as usize);
-    let source = Source::start(expected.clone());
+    let content = Dice::seeded("lazy").bytes(SIZE_BYTES as usize);
+    let source = Source::start(content.clone());
+    lazy_of(place, example, content, &source.url, || source.is_gone.store(true, Ordering::SeqCst));
+}
+
+/// As [`lazy`], of another source: what it has, where it is, and how it ends.
+///
+/// # Panics
+/// When it does not.
+pub fn lazy_of(
+    place: &Place,
+    example: Example<'_>,
+    mut expected: Vec<u8>,
+    url: &str,
+    end_source: impl FnOnce(),
+) {
     let copy = place.path("copy");
-    let device = Driven::start(place, "lazy", &[], &example("lazy", &[&source.url, text(&copy)]));
+    let device = Driven::start(place, "lazy", &[], &example("lazy", &[url, text(&copy)]));
     let client = device.connect();
     client.write(70_000, b"news").expect("accepted");
     expected[70_000..70_004].copy_from_slice(b"news");
     assert!(client.read_all().expect("readable") == expected, "the source with news in it");
-    source.is_gone.store(true, Ordering::SeqCst);
+    end_source();
     assert!(client.read_all().expect("readable") == expected, "and again without a source");
     is_a_disk(place, &device);
     device.end(place, "lazy");
+}
+
+/// How often a test kills or replaces a driver: `SAWMILL_ROUNDS`, or 5 without it.
+#[must_use]
+pub fn rounds() -> u64 {
+    std::env::var("SAWMILL_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5)
 }
 
 /// Verifies writes to `file` while `disturb` disturbs the driver, in every mode; prints the longest
@@ -134,36 +160,47 @@ pub fn undisturbed(
     what: &str,
     disturb: impl Fn(&Place, &mut Driven),
 ) {
-    let rounds: u64 =
-        std::env::var("SAWMILL_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5);
-    let image = place.path("image");
+    let (rounds, image) = (rounds(), place.path("image"));
     for options in [&[][..], &["--option", "mode=batch"]] {
         let mut device =
             Driven::start(place, "disk", options, &example("file", &[text(&image), "16M"]));
-        let (is_over, longest_ns) = (AtomicBool::new(false), AtomicU64::new(0));
-        let uri = device.uri.clone();
-        std::thread::scope(|scope| {
-            let load = scope.spawn(|| {
-                let arguments =
-                    ["--size=16M", "--rw=randrw", "--bs=4k", "--iodepth=16", "--fsync=32"];
-                while !is_over.load(Ordering::SeqCst) {
-                    let _ = longest_ns
-                        .fetch_max(fio_verifies(&uri, place, &arguments), Ordering::SeqCst);
-                }
-            });
-            for _ in 0..rounds {
-                // A failed load reports its error when it is joined.
-                if !load.is_finished() {
-                    disturb(place, &mut device);
-                }
-            }
-            is_over.store(true, Ordering::SeqCst);
-        });
-        is_a_disk(place, &device);
+        let stall = longest_request(place, &mut device, rounds, |device| disturb(place, device));
         device.end(place, "disk");
-        let stall = Duration::from_nanos(longest_ns.load(Ordering::SeqCst));
         println!("{rounds} {what}, {options:?}: the longest request took {stall:?}");
     }
+}
+
+/// Verifies writes while `disturb` disturbs the driver so many times; returns how long the longest
+/// request took. The device is a disk afterwards.
+///
+/// # Panics
+/// When a byte is lost, or a request fails.
+pub fn longest_request(
+    place: &Place,
+    device: &mut Driven,
+    rounds: u64,
+    mut disturb: impl FnMut(&mut Driven),
+) -> Duration {
+    let (is_over, longest_ns) = (AtomicBool::new(false), AtomicU64::new(0));
+    let uri = device.uri.clone();
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let arguments = ["--size=16M", "--rw=randrw", "--bs=4k", "--iodepth=16", "--fsync=32"];
+            while !is_over.load(Ordering::SeqCst) {
+                let took_ns = fio_verifies(&uri, place, &arguments);
+                longest_ns.fetch_max(took_ns, Ordering::SeqCst);
+            }
+        });
+        for _ in 0..rounds {
+            // A failed load reports its error when it is joined.
+            if !load.is_finished() {
+                disturb(device);
+            }
+        }
+        is_over.store(true, Ordering::SeqCst);
+    });
+    is_a_disk(place, device);
+    Duration::from_nanos(longest_ns.load(Ordering::SeqCst))
 }
 
 /// A web server with one page, which supports ranges.

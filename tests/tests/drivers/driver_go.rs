@@ -7,18 +7,15 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use sawmill_testkit::Dice;
-use sawmill_tests::driven::{Driven, fio_verifies, saying_into};
+use sawmill_tests::driven::{Driven, saying_into};
+use sawmill_tests::examples::{self, SIZE_BYTES, text};
 use sawmill_tests::golang::{go, has_go};
 use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_for};
 use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::{requires, store};
-
-const SIZE: u64 = 16 << 20;
 
 /// The folder of the examples and of this test's driver, built once.
 fn built() -> &'static Path {
@@ -39,14 +36,6 @@ fn driver(name: &str, arguments: &[&str]) -> Command {
     driver
 }
 
-fn rounds() -> u64 {
-    std::env::var("SAWMILL_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5)
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path of text")
-}
-
 #[test]
 fn the_modules_keep_their_own_tests() {
     requires!(has_go());
@@ -61,72 +50,25 @@ fn the_modules_keep_their_own_tests() {
     }
 }
 
-/// Writes, reads and verifies a device of [`SIZE`] bytes as users do.
-fn is_a_disk(place: &Place, device: &Driven) {
-    let common = ["--size=16M", "--do_verify=1"];
-    let jobs: [&[&str]; 3] = [
-        &["--rw=randwrite", "--bsrange=512-256k", "--bs_unaligned=1", "--iodepth=8"],
-        &["--rw=randrw", "--bs=4k", "--iodepth=32", "--fsync=64", "--io_size=8M"],
-        &["--rw=write", "--bs=1M", "--iodepth=4"],
-    ];
-    for job in jobs {
-        let _ = fio_verifies(&device.uri, place, &[&common[..], job].concat());
-    }
-    let client = device.connect();
-    client.write(12_345, b"at any byte").expect("accepted");
-    client.flush().expect("flushed");
-    assert_eq!(client.read(12_345, 11).expect("readable"), b"at any byte");
-}
-
 #[test]
 fn ram_and_file_are_disks_request_by_request_and_in_batches() {
     requires!(has_go());
     let place = Place::new(&store::folder());
-    let image = place.path("image");
-    for options in [&[][..], &["--option", "mode=batch", "--option", "hw_queues=2"]] {
-        let device = Driven::start(&place, "ram", options, &driver("ram", &["16M"]));
-        is_a_disk(&place, &device);
-        device.end(&place, "ram");
-        let device =
-            Driven::start(&place, "file", options, &driver("file", &[text(&image), "16M"]));
-        is_a_disk(&place, &device);
-        let seen = device.connect().read_all().expect("readable");
-        device.end(&place, "file");
-        assert!(
-            std::fs::read(&image).expect("the image") == seen,
-            "the file has other bytes: {options:?}"
-        );
-    }
+    examples::ram_and_file(&place, &driver);
 }
 
 #[test]
 fn mirror_is_a_disk_and_says_when_its_sides_differ() {
     requires!(has_go());
     let place = Place::new(&store::folder());
-    let sides = [place.path("one"), place.path("other")];
-    std::fs::write(&sides[0], vec![0; SIZE as usize]).expect("a side");
-    std::fs::write(&sides[1], vec![0xff; SIZE as usize]).expect("a side");
-    let mirror = driver("mirror", &[text(&sides[0]), text(&sides[1])]);
-    let device = Driven::start(&place, "mirror", &[], &mirror);
-    is_a_disk(&place, &device);
-    let mut side = std::fs::read(&sides[1]).expect("a side");
-    side[8192] ^= 1;
-    std::fs::write(&sides[1], side).expect("a side");
-    let client = device.connect();
-    assert!(client.read(8192, 512).is_err(), "the sides differ there");
-    let _ = client.read(16_384, 512).expect("and nowhere else");
-    device.end(&place, "mirror");
+    examples::mirror(&place, &driver);
 }
 
 #[test]
 fn null_takes_everything_and_reads_zeroes() {
     requires!(has_go());
     let place = Place::new(&store::folder());
-    let device = Driven::start(&place, "null", &[], &driver("null", &["16M"]));
-    let client = device.connect();
-    client.write(4096, &[7; 65_536]).expect("accepted");
-    assert_eq!(client.read(0, 131_072).expect("readable"), vec![0; 131_072]);
-    device.end(&place, "null");
+    examples::null(&place, &driver);
 }
 
 /// A web server for one file, killed when dropped.
@@ -153,20 +95,12 @@ impl Drop for Web {
 fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
     requires!(has_go());
     let place = Place::new(&store::folder());
-    let (source, copy) = (place.path("source"), place.path("copy"));
-    let content = Dice::seeded("lazy").bytes(SIZE as usize);
+    let source = place.path("source");
+    let content = Dice::seeded("lazy").bytes(SIZE_BYTES as usize);
     std::fs::write(&source, &content).expect("a source");
     let web = Web::start(&source);
-    let device = Driven::start(&place, "lazy", &[], &driver("lazy", &[&web.1, text(&copy)]));
-    let client = device.connect();
-    client.write(70_000, b"news").expect("accepted");
-    let mut expected = content;
-    expected[70_000..70_004].copy_from_slice(b"news");
-    assert!(client.read_all().expect("readable") == expected, "the source with news in it");
-    drop(web);
-    assert!(client.read_all().expect("readable") == expected, "and again without a source");
-    is_a_disk(&place, &device);
-    device.end(&place, "lazy");
+    let url = web.1.clone();
+    examples::lazy_of(&place, &driver, content, &url, || drop(web));
 }
 
 #[test]
@@ -191,51 +125,19 @@ fn an_error_or_a_panic_is_of_one_request() {
     assert!(said.contains("goroutine"), "where it panicked: {said}");
 }
 
-/// Verifies writes for as long as `disturb` disturbs the driver; gives the longest stall.
-fn undisturbed_by(options: &[&str], mut disturb: impl FnMut(&Place, &mut Driven)) -> Duration {
-    let place = Place::new(&store::folder());
-    let image = place.path("image");
-    let mut device =
-        Driven::start(&place, "disk", options, &driver("file", &[text(&image), "16M"]));
-    let (is_over, longest_ns, uri) =
-        (AtomicBool::new(false), AtomicU64::new(0), device.uri.clone());
-    std::thread::scope(|scope| {
-        let load = scope.spawn(|| {
-            let arguments = ["--size=16M", "--rw=randrw", "--bs=4k", "--iodepth=16", "--fsync=32"];
-            while !is_over.load(Ordering::SeqCst) {
-                let _ =
-                    longest_ns.fetch_max(fio_verifies(&uri, &place, &arguments), Ordering::SeqCst);
-            }
-        });
-        for _ in 0..rounds() {
-            // A load that has failed tells so below.
-            if !load.is_finished() {
-                disturb(&place, &mut device);
-            }
-        }
-        is_over.store(true, Ordering::SeqCst);
-    });
-    is_a_disk(&place, &device);
-    device.end(&place, "disk");
-    Duration::from_nanos(longest_ns.load(Ordering::SeqCst))
-}
-
 #[test]
 fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
     requires!(has_go());
-    for options in [&[][..], &["--option", "mode=batch"]] {
-        let stall = undisturbed_by(options, |_, device| device.kill_driver());
-        println!("{} kills, {options:?}: the longest request took {stall:?}", rounds());
-    }
+    let place = Place::new(&store::folder());
+    examples::undisturbed(&place, &driver, "kills", |_, device| device.kill_driver());
 }
 
 #[test]
 fn a_driver_is_replaced_under_load_and_no_client_notices() {
     requires!(has_go());
-    for options in [&[][..], &["--option", "mode=batch"]] {
-        let stall = undisturbed_by(options, |place, device| device.replace_driver(place, "disk"));
-        println!("{} replacements, {options:?}: the longest request took {stall:?}", rounds());
-    }
+    let place = Place::new(&store::folder());
+    let replace = |place: &Place, device: &mut Driven| device.replace_driver(place, "disk");
+    examples::undisturbed(&place, &driver, "replacements", replace);
 }
 
 /// The first block of Go of the guide.
@@ -285,7 +187,7 @@ fn a_driver_that_started_its_host_is_killed_and_others_take_over() {
     requires!(has_go());
     let place = Place::new(&store::folder());
     let (image, socket) = (place.path("image"), place.path("disk.sock"));
-    std::fs::write(&image, vec![0; SIZE as usize]).expect("an image");
+    std::fs::write(&image, vec![0; SIZE_BYTES as usize]).expect("an image");
     let start = |mut command: Command| {
         let state = place.path("state");
         let door = format!("nbd=unix:{}", socket.display());
