@@ -1,5 +1,5 @@
-//! Helpers that tests, workloads and the conformance suites share: seeded random numbers, and
-//! waiting for a condition.
+//! Helpers that tests, workloads and the conformance suites share: seeded random numbers, waiting
+//! for a condition, and golden vectors.
 //!
 //! Invariant: the same seed gives the same rolls forever, so a failure can be reproduced. Not
 //! here: rigs that know a crate (each crate's `tests/` has its own), and anything that a server
@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod dice;
+pub mod vectors;
 mod waiting;
 
 pub use dice::{Dice, mix};

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use sawmill_format::layout::Table;
 use sawmill_format::write_log::{Entry, Flags, Superblock, entry_at, superblock_at};
+use sawmill_testkit::vectors::{dump_head, dump_row, hex};
 use sawmill_verify::cut::{Cut, Replay};
 use sawmill_verify::image::Image;
 use sawmill_verify::recording::{LogWriter, Recording};
@@ -55,15 +56,6 @@ fn the_writer_makes_the_vector_and_the_reader_reads_it() {
     assert_eq!(shapes, [(1, 2, 0), (0, 0, 1), (4, 1, 2), (2, 1, 4), (4, 2, 0)]);
 }
 
-fn hex(bytes: &[u8]) -> String {
-    match bytes {
-        [first, ..] if bytes.len() > 32 && bytes.iter().all(|byte| byte == first) => {
-            format!("{} bytes of {first:02x}", bytes.len())
-        }
-        _ => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
-    }
-}
-
 /// What lies where: first byte, size, name.
 type Row = (usize, usize, &'static str);
 
@@ -87,11 +79,9 @@ fn dump(bytes: &[u8]) -> String {
         at += SECTOR_BYTES + data_bytes;
         entries.push(entry);
     }
-    let mut text = format!("write_log/v1-five-entries: {} bytes\n\n", bytes.len());
-    text.push_str("offset size name and bytes\n");
+    let mut text = dump_head("write_log/v1-five-entries", bytes.len());
     for (start, size, name) in rows {
-        let shown = hex(&bytes[start..start + size]);
-        writeln!(text, "{start:6} {size:4} {name:20} {shown}").unwrap();
+        dump_row(&mut text, (start, size), name, &hex(&bytes[start..start + size]));
     }
     for entry in entries {
         writeln!(text, "\n{entry:#?}").unwrap();

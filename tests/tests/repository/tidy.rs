@@ -79,7 +79,7 @@ const ARROWS: [(&str, &[&str]); 20] = [
     // Chance by seed and waiting, for tests, workloads and conformance suites.
     ("sawmill-testkit", &[]),
     ("sawmill-device", &["sawmill-testkit"]),
-    ("sawmill-format", &[]),
+    ("sawmill-format", &["sawmill-testkit"]),
     ("sawmill-store", &["sawmill-testkit"]),
     ("sawmill-sys", &[]),
     (

@@ -8,42 +8,32 @@ mod samples;
 
 use std::fmt::Write;
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 
 use sawmill_driver::protocol::{Control, PROTOCOL};
+use sawmill_testkit::vectors::{self, Vector, Vectors, dump_head, dump_row, hex};
 
 use self::samples::{ANSWER_FIELDS, COMMAND_FIELDS, Case, RECORD_FIELDS};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/vectors");
 
-fn path(case: &Case, ending: &str) -> PathBuf {
-    PathBuf::from(FOLDER).join(format!("{}.{ending}", case.name))
+fn vectors() -> Vectors {
+    let vector = |case: Case| Vector { name: case.name, dump: dump(&case), bytes: case.bytes };
+    Vectors::new(FOLDER, samples::all().into_iter().map(vector))
 }
 
 fn vector(case: &Case) -> Vec<u8> {
-    let path = path(case, "bin");
-    fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    match bytes {
-        [first, ..] if bytes.len() > 32 && bytes.iter().all(|byte| byte == first) => {
-            format!("{} bytes of {first:02x}", bytes.len())
-        }
-        _ => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
-    }
+    vectors::read(Path::new(FOLDER), case.name)
 }
 
 /// All bytes, field by field, and the value.
 fn dump(case: &Case) -> String {
-    let mut text =
-        format!("{}: {} bytes\n\noffset size name and bytes\n", case.name, case.bytes.len());
+    let mut text = dump_head(case.name, case.bytes.len());
     let mut end = 0;
     for (at, name) in &case.rows {
         assert_eq!(at.start, end, "{}: no row has what is before {name}", case.name);
         end = at.end;
-        let (start, size, bytes) = (at.start, at.len(), hex(&case.bytes[at.clone()]));
-        writeln!(text, "{start:6} {size:4} {name:20} {bytes}").unwrap();
+        dump_row(&mut text, (at.start, at.len()), name, &hex(&case.bytes[at.clone()]));
     }
     assert_eq!(end, case.bytes.len(), "{}: no row has the last bytes", case.name);
     writeln!(text, "\n{}", case.value).unwrap();
@@ -59,28 +49,17 @@ fn every_vector_decodes_to_its_value() {
 
 #[test]
 fn every_value_encodes_to_its_vector() {
-    for case in samples::all() {
-        assert!(case.bytes == vector(&case), "{} is encoded otherwise than it was", case.name);
-    }
+    vectors().assert_encoded();
 }
 
 #[test]
 fn every_dump_shows_its_vector() {
-    for case in samples::all() {
-        assert_eq!(dump(&case), fs::read_to_string(path(&case, "txt")).unwrap(), "{}", case.name);
-    }
+    vectors().assert_dumped();
 }
 
 #[test]
 fn every_file_beside_the_vectors_belongs_to_a_case() {
-    let known: Vec<_> =
-        samples::all().iter().flat_map(|case| [path(case, "bin"), path(case, "txt")]).collect();
-    for directory in fs::read_dir(FOLDER).unwrap() {
-        for file in fs::read_dir(directory.unwrap().path()).unwrap() {
-            let file = file.unwrap().path();
-            assert!(known.contains(&file), "no test reads {}", file.display());
-        }
-    }
+    vectors().assert_no_other_files();
 }
 
 #[test]
@@ -156,9 +135,5 @@ fn every_field_of_a_dump_is_on_its_page() {
 #[test]
 #[ignore = "a tool: writes the vectors of new cases"]
 fn write_vectors() {
-    for case in samples::all().iter().filter(|case| !path(case, "bin").exists()) {
-        fs::create_dir_all(path(case, "bin").parent().unwrap()).unwrap();
-        fs::write(path(case, "bin"), &case.bytes).unwrap();
-        fs::write(path(case, "txt"), dump(case)).unwrap();
-    }
+    vectors().write_new();
 }

@@ -6,25 +6,26 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 
 use sawmill_format::journal::{RECORD_VERSION, record_at};
 use sawmill_format::layout::Field;
 use sawmill_format::link::{self, packet_at};
 use sawmill_format::packed_write;
 use sawmill_format::preamble::{Kind, MAGIC, Preamble};
+use sawmill_testkit::vectors::{self, Vector, Vectors, dump_head, dump_row};
 
 use crate::samples::{self, Case};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/vectors");
 
-fn path(case: &Case, ending: &str) -> PathBuf {
-    PathBuf::from(FOLDER).join(format!("{}.{ending}", case.name))
+fn vectors() -> Vectors {
+    let vector = |case: Case| Vector { name: case.name, dump: dump(&case), bytes: case.bytes };
+    Vectors::new(FOLDER, samples::all().into_iter().map(vector))
 }
 
 fn vector(case: &Case) -> Vec<u8> {
-    let path = path(case, "bin");
-    fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    vectors::read(Path::new(FOLDER), case.name)
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -36,10 +37,9 @@ fn hex(bytes: &[u8]) -> String {
 
 /// The first bytes field by field, the rest in rows of 16, and the value.
 fn dump(case: &Case) -> String {
-    let mut text =
-        format!("{}: {} bytes\n\noffset size name and bytes\n", case.name, case.bytes.len());
+    let mut text = dump_head(case.name, case.bytes.len());
     let mut row = |offset: usize, bytes: &[u8], name: &str| {
-        writeln!(text, "{offset:6} {:4} {name:20} {}", bytes.len(), hex(bytes)).unwrap();
+        dump_row(&mut text, (offset, bytes.len()), name, &hex(bytes));
     };
     for field in case.table.fields {
         row(field.offset, &case.bytes[field.offset..][..field.size], field.name);
@@ -60,28 +60,17 @@ fn every_vector_decodes_to_its_value() {
 
 #[test]
 fn every_value_encodes_to_its_vector() {
-    for case in samples::all() {
-        assert!(case.bytes == vector(&case), "{} is encoded otherwise than it was", case.name);
-    }
+    vectors().assert_encoded();
 }
 
 #[test]
 fn every_dump_shows_its_vector() {
-    for case in samples::all() {
-        assert_eq!(dump(&case), fs::read_to_string(path(&case, "txt")).unwrap(), "{}", case.name);
-    }
+    vectors().assert_dumped();
 }
 
 #[test]
 fn every_file_beside_the_vectors_belongs_to_a_case() {
-    let known: Vec<_> =
-        samples::all().iter().flat_map(|case| [path(case, "bin"), path(case, "txt")]).collect();
-    for directory in fs::read_dir(FOLDER).unwrap() {
-        for file in fs::read_dir(directory.unwrap().path()).unwrap() {
-            let file = file.unwrap().path();
-            assert!(known.contains(&file), "no test reads {}", file.display());
-        }
-    }
+    vectors().assert_no_other_files();
 }
 
 /// All vectors with their names, except those of unwanted structures.
@@ -175,9 +164,5 @@ fn every_prefix_of_a_vector_is_refused() {
 #[test]
 #[ignore = "a tool: writes the vectors of new cases"]
 fn write_vectors() {
-    for case in samples::all().iter().filter(|case| !path(case, "bin").exists()) {
-        fs::create_dir_all(path(case, "bin").parent().unwrap()).unwrap();
-        fs::write(path(case, "bin"), &case.bytes).unwrap();
-        fs::write(path(case, "txt"), dump(case)).unwrap();
-    }
+    vectors().write_new();
 }
