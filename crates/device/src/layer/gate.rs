@@ -4,9 +4,9 @@
 //! to the device when the gate opens; meanwhile [`Gate::replace`] can replace the device. The queue
 //! is at most what the doors have in flight, which they bound.
 //!
-//! Each thread goes through one of a few lanes, so that threads on several cores share no lock and
-//! no counter. The `Arc` of a lane's [`Inside`] counts the requests inside, and its last holder
-//! rings the bell.
+//! Each thread goes through one of a few stripes, so that threads on several cores share no lock
+//! and no counter. The `Arc` of a stripe's [`Inside`] counts the requests inside, and its last
+//! holder rings the bell.
 //!
 //! Invariants: a request that passed is answered before `shut` returns; no request reaches a device
 //! that was replaced. Not here: whether two devices are the same disk, which the caller of
@@ -21,21 +21,21 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::{BlockDevice, Error, ErrorKind, Geometry, Request, Result};
 
-const LANES: usize = 16;
+const STRIPES: usize = 16;
 
 /// A device around a device that can be shut, exchanged and opened again.
 pub struct Gate {
-    lanes: [Lane; LANES],
+    stripes: [Stripe; STRIPES],
     line: Mutex<Line>,
     bell: Arc<Bell>,
 }
 
-/// A lane has a cache line of its own (two, as CPUs fetch them).
+/// A stripe has a cache line of its own (two, as CPUs fetch them).
 #[repr(align(128))]
 #[derive(Default)]
-struct Lane(RwLock<Option<Arc<Way>>>);
+struct Stripe(RwLock<Option<Arc<Way>>>);
 
-/// The way to the device while the gate is open, one for each lane.
+/// The way to the device while the gate is open, one for each stripe.
 struct Way {
     // Dropped first, so that the bell rings only after that.
     device: Arc<dyn BlockDevice>,
@@ -69,7 +69,7 @@ impl Gate {
     pub fn new(device: Arc<dyn BlockDevice>) -> Self {
         let geometry = device.geometry();
         let line = Mutex::new(Line { device, geometry, way: None, waiting: Vec::new() });
-        let gate = Gate { lanes: Default::default(), line, bell: Arc::default() };
+        let gate = Gate { stripes: Default::default(), line, bell: Arc::default() };
         gate.open();
         gate
     }
@@ -82,7 +82,7 @@ impl Gate {
             let mut line = self.line.lock();
             line.geometry = line.device.geometry();
             line.way = None;
-            self.lanes.iter().for_each(|lane| *lane.0.write() = None);
+            self.stripes.iter().for_each(|stripe| *stripe.0.write() = None);
         }
         let deadline = Instant::now() + patience;
         let mut left = self.bell.left.lock();
@@ -124,7 +124,7 @@ impl Gate {
             if line.way.is_some() {
                 return;
             }
-            let ways: [Arc<Way>; LANES] = std::array::from_fn(|_| {
+            let ways: [Arc<Way>; STRIPES] = std::array::from_fn(|_| {
                 Arc::new(Way {
                     device: line.device.clone(),
                     inside: Arc::new(Inside::new(&self.bell)),
@@ -132,7 +132,7 @@ impl Gate {
             });
             let first = ways[0].clone();
             line.way = Some(first.clone());
-            self.lanes.iter().zip(ways).for_each(|(lane, way)| *lane.0.write() = Some(way));
+            self.stripes.iter().zip(ways).for_each(|(stripe, way)| *stripe.0.write() = Some(way));
             (first, std::mem::take(&mut line.waiting))
         };
         // All of them are in flight at the same time as what comes in now, so either may be first.
@@ -160,7 +160,7 @@ impl Gate {
 
 impl BlockDevice for Gate {
     fn geometry(&self) -> Geometry {
-        let way = lane_of(&self.lanes).0.read().clone();
+        let way = stripe_of(&self.stripes).0.read().clone();
         match way {
             Some(way) => way.device.geometry(),
             None => self.line.lock().geometry,
@@ -168,9 +168,9 @@ impl BlockDevice for Gate {
     }
 
     fn submit(&self, request: Request) {
-        // The lane's lock is not held during `enter`: an answer may submit again and come back
+        // The stripe's lock is not held during `enter`: an answer may submit again and come back
         // here.
-        let way = lane_of(&self.lanes).0.read().clone();
+        let way = stripe_of(&self.stripes).0.read().clone();
         match way {
             Some(way) => way.enter(request),
             None => self.wait_in_line(request),
@@ -178,15 +178,15 @@ impl BlockDevice for Gate {
     }
 }
 
-/// The lane of this thread.
-fn lane_of(lanes: &[Lane; LANES]) -> &Lane {
+/// The stripe of this thread.
+fn stripe_of(stripes: &[Stripe; STRIPES]) -> &Stripe {
     static THREADS: AtomicUsize = AtomicUsize::new(0);
     thread_local! {
         static NUMBER: Cell<usize> = Cell::new(THREADS.fetch_add(1, Relaxed));
     }
     // Answers may come while a thread ends, when its own number is gone.
     let number = NUMBER.try_with(Cell::get).unwrap_or_default();
-    &lanes[number % LANES]
+    &stripes[number % STRIPES]
 }
 
 impl Way {

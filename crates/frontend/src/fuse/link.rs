@@ -31,7 +31,7 @@ enum Mode {
     Ended,
 }
 
-struct Gate {
+struct State {
     mode: Mode,
     workers: usize,
     /// Workers that wait for permission to read.
@@ -54,7 +54,7 @@ pub(super) enum Taken {
 pub(super) struct Link {
     pub(super) kernel: OwnedFd,
     pub(super) counters: Counters,
-    gate: Mutex<Gate>,
+    state: Mutex<State>,
     changed: Condvar,
     /// Readable while workers must not wait for requests.
     waker: Waker,
@@ -64,12 +64,12 @@ pub(super) struct Link {
 impl Link {
     pub(super) fn new(kernel: OwnedFd, workers: usize) -> std::io::Result<Self> {
         let waker = Waker::new()?;
-        let gate =
-            Gate { mode: Mode::Taking, workers, parked: 0, in_flight: 0, in_flight_bytes: 0 };
+        let state =
+            State { mode: Mode::Taking, workers, parked: 0, in_flight: 0, in_flight_bytes: 0 };
         Ok(Link {
             kernel,
             counters: Counters::default(),
-            gate: Mutex::new(gate),
+            state: Mutex::new(state),
             changed: Condvar::new(),
             waker,
             spares: Mutex::default(),
@@ -78,19 +78,19 @@ impl Link {
 
     /// Waits until a worker may read. Returns `false` when there will be nothing to read any more.
     pub(super) fn may_take(&self) -> bool {
-        let mut gate = self.gate.lock();
-        if gate.mode == Mode::Taking && gate.in_flight_bytes < IN_FLIGHT_BYTES_MAX {
+        let mut state = self.state.lock();
+        if state.mode == Mode::Taking && state.in_flight_bytes < IN_FLIGHT_BYTES_MAX {
             return true;
         }
-        gate.parked += 1;
+        state.parked += 1;
         self.changed.notify_all();
-        while gate.mode == Mode::Quiet
-            || (gate.mode == Mode::Taking && gate.in_flight_bytes >= IN_FLIGHT_BYTES_MAX)
+        while state.mode == Mode::Quiet
+            || (state.mode == Mode::Taking && state.in_flight_bytes >= IN_FLIGHT_BYTES_MAX)
         {
-            self.changed.wait(&mut gate);
+            self.changed.wait(&mut state);
         }
-        gate.parked -= 1;
-        gate.mode == Mode::Taking
+        state.parked -= 1;
+        state.mode == Mode::Taking
     }
 
     /// The epoll instance for a worker: a request wakes one of them, `waker` wakes all.
@@ -121,17 +121,17 @@ impl Link {
 
     /// A request of this many bytes goes to the device.
     pub(super) fn begin(&self, bytes: u64) {
-        let mut gate = self.gate.lock();
-        gate.in_flight += 1;
-        gate.in_flight_bytes += bytes;
+        let mut state = self.state.lock();
+        state.in_flight += 1;
+        state.in_flight_bytes += bytes;
     }
 
     /// The request is answered.
     pub(super) fn end(&self, bytes: u64) {
-        let mut gate = self.gate.lock();
-        gate.in_flight -= 1;
-        gate.in_flight_bytes -= bytes;
-        if gate.parked > 0 || gate.mode != Mode::Taking {
+        let mut state = self.state.lock();
+        state.in_flight -= 1;
+        state.in_flight_bytes -= bytes;
+        if state.parked > 0 || state.mode != Mode::Taking {
             self.changed.notify_all();
         }
     }
@@ -181,66 +181,63 @@ impl Link {
     }
 
     pub(super) fn in_flight(&self) -> u64 {
-        self.gate.lock().in_flight
+        self.state.lock().in_flight
     }
 
     /// Waits until no worker reads and everything taken is answered. Returns `false` if that takes
     /// too long.
     pub(super) fn quiesce(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
-        let mut gate = self.gate.lock();
-        if gate.mode == Mode::Taking {
-            gate.mode = Mode::Quiet;
+        let mut state = self.state.lock();
+        if state.mode == Mode::Taking {
+            state.mode = Mode::Quiet;
             self.waker.wake();
         }
-        // It stays readable until `resume`: a worker that is busy now finds it when it waits next.
-        while gate.parked < gate.workers || gate.in_flight > 0 {
-            if self.changed.wait_until(&mut gate, until).timed_out() {
-                // The last answer may have come between the time-out and the lock.
-                return gate.parked == gate.workers && gate.in_flight == 0;
+        while state.parked < state.workers || state.in_flight > 0 {
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                return state.parked == state.workers && state.in_flight == 0;
             }
         }
         true
     }
 
     pub(super) fn is_quiet(&self) -> bool {
-        let gate = self.gate.lock();
-        gate.mode == Mode::Quiet && gate.parked == gate.workers && gate.in_flight == 0
+        let state = self.state.lock();
+        state.mode == Mode::Quiet && state.parked == state.workers && state.in_flight == 0
     }
 
     /// Workers resume reading.
     pub(super) fn resume(&self) {
-        let mut gate = self.gate.lock();
-        if gate.mode == Mode::Quiet {
+        let mut state = self.state.lock();
+        if state.mode == Mode::Quiet {
             self.waker.clear();
-            gate.mode = Mode::Taking;
+            state.mode = Mode::Taking;
             self.changed.notify_all();
         }
     }
 
     /// Ends reading for good.
     pub(super) fn finish(&self) {
-        self.gate.lock().mode = Mode::Ended;
+        self.state.lock().mode = Mode::Ended;
         self.waker.wake();
         self.changed.notify_all();
     }
 
     pub(super) fn is_finished(&self) -> bool {
-        self.gate.lock().mode == Mode::Ended
+        self.state.lock().mode == Mode::Ended
     }
 
     /// A worker has ended.
     pub(super) fn worker_left(&self) {
-        // A door that becomes quiet must not wait for a thread that has ended.
-        self.gate.lock().workers -= 1;
+        self.state.lock().workers -= 1;
         self.changed.notify_all();
     }
 
     /// Waits until everything taken is answered.
     pub(super) fn drain(&self) {
-        let mut gate = self.gate.lock();
-        while gate.in_flight > 0 {
-            self.changed.wait(&mut gate);
+        let mut state = self.state.lock();
+        while state.in_flight > 0 {
+            self.changed.wait(&mut state);
         }
     }
 }

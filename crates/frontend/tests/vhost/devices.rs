@@ -7,8 +7,8 @@ use sawmill_device::{BlockDevice, Flags, Geometry, MemoryDevice, Operation, Requ
 
 pub(crate) const SIZE_BYTES: u64 = 4 << 20;
 
-/// A memory device with a gate in front, which records all requests and may hold them back.
-pub(crate) struct Gate {
+/// A memory device that records all requests and may hold them back.
+pub(crate) struct PausableDevice {
     pub(crate) memory: Arc<MemoryDevice>,
     inside: Mutex<Inside>,
     came: Condvar,
@@ -21,13 +21,13 @@ struct Inside {
     seen: Vec<(Operation, u64, Flags)>,
 }
 
-impl Gate {
+impl PausableDevice {
     pub(crate) fn open() -> Arc<Self> {
         Self::before(Arc::new(MemoryDevice::new(SIZE_BYTES)))
     }
 
     pub(crate) fn before(memory: Arc<MemoryDevice>) -> Arc<Self> {
-        Arc::new(Gate { memory, inside: Mutex::default(), came: Condvar::new() })
+        Arc::new(PausableDevice { memory, inside: Mutex::default(), came: Condvar::new() })
     }
 
     /// Holds requests back from now on.
@@ -76,7 +76,7 @@ impl Gate {
     }
 }
 
-impl BlockDevice for Gate {
+impl BlockDevice for PausableDevice {
     fn geometry(&self) -> Geometry {
         self.memory.geometry()
     }

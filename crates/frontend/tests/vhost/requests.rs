@@ -14,14 +14,14 @@ use vhost::vhost_user::message::VhostUserConfigFlags;
 use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo};
 
 use crate::Place;
-use crate::devices::{Gate, SIZE_BYTES};
+use crate::devices::{PausableDevice, SIZE_BYTES};
 use crate::guest::*;
 
 #[test]
 fn what_is_written_is_read_back_directly_and_by_indirect_tables() {
     for indirect in [false, true] {
-        let (place, gate) = (Place::new(), Gate::open());
-        let _door = place.serve(gate.clone());
+        let (place, pausable) = (Place::new(), PausableDevice::open());
+        let _door = place.serve(pausable.clone());
         let mut guest = Guest::new(2);
         guest.indirect = indirect;
         let _front = guest.connect(&place.path());
@@ -38,8 +38,8 @@ fn what_is_written_is_read_back_directly_and_by_indirect_tables() {
 
 #[test]
 fn a_request_may_be_cut_into_pieces_anywhere() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let _door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let _door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
     let (at, data) = (header_at(0), data_at(0));
@@ -57,7 +57,7 @@ fn a_request_may_be_cut_into_pieces_anywhere() {
     guest.offer(0, head);
     guest.kick(0);
     guest.wait(0);
-    assert_eq!(gate.memory.read_at(3 * 512, 1024).expect("in range"), bytes);
+    assert_eq!(pausable.memory.read_at(3 * 512, 1024).expect("in range"), bytes);
     // Header and first data in one piece, and the status at the end of the last data.
     guest.put(at, &header(READ, 3));
     guest.put(data, &[0; 1025]);
@@ -71,8 +71,8 @@ fn a_request_may_be_cut_into_pieces_anywhere() {
 
 #[test]
 fn flush_discard_and_write_zeroes_reach_the_device() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
     assert_eq!(guest.ask(0, STORE, 0, &[7; 8192], 0).0, 0);
@@ -80,7 +80,7 @@ fn flush_discard_and_write_zeroes_reach_the_device() {
     assert_eq!(guest.ask(0, WRITE_ZEROES, 0, &range(1, 3, 1), 0).0, 0);
     assert_eq!(guest.ask(0, WRITE_ZEROES, 0, &range(5, 1, 0), 0).0, 0);
     assert_eq!(guest.ask(0, DISCARD, 0, &range(8, 8, 0), 0).0, 0);
-    let seen = gate.seen(5);
+    let seen = pausable.seen(5);
     let operations: Vec<Operation> = seen.iter().map(|(operation, ..)| *operation).collect();
     use Operation::{Discard, Flush, Write, WriteZeroes};
     assert_eq!(operations, [Write, Flush, WriteZeroes, WriteZeroes, Discard]);
@@ -90,7 +90,7 @@ fn flush_discard_and_write_zeroes_reach_the_device() {
     );
     assert_eq!(seen[4].1, 8 * 512);
     let expected = [[7; 512].as_slice(), &[0; 1536], &[7; 512], &[0; 512]].concat();
-    assert_eq!(gate.memory.read_at(0, 3072).expect("in range"), expected);
+    assert_eq!(pausable.memory.read_at(0, 3072).expect("in range"), expected);
     let counts = door.counts();
     let kinds = (counts.writes, counts.flushes, counts.discards, counts.write_zeroes);
     assert_eq!((kinds, counts.bytes_in, counts.errors), ((1, 1, 1, 2), 8192, 0));
@@ -98,8 +98,8 @@ fn flush_discard_and_write_zeroes_reach_the_device() {
 
 #[test]
 fn what_cannot_be_done_fails_alone() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
     let sectors = SIZE_BYTES / 512;
@@ -156,14 +156,14 @@ fn the_configuration_shows_the_device() {
 
 #[test]
 fn a_guest_without_a_cache_has_every_change_made_durable() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let _door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let _door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     guest.wants &= !F_FLUSH;
     let front = guest.connect(&place.path());
     guest.ask(0, STORE, 0, &[1; 512], 0);
     guest.ask(0, WRITE_ZEROES, 0, &range(0, 1, 1), 0);
-    assert!(gate.seen(2).iter().all(|(.., flags)| flags.fua));
+    assert!(pausable.seen(2).iter().all(|(.., flags)| flags.fua));
     drop(front);
     // And one that turns its cache off, and on.
     let mut guest = Guest::new(1);
@@ -171,15 +171,15 @@ fn a_guest_without_a_cache_has_every_change_made_durable() {
     for (cache, durable) in [(0, true), (1, false)] {
         front.set_config(32, VhostUserConfigFlags::WRITABLE, &[cache]).expect("it can be written");
         guest.ask(0, STORE, 0, &[1; 512], 0);
-        assert_eq!(gate.seen(gate.count()).last().expect("a write").2.fua, durable);
+        assert_eq!(pausable.seen(pausable.count()).last().expect("a write").2.fua, durable);
     }
 }
 
 #[test]
 fn a_guest_is_notified_only_when_it_asks_for_it() {
     for event_idx in [true, false] {
-        let (place, gate) = (Place::new(), Gate::open());
-        let _door = place.serve(gate.clone());
+        let (place, pausable) = (Place::new(), PausableDevice::open());
+        let _door = place.serve(pausable.clone());
         let mut guest = Guest::new(1);
         if !event_idx {
             guest.wants &= !F_EVENT_IDX;
@@ -213,7 +213,7 @@ fn a_guest_is_notified_only_when_it_asks_for_it() {
 #[test]
 fn a_new_size_is_announced_and_so_is_any_size_to_a_frontend_that_comes_back() {
     let place = Place::new();
-    let door = place.serve(Gate::open());
+    let door = place.serve(PausableDevice::open());
     let mut guest = Guest::new(1);
     let mut front = guest.connect(&place.path());
     let (mut ours, theirs) = UnixStream::pair().expect("two sockets");
@@ -232,8 +232,8 @@ fn a_new_size_is_announced_and_so_is_any_size_to_a_frontend_that_comes_back() {
 
 #[test]
 fn writes_to_memory_are_logged_while_the_guest_migrates() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let _door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let _door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     guest.wants |= F_LOG_ALL;
     let front = guest.connect(&place.path());
@@ -262,8 +262,8 @@ fn writes_to_memory_are_logged_while_the_guest_migrates() {
 
 #[test]
 fn regions_of_memory_come_and_go_under_a_running_queue() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let _door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let _door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let mut front = guest.connect(&place.path());
     // The same bytes once more, far above.
@@ -287,18 +287,18 @@ fn regions_of_memory_come_and_go_under_a_running_queue() {
         guest.kick(0);
     };
     write_from_above();
-    gate.seen(1);
+    pausable.seen(1);
     front.remove_mem_region(&region).expect("it was there");
-    assert_eq!(gate.memory.read_at(512, 512).expect("in range"), [0x33; 512]);
+    assert_eq!(pausable.memory.read_at(512, 512).expect("in range"), [0x33; 512]);
     write_from_above();
     wait_for(&guest.drivers[0].error, "an address that is no memory any more");
-    assert_eq!(gate.count(), 1);
+    assert_eq!(pausable.count(), 1);
 }
 
 #[test]
 fn the_socket_is_for_its_owner_and_gone_in_the_end() {
     let place = Place::new();
-    let door = place.serve(Gate::open());
+    let door = place.serve(PausableDevice::open());
     let mode = std::fs::metadata(place.path()).expect("it is there").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     assert_eq!((door.kind(), door.address()), ("vhost-user", place.path().display().to_string()));

@@ -10,22 +10,26 @@ use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 
 use crate::Place;
-use crate::devices::{Gate, SIZE_BYTES};
+use crate::devices::{PausableDevice, SIZE_BYTES};
 use crate::guest::*;
 
 /// Long enough for anything that ends at all.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Writes of one sector each, offered on one queue and taken by the door.
-fn offer_writes(guest: &mut Guest, gate: &Gate, sectors: std::ops::Range<u64>) -> Vec<u16> {
-    let before = gate.count();
+fn offer_writes(
+    guest: &mut Guest,
+    pausable: &PausableDevice,
+    sectors: std::ops::Range<u64>,
+) -> Vec<u16> {
+    let before = pausable.count();
     let mut heads = Vec::new();
     for sector in sectors {
         let head = guest.prepare(0, STORE, sector, &[sector as u8 + 1; 512], 0);
         guest.offer(0, head);
         guest.kick(0);
         heads.push(head);
-        gate.seen(before + heads.len());
+        pausable.seen(before + heads.len());
     }
     heads
 }
@@ -35,7 +39,7 @@ fn requests_in_flight_are_carried_out_by_the_next_process_in_the_order_they_came
     let place = Place::new();
     let memory = Arc::new(MemoryDevice::new(SIZE_BYTES));
     let mut guest = Guest::new(1);
-    let first = Gate::before(memory.clone());
+    let first = PausableDevice::before(memory.clone());
     let door = place.serve(first.clone());
     let front = guest.connect(&place.path());
     // Some traffic first, so that heads are not in order of time: these end at 62, and continue at
@@ -60,7 +64,7 @@ fn requests_in_flight_are_carried_out_by_the_next_process_in_the_order_they_came
     door.stop(Stop::Now);
     drop((door, front));
     assert_eq!(guest.used(0), 105);
-    let second = Gate::before(memory.clone());
+    let second = PausableDevice::before(memory.clone());
     let _door = place.serve(second.clone());
     let _front = guest.connect(&place.path());
     let sectors: Vec<u64> = second.seen(5).iter().map(|(_, address, _)| address / 512).collect();
@@ -73,16 +77,16 @@ fn requests_in_flight_are_carried_out_by_the_next_process_in_the_order_they_came
 
 #[test]
 fn an_old_write_never_lands_after_a_newer_one() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let _door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let _door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let front = guest.connect(&place.path());
-    gate.close();
-    offer_writes(&mut guest, &gate, 3..4);
+    pausable.close();
+    offer_writes(&mut guest, &pausable, 3..4);
     // The frontend reconnects; the old write is still in the device, which would execute a new one
     // at once.
     drop(front);
-    gate.let_newer_through();
+    pausable.let_newer_through();
     let front = guest.connect(&place.path());
     let head = guest.prepare(0, STORE, 3, &[0x77; 512], 0);
     guest.offer(0, head);
@@ -90,30 +94,30 @@ fn an_old_write_never_lands_after_a_newer_one() {
     front.get_features().expect("an answer");
     // A door that fails to wait has the time to show it.
     (0..20_000).for_each(|_| std::thread::yield_now());
-    gate.let_through();
+    pausable.let_through();
     guest.wait(0);
     guest.wait(0);
-    assert_eq!(gate.count(), 3, "the old one, the old one carried out again, and the new one");
-    assert_eq!(gate.memory.read_at(3 * 512, 512).expect("in range"), [0x77; 512]);
+    assert_eq!(pausable.count(), 3, "the old one, the old one carried out again, and the new one");
+    assert_eq!(pausable.memory.read_at(3 * 512, 512).expect("in range"), [0x77; 512]);
 }
 
 #[test]
 fn a_connection_that_is_gone_leaves_the_guests_memory_alone() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let front = guest.connect(&place.path());
-    gate.close();
+    pausable.close();
     let head = guest.prepare(0, READ, 0, &[], 512);
     guest.offer(0, head);
     guest.kick(0);
-    gate.seen(1);
+    pausable.seen(1);
     let before = guest.get(0, MEMORY_BYTES as usize);
     drop(front);
     while door.counts().connections > 0 {
         std::thread::yield_now();
     }
-    gate.let_through();
+    pausable.let_through();
     while door.counts().in_flight > 0 {
         std::thread::yield_now();
     }
@@ -122,15 +126,15 @@ fn a_connection_that_is_gone_leaves_the_guests_memory_alone() {
 
 #[test]
 fn a_queue_is_stopped_only_when_all_is_answered() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let _door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let _door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let mut front = guest.connect(&place.path());
-    gate.close();
-    offer_writes(&mut guest, &gate, 0..3);
+    pausable.close();
+    offer_writes(&mut guest, &pausable, 0..3);
     let stopping = front.clone();
     let asked = std::thread::spawn(move || stopping.get_vring_base(0).expect("an answer"));
-    gate.let_through();
+    pausable.let_through();
     assert_eq!(asked.join().expect("no panic"), 3);
     assert_eq!(guest.used(0), 3, "a look finds all of it answered");
     // And it can be started again where it was.
@@ -177,8 +181,8 @@ fn a_door_is_handed_over_with_its_connection() {
 
 #[test]
 fn a_hand_over_can_be_taken_back() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
     assert_eq!(guest.ask(0, STORE, 0, &[1; 512], 0).0, 0);
@@ -190,18 +194,18 @@ fn a_hand_over_can_be_taken_back() {
 
 #[test]
 fn a_door_that_cannot_be_quiet_goes_on() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
     let stale = door.quiesce(PATIENCE).expect("nothing is slow");
     door.quiesce(PATIENCE).expect("it stays quiet").resume();
     assert_eq!(stale.hand_over().expect_err("it is not quiet").kind(), ErrorKind::Internal);
-    gate.close();
-    offer_writes(&mut guest, &gate, 0..2);
+    pausable.close();
+    offer_writes(&mut guest, &pausable, 0..2);
     let error = door.quiesce(Duration::ZERO).err().expect("two requests are in flight");
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    gate.let_through();
+    pausable.let_through();
     guest.wait(0);
     guest.wait(0);
     assert_eq!(guest.ask(0, STORE, 0, &[2; 512], 0).0, 0);
@@ -210,15 +214,15 @@ fn a_door_that_cannot_be_quiet_goes_on() {
 
 #[test]
 fn pieces_that_are_not_whole_are_refused() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
     let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
     let refused = |spoil: &dyn Fn(&mut Vec<sawmill_frontend::Handed>)| {
         let mut pieces = quiet.hand_over().expect("it is quiet");
         spoil(&mut pieces);
-        let taken = VhostDoor::take_over(place.options(), gate.clone(), pieces);
+        let taken = VhostDoor::take_over(place.options(), pausable.clone(), pieces);
         assert_eq!(taken.err().expect("refused").kind(), ErrorKind::Invalid);
     };
     refused(&|pieces| pieces.clear());
@@ -238,15 +242,15 @@ fn pieces_that_are_not_whole_are_refused() {
     pieces[1].facts.insert("color".into(), "green".into());
     quiet.let_go();
     let (_next, quiet) =
-        VhostDoor::take_over(place.options(), gate.clone(), pieces).expect("it is whole");
+        VhostDoor::take_over(place.options(), pausable.clone(), pieces).expect("it is whole");
     quiet.resume();
     assert_eq!(guest.ask(0, STORE, 0, &[2; 512], 0).0, 0);
 }
 
 #[test]
 fn a_second_frontend_waits_for_the_first_to_go() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let front = guest.connect(&place.path());
     let path = place.path();
@@ -263,15 +267,15 @@ fn a_second_frontend_waits_for_the_first_to_go() {
 
 #[test]
 fn stopping_a_door_answers_what_it_took() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let door = Arc::new(place.serve(gate.clone()));
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let door = Arc::new(place.serve(pausable.clone()));
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
-    gate.close();
-    let heads = offer_writes(&mut guest, &gate, 0..3);
+    pausable.close();
+    let heads = offer_writes(&mut guest, &pausable, 0..3);
     let stopping = door.clone();
     let stopped = std::thread::spawn(move || stopping.stop(Stop::Drained));
-    gate.let_through();
+    pausable.let_through();
     stopped.join().expect("no panic");
     assert_eq!(guest.used(0), 3);
     assert!(heads.iter().all(|head| guest.status(*head) == 0));
@@ -280,8 +284,8 @@ fn stopping_a_door_answers_what_it_took() {
 
 #[test]
 fn a_queue_starts_again_after_a_reset() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let _door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let _door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let mut front = guest.connect(&place.path());
     assert_eq!(guest.ask(0, STORE, 9, &[1; 512], 0).0, 0);
@@ -290,7 +294,7 @@ fn a_queue_starts_again_after_a_reset() {
     guest.offer(0, head);
     guest.kick(0);
     front.get_features().expect("an answer");
-    assert_eq!(gate.count(), 1, "a queue that was reset serves nothing");
+    assert_eq!(pausable.count(), 1, "a queue that was reset serves nothing");
     guest.start(&mut front, 0);
     assert_eq!(guest.wait(0), head);
 }

@@ -9,7 +9,7 @@ use sawmill_frontend::{Door, Stop};
 use vhost::VhostBackend;
 
 use crate::Place;
-use crate::devices::Gate;
+use crate::devices::PausableDevice;
 use crate::guest::*;
 use crate::restart::PATIENCE;
 
@@ -54,14 +54,14 @@ fn a_malformed_chain_stops_its_queue_and_nothing_else() {
         ),
     ];
     for (what, entries) in cases {
-        let (place, gate) = (Place::new(), Gate::open());
-        let door = place.serve(gate.clone());
+        let (place, pausable) = (Place::new(), PausableDevice::open());
+        let door = place.serve(pausable.clone());
         let mut guest = Guest::new(2);
         let front = guest.connect(&place.path());
         guest.offer_raw(&entries);
         wait_for(&guest.drivers[0].error, what);
         assert_eq!(guest.used(0), 0, "{what} is not answered");
-        assert_eq!(gate.count(), 0, "{what} does not reach the device");
+        assert_eq!(pausable.count(), 0, "{what} does not reach the device");
         assert_eq!(door.counts().protocol_violations, 1, "{what}");
         assert_eq!(guest.ask(1, STORE, 0, &[1; 512], 0).0, 0, "{what}: the other queue goes on");
         drop(front);
@@ -72,15 +72,15 @@ fn a_malformed_chain_stops_its_queue_and_nothing_else() {
 #[test]
 fn an_impossible_available_ring_stops_its_queue() {
     let break_ring = |what: &str, with: &dyn Fn(&mut Guest)| {
-        let (place, gate) = (Place::new(), Gate::open());
-        let _door = place.serve(gate.clone());
+        let (place, pausable) = (Place::new(), PausableDevice::open());
+        let _door = place.serve(pausable.clone());
         let mut guest = Guest::new(1);
         let front = guest.connect(&place.path());
-        gate.close();
+        pausable.close();
         with(&mut guest);
         guest.kick(0);
         wait_for(&guest.drivers[0].error, what);
-        gate.let_through();
+        pausable.let_through();
         drop(front);
         serves_another(&place);
     };
@@ -98,12 +98,12 @@ fn an_impossible_available_ring_stops_its_queue() {
 
 #[test]
 fn a_guest_cannot_have_more_in_flight_than_the_limit() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let _door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let _door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     guest.indirect = true;
     let _front = guest.connect(&place.path());
-    gate.close();
+    pausable.close();
     // Each reads 4 MiB, into the same memory: 16 of them are the 64 MiB that may be in flight.
     let mut heads = Vec::new();
     for _ in 0..20 {
@@ -115,18 +115,18 @@ fn a_guest_cannot_have_more_in_flight_than_the_limit() {
         heads.push(head);
     }
     guest.kick(0);
-    assert_eq!(gate.seen(16).len(), 16);
-    gate.let_through();
+    assert_eq!(pausable.seen(16).len(), 16);
+    pausable.let_through();
     for _ in 0..20 {
         guest.wait(0);
     }
-    assert_eq!(gate.count(), 20);
+    assert_eq!(pausable.count(), 20);
 }
 
 #[test]
 fn a_frontend_that_breaks_the_protocol_loses_its_connection() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let door = place.serve(pausable.clone());
     let message = |request: u32, flags: u32, payload: &[u8]| {
         let head = [request, flags, payload.len() as u32];
         [head.iter().flat_map(|field| field.to_ne_bytes()).collect(), payload.to_vec()].concat()
@@ -164,8 +164,8 @@ fn a_frontend_that_breaks_the_protocol_loses_its_connection() {
 
 #[test]
 fn a_frontend_in_the_middle_of_a_word_does_not_hold_up_the_end() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let door = place.serve(pausable.clone());
     let mut stream = UnixStream::connect(place.path()).expect("the door listens");
     stream.write_all(&[1, 0, 0, 0, 1]).expect("it is taken");
     while door.counts().connections == 0 {
@@ -177,8 +177,8 @@ fn a_frontend_in_the_middle_of_a_word_does_not_hold_up_the_end() {
 
 #[test]
 fn rings_outside_the_guests_memory_are_refused() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let _door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let _door = place.serve(pausable.clone());
     let mut guest = Guest::new(1);
     let front = guest.connect(&place.path());
     let good = guest.rings(0);
@@ -193,8 +193,8 @@ fn rings_outside_the_guests_memory_are_refused() {
 
 #[test]
 fn a_queue_that_cannot_run_takes_no_other_with_it() {
-    let (place, gate) = (Place::new(), Gate::open());
-    let door = place.serve(gate.clone());
+    let (place, pausable) = (Place::new(), PausableDevice::open());
+    let door = place.serve(pausable.clone());
     let mut guest = Guest::new(3);
     let front = guest.connect(&place.path());
     let mut outside = guest.rings(0);
@@ -211,7 +211,7 @@ fn a_queue_that_cannot_run_takes_no_other_with_it() {
     let pieces = quiet.hand_over().expect("it is quiet");
     quiet.let_go();
     let (next, quiet) =
-        VhostDoor::take_over(place.options(), gate.clone(), pieces).expect("it is whole");
+        VhostDoor::take_over(place.options(), pausable.clone(), pieces).expect("it is whole");
     quiet.resume();
     assert_eq!(next.counts().protocol_violations, 1, "the status shows that a queue stands still");
     for queue in [1, 2] {
@@ -274,8 +274,8 @@ proptest! {
         heads in prop::collection::vec(0u16..18, 1..8),
         kind in prop_oneof![Just(READ), Just(STORE), Just(DISCARD), 0u32..20],
     ) {
-        let (place, gate) = (Place::new(), Gate::open());
-        let door = place.serve(gate.clone());
+        let (place, pausable) = (Place::new(), PausableDevice::open());
+        let door = place.serve(pausable.clone());
         let mut guest = Guest::new(1);
         let front = guest.connect(&place.path());
         // Every valid descriptor that covers a part of the upper half reaches into it from below.

@@ -1,7 +1,7 @@
 //! Handles one request: whether its sender may make it, what it asks for, and the answer.
 //!
 //! Invariants: a request through the loopback address changes nothing and reveals no path of ours.
-//! A request that blocks takes a place in its lane.
+//! A request that blocks takes a place of its kind.
 //!
 //! Not here: connections (`super`), what the numbers mean (`status`).
 
@@ -18,7 +18,7 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_volume::Safety;
 
 use super::status::ProcessStatus;
-use super::{LOOPBACK_WAIT_MAX, Lane, REQUEST_TIME_MAX, Shared, Subject, metrics, page};
+use super::{Call, LOOPBACK_WAIT_MAX, REQUEST_TIME_MAX, Shared, Subject, metrics, page};
 use crate::control::protocol::{ControlRequest, REQUEST_BYTES_MAX, REQUEST_TARGET};
 
 pub(super) async fn answer(
@@ -108,15 +108,14 @@ async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response
         Ok(parsed) => parsed,
         Err(failure) => return refuse(StatusCode::BAD_REQUEST, &failure),
     };
-    // Strangers have a lane of their own: their waits never take a thread of ours (P112).
-    let lane = if only.is_some() { Lane::OwnWait } else { Lane::LoopbackWait };
-    if lane == Lane::LoopbackWait {
+    let kind = if only.is_some() { Call::OwnWait } else { Call::LoopbackWait };
+    if kind == Call::LoopbackWait {
         timeout = Some(timeout.map_or(LOOPBACK_WAIT_MAX, |timeout| timeout.min(LOOPBACK_WAIT_MAX)));
     }
     // If the client hangs up, this future is dropped with the token, and the wait ends.
     let token = Arc::new(());
     let caller = Arc::downgrade(&token);
-    let waited = blocking(shared, lane, move |subject| {
+    let waited = blocking(shared, kind, move |subject| {
         (subject.wait)(&volume, safety, timeout, &|| caller.strong_count() > 0)
     })
     .await;
@@ -151,20 +150,19 @@ async fn carry_out(
     volume: String,
 ) -> Response<Full<Bytes>> {
     let carried =
-        blocking(shared, Lane::Change, move |subject| (subject.carry_out)(&volume, request)).await;
+        blocking(shared, Call::Change, move |subject| (subject.carry_out)(&volume, request)).await;
     carried.map_or_else(|refused| refused, |answer| reply("application/json", answer.to_string()))
 }
 
-/// Runs blocking work on a thread of its own, if its lane has one left.
+/// Runs blocking work on a thread of its own, if this kind has one left.
 async fn blocking<T: Send + 'static>(
     shared: &Arc<Shared>,
-    lane: Lane,
+    kind: Call,
     work: impl FnOnce(&Subject) -> Result<T> + Send + 'static,
 ) -> Result<T, Response<Full<Bytes>>> {
-    let places = lane.places();
-    // Counted before it is compared: two requests must not both take the last place.
-    if shared.blocked[lane as usize].fetch_add(1, Ordering::Relaxed) >= places {
-        shared.blocked[lane as usize].fetch_sub(1, Ordering::Relaxed);
+    let places = kind.places();
+    if shared.blocked[kind as usize].fetch_add(1, Ordering::Relaxed) >= places {
+        shared.blocked[kind as usize].fetch_sub(1, Ordering::Relaxed);
         let failure = Failure::new(
             Exit::Unavailable,
             format!("{places} other requests wait already; try again later"),
@@ -174,7 +172,7 @@ async fn blocking<T: Send + 'static>(
     let waiting = Arc::clone(shared);
     let outcome = tokio::task::spawn_blocking(move || {
         let outcome = work(&waiting.subject);
-        waiting.blocked[lane as usize].fetch_sub(1, Ordering::Relaxed);
+        waiting.blocked[kind as usize].fetch_sub(1, Ordering::Relaxed);
         outcome
     })
     .await;

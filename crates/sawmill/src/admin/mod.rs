@@ -107,8 +107,8 @@ enum Listener {
 
 struct Shared {
     subject: Subject,
-    /// Requests that block now, by lane; each holds a thread.
-    blocked: [AtomicU32; Lane::ALL.len()],
+    /// Requests that block now, by kind; each holds a thread.
+    blocked: [AtomicU32; Call::ALL.len()],
     /// Open connections, and a way to wait until there are none.
     connections: Mutex<u32>,
     none_left: Condvar,
@@ -117,10 +117,10 @@ struct Shared {
     strangers: AtomicU32,
 }
 
-/// The kinds of blocking requests. Each lane has threads of its own, so that a request that only
+/// The kinds of calls that block. Each has threads of its own, so that a request that only
 /// reads cannot delay a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lane {
+enum Call {
     /// A change, which only our own user can request.
     Change,
     /// A wait of our own user.
@@ -129,19 +129,19 @@ enum Lane {
     LoopbackWait,
 }
 
-impl Lane {
-    const ALL: [Lane; 3] = [Lane::Change, Lane::OwnWait, Lane::LoopbackWait];
+impl Call {
+    const ALL: [Call; 3] = [Call::Change, Call::OwnWait, Call::LoopbackWait];
 
     const fn places(self) -> u32 {
         match self {
-            Lane::Change => 16,
-            Lane::OwnWait => 32,
-            Lane::LoopbackWait => 8,
+            Call::Change => 16,
+            Call::OwnWait => 32,
+            Call::LoopbackWait => 8,
         }
     }
 
     fn threads() -> usize {
-        Lane::ALL.into_iter().map(|lane| lane.places() as usize).sum()
+        Call::ALL.into_iter().map(|kind| kind.places() as usize).sum()
     }
 }
 
@@ -178,8 +178,7 @@ impl Admin {
             .enable_io()
             .enable_time()
             .thread_name("admin")
-            // A thread for every place, so that a full lane takes none of another's.
-            .max_blocking_threads(Lane::threads())
+            .max_blocking_threads(Call::threads())
             .thread_keep_alive(Duration::from_secs(1))
             .build()
             .map_err(|error| Failure::io("cannot start the admin server", &error))?;

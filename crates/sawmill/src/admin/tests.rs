@@ -220,7 +220,7 @@ fn waits_of_others_hold_up_neither_changes_nor_our_own_waits() {
         Door::Control { path: folder.path().join(control::WRITER_SOCKET), volume: "oak".into() };
     let loopback = Door::Loopback("127.0.0.1:0".parse().unwrap());
     let admin = Admin::start(Subject { wait, ..subject() }, vec![control, loopback]).unwrap();
-    let strangers: Vec<_> = (0..Lane::LoopbackWait.places())
+    let strangers: Vec<_> = (0..Call::LoopbackWait.places())
         .map(|_| {
             let mut stream = TcpStream::connect(admin.address.unwrap()).unwrap();
             let head = "GET /wait?safety=stored&volume=oak HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -229,7 +229,7 @@ fn waits_of_others_hold_up_neither_changes_nor_our_own_waits() {
             stream
         })
         .collect();
-    assert_eq!(get(&admin, "/wait?safety=stored&volume=oak").0, 503, "the lane is full");
+    assert_eq!(get(&admin, "/wait?safety=stored&volume=oak").0, 503, "the kind is full");
     assert_eq!(get(&admin, "/status").0, 200);
     assert!(control::wait(folder.path(), "oak", "logged", None).unwrap());
     let refused = {
@@ -294,7 +294,7 @@ fn a_wait_whose_caller_hung_up_ends() {
     let head = b"GET /wait?safety=stored&volume=oak HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let own_head = b"GET /wait?safety=stored HTTP/1.1\r\nHost: localhost\r\n\r\n";
     // Far more requests than threads; each would hold a thread while the store is unreachable.
-    for _ in 0..3 * Lane::OwnWait.places() {
+    for _ in 0..3 * Call::OwnWait.places() {
         let mut stranger = TcpStream::connect(admin.address.unwrap()).unwrap();
         stranger.write_all(head).unwrap();
         entered.recv_timeout(Duration::from_secs(20)).expect("a thread is free");
@@ -302,10 +302,10 @@ fn a_wait_whose_caller_hung_up_ends() {
         own.write_all(own_head).unwrap();
         entered.recv_timeout(Duration::from_secs(20)).expect("a thread is free");
         drop((stranger, own));
-        let blocked = |lane: Lane| {
-            admin.shared.as_ref().unwrap().blocked[lane as usize].load(Ordering::Relaxed)
+        let blocked = |kind: Call| {
+            admin.shared.as_ref().unwrap().blocked[kind as usize].load(Ordering::Relaxed)
         };
-        while blocked(Lane::OwnWait) + blocked(Lane::LoopbackWait) > 0 {
+        while blocked(Call::OwnWait) + blocked(Call::LoopbackWait) > 0 {
             std::thread::yield_now();
         }
     }

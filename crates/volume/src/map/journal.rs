@@ -72,17 +72,17 @@ impl<V> Displaced<V> {
 }
 
 /// The slots of one area: sorted, never overlapping, never empty.
-struct Lane<V> {
+struct AreaSlots<V> {
     slots: Vec<Slot<V>>,
 }
 
-impl<V> Default for Lane<V> {
-    fn default() -> Lane<V> {
-        Lane { slots: Vec::new() }
+impl<V> Default for AreaSlots<V> {
+    fn default() -> AreaSlots<V> {
+        AreaSlots { slots: Vec::new() }
     }
 }
 
-impl<V: Clone> Lane<V> {
+impl<V: Clone> AreaSlots<V> {
     fn first_ending_after(&self, at: u64) -> usize {
         self.slots.partition_point(|slot| slot.end <= at)
     }
@@ -203,17 +203,17 @@ impl Hasher for AreaHasher {
     }
 }
 
-/// The lanes under one lock, by number of their area.
-type Lanes<V> = RwLock<HashMap<u64, Lane<V>, BuildHasherDefault<AreaHasher>>>;
+/// The areas under one lock, by their numbers.
+type Areas<V> = RwLock<HashMap<u64, AreaSlots<V>, BuildHasherDefault<AreaHasher>>>;
 
 // In cache lines of its own, so that shards do not slow one another down.
 #[repr(align(128))]
-struct Shard<V>(Lanes<V>);
+struct Shard<V>(Areas<V>);
 
 /// Address -> newest journal entry. `V` is cheap to clone, such as an `Arc`.
 pub struct JournalMap<V> {
     shards: Box<[Shard<V>]>,
-    wide: Lanes<V>,
+    wide: Areas<V>,
     wide_slots: AtomicUsize,
     slots: AtomicUsize,
 }
@@ -228,8 +228,8 @@ impl<V: Clone> JournalMap<V> {
     /// An empty map.
     pub fn new() -> JournalMap<V> {
         JournalMap {
-            shards: (0..SHARDS).map(|_| Shard(Lanes::default())).collect(),
-            wide: Lanes::default(),
+            shards: (0..SHARDS).map(|_| Shard(Areas::default())).collect(),
+            wide: Areas::default(),
             wide_slots: AtomicUsize::new(0),
             slots: AtomicUsize::new(0),
         }
@@ -242,10 +242,14 @@ impl<V: Clone> JournalMap<V> {
             if length > JOURNAL_NARROW_BYTES_MAX { WIDE_AREA_BYTES } else { AREA_BYTES };
         for (area, start, stop) in spans(address, end, span_bytes) {
             if stop == end {
-                self.change(span_bytes, area, |lane| lane.place(start, stop, position, value));
+                self.change(span_bytes, area, |of_area| {
+                    of_area.place(start, stop, position, value)
+                });
                 return;
             }
-            self.change(span_bytes, area, |lane| lane.place(start, stop, position, value.clone()));
+            self.change(span_bytes, area, |of_area| {
+                of_area.place(start, stop, position, value.clone())
+            });
         }
     }
 
@@ -259,12 +263,12 @@ impl<V: Clone> JournalMap<V> {
         let end = address.saturating_add(length);
         if length <= JOURNAL_NARROW_BYTES_MAX {
             for (area, start, stop) in spans(address, end, AREA_BYTES) {
-                self.change(AREA_BYTES, area, |lane| lane.take(start, stop, position));
+                self.change(AREA_BYTES, area, |of_area| of_area.take(start, stop, position));
             }
         }
         if self.wide_slots.load(Ordering::Acquire) > 0 {
             for (area, start, stop) in spans(address, end, WIDE_AREA_BYTES) {
-                self.change(WIDE_AREA_BYTES, area, |lane| lane.take(start, stop, position));
+                self.change(WIDE_AREA_BYTES, area, |of_area| of_area.take(start, stop, position));
             }
         }
     }
@@ -278,16 +282,17 @@ impl<V: Clone> JournalMap<V> {
             return pieces.skip_to(end);
         }
         for (area, start, stop) in spans(address, end, AREA_BYTES) {
-            let lanes = self.shard(area).read();
-            let narrow = lanes.get(&area).map_or(&[][..], |lane| lane.from(start));
+            let areas = self.shard(area).read();
+            let narrow = areas.get(&area).map_or(&[][..], |of_area| of_area.from(start));
             if self.wide_slots.load(Ordering::Acquire) == 0 {
                 for slot in narrow.iter().take_while(|slot| slot.start < stop) {
                     pieces.entry(slot.start.max(start), slot.end.min(stop), slot);
                 }
             } else {
-                let lanes = self.wide.read();
-                let wide =
-                    lanes.get(&(start / WIDE_AREA_BYTES)).map_or(&[][..], |lane| lane.from(start));
+                let areas = self.wide.read();
+                let wide = areas
+                    .get(&(start / WIDE_AREA_BYTES))
+                    .map_or(&[][..], |of_area| of_area.from(start));
                 pieces.newer_of(narrow, wide, start, stop);
             }
         }
@@ -305,23 +310,28 @@ impl<V: Clone> JournalMap<V> {
         self.slots.load(Ordering::Relaxed)
     }
 
-    fn shard(&self, area: u64) -> &Lanes<V> {
+    fn shard(&self, area: u64) -> &Areas<V> {
         &self.shards[(area.wrapping_mul(GOLDEN) >> (u64::BITS - SHARDS.ilog2())) as usize].0
     }
 
-    /// Runs `act` on the lane of an area under its lock, keeps the counts, drops what was displaced
+    /// Runs `act` on the slots of an area under its lock, keeps the counts, drops what it displaced
     /// afterwards.
-    fn change(&self, span_bytes: u64, area: u64, act: impl FnOnce(&mut Lane<V>) -> Displaced<V>) {
+    fn change(
+        &self,
+        span_bytes: u64,
+        area: u64,
+        act: impl FnOnce(&mut AreaSlots<V>) -> Displaced<V>,
+    ) {
         let is_wide = span_bytes == WIDE_AREA_BYTES;
-        let mut lanes = if is_wide { self.wide.write() } else { self.shard(area).write() };
-        let lane = lanes.entry(area).or_default();
-        let before = lane.slots.len();
-        let displaced = act(lane);
-        let after = lane.slots.len();
+        let mut areas = if is_wide { self.wide.write() } else { self.shard(area).write() };
+        let of_area = areas.entry(area).or_default();
+        let before = of_area.slots.len();
+        let displaced = act(of_area);
+        let after = of_area.slots.len();
         if after == 0 {
-            lanes.remove(&area);
-        } else if lane.slots.capacity() > 4 * after + 4 {
-            lane.slots.shrink_to(2 * after);
+            areas.remove(&area);
+        } else if of_area.slots.capacity() > 4 * after + 4 {
+            of_area.slots.shrink_to(2 * after);
         }
         // Before the lock is released, so that no reader sees a slot that is not counted.
         if before != after {
@@ -331,7 +341,7 @@ impl<V: Clone> JournalMap<V> {
                 self.wide_slots.fetch_add(more, Ordering::AcqRel);
             }
         }
-        drop(lanes);
+        drop(areas);
         drop(displaced);
     }
 }

@@ -5,7 +5,7 @@
 //! once, when the device inside has answered every request that was submitted to it. A write's
 //! payload is copied once, from its exchange into the device inside.
 //!
-//! Not here: which changes wait for which (`claims`), and requests for whole blocks (`gate`).
+//! Not here: which changes wait for which (`claims`), and requests for whole blocks (`passes`).
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};

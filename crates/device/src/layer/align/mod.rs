@@ -6,7 +6,7 @@
 //! - From the read to the write of a read-modify-write, no other change of the same blocks is in
 //!   progress, not even of whole blocks: it would be overwritten with older bytes (`claims`). While
 //!   there is no read-modify-write, whole blocks pass without a claim, and the next
-//!   read-modify-write waits for all of them (`gate`).
+//!   read-modify-write waits for all of them (`passes`).
 //! - Waiting is by age: a change waits only for changes that were submitted before it, so none
 //!   starves.
 //! - No lock is held during calls to the device inside or to an exchange. Changes that an answer
@@ -17,8 +17,8 @@
 //! resizes: the geometry of the device inside is that of the beginning.
 
 mod claims;
-mod gate;
 mod mend;
+mod passes;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,8 +27,8 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use self::claims::Claims;
-use self::gate::Gate;
 use self::mend::Mend;
+use self::passes::Passes;
 use crate::{
     Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Outcome, Reply, Request, Result,
 };
@@ -70,7 +70,7 @@ struct Core<D> {
     /// The longest read or write of the device inside, in whole units.
     longest: u64,
     line: Mutex<Line<D>>,
-    gate: Gate<Weak<Core<D>>>,
+    passes: Passes<Weak<Core<D>>>,
 }
 
 impl<D: BlockDevice + 'static> Align<D> {
@@ -107,8 +107,8 @@ impl<D: BlockDevice + 'static> Align<D> {
         let line = Line { claims: Claims::new(), ready, held, starting: false };
         let (longest, line) = (longest.into(), Mutex::new(line));
         Ok(Align(Arc::new_cyclic(|core| {
-            let gate = Gate::new(core);
-            Core { inner, geometry, unit_bytes: unit, longest, line, gate }
+            let passes = Passes::new(core);
+            Core { inner, geometry, unit_bytes: unit, longest, line, passes }
         })))
     }
 
@@ -235,9 +235,9 @@ impl<D: BlockDevice + 'static> Core<D> {
 
     /// A change of whole blocks.
     fn pass(self: &Arc<Self>, request: Request) {
-        if let Some(lane) = self.gate.pass() {
+        if let Some(stripe) = self.passes.pass() {
             return self.inner.submit(request.then(move |outcome, asker| {
-                let core = lane.leave().and_then(Weak::upgrade);
+                let core = stripe.leave().and_then(Weak::upgrade);
                 asker.complete(outcome);
                 core.iter().for_each(|core| core.look());
             }));
@@ -262,13 +262,13 @@ impl<D: BlockDevice + 'static> Core<D> {
         work: impl FnOnce(usize) -> Work<D>,
     ) {
         if alone {
-            self.gate.close();
+            self.passes.close();
         }
         let mut line = self.line.lock();
         let (claim, free) = line.claims.enter(blocks, alone);
         if !free {
             line.claims.wait(claim, work(claim));
-        } else if alone && !self.gate.is_empty() {
+        } else if alone && !self.passes.is_empty() {
             line.held.push(work(claim));
             drop(line);
             // The passes may have left before they could find this change in `held`.
@@ -288,7 +288,7 @@ impl<D: BlockDevice + 'static> Core<D> {
     }
 
     fn let_held_go(&self, line: &mut Line<D>) {
-        if !line.held.is_empty() && self.gate.is_empty() {
+        if !line.held.is_empty() && self.passes.is_empty() {
             let Line { held, ready, .. } = line;
             ready.extend(held.drain(..));
         }
@@ -311,7 +311,7 @@ impl<D: BlockDevice + 'static> Core<D> {
         });
         self.let_held_go(&mut line);
         if was_alone {
-            self.gate.open();
+            self.passes.open();
         }
     }
 

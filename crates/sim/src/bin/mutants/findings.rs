@@ -424,8 +424,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &binary("waits_of_others_hold_up_neither_changes_nor_our_own_waits"),
         "who waits at the loopback address has the threads of our own waits",
         "sawmill/src/admin/answer.rs",
-        "let lane = if only.is_some() { Lane::OwnWait } else { Lane::LoopbackWait };",
-        "let lane = if only.is_some() || true { Lane::OwnWait } else { Lane::LoopbackWait };",
+        "let kind = if only.is_some() { Call::OwnWait } else { Call::LoopbackWait };",
+        "let kind = if only.is_some() || true { Call::OwnWait } else { Call::LoopbackWait };",
     ),
     caught_by(
         &binary("a_page_of_another_site_receives_nothing"),
