@@ -365,7 +365,7 @@ impl Asker {
             write_zeroes: true,
             allocation: true,
             reservation: 1,
-            keeper: [1; 16],
+            cache_identity: [1; 16],
         };
         let bytes = opened.encode();
         let length = bytes.len() as u32;

@@ -21,7 +21,7 @@ layout! {
     ABILITIES: 21, 1, "abilities";
     RESERVED: 22, 2, "reserved";
     RESERVATION: 24, 8, "reservation";
-    KEEPER: 32, 16, "keeper";
+    CACHE_IDENTITY: 32, 16, "cache_identity";
 }
 
 layout! {
@@ -84,7 +84,7 @@ pub struct Opened {
     pub reservation: u64,
     /// Identifies what holds the answered writes that are not flushed. If it differs at the next
     /// connection, those writes may be lost.
-    pub keeper: [u8; 16],
+    pub cache_identity: [u8; 16],
 }
 
 impl Opened {
@@ -109,7 +109,7 @@ impl Opened {
         let abilities = flags.iter().filter(|(set, _)| *set).map(|(_, bit)| bit).sum();
         opened_at::ABILITIES.put(&mut bytes, [abilities]);
         opened_at::RESERVATION.put(&mut bytes, self.reservation.to_le_bytes());
-        opened_at::KEEPER.put(&mut bytes, self.keeper);
+        opened_at::CACHE_IDENTITY.put(&mut bytes, self.cache_identity);
         bytes
     }
 
@@ -144,7 +144,7 @@ impl Opened {
             write_zeroes: abilities & WRITE_ZEROES != 0,
             allocation: abilities & ALLOCATION != 0,
             reservation,
-            keeper: opened_at::KEEPER.array(bytes),
+            cache_identity: opened_at::CACHE_IDENTITY.array(bytes),
         })
     }
 }

@@ -157,7 +157,7 @@ fn opened_value() -> Opened {
         write_zeroes: false,
         allocation: true,
         reservation: 0x7e6e_7572_6521_0001,
-        keeper: *b"who keeps writes",
+        cache_identity: *b"who keeps writes",
     }
 }
 

@@ -96,8 +96,8 @@ pub(super) struct Control {
     attempt: Attempt,
     ways: Box<[Way]>,
     reopening: Reopening,
-    /// The keeper of each volume's unflushed writes, as the newest connection reports it.
-    keepers: Vec<[u8; 16]>,
+    /// The volatile cache identity of each volume, as the newest connection reports it.
+    cache_identities: Vec<[u8; 16]>,
     /// Volumes that are being closed.
     pub(super) closing: Vec<Answer>,
     /// The last name of the target.
@@ -121,7 +121,7 @@ impl Control {
             attempt: Attempt::default(),
             ways: (0..links).map(|_| Way::default()).collect(),
             reopening: Reopening::default(),
-            keepers: Vec::new(),
+            cache_identities: Vec::new(),
             closing: Vec::new(),
             target_name: String::new(),
             rekey_look_ns: 0,

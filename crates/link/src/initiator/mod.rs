@@ -10,7 +10,7 @@
 //! writes and requests read.
 //!
 //! Invariants: a request is answered once. A flush does not succeed if a target that kept unflushed
-//! writes is gone (the keeper of the volume changed).
+//! writes is gone (the volatile cache identity changed).
 //!
 //! Not here: sockets and threads (`crate::threads`), the cache (`crate::cache`).
 
@@ -32,8 +32,8 @@ pub use device::{Answer, OpenMode, RemoteDevice};
 use crate::carrier::{Peer, Sender, Waker};
 use crate::clock::{Clock, SECOND};
 use crate::connection::{Came, Connection, Path, Said};
-use crate::session::{Security, instance};
 use crate::session::proof::Proofs;
+use crate::session::{Security, instance};
 pub(crate) use control::PROLOGUE;
 use control::{Act, Control, Event};
 use pending::{Ended, Pendings};
@@ -453,8 +453,8 @@ impl OpenExport {
         ))
     }
 
-    /// The target that kept unflushed changes is gone.
-    fn keeper_gone(&self, changes: u64) {
+    /// What held unflushed changes at the target is gone.
+    fn volatile_writes_lost(&self, changes: u64) {
         if changes > self.flushed.load(Ordering::SeqCst) {
             *self.loss.lock() = Loss { happened: true, told_ns: None };
         }

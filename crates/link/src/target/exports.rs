@@ -22,8 +22,8 @@ use crate::PackedDevice;
 /// A device with a name.
 pub(super) struct Export {
     pub(super) device: Arc<dyn PackedDevice>,
-    /// The keeper of written and unflushed data.
-    keeper: [u8; 16],
+    /// The volatile cache identity: it changes when written and unflushed data is lost.
+    cache_identity: [u8; 16],
     /// None: its standing does not outlive this process.
     keep: Option<Box<dyn KeepStanding>>,
     /// Held while the standing changes and is made durable. Requests never take it, and nothing
@@ -36,8 +36,8 @@ struct State {
     standing: Standing,
     /// No initiator has learned of the reservation yet.
     unclaimed: bool,
-    /// An initiator has learned the current keeper of unflushed writes.
-    keeper_told: bool,
+    /// An initiator has learned the current volatile cache identity.
+    is_known: bool,
     users: Vec<User>,
 }
 
@@ -99,7 +99,7 @@ impl Exports {
         &self,
         name: &str,
         device: Arc<dyn PackedDevice>,
-        keeper: [u8; 16],
+        cache_identity: [u8; 16],
         lasting: Option<(Standing, Box<dyn KeepStanding>)>,
     ) -> Result<()> {
         if name.is_empty() || name.len() > control::EXPORT_BYTES_MAX {
@@ -116,10 +116,10 @@ impl Exports {
         let (standing, keep) =
             lasting.map_or((Standing::default(), None), |(standing, keep)| (standing, Some(keep)));
         let state =
-            Mutex::new(State { standing, unclaimed: false, keeper_told: false, users: Vec::new() });
+            Mutex::new(State { standing, unclaimed: false, is_known: false, users: Vec::new() });
         exports.insert(
             name.to_owned(),
-            Arc::new(Export { device, keeper, keep, changing: Mutex::default(), state }),
+            Arc::new(Export { device, cache_identity, keep, changing: Mutex::default(), state }),
         );
         Ok(())
     }
@@ -293,8 +293,8 @@ impl Export {
         let _one_at_a_time = self.changing.lock();
         let standing = {
             let mut state = self.state.lock();
-            if !std::mem::take(&mut state.keeper_told) {
-                // Initiators that attach later learn of another keeper anyway.
+            if !std::mem::take(&mut state.is_known) {
+                // Initiators that attach later learn of another cache identity anyway.
                 return;
             }
             state.standing.failed_syncs += 1;
@@ -313,7 +313,7 @@ impl Export {
         let geometry = self.device.geometry();
         let standing = {
             let mut state = self.state.lock();
-            state.keeper_told = true;
+            state.is_known = true;
             state.standing
         };
         Opened {
@@ -328,7 +328,7 @@ impl Export {
             write_zeroes: geometry.operations.write_zeroes,
             allocation: geometry.operations.allocation,
             reservation: standing.reservation,
-            keeper: standing.keeper(self.keeper),
+            cache_identity: standing.cache_identity(self.cache_identity),
         }
     }
 }
@@ -524,11 +524,11 @@ mod tests {
     }
 
     #[test]
-    fn the_keeper_of_volatile_writes_changes_once_after_a_failed_sync() {
+    fn the_volatile_cache_identity_changes_once_after_a_failed_sync() {
         let kept = Kept::default();
         let (_, first) = export(Some(&kept));
         claim(&first, 1, 0, 0, 11).expect("free");
-        let keeper = first.opened(0).keeper;
+        let identity = first.opened(0).cache_identity;
         let end = |syncs, outcome: Outcome| {
             first.begin(1, true, syncs).expect("its owner").ended(&outcome)
         };
@@ -536,13 +536,14 @@ mod tests {
         end(true, Ok(Reply::Done));
         end(false, failed(ErrorKind::Unavailable));
         end(true, failed(ErrorKind::Invalid));
-        assert_eq!(first.opened(0).keeper, keeper, "no sync has failed");
+        assert_eq!(first.opened(0).cache_identity, identity, "no sync has failed");
         end(true, failed(ErrorKind::Unavailable));
         end(true, failed(ErrorKind::Unavailable));
-        assert_eq!(kept.0.lock().failed_syncs, 1, "no keeper was reported in between");
+        assert_eq!(kept.0.lock().failed_syncs, 1, "no identity was reported in between");
         let (_, second) = export(Some(&kept));
-        assert_ne!(second.opened(0).keeper, keeper);
-        assert_eq!(first.opened(0).keeper, second.opened(0).keeper, "it changes once");
+        assert_ne!(second.opened(0).cache_identity, identity);
+        let newer = second.opened(0).cache_identity;
+        assert_eq!(first.opened(0).cache_identity, newer, "it changes once");
     }
 
     #[test]

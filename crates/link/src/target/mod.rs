@@ -185,16 +185,16 @@ impl Target {
         Some(gone.len())
     }
 
-    /// Exports `device` as `name`. `keeper` identifies the keeper of written and unflushed data: if
-    /// it differs between two runs, such writes may be lost. `None`: this process keeps them. Only
-    /// this process knows which initiators were fenced.
+    /// Exports `device` as `name`. `cache_identity` identifies what holds written and unflushed
+    /// data: if it differs between two runs, such writes may be lost. `None`: this process holds
+    /// them. Only this process knows which initiators were fenced.
     pub fn add(
         &self,
         name: &str,
         device: Arc<dyn PackedDevice>,
-        keeper: Option<[u8; 16]>,
+        cache_identity: Option<[u8; 16]>,
     ) -> Result<()> {
-        self.exports.add(name, device, keeper.unwrap_or(self.instance), None)
+        self.exports.add(name, device, cache_identity.unwrap_or(self.instance), None)
     }
 
     /// Exports `device`, which outlives this process, as `name`. `standing` is what `keep` last
@@ -203,11 +203,11 @@ impl Target {
         &self,
         name: &str,
         device: Arc<dyn PackedDevice>,
-        keeper: [u8; 16],
+        cache_identity: [u8; 16],
         standing: Standing,
         keep: Box<dyn KeepStanding>,
     ) -> Result<()> {
-        self.exports.add(name, device, keeper, Some((standing, keep)))
+        self.exports.add(name, device, cache_identity, Some((standing, keep)))
     }
 
     /// The number of handshakes that wait for their first sealed packet.

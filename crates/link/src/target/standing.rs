@@ -18,13 +18,13 @@ pub struct Standing {
 }
 
 impl Standing {
-    /// The keeper of unflushed writes; it is `keeper` as long as no sync has failed.
-    pub(super) fn keeper(&self, mut keeper: [u8; 16]) -> [u8; 16] {
-        let (_, last) = keeper.split_at_mut(8);
+    /// The volatile cache identity; it is `cache_identity` as long as no sync has failed.
+    pub(super) fn cache_identity(&self, mut cache_identity: [u8; 16]) -> [u8; 16] {
+        let (_, last) = cache_identity.split_at_mut(8);
         for (byte, failed) in last.iter_mut().zip(self.failed_syncs.to_le_bytes()) {
             *byte ^= failed;
         }
-        keeper
+        cache_identity
     }
 }
 

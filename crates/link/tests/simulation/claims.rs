@@ -89,9 +89,9 @@ impl World {
         self.wire.lock().expect("one thread").retain(|(from, ..)| *from != TARGET);
     }
 
-    pub(crate) fn show(&self, name: &str, device: impl BlockDevice + 'static, keeper: u8) {
+    pub(crate) fn show(&self, name: &str, device: impl BlockDevice + 'static, cache_identity: u8) {
         self.target
-            .add(name, Arc::new(Unpack::new(device)), Some([keeper; 16]))
+            .add(name, Arc::new(Unpack::new(device)), Some([cache_identity; 16]))
             .expect("shown once");
     }
 

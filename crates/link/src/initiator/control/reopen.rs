@@ -50,7 +50,7 @@ impl Control {
             loss: Default::default(),
         });
         shown.volumes.push(Arc::clone(&volume));
-        self.keepers.push(opened.keeper);
+        self.cache_identities.push(opened.cache_identity);
         of.pendings.set_number(number, opened.volume);
         // It was opened on an earlier connection, so it is not open on this one.
         let stale = shown.live.as_mut().filter(|live| live.local != answered_by(answer));
@@ -110,9 +110,9 @@ impl Control {
     /// The first of the volumes that were requested again is open.
     fn reopened(&mut self, of: &Initiator, volume: &OpenExport, opened: &Opened) {
         of.pendings.set_number(volume.number, opened.volume);
-        let keeper = &mut self.keepers[usize::from(volume.number)];
-        if std::mem::replace(keeper, opened.keeper) != opened.keeper {
-            volume.keeper_gone(of.pendings.changes(volume.number));
+        let cache_identity = &mut self.cache_identities[usize::from(volume.number)];
+        if std::mem::replace(cache_identity, opened.cache_identity) != opened.cache_identity {
+            volume.volatile_writes_lost(of.pendings.changes(volume.number));
         }
         self.reopening.asked.remove(0);
     }
