@@ -25,12 +25,12 @@ pub trait Exchange: Send {
 }
 
 /// Owned bytes, and a function that gets them back with the outcome.
-pub(crate) struct Owned<F> {
+pub(crate) struct BufferExchange<F> {
     pub(crate) bytes: Vec<u8>,
     pub(crate) hear: F,
 }
 
-impl<F: FnOnce(Outcome, Vec<u8>) + Send> Exchange for Owned<F> {
+impl<F: FnOnce(Outcome, Vec<u8>) + Send> Exchange for BufferExchange<F> {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         let start = offset as usize;
         into.copy_from_slice(&self.bytes[start..start + into.len()]);
@@ -41,18 +41,18 @@ impl<F: FnOnce(Outcome, Vec<u8>) + Send> Exchange for Owned<F> {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let Owned { bytes, hear } = *self;
+        let BufferExchange { bytes, hear } = *self;
         hear(outcome, bytes);
     }
 }
 
 /// Another exchange, and a function that gets the outcome before that exchange does.
-pub(crate) struct Between<F> {
+pub(crate) struct RelayExchange<F> {
     pub(crate) asker: Box<dyn Exchange>,
     pub(crate) hear: F,
 }
 
-impl<F: FnOnce(Outcome, Box<dyn Exchange>) + Send> Exchange for Between<F> {
+impl<F: FnOnce(Outcome, Box<dyn Exchange>) + Send> Exchange for RelayExchange<F> {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         self.asker.fill(offset, into);
     }
@@ -62,7 +62,7 @@ impl<F: FnOnce(Outcome, Box<dyn Exchange>) + Send> Exchange for Between<F> {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let Between { asker, hear } = *self;
+        let RelayExchange { asker, hear } = *self;
         hear(outcome, asker);
     }
 }

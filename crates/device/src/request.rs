@@ -7,7 +7,7 @@
 //! Not here: the kinds of exchange (`exchange`), the contract (`contract`), blocking calls
 //! (`blocking`).
 
-use crate::exchange::{Between, Owned};
+use crate::exchange::{BufferExchange, RelayExchange};
 use crate::{Error, ErrorKind, Exchange, Flags, Geometry, Operation, Outcome, Reply, Result};
 
 /// A request in flight. Address and length are in bytes.
@@ -47,7 +47,7 @@ impl Request {
         hear: impl FnOnce(Outcome, Vec<u8>) + Send + 'static,
     ) -> Self {
         let length = bytes.len() as u64;
-        Request::new(operation, address, length, flags, Box::new(Owned { bytes, hear }))
+        Request::new(operation, address, length, flags, Box::new(BufferExchange { bytes, hear }))
     }
 
     /// A request that moves no payload.
@@ -60,14 +60,20 @@ impl Request {
         hear: impl FnOnce(Outcome) + Send + 'static,
     ) -> Self {
         let hear = move |outcome, _| hear(outcome);
-        Request::new(operation, address, length, flags, Box::new(Owned { bytes: Vec::new(), hear }))
+        Request::new(
+            operation,
+            address,
+            length,
+            flags,
+            Box::new(BufferExchange { bytes: Vec::new(), hear }),
+        )
     }
 
     /// The same request; `hear` gets the outcome before the submitter, whose exchange is `asker`,
     /// and passes an outcome on to `asker.complete`.
     #[must_use]
     pub fn then(self, hear: impl FnOnce(Outcome, Box<dyn Exchange>) + Send + 'static) -> Self {
-        self.wrap(|asker| Box::new(Between { asker, hear }))
+        self.wrap(|asker| Box::new(RelayExchange { asker, hear }))
     }
 
     /// The end of the range, or `None` when it overflows.

@@ -18,11 +18,11 @@ const SIZE_BYTES: u64 = 16 << 20;
 struct Blocks {
     unit: u64,
     memory: Arc<MemoryDevice>,
-    late: Option<Arc<Late>>,
+    late: Option<Arc<RequestShuffler>>,
 }
 
 #[derive(Default)]
-struct Late {
+struct RequestShuffler {
     requests: Mutex<(Vec<Request>, bool)>,
     changed: Condvar,
 }
@@ -36,7 +36,8 @@ impl Blocks {
     }
 
     fn late(unit: u64, request_bytes_max: u32, seed: u64) -> Self {
-        let (mut device, late) = (Blocks::new(unit, request_bytes_max), Arc::new(Late::default()));
+        let (mut device, late) =
+            (Blocks::new(unit, request_bytes_max), Arc::new(RequestShuffler::default()));
         let (memory, mine) = (device.memory.clone(), late.clone());
         thread::spawn(move || mine.carry_out(&memory, seed));
         device.late = Some(late);
@@ -44,7 +45,7 @@ impl Blocks {
     }
 }
 
-impl Late {
+impl RequestShuffler {
     /// Executes the waiting requests in random order.
     fn carry_out(&self, memory: &MemoryDevice, mut random: u64) {
         loop {
@@ -116,16 +117,16 @@ fn write(device: &dyn BlockDevice, address: u64, bytes: &[u8]) -> Receiver<Outco
 }
 
 /// The layer over a device that holds every request until the test lets it go.
-type Held<F> = Align<Fault<Blocks, F>>;
+type HoldAlign<F> = Align<Fault<Blocks, F>>;
 
-fn held() -> Held<impl Fn(&Request) -> Decision + Send + Sync> {
+fn held() -> HoldAlign<impl Fn(&Request) -> Decision + Send + Sync> {
     Align::new(Fault::new(Blocks::new(512, 1 << 20), |_: &Request| Decision::Hold), 512)
         .expect("sound")
 }
 
 /// Passes the held requests to the device; returns their operations, addresses and lengths.
 fn let_go<F: Fn(&Request) -> Decision + Send + Sync + 'static>(
-    device: &Held<F>,
+    device: &HoldAlign<F>,
 ) -> Vec<(Operation, u64, u64)> {
     let requests = device.inner().take_held();
     let seen = requests

@@ -20,10 +20,10 @@ fn memory() -> Arc<MemoryDevice> {
     Arc::new(MemoryDevice::new(SIZE))
 }
 
-type Holding = Arc<Fault<MemoryDevice, fn(&Request) -> Decision>>;
+type HoldDevice = Arc<Fault<MemoryDevice, fn(&Request) -> Decision>>;
 
 /// A device that holds every request.
-fn holding() -> Holding {
+fn holding() -> HoldDevice {
     Arc::new(Fault::new(MemoryDevice::new(SIZE), |_: &Request| Decision::Hold))
 }
 
@@ -106,7 +106,7 @@ fn a_gate_is_not_shut_before_the_last_answer_was_heard() {
 }
 
 /// Waits until the device holds no more requests.
-fn wait_until_taken(device: &Holding) {
+fn wait_until_taken(device: &HoldDevice) {
     while device.held() > 0 {
         std::thread::yield_now();
     }
@@ -174,12 +174,12 @@ fn a_device_that_doors_cannot_live_with_is_refused() {
 }
 
 /// A disk that grows once.
-struct Growing {
+struct ResizableDevice {
     sizes: [Geometry; 2],
     grown: AtomicBool,
 }
 
-impl BlockDevice for Growing {
+impl BlockDevice for ResizableDevice {
     fn geometry(&self) -> Geometry {
         self.sizes[usize::from(self.grown.load(Ordering::SeqCst))]
     }
@@ -193,7 +193,7 @@ impl BlockDevice for Growing {
 fn a_resize_behind_the_gate_is_seen_in_front_of_it() {
     let small = memory().geometry();
     let sizes = [small, Geometry { size_bytes: 2 * SIZE, ..small }];
-    let device = Arc::new(Growing { sizes, grown: AtomicBool::new(false) });
+    let device = Arc::new(ResizableDevice { sizes, grown: AtomicBool::new(false) });
     let gate = Gate::new(device.clone());
     let before = gate.geometry();
     device.grown.store(true, Ordering::SeqCst);

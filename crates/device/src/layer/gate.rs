@@ -4,8 +4,8 @@
 //! to the device when the gate opens; meanwhile [`Gate::replace`] can replace the device. The queue
 //! is at most what the doors have in flight, which they bound.
 //!
-//! Each thread goes through one of a few stripes, so that threads on several cores share no lock
-//! and no counter. The `Arc` of a stripe's [`Inside`] counts the requests inside, and its last
+//! Each thread goes through one of a few lanes, so that threads on several cores share no lock and
+//! no counter. The `Arc` of a lane's [`InFlightGuard`] counts the requests inside, and its last
 //! holder rings the bell.
 //!
 //! Invariants: a request that passed is answered before `shut` returns; no request reaches a device
@@ -39,15 +39,15 @@ struct Stripe(RwLock<Option<Arc<Way>>>);
 struct Way {
     // Dropped first, so that the bell rings only after that.
     device: Arc<dyn BlockDevice>,
-    inside: Arc<Inside>,
+    guard: Arc<InFlightGuard>,
 }
 
 /// Held by every request inside, and by its submitter.
-struct Inside(Arc<Bell>);
+struct InFlightGuard(Arc<Bell>);
 
 #[derive(Default)]
 struct Bell {
-    /// How many [`Inside`] are left.
+    /// How many [`InFlightGuard`] are left.
     left: Mutex<usize>,
     none_left: Condvar,
 }
@@ -127,7 +127,7 @@ impl Gate {
             let ways: [Arc<Way>; STRIPES] = std::array::from_fn(|_| {
                 Arc::new(Way {
                     device: line.device.clone(),
-                    inside: Arc::new(Inside::new(&self.bell)),
+                    guard: Arc::new(InFlightGuard::new(&self.bell)),
                 })
             });
             let first = ways[0].clone();
@@ -191,7 +191,7 @@ fn stripe_of(stripes: &[Stripe; STRIPES]) -> &Stripe {
 
 impl Way {
     fn enter(&self, request: Request) {
-        let inside = self.inside.clone();
+        let inside = self.guard.clone();
         self.device.submit(request.then(move |outcome, asker| {
             asker.complete(outcome);
             // The bell rings only after the answer was delivered.
@@ -200,14 +200,14 @@ impl Way {
     }
 }
 
-impl Inside {
+impl InFlightGuard {
     fn new(bell: &Arc<Bell>) -> Self {
         *bell.left.lock() += 1;
-        Inside(bell.clone())
+        InFlightGuard(bell.clone())
     }
 }
 
-impl Drop for Inside {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         let mut left = self.0.left.lock();
         *left -= 1;

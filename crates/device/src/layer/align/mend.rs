@@ -16,7 +16,7 @@ use super::{Core, request_range};
 use crate::{BlockDevice, Error, ErrorKind, Exchange, Flags, Operation, Outcome, Reply, Request};
 
 /// A write or write-zeroes whose range does not begin or end at a block boundary.
-pub(super) struct Mend<D> {
+pub(super) struct UnalignedWrite<D> {
     core: Weak<Core<D>>,
     claim: usize,
     operation: Operation,
@@ -34,11 +34,11 @@ struct Body {
     failed: Option<Error>,
 }
 
-impl<D: BlockDevice + 'static> Mend<D> {
+impl<D: BlockDevice + 'static> UnalignedWrite<D> {
     pub(super) fn new(core: &Arc<Core<D>>, claim: usize, request: Request) -> Arc<Self> {
         let (operation, flags, bytes) = (request.operation, request.flags, request_range(&request));
         let body = Body { request: Some(request), edges: Vec::new(), left: 0, failed: None };
-        Arc::new(Mend {
+        Arc::new(UnalignedWrite {
             core: Arc::downgrade(core),
             claim,
             operation,
@@ -86,7 +86,7 @@ impl<D: BlockDevice + 'static> Mend<D> {
         self.body.lock().left = parts.len();
         for (operation, blocks) in parts {
             let (address, length) = (blocks.start, blocks.end - blocks.start);
-            let part = WritePart { mend: self.clone(), address };
+            let part = WritePart { write: self.clone(), address };
             core.inner.submit(Request::new(operation, address, length, self.flags, Box::new(part)));
         }
     }
@@ -152,13 +152,13 @@ impl<D: BlockDevice + 'static> Mend<D> {
 
 /// The exchange of one of the writes.
 struct WritePart<D> {
-    mend: Arc<Mend<D>>,
+    write: Arc<UnalignedWrite<D>>,
     address: u64,
 }
 
 impl<D: BlockDevice + 'static> Exchange for WritePart<D> {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        self.mend.content(self.address + offset, into);
+        self.write.content(self.address + offset, into);
     }
 
     fn buffer(&mut self) -> &mut [u8] {
@@ -166,8 +166,8 @@ impl<D: BlockDevice + 'static> Exchange for WritePart<D> {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        if let Some(outcome) = self.mend.heard(outcome, None) {
-            self.mend.answer(outcome);
+        if let Some(outcome) = self.write.heard(outcome, None) {
+            self.write.answer(outcome);
         }
     }
 }

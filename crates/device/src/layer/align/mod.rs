@@ -27,7 +27,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use self::claims::Claims;
-use self::mend::Mend;
+use self::mend::UnalignedWrite;
 use self::passes::Passes;
 use crate::{
     Allocation, BlockDevice, Error, ErrorKind, Geometry, Operation, Outcome, Reply, Request, Result,
@@ -48,7 +48,7 @@ enum Work<D> {
     /// Whole blocks, as they came.
     Pass(Request),
     /// Edges to read, then all to write.
-    Mend(Arc<Mend<D>>),
+    Mend(Arc<UnalignedWrite<D>>),
 }
 
 struct Line<D> {
@@ -152,7 +152,9 @@ impl<D: BlockDevice + 'static> BlockDevice for Align<D> {
             Operation::Write | Operation::WriteZeroes if whole => core.pass(request),
             Operation::Write | Operation::WriteZeroes => {
                 let blocks = core.around(&request_range(&request));
-                core.enter(blocks, true, |claim| Work::Mend(Mend::new(core, claim, request)));
+                core.enter(blocks, true, |claim| {
+                    Work::Mend(UnalignedWrite::new(core, claim, request))
+                });
             }
         }
     }
@@ -190,7 +192,7 @@ impl<D: BlockDevice + 'static> Core<D> {
     fn read(&self, request: Request) {
         let bytes = request_range(&request);
         let pieces: Vec<_> = self.pieces(self.around(&bytes)).collect();
-        let gather = Gather { request: Some(request), left: pieces.len(), failed: None };
+        let gather = UnalignedRead { request: Some(request), left: pieces.len(), failed: None };
         let gather = Arc::new(Mutex::new(gather));
         for piece in pieces {
             let (address, length) = (piece.start, piece.end - piece.start);
@@ -332,13 +334,13 @@ impl<D: BlockDevice + 'static> Core<D> {
 }
 
 /// A read of more than was requested, until all its pieces have arrived.
-struct Gather {
+struct UnalignedRead {
     request: Option<Request>,
     left: usize,
     failed: Option<Error>,
 }
 
-impl Gather {
+impl UnalignedRead {
     /// Copies an arrived piece to its place. The last piece returns the request and its outcome.
     fn heard(
         &mut self,
