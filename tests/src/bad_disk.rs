@@ -19,7 +19,7 @@ use crate::machine::{self, PATIENCE, command};
 
 /// The requests that the disk can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum DiskRequest {
     /// Writes bytes to the volatile cache.
     Write,
     /// Writes the volatile cache to the medium.
@@ -38,7 +38,7 @@ pub enum Trouble {
 }
 
 struct Plan {
-    act: Act,
+    act: DiskRequest,
     skip: u64,
     times: u64,
     trouble: Trouble,
@@ -59,14 +59,14 @@ struct State {
 }
 
 #[derive(Default)]
-struct Shared {
+struct BadDiskState {
     state: Mutex<State>,
     changed: Condvar,
 }
 
 /// The disk, and the file that shows it.
 pub struct BadDisk {
-    shared: Arc<Shared>,
+    shared: Arc<BadDiskState>,
     file: PathBuf,
     socket: PathBuf,
     fuse: Option<Child>,
@@ -81,7 +81,7 @@ impl BadDisk {
             tempfile::Builder::new().prefix("sawmill-disk-").tempdir().expect("a temporary folder");
         let socket = folder.path().join("socket");
         let bytes = std::fs::read(file).expect("a file to take the place of");
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(BadDiskState::default());
         {
             let mut state = shared.lock();
             state.medium.clone_from(&bytes);
@@ -103,7 +103,7 @@ impl BadDisk {
     }
 
     /// After the first `skip`, the next `times` acts of this kind have this trouble.
-    pub fn trouble(&self, act: Act, skip: u64, times: u64, trouble: Trouble) {
+    pub fn trouble(&self, act: DiskRequest, skip: u64, times: u64, trouble: Trouble) {
         self.shared.lock().plans.push(Plan { act, skip, times, trouble });
     }
 
@@ -198,7 +198,7 @@ impl State {
         }
     }
 
-    fn strike(&mut self, act: Act) -> Option<Trouble> {
+    fn strike(&mut self, act: DiskRequest) -> Option<Trouble> {
         let plan = self.plans.iter_mut().find(|plan| plan.act == act && plan.times > 0)?;
         if plan.skip > 0 {
             plan.skip -= 1;
@@ -210,7 +210,7 @@ impl State {
     }
 }
 
-impl Shared {
+impl BadDiskState {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -269,12 +269,12 @@ impl Shared {
                 1 => {
                     let mut written = vec![0; length];
                     stream.read_exact(&mut written)?;
-                    self.meet(Act::Write, |state| {
+                    self.meet(DiskRequest::Write, |state| {
                         state.cached[offset..offset + length].copy_from_slice(&written);
                         state.unsynced.push((offset, offset + length));
                     })
                 }
-                3 => self.meet(Act::Sync, State::sync),
+                3 => self.meet(DiskRequest::Sync, State::sync),
                 _ => return Ok(()),
             };
             stream.write_all(&0x6744_6698_u32.to_be_bytes())?;
@@ -285,11 +285,11 @@ impl Shared {
     }
 
     /// Does an act, or its planned trouble; returns false if it failed.
-    fn meet(&self, act: Act, done: impl FnOnce(&mut State)) -> bool {
+    fn meet(&self, act: DiskRequest, done: impl FnOnce(&mut State)) -> bool {
         let mut state = self.lock();
         match state.strike(act) {
             Some(Trouble::Fails) => {
-                if act == Act::Sync {
+                if act == DiskRequest::Sync {
                     state.drop_unsynced();
                 }
                 return false;

@@ -3,11 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-use sawmill_verify::bridge::{FusedFile, LoopDevice, Mounted};
+use sawmill_verify::bridge::{FileSystemMount, FusedFile, LoopDevice};
 
 /// An export shown as a loop device. Taken down when dropped: its fields in this order.
 pub struct Bridge {
-    mounted: Option<Mounted>,
+    mounted: Option<FileSystemMount>,
     device: LoopDevice,
     _file: FusedFile,
     folder: tempfile::TempDir,
@@ -45,8 +45,9 @@ impl Bridge {
     /// # Panics
     /// When it cannot be mounted.
     pub fn mount(&mut self) -> PathBuf {
-        self.mounted =
-            Some(Mounted::new(self.device.path(), &self.root(), "").expect("it can be mounted"));
+        self.mounted = Some(
+            FileSystemMount::new(self.device.path(), &self.root(), "").expect("it can be mounted"),
+        );
         self.root()
     }
 

@@ -30,7 +30,7 @@ pub fn saying_into(said: &Path, driver: &Command) -> Command {
 }
 
 /// A device with a driver. Its host is killed when dropped.
-pub struct Driven {
+pub struct DrivenDevice {
     child: Child,
     /// Drivers that the host did not start.
     drivers: Vec<Child>,
@@ -42,7 +42,7 @@ pub struct Driven {
     pub driver: u32,
 }
 
-impl Driven {
+impl DrivenDevice {
     /// Starts `sawmill run --name NAME ARGUMENTS -- DRIVER`, with an NBD door, and waits until it
     /// is ready.
     ///
@@ -55,7 +55,7 @@ impl Driven {
         host.args(arguments).arg("--").arg(driver.get_program()).args(driver.get_args());
         let set = driver.get_envs().filter_map(|(name, value)| value.map(|value| (name, value)));
         host.envs(set.collect::<Vec<(&OsStr, &OsStr)>>());
-        let mut driven = Driven::launch(&mut host);
+        let mut driven = DrivenDevice::launch(&mut host);
         driven.wait_until_ready();
         driven
     }
@@ -68,7 +68,7 @@ impl Driven {
     pub fn beside(place: &Place, name: &str, arguments: &[&str], driver: &mut Command) -> Self {
         let door = format!("nbd=unix:{}", place.path(&format!("{name}.sock")).display());
         let mut host = place.command(&["run", "--json", "--name", name, "--door", &door]);
-        let mut driven = Driven::launch(host.args(arguments));
+        let mut driven = DrivenDevice::launch(host.args(arguments));
         driven.attach(driver);
         driven.wait_until_ready();
         driven
@@ -87,7 +87,7 @@ impl Driven {
             }
         });
         let (drivers, socket, uri) = (Vec::new(), String::new(), String::new());
-        let mut driven = Driven { child, drivers, socket, events, uri, driver: 0 };
+        let mut driven = DrivenDevice { child, drivers, socket, events, uri, driver: 0 };
         while driven.socket.is_empty() {
             let event = driven.next_event();
             driven.socket = event["socket"].as_str().unwrap_or_default().to_owned();
@@ -190,7 +190,7 @@ impl Driven {
     }
 }
 
-impl Drop for Driven {
+impl Drop for DrivenDevice {
     fn drop(&mut self) {
         // It may have ended.
         let _ = self.child.kill();

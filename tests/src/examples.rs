@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::driven::{Driven, fio_verifies};
+use crate::driven::{DrivenDevice, fio_verifies};
 use crate::place::Place;
 use sawmill_testkit::Dice;
 
@@ -35,7 +35,7 @@ pub fn text(path: &Path) -> &str {
 ///
 /// # Panics
 /// When it does not behave as a disk.
-pub fn is_a_disk(place: &Place, device: &Driven) {
+pub fn is_a_disk(place: &Place, device: &DrivenDevice) {
     let common = ["--size=16M", "--do_verify=1"];
     let jobs: [&[&str]; 3] = [
         &["--rw=randwrite", "--bsrange=512-256k", "--bs_unaligned=1", "--iodepth=8"],
@@ -59,11 +59,11 @@ pub fn ram_and_file(place: &Place, example: Example<'_>) {
     let image = place.path("image");
     let batch = &["--option", "mode=batch", "--option", "hw_queues=2"];
     for options in [&[][..], batch, &["--option", "hw_queues=3"]] {
-        let device = Driven::start(place, "ram", options, &example("ram", &["16M"]));
+        let device = DrivenDevice::start(place, "ram", options, &example("ram", &["16M"]));
         is_a_disk(place, &device);
         device.end(place, "ram");
         let device =
-            Driven::start(place, "file", options, &example("file", &[text(&image), "16M"]));
+            DrivenDevice::start(place, "file", options, &example("file", &[text(&image), "16M"]));
         is_a_disk(place, &device);
         let seen = device.connect().read_all().expect("readable");
         device.end(place, "file");
@@ -82,7 +82,7 @@ pub fn mirror(place: &Place, example: Example<'_>) {
     let sides = [place.path("one"), place.path("other")];
     std::fs::write(&sides[0], vec![0; SIZE_BYTES as usize]).expect("a side");
     std::fs::write(&sides[1], vec![0xff; SIZE_BYTES as usize]).expect("a side");
-    let device = Driven::start(
+    let device = DrivenDevice::start(
         place,
         "mirror",
         &[],
@@ -103,7 +103,7 @@ pub fn mirror(place: &Place, example: Example<'_>) {
 /// # Panics
 /// When it does not.
 pub fn null(place: &Place, example: Example<'_>) {
-    let device = Driven::start(place, "null", &[], &example("null", &["16M"]));
+    let device = DrivenDevice::start(place, "null", &[], &example("null", &["16M"]));
     let client = device.connect();
     client.write(4096, &[7; 65_536]).expect("accepted");
     assert_eq!(client.read(0, 131_072).expect("readable"), vec![0; 131_072]);
@@ -132,7 +132,7 @@ pub fn lazy_of(
     end_source: impl FnOnce(),
 ) {
     let copy = place.path("copy");
-    let device = Driven::start(place, "lazy", &[], &example("lazy", &[url, text(&copy)]));
+    let device = DrivenDevice::start(place, "lazy", &[], &example("lazy", &[url, text(&copy)]));
     let client = device.connect();
     client.write(70_000, b"news").expect("accepted");
     expected[70_000..70_004].copy_from_slice(b"news");
@@ -158,12 +158,12 @@ pub fn undisturbed(
     place: &Place,
     example: Example<'_>,
     what: &str,
-    disturb: impl Fn(&Place, &mut Driven),
+    disturb: impl Fn(&Place, &mut DrivenDevice),
 ) {
     let (rounds, image) = (rounds(), place.path("image"));
     for options in [&[][..], &["--option", "mode=batch"]] {
         let mut device =
-            Driven::start(place, "disk", options, &example("file", &[text(&image), "16M"]));
+            DrivenDevice::start(place, "disk", options, &example("file", &[text(&image), "16M"]));
         let stall = longest_request(place, &mut device, rounds, |device| disturb(place, device));
         device.end(place, "disk");
         println!("{rounds} {what}, {options:?}: the longest request took {stall:?}");

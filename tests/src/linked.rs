@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::machine::PATIENCE;
 use crate::nbd::{Client, Style};
-use crate::place::{Finished, Place};
+use crate::place::{CommandOutput, Place};
 
 /// A running end.
 pub struct End {
@@ -150,7 +150,7 @@ impl End {
     /// # Panics
     /// When it is not there.
     #[must_use]
-    pub fn stop(self) -> Finished {
+    pub fn stop(self) -> CommandOutput {
         self.ask_to_end();
         self.finished()
     }
@@ -166,11 +166,16 @@ impl End {
     /// # Panics
     /// When it cannot be waited for.
     #[must_use]
-    pub fn finished(mut self) -> Finished {
+    pub fn finished(mut self) -> CommandOutput {
         let status = self.child.wait().expect("a process of ours");
         self.listening.take().expect("joined once").join().expect("it only reads");
         let stderr = self.stderr();
-        Finished { line: self.line.clone(), code: status.code(), stdout: String::new(), stderr }
+        CommandOutput {
+            line: self.line.clone(),
+            code: status.code(),
+            stdout: String::new(),
+            stderr,
+        }
     }
 }
 

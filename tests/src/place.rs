@@ -11,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::machine;
-use crate::server::Serve;
+use crate::server::ServerBuilder;
 use crate::store::StoreUnderTest;
 
 /// One simulated machine. Its folders are removed with it.
@@ -25,7 +25,7 @@ pub struct Place {
 
 /// A command that ran to its end.
 #[derive(Debug)]
-pub struct Finished {
+pub struct CommandOutput {
     /// The command line, for the texts of failures.
     pub line: String,
     /// The exit code; none when a signal ended it.
@@ -36,11 +36,11 @@ pub struct Finished {
     pub stderr: String,
 }
 
-impl Finished {
+impl CommandOutput {
     /// From the output of a process.
     #[must_use]
     pub fn new(line: String, output: &Output) -> Self {
-        Finished {
+        CommandOutput {
             line,
             code: output.status.code(),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -82,7 +82,7 @@ impl Finished {
     /// # Panics
     /// When the command succeeded, ended with another code, or printed something else.
     pub fn refused(&self, code: i32, words: &[&str]) {
-        let Finished { line, stdout, stderr, .. } = self;
+        let CommandOutput { line, stdout, stderr, .. } = self;
         assert_eq!(
             self.code,
             Some(code),
@@ -194,9 +194,9 @@ impl Place {
 
     /// Runs a `sawmill` command to its end.
     #[must_use]
-    pub fn sawmill(&self, arguments: &[&str]) -> Finished {
+    pub fn sawmill(&self, arguments: &[&str]) -> CommandOutput {
         let output = self.command(arguments).output().expect("the binary under test starts");
-        Finished::new(format!("sawmill {}", arguments.join(" ")), &output)
+        CommandOutput::new(format!("sawmill {}", arguments.join(" ")), &output)
     }
 
     /// Creates a volume, or fails the test.
@@ -212,8 +212,8 @@ impl Place {
 
     /// Prepares to serve a volume.
     #[must_use]
-    pub fn serve(&self, volume: &str) -> Serve<'_> {
-        Serve::new(self, volume)
+    pub fn serve(&self, volume: &str) -> ServerBuilder<'_> {
+        ServerBuilder::new(self, volume)
     }
 
     /// Loses all local state of this machine, including journal and cache; the store stays.

@@ -23,11 +23,11 @@ use serde_json::Value;
 
 use crate::machine::{self, PATIENCE, wait_for};
 use crate::nbd::{Client, Style};
-use crate::place::{Finished, Place};
+use crate::place::{CommandOutput, Place};
 use sawmill_testkit::Dice;
 
 /// A server about to be started.
-pub struct Serve<'a> {
+pub struct ServerBuilder<'a> {
     place: &'a Place,
     volumes: Vec<String>,
     arguments: Vec<String>,
@@ -41,13 +41,13 @@ pub struct Serve<'a> {
     default_sizes: bool,
 }
 
-impl<'a> Serve<'a> {
+impl<'a> ServerBuilder<'a> {
     /// Serves `volume` on a Unix socket in the place, with a small journal and cache.
     #[must_use]
     pub fn new(place: &'a Place, volume: &str) -> Self {
         let listen = format!("unix:{}", place.path("nbd.sock").display());
         let volumes = vec![volume.to_owned()];
-        Serve {
+        ServerBuilder {
             place,
             volumes,
             arguments: Vec::new(),
@@ -123,7 +123,7 @@ impl<'a> Serve<'a> {
     }
 
     /// Starts the server; returns its exit code and output if it ends before it is ready.
-    pub fn attempt(self) -> Result<Server, Finished> {
+    pub fn attempt(self) -> Result<Server, CommandOutput> {
         let count = self.volumes.len();
         let mut server = self.launch();
         while server.ready.len() < count {
@@ -355,7 +355,7 @@ impl Server {
 
     /// Asks for an orderly end (SIGTERM) and waits for it.
     #[must_use]
-    pub fn stop(self) -> Finished {
+    pub fn stop(self) -> CommandOutput {
         self.signal(Signal::TERM);
         self.finished()
     }
@@ -365,7 +365,7 @@ impl Server {
     /// # Panics
     /// When it does not end.
     #[must_use]
-    pub fn finished(mut self) -> Finished {
+    pub fn finished(mut self) -> CommandOutput {
         let deadline = Instant::now() + PATIENCE;
         while self.is_running() {
             if Instant::now() > deadline {
@@ -385,7 +385,7 @@ impl Server {
             stdout.push('\n');
         }
         let code = self.status.flatten();
-        Finished { line: self.line.clone(), code, stdout, stderr: self.stderr() }
+        CommandOutput { line: self.line.clone(), code, stdout, stderr: self.stderr() }
     }
 
     /// The status document; the server was started with `--admin 127.0.0.1:0`.

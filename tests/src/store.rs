@@ -98,7 +98,7 @@ impl StoreUnderTest {
 /// A MinIO server on a free port of the loopback, with a folder of its own.
 #[derive(Debug)]
 pub struct Minio {
-    address: Reserved,
+    address: ReservedAddress,
     folder: PathBuf,
     running: Mutex<Option<(Child, ChildStdin)>>,
 }
@@ -111,7 +111,7 @@ impl Minio {
         let folder = folder.expect("a temporary folder for MinIO").keep();
         // On one disk a bucket is a folder of the data folder, so it can be made before the start.
         std::fs::create_dir(folder.join(BUCKET)).expect("a folder for the bucket");
-        let minio = Minio { address: Reserved::new(), folder, running: Mutex::new(None) };
+        let minio = Minio { address: ReservedAddress::new(), folder, running: Mutex::new(None) };
         minio.go_on();
         minio
     }
@@ -198,13 +198,13 @@ impl Drop for Minio {
 /// A reserved loopback address without a listener: the kernel assigns it to no other process, and a
 /// program that is given the address may listen there any number of times.
 #[derive(Debug)]
-pub struct Reserved {
+pub struct ReservedAddress {
     address: SocketAddr,
     /// Bound, never listening. Listeners set SO_REUSEADDR, as this does, so it does not block them.
     _socket: TcpSocket,
 }
 
-impl Reserved {
+impl ReservedAddress {
     /// An address of its own.
     #[must_use]
     pub fn new() -> Self {
@@ -212,7 +212,7 @@ impl Reserved {
             let socket = TcpSocket::new_v4()?;
             socket.set_reuseaddr(true)?;
             socket.bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
-            std::io::Result::Ok(Reserved { address: socket.local_addr()?, _socket: socket })
+            std::io::Result::Ok(ReservedAddress { address: socket.local_addr()?, _socket: socket })
         };
         reserve().expect("the loopback has a free port")
     }
@@ -224,7 +224,7 @@ impl Reserved {
     }
 }
 
-impl Default for Reserved {
+impl Default for ReservedAddress {
     fn default() -> Self {
         Self::new()
     }

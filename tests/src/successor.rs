@@ -86,9 +86,9 @@ fn pipe(place: &Place, name: &str) -> PathBuf {
 }
 
 /// A paused program. It continues when this is dropped.
-pub struct Held(File);
+pub struct PausedProgram(File);
 
-impl Held {
+impl PausedProgram {
     /// Lets it continue.
     pub fn go_on(self) {
         drop(self.0);
@@ -97,10 +97,10 @@ impl Held {
 
 /// Waits until a program pauses under this name.
 #[must_use]
-pub fn reached(place: &Place, name: &str) -> Held {
+pub fn reached(place: &Place, name: &str) -> PausedProgram {
     let pipe: &Path = &pipe(place, name);
     let nobody_reads = OFlags::NONBLOCK.bits() as i32;
-    Held(wait_for(&format!("a program holds still at {name}"), || {
+    PausedProgram(wait_for(&format!("a program holds still at {name}"), || {
         File::options().write(true).custom_flags(nobody_reads).open(pipe).ok()
     }))
 }

@@ -62,15 +62,15 @@ impl Drop for Disk {
 }
 
 /// ext4 with a database directory on this loop device; both go when it is dropped.
-struct Mounted(TempDir, String);
+struct DatabaseMount(TempDir, String);
 
-impl Mounted {
+impl DatabaseMount {
     fn new(node: &str) -> Self {
         let _ = run(command("mkfs.ext4").args(["-q", "-F", node]));
         let folder =
             tempfile::Builder::new().prefix("sawmill-database-").tempdir().expect("a folder");
         let _ = run(command("mount").arg(node).arg(folder.path()));
-        Mounted(folder, node.to_owned())
+        DatabaseMount(folder, node.to_owned())
     }
 
     fn data(&self) -> PathBuf {
@@ -78,7 +78,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for DatabaseMount {
     fn drop(&mut self) {
         let _ = command("umount").arg("-l").arg(self.0.path()).output();
         let _ = command("losetup").args(["-d", &self.1]).output();
@@ -98,7 +98,7 @@ fn survives(event: impl Fn(&Disk, Server) -> Server) {
     let disk = Disk::new();
     let mut server = disk.serve();
     let node = disk.node();
-    let mounted = Mounted::new(&node);
+    let mounted = DatabaseMount::new(&node);
     Postgres::make(&mounted.data());
     let postgres = Postgres::start(&mounted.data());
     let _ = postgres.query(LEDGER);

@@ -30,18 +30,18 @@ fn hand_offs() -> u32 {
 }
 
 /// The files that the user names.
-struct Named {
+struct FioFiles {
     place: Place,
     mountpoint: PathBuf,
 }
 
-impl Named {
+impl FioFiles {
     fn new() -> Self {
         let place = Place::new(&store::folder());
         place.create("disk", "128M", &["--segment-bytes", "1M"]);
         let mountpoint = place.path("fuse");
         std::fs::create_dir(&mountpoint).expect("room for a folder");
-        Named { place, mountpoint }
+        FioFiles { place, mountpoint }
     }
 
     fn serve(&self, more: &[&str]) -> Server {
@@ -107,7 +107,7 @@ impl Named {
     }
 }
 
-impl Drop for Named {
+impl Drop for FioFiles {
     /// Whoever waits for a server that does not come would wait forever, and the test with it.
     fn drop(&mut self) {
         let _ = command("umount").args(["-f", "-l"]).arg(&self.mountpoint).output();
@@ -116,7 +116,7 @@ impl Drop for Named {
 
 #[test]
 fn named_journal_cache_and_staging_are_free_at_each_hand_off_over_nbd() {
-    let named = Named::new();
+    let named = FioFiles::new();
     let mut server = named.serve(&["--admin", "127.0.0.1:0"]);
     let uri = format!("--uri={}", server.uri());
     named.is_handed_over(&mut server, &["--ioengine=nbd", &uri]);
@@ -128,7 +128,7 @@ fn named_journal_cache_and_staging_are_free_at_each_hand_off_over_nbd() {
 #[test]
 fn named_journal_cache_and_staging_are_free_at_each_hand_off_over_a_loop_device() {
     requires!(can_mount());
-    let named = Named::new();
+    let named = FioFiles::new();
     let mountpoint = named.mountpoint.to_str().expect("UTF-8");
     let mut server = named.serve(&["--admin", "127.0.0.1:0", "--fuse", mountpoint, "--loop"]);
     let doors = named.place.sawmill(&["door", "list", "disk", "--json"]).json();

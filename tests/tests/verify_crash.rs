@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use sawmill_tests::machine::{can_mount, wait_for};
-use sawmill_tests::place::{Finished, Place};
+use sawmill_tests::place::{CommandOutput, Place};
 use sawmill_tests::requires;
 use sawmill_tests::store;
-use sawmill_verify::bridge::{LoopDevice, Mounted};
+use sawmill_verify::bridge::{FileSystemMount, LoopDevice};
 use sawmill_verify::file_system::FileSystem;
 use serde_json::Value;
 
@@ -20,13 +20,13 @@ fn images(usual: usize) -> String {
     std::env::var("SAWMILL_CRASH_IMAGES").unwrap_or_else(|_| usual.to_string())
 }
 
-fn verify(place: &Place, arguments: &[&str]) -> Finished {
+fn verify(place: &Place, arguments: &[&str]) -> CommandOutput {
     place.sawmill(&[&["verify-crash", "--json"], arguments].concat())
 }
 
 /// The report of a check that ended as it should: `found` says whether anything must be found.
-fn report(finished: &Finished, found: bool) -> Value {
-    let Finished { line, stdout, stderr, .. } = finished;
+fn report(finished: &CommandOutput, found: bool) -> Value {
+    let CommandOutput { line, stdout, stderr, .. } = finished;
     let report: Value = serde_json::from_str(stdout)
         .unwrap_or_else(|error| panic!("`{line}` printed no JSON: {error}\n{stdout}{stderr}"));
     println!("`{line}`: {} images, {} entries", report["images"], report["entries"]);
@@ -170,16 +170,16 @@ fn a_wrong_request_says_what_is_missing() {
 }
 
 /// What a check said, and how it ended.
-fn said(finished: &Finished) -> Value {
-    let Finished { line, stdout, stderr, .. } = finished;
+fn said(finished: &CommandOutput) -> Value {
+    let CommandOutput { line, stdout, stderr, .. } = finished;
     serde_json::from_str(stdout)
         .unwrap_or_else(|error| panic!("`{line}` printed no JSON: {error}\n{stdout}{stderr}"))
 }
 
 /// Whoever waits for a server that does not come would wait forever, and the test with it.
-struct Unmounted(PathBuf);
+struct UnmountGuard(PathBuf);
 
-impl Drop for Unmounted {
+impl Drop for UnmountGuard {
     fn drop(&mut self) {
         let _ = Command::new("umount").args(["-f", "-l"]).arg(&self.0).output();
     }
@@ -187,10 +187,10 @@ impl Drop for Unmounted {
 
 /// `verify-crash --crash` on a loop device of a volume: each crash is a kill and another `serve`,
 /// with `between` done in between.
-fn crashed_on_a_loop_device(more: &[&str], between: impl Fn(&Place)) -> Finished {
+fn crashed_on_a_loop_device(more: &[&str], between: impl Fn(&Place)) -> CommandOutput {
     let place = place();
     place.create("disk", "8M", &[]);
-    let unmounted = Unmounted(place.path("mount"));
+    let unmounted = UnmountGuard(place.path("mount"));
     let mount = unmounted.0.display().to_string();
     let serve =
         || place.serve("disk").with(&["--fuse", &mount, "--loop", "--accept-journal-loss"]).start();
@@ -227,7 +227,7 @@ fn crashed_on_a_loop_device(more: &[&str], between: impl Fn(&Place)) -> Finished
     }
     let output = check.wait_with_output().expect("it has ended");
     assert_eq!(server.stop().code, Some(0));
-    Finished::new(format!("sawmill {}", words.join(" ")), &output)
+    CommandOutput::new(format!("sawmill {}", words.join(" ")), &output)
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn a_device_in_use_is_not_overwritten_by_a_check() {
     fs::File::create(&other).and_then(|file| file.set_len(8 << 20)).expect("a sparse file");
     let device = LoopDevice::new(&other).expect("a loop device");
     FileSystem::Ext4.make(device.path()).expect("made");
-    let mounted = Mounted::new(device.path(), &place.path("mounted"), "").expect("mounted");
+    let mounted = FileSystemMount::new(device.path(), &place.path("mounted"), "").expect("mounted");
     let node = device.path().display().to_string();
     let line = ["verify-crash", "--target", &node, "--overwrite", "--crash", "true"];
     place.sawmill(&line).refused(11, &[&node, "mounted"]);

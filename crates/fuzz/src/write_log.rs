@@ -10,10 +10,12 @@ use std::path::{Path, PathBuf};
 
 use sawmill_format::write_log::{Entry, Flags, SECTOR_BYTES_RANGE, Superblock};
 use sawmill_format::write_log::{entry_at, superblock_at};
-use sawmill_verify::cut::{Cut, Kept, Replay, flushed_before};
+use sawmill_verify::cut::{Cut, EntrySelection, Replay, flushed_before};
 use sawmill_verify::image::Image;
 use sawmill_verify::plan::{Budget, plan};
-use sawmill_verify::recording::{DISK_BYTES_MAX, LogWriter, Recorded, Recording, SECTOR_BYTES};
+use sawmill_verify::recording::{
+    DISK_BYTES_MAX, LogWriter, RecordedEntry, Recording, SECTOR_BYTES,
+};
 use sawmill_verify::session;
 use sawmill_verify::stamp::CutTime;
 
@@ -87,7 +89,8 @@ fn look(bytes: &[u8]) {
     PLACES.with(|places| {
         fresh(&places.foreign);
         std::fs::write(&places.foreign, bytes).expect("a temporary file");
-        let Ok(opened) = session::Recorded::foreign(&places.foreign, MODEL_BYTES as u64) else {
+        let Ok(opened) = session::RecordedSession::foreign(&places.foreign, MODEL_BYTES as u64)
+        else {
             return;
         };
         let log = Log { bytes, recording: &opened.recording };
@@ -114,7 +117,7 @@ struct Log<'a> {
 }
 
 impl<'a> Log<'a> {
-    fn entries(&self) -> &'a [Recorded] {
+    fn entries(&self) -> &'a [RecordedEntry] {
         &self.recording.entries
     }
 
@@ -136,7 +139,7 @@ impl<'a> Log<'a> {
     }
 
     /// The data of an entry, if the file has all of it; none for an entry without data.
-    fn data(&self, recorded: &Recorded) -> Option<&'a [u8]> {
+    fn data(&self, recorded: &RecordedEntry) -> Option<&'a [u8]> {
         let length = recorded.entry.data_sectors() * self.recording.sector_bytes();
         if length == 0 {
             return Some(&[]);
@@ -145,12 +148,12 @@ impl<'a> Log<'a> {
         rest.get(..usize::try_from(length).ok()?)
     }
 
-    fn changes(recorded: &Recorded) -> bool {
+    fn changes(recorded: &RecordedEntry) -> bool {
         recorded.entry.sector_count > 0 && !recorded.entry.flags.has(Flags::MARK)
     }
 
     /// Carries out an entry on the beginning of a disk; none when its data are missing.
-    fn carry_out(&self, recorded: &Recorded, disk: &mut [u8]) -> Option<()> {
+    fn carry_out(&self, recorded: &RecordedEntry, disk: &mut [u8]) -> Option<()> {
         let entry = recorded.entry;
         let data = self.data(recorded)?;
         if Self::changes(recorded) {
@@ -190,10 +193,11 @@ impl<'a> Log<'a> {
         for entry in (0..=last).chain([last / 2, 0]) {
             let flushed = flushed_before(self.entries(), entry);
             let firm = |n: usize| n < flushed || self.entries()[n].entry.flags.has(Flags::FUA);
-            for (kept, disk) in
-                [(Kept::All, self.model(entry, |_| true)), (Kept::None, self.model(entry, firm))]
-            {
-                let image = replay.image(&Cut { entry, kept });
+            for (kept, disk) in [
+                (EntrySelection::All, self.model(entry, |_| true)),
+                (EntrySelection::None, self.model(entry, firm)),
+            ] {
+                let image = replay.image(&Cut { entry, selection: kept });
                 let (Ok(image), Some(disk)) = (&image, &disk) else {
                     assert!(image.is_err() && disk.is_none(), "an image without its data");
                     continue;
@@ -226,7 +230,7 @@ impl<'a> Log<'a> {
         let disk = image.read(0, MODEL_BYTES);
         for (sector, bytes) in disk.chunks(SECTOR_BYTES as usize).enumerate() {
             let address = sector as u64 * SECTOR_BYTES;
-            let left_by = |recorded: &Recorded| {
+            let left_by = |recorded: &RecordedEntry| {
                 let from = recorded.entry.sector * self.recording.sector_bytes();
                 let inside = usize::try_from(address.checked_sub(from)?).ok()?;
                 let rest = self.bytes.get(usize::try_from(recorded.data_at).ok()? + inside..)?;

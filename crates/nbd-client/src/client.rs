@@ -21,7 +21,7 @@ use super::wire::{Address, read_bytes, read_u16, read_u32, read_u64, violation};
 
 type Listener = Box<dyn FnOnce(Result<Reply, Failure>) + Send>;
 
-struct Waiting {
+struct PendingRequest {
     answer: Answer,
     listener: Listener,
 }
@@ -30,7 +30,7 @@ struct Waiting {
 struct InFlight {
     next_cookie: u64,
     /// Bounded by what the callers submit at once.
-    waiting: HashMap<u64, Waiting>,
+    waiting: HashMap<u64, PendingRequest>,
     gone: bool,
     why_gone: Option<String>,
 }
@@ -46,9 +46,9 @@ pub struct Client {
 }
 
 /// An answer to come.
-pub struct Pending(Receiver<Result<Reply, Failure>>);
+pub struct PendingReply(Receiver<Result<Reply, Failure>>);
 
-impl Pending {
+impl PendingReply {
     /// Waits for the answer.
     pub fn wait(self) -> Result<Reply, Failure> {
         self.0.recv().unwrap_or(Err(Failure::Gone))
@@ -72,9 +72,7 @@ impl Client {
         socket.limit(None)?;
         let in_flight = Arc::new(Mutex::new(InFlight::default()));
         let listening =
-            Listening { in_flight: Arc::clone(&in_flight), socket: socket.duplicate()?, style };
-        // A handle of its own: the sender's may be locked by a thread that waits for room in the
-        // socket.
+            ReplyReader { in_flight: Arc::clone(&in_flight), socket: socket.duplicate()?, style };
         let shut = socket.duplicate()?;
         let named = std::thread::Builder::new().name("nbd-client".into());
         let listener = Some(named.spawn(move || listening.run())?);
@@ -97,7 +95,7 @@ impl Client {
         if is_too_long(command, self.style) {
             return listener(Err(Failure::Errno(OVERFLOW)));
         }
-        let waiting = Waiting { answer: Answer::to(command), listener: Box::new(listener) };
+        let waiting = PendingRequest { answer: Answer::to(command), listener: Box::new(listener) };
         let cookie = {
             let mut in_flight = lock(&self.in_flight);
             if in_flight.gone {
@@ -121,13 +119,13 @@ impl Client {
 
     /// Sends a command.
     #[must_use]
-    pub fn submit(&self, command: &Command) -> Pending {
+    pub fn submit(&self, command: &Command) -> PendingReply {
         let (tell, hear) = sync_channel(1);
         self.submit_then(command, move |outcome| {
             // The caller may have dropped the receiver.
             let _ = tell.send(outcome);
         });
-        Pending(hear)
+        PendingReply(hear)
     }
 
     /// Sends a command and waits for its answer.
@@ -159,7 +157,7 @@ impl Client {
     pub fn read_first(&self, size: u64) -> Result<Vec<u8>, Failure> {
         const STEP: u64 = 1 << 20;
         let starts = (0..size).step_by(STEP as usize);
-        let asked: Vec<Pending> = starts
+        let asked: Vec<PendingReply> = starts
             .map(|offset| {
                 self.submit(&Command::Read { offset, length: STEP.min(size - offset) as u32 })
             })
@@ -203,13 +201,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The receiving side of a connection.
-struct Listening {
+struct ReplyReader {
     in_flight: Arc<Mutex<InFlight>>,
     socket: Socket,
     style: Style,
 }
 
-impl Listening {
+impl ReplyReader {
     fn run(mut self) {
         let why = loop {
             if let Err(why) = self.hear() {
@@ -217,7 +215,7 @@ impl Listening {
             }
         };
         self.socket.shut();
-        let left: Vec<Waiting> = {
+        let left: Vec<PendingRequest> = {
             let mut in_flight = lock(&self.in_flight);
             // Set under the lock with the last look: a request that is submitted later fails at
             // once, and none is forgotten in between.
@@ -305,20 +303,25 @@ impl Listening {
 
     /// Delivers the outcome if the answer has ended. Otherwise the request keeps waiting: for the
     /// rest or, after a violation, for the end of the connection.
-    fn settle(&self, cookie: u64, waiting: Waiting, ended: io::Result<bool>) -> io::Result<()> {
+    fn settle(
+        &self,
+        cookie: u64,
+        request: PendingRequest,
+        ended: io::Result<bool>,
+    ) -> io::Result<()> {
         let ended = match ended {
-            Ok(true) => waiting.answer.check_whole().map(|()| true),
+            Ok(true) => request.answer.check_whole().map(|()| true),
             other => other,
         };
         if let Ok(true) = ended {
-            (waiting.listener)(waiting.answer.outcome());
+            (request.listener)(request.answer.outcome());
         } else {
-            lock(&self.in_flight).waiting.insert(cookie, waiting);
+            lock(&self.in_flight).waiting.insert(cookie, request);
         }
         ended.map(drop)
     }
 
-    fn take(&self, cookie: u64) -> io::Result<Waiting> {
+    fn take(&self, cookie: u64) -> io::Result<PendingRequest> {
         let waiting = lock(&self.in_flight).waiting.remove(&cookie);
         waiting.ok_or_else(|| {
             violation(format!("an answer to a request that is not in flight: {cookie}"))

@@ -16,7 +16,7 @@ mod request;
 mod wire;
 
 pub use answer::{Extent, Failure, Reply};
-pub use client::{Client, Pending};
+pub use client::{Client, PendingReply};
 pub use handshake::{Export, list};
 pub use request::Command;
 pub use sawmill_nbd_proto::{Style, transmission as flag};

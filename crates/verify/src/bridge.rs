@@ -2,7 +2,7 @@
 //! file system.
 //!
 //! Invariant: each part is taken down when it is dropped, at the latest. Its owner keeps the order:
-//! a [`Mounted`] is dropped before its [`LoopDevice`], and that before its [`FusedFile`].
+//! a [`FileSystemMount`] is dropped before its [`LoopDevice`], and that before its [`FusedFile`].
 //!
 //! Not here: making and checking file systems (`file_system`), starting and ending programs
 //! (`program`).
@@ -128,12 +128,12 @@ impl Drop for LoopDevice {
 
 /// A mounted file system.
 #[derive(Debug)]
-pub struct Mounted {
+pub struct FileSystemMount {
     root: PathBuf,
     mounted: bool,
 }
 
-impl Mounted {
+impl FileSystemMount {
     /// Mounts `device` at the folder `root`, which is made if absent.
     pub fn new(device: &Path, root: &Path, options: &str) -> Result<Self> {
         std::fs::create_dir_all(root).map_err(|error| Error::io("cannot make", root, error))?;
@@ -142,7 +142,7 @@ impl Mounted {
             command.args(["-o", options]);
         }
         program::run(command.arg(device).arg(root))?;
-        Ok(Mounted { root: root.to_owned(), mounted: true })
+        Ok(FileSystemMount { root: root.to_owned(), mounted: true })
     }
 
     /// The root folder.
@@ -172,7 +172,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for FileSystemMount {
     fn drop(&mut self) {
         if self.mounted
             && let Ok(mut command) = program::command("umount")

@@ -22,7 +22,7 @@ use sawmill_testkit::Dice;
 
 /// What must be there after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keeps {
+pub enum Guarantee {
     /// Every write that was answered: the server died, its machine lives.
     Answered,
     /// What was flushed, or written with FUA: power failed.
@@ -45,7 +45,7 @@ pub struct Crashes<'a> {
     /// The seed of all random choices.
     pub seed: u64,
     /// What must be there after a crash.
-    pub keeps: Keeps,
+    pub guarantee: Guarantee,
     /// The states that the rest may have.
     pub rule: Rule,
     /// Whether requests in flight may fail with the server, as on an export's connection. Users of
@@ -160,11 +160,11 @@ impl Crashes<'_> {
     }
 
     fn judge(&self, log: &Log, image: &[u8]) -> Result<Verdict, Violation> {
-        match (self.keeps, self.rule) {
-            (Keeps::Answered, Rule::Prefix) => stamp::check_nothing_accepted_lost(log, image),
-            (Keeps::Answered, Rule::Sector) => stamp::check_sectors_accepted(log, image),
-            (Keeps::Flushed, Rule::Prefix) => stamp::check_flushed_kept(log, image),
-            (Keeps::Flushed, Rule::Sector) => stamp::check_sectors(log, image),
+        match (self.guarantee, self.rule) {
+            (Guarantee::Answered, Rule::Prefix) => stamp::check_nothing_accepted_lost(log, image),
+            (Guarantee::Answered, Rule::Sector) => stamp::check_sectors_accepted(log, image),
+            (Guarantee::Flushed, Rule::Prefix) => stamp::check_flushed_kept(log, image),
+            (Guarantee::Flushed, Rule::Sector) => stamp::check_sectors(log, image),
         }
     }
 }
@@ -182,7 +182,7 @@ mod tests {
     const AREA_BYTES: u64 = 1 << 20;
 
     /// Memory that fails some requests.
-    struct Failing {
+    struct FaultyMemory {
         memory: MemoryDevice,
         requests: AtomicU64,
         /// The first request that fails, and its error. Reads still succeed.
@@ -190,14 +190,14 @@ mod tests {
         block_bytes: u64,
     }
 
-    impl Failing {
+    impl FaultyMemory {
         fn new(fails: Option<(u64, ErrorKind)>) -> Self {
             let memory = MemoryDevice::new(AREA_BYTES);
-            Failing { memory, requests: AtomicU64::new(0), fails, block_bytes: 1 }
+            FaultyMemory { memory, requests: AtomicU64::new(0), fails, block_bytes: 1 }
         }
     }
 
-    impl BlockDevice for Failing {
+    impl BlockDevice for FaultyMemory {
         fn geometry(&self) -> Geometry {
             self.memory.geometry()
         }
@@ -225,7 +225,7 @@ mod tests {
             area_bytes: AREA_BYTES,
             trim: true,
             seed: 1,
-            keeps: Keeps::Answered,
+            guarantee: Guarantee::Answered,
             rule: Rule::Prefix,
             may_go: false,
         }
@@ -243,13 +243,14 @@ mod tests {
     #[test]
     fn a_device_that_keeps_everything_is_not_blamed_by_any_rule() {
         for (keeps, rule) in [
-            (Keeps::Answered, Rule::Prefix),
-            (Keeps::Answered, Rule::Sector),
-            (Keeps::Flushed, Rule::Prefix),
-            (Keeps::Flushed, Rule::Sector),
+            (Guarantee::Answered, Rule::Prefix),
+            (Guarantee::Answered, Rule::Sector),
+            (Guarantee::Flushed, Rule::Prefix),
+            (Guarantee::Flushed, Rule::Sector),
         ] {
             let device: Arc<dyn BlockDevice> = Arc::new(MemoryDevice::new(AREA_BYTES));
-            let survey = survey(Crashes { keeps, rule, ..crashes() }, || Ok(Arc::clone(&device)));
+            let survey =
+                survey(Crashes { guarantee: keeps, rule, ..crashes() }, || Ok(Arc::clone(&device)));
             let survey = survey.expect("carried out");
             assert_eq!((survey.found, survey.rounds), (None, 3), "{keeps:?} {rule:?}");
             assert!(survey.answered >= 600 && survey.demanded > 100, "{keeps:?} {rule:?}");
@@ -268,7 +269,7 @@ mod tests {
     #[test]
     fn an_error_is_a_finding_and_a_connection_that_ends_is_one_where_it_may_not() {
         let at = |kind| {
-            let device: Arc<dyn BlockDevice> = Arc::new(Failing::new(Some((150, kind))));
+            let device: Arc<dyn BlockDevice> = Arc::new(FaultyMemory::new(Some((150, kind))));
             move || Ok(Arc::clone(&device))
         };
         let found = survey(crashes(), at(ErrorKind::Unavailable)).expect("carried out").found;
@@ -286,7 +287,7 @@ mod tests {
     fn every_request_is_whole_blocks_of_the_device() {
         let geometry = Geometry { block_bytes: 4096, ..MemoryDevice::new(AREA_BYTES).geometry() };
         /// Reports larger blocks than it needs.
-        struct Large(Geometry, Failing);
+        struct Large(Geometry, FaultyMemory);
         impl BlockDevice for Large {
             fn geometry(&self) -> Geometry {
                 self.0
@@ -295,7 +296,7 @@ mod tests {
                 self.1.submit(request);
             }
         }
-        let inner = Failing { block_bytes: 4096, ..Failing::new(None) };
+        let inner = FaultyMemory { block_bytes: 4096, ..FaultyMemory::new(None) };
         let device: Arc<dyn BlockDevice> = Arc::new(Large(geometry, inner));
         let survey = survey(crashes(), || Ok(Arc::clone(&device))).expect("carried out");
         assert_eq!(survey.found, None);

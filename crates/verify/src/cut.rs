@@ -17,12 +17,12 @@ use sawmill_format::write_log::Flags;
 
 use crate::Result;
 use crate::image::Image;
-use crate::recording::{Recorded, Recording};
+use crate::recording::{RecordedEntry, Recording};
 use sawmill_testkit::Dice;
 
 /// Which of the loose entries are there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Kept {
+pub enum EntrySelection {
     /// All.
     All,
     /// None.
@@ -53,14 +53,14 @@ pub struct Cut {
     /// How many entries have happened.
     pub entry: usize,
     /// Which of the loose ones are there.
-    pub kept: Kept,
+    pub selection: EntrySelection,
 }
 
 impl Cut {
     /// The cut before `entry` with all there is.
     #[must_use]
     pub fn whole(entry: usize) -> Self {
-        Cut { entry, kept: Kept::All }
+        Cut { entry, selection: EntrySelection::All }
     }
 }
 
@@ -71,14 +71,14 @@ fn list(entries: &[usize]) -> String {
 impl fmt::Display for Cut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.entry)?;
-        match &self.kept {
-            Kept::All => f.write_str("all"),
-            Kept::None => f.write_str("none"),
-            Kept::Without(entries) => write!(f, "without={}", list(entries)),
-            Kept::Only(entries) => write!(f, "only={}", list(entries)),
-            Kept::Torn { entry, bytes } => write!(f, "torn={entry}@{bytes}"),
-            Kept::UnderWay { bytes } => write!(f, "under-way@{bytes}"),
-            Kept::Seed(seed) => write!(f, "seed={seed}"),
+        match &self.selection {
+            EntrySelection::All => f.write_str("all"),
+            EntrySelection::None => f.write_str("none"),
+            EntrySelection::Without(entries) => write!(f, "without={}", list(entries)),
+            EntrySelection::Only(entries) => write!(f, "only={}", list(entries)),
+            EntrySelection::Torn { entry, bytes } => write!(f, "torn={entry}@{bytes}"),
+            EntrySelection::UnderWay { bytes } => write!(f, "under-way@{bytes}"),
+            EntrySelection::Seed(seed) => write!(f, "seed={seed}"),
         }
     }
 }
@@ -100,21 +100,21 @@ impl FromStr for Cut {
         };
         let (word, value) = kept.split_once(['=', '@']).unwrap_or((kept, ""));
         let kept = match word {
-            "all" => Kept::All,
-            "none" => Kept::None,
-            "without" => Kept::Without(numbers(value)?),
-            "only" => Kept::Only(numbers(value)?),
+            "all" => EntrySelection::All,
+            "none" => EntrySelection::None,
+            "without" => EntrySelection::Without(numbers(value)?),
+            "only" => EntrySelection::Only(numbers(value)?),
             "torn" => {
                 let (torn, bytes) = value.split_once('@').ok_or_else(wrong)?;
                 let (entry, bytes) =
                     (torn.parse().map_err(|_| wrong())?, bytes.parse().map_err(|_| wrong())?);
-                Kept::Torn { entry, bytes }
+                EntrySelection::Torn { entry, bytes }
             }
-            "under-way" => Kept::UnderWay { bytes: value.parse().map_err(|_| wrong())? },
-            "seed" => Kept::Seed(value.parse().map_err(|_| wrong())?),
+            "under-way" => EntrySelection::UnderWay { bytes: value.parse().map_err(|_| wrong())? },
+            "seed" => EntrySelection::Seed(value.parse().map_err(|_| wrong())?),
             _ => return Err(wrong()),
         };
-        Ok(Cut { entry, kept })
+        Ok(Cut { entry, selection: kept })
     }
 }
 
@@ -122,19 +122,19 @@ impl FromStr for Cut {
 ///
 /// A flush that carries data covers the entries before it, but not its own data.
 #[must_use]
-pub fn flushed_before(entries: &[Recorded], entry: usize) -> usize {
-    let flush = |recorded: &Recorded| recorded.entry.flags.has(Flags::FLUSH);
+pub fn flushed_before(entries: &[RecordedEntry], entry: usize) -> usize {
+    let flush = |recorded: &RecordedEntry| recorded.entry.flags.has(Flags::FLUSH);
     entries[..entry.min(entries.len())].iter().rposition(flush).unwrap_or(0)
 }
 
 /// Whether an entry changes the device at all.
-fn changes(recorded: &Recorded) -> bool {
+fn changes(recorded: &RecordedEntry) -> bool {
     recorded.entry.sector_count > 0 && !recorded.entry.flags.has(Flags::MARK)
 }
 
 /// The entries that may be missing at a cut.
 #[must_use]
-pub fn loose(entries: &[Recorded], entry: usize) -> Vec<usize> {
+pub fn loose(entries: &[RecordedEntry], entry: usize) -> Vec<usize> {
     let from = flushed_before(entries, entry);
     let range = from..entry.min(entries.len());
     range.filter(|&n| changes(&entries[n]) && !entries[n].entry.flags.has(Flags::FUA)).collect()
@@ -170,7 +170,8 @@ impl<'a> Replay<'a> {
         }
         self.at = from;
         let mut image = self.synced.clone();
-        let mut dice = Dice::new(if let Kept::Seed(seed) = cut.kept { seed } else { 0 });
+        let mut dice =
+            Dice::new(if let EntrySelection::Seed(seed) = cut.selection { seed } else { 0 });
         for (number, recorded) in entries.iter().enumerate().take(entry).skip(from) {
             if !changes(recorded) {
                 continue;
@@ -179,12 +180,13 @@ impl<'a> Replay<'a> {
             // A write with FUA is on the medium, whatever the cut keeps of the others.
             let firm = recorded.entry.flags.has(Flags::FUA);
             let bytes =
-                if firm { length } else { kept_bytes(&cut.kept, number, length, &mut dice) };
+                if firm { length } else { kept_bytes(&cut.selection, number, length, &mut dice) };
             if bytes > 0 {
                 self.recording.apply(number, bytes, &mut image)?;
             }
         }
-        if let (Kept::UnderWay { bytes }, true) = (&cut.kept, entry < entries.len()) {
+        if let (EntrySelection::UnderWay { bytes }, true) = (&cut.selection, entry < entries.len())
+        {
             self.recording.apply(entry, *bytes, &mut image)?;
         }
         Ok(image)
@@ -192,23 +194,21 @@ impl<'a> Replay<'a> {
 }
 
 /// How much of a loose entry is there.
-fn kept_bytes(kept: &Kept, number: usize, length: u64, dice: &mut Dice) -> u64 {
+fn kept_bytes(selection: &EntrySelection, number: usize, length: u64, dice: &mut Dice) -> u64 {
     let whole = |there: bool| if there { length } else { 0 };
-    match kept {
-        Kept::All | Kept::UnderWay { .. } => length,
-        Kept::None => 0,
-        Kept::Without(entries) => whole(!entries.contains(&number)),
-        Kept::Only(entries) => whole(entries.contains(&number)),
-        Kept::Torn { entry, bytes } => {
+    match selection {
+        EntrySelection::All | EntrySelection::UnderWay { .. } => length,
+        EntrySelection::None => 0,
+        EntrySelection::Without(entries) => whole(!entries.contains(&number)),
+        EntrySelection::Only(entries) => whole(entries.contains(&number)),
+        EntrySelection::Torn { entry, bytes } => {
             if *entry == number {
                 *bytes
             } else {
                 length
             }
         }
-        // One throw for each loose entry in the order of the log, so that the text `seed=N` always
-        // gives the same image.
-        Kept::Seed(_) => match dice.below(5) {
+        EntrySelection::Seed(_) => match dice.below(5) {
             0 | 1 => length,
             2 | 3 => 0,
             _ => 512 * dice.below(length / 512 + 1),
@@ -223,16 +223,16 @@ mod tests {
     #[test]
     fn the_text_of_a_cut_reads_back_as_the_same_cut() {
         let kinds = [
-            Kept::All,
-            Kept::None,
-            Kept::Without(vec![7, 8]),
-            Kept::Only(vec![9]),
-            Kept::Torn { entry: 4, bytes: 512 },
-            Kept::UnderWay { bytes: 1024 },
-            Kept::Seed(77),
+            EntrySelection::All,
+            EntrySelection::None,
+            EntrySelection::Without(vec![7, 8]),
+            EntrySelection::Only(vec![9]),
+            EntrySelection::Torn { entry: 4, bytes: 512 },
+            EntrySelection::UnderWay { bytes: 1024 },
+            EntrySelection::Seed(77),
         ];
         for kept in kinds {
-            let cut = Cut { entry: 10, kept };
+            let cut = Cut { entry: 10, selection: kept };
             assert_eq!(cut.to_string().parse(), Ok(cut));
         }
         for wrong in ["", "x:all", "3:some", "3:torn=1", "3:without=", "3:seed=x"] {

@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
 
-use crate::bridge::{LoopDevice, Mounted};
+use crate::bridge::{FileSystemMount, LoopDevice};
 use crate::program;
 use crate::{Error, Result};
 
@@ -104,10 +104,10 @@ impl FileSystem {
     }
 
     /// Mounts it below `folder`.
-    pub fn mount(self, device: &LoopDevice, folder: &Path) -> Result<Mounted> {
+    pub fn mount(self, device: &LoopDevice, folder: &Path) -> Result<FileSystemMount> {
         // Two images of one file system may be mounted at once.
         let options = if self == FileSystem::Xfs { "nouuid" } else { "" };
-        Mounted::new(device.path(), &folder.join("mnt"), options)
+        FileSystemMount::new(device.path(), &folder.join("mnt"), options)
     }
 }
 

@@ -19,18 +19,18 @@ use sawmill_testkit::Dice;
 type Listener = Box<dyn FnOnce(Result<(), Failure>) + Send>;
 
 /// What a load works on: a connection to a server, or a device.
-pub trait Worked {
+pub trait LoadTarget {
     /// Starts a command without waiting for its end; `listener` gets the outcome.
     fn submit_then(&self, command: Command, listener: Listener);
 }
 
-impl Worked for Client {
+impl LoadTarget for Client {
     fn submit_then(&self, command: Command, listener: Listener) {
         Client::submit_then(self, &command, move |outcome| listener(outcome.map(drop)));
     }
 }
 
-impl Worked for Arc<dyn BlockDevice> {
+impl LoadTarget for Arc<dyn BlockDevice> {
     fn submit_then(&self, command: Command, listener: Listener) {
         let mut flags = Flags::default();
         let (operation, address, length, bytes) = match command {
@@ -108,7 +108,7 @@ enum Entry {
     Flush(usize),
 }
 
-struct Ended {
+struct LoadCompletion {
     entry: Entry,
     at: u64,
     outcome: Result<(), Failure>,
@@ -136,8 +136,8 @@ pub struct Load {
     /// How it behaves from now on.
     pub mix: Mix,
     sectors: u64,
-    tell: Sender<Ended>,
-    hear: Receiver<Ended>,
+    tell: Sender<LoadCompletion>,
+    hear: Receiver<LoadCompletion>,
     in_flight: usize,
 }
 
@@ -154,7 +154,7 @@ impl Load {
     /// Drives the load until `completions` more requests are answered, then calls `cut` with
     /// requests still in flight, and waits until each of them has its answer or its connection is
     /// gone. If no answer comes for [`PATIENCE`], all requests in flight count as unanswered.
-    pub fn drive<W: Worked>(
+    pub fn drive<W: LoadTarget>(
         &mut self,
         worked: &[W],
         completions: u64,
@@ -176,7 +176,7 @@ impl Load {
         tally
     }
 
-    fn submit(&mut self, worked: &impl Worked) {
+    fn submit(&mut self, target: &impl LoadTarget) {
         self.in_flight += 1;
         let (entry, command) = if self.dice.one_in(self.mix.flush_once_in) {
             (Entry::Flush(self.log.submit_flush()), Command::Flush)
@@ -185,11 +185,11 @@ impl Load {
         };
         let (tell, clock) = (self.tell.clone(), self.log.clock.clone());
         let listener = move |outcome| {
-            let ended = Ended { entry, at: clock.tick(), outcome };
+            let ended = LoadCompletion { entry, at: clock.tick(), outcome };
             // The load may be over and gone.
             let _ = tell.send(ended);
         };
-        worked.submit_then(command, Box::new(listener));
+        target.submit_then(command, Box::new(listener));
     }
 
     fn choose_write(&mut self) -> (Entry, Command) {
@@ -222,8 +222,7 @@ impl Load {
             self.in_flight = 0;
             return;
         };
-        let Ended { entry, at, outcome } = ended;
-        // Saturating, because an answer may come after its part of the load has given up waiting.
+        let LoadCompletion { entry, at, outcome } = ended;
         self.in_flight = self.in_flight.saturating_sub(1);
         match outcome {
             Ok(()) => {

@@ -13,9 +13,9 @@ use crate::bridge::FusedFile;
 use crate::cut::{Cut, Replay};
 use crate::file_system::FileSystem;
 use crate::program;
-use crate::session::{Knowledge, Recorded};
+use crate::session::{Knowledge, RecordedSession};
 use crate::stamp::{self, CutTime, Log, SECTOR_BYTES, Violation};
-use crate::subject::{Remains, Revived, Running, Subject, Way};
+use crate::subject::{Remains, RestartResult, RunningDevice, Subject, Way};
 use crate::{Error, Result};
 
 /// The promise of a device for the writes between two flushes.
@@ -42,7 +42,7 @@ pub enum Judge {
 /// The parameters of a check.
 pub struct Look<'a> {
     /// The run.
-    pub recorded: &'a Recorded,
+    pub recorded: &'a RecordedSession,
     /// The device to start again; with `None`, the images themselves are judged.
     pub subject: Option<&'a dyn Subject>,
     /// Its promise.
@@ -88,10 +88,12 @@ impl Look<'_> {
             return self.judge_file(&path, moment);
         };
         let mut running = match subject.revive(remains, self.folder) {
-            Ok(Revived::Serving(running)) => running,
+            Ok(RestartResult::Serving(running)) => running,
             // The device may refuse a disk that is older than its state elsewhere.
-            Ok(Revived::Refused(_)) if remains.way == Way::DiskStale => return Ok(Ok(())),
-            Ok(Revived::Refused(why)) => return Ok(Err(format!("it refuses to serve: {why}"))),
+            Ok(RestartResult::Refused(_)) if remains.way == Way::DiskStale => return Ok(Ok(())),
+            Ok(RestartResult::Refused(why)) => {
+                return Ok(Err(format!("it refuses to serve: {why}")));
+            }
             Err(why @ (Error::Subject(_) | Error::Device(_))) => {
                 return Ok(Err(format!("it does not come back: {why}")));
             }
@@ -116,9 +118,9 @@ impl Look<'_> {
         self.judge_export(&*running, if whole { moment } else { CutTime::default() })
     }
 
-    fn judge_export(&self, running: &dyn Running, moment: CutTime) -> Result<Verdict> {
+    fn judge_export(&self, device: &dyn RunningDevice, moment: CutTime) -> Result<Verdict> {
         let path: PathBuf = self.folder.join("shown");
-        let file = match FusedFile::new(running.uri(), &path) {
+        let file = match FusedFile::new(device.uri(), &path) {
             Err(why @ (Error::Subject(_) | Error::Device(_))) => {
                 return Ok(Err(format!("it cannot be used: {why}")));
             }

@@ -11,7 +11,7 @@ use std::collections::HashSet;
 
 use sawmill_format::write_log::Flags;
 
-use crate::cut::{Cut, Kept, loose};
+use crate::cut::{Cut, EntrySelection, loose};
 use crate::recording::Recording;
 use sawmill_testkit::Dice;
 
@@ -55,7 +55,7 @@ pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> Plan {
         let before_flush = entries.get(entry).is_none_or(|next| next.entry.flags.has(Flags::FLUSH));
         // Just behind a flush, nothing before it may be missing: there an ignored flush shows.
         let after_flush = entry > 0 && entries[entry - 1].entry.flags.has(Flags::FLUSH);
-        let all = Cut { entry, kept: Kept::All };
+        let all = Cut { entry, selection: EntrySelection::All };
         if before_flush || after_flush {
             telling.push(all)
         } else {
@@ -64,13 +64,13 @@ pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> Plan {
         if loose.is_empty() {
             continue;
         }
-        let none = Cut { entry, kept: Kept::None };
+        let none = Cut { entry, selection: EntrySelection::None };
         if before_flush {
             telling.push(none)
         } else {
             others.push(none)
         }
-        others.extend(subsets(&loose, &mut dice).map(|kept| Cut { entry, kept }));
+        others.extend(subsets(&loose, &mut dice).map(|kept| Cut { entry, selection: kept }));
         others.extend(tears(recording, entry, &loose, budget, &mut dice));
     }
     let legal = telling.len() + others.len();
@@ -90,7 +90,7 @@ pub fn plan(recording: &Recording, first: usize, budget: &Budget) -> Plan {
 }
 
 /// Each entry lost alone, each kept alone, and some random subsets.
-fn subsets(loose: &[usize], dice: &mut Dice) -> impl Iterator<Item = Kept> + use<> {
+fn subsets(loose: &[usize], dice: &mut Dice) -> impl Iterator<Item = EntrySelection> + use<> {
     let mut singles: Vec<usize> = loose.to_vec();
     let newest = singles.pop();
     thin(&mut singles, SINGLES_MAX - 1, dice);
@@ -99,12 +99,12 @@ fn subsets(loose: &[usize], dice: &mut Dice) -> impl Iterator<Item = Kept> + use
     let mut kinds = Vec::new();
     if loose.len() > 1 {
         for single in singles {
-            kinds.push(Kept::Without(vec![single]));
-            kinds.push(Kept::Only(vec![single]));
+            kinds.push(EntrySelection::Without(vec![single]));
+            kinds.push(EntrySelection::Only(vec![single]));
         }
     }
     if loose.len() > 2 {
-        kinds.extend((0..SEEDS_PER_POINT).map(|_| Kept::Seed(dice.word() >> 32)));
+        kinds.extend((0..SEEDS_PER_POINT).map(|_| EntrySelection::Seed(dice.word() >> 32)));
     }
     kinds.into_iter()
 }
@@ -130,10 +130,10 @@ fn tears(
     let newest = loose[loose.len() - 1];
     let mut cuts = Vec::new();
     if let Some(bytes) = torn(newest) {
-        cuts.push(Cut { entry, kept: Kept::Torn { entry: newest, bytes } });
+        cuts.push(Cut { entry, selection: EntrySelection::Torn { entry: newest, bytes } });
     }
     if let Some(bytes) = torn(entry) {
-        cuts.push(Cut { entry, kept: Kept::UnderWay { bytes } });
+        cuts.push(Cut { entry, selection: EntrySelection::UnderWay { bytes } });
     }
     cuts
 }

@@ -58,7 +58,7 @@ pub fn command(name: &str) -> Result<Command> {
 
 /// The output of a program and its exit status.
 #[derive(Clone, Debug)]
-pub struct Finished {
+pub struct ProgramOutput {
     /// How it ended.
     pub status: ExitStatus,
     /// Standard output, followed by standard error.
@@ -66,10 +66,10 @@ pub struct Finished {
 }
 
 /// Runs a command to its end, whatever its status.
-pub fn finish(command: &mut Command) -> Result<Finished> {
+pub fn finish(command: &mut Command) -> Result<ProgramOutput> {
     let output = command.output().map_err(|error| cannot_start(command, error))?;
     let said = [&output.stdout[..], &output.stderr[..]].concat();
-    Ok(Finished { status: output.status, said: String::from_utf8_lossy(&said).into_owned() })
+    Ok(ProgramOutput { status: output.status, said: String::from_utf8_lossy(&said).into_owned() })
 }
 
 /// Runs a command to its end; returns its output, or an error if it failed.

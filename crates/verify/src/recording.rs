@@ -30,7 +30,7 @@ pub const SECTOR_BYTES: u64 = 512;
 
 /// One entry and the place of its data in the log's file.
 #[derive(Clone, Copy, Debug)]
-pub struct Recorded {
+pub struct RecordedEntry {
     /// The entry in the log.
     pub entry: Entry,
     /// Where its data begin in the file.
@@ -46,7 +46,7 @@ pub struct Recording {
     path: PathBuf,
     sector_bytes: u64,
     /// Its entries.
-    pub entries: Vec<Recorded>,
+    pub entries: Vec<RecordedEntry>,
 }
 
 impl Recording {
@@ -78,7 +78,7 @@ impl Recording {
                 return Err(Error::Log(text));
             }
             let moment = moments.get(number as usize).copied().unwrap_or_default();
-            entries.push(Recorded { entry, data_at: at + sector_bytes, moment });
+            entries.push(RecordedEntry { entry, data_at: at + sector_bytes, moment });
             let sectors = entry.data_sectors().checked_add(1);
             let next =
                 sectors.and_then(|sectors| sectors.checked_mul(sector_bytes)?.checked_add(at));

@@ -55,8 +55,9 @@ impl Report {
         let count =
             |flag: Flags| recording.entries.iter().filter(|e| e.entry.flags.has(flag)).count();
         let quiet = |flags: Flags| flags.has(Flags::MARK) || flags.has(Flags::DISCARD);
-        let write =
-            |e: &&crate::recording::Recorded| e.entry.sector_count > 0 && !quiet(e.entry.flags);
+        let write = |e: &&crate::recording::RecordedEntry| {
+            e.entry.sector_count > 0 && !quiet(e.entry.flags)
+        };
         Report {
             entries: recording.entries.len(),
             writes: recording.entries.iter().filter(write).count(),

@@ -22,7 +22,7 @@ use crate::nbd::{Client, Style};
 use crate::program;
 use crate::recorder::Recorder;
 use crate::recording::LogWriter;
-use crate::session::{Knowledge, Recorded};
+use crate::session::{Knowledge, RecordedSession};
 use crate::stamp::{self, Clock};
 use crate::subject::Subject;
 use crate::{Error, Result};
@@ -61,7 +61,7 @@ pub fn below(
     work: &Work,
     seed: u64,
     folder: &Path,
-) -> Result<Recorded> {
+) -> Result<RecordedSession> {
     let clock = Clock::default();
     let before = subject.prepare(disk_bytes, folder)?;
     let log = LogWriter::create(&folder.join("log"))?;
@@ -71,7 +71,7 @@ pub fn below(
         Work::Stamps { area_bytes, requests, trim } => {
             let client = running.client()?;
             let stamping =
-                Stamping { area_bytes: *area_bytes, requests: *requests, trim: *trim, seed };
+                StampLoad { area_bytes: *area_bytes, requests: *requests, trim: *trim, seed };
             (0, stamping.drive(&client, &clock, || running.settle())?)
         }
         Work::Files { .. } | Work::Command(_) => {
@@ -86,7 +86,7 @@ pub fn below(
         }
     };
     running.stop()?;
-    let recorded = Recorded { recording: disk.finish()?, before, first, knowledge };
+    let recorded = RecordedSession { recording: disk.finish()?, before, first, knowledge };
     recorded.save(folder)?;
     Ok(recorded)
 }
@@ -98,7 +98,7 @@ pub fn above(
     work: &Work,
     seed: u64,
     folder: &Path,
-) -> Result<(Recorded, Option<String>)> {
+) -> Result<(RecordedSession, Option<String>)> {
     let clock = Clock::default();
     let before = content_before(&*target, work)?;
     let log = LogWriter::create(&folder.join("log"))?;
@@ -114,7 +114,7 @@ pub fn above(
         let first = disk.entry_count();
         // After the wiping. In cuts before that, the judge would meet what the target held earlier.
         let client = connect(&uri)?;
-        let stamping = Stamping { area_bytes, requests, trim, seed };
+        let stamping = StampLoad { area_bytes, requests, trim, seed };
         let knowledge = stamping.drive(&client, &clock, || Ok(false))?;
         if let Knowledge::Stamps { log, .. } = &knowledge {
             let image = disk.read_at(0, area_bytes as usize)?;
@@ -127,7 +127,7 @@ pub fn above(
     };
     // Before the log is completed, so that the last requests are in it.
     server.stop(Stop::Drained);
-    let recorded = Recorded { recording: disk.finish()?, before, first, knowledge };
+    let recorded = RecordedSession { recording: disk.finish()?, before, first, knowledge };
     recorded.save(folder)?;
     Ok((recorded, wrong))
 }
@@ -196,14 +196,14 @@ fn on_block_device(
 }
 
 /// The stamped workload.
-struct Stamping {
+struct StampLoad {
     area_bytes: u64,
     requests: u64,
     trim: bool,
     seed: u64,
 }
 
-impl Stamping {
+impl StampLoad {
     /// Tenths of the requests, and how they behave: many at a time, few, and one by one.
     fn phases(&self) -> [(u64, Mix); 3] {
         let mix = Mix { trim: self.trim, flush_once_in: 12, fua_once_in: 12, ..Mix::default() };

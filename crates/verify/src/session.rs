@@ -4,8 +4,8 @@
 //! In the folder: `log` and `moments` (the recording), `before` (the disk's content before it,
 //! sparse), and `workload` (lines of text with the knowledge of the device's user).
 //!
-//! Invariant: [`Recorded::save`] writes `workload` last, and [`Recorded::open`] refuses a folder
-//! without it.
+//! Invariant: [`RecordedSession::save`] writes `workload` last, and [`RecordedSession::open`]
+//! refuses a folder without it.
 //!
 //! Not here: writing `log` and `moments` (`recording`), the workload itself (`run`), the check of
 //! the cuts (`campaign`).
@@ -41,7 +41,7 @@ pub enum Knowledge {
 
 /// A recording with everything needed to judge its cuts.
 #[derive(Debug)]
-pub struct Recorded {
+pub struct RecordedSession {
     /// The recording of the disk.
     pub recording: Recording,
     /// The disk's content before the recording.
@@ -55,7 +55,7 @@ pub struct Recorded {
 const WORKLOAD: &str = "workload";
 const BEFORE: &str = "before";
 
-impl Recorded {
+impl RecordedSession {
     /// Writes everything except the recording, which is already there, to `folder`.
     pub fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join(BEFORE);
@@ -74,7 +74,7 @@ impl Recorded {
         std::fs::write(&path, text).map_err(|error| Error::io("cannot write", &path, error))
     }
 
-    /// Opens a folder that [`Recorded::save`] wrote.
+    /// Opens a folder that [`RecordedSession::save`] wrote.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(WORKLOAD);
         let text = std::fs::read_to_string(&path)
@@ -103,7 +103,7 @@ impl Recorded {
         let before =
             Image::read_file(&path).map_err(|error| Error::io("cannot read", &path, error))?;
         let recording = Recording::open(&folder.join("log"))?;
-        Ok(Recorded { recording, before, first, knowledge })
+        Ok(RecordedSession { recording, before, first, knowledge })
     }
 
     /// A log of another program, for a device that held zeroes before.
@@ -111,7 +111,7 @@ impl Recorded {
         let recording = Recording::open(log)?;
         // At least as long as what is written: a log says nothing about the size of its disk.
         let before = Image::new(disk_bytes.max(recording.end_bytes()));
-        Ok(Recorded { recording, before, first: 0, knowledge: Knowledge::Nothing })
+        Ok(RecordedSession { recording, before, first: 0, knowledge: Knowledge::Nothing })
     }
 
     /// Lets power fail only before entry `first` or a later one.

@@ -27,7 +27,7 @@ use crate::{Error, Result};
 
 /// The threads of a file, which limit its requests in flight.
 const WORKERS_MAX: usize = 2;
-const WORKERS_DIRECT: usize = 32;
+const WORKERS_DIRECT_MAX: usize = 32;
 const REQUEST_BYTES_MAX: u32 = 32 << 20;
 
 fn geometry(size_bytes: u64, discard: bool, write_zeroes: bool) -> Geometry {
@@ -71,7 +71,7 @@ impl FileTarget {
         let size_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
         let block_bytes = logical_block_bytes(&file).map_err(failed)?;
         let geometry = Geometry { block_bytes, ..geometry(size_bytes, true, true) };
-        Self::serve(file, geometry, WORKERS_DIRECT).map_err(failed)
+        Self::serve(file, geometry, WORKERS_DIRECT_MAX).map_err(failed)
     }
 
     fn serve(file: File, geometry: Geometry, workers: usize) -> io::Result<Self> {

@@ -24,14 +24,14 @@ use tokio::task::{JoinHandle, JoinSet};
 pub use fault::{Counts, Fault, Rule, Verb, Weather};
 
 use crate::machine::PATIENCE;
-use crate::store::{Minio, Reserved, StoreUnderTest};
+use crate::store::{Minio, ReservedAddress, StoreUnderTest};
 use fault::Script;
 use relay::{Door, LateRequest, Memory};
 
 /// A proxy in front of a MinIO.
 pub struct Proxy {
-    address: Reserved,
-    shared: Arc<Shared>,
+    address: ReservedAddress,
+    shared: Arc<ProxyState>,
     accepting: Mutex<Option<JoinHandle<()>>>,
     runtime: Runtime,
     /// Dropped after the proxy.
@@ -39,7 +39,7 @@ pub struct Proxy {
 }
 
 /// The state that all requests of a proxy share.
-struct Shared {
+struct ProxyState {
     upstream: SocketAddr,
     script: Mutex<Script>,
     counts: Mutex<Counts>,
@@ -62,7 +62,7 @@ impl Proxy {
     pub fn before(store: Arc<Minio>) -> Arc<Self> {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let shared = Shared {
+        let shared = ProxyState {
             upstream: store.address(),
             script: Mutex::default(),
             counts: Mutex::default(),
@@ -72,7 +72,7 @@ impl Proxy {
             let_go: watch::Sender::new(0),
         };
         let proxy = Proxy {
-            address: Reserved::new(),
+            address: ReservedAddress::new(),
             shared: Arc::new(shared),
             accepting: Mutex::new(None),
             runtime: runtime.expect("a runtime for the proxy"),
@@ -173,7 +173,7 @@ impl Proxy {
     }
 }
 
-impl Shared {
+impl ProxyState {
     fn count(&self, name: &'static str) {
         *lock(&self.counts).faults.entry(name).or_default() += 1;
         self.counted.notify_all();
@@ -185,7 +185,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Accepts connections until aborted; they end with it.
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, shared: Arc<ProxyState>) {
     let mut connections = JoinSet::new();
     loop {
         let Ok((stream, _)) = listener.accept().await else { continue };

@@ -22,7 +22,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::fault::{Fault, Verb};
-use super::{Shared, lock};
+use super::{ProxyState, lock};
 
 /// Remembered bodies of puts, which replace other bodies; small ones are not remembered.
 const BODIES_REMEMBERED: usize = 6;
@@ -50,7 +50,7 @@ impl Door {
 
 /// A complete request.
 #[derive(Clone)]
-struct Asked {
+struct ProxyRequest {
     verb: Verb,
     key: String,
     parts: request::Parts,
@@ -64,7 +64,7 @@ struct Answer {
 }
 
 /// A put that has not reached the store yet.
-pub(super) struct LateRequest(Asked);
+pub(super) struct LateRequest(ProxyRequest);
 
 /// Earlier bodies and lists, to return in the wrong place.
 #[derive(Default)]
@@ -75,7 +75,7 @@ pub(super) struct Memory {
     lists: HashMap<String, (Bytes, Bytes)>,
 }
 
-impl Asked {
+impl ProxyRequest {
     async fn hear(request: Request<Incoming>) -> io::Result<Self> {
         let (parts, body) = request.into_parts();
         let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
@@ -87,7 +87,7 @@ impl Asked {
             _ => Verb::Delete,
         };
         let key = if verb == Verb::List { query } else { parts.uri.path() }.to_owned();
-        Ok(Asked { verb, key, parts, body })
+        Ok(ProxyRequest { verb, key, parts, body })
     }
 
     /// The first requested byte, if the request has a range.
@@ -101,11 +101,11 @@ impl Asked {
 
 /// Applies the script to a request.
 pub(super) async fn relay(
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
     door: Arc<Door>,
     request: Request<Incoming>,
 ) -> io::Result<Response<Body>> {
-    let asked = Asked::hear(request).await?;
+    let asked = ProxyRequest::hear(request).await?;
     lock(&shared.counts).requests += 1;
     let fault = lock(&shared.script).choose(asked.verb, &asked.key);
     bring_late(&shared);
@@ -148,9 +148,9 @@ pub(super) async fn relay(
 
 /// Applies the script to an answer.
 async fn spoil(
-    shared: &Arc<Shared>,
+    shared: &Arc<ProxyState>,
     door: &Door,
-    asked: &Asked,
+    asked: &ProxyRequest,
     mut answer: Answer,
     fault: Fault,
 ) -> io::Result<Response<Body>> {
@@ -215,7 +215,7 @@ async fn spoil(
 }
 
 /// Passes the request to the store, over a connection of its own.
-async fn pass(shared: &Shared, asked: &Asked) -> io::Result<Answer> {
+async fn pass(shared: &ProxyState, asked: &ProxyRequest) -> io::Result<Answer> {
     let answer = ask(shared.upstream, asked).await?;
     let mut memory = lock(&shared.memory);
     let is_large = asked.body.len() >= REMEMBERED_BYTES_MIN;
@@ -234,7 +234,7 @@ async fn pass(shared: &Shared, asked: &Asked) -> io::Result<Answer> {
     Ok(answer)
 }
 
-async fn ask(upstream: SocketAddr, asked: &Asked) -> io::Result<Answer> {
+async fn ask(upstream: SocketAddr, asked: &ProxyRequest) -> io::Result<Answer> {
     let stream = TcpStream::connect(upstream).await?;
     stream.set_nodelay(true)?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
@@ -248,7 +248,7 @@ async fn ask(upstream: SocketAddr, asked: &Asked) -> io::Result<Answer> {
 }
 
 /// In bad weather, some later requests trigger the delivery of a late put.
-fn bring_late(shared: &Arc<Shared>) {
+fn bring_late(shared: &Arc<ProxyState>) {
     let mut script = lock(&shared.script);
     let Some(weather) = script.weather.as_mut() else { return };
     let mut late = lock(&shared.late);
@@ -261,13 +261,13 @@ fn bring_late(shared: &Arc<Shared>) {
 }
 
 /// Delivers a late put and returns the store's status; 0 if the store could not be reached.
-pub(super) async fn deliver(shared: &Shared, late: LateRequest) -> u16 {
+pub(super) async fn deliver(shared: &ProxyState, late: LateRequest) -> u16 {
     shared.count("late put delivered");
     pass(shared, &late.0).await.map_or(0, |answer| answer.parts.status.as_u16())
 }
 
 /// The same number of bytes of another object, from the same place if it is long enough.
-fn foreign(shared: &Shared, asked: &Asked, length: usize) -> Option<Bytes> {
+fn foreign(shared: &ProxyState, asked: &ProxyRequest, length: usize) -> Option<Bytes> {
     let memory = lock(&shared.memory);
     let start = asked.range_start();
     let mut others = memory.bodies.iter().rev().filter(|(key, _)| *key != asked.key);

@@ -51,8 +51,8 @@ pub(super) struct Commits {
     sessions: Vec<Session>,
     /// The content of each sector, as far as it is certain: the number of a write, or 0 for zeroes.
     known: Vec<Option<u64>>,
-    tell: Sender<Ended>,
-    hear: Receiver<Ended>,
+    tell: Sender<CommitCompletion>,
+    hear: Receiver<CommitCompletion>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -75,15 +75,15 @@ enum Next {
     Read,
 }
 
-enum Sent {
+enum CommitRequest {
     Write(usize),
     Flush(usize),
     Read { sector: u64, count: u64 },
 }
 
-struct Ended {
+struct CommitCompletion {
     session: usize,
-    sent: Sent,
+    sent: CommitRequest,
     since: Instant,
     at: u64,
     outcome: Result<Reply, Failure>,
@@ -205,7 +205,7 @@ impl Commits {
                     self.write(session, client, true);
                 } else {
                     let place = self.log.submit_flush();
-                    self.send(session, client, &Command::Flush, Sent::Flush(place));
+                    self.send(session, client, &Command::Flush, CommitRequest::Flush(place));
                 }
                 self.sessions[session].next =
                     if self.dice.one_in(3) { Next::Read } else { Next::Group };
@@ -219,7 +219,7 @@ impl Commits {
                     session,
                     client,
                     &Command::Read { offset, length },
-                    Sent::Read { sector, count },
+                    CommitRequest::Read { sector, count },
                 );
             }
         }
@@ -257,20 +257,20 @@ impl Commits {
         } else {
             Command::Write { offset, bytes: self.log.bytes_of(place), fua }
         };
-        self.send(session, client, &command, Sent::Write(place));
+        self.send(session, client, &command, CommitRequest::Write(place));
     }
 
-    fn send(&mut self, session: usize, client: &Client, command: &Command, sent: Sent) {
+    fn send(&mut self, session: usize, client: &Client, command: &Command, sent: CommitRequest) {
         self.sessions[session].in_flight += 1;
-        self.sessions[session].is_reading = matches!(sent, Sent::Read { .. });
+        self.sessions[session].is_reading = matches!(sent, CommitRequest::Read { .. });
         let (tell, clock, since) = (self.tell.clone(), self.log.clock.clone(), Instant::now());
         client.submit_then(command, move |outcome| {
             // The load may have ended.
-            let _ = tell.send(Ended { session, sent, since, at: clock.tick(), outcome });
+            let _ = tell.send(CommitCompletion { session, sent, since, at: clock.tick(), outcome });
         });
     }
 
-    fn wait_for_one(&self, give_back: &impl Fn()) -> Ended {
+    fn wait_for_one(&self, give_back: &impl Fn()) -> CommitCompletion {
         let only_reads =
             self.sessions.iter().all(|session| session.in_flight == 0 || session.is_reading);
         if only_reads {
@@ -284,10 +284,10 @@ impl Commits {
     }
 
     fn note_one(&mut self, tally: &mut Tally, give_back: &impl Fn()) -> usize {
-        let Ended { session, sent, since, at, outcome } = self.wait_for_one(give_back);
+        let CommitCompletion { session, sent, since, at, outcome } = self.wait_for_one(give_back);
         self.sessions[session].in_flight -= 1;
         match (outcome, sent) {
-            (Ok(_), Sent::Write(place)) => {
+            (Ok(_), CommitRequest::Write(place)) => {
                 let write = &mut self.log.writes[place];
                 write.completed = Some(at);
                 tally.writes += 1;
@@ -299,19 +299,19 @@ impl Commits {
                 let sectors = write.sector as usize..write.sector as usize + write.count as usize;
                 self.known[sectors].fill(Some(holds));
             }
-            (Ok(_), Sent::Flush(place)) => {
+            (Ok(_), CommitRequest::Flush(place)) => {
                 self.log.flushes[place].completed = Some(at);
                 tally.commits += 1;
                 tally.last_commit = tally.last_commit.max(Some(since));
             }
-            (Ok(reply), Sent::Read { sector, count }) => {
+            (Ok(reply), CommitRequest::Read { sector, count }) => {
                 match self.compare(sector, count, &reply.bytes) {
                     Ok(()) => tally.reads += 1,
                     Err(wrong) => tally.violations.push(wrong),
                 }
             }
-            (Err(Failure::Errno(_)), Sent::Read { .. }) => tally.read_errors += 1,
-            (Err(Failure::Errno(number)), Sent::Write(_) | Sent::Flush(_)) => {
+            (Err(Failure::Errno(_)), CommitRequest::Read { .. }) => tally.read_errors += 1,
+            (Err(Failure::Errno(number)), CommitRequest::Write(_) | CommitRequest::Flush(_)) => {
                 self.sessions[session].broken = true;
                 if self.may_be_refused {
                     tally.refused += 1;

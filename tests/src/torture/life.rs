@@ -10,7 +10,7 @@ use super::commits::{SESSIONS_MAX, Tally};
 use super::volume::{Loss, Volume, Way, digest};
 use super::{Deed, Torture};
 use crate::nbd::{Client, Failure};
-use crate::place::Finished;
+use crate::place::CommandOutput;
 use crate::proxy::Weather;
 use crate::server::Server;
 use crate::stamp::Verdict;
@@ -120,7 +120,7 @@ impl Torture {
         }
     }
 
-    fn refused_start(&mut self, refused: &Finished) {
+    fn refused_start(&mut self, refused: &CommandOutput) {
         *self.report.refused_starts.entry(refused.code.unwrap_or(-1)).or_default() += 1;
         if refused.code == Some(REFUSED) {
             let said = refused.stderr.lines().last().unwrap_or_default();

@@ -8,7 +8,7 @@
 //! Not here: a server that is taken over without its consent (`rivals`).
 
 use super::Torture;
-use super::volume::{Kept, VOLUME_BYTES, Volume, digest};
+use super::volume::{SavedState, VOLUME_BYTES, Volume, digest};
 use crate::machine;
 use crate::nbd::Client;
 use crate::server::Server;
@@ -46,7 +46,7 @@ impl Torture {
         let name = volume.next_snapshot();
         self.at_rest(volume, "snapshot at rest", &["snapshot", "create", "disk", &name]);
         let size_bytes = volume.commits.size_bytes();
-        volume.past.push(Kept { state: name, size_bytes, digest: None });
+        volume.past.push(SavedState { state: name, size_bytes, digest: None });
     }
 
     fn grow(&mut self, volume: &mut Volume) {
@@ -121,13 +121,13 @@ impl Torture {
         };
         self.report.did("moment noted");
         let (state, size_bytes) = (format!("position:{position}"), volume.commits.size_bytes());
-        volume.past.push(Kept { state, size_bytes, digest: Some(digest(&image)) });
+        volume.past.push(SavedState { state, size_bytes, digest: Some(digest(&image)) });
     }
 
     /// Looks at `count` states of the past, chosen by chance.
     pub(super) fn see_the_past(&mut self, volume: &mut Volume, count: u64) {
         for _ in 0..count {
-            let known: Vec<Kept> =
+            let known: Vec<SavedState> =
                 volume.past.iter().filter(|kept| kept.digest.is_some()).cloned().collect();
             if known.is_empty() || !self.report.violations.is_empty() {
                 return;

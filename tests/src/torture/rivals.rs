@@ -37,7 +37,7 @@ const FAILS_WITHIN: Duration = Duration::from_secs(50);
 
 /// What happens to the first server during the takeover.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Meanwhile {
+enum RivalFate {
     Used,
     Stopped,
     CutOff,
@@ -50,17 +50,17 @@ impl Torture {
         let (way, meanwhile): (StoreUnderTest, _) = match volume.is_folder() {
             true => (
                 store::folder(),
-                [Meanwhile::Used, Meanwhile::Stopped][self.dice.below(2) as usize],
+                [RivalFate::Used, RivalFate::Stopped][self.dice.below(2) as usize],
             ),
             false => {
-                let all = [Meanwhile::Used, Meanwhile::Stopped, Meanwhile::CutOff];
+                let all = [RivalFate::Used, RivalFate::Stopped, RivalFate::CutOff];
                 (store::minio(), all[self.dice.below(3) as usize])
             }
         };
         self.report.did(match meanwhile {
-            Meanwhile::Used => "taken over while it is used",
-            Meanwhile::Stopped => "taken over while it is stopped",
-            Meanwhile::CutOff => "taken over while it is cut off",
+            RivalFate::Used => "taken over while it is used",
+            RivalFate::Stopped => "taken over while it is stopped",
+            RivalFate::CutOff => "taken over while it is cut off",
         });
         let elsewhere = volume.place.neighbor_by(&way);
         let Some((second, since)) = self.take_over(volume, &elsewhere, &first, clients, meanwhile)
@@ -99,18 +99,18 @@ impl Torture {
         elsewhere: &Place,
         first: &Server,
         clients: &[Client],
-        meanwhile: Meanwhile,
+        meanwhile: RivalFate,
     ) -> Option<(Server, Instant)> {
-        let is_long = self.dice.one_in(4) && meanwhile != Meanwhile::Used;
+        let is_long = self.dice.one_in(4) && meanwhile != RivalFate::Used;
         let proxy = self.proxy.clone();
         let serve = volume.serve_elsewhere(elsewhere).with(&["--accept-journal-loss"]);
         let (mut second, mut image) = (None, None);
         volume.commits.may_be_refused = true;
         let tally = volume.commits.drive(clients, 1 + self.dice.below(20), || {
             match meanwhile {
-                Meanwhile::Used => {}
-                Meanwhile::Stopped => first.signal(Signal::STOP),
-                Meanwhile::CutOff => proxy.shut(),
+                RivalFate::Used => {}
+                RivalFate::Stopped => first.signal(Signal::STOP),
+                RivalFate::CutOff => proxy.shut(),
             }
             let began = Instant::now();
             let attempt = serve.attempt();
@@ -127,7 +127,7 @@ impl Torture {
         });
         volume.commits.may_be_refused = false;
         let since = match meanwhile {
-            Meanwhile::CutOff => Instant::now() + KNOWS_AGAIN_WITHIN,
+            RivalFate::CutOff => Instant::now() + KNOWS_AGAIN_WITHIN,
             _ => Instant::now() + KNOWS_WITHIN,
         };
         self.note(volume, tally);

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::commits::Commits;
 use crate::machine;
 use crate::place::Place;
-use crate::server::Serve;
+use crate::server::ServerBuilder;
 use crate::stamp::{
     Flush, Log, Verdict, Violation, check_cut, check_flushed_kept, check_nothing_accepted_lost,
 };
@@ -43,7 +43,7 @@ pub(super) struct Way {
 
 /// A state of the past that must stay what it is.
 #[derive(Clone, Debug)]
-pub(super) struct Kept {
+pub(super) struct SavedState {
     /// In the form that follows the volume's name.
     pub state: String,
     /// The size of the volume then.
@@ -80,7 +80,7 @@ pub(super) struct Volume {
     pub stored: u64,
     /// Everything completed before this moment is logged.
     pub logged: u64,
-    pub past: Vec<Kept>,
+    pub past: Vec<SavedState>,
     pub backup: Option<Backup>,
     /// Memory files that are useless once the next attach is over, with their inode numbers.
     pub orphans: Vec<(PathBuf, u64)>,
@@ -134,7 +134,7 @@ impl Volume {
     }
 
     /// Prepares to serve it with its journal.
-    pub(super) fn serve(&self, way: &Way) -> Serve<'_> {
+    pub(super) fn serve(&self, way: &Way) -> ServerBuilder<'_> {
         let mut serve = self.place.serve("disk").with(&OPTIONS);
         if self.is_named {
             let (journal, cache) =
@@ -153,7 +153,7 @@ impl Volume {
     }
 
     /// The same with the flag that accepts the loss.
-    pub(super) fn serve_as_it_is(&self, way: &Way) -> Serve<'_> {
+    pub(super) fn serve_as_it_is(&self, way: &Way) -> ServerBuilder<'_> {
         let serve = match self.loss {
             Loss::Nothing => self.serve(way),
             Loss::Memory => self.serve(way).with(&["--accept-memory-loss"]),
@@ -163,12 +163,12 @@ impl Volume {
     }
 
     /// Prepares to serve it at another place, which takes it over.
-    pub(super) fn serve_elsewhere<'a>(&self, elsewhere: &'a Place) -> Serve<'a> {
+    pub(super) fn serve_elsewhere<'a>(&self, elsewhere: &'a Place) -> ServerBuilder<'a> {
         elsewhere.serve("disk").with(&OPTIONS)
     }
 
     /// Prepares to serve another name here: a copy, or a state of the past.
-    pub(super) fn serve_beside(&self, name: &str) -> Serve<'_> {
+    pub(super) fn serve_beside(&self, name: &str) -> ServerBuilder<'_> {
         let socket = format!("unix:{}", self.text("beside.sock"));
         self.place.serve(name).with(&OPTIONS).at(&socket)
     }

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use sawmill_testkit::Dice;
-use sawmill_tests::bad_disk::{Act, BadDisk, Trouble};
+use sawmill_tests::bad_disk::{BadDisk, DiskRequest, Trouble};
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::machine::{self, can_mount, command, run, wait_for};
 use sawmill_tests::nbd::{Client, Command, Failure, Style};
 use sawmill_tests::place::Place;
 use sawmill_tests::proxy::Proxy;
 use sawmill_tests::requires;
-use sawmill_tests::server::{Serve, Server};
+use sawmill_tests::server::{Server, ServerBuilder};
 use sawmill_tests::stamp::{check_flushed_kept, check_nothing_accepted_lost};
 use sawmill_tests::store::{self, shared_minio};
 
@@ -94,7 +94,7 @@ impl Scene {
     }
 }
 
-fn serve<'a>(place: &'a Place, journal: &Path) -> Serve<'a> {
+fn serve<'a>(place: &'a Place, journal: &Path) -> ServerBuilder<'a> {
     let journal = journal.display().to_string();
     place.serve("disk").with(&["--journal", &journal, "--journal-bytes", "16M"])
 }
@@ -108,7 +108,7 @@ fn after_a_failed_sync() -> (Scene, Server) {
     scene.load.run(&[server.connect()], 150);
     scene.flush(&server).expect("the disk is well");
     scene.load.run(&[server.connect()], 1);
-    scene.disk.trouble(Act::Sync, 0, 1, Trouble::Fails);
+    scene.disk.trouble(DiskRequest::Sync, 0, 1, Trouble::Fails);
     let client = server.connect();
     // Only a flush syncs: one in forty would leave some runs without any.
     let usual = scene.load.mix;
@@ -181,7 +181,7 @@ fn a_write_to_the_journal_that_fails_loses_nothing() {
     for skip in [0, 1, 7, 40] {
         let server = scene.start();
         let struck = scene.disk.struck();
-        scene.disk.trouble(Act::Write, skip, 1, Trouble::Fails);
+        scene.disk.trouble(DiskRequest::Write, skip, 1, Trouble::Fails);
         // However many requests share a write of the journal.
         let mut drive = || scene.load.drive(&[server.connect()], 1500, || ());
         let tally = (0..50).map(|_| drive()).find(|tally| tally.refused > 0).unwrap_or_default();
@@ -203,8 +203,8 @@ fn a_slow_journal_disk_is_waited_for() {
     requires!(can_mount());
     let mut scene = Scene::new();
     let mut server = scene.start();
-    scene.disk.trouble(Act::Sync, 0, u64::MAX, Trouble::Drags(Duration::from_millis(60)));
-    scene.disk.trouble(Act::Write, 0, u64::MAX, Trouble::Drags(Duration::from_millis(20)));
+    scene.disk.trouble(DiskRequest::Sync, 0, u64::MAX, Trouble::Drags(Duration::from_millis(60)));
+    scene.disk.trouble(DiskRequest::Write, 0, u64::MAX, Trouble::Drags(Duration::from_millis(20)));
     scene.load.run(&[server.connect(), server.connect()], 400);
     assert!(scene.disk.struck() > 5 && server.is_running());
     scene.judge_accepted(&server);
@@ -222,7 +222,7 @@ fn a_flush_is_not_answered_before_the_disk_has_synced() {
     let server = scene.start();
     let (client, other) = (server.connect(), server.connect());
     client.write(0, &[7; 4096]).expect("accepted");
-    scene.disk.trouble(Act::Sync, 0, 1, Trouble::Hangs);
+    scene.disk.trouble(DiskRequest::Sync, 0, 1, Trouble::Hangs);
     let flush = client.submit(&Command::Flush);
     scene.disk.wait_hanging();
     // Meanwhile the disk that we show goes on.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
-use sawmill_tests::place::{Finished, Place};
+use sawmill_tests::place::{CommandOutput, Place};
 use sawmill_tests::server::Server;
 use sawmill_tests::stamp::check_cut;
 use sawmill_tests::store;
@@ -29,7 +29,7 @@ fn crashed() -> (Place, PathBuf, Load) {
     (place, journal, load)
 }
 
-fn serve(place: &Place, journal: &Path, more: &[&str]) -> Result<Server, Finished> {
+fn serve(place: &Place, journal: &Path, more: &[&str]) -> Result<Server, CommandOutput> {
     let journal = journal.display().to_string();
     place.serve("disk").with(&["--journal", &journal]).with(more).attempt()
 }

@@ -24,7 +24,7 @@ use sawmill_verify::image::Image;
 use sawmill_verify::plan::{Budget, plan};
 use sawmill_verify::program::Process;
 use sawmill_verify::recording::Recording;
-use sawmill_verify::session::{Knowledge, Recorded};
+use sawmill_verify::session::{Knowledge, RecordedSession};
 
 const VOLUME_BYTES: u64 = 2 << 20;
 /// With segments of 32 MiB nothing is stored before the journal is nearly full.
@@ -72,13 +72,13 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// The log of the client as of each flush: which entries had been logged when it was answered.
-struct Made {
+struct RecordedLog {
     log: Log,
     /// Of each flush of the client.
     flushed_at: Vec<usize>,
 }
 
-fn make(client: Client, log: &Path) -> Made {
+fn make(client: Client, log: &Path) -> RecordedLog {
     let mix =
         Mix { flush_once_in: u64::MAX, fua_once_in: u64::MAX, sectors_max: 12, ..Mix::default() };
     let mut load = Load::new(VOLUME_BYTES, Dice::seeded("journal_recorded"), mix);
@@ -93,11 +93,11 @@ fn make(client: Client, log: &Path) -> Made {
         load.log.flushes[flush].completed = Some(load.log.clock.tick());
         flushed_at.push(entry_count(log));
     }
-    Made { log: load.log.clone(), flushed_at }
+    RecordedLog { log: load.log.clone(), flushed_at }
 }
 
 /// The client's log as it must hold at a cut: a flush that was answered later demands nothing.
-fn as_of(made: &Made, cut: &Cut) -> Log {
+fn as_of(made: &RecordedLog, cut: &Cut) -> Log {
     let mut log = made.log.clone();
     for (flush, entries) in log.flushes.iter_mut().zip(&made.flushed_at) {
         if *entries > cut.entry {
@@ -156,7 +156,7 @@ fn see_nothing_new(live: &Path, copied: &Path) {
 }
 
 /// How many writes were found again after a cut. Fails when one that was flushed was not.
-fn kept_after(cut: &Cut, made: &Made, found: Result<Vec<u8>, String>) -> usize {
+fn kept_after(cut: &Cut, made: &RecordedLog, found: Result<Vec<u8>, String>) -> usize {
     let found = found.unwrap_or_else(|why| panic!("after the cut {cut}: {why}"));
     let verdict = check_flushed_kept(&as_of(made, cut), &found)
         .unwrap_or_else(|violation| panic!("after the cut {cut}: {violation}"));
@@ -201,7 +201,7 @@ fn every_journal_that_power_loss_may_leave_holds_what_was_flushed() {
     let budget =
         Budget { images_max: images_max.unwrap_or(IMAGES), tear_bytes: Some(512), seed: 1 };
     let plan = plan(&recording, first, &budget);
-    let recorded = Recorded { recording, before, first, knowledge: Knowledge::Nothing };
+    let recorded = RecordedSession { recording, before, first, knowledge: Knowledge::Nothing };
     let folders: Vec<PathBuf> =
         (0..WORKERS).map(|worker| inside(&format!("again-{worker}"))).collect();
     let check = &|worker: usize| {

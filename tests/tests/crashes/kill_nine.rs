@@ -10,7 +10,7 @@ use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::nbd::Client;
 use sawmill_tests::on_each_store;
 use sawmill_tests::place::Place;
-use sawmill_tests::server::{Serve, Server};
+use sawmill_tests::server::{Server, ServerBuilder};
 use sawmill_tests::stamp::{
     Log, Verdict, Violation, check_cut, check_flushed_kept, check_nothing_accepted_lost,
 };
@@ -108,7 +108,7 @@ impl Disaster {
         assert!(sum.kept > 0, "nothing was ever kept: this run proves nothing");
     }
 
-    fn serve<'a>(&self, place: &'a Place) -> Serve<'a> {
+    fn serve<'a>(&self, place: &'a Place) -> ServerBuilder<'a> {
         let serve = place.serve("disk").with(&["--journal-bytes", "16M"]);
         if self.lose_journal { serve.with(&["--accept-journal-loss"]) } else { serve }
     }

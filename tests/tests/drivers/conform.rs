@@ -7,7 +7,7 @@ use std::process::Stdio;
 use rustix::process::{Pid, Signal, kill_process};
 use sawmill_tests::machine::repository;
 use sawmill_tests::nbd::{Client, Style};
-use sawmill_tests::place::{Finished, Place};
+use sawmill_tests::place::{CommandOutput, Place};
 use sawmill_tests::store;
 use serde_json::Value;
 
@@ -15,13 +15,13 @@ fn driver() -> String {
     repository().join("tests/tests/drivers/conform/driver.py").display().to_string()
 }
 
-fn conform(place: &Place, options: &[&str], words: &[&str]) -> Finished {
+fn conform(place: &Place, options: &[&str], words: &[&str]) -> CommandOutput {
     let driver = driver();
     place.sawmill(&[&["--json", "conform"], options, &["--", "python3", &driver], words].concat())
 }
 
 /// The notes of the clauses with an outcome, by name.
-fn with(finished: &Finished, outcome: &str) -> Vec<(String, String)> {
+fn with(finished: &CommandOutput, outcome: &str) -> Vec<(String, String)> {
     let document: Value = serde_json::from_str(&finished.stdout).expect("JSON");
     let rows = document["clauses"].as_array().expect("a list").iter();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -30,7 +30,7 @@ fn with(finished: &Finished, outcome: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-fn all_kept(finished: Finished, clauses: usize) {
+fn all_kept(finished: CommandOutput, clauses: usize) {
     assert_eq!(with(&finished, "FAIL"), [], "{}", finished.stderr);
     assert_eq!(finished.code, Some(0));
     assert_eq!(with(&finished, "ok").len(), clauses);

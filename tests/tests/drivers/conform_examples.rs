@@ -12,7 +12,7 @@ use sawmill_tests::compiled::{self, c_example, rust_example};
 use sawmill_tests::examples::Source;
 use sawmill_tests::golang::{go_example, has_go};
 use sawmill_tests::machine::repository;
-use sawmill_tests::place::{Finished, Place};
+use sawmill_tests::place::{CommandOutput, Place};
 use sawmill_tests::store;
 use serde_json::Value;
 
@@ -38,7 +38,7 @@ fn languages() -> [Language; 4] {
 }
 
 /// Judges an example on files of its own.
-fn judge((_, example, _): &Language, name: &str, options: &[&str]) -> Finished {
+fn judge((_, example, _): &Language, name: &str, options: &[&str]) -> CommandOutput {
     let place = Place::new(&store::folder());
     let file = |name: &str| place.path(name).display().to_string();
     let (one, other) = (file("one"), file("other"));
@@ -61,11 +61,11 @@ fn judge((_, example, _): &Language, name: &str, options: &[&str]) -> Finished {
     command.arg(driver.get_program()).args(driver.get_args());
     command.envs(driver.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let output = command.output().expect("the binary under test starts");
-    Finished::new(format!("{command:?}"), &output)
+    CommandOutput::new(format!("{command:?}"), &output)
 }
 
 /// How many clauses were kept and left out; what was broken, or what else went wrong.
-fn counts(finished: &Finished) -> (usize, usize, Vec<String>) {
+fn counts(finished: &CommandOutput) -> (usize, usize, Vec<String>) {
     let Ok(document) = serde_json::from_str::<Value>(&finished.stdout) else {
         return (0, 0, vec![finished.stderr.clone()]);
     };

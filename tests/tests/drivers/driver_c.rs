@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use sawmill_tests::compiled::{c_example, rust_example};
-use sawmill_tests::driven::Driven;
+use sawmill_tests::driven::DrivenDevice;
 use sawmill_tests::machine::{repository, run};
 use sawmill_tests::place::Place;
 use sawmill_tests::{compiled, examples, requires, store};
@@ -110,7 +110,7 @@ fn lazy_is_a_disk_that_begins_as_its_source_and_needs_it_once() {
 fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
     for (language, example) in languages() {
         let place = Place::new(&store::folder());
-        let kill = |_: &Place, device: &mut Driven| device.kill_driver();
+        let kill = |_: &Place, device: &mut DrivenDevice| device.kill_driver();
         examples::undisturbed(&place, &example, &format!("kills in {language}"), kill);
     }
 }
@@ -119,7 +119,8 @@ fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
 fn a_driver_is_replaced_under_load_and_no_client_notices() {
     for (language, example) in languages() {
         let place = Place::new(&store::folder());
-        let replace = |place: &Place, device: &mut Driven| device.replace_driver(place, "disk");
+        let replace =
+            |place: &Place, device: &mut DrivenDevice| device.replace_driver(place, "disk");
         examples::undisturbed(&place, &example, &format!("replacements in {language}"), replace);
     }
 }
@@ -133,7 +134,7 @@ fn a_driver_is_a_class_of_cpp() {
     let place = Place::new(&store::folder());
     let mut driver = Command::new(&program);
     driver.env("LD_LIBRARY_PATH", compiled::libraries());
-    let device = Driven::start(&place, "fibonacci", &[], &driver);
+    let device = DrivenDevice::start(&place, "fibonacci", &[], &driver);
     let client = device.connect();
     let bytes = client.read(10 * 8, 8).expect("readable");
     assert_eq!(bytes, 55u64.to_le_bytes());

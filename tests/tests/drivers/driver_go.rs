@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use sawmill_testkit::Dice;
-use sawmill_tests::driven::{Driven, saying_into};
+use sawmill_tests::driven::{DrivenDevice, saying_into};
 use sawmill_tests::examples::{self, SIZE_BYTES, text};
 use sawmill_tests::golang::{go, has_go};
 use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_for};
@@ -109,7 +109,7 @@ fn an_error_or_a_panic_is_of_one_request() {
     let place = Place::new(&store::folder());
     let said = place.path("said");
     let mut device =
-        Driven::start(&place, "faulty", &[], &saying_into(&said, &driver("faulty", &[])));
+        DrivenDevice::start(&place, "faulty", &[], &saying_into(&said, &driver("faulty", &[])));
     let client = device.connect();
     let full = client.write(4096, &[1; 512]).unwrap_err().to_string();
     let bug = client.read(8192, 512).unwrap_err().to_string();

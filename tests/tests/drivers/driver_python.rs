@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use sawmill_testkit::Dice;
-use sawmill_tests::driven::{Driven, saying_into};
+use sawmill_tests::driven::{DrivenDevice, saying_into};
 use sawmill_tests::examples::{self, SIZE_BYTES, is_a_disk, rounds, text};
 use sawmill_tests::machine::{command, repository, run, sawmill_binary, wait_for};
 use sawmill_tests::place::Place;
@@ -117,7 +117,7 @@ fn an_exception_is_the_error_of_one_request() {
     let place = Place::new(&store::folder());
     let said = place.path("said");
     let faulty = saying_into(&said, &driver("tests/tests/drivers/driver_python/faulty.py", &[]));
-    let mut device = Driven::start(&place, "faulty", &[], &faulty);
+    let mut device = DrivenDevice::start(&place, "faulty", &[], &faulty);
     let client = device.connect();
     let full = client.write(4096, &[1; 512]).unwrap_err().to_string();
     let bug = client.read(8192, 512).unwrap_err().to_string();
@@ -137,9 +137,9 @@ fn an_exception_is_the_error_of_one_request() {
 /// stall.
 fn undisturbed(
     place: &Place,
-    mut device: Driven,
+    mut device: DrivenDevice,
     rounds: u64,
-    mut disturb: impl FnMut(&mut Driven),
+    mut disturb: impl FnMut(&mut DrivenDevice),
 ) -> Duration {
     let client = device.connect();
     let stall = examples::longest_request(place, &mut device, rounds, |device| {
@@ -157,7 +157,7 @@ fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
     for options in [&[][..], &["--option", "mode=batch"]] {
         let place = Place::new(&store::folder());
         let file = || example("file", &[text(&place.path("image")), "16M"]);
-        let device = Driven::beside(&place, "disk", options, &mut file());
+        let device = DrivenDevice::beside(&place, "disk", options, &mut file());
         let stall =
             undisturbed(&place, device, rounds(), |device| device.kill_and_attach(&mut file()));
         println!("{} kills, {options:?}: the longest request took {stall:?}", rounds());
@@ -169,9 +169,9 @@ fn a_driver_that_is_killed_under_load_is_started_again() {
     requires!(has_python());
     let place = Place::new(&store::folder());
     let file = example("file", &[text(&place.path("image")), "16M"]);
-    let device = Driven::start(&place, "disk", &[], &file);
+    let device = DrivenDevice::start(&place, "disk", &[], &file);
     // Each restart waits twice as long as the one before.
-    let stall = undisturbed(&place, device, 4, Driven::kill_driver);
+    let stall = undisturbed(&place, device, 4, DrivenDevice::kill_driver);
     println!("4 kills of a supervised driver: the longest request took {stall:?}");
 }
 
@@ -181,7 +181,7 @@ fn a_driver_is_replaced_under_load_and_no_client_notices() {
     for options in [&[][..], &["--option", "mode=batch", "--option", "hw_queues=2"]] {
         let place = Place::new(&store::folder());
         let file = example("file", &[text(&place.path("image")), "16M"]);
-        let device = Driven::start(&place, "disk", options, &file);
+        let device = DrivenDevice::start(&place, "disk", options, &file);
         let stall =
             undisturbed(&place, device, rounds(), |device| device.replace_driver(&place, "disk"));
         println!("{} replacements, {options:?}: the longest request took {stall:?}", rounds());
@@ -194,7 +194,7 @@ fn coroutines_serve_a_disk_request_by_request_and_in_chunks_of_several_queues() 
     let place = Place::new(&store::folder());
     for arguments in [&[][..], &["batch"]] {
         let coroutines = driver("tests/tests/drivers/driver_python/coroutines.py", arguments);
-        let device = Driven::start(&place, "coroutines", &[], &coroutines);
+        let device = DrivenDevice::start(&place, "coroutines", &[], &coroutines);
         is_a_disk(&place, &device);
         device.end(&place, "coroutines");
     }

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
-use sawmill_tests::driven::Driven;
+use sawmill_tests::driven::DrivenDevice;
 use sawmill_tests::machine::{can_mount, command, repository, run, wait_for};
 use sawmill_tests::nbd::{Client, Style};
 use sawmill_tests::place::Place;
@@ -26,7 +26,7 @@ fn file(place: &Place) -> std::process::Command {
 #[test]
 fn a_device_is_listed_flushed_and_ended_by_its_name() {
     let place = Place::new(&store::folder());
-    let driven = Driven::start(&place, "disk", &[], &file(&place));
+    let driven = DrivenDevice::start(&place, "disk", &[], &file(&place));
     driven.connect().write(4096, &[7; 4096]).expect("accepted");
     let listed = place.sawmill(&["--json", "driver", "list"]).json();
     let row = &listed.as_array().expect("a list")[0];
@@ -58,7 +58,7 @@ fn a_hangup_replaces_the_driver_and_a_broken_successor_leaves_the_old_one() {
     std::fs::write(&wrapper, &good).expect("written");
     let mut start = command("sh");
     start.env("PYTHONPATH", repository().join("sdk/python")).arg(&wrapper);
-    let mut driven = Driven::start(&place, "disk", &[], &start);
+    let mut driven = DrivenDevice::start(&place, "disk", &[], &start);
     let client = driven.connect();
     client.write(0, &[1; 512]).expect("accepted");
     let first = driven.driver;
@@ -96,7 +96,7 @@ fn what_cannot_run_is_refused_with_what_to_do() {
     refused(&["run", "--name", "x", "--", "/no/such/program"], 3, "/no/such/program");
     refused(&["run", "--name", "x", "--", "true"], 7, "before it declared the device");
     refused(&["driver", "end", "nobody"], 3, "nobody");
-    let driven = Driven::start(&place, "disk", &[], &file(&place));
+    let driven = DrivenDevice::start(&place, "disk", &[], &file(&place));
     refused(&["run", "--name", "disk", "--", "true"], 11, "disk");
     driven.end(&place, "disk");
 }
@@ -104,7 +104,7 @@ fn what_cannot_run_is_refused_with_what_to_do() {
 #[test]
 fn without_restarts_the_device_fails_with_its_driver() {
     let place = Place::new(&store::folder());
-    let mut driven = Driven::start(&place, "disk", &["--no-restart"], &file(&place));
+    let mut driven = DrivenDevice::start(&place, "disk", &["--no-restart"], &file(&place));
     let pid = Pid::from_raw(driven.driver.cast_signed()).expect("a process");
     kill_process(pid, Signal::KILL).expect("the driver is ours");
     let ended = wait_for("the device fails", || {
@@ -145,7 +145,7 @@ os._exit(0)
 #[test]
 fn a_driver_that_has_left_and_stays_is_killed_and_started_again() {
     let place = Place::new(&store::folder());
-    let driven = Driven::start(&place, "disk", &[], &gives_up_once(&place, "lingers"));
+    let driven = DrivenDevice::start(&place, "disk", &[], &gives_up_once(&place, "lingers"));
     driven.connect().write(0, &[7; 512]).expect("by the next one");
     driven.end(&place, "disk");
 }
@@ -153,7 +153,7 @@ fn a_driver_that_has_left_and_stays_is_killed_and_started_again() {
 #[test]
 fn a_driver_that_asks_for_the_end_and_does_not_wait_for_it_is_needed_again() {
     let place = Place::new(&store::folder());
-    let mut driven = Driven::start(&place, "disk", &[], &gives_up_once(&place, "leaves"));
+    let mut driven = DrivenDevice::start(&place, "disk", &[], &gives_up_once(&place, "leaves"));
     let ended = wait_for("the device ends", || {
         let event = driven.next_event();
         (event["event"] == "ended").then_some(event)
@@ -215,7 +215,7 @@ fn a_mount_in_batch_mode_ends_with_its_host() {
     requires!(can_mount());
     let place = Place::new(&store::folder());
     let folder = place.path("mount").display().to_string();
-    let driven = Driven::start(
+    let driven = DrivenDevice::start(
         &place,
         "disk",
         &["--option", "mode=batch", "--fuse", &folder],

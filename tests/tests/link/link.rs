@@ -7,7 +7,7 @@ use sawmill_tests::place::Place;
 use sawmill_tests::{requires, store};
 
 /// A target of these names, with its key, and where it is.
-struct Shown {
+struct TargetScene {
     place: Place,
     listen: String,
     key: String,
@@ -17,11 +17,11 @@ struct Shown {
 /// What keeps a target of volumes small.
 const SMALL: [&str; 4] = ["--journal-bytes", "64M", "--cache-bytes", "64M"];
 
-impl Shown {
+impl TargetScene {
     fn start(place: Place, names: &[&str], kinds: &[&str]) -> Self {
         let (listen, key) = (addresses(kinds), key(&place, "key"));
         let target = Self::target(&place, names, &listen, &key);
-        Shown { place, listen, key, target }
+        TargetScene { place, listen, key, target }
     }
 
     fn target(place: &Place, names: &[&str], listen: &str, key: &str) -> End {
@@ -51,8 +51,8 @@ impl Shown {
     }
 }
 
-fn memory(kinds: &[&str]) -> Shown {
-    Shown::start(Place::new(&store::folder()), &["memory:16M"], kinds)
+fn memory(kinds: &[&str]) -> TargetScene {
+    TargetScene::start(Place::new(&store::folder()), &["memory:16M"], kinds)
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_volume_and_a_file_of_another_machine_are_written_and_read_over_several_link
     std::fs::File::create(&file).expect("a file").set_len(4 << 20).expect("of a size");
     let device = format!("raw=device:{}", file.display());
     let shown =
-        Shown::start(place, &["disk", &device, "scratch=memory:1M"], &["udp", "tcp", "udp"]);
+        TargetScene::start(place, &["disk", &device, "scratch=memory:1M"], &["udp", "tcp", "udp"]);
     assert_eq!(shown.target.ready["exports"].as_array().map(Vec::len), Some(3));
     for (export, size) in [("disk", 16 << 20), ("raw", 4 << 20)] {
         let attached = shown.attach(export, export, &[]);
@@ -77,7 +77,7 @@ fn a_volume_and_a_file_of_another_machine_are_written_and_read_over_several_link
         drop(client);
         let _ = attached.stop().ok();
     }
-    let Shown { place, target, .. } = shown;
+    let TargetScene { place, target, .. } = shown;
     let _ = target.stop().ok();
     let bytes = std::fs::read(&file).expect("the target's file");
     assert!(bytes[4096..74_096].iter().all(|byte| *byte == 7) && bytes[(4 << 20) - 1] == 8);
@@ -87,8 +87,11 @@ fn a_volume_and_a_file_of_another_machine_are_written_and_read_over_several_link
 
 #[test]
 fn exports_are_listed_a_target_is_found_and_links_tell_how_they_do() {
-    let shown =
-        Shown::start(Place::new(&store::folder()), &["a=memory:1M", "b=null:1G"], &["udp", "tcp"]);
+    let shown = TargetScene::start(
+        Place::new(&store::folder()),
+        &["a=memory:1M", "b=null:1G"],
+        &["udp", "tcp"],
+    );
     let ask = |words: &[&str]| shown.place.sawmill(&[&["--json", "link"], words].concat()).json();
     let link = format!("link:{}", shown.listen);
     let listed = ask(&["list", &link, "--key-file", &shown.key]);
@@ -191,11 +194,11 @@ fn an_attach_that_cannot_open_its_doors_or_cache_fences_no_initiator() {
     first.connect().write(0, &[1; 512]).expect("it is not fenced");
 }
 
-trait Fenced {
+trait FencedRefusal {
     fn refused_as_fenced(&self, text: &str);
 }
 
-impl Fenced for sawmill_tests::place::Finished {
+impl FencedRefusal for sawmill_tests::place::CommandOutput {
     /// An attachment logs more than its last line.
     fn refused_as_fenced(&self, text: &str) {
         let last = self.stderr.lines().last().unwrap_or_default();
@@ -211,7 +214,7 @@ fn an_initiator_fenced_while_frozen_stays_fenced_when_the_target_restarts() {
     let file = place.path("file");
     std::fs::File::create(&file).expect("a file").set_len(4 << 20).expect("of a size");
     let names = ["disk", &format!("raw=device:{}", file.display())];
-    let mut shown = Shown::start(place, &names, &["udp"]);
+    let mut shown = TargetScene::start(place, &names, &["udp"]);
     for export in ["disk", "raw"] {
         let first = shown.attach("first", export, &[]);
         first.connect().write(0, &[1; 4096]).expect("accepted");
@@ -220,10 +223,10 @@ fn an_initiator_fenced_while_frozen_stays_fenced_when_the_target_restarts() {
         second.connect().write(0, &[2; 4096]).expect("accepted");
         // It leaves in order: nobody has it any more.
         let _ = second.stop().ok();
-        let Shown { place, listen, key, target } = shown;
+        let TargetScene { place, listen, key, target } = shown;
         target.kill();
-        let target = Shown::target(&place, &names, &listen, &key);
-        shown = Shown { place, listen, key, target };
+        let target = TargetScene::target(&place, &names, &listen, &key);
+        shown = TargetScene { place, listen, key, target };
         first.freeze(false);
         first.finished().refused_as_fenced("reservation conflict");
         // Without --take-over: the last one gave it back.
@@ -255,7 +258,7 @@ fn a_device_of_another_machine_is_a_file_and_a_block_device_of_this_one() {
 fn a_read_only_initiator_changes_nothing() {
     let place = Place::new(&store::folder());
     place.create("disk", "1M", &[]);
-    let shown = Shown::start(place, &["disk", "memory:1M", "--read-only"], &["udp"]);
+    let shown = TargetScene::start(place, &["disk", "memory:1M", "--read-only"], &["udp"]);
     let attached = shown.attach("reader", "disk", &[]);
     assert_eq!(attached.ready["read_only"], true);
     assert!(attached.connect().write(0, &[1; 512]).is_err());

@@ -14,7 +14,7 @@ const USAGE: i32 = 2;
 const DENIED: i32 = 8;
 
 /// A target of a disk and logs in memory, and the file of its machines.
-struct Shown {
+struct TargetScene {
     place: Place,
     listen: String,
     machines: PathBuf,
@@ -36,14 +36,14 @@ fn target_words<'a>(listen: &'a str, machines: &'a str) -> Vec<&'a str> {
     vec!["target", "disk=memory:1M", "logs=memory:1M", "--listen", listen, "--machines", machines]
 }
 
-impl Shown {
+impl TargetScene {
     fn start(lines: &[(&str, &str)]) -> Self {
         let place = Place::new(&store::folder());
         let (listen, machines) = (addresses(&["udp"]), place.path("machines"));
         lines.iter().for_each(|(name, _)| drop(key(&place, name)));
         write_machines(&place, &machines, lines);
         let target = End::start(&place, &target_words(&listen, &machines.display().to_string()));
-        Shown { place, listen, machines, target }
+        TargetScene { place, listen, machines, target }
     }
 
     fn words<'a>(&'a self, key: &'a str, link: &'a str, door: &'a str) -> Vec<&'a str> {
@@ -84,7 +84,7 @@ impl Shown {
 
 #[test]
 fn each_machine_opens_what_its_line_says() {
-    let shown = Shown::start(&[("db", "disk"), ("backup", "*:ro")]);
+    let shown = TargetScene::start(&[("db", "disk"), ("backup", "*:ro")]);
     let db = shown.attach("db", "disk", &["--shared"]);
     db.connect().write(0, &[1; 5000]).expect("written");
     shown.refused("db", "logs", &["may not open", "logs"]);
@@ -105,7 +105,7 @@ fn each_machine_opens_what_its_line_says() {
 
 #[test]
 fn a_reload_ends_connections_whose_line_is_gone_and_no_others() {
-    let mut shown = Shown::start(&[("db", "disk"), ("logger", "logs")]);
+    let mut shown = TargetScene::start(&[("db", "disk"), ("logger", "logs")]);
     let (db, logger) = (shown.attach("db", "disk", &[]), shown.attach("logger", "logs", &[]));
     let (disk, logs) = (db.connect(), logger.connect());
     disk.write(0, &[1; 5000]).expect("written");

@@ -14,14 +14,14 @@ const NESTING_MAX: usize = 3;
 
 /// A function, and the most control blocks that stand inside one another in it.
 #[derive(Debug, PartialEq, Eq)]
-struct Nested {
+struct FunctionDepth {
     function: String,
     depth: usize,
 }
 
 /// What a brace opens.
 enum Block {
-    Function(Nested),
+    Function(FunctionDepth),
     Control,
     /// A type, a closure, a block of its own, an arm.
     Other,
@@ -29,7 +29,7 @@ enum Block {
 
 /// What the next brace opens, if no bracket closes before.
 #[derive(Clone)]
-enum Awaited {
+enum BlockKind {
     Function(String),
     Control,
 }
@@ -39,12 +39,12 @@ enum Awaited {
 struct Reader {
     open: Vec<Block>,
     /// With the number of brackets that were open when it was said.
-    awaited: Option<(Awaited, usize)>,
+    awaited: Option<(BlockKind, usize)>,
     brackets: usize,
     /// Between `impl` and its brace, where `for` begins no loop.
     is_impl: bool,
     last: String,
-    found: Vec<Nested>,
+    found: Vec<FunctionDepth>,
 }
 
 impl Reader {
@@ -62,24 +62,24 @@ impl Reader {
             "=>" => self.give_up_waiting(),
             "impl" => self.is_impl = !self.is_in_signature(),
             // `fn(` is a type.
-            "fn" if next != "(" => self.await_brace(Awaited::Function(next.to_owned())),
+            "fn" if next != "(" => self.await_brace(BlockKind::Function(next.to_owned())),
             "else" if self.last != "}" => self.awaited = None,
             // `for<'a>` is a bound.
             "for" if self.is_impl || next == "<" => (),
             "if" | "else" | "for" | "while" | "loop" | "match" if !self.is_in_signature() => {
-                self.await_brace(Awaited::Control);
+                self.await_brace(BlockKind::Control);
             }
             _ => (),
         }
         word.clone_into(&mut self.last);
     }
 
-    fn await_brace(&mut self, awaited: Awaited) {
+    fn await_brace(&mut self, awaited: BlockKind) {
         self.awaited = Some((awaited, self.brackets));
     }
 
     fn is_in_signature(&self) -> bool {
-        matches!(&self.awaited, Some((Awaited::Function(_), _)))
+        matches!(&self.awaited, Some((BlockKind::Function(_), _)))
     }
 
     /// What was awaited at this depth of brackets had no brace.
@@ -96,10 +96,10 @@ impl Reader {
         self.is_impl = false;
         let opened = self.awaited.take_if(|(_, brackets)| *brackets == self.brackets);
         match opened {
-            Some((Awaited::Function(function), _)) => {
-                self.open.push(Block::Function(Nested { function, depth: 0 }));
+            Some((BlockKind::Function(function), _)) => {
+                self.open.push(Block::Function(FunctionDepth { function, depth: 0 }));
             }
-            Some((Awaited::Control, _)) => self.open.push(Block::Control),
+            Some((BlockKind::Control, _)) => self.open.push(Block::Control),
             None => self.open.push(Block::Other),
         }
         let of_function = |block: &Block| matches!(block, Block::Function(_));
@@ -173,7 +173,7 @@ pub(super) fn quoted(code: &str) -> Option<usize> {
     letter[length..].starts_with('\'').then_some(prefix + length + 2)
 }
 
-fn nesting(code: &str) -> Vec<Nested> {
+fn nesting(code: &str) -> Vec<FunctionDepth> {
     let words = words(code);
     let mut reader = Reader::default();
     for (at, word) in words.iter().enumerate() {
@@ -189,7 +189,7 @@ fn no_function_nests_deeper_than_three() {
         let found = nesting(&lines.join("\n"));
         count += found.len();
         let deep = found.iter().filter(|nested| nested.depth > NESTING_MAX);
-        faults.extend(deep.map(|Nested { function, depth }| {
+        faults.extend(deep.map(|FunctionDepth { function, depth }| {
             format!("{path}: {function} nests {depth} deep: return early, or name a step")
         }));
     }

@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 
 use sawmill_testkit::Dice;
 use sawmill_tests::machine::{command, wait_for};
-use sawmill_tests::place::{Finished, Place, field};
+use sawmill_tests::place::{CommandOutput, Place, field};
 use sawmill_tests::store;
 
 /// A trace of `count` requests on two disks of 8 MiB, in the CSV that people may write: of any
@@ -27,7 +27,7 @@ fn trace(place: &Place, count: u64) -> String {
     path.to_str().expect("paths of tests are text").to_owned()
 }
 
-fn replay(place: &Place, trace: &str, uri: &str, more: &[&str]) -> Finished {
+fn replay(place: &Place, trace: &str, uri: &str, more: &[&str]) -> CommandOutput {
     place.sawmill(&[&["--json", "bench", "replay", trace, "--nbd", uri], more].concat())
 }
 

@@ -356,19 +356,19 @@ fn wrong_credentials_and_a_missing_bucket_say_so() {
     let place = Place::new(&store::minio());
     let denied =
         place.command(&["list"]).env("AWS_SECRET_ACCESS_KEY", "wrong").output().expect("it starts");
-    sawmill_tests::place::Finished::new("sawmill list".into(), &denied)
+    sawmill_tests::place::CommandOutput::new("sawmill list".into(), &denied)
         .refused(code::DENIED, &["secret key"]);
     place
         .sawmill(&["list", "--store", "s3://no-such-bucket/x"])
         .refused(code::DENIED, &["no-such-bucket"]);
-    let reserved = sawmill_tests::store::Reserved::new();
+    let reserved = sawmill_tests::store::ReservedAddress::new();
     let nobody = reserved.address().to_string();
     let away = place
         .command(&["list", "--log", "error"])
         .env("AWS_ENDPOINT_URL", format!("http://{nobody}"))
         .output()
         .expect("it starts");
-    let away = sawmill_tests::place::Finished::new("sawmill list".into(), &away);
+    let away = sawmill_tests::place::CommandOutput::new("sawmill list".into(), &away);
     away.refused(code::UNAVAILABLE, &[nobody.as_str()]);
 }
 

@@ -90,7 +90,7 @@ fn refused_unfelt(
 }
 
 /// A successor that fails: what it does, how long it may, and what the refusal says.
-struct Failing {
+struct FailingSuccessor {
     lines: String,
     more: &'static [&'static str],
     refusal: Refusal,
@@ -102,8 +102,8 @@ struct Refusal {
     words: &'static [&'static str],
 }
 
-fn failing(lines: &str, refusal: Refusal) -> Failing {
-    Failing { lines: lines.to_owned(), more: &[], refusal }
+fn failing(lines: &str, refusal: Refusal) -> FailingSuccessor {
+    FailingSuccessor { lines: lines.to_owned(), more: &[], refusal }
 }
 
 fn refusal(code: i32, words: &'static [&'static str]) -> Refusal {
@@ -111,11 +111,11 @@ fn refusal(code: i32, words: &'static [&'static str]) -> Refusal {
 }
 
 /// Successors that fail at each step of the conversation.
-fn failing_successors(ready: &str) -> Vec<Failing> {
+fn failing_successors(ready: &str) -> Vec<FailingSuccessor> {
     let gone = format!("{ready}hear()\nhear()\n");
     vec![
         failing("sys.exit(1)\n", refusal(7, &["still serves", "did not get ready"])),
-        Failing {
+        FailingSuccessor {
             more: &["--timeout", "500ms"],
             ..failing("signal.pause()\n", refusal(7, &["still serves", "in time"]))
         },
@@ -135,7 +135,7 @@ fn failing_successors(ready: &str) -> Vec<Failing> {
         failing(HELLO, refusal(7, &["still serves"])),
         failing(ready, refusal(7, &["still serves"])),
         failing(&gone, refusal(7, &["still serves"])),
-        Failing {
+        FailingSuccessor {
             more: &["--stall-max", "300ms"],
             ..failing(&format!("{gone}signal.pause()\n"), refusal(7, &["still serves", "in time"]))
         },
@@ -153,7 +153,7 @@ fn what_a_failed_successor_left_behind_disturbs_no_hand_off(store: &StoreUnderTe
     let mut refused = |binary: &Path, more: &[&str], refusal: &Refusal| {
         refused_unfelt(&place, &mut load, &clients, binary, more, refusal);
     };
-    for Failing { lines, more, refusal } in failing_successors(&ready) {
+    for FailingSuccessor { lines, more, refusal } in failing_successors(&ready) {
         println!("-- {lines}");
         refused(&impostor(&place, &lines), more, &refusal);
     }

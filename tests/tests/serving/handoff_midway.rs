@@ -46,7 +46,7 @@ fn hand_off_to(
     place: &Place,
     volume: &str,
     program: &std::path::Path,
-) -> sawmill_tests::place::Finished {
+) -> sawmill_tests::place::CommandOutput {
     place.sawmill(&["handoff", volume, "--binary", &program.display().to_string(), "--json"])
 }
 

@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 
 use sawmill_tests::machine::{command, run, wait_for};
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::{Finished, Place, field};
+use sawmill_tests::place::{CommandOutput, Place, field};
 use sawmill_tests::store::{self, StoreUnderTest};
 
 const MIB: u64 = 1 << 20;
@@ -75,7 +75,7 @@ fn attach(place: &Place) -> Vec<String> {
     ["--journal-bytes", "64M", "--staging", text(place.memory())].map(str::to_owned).to_vec()
 }
 
-fn import(place: &Place, arguments: &[&str]) -> Finished {
+fn import(place: &Place, arguments: &[&str]) -> CommandOutput {
     let attach = attach(place);
     let words: Vec<&str> =
         ["--json", "import"].into_iter().chain(arguments.iter().copied()).collect();
@@ -83,7 +83,7 @@ fn import(place: &Place, arguments: &[&str]) -> Finished {
     place.sawmill(&[words, more].concat())
 }
 
-fn export(place: &Place, arguments: &[&str]) -> Finished {
+fn export(place: &Place, arguments: &[&str]) -> CommandOutput {
     place.sawmill(&[&["--json", "export"], arguments].concat())
 }
 
@@ -381,7 +381,7 @@ fn an_image_without_qemu_is_refused_with_what_to_install() {
     let mut command = place.command(&["import", text(&image), "disk"]);
     let output =
         command.env("PATH", place.path("empty")).output().expect("the binary under test starts");
-    let finished = Finished::new("sawmill import".into(), &output);
+    let finished = CommandOutput::new("sawmill import".into(), &output);
     finished.refused(3, &["qemu-img is not installed", "qemu-utils"]);
 }
 

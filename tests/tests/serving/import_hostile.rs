@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::path::Path;
 
 use sawmill_tests::machine::{command, run, wait_for};
-use sawmill_tests::place::{Finished, Place};
+use sawmill_tests::place::{CommandOutput, Place};
 use sawmill_tests::store;
 
 fn text(path: &Path) -> &str {
@@ -74,7 +74,7 @@ fn an_image_whose_data_is_a_pipe_or_that_is_one_is_not_waited_for() {
 }
 
 /// What an import says whose `program` is one that tells its environment and fails.
-fn told_by(place: &Place, image: &Path, program: &str) -> Finished {
+fn told_by(place: &Place, image: &Path, program: &str) -> CommandOutput {
     use std::os::unix::fs::PermissionsExt;
     let folder = place.path(program);
     std::fs::create_dir_all(&folder).expect("made");
@@ -84,7 +84,7 @@ fn told_by(place: &Place, image: &Path, program: &str) -> Finished {
     let mut import = place.command(&["import", text(image), "disk"]);
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").expect("set"));
     let output = import.env("PATH", path).env("AWS_SECRET_ACCESS_KEY", "s3cr3t").output();
-    Finished::new("sawmill import".into(), &output.expect("the binary under test starts"))
+    CommandOutput::new("sawmill import".into(), &output.expect("the binary under test starts"))
 }
 
 #[test]

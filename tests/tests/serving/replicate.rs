@@ -4,7 +4,7 @@
 use sawmill_tests::follower::Follower;
 use sawmill_tests::machine::wait_for;
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::{Finished, Place, field};
+use sawmill_tests::place::{CommandOutput, Place, field};
 use sawmill_tests::server::Server;
 use sawmill_tests::store::StoreUnderTest;
 use serde_json::Value;
@@ -37,7 +37,7 @@ impl Sites {
         Sites { here, there, first, second }
     }
 
-    fn copy(&self, more: &[&str]) -> Finished {
+    fn copy(&self, more: &[&str]) -> CommandOutput {
         self.there.sawmill(&[&["replicate", &self.first, &self.second], more].concat())
     }
 

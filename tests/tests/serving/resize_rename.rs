@@ -1,7 +1,7 @@
 //! Another size and another name for a volume, at rest and under its users.
 
 use sawmill_tests::on_each_store;
-use sawmill_tests::place::{Finished, Place, field};
+use sawmill_tests::place::{CommandOutput, Place, field};
 use sawmill_tests::store::{self, StoreUnderTest};
 
 const MIB: u64 = 1 << 20;
@@ -14,7 +14,7 @@ on_each_store!(
 );
 
 /// What a command that attaches is told, so that nothing of a test stays in this machine's memory.
-fn attaching(place: &Place, arguments: &[&str]) -> Finished {
+fn attaching(place: &Place, arguments: &[&str]) -> CommandOutput {
     let staging = place.memory().display().to_string();
     place.sawmill(&[arguments, &["--journal-bytes", "64M", "--staging", &staging]].concat())
 }

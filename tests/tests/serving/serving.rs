@@ -70,7 +70,7 @@ fn several_volumes_are_served_by_one_process(store: &StoreUnderTest) {
 fn several_connections_see_one_disk(store: &StoreUnderTest) {
     let place = Place::new(store);
     place.create("disk", "8M", &["--segment-bytes", "256K"]);
-    let reserved = store::Reserved::new();
+    let reserved = store::ReservedAddress::new();
     let address = format!("tcp:{}", reserved.address());
     let server = place.serve("disk").at(&address).start();
     let clients: Vec<Client> = (0..8).map(|_| server.connect()).collect();

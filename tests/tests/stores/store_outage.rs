@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sawmill_testkit::Dice;
 use sawmill_tests::load::{Load, Mix};
 use sawmill_tests::machine::wait_for;
-use sawmill_tests::nbd::{Command, Pending};
+use sawmill_tests::nbd::{Command, PendingReply};
 use sawmill_tests::place::{Place, field};
 use sawmill_tests::server::Server;
 use sawmill_tests::stamp::check_nothing_accepted_lost;
@@ -52,7 +52,7 @@ fn writes_fill_the_journal_then_wait_and_nothing_is_lost_when_the_store_returns(
     let client = server.connect();
 
     minio.pause();
-    let asked: Vec<Pending> = (0..512_u64)
+    let asked: Vec<PendingReply> = (0..512_u64)
         .map(|n| {
             client.submit(&Command::Write {
                 offset: n << 16,

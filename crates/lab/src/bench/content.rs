@@ -15,7 +15,7 @@ const ZEROES: u64 = 0;
 
 /// The write that determines a stretch of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct StretchWrite {
     pub(super) address: u64,
     pub(super) length: u64,
     pub(super) write: u64,
@@ -55,27 +55,25 @@ impl Content {
     }
 
     /// What is known of a range, in address order.
-    pub(super) fn told(&self, address: u64, length: u64) -> Vec<Told> {
+    pub(super) fn told(&self, address: u64, length: u64) -> Vec<StretchWrite> {
         let end = address + length;
         let before = self.stretches.range(..address).next_back();
         let within = self.stretches.range(address..end);
         let cut = |(start, (stop, write)): (&u64, &(u64, u64))| {
             let (from, to) = ((*start).max(address), (*stop).min(end));
-            (from < to).then(|| Told { address: from, length: to - from, write: *write })
+            (from < to).then(|| StretchWrite { address: from, length: to - from, write: *write })
         };
         before.into_iter().chain(within).filter_map(cut).collect()
     }
 
     /// Everything that is known.
-    pub(super) fn all(&self) -> Vec<Told> {
+    pub(super) fn all(&self) -> Vec<StretchWrite> {
         self.told(0, u64::MAX)
     }
 
     fn set(&mut self, address: u64, length: u64, write: Option<u64>) {
         let end = address + length;
-        for Told { address: from, length, .. } in self.told(address, length) {
-            // The stretch may reach out of the range on both sides. What does so keeps its older
-            // write.
+        for StretchWrite { address: from, length, .. } in self.told(address, length) {
             let Some((start, (stop, old))) =
                 self.stretches.range(..=from).next_back().map(|(start, told)| (*start, *told))
             else {
@@ -97,8 +95,13 @@ impl Content {
 
 /// The first byte that differs from what is known of the range read at `address`: its address, and
 /// the write that should be there.
-pub(super) fn mismatch(seed: u64, told: &[Told], address: u64, read: &[u8]) -> Option<(u64, u64)> {
-    told.iter().find_map(|told| {
+pub(super) fn mismatch(
+    seed: u64,
+    writes: &[StretchWrite],
+    address: u64,
+    read: &[u8],
+) -> Option<(u64, u64)> {
+    writes.iter().find_map(|told| {
         let start = (told.address - address) as usize;
         let found = &read[start..start + told.length as usize];
         let want = bytes_of(seed, told.write, told.address, found.len());

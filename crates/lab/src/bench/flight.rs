@@ -11,17 +11,17 @@ use std::time::Instant;
 
 use sawmill_nbd_client::{Client, Command, Failure as Unanswered, Reply};
 
-use super::content::{Told, mismatch};
+use super::content::{StretchWrite, mismatch};
 use crate::trace::Operation;
 use sawmill_console::exit::{Exit, Failure, Result};
 
-/// The operations, in the order of [`Done::times_ns`].
+/// The operations, in the order of [`CompletionStats::times_ns`].
 pub(super) const OPERATIONS: [Operation; 5] =
     [Operation::Read, Operation::Write, Operation::Flush, Operation::Discard, Operation::Zero];
 
 /// The results of completed requests.
 #[derive(Default)]
-pub(super) struct Done {
+pub(super) struct CompletionStats {
     /// The time each request took, by operation.
     pub(super) times_ns: [Vec<u64>; OPERATIONS.len()],
     pub(super) bytes: [u64; OPERATIONS.len()],
@@ -33,7 +33,7 @@ pub(super) struct Done {
 }
 
 /// One request in flight.
-struct Flying {
+struct RequestInFlight {
     id: u64,
     address: u64,
     end: u64,
@@ -42,13 +42,13 @@ struct Flying {
 
 #[derive(Default)]
 struct State {
-    flying: Vec<Flying>,
-    done: Done,
+    flights: Vec<RequestInFlight>,
+    done: CompletionStats,
     next_id: u64,
 }
 
 #[derive(Default)]
-struct Shared {
+struct FlightState {
     state: Mutex<State>,
     landed: Condvar,
 }
@@ -59,7 +59,7 @@ pub(super) struct Flights<'a> {
     client: &'a Client,
     depth: usize,
     seed: u64,
-    shared: Arc<Shared>,
+    shared: Arc<FlightState>,
 }
 
 /// One request.
@@ -70,7 +70,7 @@ pub(super) struct Flight {
     /// The bytes of a write.
     pub(super) bytes: Vec<u8>,
     /// What a read must find.
-    pub(super) told: Vec<Told>,
+    pub(super) writes: Vec<StretchWrite>,
 }
 
 impl<'a> Flights<'a> {
@@ -84,16 +84,16 @@ impl<'a> Flights<'a> {
         let (end, reads) = (address + length, operation == Operation::Read);
         let mut state = lock(&self.shared);
         let overlaps = |state: &State| {
-            let meets =
-                // Two reads may overlap: only a change makes the right result of another request
-                // uncertain.
-                |one: &Flying| one.address < end && address < one.end && (one.writes || !reads);
-            state.flying.iter().any(meets)
+            let meets = |one: &RequestInFlight| {
+                one.address < end && address < one.end && (one.writes || !reads)
+            };
+            state.flights.iter().any(meets)
         };
         if overlaps(&state) {
             state.done.overlaps += 1;
         }
-        while state.done.failure.is_none() && (state.flying.len() >= self.depth || overlaps(&state))
+        while state.done.failure.is_none()
+            && (state.flights.len() >= self.depth || overlaps(&state))
         {
             state = self.shared.landed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -102,7 +102,7 @@ impl<'a> Flights<'a> {
 
     /// Sends a request for which [`wait_for`](Self::wait_for) has returned.
     pub(super) fn send(&self, flight: Flight) {
-        let Flight { operation, address, length, bytes, told } = flight;
+        let Flight { operation, address, length, bytes, writes: told } = flight;
         let command = match operation {
             Operation::Read => Command::Read { offset: address, length: length as u32 },
             Operation::Write => Command::Write { offset: address, bytes, fua: false },
@@ -117,8 +117,9 @@ impl<'a> Flights<'a> {
             let mut state = lock(&self.shared);
             state.next_id += 1;
             let writes = operation != Operation::Read;
-            let flying = Flying { id: state.next_id, address, end: address + length, writes };
-            state.flying.push(flying);
+            let flying =
+                RequestInFlight { id: state.next_id, address, end: address + length, writes };
+            state.flights.push(flying);
             state.next_id
         };
         let (shared, seed, began) = (Arc::clone(&self.shared), self.seed, Instant::now());
@@ -127,7 +128,7 @@ impl<'a> Flights<'a> {
             // Before the lock: comparing takes time, and the thread that sends needs the lock.
             let judged = judge(seed, operation, address, &told, outcome);
             let mut state = lock(&shared);
-            state.flying.retain(|flying| flying.id != id);
+            state.flights.retain(|flying| flying.id != id);
             let done = &mut state.done;
             let index = OPERATIONS.iter().position(|known| *known == operation).unwrap_or_default();
             done.times_ns[index].push(took_ns);
@@ -146,9 +147,9 @@ impl<'a> Flights<'a> {
     }
 
     /// Waits for everything in flight, and returns what has completed since the last call.
-    pub(super) fn land(&self) -> Result<Done> {
+    pub(super) fn land(&self) -> Result<CompletionStats> {
         let mut state = lock(&self.shared);
-        while !state.flying.is_empty() {
+        while !state.flights.is_empty() {
             state = self.shared.landed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let mut done = std::mem::take(&mut state.done);
@@ -156,7 +157,7 @@ impl<'a> Flights<'a> {
     }
 }
 
-fn lock(shared: &Shared) -> MutexGuard<'_, State> {
+fn lock(shared: &FlightState) -> MutexGuard<'_, State> {
     shared.state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -164,7 +165,7 @@ fn judge(
     seed: u64,
     operation: Operation,
     address: u64,
-    told: &[Told],
+    writes: &[StretchWrite],
     outcome: std::result::Result<Reply, Unanswered>,
 ) -> Result<()> {
     let reply = outcome.map_err(|unanswered| {
@@ -172,7 +173,7 @@ fn judge(
         Failure::new(exit, format!("{operation:?} at byte {address} failed: {unanswered}"))
             .caused_by(unanswered)
     })?;
-    match mismatch(seed, told, address, &reply.bytes) {
+    match mismatch(seed, writes, address, &reply.bytes) {
         None => Ok(()),
         Some((at, write)) => {
             let text = format!(

@@ -19,7 +19,7 @@ use sawmill_nbd_client::{Client, Style, flag};
 use serde::Serialize;
 
 use super::content::Content;
-use super::flight::{Done, Flight, Flights, OPERATIONS};
+use super::flight::{CompletionStats, Flight, Flights, OPERATIONS};
 use crate::trace::{Format, Operation, ReadOptions, Request, Trace};
 use sawmill_console::Console;
 use sawmill_console::exit::{Exit, Failure, Result};
@@ -27,7 +27,7 @@ use sawmill_console::output::{self, Bar};
 use sawmill_console::units::{human_count, human_duration, human_size};
 
 /// The longest request sent; longer requests of a trace are sent in pieces.
-const PIECE_BYTES: u64 = 1 << 20;
+const PIECE_BYTES_MAX: u64 = 1 << 20;
 /// Each disk of a trace starts at a multiple of this.
 const DEVICE_BYTES: u64 = 1 << 20;
 
@@ -247,8 +247,7 @@ impl Replay<'_> {
             let request = Request { address: base + request.address, ..request };
             let mut done = 0;
             loop {
-                let length = PIECE_BYTES.min(request.length - done);
-                // At least one round, because a flush has no bytes.
+                let length = PIECE_BYTES_MAX.min(request.length - done);
                 self.send(request.operation, request.address + done, length)?;
                 done += length;
                 if done == request.length {
@@ -284,9 +283,10 @@ impl Replay<'_> {
             return Ok(());
         }
         self.flights.wait_for(operation, address, length)?;
-        let mut flight = Flight { operation, address, length, bytes: Vec::new(), told: Vec::new() };
+        let mut flight =
+            Flight { operation, address, length, bytes: Vec::new(), writes: Vec::new() };
         match operation {
-            Operation::Read => flight.told = self.content.told(address, length),
+            Operation::Read => flight.writes = self.content.told(address, length),
             Operation::Write => flight.bytes = self.content.write(address, length),
             Operation::Zero => self.content.zero(address, length),
             Operation::Discard => self.content.discard(address, length),
@@ -301,7 +301,7 @@ impl Replay<'_> {
         for told in self.content.all() {
             let mut done = 0;
             while done < told.length {
-                let length = PIECE_BYTES.min(told.length - done);
+                let length = PIECE_BYTES_MAX.min(told.length - done);
                 self.send(Operation::Read, told.address + done, length)?;
                 done += length;
             }
@@ -313,7 +313,7 @@ impl Replay<'_> {
         &self,
         trace: &Trace,
         layout: &Layout,
-        done: &Done,
+        done: &CompletionStats,
         took: Duration,
         read_back_bytes: u64,
     ) -> Document {

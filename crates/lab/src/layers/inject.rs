@@ -184,21 +184,21 @@ impl Active {
 }
 
 /// A device with the faults and delays of some rules.
-pub(super) struct Inject {
+pub(super) struct InjectLayer {
     inner: Arc<dyn BlockDevice>,
     rules: Vec<Active>,
-    late: Arc<Late>,
+    late: Arc<DelayQueue>,
     sender: Option<JoinHandle<()>>,
 }
 
 /// Requests that are being delayed.
-struct Late {
-    waiting: Mutex<Waiting>,
+struct DelayQueue {
+    state: Mutex<DelayState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct DelayState {
     /// By time, then in the order of arrival.
     heap: BinaryHeap<Reverse<Entry>>,
     entered: u64,
@@ -211,9 +211,9 @@ struct Entry {
     error: Option<Error>,
 }
 
-impl Inject {
+impl InjectLayer {
     pub(super) fn start(inner: Arc<dyn BlockDevice>, rules: Vec<Rule>, seed: u64) -> Result<Self> {
-        let late = Arc::new(Late { waiting: Mutex::default(), changed: Condvar::new() });
+        let late = Arc::new(DelayQueue { state: Mutex::default(), changed: Condvar::new() });
         let active = |(number, rule)| Active {
             rule,
             seed: Dice::new(seed.wrapping_add(number as u64)).word(),
@@ -226,11 +226,11 @@ impl Inject {
             .name("inject".into())
             .spawn(move || mine.send(&*device))
             .map_err(|error| Failure::io("cannot start the thread for delays", &error))?;
-        Ok(Inject { inner, rules, late, sender: Some(sender) })
+        Ok(InjectLayer { inner, rules, late, sender: Some(sender) })
     }
 }
 
-impl BlockDevice for Inject {
+impl BlockDevice for InjectLayer {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -259,7 +259,7 @@ impl BlockDevice for Inject {
         if delay.is_zero() {
             return carry_out(&*self.inner, request, error);
         }
-        let mut waiting = self.late.waiting.lock();
+        let mut waiting = self.late.state.lock();
         waiting.entered += 1;
         // The number keeps requests with the same time in their order.
         let key = (Instant::now() + delay, waiting.entered);
@@ -268,9 +268,9 @@ impl BlockDevice for Inject {
     }
 }
 
-impl Drop for Inject {
+impl Drop for InjectLayer {
     fn drop(&mut self) {
-        self.late.waiting.lock().is_closed = true;
+        self.late.state.lock().is_closed = true;
         self.late.changed.notify_one();
         if let Some(sender) = self.sender.take() {
             let _ = sawmill_sys::join_unless_own(sender);
@@ -278,9 +278,9 @@ impl Drop for Inject {
     }
 }
 
-impl Late {
+impl DelayQueue {
     fn send(&self, device: &dyn BlockDevice) {
-        let mut waiting = self.waiting.lock();
+        let mut waiting = self.state.lock();
         loop {
             let Some(Reverse(first)) = waiting.heap.peek() else {
                 if waiting.is_closed {
@@ -338,9 +338,9 @@ mod tests {
 
     use super::*;
 
-    fn device(rules: &[&str], seed: u64) -> Inject {
+    fn device(rules: &[&str], seed: u64) -> InjectLayer {
         let rules = rules.iter().map(|text| Rule::parse(text).expect("a rule")).collect();
-        Inject::start(Arc::new(MemoryDevice::new(16 << 20)), rules, seed).expect("a thread")
+        InjectLayer::start(Arc::new(MemoryDevice::new(16 << 20)), rules, seed).expect("a thread")
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use clap::Args;
 use sawmill_device::BlockDevice;
 
-use inject::{Inject, Rule};
+use inject::{InjectLayer, Rule};
 use record::RecordedDevice;
 use sawmill_console::exit::Result;
 
@@ -42,7 +42,9 @@ impl LayerOptions {
     pub fn around(&self, device: Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>> {
         let device = match self.inject.is_empty() {
             true => device,
-            false => Arc::new(Inject::start(device, self.inject.clone(), self.inject_seed)?) as _,
+            false => {
+                Arc::new(InjectLayer::start(device, self.inject.clone(), self.inject_seed)?) as _
+            }
         };
         match &self.trace {
             None => Ok(device),

@@ -30,18 +30,18 @@ const BEHIND_MAX: usize = 1 << 20;
 const OPEN_MAX: usize = 1 << 16;
 /// The thread looks this often, or when this many events wait.
 const EVERY: Duration = Duration::from_millis(100);
-const AT_ONCE: usize = 4096;
+const EVENTS_AT_ONCE_MAX: usize = 4096;
 
 /// A device whose requests are recorded.
 pub(super) struct RecordedDevice {
     inner: Arc<dyn BlockDevice>,
-    recording: Arc<Recording>,
+    recording: Arc<EventLog>,
     writer: Option<JoinHandle<()>>,
 }
 
 /// The recorded parts of a request.
 #[derive(Clone, Copy)]
-struct Asked {
+struct RequestFacts {
     at_ns: u64,
     operation: Operation,
     address: u64,
@@ -51,13 +51,13 @@ struct Asked {
 
 #[derive(Clone, Copy)]
 enum Event {
-    Asked(Asked),
+    Asked(RequestFacts),
     /// The number of the request, the time, and the result.
     Answered(u64, u64, &'static str),
 }
 
 #[derive(Default)]
-struct Pending {
+struct EventBuffer {
     /// Bounded by [`BEHIND_MAX`] and the requests in flight.
     events: Vec<Event>,
     /// Requests recorded so far; also the number of the next one.
@@ -67,8 +67,8 @@ struct Pending {
     is_closed: bool,
 }
 
-struct Recording {
-    pending: Mutex<Pending>,
+struct EventLog {
+    pending: Mutex<EventBuffer>,
     changed: Condvar,
     start: Instant,
 }
@@ -81,7 +81,7 @@ impl RecordedDevice {
         };
         let mut file = File::create(path).map_err(|error| cannot(&error))?;
         writeln!(file, "{HEADER}").map_err(|error| cannot(&error))?;
-        let recording = Arc::new(Recording {
+        let recording = Arc::new(EventLog {
             pending: Mutex::default(),
             changed: Condvar::new(),
             start: Instant::now(),
@@ -149,7 +149,7 @@ fn name(kind: sawmill_device::ErrorKind) -> &'static str {
     }
 }
 
-impl Recording {
+impl EventLog {
     fn now_ns(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
@@ -165,7 +165,13 @@ impl Recording {
         // Under the lock, so that the times are in the order of the requests.
         let at_ns = self.now_ns();
         let Request { operation, address, length, flags, .. } = *request;
-        pending.events.push(Event::Asked(Asked { at_ns, operation, address, length, flags }));
+        pending.events.push(Event::Asked(RequestFacts {
+            at_ns,
+            operation,
+            address,
+            length,
+            flags,
+        }));
         self.ring(&pending);
         pending.asked += 1;
         Some(pending.asked - 1)
@@ -178,9 +184,8 @@ impl Recording {
         self.ring(&pending);
     }
 
-    fn ring(&self, pending: &Pending) {
-        // Exactly at the limit, so that many events cost one system call.
-        if pending.events.len() == AT_ONCE {
+    fn ring(&self, pending: &EventBuffer) {
+        if pending.events.len() == EVENTS_AT_ONCE_MAX {
             self.changed.notify_one();
         }
     }
@@ -189,7 +194,7 @@ impl Recording {
         let mut events = Vec::new();
         loop {
             let mut pending = self.pending.lock();
-            if pending.events.len() < AT_ONCE && !pending.is_closed {
+            if pending.events.len() < EVENTS_AT_ONCE_MAX && !pending.is_closed {
                 self.changed.wait_for(&mut pending, EVERY);
             }
             std::mem::swap(&mut events, &mut pending.events);
@@ -214,7 +219,7 @@ struct Lines<W: Write> {
     /// The number of the first line that waits.
     first: u64,
     /// Bounded by [`OPEN_MAX`].
-    open: VecDeque<(Asked, Option<(u64, &'static str)>)>,
+    open: VecDeque<(RequestFacts, Option<(u64, &'static str)>)>,
 }
 
 impl<W: Write> Lines<W> {
@@ -251,7 +256,7 @@ impl<W: Write> Lines<W> {
         let Some((asked, answer)) = self.open.pop_front() else { return };
         let number = self.first;
         self.first += 1;
-        let Asked { at_ns, operation, address, length, flags } = asked;
+        let RequestFacts { at_ns, operation, address, length, flags } = asked;
         let (mark, operation) = match operation {
             Operation::Read => ("", "read"),
             Operation::Write => ("", "write"),
@@ -409,8 +414,8 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_counted_and_the_rest_goes_on() {
-        struct Full(usize);
-        impl Write for Full {
+        struct LimitedWriter(usize);
+        impl Write for LimitedWriter {
             fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
                 if self.0 == 0 {
                     return Err(io::ErrorKind::StorageFull.into());
@@ -422,10 +427,10 @@ mod tests {
                 Ok(())
             }
         }
-        let mut lines = Lines::new(Full(2), PathBuf::from("requests.csv"));
+        let mut lines = Lines::new(LimitedWriter(2), PathBuf::from("requests.csv"));
         for number in 0..5 {
             let (operation, flags) = (Operation::Read, Flags::default());
-            lines.take(Event::Asked(Asked {
+            lines.take(Event::Asked(RequestFacts {
                 at_ns: 0,
                 operation,
                 address: number,

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use sawmill_volume::forecast::Sample;
 
-use super::play::Played;
+use super::play::TraceResult;
 
 const PANEL_WIDTH: f64 = 440.0;
 const PANEL_HEIGHT: f64 = 240.0;
@@ -41,8 +41,8 @@ fn mebibytes(bytes: u64) -> f64 {
 }
 
 /// The whole picture.
-pub(super) fn draw(played: &[Played]) -> String {
-    let titled: Vec<(String, &[Sample])> = played
+pub(super) fn draw(results: &[TraceResult]) -> String {
+    let titled: Vec<(String, &[Sample])> = results
         .iter()
         .map(|played| (played.path.display().to_string(), &played.report.samples[..]))
         .collect();

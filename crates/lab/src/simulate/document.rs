@@ -11,7 +11,7 @@ use serde::Serialize;
 use sawmill_volume::forecast::Sample;
 use sawmill_volume::gc::policy::Choice;
 
-use super::play::{PlayOptions, Played};
+use super::play::{PlayOptions, TraceResult};
 use super::prices::{Costs, Prices};
 use sawmill_console::exit::Result;
 use sawmill_console::output;
@@ -125,18 +125,17 @@ struct TraceDocument {
 }
 
 impl TraceDocument {
-    fn new(prices: &Prices, played: &Played) -> Self {
-        let (report, survey) = (&played.report, &played.survey);
+    fn new(prices: &Prices, result: &TraceResult) -> Self {
+        let (report, survey) = (&result.report, &result.survey);
         let requests = &report.requests;
-        let (span_s, rounds) = (played.span.as_secs_f64(), u64::from(played.rounds));
+        let (span_s, rounds) = (result.span.as_secs_f64(), u64::from(result.rounds));
         TraceDocument {
-            trace: played.path.display().to_string(),
-            format: played.format.name(),
-            // The survey has read the trace once; the report covers all rounds.
+            trace: result.path.display().to_string(),
+            format: result.format.name(),
             requests: survey.requests * rounds,
-            bad_lines: played.bad_lines,
+            bad_lines: result.bad_lines,
             disks: survey.disks(),
-            size_bytes: played.size_bytes,
+            size_bytes: result.size_bytes,
             span_s,
             busiest_requests_per_s: survey.busiest.requests_per_s,
             busiest_bytes_per_s: survey.busiest.bytes_per_s,
@@ -176,7 +175,7 @@ impl TraceDocument {
                 list: requests.list,
                 delete: requests.delete,
             },
-            month: Costs::of(prices, report, survey.busiest, played.size_bytes, span_s),
+            month: Costs::of(prices, report, survey.busiest, result.size_bytes, span_s),
             samples: report.samples.iter().map(SampleDocument::from).collect(),
         }
     }
@@ -191,7 +190,7 @@ pub(super) struct Document {
 }
 
 impl Document {
-    pub(super) fn new(options: &PlayOptions, prices: &Prices, played: &[Played]) -> Self {
+    pub(super) fn new(options: &PlayOptions, prices: &Prices, results: &[TraceResult]) -> Self {
         let gc = options.gc.map(|policy| GcParameters {
             start: policy.start,
             stop: policy.stop,
@@ -210,7 +209,7 @@ impl Document {
                 gc,
             },
             prices: prices.clone(),
-            traces: played.iter().map(|played| TraceDocument::new(prices, played)).collect(),
+            traces: results.iter().map(|played| TraceDocument::new(prices, played)).collect(),
         }
     }
 

@@ -35,7 +35,7 @@ pub(super) struct PlayOptions {
 }
 
 /// The result of one trace.
-pub(super) struct Played {
+pub(super) struct TraceResult {
     pub(super) path: PathBuf,
     pub(super) format: Format,
     pub(super) bad_lines: u64,
@@ -47,7 +47,7 @@ pub(super) struct Played {
     pub(super) report: Report,
 }
 
-pub(super) fn play(path: &Path, options: &PlayOptions) -> Result<Played> {
+pub(super) fn play(path: &Path, options: &PlayOptions) -> Result<TraceResult> {
     let widen_bytes = |format: Format| {
         options.widen_bytes.unwrap_or(if format.is_of_files() { PAGE_BYTES } else { 1 }).max(1)
     };
@@ -96,7 +96,7 @@ pub(super) fn play(path: &Path, options: &PlayOptions) -> Result<Played> {
         start += Duration::from_nanos(survey.span_ns);
     }
     let report = forecast.finish()?;
-    Ok(Played {
+    Ok(TraceResult {
         path: path.to_owned(),
         format,
         bad_lines,

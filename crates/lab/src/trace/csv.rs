@@ -14,7 +14,7 @@
 
 use super::number::{nanoseconds, sectors, whole};
 use super::source::Source;
-use super::{Bad, Operation, Request, Requests};
+use super::{Operation, Request, Requests, TraceError};
 use sawmill_console::exit::Result;
 
 /// What a header must have.
@@ -86,7 +86,7 @@ impl Columns {
 }
 
 impl Requests for Csv {
-    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, Bad> {
+    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, TraceError> {
         while source.line(&mut self.line)? {
             let text = String::from_utf8_lossy(&self.line);
             if text.trim().is_empty() || text.starts_with('#') {
@@ -94,7 +94,7 @@ impl Requests for Csv {
             }
             let bad = |expected: &str| {
                 let (expected, found) = (expected.to_owned(), text.clone().into_owned());
-                Bad::Line { place: source.place(), expected, found }
+                TraceError::Line { place: source.place(), expected, found }
             };
             let Some(columns) = &self.columns else {
                 self.columns = Some(Columns::named(&text).ok_or_else(|| bad(EXPECTED_HEADER))?);

@@ -9,7 +9,7 @@
 
 use super::number::{nanoseconds, sectors, whole};
 use super::source::Source;
-use super::{Bad, Format, Operation, Request, Requests};
+use super::{Format, Operation, Request, Requests, TraceError};
 use sawmill_console::exit::Result;
 
 /// The content of a line; the error only means that it is invalid.
@@ -33,7 +33,7 @@ impl Lines {
 }
 
 impl Requests for Lines {
-    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, Bad> {
+    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, TraceError> {
         while source.line(&mut self.line)? {
             let text = String::from_utf8_lossy(&self.line);
             match self.reader.read(&text) {
@@ -41,7 +41,7 @@ impl Requests for Lines {
                 Ok(None) => {}
                 Err(()) => {
                     let expected = self.reader.expected().to_owned();
-                    return Err(Bad::Line {
+                    return Err(TraceError::Line {
                         place: source.place(),
                         expected,
                         found: text.into_owned(),

@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::number::whole;
 use super::source::Source;
-use super::{Bad, Operation, Request, Requests};
+use super::{Operation, Request, Requests, TraceError};
 use sawmill_console::exit::Result;
 
 const EXPECTED: &str = "'THREAD MICROSECONDS CALL ARGUMENTS'";
@@ -37,7 +37,7 @@ pub(super) struct Mobigen {
     /// Bounded by the calls of one trace, which is read as a whole.
     calls: Option<VecDeque<Call>>,
     /// Bounded by the lines of one trace.
-    bad: VecDeque<Bad>,
+    errors: VecDeque<TraceError>,
     names: HashMap<String, u64>,
     /// Bounded by the files that the trace has open.
     open: HashMap<i64, VecDeque<OpenFile>>,
@@ -59,7 +59,7 @@ impl Mobigen {
         Mobigen {
             skip_bad_lines,
             calls: None,
-            bad: VecDeque::new(),
+            errors: VecDeque::new(),
             names: HashMap::new(),
             open: HashMap::new(),
             files: 0,
@@ -84,7 +84,7 @@ impl Mobigen {
                     calls.push(Call { line: number, at_ns, words: words[2..].to_vec() });
                 }
                 _ => {
-                    self.bad.push_back(bad(number, text.into_owned()));
+                    self.errors.push_back(bad(number, text.into_owned()));
                     if !self.skip_bad_lines {
                         break;
                     }
@@ -155,17 +155,17 @@ impl Mobigen {
     }
 }
 
-fn bad(line: u64, found: String) -> Bad {
-    Bad::Line { place: format!("line {line}"), expected: EXPECTED.to_owned(), found }
+fn bad(line: u64, found: String) -> TraceError {
+    TraceError::Line { place: format!("line {line}"), expected: EXPECTED.to_owned(), found }
 }
 
 impl Requests for Mobigen {
-    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, Bad> {
+    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, TraceError> {
         if self.calls.is_none() {
             // The file is ordered by thread. Requests in the order of time need all of it.
             self.calls = Some(self.load(source)?);
         }
-        if let Some(bad) = self.bad.pop_front() {
+        if let Some(bad) = self.errors.pop_front() {
             return Err(bad);
         }
         while let Some(call) = self.calls.as_mut().and_then(VecDeque::pop_front) {

@@ -126,7 +126,7 @@ pub(crate) struct ReadOptions {
 /// A source of requests with times as in the file.
 trait Requests {
     /// The next request. An error is about one line or record; the next call continues after it.
-    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, Bad>;
+    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, TraceError>;
 
     /// Where the last request stands in the file. A reader that sorts knows it better than the
     /// source, which it has read to the end.
@@ -134,16 +134,16 @@ trait Requests {
 }
 
 /// Why there is no request.
-enum Bad {
+enum TraceError {
     /// One line or record is wrong: where, what was expected, what was found.
     Line { place: String, expected: String, found: String },
     /// Nothing more can be read.
     File(Failure),
 }
 
-impl From<Failure> for Bad {
+impl From<Failure> for TraceError {
     fn from(failure: Failure) -> Self {
-        Bad::File(failure)
+        TraceError::File(failure)
     }
 }
 
@@ -209,8 +209,8 @@ impl Trace {
             let request = match self.requests.next(&mut self.source) {
                 Ok(Some(request)) => request,
                 Ok(None) => return Ok(None),
-                Err(Bad::File(failure)) => return Err(failure),
-                Err(Bad::Line { place, expected, found }) => {
+                Err(TraceError::File(failure)) => return Err(failure),
+                Err(TraceError::Line { place, expected, found }) => {
                     self.bad_line(&place, &expected, &found)?;
                     continue;
                 }

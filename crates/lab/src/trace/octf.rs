@@ -11,7 +11,7 @@
 
 use super::number::SECTOR_BYTES;
 use super::source::Source;
-use super::{Bad, Operation, Request, Requests};
+use super::{Operation, Request, Requests, TraceError};
 use sawmill_console::exit::Result;
 
 /// Part of the names of the files that count.
@@ -22,20 +22,20 @@ const TAR_BLOCK: usize = 512;
 #[derive(Default)]
 pub(super) struct Octf {
     sorted: Option<std::vec::IntoIter<Request>>,
-    bad: Vec<Bad>,
+    errors: Vec<TraceError>,
 }
 
 impl Requests for Octf {
-    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, Bad> {
+    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, TraceError> {
         if self.sorted.is_none() {
             let mut requests = Vec::new();
             self.read_tar(&source.rest()?, &mut requests);
             // Each queue has a file of its own in the archive.
             requests.sort_by_key(|request| request.at_ns);
             self.sorted = Some(requests.into_iter());
-            self.bad.reverse();
+            self.errors.reverse();
         }
-        match self.bad.pop() {
+        match self.errors.pop() {
             Some(bad) => Err(bad),
             None => Ok(self.sorted.as_mut().and_then(Iterator::next)),
         }
@@ -49,7 +49,11 @@ impl Requests for Octf {
 
 impl Octf {
     fn note(&mut self, place: String, expected: &str, found: &str) {
-        self.bad.push(Bad::Line { place, expected: expected.to_owned(), found: found.to_owned() });
+        self.errors.push(TraceError::Line {
+            place,
+            expected: expected.to_owned(),
+            found: found.to_owned(),
+        });
     }
 
     fn read_tar(&mut self, tar: &[u8], requests: &mut Vec<Request>) {

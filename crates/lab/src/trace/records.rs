@@ -4,7 +4,7 @@
 //! `octf`, which is binary too, and which must be sorted.
 
 use super::source::Source;
-use super::{Bad, Operation, Request, Requests};
+use super::{Operation, Request, Requests, TraceError};
 use sawmill_console::exit::Result;
 
 /// The `N` bytes at `at` of a record, as a number; the caller checks the length.
@@ -16,8 +16,8 @@ fn bytes_at<const N: usize>(record: &[u8], at: usize) -> [u8; N] {
     bytes
 }
 
-fn bad(source: &Source, expected: &str, found: String) -> Bad {
-    Bad::Line { place: source.place(), expected: expected.to_owned(), found }
+fn bad(source: &Source, expected: &str, found: String) -> TraceError {
+    TraceError::Line { place: source.place(), expected: expected.to_owned(), found }
 }
 
 /// VMware's format: 32 bytes, little-endian: sequence u32, bytes u32, scatter elements u32, SCSI
@@ -49,7 +49,7 @@ pub(super) fn is_vscsi(record: &[u8]) -> bool {
 }
 
 impl Requests for Vscsi {
-    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, Bad> {
+    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, TraceError> {
         loop {
             let mut record = [0; VSCSI_RECORD_BYTES];
             let length = source.record(&mut record)?;
@@ -110,7 +110,7 @@ const SRT_RECORD_BYTES_MAX: usize = 4096;
 const SRT_BLOCK_BYTES: u64 = 256;
 
 impl Requests for Srt {
-    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, Bad> {
+    fn next(&mut self, source: &mut Source) -> Result<Option<Request>, TraceError> {
         if !std::mem::replace(&mut self.past_header, true) && !source.skip_past(b'\x0c')? {
             return Err(bad(source, "a form feed at the end of a text header", "none".to_owned()));
         }

@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use sawmill_device::BlockDevice;
 use sawmill_sys::FileLock;
-use sawmill_verify::crash::{Crashes, Keeps};
+use sawmill_verify::crash::{Crashes, Guarantee};
 use sawmill_verify::target::{FileTarget, NbdTarget};
 use serde::Serialize;
 
 use super::plan::STAMPED_BYTES;
-use super::{Arguments, Kept, is_uri};
+use super::{Arguments, GuaranteeOption, is_uri};
 use sawmill_console::Console;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::{self, Progress};
@@ -59,9 +59,9 @@ pub(super) fn run(
         area_bytes: STAMPED_BYTES,
         trim: arguments.work.trim,
         seed: arguments.seed,
-        keeps: match arguments.crash.keeps {
-            Kept::Answered => Keeps::Answered,
-            Kept::Flushed => Keeps::Flushed,
+        guarantee: match arguments.crash.keeps {
+            GuaranteeOption::Answered => Guarantee::Answered,
+            GuaranteeOption::Flushed => Guarantee::Flushed,
         },
         rule: arguments.rule(),
         // The connection to an export ends with its server. Users of a block device wait for the

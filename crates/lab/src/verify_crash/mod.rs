@@ -17,7 +17,7 @@ use sawmill_device::BlockDevice;
 use sawmill_verify::cut::Cut;
 use sawmill_verify::look::Look;
 use sawmill_verify::run;
-use sawmill_verify::session::Recorded;
+use sawmill_verify::session::RecordedSession;
 use sawmill_verify::subject::{Subject, Way};
 use sawmill_verify::target::{FileTarget, NbdTarget};
 
@@ -174,12 +174,12 @@ struct CrashArguments {
 
     /// What must be there after a crash: everything that was answered, or only what was flushed.
     #[arg(long, value_name = "WHAT", value_enum, requires = "crash", default_value = "answered")]
-    keeps: Kept,
+    keeps: GuaranteeOption,
 }
 
 /// What survives a crash, as values of an option.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Kept {
+enum GuaranteeOption {
     Answered,
     Flushed,
 }
@@ -253,13 +253,13 @@ fn obtain(
     arguments: &Arguments,
     subject: Option<&dyn Subject>,
     folder: &Path,
-) -> Result<(Recorded, Option<String>)> {
+) -> Result<(RecordedSession, Option<String>)> {
     let disk_bytes = arguments.disk_bytes();
     if let Some(log) = &arguments.subject.write_log {
         let recorded = if log.is_dir() {
-            Recorded::open(log)?
+            RecordedSession::open(log)?
         } else {
-            Recorded::foreign(log, arguments.subject.disk_size.unwrap_or(0))?
+            RecordedSession::foreign(log, arguments.subject.disk_size.unwrap_or(0))?
         };
         return Ok((recorded, None));
     }

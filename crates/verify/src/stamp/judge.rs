@@ -104,7 +104,7 @@ fn last_flush(log: &Log) -> u64 {
 
 /// The origin of a sector's content, in terms of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
+enum SectorOrigin {
     /// The content from before this log.
     Base,
     /// The data of a write of this log.
@@ -122,7 +122,7 @@ struct Cover {
 
 struct Judge<'a> {
     log: &'a Log,
-    seen: Vec<Seen>,
+    origins: Vec<SectorOrigin>,
     demanded: Vec<bool>,
     observed: Vec<bool>,
     /// For each sector of zeroes, the only write of zeroes that can explain it, once that is
@@ -152,12 +152,12 @@ impl<'a> Judge<'a> {
         }
         let mut observed = vec![false; log.writes.len()];
         for &what in &seen {
-            if let Seen::Write(place) = what {
+            if let SectorOrigin::Write(place) = what {
                 observed[place] = true;
             }
         }
         let maker = vec![None; log.base.len()];
-        Ok(Judge { log, seen, demanded, observed, maker, zero_writes })
+        Ok(Judge { log, origins: seen, demanded, observed, maker, zero_writes })
     }
 
     fn judge(mut self) -> Result<Verdict, Violation> {
@@ -196,7 +196,7 @@ impl<'a> Judge<'a> {
     }
 
     fn covers(&self, in_cut: &[bool]) -> Vec<Cover> {
-        let mut covers = vec![Cover::default(); self.seen.len()];
+        let mut covers = vec![Cover::default(); self.origins.len()];
         for (place, write) in self.log.writes.iter().enumerate().filter(|&(place, _)| in_cut[place])
         {
             for sector in sectors(write) {
@@ -213,7 +213,7 @@ impl<'a> Judge<'a> {
     fn settle_zeroes(&mut self, covers: &[Cover]) -> Result<bool, Violation> {
         let mut grown = false;
         for (sector, cover) in covers.iter().enumerate() {
-            if self.seen[sector] != Seen::Zeroes {
+            if self.origins[sector] != SectorOrigin::Zeroes {
                 continue;
             }
             // Zeroes from before explain the sector only where no write of the cut lies over it.
@@ -237,11 +237,13 @@ impl<'a> Judge<'a> {
 
     fn check_sectors(&self, covers: &[Cover]) -> Result<(), Violation> {
         for (sector, cover) in covers.iter().enumerate() {
-            match self.seen[sector] {
-                Seen::Base if cover.submitted > 0 => {
+            match self.origins[sector] {
+                SectorOrigin::Base if cover.submitted > 0 => {
                     return Err(self.missing(sector, cover, "what was there before"));
                 }
-                Seen::Write(place) if !ends_after(&self.log.writes[place], cover.submitted) => {
+                SectorOrigin::Write(place)
+                    if !ends_after(&self.log.writes[place], cover.submitted) =>
+                {
                     let what = format!("write {}", self.log.writes[place].id);
                     return Err(self.missing(sector, cover, &what));
                 }
@@ -278,10 +280,10 @@ impl<'a> Judge<'a> {
     /// seen".
     fn check_one_order(&self, in_cut: &[bool]) -> Result<(), Violation> {
         let writes = &self.log.writes;
-        let mut over = vec![usize::MAX; self.seen.len()];
-        for (sector, what) in self.seen.iter().enumerate() {
+        let mut over = vec![usize::MAX; self.origins.len()];
+        for (sector, what) in self.origins.iter().enumerate() {
             match (what, self.maker[sector]) {
-                (&Seen::Write(place), _) | (_, Some(place)) => over[sector] = place,
+                (&SectorOrigin::Write(place), _) | (_, Some(place)) => over[sector] = place,
                 _ => {}
             }
         }
@@ -359,10 +361,15 @@ fn ends_after(write: &Write, submitted: u64) -> bool {
     write.completed.is_none_or(|done| done >= submitted)
 }
 
-fn identify(log: &Log, sector: usize, bytes: &[u8], zeroed: bool) -> Result<Seen, Violation> {
+fn identify(
+    log: &Log,
+    sector: usize,
+    bytes: &[u8],
+    zeroed: bool,
+) -> Result<SectorOrigin, Violation> {
     let stamp = match Sector::read(bytes) {
-        Sector::Empty if log.base[sector].is_none() && !zeroed => return Ok(Seen::Base),
-        Sector::Empty => return Ok(Seen::Zeroes),
+        Sector::Empty if log.base[sector].is_none() && !zeroed => return Ok(SectorOrigin::Base),
+        Sector::Empty => return Ok(SectorOrigin::Zeroes),
         Sector::Damaged => return Err(Violation(format!("sector {sector} is torn or foreign"))),
         Sector::Stamped(stamp) => stamp,
     };
@@ -377,7 +384,7 @@ fn identify(log: &Log, sector: usize, bytes: &[u8], zeroed: bool) -> Result<Seen
     }
     let Some(place) = log.find(stamp.write) else {
         if log.base[sector] == Some(stamp.write) {
-            return Ok(Seen::Base);
+            return Ok(SectorOrigin::Base);
         }
         return Err(Violation(format!(
             "sector {sector} holds write {}, which was gone or never made",
@@ -395,5 +402,5 @@ fn identify(log: &Log, sector: usize, bytes: &[u8], zeroed: bool) -> Result<Seen
             write.id
         )));
     }
-    Ok(Seen::Write(place))
+    Ok(SectorOrigin::Write(place))
 }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 
-use super::{RecordedDisk, Remains, Revived, Running, Subject, Way};
+use super::{RecordedDisk, Remains, RestartResult, RunningDevice, Subject, Way};
 use crate::bridge::FusedFile;
 use crate::image::Image;
 use crate::nbd::{Client, Style};
@@ -81,23 +81,27 @@ impl Server {
 
     /// As [`connect`](Self::connect), for a server that is started after a crash; it may also end
     /// with the exit code `refused`.
-    pub(super) fn revived(mut process: Process, uri: String, refused: i32) -> Result<Revived> {
+    pub(super) fn revived(
+        mut process: Process,
+        uri: String,
+        refused: i32,
+    ) -> Result<RestartResult> {
         let ask = || Client::connect(&uri, Style::Structured).ok();
         match process.wait_for("the device is to serve again", ask) {
             Ok(first) => {
-                Ok(Revived::Serving(Box::new(Server { process, uri, first: Some(first) })))
+                Ok(RestartResult::Serving(Box::new(Server { process, uri, first: Some(first) })))
             }
             // Only this exit code: to refuse a disk that is too old is legal (`look`), and to crash
             // is not.
             Err(_) if process.ended().is_some_and(|status| status.code() == Some(refused)) => {
-                Ok(Revived::Refused(process.said()))
+                Ok(RestartResult::Refused(process.said()))
             }
             Err(error) => Err(error),
         }
     }
 }
 
-impl Running for Server {
+impl RunningDevice for Server {
     fn uri(&self) -> &str {
         &self.uri
     }
@@ -151,7 +155,7 @@ struct RecordedServer {
     _disk: ShownDisk,
 }
 
-impl Running for RecordedServer {
+impl RunningDevice for RecordedServer {
     fn uri(&self) -> &str {
         self.server.uri()
     }
@@ -178,19 +182,19 @@ impl Subject for CommandLine {
         Ok(Image::new(disk_bytes))
     }
 
-    fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn Running>> {
+    fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn RunningDevice>> {
         let disk = ShownDisk::new(disk, folder)?;
         let server = Box::new(self.spawn(&disk.path(), folder)?);
         Ok(Box::new(RecordedServer { server, _disk: disk }))
     }
 
-    fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived> {
+    fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<RestartResult> {
         let backing = folder.join("backing");
         remains
             .disk
             .write_file(&backing)
             .map_err(|error| Error::io("cannot make", &backing, error))?;
-        Ok(Revived::Serving(Box::new(self.spawn(&backing, folder)?)))
+        Ok(RestartResult::Serving(Box::new(self.spawn(&backing, folder)?)))
     }
 
     fn ways(&self) -> &[Way] {

@@ -8,45 +8,45 @@ use sawmill_device::BlockDevice;
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 use sawmill_frontend::{Door, Stop};
 
-use super::{RecordedDisk, Remains, Revived, Running, Subject, Way};
+use super::{RecordedDisk, Remains, RestartResult, RunningDevice, Subject, Way};
 use crate::image::Image;
 use crate::nbd::{Client, Style};
 use crate::{Error, Result};
 
 /// Makes the device under test of its disk.
-pub type Make = Box<dyn Fn(Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> + Send + Sync>;
+pub type DeviceFactory = Box<dyn Fn(Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> + Send + Sync>;
 
 /// A device that is made by a function of its disk.
 pub struct InProcess {
     name: String,
-    make: Make,
+    factory: DeviceFactory,
 }
 
 impl InProcess {
     /// The device that `make` makes of a disk.
     #[must_use]
-    pub fn new(name: &str, make: Make) -> Self {
-        InProcess { name: name.to_owned(), make }
+    pub fn new(name: &str, device_factory: DeviceFactory) -> Self {
+        InProcess { name: name.to_owned(), factory: device_factory }
     }
 }
 
-struct Serving {
+struct InProcessServer {
     server: NbdServer,
     uri: String,
 }
 
 /// Serves a device on a socket in `folder`.
-fn serve(device: Arc<dyn BlockDevice>, folder: &Path) -> Result<Serving> {
+fn serve(device: Arc<dyn BlockDevice>, folder: &Path) -> Result<InProcessServer> {
     let socket = folder.join("device.sock");
     // A socket that a dead server left.
     let _ = std::fs::remove_file(&socket);
     let server = NbdServer::start(NbdOptions::new(Listen::Unix(socket)))?;
     server.add_export(Export { name: String::new(), description: String::new(), device })?;
     let uri = server.uri("");
-    Ok(Serving { server, uri })
+    Ok(InProcessServer { server, uri })
 }
 
-impl Running for Serving {
+impl RunningDevice for InProcessServer {
     fn uri(&self) -> &str {
         &self.uri
     }
@@ -77,13 +77,13 @@ impl Subject for InProcess {
         Ok(Image::new(disk_bytes))
     }
 
-    fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn Running>> {
-        Ok(Box::new(serve((self.make)(disk), folder)?))
+    fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn RunningDevice>> {
+        Ok(Box::new(serve((self.factory)(disk), folder)?))
     }
 
-    fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived> {
-        let device = (self.make)(Arc::new(remains.disk.to_device()?));
-        Ok(Revived::Serving(Box::new(serve(device, folder)?)))
+    fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<RestartResult> {
+        let device = (self.factory)(Arc::new(remains.disk.to_device()?));
+        Ok(RestartResult::Serving(Box::new(serve(device, folder)?)))
     }
 
     fn ways(&self) -> &[Way] {

@@ -4,8 +4,8 @@
 //! Modules: `in_process` (our own devices, served from this process), `command_line` (any server,
 //! by its command line), `sawmill` (this product's own binary, with a store beside its disk).
 //!
-//! Invariant: a device ends at the latest when its [`Running`] is dropped, before the disk that it
-//! uses.
+//! Invariant: a device ends at the latest when its [`RunningDevice`] is dropped, before the disk
+//! that it uses.
 //!
 //! Not here: the points at which power fails (`plan`, `cut`), the judging of a device that came
 //! back (`look`).
@@ -26,7 +26,7 @@ use crate::nbd::Client;
 use crate::recorder::Recorder;
 
 pub use command_line::CommandLine;
-pub use in_process::{InProcess, Make};
+pub use in_process::{DeviceFactory, InProcess};
 pub use sawmill::Sawmill;
 
 /// The disk that a device under test works on while it is recorded.
@@ -80,7 +80,7 @@ pub struct Remains<'a> {
 }
 
 /// A device that runs. It ends when dropped.
-pub trait Running {
+pub trait RunningDevice {
     /// The NBD URI at which it serves.
     fn uri(&self) -> &str;
     /// A connection to it; the first one may be the connection that was made at its start.
@@ -93,9 +93,9 @@ pub trait Running {
 }
 
 /// The result of starting a device after a crash.
-pub enum Revived {
+pub enum RestartResult {
     /// It serves.
-    Serving(Box<dyn Running>),
+    Serving(Box<dyn RunningDevice>),
     /// It refused to serve, with the reason.
     Refused(String),
 }
@@ -107,9 +107,9 @@ pub trait Subject {
     /// The content of its disk before the recording.
     fn prepare(&self, disk_bytes: u64, folder: &Path) -> Result<Image>;
     /// Starts it on a recording disk.
-    fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn Running>>;
+    fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn RunningDevice>>;
     /// Starts it on the remains of a crash.
-    fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived>;
+    fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<RestartResult>;
     /// The ways in which it can come back.
     fn ways(&self) -> &[Way];
     /// Whether flushed data survives the loss of its disk too.

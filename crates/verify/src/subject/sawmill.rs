@@ -22,7 +22,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::command_line::{Server, ShownDisk};
-use super::{RecordedDisk, Remains, Revived, Running, Subject, Way};
+use super::{RecordedDisk, Remains, RestartResult, RunningDevice, Subject, Way};
 use crate::image::Image;
 use crate::nbd::Client;
 use crate::program::{self, Process};
@@ -222,7 +222,7 @@ fn stop(process: &mut Process) -> Result<()> {
 }
 
 /// A server while it is recorded. Fields are dropped in their order.
-struct Recorded {
+struct ServerRecording {
     server: Box<Server>,
     _shown: ShownDisk,
     disk: RecordedDisk,
@@ -231,7 +231,7 @@ struct Recorded {
     wait: Command,
 }
 
-impl Running for Recorded {
+impl RunningDevice for ServerRecording {
     fn uri(&self) -> &str {
         self.server.uri()
     }
@@ -293,7 +293,7 @@ impl Subject for Sawmill {
         Ok(image)
     }
 
-    fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn Running>> {
+    fn start(&self, disk: RecordedDisk, folder: &Path) -> Result<Box<dyn RunningDevice>> {
         let census = Arc::new(Mutex::new(Census::default()));
         let (observed, store, vault) =
             (Arc::clone(&census), folder.join("store"), folder.join("vault"));
@@ -304,7 +304,7 @@ impl Subject for Sawmill {
         let server = Box::new(Server::connect(process, uri_in(folder))?);
         let mut wait = self.command(folder);
         wait.args(["wait", VOLUME, "--stored", "--timeout", "60s"]);
-        Ok(Box::new(Recorded {
+        Ok(Box::new(ServerRecording {
             server,
             _shown: shown,
             disk,
@@ -314,7 +314,7 @@ impl Subject for Sawmill {
         }))
     }
 
-    fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<Revived> {
+    fn revive(&self, remains: &Remains<'_>, folder: &Path) -> Result<RestartResult> {
         let place = folder.join("revived");
         match fs::remove_dir_all(&place) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
