@@ -6,9 +6,9 @@ use std::os::unix::fs::FileExt;
 
 use sawmill_driver::client::{Abilities, Driver, Options, parse_size, serve};
 
-struct Through(File);
+struct Passthrough(File);
 
-impl Driver for Through {
+impl Driver for Passthrough {
     fn abilities(&self) -> Abilities {
         Abilities { any_byte: true, ..Abilities::default() }
     }
@@ -39,6 +39,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             file.set_len(size)?;
         }
     }
-    serve(&Through(file), &[], &Options::sized(size).threads(4))?;
+    serve(&Passthrough(file), &[], &Options::sized(size).threads(4))?;
     Ok(())
 }

@@ -31,29 +31,29 @@ pub(crate) struct Plain {
 }
 
 struct Queue {
-    pending: Mutex<Pending>,
+    pending: Mutex<RequestTable>,
     bell: Condvar,
 }
 
 /// A request, and whether it is a change that was answered and waits for its flush.
-struct Waiting {
+struct QueuedRequest {
     request: Request,
     is_written: bool,
     again: bool,
 }
 
-struct Given {
-    waiting: Waiting,
+struct IssuedRequest {
+    request: QueuedRequest,
     lease: Option<Lease>,
     since: Instant,
 }
 
-struct Pending {
+struct RequestTable {
     memory: Arc<Arena>,
     /// Bounded by the requests that the doors admit.
-    ready: VecDeque<Waiting>,
+    ready: VecDeque<QueuedRequest>,
     /// Requests that the driver has.
-    given: BTreeMap<u64, Given>,
+    given: BTreeMap<u64, IssuedRequest>,
     last_number: u64,
 }
 
@@ -66,7 +66,7 @@ impl Plain {
         let queue = |_| -> Result<Queue> {
             let memory = arena(&options)?;
             let (ready, given) = (VecDeque::new(), BTreeMap::new());
-            let pending = Mutex::new(Pending { memory, ready, given, last_number: 0 });
+            let pending = Mutex::new(RequestTable { memory, ready, given, last_number: 0 });
             Ok(Queue { pending, bell: Condvar::new() })
         };
         let queues = (0..options.batch.hw_queues).map(queue).collect::<Result<_>>()?;
@@ -96,16 +96,16 @@ impl Plain {
             drop(pending);
             return request.fail(error);
         }
-        pending.ready.push_back(Waiting { request, is_written: false, again: false });
+        pending.ready.push_back(QueuedRequest { request, is_written: false, again: false });
         queue.bell.notify_one();
     }
 
     /// Whether a change that the driver has done must now be made durable by a flush.
-    fn wants_flush(&self, waiting: &Waiting) -> bool {
-        let request = &waiting.request;
+    fn wants_flush(&self, queued_request: &QueuedRequest) -> bool {
+        let request = &queued_request.request;
         let by_itself = request.operation == Operation::Write && self.options.can_fua;
         let wants_it = is_change(request) && request.flags.fua && !by_itself;
-        wants_it && self.options.can_flush && !waiting.is_written
+        wants_it && self.options.can_flush && !queued_request.is_written
     }
 
     /// Wakes all threads that wait for work.
@@ -119,7 +119,7 @@ impl Plain {
     }
 
     /// The next command of a queue, if there is one, and room for it.
-    fn next_of(&self, pending: &mut Pending) -> Option<Command> {
+    fn next_of(&self, pending: &mut RequestTable) -> Option<Command> {
         if pending.given.len() >= self.options.batch.queue_depth as usize {
             return None;
         }
@@ -142,15 +142,15 @@ impl Plain {
                 command.fua = request.flags.fua && self.options.can_fua;
             }
         }
-        // Under the lock in which it was fetched, because the answer may come on another thread at
-        // once.
-        pending.given.insert(number, Given { waiting, lease, since: Instant::now() });
+        pending
+            .given
+            .insert(number, IssuedRequest { request: waiting, lease, since: Instant::now() });
         Some(command)
     }
 
     /// Answers a request with the driver's result.
-    fn complete(given: Given, outcome: Result<()>) {
-        let Given { mut waiting, lease, .. } = given;
+    fn complete(issued_request: IssuedRequest, outcome: Result<()>) {
+        let IssuedRequest { request: mut waiting, lease, .. } = issued_request;
         if let Err(error) = outcome {
             drop(lease);
             return waiting.request.fail(error);
@@ -178,18 +178,23 @@ fn is_change(request: &Request) -> bool {
     matches!(request.operation, Operation::Write | Operation::Discard | Operation::WriteZeroes)
 }
 
-fn command(waiting: &Waiting, number: u64) -> Command {
-    let request = &waiting.request;
+fn command(queued_request: &QueuedRequest, number: u64) -> Command {
+    let request = &queued_request.request;
     let kind = match request.operation {
         Operation::Read => CommandKind::Read,
-        Operation::Write if !waiting.is_written => CommandKind::Write,
-        Operation::Discard if !waiting.is_written => CommandKind::Discard,
-        Operation::WriteZeroes if !waiting.is_written => CommandKind::WriteZeroes,
+        Operation::Write if !queued_request.is_written => CommandKind::Write,
+        Operation::Discard if !queued_request.is_written => CommandKind::Discard,
+        Operation::WriteZeroes if !queued_request.is_written => CommandKind::WriteZeroes,
         // A flush, or the second half of a durable change; no others are delivered.
-        _ => return Command { again: waiting.again, ..Command::new(CommandKind::Flush, number) },
+        _ => {
+            return Command {
+                again: queued_request.again,
+                ..Command::new(CommandKind::Flush, number)
+            };
+        }
     };
     Command {
-        again: waiting.again,
+        again: queued_request.again,
         no_unmap: kind == CommandKind::WriteZeroes && request.flags.no_unmap,
         address: request.address,
         length: request.length,
@@ -269,10 +274,10 @@ impl Backend for Plain {
             let text = format!("queue {lane}: the driver has no command {number}");
             return Err(Error::new(ErrorKind::Invalid, text));
         };
-        let done = if outcome.is_ok() && self.wants_flush(&given.waiting) {
+        let done = if outcome.is_ok() && self.wants_flush(&given.request) {
             // Under the same lock: a thread that checks for the end of the lane finds one half or
             // the other.
-            pending.ready.push_back(Waiting { is_written: true, ..given.waiting });
+            pending.ready.push_back(QueuedRequest { is_written: true, ..given.request });
             None
         } else {
             Some(given)
@@ -309,7 +314,7 @@ impl Backend for Plain {
             let mut pending = queue.pending.lock();
             pending.memory = memory;
             for given in std::mem::take(&mut pending.given).into_values().rev() {
-                pending.ready.push_front(Waiting { again: true, ..given.waiting });
+                pending.ready.push_front(QueuedRequest { again: true, ..given.request });
             }
             // The same driver must execute a durable change and its flush: the next driver may not
             // know of the first half.
@@ -330,7 +335,7 @@ impl Backend for Plain {
             let mut pending = queue.pending.lock();
             let mut failed: Vec<Request> = std::mem::take(&mut pending.given)
                 .into_values()
-                .map(|given| given.waiting.request)
+                .map(|given| given.request.request)
                 .collect();
             failed.extend(
                 std::mem::take(&mut pending.ready).into_iter().map(|waiting| waiting.request),
@@ -380,9 +385,9 @@ mod tests {
 
     use super::*;
 
-    struct Told(Sender<Outcome>);
+    struct OutcomeSender(Sender<Outcome>);
 
-    impl Exchange for Told {
+    impl Exchange for OutcomeSender {
         fn fill(&mut self, _: u64, into: &mut [u8]) {
             into.fill(1);
         }
@@ -400,7 +405,7 @@ mod tests {
     fn write(fua: bool) -> (Request, Receiver<Outcome>) {
         let (tell, hear) = channel();
         let flags = Flags { fua, no_unmap: false };
-        (Request::new(Operation::Write, 0, 512, flags, Box::new(Told(tell))), hear)
+        (Request::new(Operation::Write, 0, 512, flags, Box::new(OutcomeSender(tell))), hear)
     }
 
     fn small() -> Arc<Plain> {

@@ -18,7 +18,7 @@ use crate::batch::chunk::Record;
 const SHARDS: usize = 64;
 
 /// A write that was applied.
-struct Applied {
+struct AppliedWrite {
     start: u64,
     end: u64,
     sequence: u64,
@@ -26,7 +26,7 @@ struct Applied {
     horizon: u64,
 }
 
-type Areas = HashMap<u64, Vec<Applied>>;
+type Areas = HashMap<u64, Vec<AppliedWrite>>;
 
 /// What a chunk states about the ordinals of other chunks.
 #[derive(Clone, Copy, Debug)]
@@ -41,11 +41,11 @@ pub struct Marks {
 pub struct Resolver {
     area_bytes: u64,
     shards: Box<[Mutex<Areas>]>,
-    remembered: Mutex<Remembered>,
+    history: Mutex<AreaHistory>,
 }
 
 #[derive(Default)]
-struct Remembered {
+struct AreaHistory {
     /// Areas that chunks wrote to, by the horizon of the chunk.
     areas: BTreeMap<u64, Vec<u64>>,
     floor: u64,
@@ -56,7 +56,7 @@ impl Resolver {
     #[must_use]
     pub fn new(area_bytes: u64) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Resolver { area_bytes, shards, remembered: Mutex::default() }
+        Resolver { area_bytes, shards, history: Mutex::default() }
     }
 
     /// Applies the records of a chunk with these marks, and forgets what is no longer needed.
@@ -82,8 +82,7 @@ impl Resolver {
                 break;
             }
         }
-        // Also after a failure: the records before it were applied and are remembered.
-        self.remembered.lock().areas.entry(horizon).or_default().append(&mut areas);
+        self.history.lock().areas.entry(horizon).or_default().append(&mut areas);
         outcome
     }
 
@@ -123,13 +122,18 @@ impl Resolver {
             let at = (start - record.address) as usize;
             write(start, &data[at..at + (end - start) as usize])?;
         }
-        applied.push(Applied { start: record.address, end, sequence: record.sequence, horizon });
+        applied.push(AppliedWrite {
+            start: record.address,
+            end,
+            sequence: record.sequence,
+            horizon,
+        });
         Ok(())
     }
 
     /// All chunks with ordinals below `floor` are answered.
     fn forget_below(&self, floor: u64) {
-        let mut remembered = self.remembered.lock();
+        let mut remembered = self.history.lock();
         if floor <= remembered.floor {
             return;
         }

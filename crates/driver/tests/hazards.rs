@@ -16,7 +16,7 @@ const BLOCK: u64 = 512;
 const BLOCKS: u64 = 64;
 const QUEUES: u32 = 3;
 
-enum Told {
+enum Completion {
     Written { id: u64, start: u64, end: u64 },
     Read { since: u64, start: u64, bytes: Vec<u8>, failed: bool },
     Flushed { since: u64 },
@@ -25,15 +25,15 @@ enum Told {
 }
 
 /// A request that tells the world how it ended. Blocks are filled with the write's id.
-struct Asked {
-    told: Told,
+struct TestExchange {
+    told: Completion,
     buffer: Vec<u8>,
-    tell: Sender<Told>,
+    tell: Sender<Completion>,
 }
 
-impl Exchange for Asked {
+impl Exchange for TestExchange {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
-        let Told::Written { id, .. } = self.told else { return };
+        let Completion::Written { id, .. } = self.told else { return };
         for (at, byte) in into.iter_mut().enumerate() {
             *byte = id.to_le_bytes()[(offset as usize + at) % 8];
         }
@@ -44,12 +44,13 @@ impl Exchange for Asked {
     }
 
     fn complete(mut self: Box<Self>, outcome: Outcome) {
-        if let Told::Read { bytes, failed, .. } = &mut self.told {
+        if let Completion::Read { bytes, failed, .. } = &mut self.told {
             *bytes = std::mem::take(&mut self.buffer);
             *failed = outcome.is_err();
         } else if outcome.is_err() {
             // Only requests that were never accepted fail, when the device ends.
-            self.told = Told::Refused { is_write: matches!(self.told, Told::Written { .. }) };
+            self.told =
+                Completion::Refused { is_write: matches!(self.told, Completion::Written { .. }) };
         }
         // A world that has failed no longer receives.
         let _ = self.tell.send(self.told);
@@ -67,8 +68,8 @@ struct World {
     batch: Arc<Batch>,
     driver: Driver,
     dice: Dice,
-    tell: Sender<Told>,
-    hear: Receiver<Told>,
+    tell: Sender<Completion>,
+    hear: Receiver<Completion>,
     next_id: u64,
     moment: u64,
     /// For each block its values, each with the moment from which on it holds.
@@ -126,14 +127,14 @@ impl World {
         }
     }
 
-    fn submit(&mut self, operation: Operation, start: u64, end: u64, told: Told) {
+    fn submit(&mut self, operation: Operation, start: u64, end: u64, told: Completion) {
         self.count("requests");
         let buffer =
             vec![
                 0;
                 if operation == Operation::Read { ((end - start) * BLOCK) as usize } else { 0 }
             ];
-        let asked = Asked { told, buffer, tell: self.tell.clone() };
+        let asked = TestExchange { told, buffer, tell: self.tell.clone() };
         let flags = Flags::default();
         let queue = self.dice.below(u64::from(QUEUES)) as usize;
         let request =
@@ -154,13 +155,13 @@ impl World {
             heard += 1;
             self.moment += 1;
             match told {
-                Told::Written { id, start, end } => {
+                Completion::Written { id, start, end } => {
                     self.writes_in_flight -= 1;
                     for block in start..end {
                         self.model[block as usize].push((self.moment, id));
                     }
                 }
-                Told::Read { since, start, bytes, failed } => {
+                Completion::Read { since, start, bytes, failed } => {
                     assert!(!failed, "a read failed");
                     for (at, block) in bytes.chunks(BLOCK as usize).enumerate() {
                         let place = start + at as u64;
@@ -172,7 +173,7 @@ impl World {
                         self.judge("read", place, value, since);
                     }
                 }
-                Told::Zeroed { start, end } => {
+                Completion::Zeroed { start, end } => {
                     let at = self.zeroing.iter().position(|range| *range == (start, end));
                     self.zeroing.swap_remove(at.expect("it was begun"));
                     for block in start..end {
@@ -180,11 +181,11 @@ impl World {
                     }
                     self.count("ranges");
                 }
-                Told::Refused { is_write } => {
+                Completion::Refused { is_write } => {
                     self.refused += 1;
                     self.writes_in_flight -= u64::from(is_write);
                 }
-                Told::Flushed { since } => {
+                Completion::Flushed { since } => {
                     for block in 0..BLOCKS {
                         self.judge("flush", block, self.disk[block as usize], since);
                     }
@@ -218,15 +219,21 @@ impl World {
                 self.next_id += 1;
                 self.writes_in_flight += 1;
                 let id = self.next_id;
-                self.submit(Operation::Write, start, end, Told::Written { id, start, end });
+                self.submit(Operation::Write, start, end, Completion::Written { id, start, end });
             }
             35..50 => {
                 let (start, end) = self.range();
-                let told =
-                    Told::Read { since: self.moment, start, bytes: Vec::new(), failed: false };
+                let told = Completion::Read {
+                    since: self.moment,
+                    start,
+                    bytes: Vec::new(),
+                    failed: false,
+                };
                 self.submit(Operation::Read, start, end, told);
             }
-            50..53 => self.submit(Operation::Flush, 0, 0, Told::Flushed { since: self.moment }),
+            50..53 => {
+                self.submit(Operation::Flush, 0, 0, Completion::Flushed { since: self.moment })
+            }
             53..55 => {
                 let (start, end) = self.range();
                 let kind =
@@ -235,7 +242,7 @@ impl World {
                 // one.
                 if self.writes_in_flight == 0 {
                     self.zeroing.push((start, end));
-                    self.submit(kind, start, end, Told::Zeroed { start, end });
+                    self.submit(kind, start, end, Completion::Zeroed { start, end });
                 }
             }
             55..70 => self.fetch(),

@@ -66,14 +66,14 @@ impl World {
 }
 
 /// A request that is recorded when it ends. Blocks are filled with the write's number.
-struct Asked {
+struct TestExchange {
     event: Event,
     buffer: Vec<u8>,
     world: Arc<World>,
     tell: Sender<bool>,
 }
 
-impl Exchange for Asked {
+impl Exchange for TestExchange {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         for (at, byte) in into.iter_mut().enumerate() {
             *byte = self.event.values[0].to_le_bytes()[(offset as usize + at) % 8];
@@ -131,7 +131,8 @@ fn submit(world: &Arc<World>, submitter: u64) {
             values: vec![id; length as usize],
         };
         let buffer = vec![0; bytes as usize];
-        let asked = Box::new(Asked { event, buffer, world: Arc::clone(world), tell: tell.clone() });
+        let asked =
+            Box::new(TestExchange { event, buffer, world: Arc::clone(world), tell: tell.clone() });
         let request =
             Request::new(operation, start * BLOCK, length * BLOCK, Flags::default(), asked);
         world.batch.submit_to(dice.below(QUEUES as u64) as usize, request);

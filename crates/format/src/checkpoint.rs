@@ -8,7 +8,7 @@
 
 use crate::error::{check_field, check_identity};
 use crate::ids::{PutId, VolumeId};
-use crate::kept::{CHECKPOINT_VERSION, CutEntry, Kept};
+use crate::kept::{CHECKPOINT_VERSION, CutEntry, KeptBlock};
 use crate::layout::{count_u32, layout, parse_number};
 use crate::preamble::{self, CRC_BYTES, Kind};
 use crate::{FormatError, Result, crc};
@@ -158,7 +158,7 @@ pub struct Checkpoint {
     /// The parts of the map, sorted by group.
     pub parts: Vec<PartEntry>,
     /// What is kept of the past.
-    pub kept: Kept,
+    pub kept: KeptBlock,
 }
 
 impl Checkpoint {
@@ -272,7 +272,7 @@ impl Checkpoint {
                 .map(SegmentEntry::get)
                 .collect::<Result<_>>()?,
             parts: parts.chunks_exact(part_at::SIZE).map(PartEntry::get).collect::<Result<_>>()?,
-            kept: if has_kept { Kept::decode(kept)? } else { Kept::default() },
+            kept: if has_kept { KeptBlock::decode(kept)? } else { KeptBlock::default() },
         };
         checkpoint.check()?;
         Ok(checkpoint)

@@ -96,7 +96,7 @@ pub trait Bytes {
 
 /// The file that an image is a layer over.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Below {
+pub struct BackingFile {
     /// Its name, as the image has it: 1 to [`NAME_BYTES_MAX`] bytes without control characters.
     pub name: String,
     /// QEMU's name of its format, if the image records it.
@@ -134,7 +134,7 @@ fn unusable<T>(what: impl Into<String>) -> Look<T> {
 
 /// The layer below an image, if there is one. Refuses an image that refers to other files in any
 /// other way, or whose headers are unreliable.
-pub fn layer_below(bytes: &dyn Bytes, format: Format) -> Look<Option<Below>> {
+pub fn layer_below(bytes: &dyn Bytes, format: Format) -> Look<Option<BackingFile>> {
     let image = Image { bytes, left: Cell::new(READ_BYTES_MAX) };
     match format {
         // The content belongs to the disk, whatever it looks like.
@@ -197,7 +197,7 @@ impl Image<'_> {
         }
     }
 
-    fn qcow2(&self) -> Look<Option<Below>> {
+    fn qcow2(&self) -> Look<Option<BackingFile>> {
         const DATA_FILE: u64 = 1 << 2;
         const CORRUPT: u64 = 1 << 1;
         /// Dirty, compression type, extended entries: none of these refers to another file.
@@ -232,7 +232,7 @@ impl Image<'_> {
     }
 
     /// Reads the rest of the first cluster: extensions, and then the name of the layer below.
-    fn qcow2_below(&self, header: QcowHeader) -> Look<Option<Below>> {
+    fn qcow2_below(&self, header: QcowHeader) -> Look<Option<BackingFile>> {
         let (name_at, name_bytes) = (self.big_u64(8)?, self.big_u32(16)?);
         let least = if header.version == 2 { 72 } else { 104 };
         if header.bytes < least || header.bytes > header.cluster_bytes {
@@ -249,7 +249,7 @@ impl Image<'_> {
         if u64::from(name_bytes) > u64::from(header.cluster_bytes) - name_at {
             return unusable(format!("a name of {name_bytes} bytes, beyond its first cluster"));
         }
-        Ok(Some(Below { name: self.name(name_at, name_bytes)?, format }))
+        Ok(Some(BackingFile { name: self.name(name_at, name_bytes)?, format }))
     }
 
     /// Reads the header's extensions, which end at `end` or before. Returns the format of the layer

@@ -140,7 +140,7 @@ pub struct DeadEntry {
 
 /// The block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct KeptBlock {
     /// How far back every moment is kept; 0: not at all.
     pub retention_s: u64,
     /// The first pin slot that did not exist yet.
@@ -153,10 +153,10 @@ pub struct Kept {
     pub dead: Vec<DeadEntry>,
 }
 
-impl Kept {
+impl KeptBlock {
     /// Whether the block is empty, so that it can be left out.
     pub fn is_empty(&self) -> bool {
-        *self == Kept::default()
+        *self == KeptBlock::default()
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -188,7 +188,7 @@ impl Kept {
         bytes
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Kept> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<KeptBlock> {
         preamble::check_available(WHAT, bytes, kept_at::SIZE)?;
         let (head, rows) = bytes.split_at(kept_at::SIZE);
         let sizes = [kept_at::CUT_COUNT, kept_at::LINEAGE_COUNT, kept_at::DEAD_COUNT]
@@ -206,7 +206,7 @@ impl Kept {
         preamble::check_reserved(Kind::Checkpoint, head, &[kept_at::RESERVED])?;
         let (cuts, rows) = rows.split_at(cuts as usize * cut_at::SIZE);
         let (lineage, dead) = rows.split_at(lineage as usize * lineage_at::SIZE);
-        let kept = Kept {
+        let kept = KeptBlock {
             retention_s: kept_at::RETENTION_S.u64(head),
             pins_next: kept_at::PINS_NEXT.u64(head),
             cuts: cuts.chunks_exact(cut_at::SIZE).map(CutEntry::decode).collect::<Result<_>>()?,
@@ -259,7 +259,7 @@ fn get_name(bytes: &[u8], name_bytes: u8) -> Result<String> {
     str::from_utf8(name).map(str::to_owned).map_err(|_| wrong)
 }
 
-/// A name as a field; longer ones are cut, but [`Kept::check`] refuses them first.
+/// A name as a field; longer ones are cut, but [`KeptBlock::check`] refuses them first.
 fn name_field(name: &str) -> ([u8; NAME_BYTES_MAX], u8) {
     let mut field = [0; NAME_BYTES_MAX];
     let length = name.len().min(NAME_BYTES_MAX);

@@ -71,7 +71,7 @@ pub fn encode_part(
     at::GROUP.put(&mut bytes, identity.group.to_le_bytes());
     at::EXTENT_COUNT.put(&mut bytes, count_u32(extents.len()).to_le_bytes());
     at::FIRST_ADDRESS.put(&mut bytes, first_address.to_le_bytes());
-    let mut before = Before::start(first_address);
+    let mut before = DeltaBase::start(first_address);
     for extent in extents {
         let gap = extent.address.checked_sub(before.address);
         let why = "the extents are not sorted, overlap, or begin before the group";
@@ -103,7 +103,7 @@ pub fn decode_part(bytes: &[u8], expected: &PartIdentity) -> Result<Vec<MapExten
     let justified = extent_count <= entries.len() / ENTRY_BYTES_MIN;
     check_field(WHAT, "extent_count", "the entries are too short for it", justified)?;
     let mut extents = Vec::with_capacity(extent_count);
-    let mut before = Before::start(at::FIRST_ADDRESS.u64(bytes));
+    let mut before = DeltaBase::start(at::FIRST_ADDRESS.u64(bytes));
     for _ in 0..extent_count {
         let extent = get_entry(&mut entries, &before)?;
         before.advance(&extent)?;
@@ -126,13 +126,13 @@ pub fn part_first_address(bytes: &[u8]) -> Result<u64> {
 }
 
 /// The values that an entry's differences are relative to.
-struct Before {
+struct DeltaBase {
     address: u64,
     sequence: u64,
     data: u64,
 }
 
-impl Before {
+impl DeltaBase {
     fn start(first_address: u64) -> Self {
         Self { address: first_address, sequence: 0, data: 0 }
     }
@@ -148,16 +148,16 @@ impl Before {
     }
 }
 
-fn get_entry(entries: &mut &[u8], before: &Before) -> Result<MapExtent> {
+fn get_entry(entries: &mut &[u8], base: &DeltaBase) -> Result<MapExtent> {
     let mut next = || get_varint(entries);
     let (gap, length, sequence, data) = (next()?, next()?, next()?, next()?);
     let why = "an extent begins past the last address";
-    let address = before.address.checked_add(gap);
-    let data_offset = u32::try_from(before.data.wrapping_add(unzigzag(data)));
+    let address = base.address.checked_add(gap);
+    let data_offset = u32::try_from(base.data.wrapping_add(unzigzag(data)));
     Ok(MapExtent {
         address: address.ok_or(FormatError::Field { what: WHAT, field: "address", why })?,
         length,
-        sequence: before.sequence.wrapping_add(unzigzag(sequence)),
+        sequence: base.sequence.wrapping_add(unzigzag(sequence)),
         data_offset: data_offset.map_err(|_| {
             let why = "it does not fit 32 bits";
             FormatError::Field { what: WHAT, field: "data_offset", why }

@@ -43,14 +43,14 @@ const WHAT: &str = "packed write";
 
 /// A checked packed write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Packed<'a> {
+pub struct PackedWrite<'a> {
     table: &'a [u8],
     data: &'a [u8],
 }
 
-impl<'a> Packed<'a> {
+impl<'a> PackedWrite<'a> {
     /// Reads a whole payload: nothing may follow it.
-    pub fn decode(bytes: &'a [u8]) -> Result<Packed<'a>> {
+    pub fn decode(bytes: &'a [u8]) -> Result<PackedWrite<'a>> {
         let (header, rest) = split(bytes, at::SIZE as u64)?;
         if at::MAGIC.u32(header) != MAGIC {
             return Err(FormatError::Magic { what: WHAT });
@@ -69,7 +69,7 @@ impl<'a> Packed<'a> {
         let agrees = u64::from(at::DATA_BYTES.u32(header)) == data.len() as u64;
         check_field(WHAT, "data_bytes", "it does not agree with the length", agrees)?;
         check_table(table, data.len() as u64)?;
-        Ok(Packed { table, data })
+        Ok(PackedWrite { table, data })
     }
 
     /// Every range in order: its offset from the request's address, and its bytes.

@@ -36,7 +36,7 @@ pub const SOURCE_BYTES_MAX: usize = 4096;
 
 /// Where a promoted history begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Promoted {
+pub struct PromotionPoint {
     /// The epoch of the checkpoint that it begins with.
     pub epoch: u64,
     /// The number of that checkpoint.
@@ -51,10 +51,10 @@ pub enum RoleKind {
     /// A replica: only a copier writes it.
     Replica,
     /// A promoted replica: it no longer follows a source.
-    Promoted(Promoted),
+    Promoted(PromotionPoint),
     /// A former primary, now a replica. The source's history supersedes its own from this position
     /// on. All zero: not known.
-    Returned(Promoted),
+    Returned(PromotionPoint),
 }
 
 /// A role of a store for a volume.
@@ -117,7 +117,7 @@ impl Role {
             field: "source",
             why,
         })?;
-        let begins = Promoted {
+        let begins = PromotionPoint {
             epoch: at::EPOCH.u64(bytes),
             checkpoint_number: at::CHECKPOINT_NUMBER.u64(bytes),
             next_sequence: at::NEXT_SEQUENCE.u64(bytes),
@@ -146,7 +146,7 @@ impl Role {
     }
 
     /// Where its own history begins, when it was promoted.
-    pub fn promoted(&self) -> Option<Promoted> {
+    pub fn promoted(&self) -> Option<PromotionPoint> {
         match self.kind {
             RoleKind::Promoted(promoted) => Some(promoted),
             RoleKind::Replica | RoleKind::Returned(_) => None,

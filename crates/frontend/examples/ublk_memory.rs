@@ -150,7 +150,7 @@ fn serve(wishes: &Wishes, run_folder: PathBuf) -> Result<()> {
             Some(id) => UblkDoor::recover(id + n, options.clone(), device.clone())?,
             None => UblkDoor::start(options.clone(), device.clone())?,
         };
-        served.push(Served { door, options, device });
+        served.push(OpenDevice { door, options, device });
     }
     let nodes: Vec<String> = served.iter().map(|served| served.door.address()).collect();
     eprintln!("{} devices in {} ms", served.len(), began.elapsed().as_millis());
@@ -159,24 +159,24 @@ fn serve(wishes: &Wishes, run_folder: PathBuf) -> Result<()> {
 }
 
 /// A device, and what is needed to take it over again.
-struct Served {
+struct OpenDevice {
     door: UblkDoor,
     options: UblkOptions,
     device: Arc<dyn BlockDevice>,
 }
 
-fn quiesce(served: &[Served]) -> Result<Vec<Box<dyn QuietDoor>>> {
+fn quiesce(served: &[OpenDevice]) -> Result<Vec<Box<dyn QuietDoor>>> {
     served.iter().map(|served| served.door.quiesce(Duration::from_secs(10))).collect()
 }
 
 /// Gives every device to a server in the same process, and prints how long users had to wait.
-fn swap(served: &mut [Served]) -> Result<()> {
+fn swap(served: &mut [OpenDevice]) -> Result<()> {
     let began = Instant::now();
     let doors = quiesce(served)?;
     let quiet = began.elapsed();
     doors.into_iter().for_each(|door| door.let_go());
     let gone = began.elapsed();
-    for Served { door, options, device } in served {
+    for OpenDevice { door, options, device } in served {
         *door = UblkDoor::recover(door.id(), options.clone(), device.clone())?;
     }
     let taken = began.elapsed();
@@ -198,7 +198,7 @@ fn allow_many_files() {
 }
 
 /// Executes the commands on standard input until one of them ends the server, or the input ends.
-fn listen(served: &mut [Served]) -> Result<()> {
+fn listen(served: &mut [OpenDevice]) -> Result<()> {
     for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
         match line.trim() {
             "stop" => break,

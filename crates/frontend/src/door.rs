@@ -54,7 +54,7 @@ pub trait Door: Send + Sync {
 pub trait QuietDoor: Send {
     /// What another process needs to take over this door. Descriptors are duplicates. Returns an
     /// error if this value is stale.
-    fn hand_over(&self) -> Result<Vec<Handed>>;
+    fn hand_over(&self) -> Result<Vec<DoorPiece>>;
 
     /// Releases everything that was handed over to its new owner, without ending any connection.
     /// The door has ended then.
@@ -84,7 +84,7 @@ pub struct ExportSeen {
 
 /// One piece of a door for another process: a listening socket, a connection, a device.
 #[derive(Debug, Default)]
-pub struct Handed {
+pub struct DoorPiece {
     /// The kind of piece, as its door names it.
     pub what: String,
     /// Facts by name. A reader ignores unknown names, and fails if one is missing.

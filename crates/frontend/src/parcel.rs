@@ -1,4 +1,4 @@
-//! The encoding of pieces of doors ([`Handed`]), also between two versions of this program.
+//! The encoding of pieces of doors ([`DoorPiece`]), also between two versions of this program.
 //!
 //! `docs/format/hand_over.md` describes the layout byte by byte. Each value has one encoding: the
 //! reader accepts only bytes that the writer would produce. A new layout gets a new version number,
@@ -15,7 +15,7 @@ use std::str::FromStr;
 
 use sawmill_device::{Error, ErrorKind, Result};
 
-use crate::Handed;
+use crate::DoorPiece;
 
 /// The start of every parcel.
 const MAGIC: [u8; 8] = *b"SAWMHAND";
@@ -24,7 +24,7 @@ const VERSION: u64 = 1;
 
 /// Encodes these pieces, with their descriptors in the order that [`unpack`] expects.
 #[must_use]
-pub fn pack(pieces: &[Handed]) -> (Vec<u8>, Vec<BorrowedFd<'_>>) {
+pub fn pack(pieces: &[DoorPiece]) -> (Vec<u8>, Vec<BorrowedFd<'_>>) {
     let mut out = MAGIC.to_vec();
     push_number(&mut out, VERSION);
     push_number(&mut out, pieces.len() as u64);
@@ -52,7 +52,7 @@ fn push_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
 
 /// Decodes the pieces. Returns `Invalid` for bytes that are not a parcel, a newer version, or a
 /// number of descriptors that does not match the pieces; all descriptors are closed then.
-pub fn unpack(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Vec<Handed>> {
+pub fn unpack(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Vec<DoorPiece>> {
     let mut reader = Reader { bytes, at: 0 };
     if reader.take(MAGIC.len() as u64, "magic")? != MAGIC {
         return Err(invalid("it does not start with SAWMHAND".into()));
@@ -113,8 +113,8 @@ impl<'a> Reader<'a> {
             .map_err(|_| invalid(format!("the {what} at byte {at} is not UTF-8")))
     }
 
-    fn piece(&mut self, descriptors: &mut std::vec::IntoIter<OwnedFd>) -> Result<Handed> {
-        let mut piece = Handed { what: self.text("name of a piece")?, ..Handed::default() };
+    fn piece(&mut self, descriptors: &mut std::vec::IntoIter<OwnedFd>) -> Result<DoorPiece> {
+        let mut piece = DoorPiece { what: self.text("name of a piece")?, ..DoorPiece::default() };
         for _ in 0..self.number("number of facts")? {
             let (name, value) = (self.text("name of a fact")?, self.text("fact")?);
             // In order, so that no fact comes twice and the same pieces always have the same bytes.
@@ -142,11 +142,11 @@ fn invalid(text: String) -> Error {
     Error::new(ErrorKind::Invalid, format!("hand-over: invalid parcel: {text}"))
 }
 
-impl Handed {
+impl DoorPiece {
     /// A piece without facts, bytes and descriptors.
     #[must_use]
     pub fn new(what: &str) -> Self {
-        Handed { what: what.into(), ..Handed::default() }
+        DoorPiece { what: what.into(), ..DoorPiece::default() }
     }
 
     /// The piece with one more fact.

@@ -17,7 +17,7 @@ use rustix::net::{
 use sawmill_device::{Error, ErrorKind, Result};
 
 /// Connections that the kernel queues until they are accepted.
-const BACKLOG: i32 = 128;
+const CONNECTIONS_PENDING_MAX: i32 = 128;
 
 /// A Unix socket that accepts connections. It does not block.
 pub(crate) struct UnixSocket {
@@ -53,7 +53,7 @@ impl UnixSocket {
         let listening = Self::adopt(door, path, socket);
         // Until `listen`, no process can connect, whatever the mode is.
         let ready = std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
-            .and_then(|()| Ok(listen(&listening.socket, BACKLOG)?));
+            .and_then(|()| Ok(listen(&listening.socket, CONNECTIONS_PENDING_MAX)?));
         if let Err(error) = ready {
             listening.remove();
             return Err(failed("listen on", error));

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use sawmill_device::MemoryDevice;
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
-use sawmill_frontend::{Door, Handed, Stop, pack, unpack};
+use sawmill_frontend::{Door, DoorPiece, Stop, pack, unpack};
 
 use crate::nbd::no_thread_panicked;
 
@@ -33,7 +33,7 @@ pub(crate) fn run(bytes: &[u8]) {
 }
 
 /// Uses descriptors that fit; only the facts and bytes are fuzzed.
-fn take_over(mut pieces: Vec<Handed>) {
+fn take_over(mut pieces: Vec<DoorPiece>) {
     let mut clients = Vec::new();
     for piece in &mut pieces {
         piece.descriptors = match piece.what.as_str() {

@@ -9,7 +9,8 @@ use std::cell::Cell;
 use std::io;
 
 use sawmill_format::disk_image::{
-    Below, Bytes, Format, NAME_BYTES_MAX, PIECE_BYTES_MAX, READ_BYTES_MAX, Refusal, layer_below,
+    BackingFile, Bytes, Format, NAME_BYTES_MAX, PIECE_BYTES_MAX, READ_BYTES_MAX, Refusal,
+    layer_below,
 };
 
 /// Places and lengths have 48 bits, which exceeds any file.
@@ -156,7 +157,7 @@ fn signs(image: &Sparse<'_>, format: Format) -> Vec<(u64, Vec<u8>)> {
     }
 }
 
-fn look(image: &Sparse<'_>, format: Format) -> Result<Option<Below>, Refusal> {
+fn look(image: &Sparse<'_>, format: Format) -> Result<Option<BackingFile>, Refusal> {
     image.read_bytes.set(0);
     image.read_end.set(0);
     layer_below(image, format)
@@ -200,24 +201,24 @@ fn check_claim(image: &Sparse<'_>, format: Format) {
 }
 
 /// A layer's name is what the image contains, and is found again in another image that contains it.
-fn check_below(image: &Sparse<'_>, below: &Below) {
-    let name = below.name.as_bytes();
+fn check_below(image: &Sparse<'_>, file: &BackingFile) {
+    let name = file.name.as_bytes();
     assert!((1..=NAME_BYTES_MAX as usize).contains(&name.len()));
-    assert!(!below.name.contains(char::is_control));
+    assert!(!file.name.contains(char::is_control));
     let mut said = vec![0; name.len()];
     image.fill(u64::from_be_bytes(image.head(8)), &mut said);
     assert_eq!(said, name, "the name is passed on as it is");
-    let header = qcow2(below);
+    let header = qcow2(file);
     let again = look(&Sparse::of(1 << 16, &[(0, &header)]), Format::Qcow2);
-    assert_eq!(again.ok().flatten().as_ref(), Some(below));
+    assert_eq!(again.ok().flatten().as_ref(), Some(file));
 }
 
 /// A header with this layer, laid out as QEMU does: extensions, their end, the name.
-fn qcow2(below: &Below) -> Vec<u8> {
+fn qcow2(file: &BackingFile) -> Vec<u8> {
     let mut header = vec![0; 104];
     header[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
     (header[23], header[103]) = (16, 104);
-    if let Some(format) = &below.format {
+    if let Some(format) = &file.format {
         header.extend(0xe279_2aca_u32.to_be_bytes());
         header.extend((format.len() as u32).to_be_bytes());
         header.extend(format.as_bytes());
@@ -226,7 +227,7 @@ fn qcow2(below: &Below) -> Vec<u8> {
     header.extend([0; 8]);
     let at = header.len() as u64;
     header[8..16].copy_from_slice(&at.to_be_bytes());
-    header[16..20].copy_from_slice(&(below.name.len() as u32).to_be_bytes());
-    header.extend(below.name.as_bytes());
+    header[16..20].copy_from_slice(&(file.name.len() as u32).to_be_bytes());
+    header.extend(file.name.as_bytes());
     header
 }

@@ -5,7 +5,7 @@
 //! Not here: an initiator or a target that gets such bytes (`link_peer`).
 
 use sawmill_format::layout::Field;
-use sawmill_format::link::control::{self, Opened, opened_at};
+use sawmill_format::link::control::{self, OpenAnswer, opened_at};
 use sawmill_format::link::greeting::{
     Cookie, Hello, NAME_BYTES_MAX, Seek, Welcome, hello_at, seek_at, welcome_at,
 };
@@ -14,7 +14,7 @@ use sawmill_format::link::{
     GRAIN_BYTES, HEADER_BYTES, LINKS_MAX, MAGIC, NUMBER_END, PACKET_BYTES_MAX, Packet, VERSION,
     packet_at,
 };
-use sawmill_format::packed_write::{self, Packed, SPAN_BYTES_MAX};
+use sawmill_format::packed_write::{self, PackedWrite, SPAN_BYTES_MAX};
 
 use crate::mend::{put, u32_at};
 
@@ -156,7 +156,7 @@ pub(crate) fn controls(bytes: &[u8]) {
     opened.resize(opened_at::SIZE, 0);
     opened[opened_at::RESERVED.offset..opened_at::RESERVATION.offset].fill(0);
     for bytes in [bytes, &opened] {
-        if let Ok(opened) = Opened::decode(bytes) {
+        if let Ok(opened) = OpenAnswer::decode(bytes) {
             assert_eq!(opened.encode()[..], *bytes);
         }
     }
@@ -241,7 +241,7 @@ fn mended_packed(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn packed_write(bytes: &[u8]) {
-    let Ok(packed) = Packed::decode(bytes) else { return };
+    let Ok(packed) = PackedWrite::decode(bytes) else { return };
     let mut free_from = 0;
     for (index, (offset, range)) in packed.entries().enumerate() {
         assert!(!range.is_empty());

@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex};
 
 use sawmill_device::{BlockDevice, Flags, MemoryDevice, Operation as Asks, Request};
 use sawmill_format::crc::crc32c;
-use sawmill_format::link::control::{OPEN_TAKE_OVER, Opened};
+use sawmill_format::link::control::{OPEN_TAKE_OVER, OpenAnswer};
 use sawmill_format::link::greeting::{Cookie, GREETING_BYTES_MAX, Hello, Welcome};
 use sawmill_format::link::part::{Body, Command, Operation, Part, Parts, Reply, Word, WordKind};
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, TAIL_BYTES};
-use sawmill_link::Unpack;
+use sawmill_link::Unpacker;
 use sawmill_link::carrier::{Batch, Peer, Sender};
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
@@ -99,12 +99,12 @@ fn counter(from: u64) -> Box<dyn FnMut() -> u64 + Send> {
 }
 
 /// One end of a connection, driven by hand: it seals packets for the other end.
-struct Mouth {
+struct RawEnd {
     connection: u64,
     number: u64,
 }
 
-impl Mouth {
+impl RawEnd {
     fn packet(&mut self, kind: PacketKind, link: u8, body: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; HEADER_BYTES];
         let tail_bytes = if kind == PacketKind::Sealed { TAIL_BYTES } else { 0 };
@@ -157,7 +157,7 @@ impl Mouth {
 }
 
 /// A target with one export, and what its packets go to.
-struct Shown {
+struct TestTarget {
     target: Arc<Target>,
     wire: Arc<Wire>,
     sender: Arc<dyn Sender>,
@@ -166,7 +166,7 @@ struct Shown {
 
 const STRANGER: Peer = Peer::Ethernet([2, 0, 0, 0, 0, 1]);
 
-impl Shown {
+impl TestTarget {
     fn new() -> Self {
         let clock = Arc::new(HandClock::default());
         let options = TargetOptions {
@@ -175,10 +175,10 @@ impl Shown {
             ..TargetOptions::default()
         };
         let target = Target::new(options, Security::Insecure, clock.clone(), counter(1 << 32));
-        let device = Arc::new(Unpack::new(MemoryDevice::new(DEVICE_BYTES)));
+        let device = Arc::new(Unpacker::new(MemoryDevice::new(DEVICE_BYTES)));
         target.add("disk", device, None).expect("a name that is free");
         let wire = Arc::new(Wire::default());
-        Shown { target, sender: wire.clone(), wire, clock }
+        TestTarget { target, sender: wire.clone(), wire, clock }
     }
 
     fn hear(&self, mut packet: Vec<u8>) {
@@ -188,7 +188,7 @@ impl Shown {
     }
 
     /// Connects as the initiator `instance`, joins link 0 and opens the export.
-    fn connect(&self, instance: u8) -> Mouth {
+    fn connect(&self, instance: u8) -> RawEnd {
         self.wire.take();
         let hello = Hello {
             versions: (1, 1),
@@ -204,7 +204,7 @@ impl Shown {
         let (mut greeting, bytes) =
             Greeting::new(&Security::Insecure, PROLOGUE, &payload, &mut message)
                 .expect("a message");
-        let mut mouth = Mouth { connection: 0, number: 0 };
+        let mut mouth = RawEnd { connection: 0, number: 0 };
         self.hear(mouth.packet(PacketKind::Hello, 0, &message[..bytes]));
         let mut answers = self.wire.take();
         // After many hellos, the target demands proof that a sender receives at its address.
@@ -256,11 +256,11 @@ fn command(operation: Operation, sequence: u64, flags: u8, length: u64) -> Comma
 
 /// Any bytes to a target, as its peer's.
 pub(crate) fn target(input: &[u8]) {
-    let shown = Shown::new();
+    let shown = TestTarget::new();
     let mut mouth = shown.connect(1);
     let (status, opened) = shown.reply(1).expect("an open is answered");
     assert_eq!(
-        (status, Opened::decode(&opened).map(|opened| opened.size_bytes)),
+        (status, OpenAnswer::decode(&opened).map(|opened| opened.size_bytes)),
         (0, Ok(DEVICE_BYTES))
     );
     for (packet, later_ns) in mouth.pieces(input) {
@@ -272,7 +272,7 @@ pub(crate) fn target(input: &[u8]) {
     // (P81).
     let mut other = shown.connect(2);
     let (status, opened) = shown.reply(1).expect("another is served all the same");
-    assert_eq!((status, Opened::decode(&opened).map(|opened| opened.volume)), (0, Ok(0)));
+    assert_eq!((status, OpenAnswer::decode(&opened).map(|opened| opened.volume)), (0, Ok(0)));
     let write = command(Operation::Write, 2, 0, 130);
     shown.hear(other.say(|body| assert!(body.command(&write, 130, |into| into.fill(0x5a)))));
     assert_eq!(shown.reply(2), Some((0, Vec::new())));
@@ -293,7 +293,7 @@ struct Asker {
 
 impl Asker {
     /// An initiator that is connected to a target made of `mouth`, with link 0 joined.
-    fn connected() -> (Self, Mouth) {
+    fn connected() -> (Self, RawEnd) {
         let clock = Arc::new(HandClock::default());
         let options = InitiatorOptions {
             slots: SLOTS,
@@ -304,7 +304,7 @@ impl Asker {
         let wire = Arc::new(Wire::default());
         initiator.add_way(0, wire.clone(), STRANGER, None);
         let asker = Asker { initiator, wire, clock };
-        let mut mouth = Mouth { connection: 0, number: 0 };
+        let mut mouth = RawEnd { connection: 0, number: 0 };
         let sent = asker.wire.take();
         let hello =
             sent.iter().find(|(packet, _)| packet.kind == PacketKind::Hello).expect("it greets");
@@ -345,7 +345,7 @@ impl Asker {
         self.initiator.tick();
     }
 
-    fn open(&self, mouth: &mut Mouth) -> RemoteDevice {
+    fn open(&self, end: &mut RawEnd) -> RemoteDevice {
         let asked = self.initiator.ask_open("disk", OpenMode::default());
         let sent = self.wire.take();
         let open = sent.iter().flat_map(parts).find_map(|part| match part {
@@ -353,7 +353,7 @@ impl Asker {
             _ => None,
         });
         let open = open.expect("it asks");
-        let opened = Opened {
+        let opened = OpenAnswer {
             volume: 0,
             size_bytes: DEVICE_BYTES,
             block_bytes: 512,
@@ -370,7 +370,7 @@ impl Asker {
         let bytes = opened.encode();
         let length = bytes.len() as u32;
         let reply = Reply { slot: open.slot, sequence: open.sequence, status: 0, length };
-        self.hear(mouth.say(|body| {
+        self.hear(end.say(|body| {
             assert!(body.reply(&reply, bytes.len(), |into| into.copy_from_slice(&bytes)));
         }));
         let bytes = asked.poll().expect("the answer is there").expect("it is a good one");

@@ -33,19 +33,19 @@ const PAYLOAD_LEN: u16 = 1 << 5;
 /// A refused payload beyond this closes the connection.
 const DRAIN_BYTES_MAX: u64 = 64 << 20;
 
-struct Served {
+struct TestServer {
     server: NbdServer,
     path: PathBuf,
     _folder: tempfile::TempDir,
 }
 
 thread_local! {
-    static SERVED: Served = {
+    static SERVED: TestServer = {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("nbd.sock");
         let options = NbdOptions::new(Listen::Unix(path.clone()));
         let server = NbdServer::start(options).expect("the server starts");
-        Served { server, path, _folder: folder }
+        TestServer { server, path, _folder: folder }
     };
 }
 
@@ -233,7 +233,7 @@ pub(crate) fn transmission(bytes: &[u8]) {
 
 /// The requests to a server.
 #[derive(Default)]
-struct Asked {
+struct RequestList {
     /// Command and length of each request that arrives complete; its cookie is its index.
     whole: Vec<(u16, u64)>,
     /// A payload is beyond every limit.
@@ -241,12 +241,12 @@ struct Asked {
 }
 
 /// Gives each request its magic and its number as the cookie.
-fn mend_requests(style: Style, bytes: &mut [u8]) -> Asked {
+fn mend_requests(style: Style, bytes: &mut [u8]) -> RequestList {
     let (magic, head_bytes) = match style {
         Style::Extended => (0x21e4_1c71u32, 32),
         _ => (0x2560_9513, 28),
     };
-    let (mut asked, mut at) = (Asked::default(), 0);
+    let (mut asked, mut at) = (RequestList::default(), 0);
     while let Some(head) = bytes.get_mut(at..at + head_bytes) {
         head[..4].copy_from_slice(&magic.to_be_bytes());
         head[8..16].copy_from_slice(&(asked.whole.len() as u64).to_be_bytes());

@@ -25,20 +25,20 @@ const HANG: Duration = Duration::from_secs(60);
 const GREETING_BYTES: usize = 18;
 const REPLY_HEAD_BYTES: usize = 20;
 
-struct Listening {
+struct TestListener {
     listener: UnixListener,
     uri: String,
     _folder: tempfile::TempDir,
 }
 
 thread_local! {
-    static LISTENING: Listening = {
+    static LISTENING: TestListener = {
         watch_for_panics();
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("server.sock");
         let listener = UnixListener::bind(&path).expect("a socket");
         let uri = format!("nbd+unix:///disk?socket={}", path.display());
-        Listening { listener, uri, _folder: folder }
+        TestListener { listener, uri, _folder: folder }
     };
 }
 
@@ -261,7 +261,7 @@ fn answers(style: Style, said: &[u8]) {
 
 /// What the server sent about one request, valid or not.
 #[derive(Clone)]
-struct Told {
+struct ServerReply {
     bytes: Vec<Option<u8>>,
     extents: Vec<Extent>,
     errno: Option<u32>,
@@ -269,25 +269,25 @@ struct Told {
 }
 
 /// The server's bytes, decoded as far as they are valid.
-fn told(style: Style, said: &[u8]) -> Vec<Told> {
-    let nothing = |command: &Command| Told {
+fn told(style: Style, said: &[u8]) -> Vec<ServerReply> {
+    let nothing = |command: &Command| ServerReply {
         bytes: vec![None; bytes_asked(command)],
         extents: Vec::new(),
         errno: None,
         is_done: false,
     };
-    let mut told: Vec<Told> = asked().iter().map(nothing).collect();
+    let mut replies: Vec<ServerReply> = asked().iter().map(nothing).collect();
     let mut rest = Reader(said);
-    while listen(style, &mut rest, &mut told).is_some() {}
-    told
+    while listen(style, &mut rest, &mut replies).is_some() {}
+    replies
 }
 
 /// Reads one reply or chunk; none where the bytes end or are invalid.
-fn listen(style: Style, rest: &mut Reader<'_>, told: &mut [Told]) -> Option<()> {
+fn listen(style: Style, rest: &mut Reader<'_>, replies: &mut [ServerReply]) -> Option<()> {
     let is_extended = match rest.u32()? {
         SIMPLE_REPLY_MAGIC => {
             let (errno, cookie) = (rest.u32()?, rest.u64()?);
-            let told = of(told, cookie).filter(|told| !told.is_done)?;
+            let told = of(replies, cookie).filter(|told| !told.is_done)?;
             if errno != 0 {
                 told.errno = Some(errno);
             } else {
@@ -310,17 +310,17 @@ fn listen(style: Style, rest: &mut Reader<'_>, told: &mut [Told]) -> Option<()> 
     };
     let payload = rest.take(usize::try_from(length).ok()?)?;
     let place = cookie.checked_sub(1)?;
-    let told = of(told, cookie).filter(|told| !told.is_done)?;
+    let told = of(replies, cookie).filter(|told| !told.is_done)?;
     note(told, asked().get(place as usize)?, kind, payload)?;
     told.is_done = flags & chunk::DONE != 0;
     Some(())
 }
 
-fn of(told: &mut [Told], cookie: u64) -> Option<&mut Told> {
-    told.get_mut(usize::try_from(cookie.checked_sub(1)?).ok()?)
+fn of(replies: &mut [ServerReply], cookie: u64) -> Option<&mut ServerReply> {
+    replies.get_mut(usize::try_from(cookie.checked_sub(1)?).ok()?)
 }
 
-fn note(told: &mut Told, command: &Command, kind: u16, payload: &[u8]) -> Option<()> {
+fn note(reply: &mut ServerReply, command: &Command, kind: u16, payload: &[u8]) -> Option<()> {
     let mut payload = Reader(payload);
     match kind {
         chunk::NONE => {}
@@ -329,23 +329,23 @@ fn note(told: &mut Told, command: &Command, kind: u16, payload: &[u8]) -> Option
             let from = usize::try_from(payload.u64()?.checked_sub(*offset)?).ok()?;
             let bytes = match kind {
                 chunk::OFFSET_DATA => payload.0.iter().copied().map(Some).collect(),
-                _ => vec![Some(0); (payload.u32()? as usize).min(told.bytes.len() + 1)],
+                _ => vec![Some(0); (payload.u32()? as usize).min(reply.bytes.len() + 1)],
             };
-            told.bytes.get_mut(from..from.checked_add(bytes.len())?)?.copy_from_slice(&bytes);
+            reply.bytes.get_mut(from..from.checked_add(bytes.len())?)?.copy_from_slice(&bytes);
         }
         chunk::BLOCK_STATUS => {
             payload.u32()?;
             while let (Some(length), Some(flags)) = (payload.u32(), payload.u32()) {
-                told.extents.push(Extent { length: length.into(), flags: flags.into() });
+                reply.extents.push(Extent { length: length.into(), flags: flags.into() });
             }
         }
         chunk::BLOCK_STATUS_EXT => {
             payload.u32()?;
             for _ in 0..payload.u32()? {
-                told.extents.push(Extent { length: payload.u64()?, flags: payload.u64()? });
+                reply.extents.push(Extent { length: payload.u64()?, flags: payload.u64()? });
             }
         }
-        _ => told.errno = Some(payload.u32()?),
+        _ => reply.errno = Some(payload.u32()?),
     }
     Some(())
 }

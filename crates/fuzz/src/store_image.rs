@@ -19,7 +19,8 @@ use sawmill_format::role::{self, role_key};
 use sawmill_format::segment::{self, segment_key};
 use sawmill_format::volume_record::volume_key;
 use sawmill_store::{
-    Class, Done, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, StoreError, StoreErrorKind,
+    Class, Completion, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, StoreError,
+    StoreErrorKind,
 };
 use sawmill_volume::limits::SIZE_BYTES_MAX;
 use sawmill_volume::{find, inspect};
@@ -51,7 +52,7 @@ impl Objects {
 }
 
 impl ObjectStore for Objects {
-    fn get(&self, get: Get, done: Done<Bytes>) {
+    fn get(&self, get: Get, done: Completion<Bytes>) {
         let found = self.0.lock().expect("no thread panicked").get(&get.key).cloned();
         let error = |kind, text: &str| StoreError::new(kind, format!("{}: {text}", get.key));
         let cut = |object: Bytes| match get.range {
@@ -66,8 +67,7 @@ impl ObjectStore for Objects {
         done(found.ok_or_else(|| error(StoreErrorKind::NotFound, "is not there")).and_then(cut));
     }
 
-    fn put(&self, put: Put, done: Done<PutOutcome>) {
-        // Create-only, as the engine demands of every store.
+    fn put(&self, put: Put, done: Completion<PutOutcome>) {
         let fresh = !self.0.lock().expect("no thread panicked").contains_key(&put.key);
         if fresh {
             self.0.lock().expect("no thread panicked").insert(put.key, put.body);
@@ -75,7 +75,7 @@ impl ObjectStore for Objects {
         done(Ok(if fresh { PutOutcome::Created } else { PutOutcome::Taken }));
     }
 
-    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
+    fn list(&self, list: List, done: Completion<Vec<ObjectInfo>>) {
         let prefix = if list.prefix.is_empty() {
             String::new()
         } else {
@@ -90,7 +90,7 @@ impl ObjectStore for Objects {
         done(Ok(listed));
     }
 
-    fn delete(&self, keys: Vec<String>, _: Class, done: Done<()>) {
+    fn delete(&self, keys: Vec<String>, _: Class, done: Completion<()>) {
         self.0.lock().expect("no thread panicked").retain(|key, _| !keys.contains(key));
         done(Ok(()));
     }

@@ -37,21 +37,21 @@ const HANG: Duration = Duration::from_secs(60);
 /// Version 1, indirect descriptors, and protocol features.
 const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 28 | 1 << 14 | 1 << 13 | 1 << 9;
 
-struct Served {
+struct TestDoor {
     door: VhostDoor,
     path: PathBuf,
     _folder: tempfile::TempDir,
 }
 
 thread_local! {
-    static SERVED: Served = {
+    static SERVED: TestDoor = {
         watch_for_panics();
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("vhost.sock");
         let device = Arc::new(MemoryDevice::new(DEVICE_BYTES));
         let door = VhostDoor::start(VhostOptions::new(path.clone()), device).expect("the door \
             opens");
-        Served { door, path, _folder: folder }
+        TestDoor { door, path, _folder: folder }
     };
 }
 

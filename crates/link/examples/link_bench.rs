@@ -28,8 +28,8 @@ use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
 use sawmill_link::session::{PreSharedKey, Security, unguessable};
 use sawmill_link::target::{Target, TargetOptions};
-use sawmill_link::threads::{Attached, Listener};
-use sawmill_link::{LinkStatus, OneLink, Unpack};
+use sawmill_link::threads::{InitiatorThreads, Listener};
+use sawmill_link::{LinkStatus, OneLink, Unpacker};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -89,7 +89,7 @@ fn target(options: &Options) -> Result<()> {
         Arc::new(SteadyClock),
         unguessable(),
     );
-    target.add(EXPORT, Arc::new(Unpack::new(device(options.get("--device")?)?)), None)?;
+    target.add(EXPORT, Arc::new(Unpacker::new(device(options.get("--device")?)?)), None)?;
     let _listener = Listener::new(target, &LinkAddress::list(options.get("--listen")?)?, 1)?;
     println!("ready");
     std::io::stdin().read_to_end(&mut Vec::new())?;
@@ -111,7 +111,7 @@ struct Load {
 }
 
 impl Load {
-    fn submit(&self, exchange: Box<Again>) {
+    fn submit(&self, exchange: Box<RepeatExchange>) {
         let address = self.next.fetch_add(1, Relaxed) % self.places * self.bytes;
         self.device.submit(Request::new(
             self.operation,
@@ -124,12 +124,12 @@ impl Load {
 }
 
 /// One request, over and over.
-struct Again {
+struct RepeatExchange {
     load: Arc<Load>,
     buffer: Vec<u8>,
 }
 
-impl Exchange for Again {
+impl Exchange for RepeatExchange {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         let start = offset as usize;
         into.copy_from_slice(&self.buffer[start..start + into.len()]);
@@ -169,7 +169,7 @@ fn load(options: &Options) -> Result<()> {
     let (clock, limits) = (Arc::new(SteadyClock), InitiatorOptions::default());
     let initiator =
         Initiator::new(limits, options.security(), addresses.len(), clock, unguessable());
-    let attached = Attached::new(initiator, &addresses)?;
+    let attached = InitiatorThreads::new(initiator, &addresses)?;
     let initiator = attached.initiator();
     let answer = initiator.ask_open(EXPORT, OpenMode::default()).wait(PATIENCE)?;
     let device = initiator.opened(EXPORT, OpenMode::default(), &answer)?;
@@ -195,7 +195,7 @@ fn load(options: &Options) -> Result<()> {
         ended,
     });
     for _ in 0..depth {
-        load.submit(Box::new(Again {
+        load.submit(Box::new(RepeatExchange {
             load: Arc::clone(&load),
             buffer: vec![0x5A; bytes as usize],
         }));

@@ -25,7 +25,7 @@ use sawmill_format::link::{
 
 use crate::breach::Breach;
 use crate::carrier::{Batch, Peer, Sender, Waker};
-use crate::path::{Piece, Pieces, Receiving, Sending};
+use crate::path::{Piece, Pieces, ReceiveHalf, SendHalf};
 use crate::ready::Ready;
 use crate::session::Seals;
 
@@ -37,7 +37,7 @@ const STRIPE_BYTES: usize = 64 << 10;
 
 /// What a slot put into a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Put {
+pub(crate) enum SlotFill {
     /// Everything fitted.
     All,
     /// The packet is full, and there is more.
@@ -49,7 +49,7 @@ pub(crate) trait Role: Send + Sync {
     /// A command, data or a reply arrived.
     fn take(&self, part: &Part<'_>) -> Result<(), Breach>;
     /// Puts what `slot` has to send into a packet.
-    fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> Put;
+    fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> SlotFill;
     /// A piece was lost. Returns whether it must be sent again.
     fn lost(&self, piece: &Piece) -> bool;
 }
@@ -74,8 +74,8 @@ impl Path {
 }
 
 /// The sending half of a link, with its path.
-pub(crate) struct Outgoing {
-    pub(crate) sending: Sending,
+pub(crate) struct LinkOutput {
+    pub(crate) send_half: SendHalf,
     pub(crate) path: Option<Path>,
     /// Whether the link is joined, so that requests may use it.
     pub(crate) open: bool,
@@ -91,8 +91,8 @@ pub(crate) struct Outgoing {
 
 /// A link of the connection.
 pub(crate) struct Link {
-    pub(crate) outgoing: Mutex<Outgoing>,
-    pub(crate) receiving: Mutex<Receiving>,
+    pub(crate) output: Mutex<LinkOutput>,
+    pub(crate) receive_half: Mutex<ReceiveHalf>,
     /// Packets that failed to open, or arrived twice.
     pub(crate) refused: AtomicU64,
     pub(crate) doubled: AtomicU64,
@@ -102,7 +102,7 @@ pub(crate) struct Link {
 
 /// The result of a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Came {
+pub(crate) enum PacketOutcome {
     /// It belonged to the connection, and its parts were handled.
     Taken,
     /// It failed to open, or arrived twice.
@@ -110,7 +110,7 @@ pub(crate) enum Came {
 }
 
 /// Parts that the connection itself does not handle: words about paths, and the end.
-pub(crate) enum Said<'a> {
+pub(crate) enum ControlPart<'a> {
     /// A join, joined or leave.
     Word(Word),
     /// The peer ends the connection.
@@ -141,8 +141,8 @@ impl<R: Role> Connection<R> {
         heard_ns: u64,
     ) -> Self {
         let link = |_| Link {
-            outgoing: Mutex::new(Outgoing {
-                sending: Sending::new(),
+            output: Mutex::new(LinkOutput {
+                send_half: SendHalf::new(),
                 path: None,
                 open: false,
                 batch: Batch::new(BATCH_PACKETS_MAX, BATCH_BYTES),
@@ -151,7 +151,7 @@ impl<R: Role> Connection<R> {
                 seen: (false, false),
                 seen_since_ns: heard_ns,
             }),
-            receiving: Mutex::new(Receiving::new()),
+            receive_half: Mutex::new(ReceiveHalf::new()),
             refused: AtomicU64::new(0),
             doubled: AtomicU64::new(0),
             joined: AtomicU64::new(0),
@@ -179,25 +179,27 @@ impl<R: Role> Connection<R> {
         header: &Packet,
         packet: &mut [u8],
         now: u64,
-        said: &mut dyn FnMut(Said<'_>),
-    ) -> Result<Came, Breach> {
-        let Some(link) = self.links.get(usize::from(header.link)) else { return Ok(Came::Dropped) };
+        control_part: &mut dyn FnMut(ControlPart<'_>),
+    ) -> Result<PacketOutcome, Breach> {
+        let Some(link) = self.links.get(usize::from(header.link)) else {
+            return Ok(PacketOutcome::Dropped);
+        };
         let Ok(body) = self.seals.open(packet) else {
             link.refused.fetch_add(1, Ordering::Relaxed);
-            return Ok(Came::Dropped);
+            return Ok(PacketOutcome::Dropped);
         };
         self.heard_ns.fetch_max(now, Ordering::Relaxed);
-        if !link.receiving.lock().take(header.number, header.length) {
+        if !link.receive_half.lock().take(header.number, header.length) {
             link.doubled.fetch_add(1, Ordering::Relaxed);
-            return Ok(Came::Dropped);
+            return Ok(PacketOutcome::Dropped);
         }
         let mut asks = false;
         for part in Parts::new(body) {
             match part.map_err(|_| Breach("a part cannot be decoded"))? {
                 Part::Ack(ack) => self.acknowledged(&ack, now)?,
                 Part::Word(Word { kind: WordKind::Ping, .. }) => asks = true,
-                Part::Word(word) => said(Said::Word(word)),
-                Part::Close(status, text) => said(Said::Close(status, text)),
+                Part::Word(word) => control_part(ControlPart::Word(word)),
+                Part::Close(status, text) => control_part(ControlPart::Close(status, text)),
                 part @ (Part::Command(..) | Part::Data(_) | Part::Reply(..)) => {
                     self.role.take(&part)?;
                     asks = true;
@@ -205,10 +207,10 @@ impl<R: Role> Connection<R> {
             }
         }
         if asks {
-            link.receiving.lock().owe(now);
+            link.receive_half.lock().owe(now);
         }
-        link.outgoing.lock().sending.heard(now);
-        Ok(Came::Taken)
+        link.output.lock().send_half.heard(now);
+        Ok(PacketOutcome::Taken)
     }
 
     fn acknowledged(
@@ -220,7 +222,7 @@ impl<R: Role> Connection<R> {
             .links
             .get(usize::from(ack.link))
             .ok_or(Breach("it names a link that does not exist"))?;
-        link.outgoing.lock().sending.acknowledge(now, ack, |piece| self.again(piece))
+        link.output.lock().send_half.acknowledge(now, ack, |piece| self.again(piece))
     }
 
     /// Whether a lost piece must be sent again; if so, it is ready now.
@@ -241,7 +243,7 @@ impl<R: Role> Connection<R> {
             let mut sent = false;
             let (order, count) = self.by_load();
             for index in &order[..count] {
-                let Some(mut outgoing) = self.links[*index].outgoing.try_lock() else { continue };
+                let Some(mut outgoing) = self.links[*index].output.try_lock() else { continue };
                 sent |= self.send_some(*index, &mut outgoing, now, false);
                 if sent && count > 1 {
                     // Another link may be less loaded now.
@@ -259,9 +261,9 @@ impl<R: Role> Connection<R> {
     fn by_load(&self) -> ([usize; 8], usize) {
         let (mut order, mut loads, mut count) = ([0; 8], [0u64; 8], 0);
         for (index, link) in self.links.iter().enumerate() {
-            let load = match link.outgoing.try_lock() {
-                Some(outgoing) if outgoing.open && outgoing.sending.has_room() => {
-                    outgoing.sending.backlog_ns()
+            let load = match link.output.try_lock() {
+                Some(outgoing) if outgoing.open && outgoing.send_half.has_room() => {
+                    outgoing.send_half.backlog_ns()
                 }
                 Some(outgoing) if outgoing.has_unsent() => u64::MAX - 1,
                 Some(_) => continue,
@@ -280,37 +282,37 @@ impl<R: Role> Connection<R> {
 
     /// Sends one batch on link `index`. Returns whether something was sent, so that there may be
     /// more.
-    fn send_some(&self, index: usize, outgoing: &mut Outgoing, now: u64, ack: bool) -> bool {
-        if outgoing.flush() == Flushed::Blocked {
+    fn send_some(&self, index: usize, output: &mut LinkOutput, now: u64, ack: bool) -> bool {
+        if output.flush() == FlushOutcome::Blocked {
             return false;
         }
-        outgoing.batch.clear();
-        outgoing.unsent_from = 0;
+        output.batch.clear();
+        output.unsent_from = 0;
         let stripe = if self.links.len() > 1 { STRIPE_BYTES } else { BATCH_BYTES };
         let mut bytes = 0;
         while bytes < stripe {
-            match self.build(index, outgoing, now, ack && bytes == 0) {
+            match self.build(index, output, now, ack && bytes == 0) {
                 0 => break,
                 built => bytes += built,
             }
         }
-        if outgoing.batch.is_empty() {
+        if output.batch.is_empty() {
             return false;
         }
-        outgoing.flush() == Flushed::All
+        output.flush() == FlushOutcome::All
     }
 
     /// Builds the next packet of link `index` in its batch and returns its length; 0: there is
     /// nothing to send, or no room.
-    fn build(&self, index: usize, outgoing: &mut Outgoing, now: u64, ack: bool) -> usize {
-        let carries = outgoing.open && outgoing.sending.has_room();
-        let wanted = (carries && !self.ready.is_empty()) || outgoing.ping || ack;
-        let packet_bytes = outgoing.sending.packet_bytes;
-        if !wanted || outgoing.path.is_none() || outgoing.batch.space().len() < packet_bytes {
+    fn build(&self, index: usize, output: &mut LinkOutput, now: u64, ack: bool) -> usize {
+        let carries = output.open && output.send_half.has_room();
+        let wanted = (carries && !self.ready.is_empty()) || output.ping || ack;
+        let packet_bytes = output.send_half.packet_bytes;
+        if !wanted || output.path.is_none() || output.batch.space().len() < packet_bytes {
             return 0;
         }
-        let ping = std::mem::take(&mut outgoing.ping);
-        let packet = &mut outgoing.batch.space()[..packet_bytes];
+        let ping = std::mem::take(&mut output.ping);
+        let packet = &mut output.batch.space()[..packet_bytes];
         let mut body = Body::new(&mut packet[HEADER_BYTES..packet_bytes - TAIL_BYTES]);
         self.put_acks(index, &mut body, now);
         if ping {
@@ -319,7 +321,7 @@ impl<R: Role> Connection<R> {
         let mut pieces = Pieces::new();
         while carries && !pieces.is_full() {
             let Some(slot) = self.ready.pop() else { break };
-            if self.role.put(slot, &mut body, &mut pieces) == Put::More {
+            if self.role.put(slot, &mut body, &mut pieces) == SlotFill::More {
                 self.ready.push_front(slot);
                 break;
             }
@@ -329,10 +331,10 @@ impl<R: Role> Connection<R> {
             return 0;
         }
         let length = HEADER_BYTES + used + TAIL_BYTES;
-        let number = outgoing.sending.number(|piece| self.again(piece));
+        let number = output.send_half.number(|piece| self.again(piece));
         self.seal(&mut packet[..length], index, number);
-        outgoing.batch.commit(length);
-        outgoing.sending.sent(now, length, &pieces, ping || !pieces.is_empty());
+        output.batch.commit(length);
+        output.send_half.sent(now, length, &pieces, ping || !pieces.is_empty());
         length
     }
 
@@ -359,7 +361,7 @@ impl<R: Role> Connection<R> {
         let mut runs = [(0, 0); RUNS_MAX];
         let others = (0..self.links.len()).filter(|other| *other != index);
         for of in std::iter::once(index).chain(others) {
-            let Some(mut receiving) = self.links[of].receiving.try_lock() else { continue };
+            let Some(mut receiving) = self.links[of].receive_half.try_lock() else { continue };
             if receiving.owes() && body.left() >= 64 {
                 let (count, delay_us) = receiving.acknowledge(now, &mut runs);
                 body.ack(of as u8, delay_us, &runs[..count]);
@@ -369,8 +371,8 @@ impl<R: Role> Connection<R> {
 
     /// Sends a packet with one word, padded to `packet_bytes`, on a path that is not joined yet.
     pub(crate) fn send_word(&self, index: usize, path: &Path, word: &Word, packet_bytes: usize) {
-        let mut outgoing = self.links[index].outgoing.lock();
-        let number = outgoing.sending.number(|piece| self.again(piece));
+        let mut outgoing = self.links[index].output.lock();
+        let number = outgoing.send_half.number(|piece| self.again(piece));
         let mut batch = Batch::new(1, packet_bytes);
         let packet = &mut batch.space()[..packet_bytes];
         let mut body = Body::new(&mut packet[HEADER_BYTES..packet_bytes - TAIL_BYTES]);
@@ -378,7 +380,7 @@ impl<R: Role> Connection<R> {
         body.pad();
         self.seal(packet, index, number);
         batch.commit(packet_bytes);
-        outgoing.sending.sent(0, packet_bytes, &Pieces::new(), false);
+        outgoing.send_half.sent(0, packet_bytes, &Pieces::new(), false);
         // If a word is lost, the side that waits for its answer sends it again.
         let _ = path.sender.send(&path.peer, &batch, 0);
     }
@@ -386,18 +388,18 @@ impl<R: Role> Connection<R> {
     /// Tells the peer, on every link, that the connection ends.
     pub(crate) fn send_close(&self, status: u8, text: &str) {
         for (index, link) in self.links.iter().enumerate() {
-            let mut outgoing = link.outgoing.lock();
+            let mut outgoing = link.output.lock();
             let Some(path) = outgoing.path.clone() else { continue };
-            let packet_bytes = outgoing.sending.packet_bytes;
+            let packet_bytes = outgoing.send_half.packet_bytes;
             let mut batch = Batch::new(1, packet_bytes);
             let packet = &mut batch.space()[..packet_bytes];
             let mut body = Body::new(&mut packet[HEADER_BYTES..packet_bytes - TAIL_BYTES]);
             body.close(status, text);
             let length = HEADER_BYTES + body.used() + TAIL_BYTES;
-            let number = outgoing.sending.number(|piece| self.again(piece));
+            let number = outgoing.send_half.number(|piece| self.again(piece));
             self.seal(&mut packet[..length], index, number);
             batch.commit(length);
-            outgoing.sending.sent(0, length, &Pieces::new(), false);
+            outgoing.send_half.sent(0, length, &Pieces::new(), false);
             let _ = path.sender.send(&path.peer, &batch, 0);
         }
     }
@@ -406,16 +408,16 @@ impl<R: Role> Connection<R> {
     /// acknowledgements and everything ready is sent.
     pub(crate) fn tick(&self, now: u64) {
         for link in &self.links {
-            let mut outgoing = link.outgoing.lock();
-            let asks = outgoing.sending.tick(now, |piece| self.again(piece));
+            let mut outgoing = link.output.lock();
+            let asks = outgoing.send_half.tick(now, |piece| self.again(piece));
             outgoing.ping |= asks && outgoing.open;
             outgoing.see(now);
         }
         self.pump(now);
-        let is_due = |link: &Link| link.receiving.lock().due_ns().is_some_and(|due| due <= now);
+        let is_due = |link: &Link| link.receive_half.lock().due_ns().is_some_and(|due| due <= now);
         for (index, link) in self.links.iter().enumerate() {
             let due = is_due(link);
-            let mut outgoing = link.outgoing.lock();
+            let mut outgoing = link.output.lock();
             if due || outgoing.ping {
                 self.send_some(index, &mut outgoing, now, due);
             }
@@ -423,7 +425,7 @@ impl<R: Role> Connection<R> {
         // Acknowledgements for a link without a way back use another link.
         if self.links.iter().any(is_due) {
             for (index, link) in self.links.iter().enumerate() {
-                let mut outgoing = link.outgoing.lock();
+                let mut outgoing = link.output.lock();
                 if outgoing.path.is_some() && self.send_some(index, &mut outgoing, now, true) {
                     return;
                 }
@@ -447,11 +449,14 @@ impl<R: Role> Connection<R> {
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         let seen = self.kicks.load(Ordering::SeqCst);
         let sending =
-            self.links.iter().filter_map(|link| link.outgoing.lock().sending.deadline_ns());
+            self.links.iter().filter_map(|link| link.output.lock().send_half.deadline_ns());
         // Without a path there is nothing to wait for; a new path triggers another check.
-        let reached = self.links.iter().any(|link| link.outgoing.lock().path.is_some());
-        let owed =
-            self.links.iter().filter_map(|link| link.receiving.lock().due_ns()).filter(|_| reached);
+        let reached = self.links.iter().any(|link| link.output.lock().path.is_some());
+        let owed = self
+            .links
+            .iter()
+            .filter_map(|link| link.receive_half.lock().due_ns())
+            .filter(|_| reached);
         let next = sending.chain(owed).min();
         if self.was_left_work(seen) { Some(0) } else { next }
     }
@@ -460,42 +465,40 @@ impl<R: Role> Connection<R> {
     pub(crate) fn is_blocked(&self, index: usize) -> bool {
         let seen = self.kicks.load(Ordering::SeqCst);
         let blocked =
-            self.links[index].outgoing.try_lock().is_some_and(|outgoing| outgoing.has_unsent());
+            self.links[index].output.try_lock().is_some_and(|outgoing| outgoing.has_unsent());
         blocked || self.was_left_work(seen)
     }
 
     /// Whether a link waits for the carrier of `sender` to have room.
     pub(crate) fn is_blocked_at(&self, sender: &Arc<dyn Sender>) -> bool {
         let seen = self.kicks.load(Ordering::SeqCst);
-        let blocked =
-            self.links.iter().filter_map(|link| link.outgoing.try_lock()).any(|outgoing| {
-                let here =
-                    outgoing.path.as_ref().is_some_and(|path| Arc::ptr_eq(&path.sender, sender));
-                here && outgoing.has_unsent()
-            });
+        let blocked = self.links.iter().filter_map(|link| link.output.try_lock()).any(|outgoing| {
+            let here = outgoing.path.as_ref().is_some_and(|path| Arc::ptr_eq(&path.sender, sender));
+            here && outgoing.has_unsent()
+        });
         blocked || self.was_left_work(seen)
     }
 
     /// Asks on link `index` whether the peer is there.
     pub(crate) fn ping(&self, index: usize) {
-        self.links[index].outgoing.lock().ping = true;
+        self.links[index].output.lock().ping = true;
     }
 
     /// The bytes that the connection's keys have sealed and opened, on all links together.
     pub(crate) fn carried_bytes(&self) -> u64 {
         let of = |link: &Link| {
-            let received = link.receiving.lock().counts.bytes;
-            received + link.outgoing.lock().sending.counts.bytes
+            let received = link.receive_half.lock().counts.bytes;
+            received + link.output.lock().send_half.counts.bytes
         };
         self.links.iter().map(of).sum()
     }
 
     /// Link `index` uses this path from now on, in packets of this many bytes.
     pub(crate) fn open_link(&self, index: usize, path: Path, packet_bytes: usize) {
-        let mut outgoing = self.links[index].outgoing.lock();
+        let mut outgoing = self.links[index].output.lock();
         let stream = path.peer == Peer::Stream;
         outgoing.lose_all(|piece| self.again(piece));
-        outgoing.sending.renew(packet_bytes, stream);
+        outgoing.send_half.renew(packet_bytes, stream);
         outgoing.path = Some(path);
         outgoing.open = true;
     }
@@ -503,7 +506,7 @@ impl<R: Role> Connection<R> {
     /// Link `index` carries nothing until it is reopened; what was in flight there uses other
     /// links.
     pub(crate) fn close_link(&self, index: usize) {
-        let mut outgoing = self.links[index].outgoing.lock();
+        let mut outgoing = self.links[index].output.lock();
         outgoing.lose_all(|piece| self.again(piece));
         outgoing.open = false;
         outgoing.path = None;
@@ -516,36 +519,36 @@ impl<R: Role> Connection<R> {
 }
 
 #[derive(PartialEq, Eq)]
-enum Flushed {
+enum FlushOutcome {
     All,
     Blocked,
 }
 
-impl Outgoing {
+impl LinkOutput {
     fn has_unsent(&self) -> bool {
         self.unsent_from < self.batch.len()
     }
 
     /// Hands the rest of the batch to the carrier. A carrier that fails drops it: its content
     /// eventually counts as lost, and the owner of the carrier learns of the failure.
-    fn flush(&mut self) -> Flushed {
+    fn flush(&mut self) -> FlushOutcome {
         while self.has_unsent() {
             let Some(path) = &self.path else { break };
             match path.sender.send(&path.peer, &self.batch, self.unsent_from) {
                 Ok(0) => {
                     path.waker.iter().for_each(|waker| waker.wake());
-                    return Flushed::Blocked;
+                    return FlushOutcome::Blocked;
                 }
                 Ok(taken) => self.unsent_from += taken,
                 Err(_) => break,
             }
         }
         self.unsent_from = self.batch.len();
-        Flushed::All
+        FlushOutcome::All
     }
 
     fn see(&mut self, now: u64) {
-        let seen = (self.open, self.sending.is_silent());
+        let seen = (self.open, self.send_half.is_silent());
         if seen != self.seen {
             (self.seen, self.seen_since_ns) = (seen, now);
         }
@@ -554,6 +557,6 @@ impl Outgoing {
     fn lose_all(&mut self, lost: impl FnMut(&Piece) -> bool) {
         self.batch.clear();
         self.unsent_from = 0;
-        self.sending.silence(lost);
+        self.send_half.silence(lost);
     }
 }

@@ -9,7 +9,7 @@
 use sawmill_format::link::GRAIN_BYTES;
 use sawmill_format::link::part::{Body, Command, Reply, command_at, data_at, reply_at};
 
-use crate::connection::Put;
+use crate::connection::SlotFill;
 use crate::grains::{Grains, grains_of};
 use crate::path::{Piece, PieceKind, Pieces};
 
@@ -49,15 +49,15 @@ impl Head {
 }
 
 /// The parts of a use of a slot that are in no packet.
-pub(crate) struct Going {
+pub(crate) struct UnsentParts {
     head: bool,
     rest: Grains,
 }
 
-impl Going {
+impl UnsentParts {
     /// Nothing to send, for a slot of this many bytes.
     pub(crate) fn new(slot_bytes: usize) -> Self {
-        Going { head: false, rest: Grains::new(slot_bytes) }
+        UnsentParts { head: false, rest: Grains::new(slot_bytes) }
     }
 
     /// Starts to send a head and this many bytes.
@@ -75,11 +75,11 @@ impl Going {
         fill: Fill<'_>,
         body: &mut Body<'_>,
         pieces: &mut Pieces,
-    ) -> Put {
+    ) -> SlotFill {
         let (slot, sequence) = head.use_of_slot();
         while !pieces.is_full() {
             let (kind, offset, put) = if self.head {
-                let Some(inline) = head.put(body, bytes, fill) else { return Put::More };
+                let Some(inline) = head.put(body, bytes, fill) else { return SlotFill::More };
                 self.head = false;
                 (PieceKind::Head, 0, inline)
             } else if let Some((first, end)) = self.rest.first_run() {
@@ -88,17 +88,17 @@ impl Going {
                 let room = body.payload_room(data_at::SIZE, want);
                 let at = offset as u32;
                 if room == 0 || !body.data(slot, sequence, at, room, |into| fill(offset, into)) {
-                    return Put::More;
+                    return SlotFill::More;
                 }
                 (PieceKind::Body, offset, room)
             } else {
-                return Put::All;
+                return SlotFill::All;
             };
             let first = (offset / GRAIN_BYTES) as u32;
             self.rest.remove(first, first + grains_of(put));
             pieces.push(Piece { kind, slot, sequence, offset: offset as u32, bytes: put as u32 });
         }
-        if self.head || self.rest.count() > 0 { Put::More } else { Put::All }
+        if self.head || self.rest.count() > 0 { SlotFill::More } else { SlotFill::All }
     }
 
     /// A piece of this use was lost and must be sent again.

@@ -35,7 +35,7 @@ pub mod threads;
 
 use std::borrow::Cow;
 
-pub use packed::{PackedDevice, UNPACK_BYTES_MAX, UNPACK_SPAN_BYTES_MAX, Unpack};
+pub use packed::{PackedDevice, UNPACK_BYTES_MAX, UNPACK_SPAN_BYTES_MAX, Unpacker};
 pub use path::receiving::ReceivingCounts;
 pub use path::sending::SendingCounts;
 pub use status::{kind_of, status_of};
@@ -111,22 +111,22 @@ pub struct LinkStatus {
 fn links_of<R: connection::Role>(connection: &connection::Connection<R>, now: u64) -> Vec<OneLink> {
     use std::sync::atomic::Ordering::Relaxed;
     let one = |link: &connection::Link| {
-        let received = link.receiving.lock().counts;
-        let outgoing = link.outgoing.lock();
+        let received = link.receive_half.lock().counts;
+        let outgoing = link.output.lock();
         OneLink {
             state_ms: now.saturating_sub(outgoing.seen_since_ns) / clock::MS,
             peer: outgoing.path.as_ref().map(|path| path.peer),
             received,
             open: outgoing.open,
-            silent: outgoing.sending.is_silent(),
-            packet_bytes: outgoing.sending.packet_bytes,
-            rtt_us: if outgoing.sending.is_measured() {
-                outgoing.sending.rtt_ns() / 1000
+            silent: outgoing.send_half.is_silent(),
+            packet_bytes: outgoing.send_half.packet_bytes,
+            rtt_us: if outgoing.send_half.is_measured() {
+                outgoing.send_half.rtt_ns() / 1000
             } else {
                 0
             },
-            window_bytes: outgoing.sending.window_bytes(),
-            sent: outgoing.sending.counts,
+            window_bytes: outgoing.send_half.window_bytes(),
+            sent: outgoing.send_half.counts,
             refused: link.refused.load(Relaxed),
             doubled: link.doubled.load(Relaxed),
         }

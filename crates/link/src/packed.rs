@@ -13,7 +13,7 @@ use sawmill_device::{
     BlockDevice, Error, ErrorKind, Exchange, Flags, Geometry, Operation, Outcome, Reply, Request,
     Result,
 };
-use sawmill_format::packed_write::Packed;
+use sawmill_format::packed_write::PackedWrite;
 
 /// A device that executes many byte ranges as one request (BASS §3.1).
 pub trait PackedDevice: BlockDevice {
@@ -43,22 +43,22 @@ impl<D: PackedDevice + ?Sized> PackedDevice for Arc<D> {
     }
 }
 
-/// The longest payload that [`Unpack`] accepts, in bytes.
+/// The longest payload that [`Unpacker`] accepts, in bytes.
 pub const UNPACK_BYTES_MAX: u32 = 1 << 20;
-/// The longest span that [`Unpack`] accepts, in bytes.
+/// The longest span that [`Unpacker`] accepts, in bytes.
 pub const UNPACK_SPAN_BYTES_MAX: u32 = 64 << 20;
 
 /// The device `D` with packed writes: each range becomes a write of its own, and all are submitted
 /// together.
-pub struct Unpack<D> {
+pub struct Unpacker<D> {
     inner: D,
 }
 
-impl<D: BlockDevice> Unpack<D> {
+impl<D: BlockDevice> Unpacker<D> {
     /// Adds packed writes to `inner`.
     #[must_use]
     pub fn new(inner: D) -> Self {
-        Unpack { inner }
+        Unpacker { inner }
     }
 
     /// The device inside.
@@ -86,7 +86,7 @@ impl<D: BlockDevice> Unpack<D> {
         }
         let mut payload = vec![0; request.length as usize];
         request.fill(0, &mut payload);
-        let packed = Packed::decode(&payload)
+        let packed = PackedWrite::decode(&payload)
             .map_err(|error| invalid(error.to_string()).with_source(error))?;
         let span = u64::from(packed.span_bytes());
         let inside =
@@ -125,7 +125,7 @@ struct Piece {
     length: usize,
 }
 
-impl<D: BlockDevice> BlockDevice for Unpack<D> {
+impl<D: BlockDevice> BlockDevice for Unpacker<D> {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -135,7 +135,7 @@ impl<D: BlockDevice> BlockDevice for Unpack<D> {
     }
 }
 
-impl<D: BlockDevice> PackedDevice for Unpack<D> {
+impl<D: BlockDevice> PackedDevice for Unpacker<D> {
     fn packed_bytes_max(&self) -> u32 {
         UNPACK_BYTES_MAX
     }
@@ -150,8 +150,8 @@ impl<D: BlockDevice> PackedDevice for Unpack<D> {
             Err(error) => return request.fail(error),
         };
         let flags = Flags { fua: request.flags.fua, ..Flags::default() };
-        let left = Left { pieces: pieces.len(), failed: None, request: Some(request) };
-        let all = Arc::new(All { payload, left: Mutex::new(left) });
+        let left = UnpackProgress { pieces: pieces.len(), failed: None, request: Some(request) };
+        let all = Arc::new(All { payload, progress: Mutex::new(left) });
         for Piece { address, place, length } in pieces {
             let part = Box::new(Part { all: all.clone(), place });
             self.inner.submit(Request::new(Operation::Write, address, length as u64, flags, part));
@@ -162,10 +162,10 @@ impl<D: BlockDevice> PackedDevice for Unpack<D> {
 /// A packed write in flight.
 struct All {
     payload: Vec<u8>,
-    left: Mutex<Left>,
+    progress: Mutex<UnpackProgress>,
 }
 
-struct Left {
+struct UnpackProgress {
     pieces: usize,
     failed: Option<Error>,
     request: Option<Request>,
@@ -189,7 +189,7 @@ impl Exchange for Part {
 
     fn complete(self: Box<Self>, outcome: Outcome) {
         let ended = {
-            let mut left = self.all.left.lock();
+            let mut left = self.all.progress.lock();
             if let Err(error) = outcome {
                 left.failed.get_or_insert(error);
             }

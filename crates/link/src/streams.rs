@@ -14,7 +14,7 @@ use crate::clock::SECOND;
 use crate::source::Source;
 
 /// The longest life of a stranger's stream.
-pub(crate) const STRANGER_NS: u64 = 10 * SECOND;
+pub(crate) const STRANGER_NS_MAX: u64 = 10 * SECOND;
 /// The most streams at a time, over all connections.
 pub(crate) const STREAMS_MAX: usize = 256;
 /// The most strangers of one source.

@@ -19,15 +19,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::carrier::{Carrier, LinkAddress, Listening, Peer, Waker, listen, reach};
+use crate::carrier::{Carrier, LinkAddress, Peer, TargetListener, Waker, listen, reach};
 use crate::clock::{Clock, MS, SECOND, SteadyClock};
 use crate::initiator::Initiator;
 use crate::source::Source;
-use crate::streams::{STRANGER_NS, STREAMS_MAX, Stream, Streams};
+use crate::streams::{STRANGER_NS_MAX, STREAMS_MAX, Stream, Streams};
 use crate::target::{Arrival, Target};
 
 /// The longest wait while something is in flight, and the longest wait at all.
-const LIVELY_WAIT_NS: u64 = 5 * MS;
+const LIVELY_WAIT_NS_MAX: u64 = 5 * MS;
 const WAIT_NS_MAX: u64 = SECOND;
 /// The longest time to connect a stream, and the pauses between attempts to open a carrier. They
 /// are short because nothing reports that an interface has come up, and an interface that comes and
@@ -117,12 +117,12 @@ impl Drop for Threads {
 
 /// The threads of an initiator. Dropping this closes its volumes and ends the threads; after that,
 /// its devices answer nothing.
-pub struct Attached {
+pub struct InitiatorThreads {
     initiator: Arc<Initiator>,
     threads: Threads,
 }
 
-impl Attached {
+impl InitiatorThreads {
     /// Starts `initiator` with these links, in this order.
     pub fn new(initiator: Arc<Initiator>, addresses: &[LinkAddress]) -> io::Result<Self> {
         let mut threads = Threads { stop: Arc::default(), threads: Vec::new() };
@@ -132,7 +132,7 @@ impl Attached {
                 keep_link(&initiator, index, &address, &stop);
             })?;
         }
-        Ok(Attached { initiator, threads })
+        Ok(InitiatorThreads { initiator, threads })
     }
 
     /// The initiator.
@@ -142,7 +142,7 @@ impl Attached {
     }
 }
 
-impl Drop for Attached {
+impl Drop for InitiatorThreads {
     fn drop(&mut self) {
         let closing = self.initiator.close_volumes();
         // A thread of ours would wait for answers that it must receive itself.
@@ -160,7 +160,7 @@ impl Drop for Attached {
 
 /// How long a thread may wait: until `deadline_ns`, and only briefly while something is in flight.
 fn wait_of(deadline_ns: u64, lively: bool) -> Duration {
-    let most = if lively { LIVELY_WAIT_NS } else { WAIT_NS_MAX };
+    let most = if lively { LIVELY_WAIT_NS_MAX } else { WAIT_NS_MAX };
     Duration::from_nanos(deadline_ns.saturating_sub(SteadyClock.now_ns()).min(most))
 }
 
@@ -250,7 +250,7 @@ impl Listener {
         let mut shown = Vec::new();
         for address in addresses {
             match listen(address, receivers)? {
-                Listening::Packets(carriers) => {
+                TargetListener::Packets(carriers) => {
                     shown.push(address.to_string());
                     for carrier in carriers {
                         let (target, address) = (Arc::clone(&target), address.clone());
@@ -259,7 +259,7 @@ impl Listener {
                         })?;
                     }
                 }
-                Listening::Streams(listener) => {
+                TargetListener::Streams(listener) => {
                     let local = listener.local()?;
                     shown.push(format!("tcp:{local}"));
                     let (target, streams) = (Arc::clone(&target), Arc::clone(&streams));
@@ -365,11 +365,11 @@ fn keep_listening(
                 receive_for_target(target, carrier, stop, None)
             }
             None => match listen(address, receivers) {
-                Ok(Listening::Packets(carriers)) => {
+                Ok(TargetListener::Packets(carriers)) => {
                     carrier = carriers.into_iter().next();
                     continue;
                 }
-                Ok(Listening::Streams(_)) => return,
+                Ok(TargetListener::Streams(_)) => return,
                 Err(error) => error,
             },
         };
@@ -412,7 +412,7 @@ fn receive_for_target(
         });
         let now = SteadyClock.now_ns();
         let is_stranger = touched.is_empty() && lively_until_ns == 0;
-        if is_stranger && known.is_some() && now - began_ns > STRANGER_NS {
+        if is_stranger && known.is_some() && now - began_ns > STRANGER_NS_MAX {
             return io::Error::other("it carried no packet of any connection");
         }
         if !touched.is_empty() {
@@ -422,7 +422,7 @@ fn receive_for_target(
         }
         // However busy one connection is, the timers of the others must run.
         if woken.as_ref().is_ok_and(|woken| woken.packets == 0) || now >= next_tick_ns {
-            next_tick_ns = now + LIVELY_WAIT_NS;
+            next_tick_ns = now + LIVELY_WAIT_NS_MAX;
             target.tick();
         }
         if let Err(error) = woken {

@@ -57,7 +57,7 @@ pub(crate) struct AttachToWrite {
 }
 
 /// A volume attached for writing.
-pub(crate) struct Attached {
+pub(crate) struct AttachedVolume {
     pub(crate) volume: Arc<Volume>,
     name: String,
     folder: PathBuf,
@@ -83,7 +83,7 @@ impl Attach {
             staging_folder: PathBuf::new(),
             ..OpenOptions::new(self.journal.clone().unwrap_or_default())
         };
-        let attached = Attached::open(places, address, &record, options)?;
+        let attached = AttachedVolume::open(places, address, &record, options)?;
         let done = act(&attached.volume);
         // After a failure too: what the volume has accepted must be stored.
         let closed = attached.close();
@@ -100,7 +100,7 @@ impl AttachToWrite {
         address: &VolumeAddress,
         record: &VolumeRecord,
         no_fencing: bool,
-    ) -> Result<Attached> {
+    ) -> Result<AttachedVolume> {
         let path = match &self.journal {
             Some(path) => path.clone(),
             None => {
@@ -116,18 +116,18 @@ impl AttachToWrite {
             segment_age_max: Duration::from_secs(1),
             ..OpenOptions::new(self.journal.clone().unwrap_or_default())
         };
-        Attached::open(places, address, record, options)
+        AttachedVolume::open(places, address, record, options)
     }
 }
 
-impl Attached {
+impl AttachedVolume {
     /// Attaches with `options`; without a journal path in them, with the volume's usual journal.
     fn open(
         places: &Places,
         address: &VolumeAddress,
         record: &VolumeRecord,
         mut options: OpenOptions,
-    ) -> Result<Attached> {
+    ) -> Result<AttachedVolume> {
         // Only the owner may read a journal.
         rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
         let folder = places.volume_folder(&record.volume_id.to_string(), &address.store_url)?;
@@ -159,7 +159,7 @@ impl Attached {
         })?;
         // At once: if this process dies, the next attach still recognizes an older store (P210).
         seen::note(&folder, &volume);
-        Ok(Attached { volume, name: address.name.clone(), folder, made })
+        Ok(AttachedVolume { volume, name: address.name.clone(), folder, made })
     }
 
     /// Stores everything and closes the volume.

@@ -184,11 +184,11 @@ fn space(name: &str, folder: &Path, wanted: u64, advice: &str) -> Finding {
 }
 
 fn descriptors() -> Finding {
-    const WANTED: u64 = 1024;
+    const DESCRIPTORS_MIN: u64 = 1024;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let outcome = match limit {
         None => Ok("no limit".to_owned()),
-        Some(limit) if limit >= WANTED => Ok(format!("{limit} allowed")),
+        Some(limit) if limit >= DESCRIPTORS_MIN => Ok(format!("{limit} allowed")),
         Some(limit) => Err(format!("{limit} allowed")),
     };
     finding("open files", outcome, "raise the limit: ulimit -n 4096, or LimitNOFILE= in the unit")

@@ -8,7 +8,7 @@ use sawmill_volume::{Undo, Volume};
 use crate::attach::{Attach, served};
 use crate::config::{Places, VolumeAddress};
 use crate::control;
-use crate::control::protocol::{Changed, ControlRequest, Past};
+use crate::control::protocol::{ChangeReply, ControlRequest, Past};
 use sawmill_console::exit::{Failure, Result};
 
 impl Past {
@@ -32,8 +32,7 @@ pub(crate) fn order(
     past: &Past,
 ) -> Result<Option<String>> {
     if let Some((folder, _)) = served(places, address)?
-        // A server that ended in between answers nothing; then the volume is at rest.
-        && let Some(Changed { undo }) =
+        && let Some(ChangeReply { undo }) =
             control::ask_writer(&folder, &ControlRequest::Past(past.clone()))?
     {
         return Ok(undo);

@@ -82,7 +82,7 @@ pub(crate) fn forget(folder: &Path) -> Result<()> {
 
 /// Another store in which this machine knows the same volume.
 #[derive(Serialize)]
-pub(crate) struct Elsewhere {
+pub(crate) struct OtherStore {
     store: String,
     /// This machine's newest attachment there, if noted.
     epoch: Option<u64>,
@@ -90,7 +90,7 @@ pub(crate) struct Elsewhere {
 }
 
 /// The other stores in which this machine knows a volume.
-pub(crate) fn elsewhere(places: &Places, volume_id: VolumeId, store_url: &str) -> Vec<Elsewhere> {
+pub(crate) fn elsewhere(places: &Places, volume_id: VolumeId, store_url: &str) -> Vec<OtherStore> {
     let Ok(Ok(folders)) = places.state_folder().map(fs::read_dir) else { return Vec::new() };
     let (id, here) = (volume_id.to_string(), store_url.trim_end_matches('/'));
     let folders = folders.flatten().filter(|entry| {
@@ -99,13 +99,13 @@ pub(crate) fn elsewhere(places: &Places, volume_id: VolumeId, store_url: &str) -
         // A replica's folder has its store behind the id (`Places::volume_folder`).
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
     });
-    let mut found: Vec<Elsewhere> = folders
+    let mut found: Vec<OtherStore> = folders
         .filter_map(|entry| {
             let store = fs::read_to_string(entry.path().join(STORE_FILE)).ok()?;
             let store = store.trim_end_matches(['/', '\n']).to_owned();
             let seen = of(&entry.path(), volume_id);
             let (epoch, seen_unix_ms) = seen.map(|seen| (seen.epoch, seen.wall_unix_ms)).unzip();
-            (store != here).then_some(Elsewhere { store, epoch, seen_unix_ms })
+            (store != here).then_some(OtherStore { store, epoch, seen_unix_ms })
         })
         .collect();
     found.sort_by(|one, other| one.store.cmp(&other.store));

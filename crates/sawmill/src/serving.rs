@@ -23,16 +23,16 @@ use crate::admin::status::{
     VolumeStatus, milliseconds,
 };
 use crate::control::protocol::{
-    Changed, Collected, ControlRequest, DoorAdded, DoorRemoved, HandOff, Resized,
+    ChangeReply, CollectReply, ControlRequest, DoorAdded, DoorRemoved, HandOff, ResizeReply,
 };
 use crate::doors::Doors;
-use crate::doors::added::Added;
+use crate::doors::added::DoorNote;
 use crate::doors::plan::DoorPlan;
-use crate::handoff::Asked;
+use crate::handoff::HandOffRequest;
 use crate::link::told::Teller;
 use crate::plan::Plan;
 use sawmill_console::exit::{Exit, Failure, Result};
-pub(crate) use served::Served;
+pub(crate) use served::ServedVolume;
 
 /// The read cache and its path.
 #[derive(Clone)]
@@ -42,13 +42,13 @@ pub(crate) struct Cache {
 }
 
 /// Asks the serving thread for a hand-off. Returns false if it no longer listens.
-pub(crate) type HandOffBell = Box<dyn Fn(Asked) -> bool + Send + Sync>;
+pub(crate) type HandOffBell = Box<dyn Fn(HandOffRequest) -> bool + Send + Sync>;
 
 /// A process that serves volumes. Fields are dropped in this order: first the doors, then what is
 /// behind them.
-pub(crate) struct Serving {
+pub(crate) struct ServeProcess {
     pub(crate) doors: Doors,
-    pub(crate) volumes: Vec<Served>,
+    pub(crate) volumes: Vec<ServedVolume>,
     pub(crate) cache: Mutex<Option<Cache>>,
     gc_start: f64,
     started: Instant,
@@ -59,10 +59,10 @@ pub(crate) struct Serving {
     link: OnceLock<Teller>,
 }
 
-impl Serving {
+impl ServeProcess {
     /// Without doors yet.
     pub(crate) fn new(
-        volumes: Vec<Served>,
+        volumes: Vec<ServedVolume>,
         cache: Option<Cache>,
         plan: &Plan,
         started: Instant,
@@ -71,7 +71,7 @@ impl Serving {
         let (doors, cache) = (Doors::new(plan.nbd_budget.clone()), Mutex::new(cache));
         let gc_start = plan.options.gc.start;
         let (is_handing_off, link) = (AtomicBool::new(false), OnceLock::new());
-        Serving { doors, volumes, cache, gc_start, started, hand_off, is_handing_off, link }
+        ServeProcess { doors, volumes, cache, gc_start, started, hand_off, is_handing_off, link }
     }
 
     /// The volumes are exported over a link too; the status includes it from now on.
@@ -82,7 +82,7 @@ impl Serving {
 
     /// The status document: of the whole process, or of one volume.
     pub(crate) fn status(&self, only: Option<&str>) -> ProcessStatus {
-        let asked: Vec<&Served> = self
+        let asked: Vec<&ServedVolume> = self
             .volumes
             .iter()
             .filter(|served| only.is_none_or(|name| served.name() == name))
@@ -115,13 +115,13 @@ impl Serving {
     }
 
     /// Whether a volume is between two processes, or already with the next one.
-    fn is_at_another(&self, served: &Served) -> bool {
-        self.is_handing_off.load(Ordering::Acquire) && served.is_away()
+    fn is_at_another(&self, volume: &ServedVolume) -> bool {
+        self.is_handing_off.load(Ordering::Acquire) && volume.is_away()
     }
 
-    fn volume_status(&self, served: &Served) -> VolumeStatus {
-        let mut known = served.known();
-        let meter = served.store.meter();
+    fn volume_status(&self, volume: &ServedVolume) -> VolumeStatus {
+        let mut known = volume.known();
+        let meter = volume.store.meter();
         if let ("serving", Some(since)) = (known.health.state.as_str(), meter.unavailable_since) {
             // The store's calls fail; the engine learns that only when their retries are used up.
             let now = RealWorld::default().unix_ms();
@@ -131,18 +131,18 @@ impl Serving {
                 reason: meter.last_error.map(|(_, what)| what),
             };
         }
-        let clients = self.doors.peers(served.name());
-        let addresses = self.doors.addresses(served.name());
+        let clients = self.doors.peers(volume.name());
+        let addresses = self.doors.addresses(volume.name());
         VolumeStatus {
-            store: served.address.store_url.clone(),
+            store: volume.address.store_url.clone(),
             uris: addresses.iter().map(|(_, address)| address.clone()).collect(),
             doors: addresses
                 .into_iter()
                 .map(|(kind, address)| VolumeDoor { kind: kind.to_owned(), address })
                 .collect(),
             clients,
-            journal_path: served.journal_path.as_ref().map(|path| path.display().to_string()),
-            operations: served
+            journal_path: volume.journal_path.as_ref().map(|path| path.display().to_string()),
+            operations: volume
                 .meter
                 .snapshot()
                 .operations
@@ -183,31 +183,31 @@ impl Serving {
     }
 
     /// Volumes that another process may have, or that must still be reopened.
-    pub(crate) fn away(&self) -> impl Iterator<Item = &Served> {
+    pub(crate) fn away(&self) -> impl Iterator<Item = &ServedVolume> {
         self.volumes.iter().filter(|served| served.is_away())
     }
 
     /// Volumes that were given up, each with the reason.
     pub(crate) fn given_up(&self) -> Vec<String> {
-        self.volumes.iter().filter_map(Served::given_up).collect()
+        self.volumes.iter().filter_map(ServedVolume::given_up).collect()
     }
 
     /// Resumes the doors of all volumes that are not away. The others stay quiet, and their users
     /// wait.
     pub(crate) fn resume_doors(&self) {
-        let away: Vec<&str> = self.away().map(Served::name).collect();
+        let away: Vec<&str> = self.away().map(ServedVolume::name).collect();
         self.doors.resume_but(&away);
     }
 
     /// Leaves the doors of volumes that are away as a killed process does, for the next server.
     pub(crate) fn leave_away(&self) {
-        let away: Vec<&str> = self.away().map(Served::name).collect();
+        let away: Vec<&str> = self.away().map(ServedVolume::name).collect();
         if !away.is_empty() {
             self.doors.leave(&away);
         }
     }
 
-    pub(crate) fn served(&self, name: &str) -> Result<&Served> {
+    pub(crate) fn served(&self, name: &str) -> Result<&ServedVolume> {
         let served = self.volumes.iter().find(|served| served.name() == name);
         served.ok_or_else(|| {
             Failure::new(Exit::NotFound, format!("volume {name} is not served by this process"))
@@ -224,16 +224,16 @@ impl Serving {
         Ok(match request {
             ControlRequest::Past(past) => {
                 let undo = past.carry_out(&*served.volume()?)?.map(|undo| undo.snapshot);
-                serde_json::json!(Changed { undo })
+                serde_json::json!(ChangeReply { undo })
             }
             ControlRequest::Resize { size_bytes } => {
                 self.resize(name, size_bytes)?;
-                serde_json::json!(Resized { size_bytes })
+                serde_json::json!(ResizeReply { size_bytes })
             }
             ControlRequest::CollectGarbage { threshold } => {
                 let report = served.volume()?.collect_garbage(threshold)?;
                 let (moved_bytes, moved_segments) = (report.moved_bytes, report.moved_segments);
-                serde_json::json!(Collected { moved_bytes, moved_segments })
+                serde_json::json!(CollectReply { moved_bytes, moved_segments })
             }
             ControlRequest::AddDoor(plan) => serde_json::json!(self.add_door(served, plan)?),
             ControlRequest::RemoveDoor { address } => {
@@ -241,7 +241,7 @@ impl Serving {
                 // loses none.
                 let plan = self.doors.remove(name, &address)?;
                 served
-                    .added
+                    .note
                     .as_ref()
                     .map_or(Ok(()), |added| added.forget(&plan.reopened_at(&address)))?;
                 serde_json::json!(DoorRemoved { removed: address })
@@ -250,7 +250,7 @@ impl Serving {
         })
     }
 
-    fn add_door(&self, served: &Served, plan: DoorPlan) -> Result<DoorAdded> {
+    fn add_door(&self, volume: &ServedVolume, plan: DoorPlan) -> Result<DoorAdded> {
         if self.is_handing_off.load(Ordering::Acquire) {
             return Err(Failure::new(
                 Exit::InUse,
@@ -258,13 +258,13 @@ impl Serving {
             ));
         }
         // A door to a volume that is not open would only accept requests and let them wait.
-        drop(served.volume()?);
-        let opened = self.doors.open(plan.clone(), &[served.as_shown()])?;
-        let (kind, address) = opened.told(served.name());
+        drop(volume.volume()?);
+        let opened = self.doors.open(plan.clone(), &[volume.as_shown()])?;
+        let (kind, address) = opened.told(volume.name());
         let plan = plan.reopened_at(&address);
-        if let Some(Err(failure)) = served.added.as_ref().map(|added| added.note(&plan)) {
+        if let Some(Err(failure)) = volume.note.as_ref().map(|added| added.note(&plan)) {
             // Otherwise, users of a door that does not return after a crash could hang.
-            self.doors.remove(served.name(), &address)?;
+            self.doors.remove(volume.name(), &address)?;
             return Err(failure);
         }
         Ok(DoorAdded { door: kind.to_owned(), address })
@@ -274,7 +274,7 @@ impl Serving {
     /// keep the others from serving.
     pub(crate) fn open_added_doors(&self, of_serve: &[DoorPlan]) {
         for served in &self.volumes {
-            let left = served.added.iter().flat_map(|added| added.left(of_serve));
+            let left = served.note.iter().flat_map(|added| added.left(of_serve));
             for plan in left {
                 tracing::info!(volume = served.name(), "reopening a door that was added: {plan}");
                 if let Err(failure) = self.doors.open(plan.clone(), &[served.as_shown()]) {
@@ -290,7 +290,7 @@ impl Serving {
     /// The doors were closed cleanly, so none of the remaining ones returns by itself.
     pub(crate) fn forget_added_doors(&self) {
         let here = self.volumes.iter().filter(|served| !served.is_away());
-        here.filter_map(|served| served.added.as_ref()).for_each(Added::forget_all);
+        here.filter_map(|served| served.note.as_ref()).for_each(DoorNote::forget_all);
     }
 
     /// Asks the serving thread to hand everything over, and waits for the result.
@@ -300,7 +300,7 @@ impl Serving {
         }
         let (answer, hear) = sync_channel(1);
         let ending = || Failure::new(Exit::Unavailable, "the process is stopping");
-        let outcome = match (self.hand_off)(Asked { wanted, answer }) {
+        let outcome = match (self.hand_off)(HandOffRequest { wanted, answer }) {
             true => hear.recv().unwrap_or_else(|_| Err(ending())),
             false => Err(ending()),
         };
@@ -314,7 +314,7 @@ impl Serving {
     /// Call this about once per second. It notes what the store has, for a start after a crash that
     /// may find an older store.
     pub(crate) fn note_seen(&self) {
-        self.volumes.iter().for_each(Served::note_seen);
+        self.volumes.iter().for_each(ServedVolume::note_seen);
     }
 
     /// Starts to collect the garbage of all volumes, with the threshold that they use by

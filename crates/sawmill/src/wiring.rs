@@ -26,7 +26,7 @@ use crate::listening::check_free;
 use crate::memory;
 use crate::plan::{CachePlan, Plan};
 use crate::seen;
-use crate::serving::{Cache, HandOffBell, Served, Serving};
+use crate::serving::{Cache, HandOffBell, ServeProcess, ServedVolume};
 use crate::sizes;
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -59,7 +59,7 @@ pub(crate) fn serve(
     places: &Places,
     plan: Plan,
     hand_off: HandOffBell,
-) -> Result<(Arc<Serving>, Admin)> {
+) -> Result<(Arc<ServeProcess>, Admin)> {
     let started = Instant::now();
     claim_descriptors(plan.volumes.len())?;
     make_folder(&places.state_folder()?)?;
@@ -67,8 +67,8 @@ pub(crate) fn serve(
     plan.doors.iter().try_for_each(DoorPlan::check_free)?;
     plan.admin.map_or(Ok(()), |address| check_free(&Listen::Tcp(address), "--admin"))?;
     let (volumes, cache) = open_all(places, &plan, &mut Stores::default())?;
-    let serving = Serving::new(volumes, cache, &plan, started, hand_off);
-    let shown: Vec<_> = serving.volumes.iter().map(Served::as_shown).collect();
+    let serving = ServeProcess::new(volumes, cache, &plan, started, hand_off);
+    let shown: Vec<_> = serving.volumes.iter().map(ServedVolume::as_shown).collect();
     serving.doors.open_all(&plan.doors, &shown)?;
     // After those of the options, which win where both name the same door.
     serving.open_added_doors(&plan.doors);
@@ -83,9 +83,9 @@ pub(crate) fn open_all(
     places: &Places,
     plan: &Plan,
     stores: &mut Stores,
-) -> Result<(Vec<Served>, Option<Cache>)> {
+) -> Result<(Vec<ServedVolume>, Option<Cache>)> {
     let cache = open_cache(&plan.cache, plan.cache_bytes)?;
-    let mut volumes: Vec<Served> = Vec::new();
+    let mut volumes: Vec<ServedVolume> = Vec::new();
     for address in &plan.volumes {
         let served = stores
             .open(&address.store_url)
@@ -181,7 +181,7 @@ fn open_served(
     address: &VolumeAddress,
     store: Arc<Client>,
     cache: Option<&Cache>,
-) -> Result<Served> {
+) -> Result<ServedVolume> {
     let record = sawmill_volume::find(&*store, &address.name)?;
     let volume_id = record.volume_id.to_string();
     let folder = places.volume_folder(&volume_id, &address.store_url)?;
@@ -193,7 +193,7 @@ fn open_served(
     let local =
         Local { folder: &folder, journal_path: journal_path.as_deref(), journal_bytes, cache };
     let volume = open_volume(plan, address, &store, record.volume_id, &local)?;
-    Ok(Served::new(address.clone(), volume, store, folder, journal_path))
+    Ok(ServedVolume::new(address.clone(), volume, store, folder, journal_path))
 }
 
 /// The files of a volume on this machine.
@@ -244,7 +244,7 @@ pub(crate) fn staging_folder(plan: &Plan, journal_path: Option<&Path>) -> PathBu
 }
 
 /// Starts the admin server: a control socket per volume, and a loopback address if requested.
-pub(crate) fn start_admin(serving: &Arc<Serving>, loopback: Option<Door>) -> Result<Admin> {
+pub(crate) fn start_admin(serving: &Arc<ServeProcess>, loopback: Option<Door>) -> Result<Admin> {
     let mut doors: Vec<Door> = loopback.into_iter().collect();
     for served in &serving.volumes {
         // Readers' sockets have the process in their name, so no successor replaces them.
@@ -263,7 +263,7 @@ pub(crate) fn start_admin(serving: &Arc<Serving>, loopback: Option<Door>) -> Res
         status: Box::new(move |only| {
             told.upgrade().map(|serving| serving.status(only)).unwrap_or_default()
         }),
-        wait: Box::new(move |name, safety, timeout, is_wanted| match waited.upgrade() {
+        waiter: Box::new(move |name, safety, timeout, is_wanted| match waited.upgrade() {
             Some(serving) => serving.wait(name, safety, timeout, is_wanted),
             None => Err(ending()),
         }),

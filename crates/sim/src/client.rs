@@ -16,16 +16,16 @@ use sawmill_volume::Volume;
 use crate::oracle::{Effect, Oracle, ReadWatch, payload};
 use crate::trace::Trace;
 
-struct Heard {
+struct ClientCompletion {
     number: u64,
     outcome: Outcome,
     buffer: Vec<u8>,
 }
 
-type Answers = Arc<Mutex<Vec<Heard>>>;
+type Answers = Arc<Mutex<Vec<ClientCompletion>>>;
 
 /// A request in flight.
-enum Asked {
+enum ClientRequest {
     /// The operation's number in the oracle, and whether it has FUA.
     Change(usize, bool),
     /// The number of operations it covers.
@@ -41,7 +41,7 @@ enum Asked {
 #[derive(Default)]
 pub struct Client {
     answers: Answers,
-    asked: BTreeMap<u64, Asked>,
+    asked: BTreeMap<u64, ClientRequest>,
     next: u64,
     /// Writes a replaced writer has accepted.
     strays: u64,
@@ -82,11 +82,11 @@ impl Client {
         operation: (Operation, Flags),
         range: (u64, u64),
         buffer: Vec<u8>,
-        asked: Asked,
+        client_request: ClientRequest,
     ) {
         self.next += 1;
         let number = self.next;
-        self.asked.insert(number, asked);
+        self.asked.insert(number, client_request);
         let (operation, flags) = operation;
         let mut request =
             Request::with_bytes(operation, range.0, flags, buffer, self.listener(number));
@@ -106,18 +106,18 @@ impl Client {
             Vec::new()
         };
         let flags = Flags { fua, ..Flags::default() };
-        self.submit(volume, (operation, flags), range, buffer, Asked::Change(number, fua));
+        self.submit(volume, (operation, flags), range, buffer, ClientRequest::Change(number, fua));
     }
 
     /// Submits a flush.
     pub fn flush(&mut self, volume: &Volume, oracle: &Oracle) {
-        let asked = Asked::Flush(oracle.flush_covers());
+        let asked = ClientRequest::Flush(oracle.flush_covers());
         self.submit(volume, (Operation::Flush, Flags::default()), (0, 0), Vec::new(), asked);
     }
 
     /// Submits a read.
     pub fn read(&mut self, volume: &Volume, oracle: &Oracle, range: (u64, u64)) {
-        let asked = Asked::Read(oracle.watch_read(range.0, range.1));
+        let asked = ClientRequest::Read(oracle.watch_read(range.0, range.1));
         let buffer = vec![0xee; range.1 as usize];
         self.submit(volume, (Operation::Read, Flags::default()), range, buffer, asked);
     }
@@ -132,7 +132,7 @@ impl Client {
 
     fn listener(&self, number: u64) -> impl FnOnce(Outcome, Vec<u8>) + Send + 'static {
         let answers = self.answers.clone();
-        move |outcome, buffer| answers.lock().push(Heard { number, outcome, buffer })
+        move |outcome, buffer| answers.lock().push(ClientCompletion { number, outcome, buffer })
     }
 
     /// The result of that read, once it has completed: all bytes of the disk.
@@ -153,7 +153,13 @@ impl Client {
     /// Submits a write of these bytes, whose result is not checked.
     pub fn write_blindly(&mut self, volume: &Volume, address: u64, bytes: Vec<u8>) {
         let range = (address, bytes.len() as u64);
-        self.submit(volume, (Operation::Write, Flags::default()), range, bytes, Asked::StrayWrite);
+        self.submit(
+            volume,
+            (Operation::Write, Flags::default()),
+            range,
+            bytes,
+            ClientRequest::StrayWrite,
+        );
     }
 
     /// Submits a write or flush to a writer that has been replaced.
@@ -164,8 +170,8 @@ impl Client {
             Vec::new()
         };
         let asked = match operation {
-            Operation::Flush => Asked::StrayFlush(self.strays > 0),
-            _ => Asked::StrayWrite,
+            Operation::Flush => ClientRequest::StrayFlush(self.strays > 0),
+            _ => ClientRequest::StrayWrite,
         };
         self.submit(volume, (operation, Flags::default()), range, buffer, asked);
     }
@@ -181,7 +187,7 @@ impl Client {
         trace: &Trace,
     ) -> Result<(), String> {
         let answers = std::mem::take(&mut *self.answers.lock());
-        for Heard { number, outcome, buffer } in answers {
+        for ClientCompletion { number, outcome, buffer } in answers {
             let Some(asked) = self.asked.remove(&number) else {
                 return Err(format!("request {number} was answered twice"));
             };
@@ -191,7 +197,7 @@ impl Client {
             });
             if let Err(error) = &outcome {
                 let read_damage =
-                    matches!(asked, Asked::Read(_)) && error.kind() == ErrorKind::Corrupt;
+                    matches!(asked, ClientRequest::Read(_)) && error.kind() == ErrorKind::Corrupt;
                 let excused =
                     excuses.any || replaced_at.is_some() || (excuses.corrupt && read_damage);
                 if !excused {
@@ -200,17 +206,17 @@ impl Client {
                 continue;
             }
             match (asked, replaced_at) {
-                (Asked::Change(op, fua), None) => oracle.complete(op, fua),
-                (Asked::Flush(count), None) => oracle.flushed(count),
-                (Asked::Read(watch), None) => oracle.check_read(&watch, &buffer)?,
-                (Asked::Flush(count), Some(found)) if flush_is_stored && count > found => {
+                (ClientRequest::Change(op, fua), None) => oracle.complete(op, fua),
+                (ClientRequest::Flush(count), None) => oracle.flushed(count),
+                (ClientRequest::Read(watch), None) => oracle.check_read(&watch, &buffer)?,
+                (ClientRequest::Flush(count), Some(found)) if flush_is_stored && count > found => {
                     return Err(format!(
                         "a fenced writer's flush of {count} operations succeeded; its successor \
                         found {found}"
                     ));
                 }
-                (Asked::StrayWrite, _) => self.strays += 1,
-                (Asked::StrayFlush(true), Some(_)) if flush_is_stored => {
+                (ClientRequest::StrayWrite, _) => self.strays += 1,
+                (ClientRequest::StrayFlush(true), Some(_)) if flush_is_stored => {
                     return Err("a fenced writer's flush of new writes succeeded".into());
                 }
                 _ => {}

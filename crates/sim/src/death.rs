@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The panic payload that unwinds a dying process.
-struct Died;
+struct DeathPayload;
 
 /// The life of one process, as its I/O sees it.
 #[derive(Default)]
@@ -72,7 +72,7 @@ impl Life {
         let io = self.ios.fetch_add(1, Ordering::Relaxed) + 1;
         if io == self.dies_at.load(Ordering::Relaxed) {
             self.die();
-            resume_unwind(Box::new(Died));
+            resume_unwind(Box::new(DeathPayload));
         }
         true
     }
@@ -82,7 +82,7 @@ impl Life {
 pub fn live<T>(part: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(part)) {
         Ok(value) => Some(value),
-        Err(payload) if payload.is::<Died>() => None,
+        Err(payload) if payload.is::<DeathPayload>() => None,
         Err(payload) => resume_unwind(payload),
     }
 }

@@ -134,7 +134,7 @@ pub const SCRIPTS: &[Script] = &[
 
 /// The counts of an exploration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tried {
+pub struct ExplorationCounts {
     /// I/Os at which a process died.
     pub deaths: u64,
     /// States from which a volume was recovered.
@@ -143,7 +143,7 @@ pub struct Tried {
 
 /// How a life ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
+enum LifeEnd {
     Death,
     /// The power is cut; bit `n` is set if unsynced write `n` is kept.
     PowerCut(u64),
@@ -153,8 +153,8 @@ enum Ending {
 }
 
 /// Explores one script.
-pub fn explore(script: &Script, place: &Path) -> Result<Tried, String> {
-    let mut tried = Tried::default();
+pub fn explore(script: &Script, place: &Path) -> Result<ExplorationCounts, String> {
+    let mut tried = ExplorationCounts::default();
     let total = {
         let mut stage = Stage::new(script.1, place)?;
         stage.play(script.2, None)?;
@@ -180,7 +180,7 @@ pub fn explore(script: &Script, place: &Path) -> Result<Tried, String> {
                     .1;
             }
         }
-        for ending in [Ending::Death, Ending::PowerCut(0), Ending::Torn] {
+        for ending in [LifeEnd::Death, LifeEnd::PowerCut(0), LifeEnd::Torn] {
             tried.states += explore_attach(script, place, death, ending)?;
         }
     }
@@ -188,20 +188,14 @@ pub fn explore(script: &Script, place: &Path) -> Result<Tried, String> {
 }
 
 /// Tries one ending of a life, then death at every I/O of the following attach, then a power cut.
-fn explore_attach(
-    script: &Script,
-    place: &Path,
-    death: u64,
-    ending: Ending,
-) -> Result<u64, String> {
+fn explore_attach(script: &Script, place: &Path, death: u64, end: LifeEnd) -> Result<u64, String> {
     let mut tried = 0;
     for again in 1.. {
         for fate in [Fate::Lost, Fate::Torn(2)] {
             let second = Some((again, fate));
-            let what = format!(
-                "death at I/O {death}, {ending:?}, again at {again} of the attach, {fate:?}"
-            );
-            let (died, states) = one(script, place, death, ending, CallFate::Late, second)
+            let what =
+                format!("death at I/O {death}, {end:?}, again at {again} of the attach, {fate:?}");
+            let (died, states) = one(script, place, death, end, CallFate::Late, second)
                 .map_err(|error| format!("{}: {what}: {error}", script.0))?;
             tried += states;
             if !died {
@@ -212,19 +206,19 @@ fn explore_attach(
     Ok(tried)
 }
 
-fn endings(unsynced: usize) -> Vec<Ending> {
-    let mut endings = vec![Ending::Death, Ending::JournalLost];
+fn endings(unsynced: usize) -> Vec<LifeEnd> {
+    let mut endings = vec![LifeEnd::Death, LifeEnd::JournalLost];
     if unsynced <= SUBSET_WRITES_MAX {
-        endings.extend((0..1 << unsynced).map(Ending::PowerCut));
+        endings.extend((0..1 << unsynced).map(LifeEnd::PowerCut));
     } else {
         let all = u64::MAX >> (64 - unsynced.min(63));
-        endings.extend([Ending::PowerCut(0), Ending::PowerCut(all)]);
+        endings.extend([LifeEnd::PowerCut(0), LifeEnd::PowerCut(all)]);
         for write in 0..unsynced.min(63) {
-            endings.extend([Ending::PowerCut(1 << write), Ending::PowerCut(all & !(1 << write))]);
+            endings.extend([LifeEnd::PowerCut(1 << write), LifeEnd::PowerCut(all & !(1 << write))]);
         }
     }
     if unsynced > 0 {
-        endings.push(Ending::Torn);
+        endings.push(LifeEnd::Torn);
     }
     endings
 }
@@ -234,13 +228,13 @@ fn one(
     script: &Script,
     place: &Path,
     death: u64,
-    ending: Ending,
+    end: LifeEnd,
     fate: CallFate,
     again: Option<(u64, Fate)>,
 ) -> Result<(bool, u64), String> {
     let mut stage = Stage::new(script.1, place)?;
     stage.play(script.2, Some(death))?;
-    stage.end(ending, fate);
+    stage.end(end, fate);
     let mut died = false;
     if let Some((again, fate)) = again {
         died = stage.run.attach_dying(again)?;
@@ -253,8 +247,8 @@ fn one(
 }
 
 /// Tries every order of [`UNDER_WAY`] stored segments, death after each, and each fate of the rest.
-pub fn explore_orders(place: &Path) -> Result<Tried, String> {
-    let mut tried = Tried::default();
+pub fn explore_orders(place: &Path) -> Result<ExplorationCounts, String> {
+    let mut tried = ExplorationCounts::default();
     let mut orders = Vec::new();
     permutations(&mut (0..UNDER_WAY).collect(), 0, &mut orders);
     for order in &orders {
@@ -359,17 +353,17 @@ impl Stage {
         self.run.machines[0].shelf.all().iter().map(|medium| medium.unsynced()).sum()
     }
 
-    fn end(&mut self, ending: Ending, fate: CallFate) {
+    fn end(&mut self, end: LifeEnd, fate: CallFate) {
         self.run.end_process(|_| fate);
-        match ending {
-            Ending::Death => {}
-            Ending::PowerCut(kept) => {
+        match end {
+            LifeEnd::Death => {}
+            LifeEnd::PowerCut(kept) => {
                 self.run.cut_power_with(|write| {
                     if kept >> write.min(63) & 1 == 1 { Fate::Kept } else { Fate::Lost }
                 });
             }
-            Ending::Torn => self.run.cut_power_with(|_| Fate::Torn(2)),
-            Ending::JournalLost => self.run.lose_everything_local(),
+            LifeEnd::Torn => self.run.cut_power_with(|_| Fate::Torn(2)),
+            LifeEnd::JournalLost => self.run.lose_everything_local(),
         }
         if fate == CallFate::Late && self.run.loss == Loss::Process {
             self.run.land_all();

@@ -16,7 +16,7 @@ use crate::disk::Medium;
 
 /// The object of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Right {
+enum LockObject {
     Name(PathBuf),
     /// By its identity, which lasts as long as a reference to it.
     Medium(usize),
@@ -31,33 +31,33 @@ struct Holder {
 /// See the head of this file.
 #[derive(Default)]
 pub struct Locks {
-    held: Mutex<BTreeMap<Right, Weak<Holder>>>,
+    held: Mutex<BTreeMap<LockObject, Weak<Holder>>>,
 }
 
 impl Locks {
     /// Locks a name.
     pub fn take_name(&self, name: PathBuf, life: &Arc<Life>) -> io::Result<Lock> {
-        self.take(Right::Name(name), life, None)
+        self.take(LockObject::Name(name), life, None)
     }
 
     /// Locks a medium.
     pub fn take_medium(&self, medium: Arc<Medium>, life: &Arc<Life>) -> io::Result<Lock> {
-        self.take(Right::Medium(Arc::as_ptr(&medium) as usize), life, Some(medium))
+        self.take(LockObject::Medium(Arc::as_ptr(&medium) as usize), life, Some(medium))
     }
 
     fn take(
         &self,
-        right: Right,
+        object: LockObject,
         life: &Arc<Life>,
         medium: Option<Arc<Medium>>,
     ) -> io::Result<Lock> {
         let mut held = self.held.lock();
-        let holder = held.get(&right).and_then(Weak::upgrade);
+        let holder = held.get(&object).and_then(Weak::upgrade);
         if holder.is_some_and(|holder| !holder.life.is_dead()) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let holder = Arc::new(Holder { life: life.clone(), medium });
-        held.insert(right, Arc::downgrade(&holder));
+        held.insert(object, Arc::downgrade(&holder));
         Ok(Box::new(holder))
     }
 }

@@ -33,7 +33,7 @@ type Id = String;
 
 /// What is known of a volume.
 #[derive(Debug)]
-struct Known {
+struct VolumeModel {
     /// The names it may have: exactly one after a success was reported.
     names: BTreeSet<String>,
     /// Its deletion was requested, with an unknown result.
@@ -46,7 +46,7 @@ struct Names<'a> {
     clock: Arc<Clock>,
     trace: Arc<Trace>,
     bucket: Arc<SimBucket>,
-    volumes: BTreeMap<Id, Known>,
+    volumes: BTreeMap<Id, VolumeModel>,
     faults: StoreFaults,
 }
 
@@ -80,7 +80,7 @@ pub fn play(dice: &mut Dice, clock: &Arc<Clock>, trace: &Arc<Trace>) -> Result<u
 }
 
 /// The result that an actor received; `None`: the actor died.
-type Heard<T> = Option<Result<T, (ErrorKind, String)>>;
+type ActorResult<T> = Option<Result<T, (ErrorKind, String)>>;
 
 impl Names<'_> {
     fn actor(&mut self, faults: StoreFaults) -> (Arc<Life>, SimWorld, SimStore) {
@@ -104,7 +104,7 @@ impl Names<'_> {
     fn actor_does<T>(
         &mut self,
         act: impl FnOnce(&SimWorld, &SimStore) -> Result<T, sawmill_volume::Error>,
-    ) -> Heard<T> {
+    ) -> ActorResult<T> {
         let (life, world, store) = self.actor(self.faults);
         if self.dice.one_in(3) {
             life.dies_after(1 + self.dice.below(DEATH_MAX));
@@ -170,8 +170,8 @@ impl Names<'_> {
     }
 
     /// A volume whose creation has an unknown result may exist: it counts as known once it is seen.
-    fn is_made(&mut self, name: &str, heard: Heard<Id>) -> Result<(), String> {
-        let Some(Ok(id)) = heard else { return Ok(()) };
+    fn is_made(&mut self, name: &str, result: ActorResult<Id>) -> Result<(), String> {
+        let Some(Ok(id)) = result else { return Ok(()) };
         let others = self.volumes.iter().find(|(_, known)| {
             known.names.len() == 1 && known.names.contains(name) && !known.may_be_gone
         });
@@ -179,7 +179,7 @@ impl Names<'_> {
             return Err(format!("{name} was made, and means volume {other}"));
         }
         let names = BTreeSet::from([name.to_owned()]);
-        self.volumes.insert(id, Known { names, may_be_gone: false });
+        self.volumes.insert(id, VolumeModel { names, may_be_gone: false });
         Ok(())
     }
 

@@ -300,7 +300,7 @@ impl Oracle {
     /// The most operations, at least `least`, whose result is `found`.
     fn longest_prefix(&self, least: usize, found: &[u8]) -> Option<usize> {
         let mut image = self.image_after(least);
-        let mut compared = Compared::new(&image, found);
+        let mut compared = ImageDifference::new(&image, found);
         let mut legal = compared.is_equal().then_some(least);
         for (number, operation) in self.operations.iter().enumerate().skip(least) {
             apply(&mut image, operation);
@@ -332,7 +332,7 @@ impl Oracle {
     /// shortest such prefix, which the replica must hold from now on.
     pub fn check_replica(&self, least: usize, found: &[u8]) -> Result<usize, String> {
         let mut image = self.image_after(least);
-        let mut compared = Compared::new(&image, found);
+        let mut compared = ImageDifference::new(&image, found);
         for count in least..=self.operations.len() {
             if compared.is_equal() {
                 return Ok(count);
@@ -396,19 +396,19 @@ fn apply(image: &mut [u8], operation: &Operation) {
 }
 
 /// The parts in which two images differ, up to the length of the second.
-struct Compared {
+struct ImageDifference {
     differs: Vec<bool>,
     count: usize,
 }
 
-impl Compared {
+impl ImageDifference {
     const PART_BYTES: usize = 256;
 
     fn new(one: &[u8], other: &[u8]) -> Self {
         let parts = one[..other.len()].chunks(Self::PART_BYTES).zip(other.chunks(Self::PART_BYTES));
         let differs: Vec<bool> = parts.map(|(one, other)| one != other).collect();
         let count = differs.iter().filter(|differs| **differs).count();
-        Compared { differs, count }
+        ImageDifference { differs, count }
     }
 
     fn is_equal(&self) -> bool {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use sawmill_device::Operation;
-use sawmill_volume::{CreateOptions, FlushMode, ReadCache, Stepped, create_in};
+use sawmill_volume::{CreateOptions, FlushMode, ReadCache, SteppedVolume, create_in};
 
 use crate::client::{Change, Client, Excuses};
 use crate::death::{Life, live};
@@ -64,7 +64,7 @@ pub(crate) struct Machine {
 /// A process that has the volume attached.
 pub(crate) struct Process {
     machine: usize,
-    stepped: Stepped,
+    stepped: SteppedVolume,
     pub(crate) store: Arc<SimStore>,
     pub(crate) life: Arc<Life>,
     client: Client,
@@ -74,7 +74,7 @@ pub(crate) struct Process {
     /// It found no journal: everything it has is from the store.
     from_store: bool,
     /// The order about the past that is not answered yet.
-    ordered: Option<past::Ordered>,
+    order: Option<past::PendingOrder>,
     cache: Option<Arc<ReadCache>>,
 }
 
@@ -110,7 +110,7 @@ pub struct Run {
     /// Cuts and clones, and the content of each.
     past: past::Past,
     /// The state of the edges, and their dice.
-    edges: edges::Met,
+    edges: edges::EdgeState,
 }
 
 type Verdict = Result<(), String>;
@@ -155,7 +155,7 @@ impl Run {
     ) -> Result<Self, String> {
         // `shrink` may have made the disk smaller.
         let first_bytes = settings.first_bytes.min(settings.size_bytes);
-        let edges = edges::Met::new(&dice, place)?;
+        let edges = edges::EdgeState::new(&dice, place)?;
         let made = |number| Machine::new(place, number, settings.edges.locks);
         let machines = (0..MACHINES).map(made).collect::<Result<_, _>>()?;
         let clock = Arc::new(Clock::default());
@@ -376,7 +376,7 @@ impl Run {
     /// The client submits a random request.
     fn ask(&mut self, process: &mut Process) {
         if process.client.waiting() >= 16
-            || process.ordered.as_ref().is_some_and(past::Ordered::is_rollback)
+            || process.order.as_ref().is_some_and(past::PendingOrder::is_rollback)
         {
             return;
         }

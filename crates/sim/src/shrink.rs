@@ -35,7 +35,7 @@ impl World {
 }
 
 /// The result of shrinking.
-pub struct Shrunk {
+pub struct ShrinkResult {
     /// The smallest world that breaks.
     pub world: World,
     /// Events of its run.
@@ -50,13 +50,13 @@ pub struct Shrunk {
 pub fn shrink(
     world: World,
     play: impl Fn(&World, Arc<Trace>) -> Result<Story, String>,
-) -> Option<Shrunk> {
+) -> Option<ShrinkResult> {
     let breaks = |world: &World| {
         let trace = Arc::new(Trace::default());
         play(world, trace.clone()).is_err().then(|| trace.events())
     };
     let events = breaks(&world)?;
-    let mut best = Shrunk { world, events, events_before: events, runs: 1 };
+    let mut best = ShrinkResult { world, events, events_before: events, runs: 1 };
     loop {
         let before = best.events;
         for change in CHANGES {

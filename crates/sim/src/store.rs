@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use sawmill_store::{
-    Class, Done, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, StoreError, StoreErrorKind,
-    check_key, check_prefix,
+    Class, Completion, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, StoreError,
+    StoreErrorKind, check_key, check_prefix,
 };
 
 use crate::death::Life;
@@ -168,10 +168,10 @@ impl SimBucket {
 
 /// A call that has not happened yet.
 enum Call {
-    Get(Get, Done<Bytes>),
-    Put(Put, Done<PutOutcome>),
-    List(List, Done<Vec<ObjectInfo>>),
-    Delete(Vec<String>, Done<()>),
+    Get(Get, Completion<Bytes>),
+    Put(Put, Completion<PutOutcome>),
+    List(List, Completion<Vec<ObjectInfo>>),
+    Delete(Vec<String>, Completion<()>),
 }
 
 impl Call {
@@ -501,19 +501,19 @@ impl SimStore {
 }
 
 impl ObjectStore for SimStore {
-    fn get(&self, get: Get, done: Done<Bytes>) {
+    fn get(&self, get: Get, done: Completion<Bytes>) {
         self.take(Call::Get(get, done));
     }
 
-    fn put(&self, put: Put, done: Done<PutOutcome>) {
+    fn put(&self, put: Put, done: Completion<PutOutcome>) {
         self.take(Call::Put(put, done));
     }
 
-    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
+    fn list(&self, list: List, done: Completion<Vec<ObjectInfo>>) {
         self.take(Call::List(list, done));
     }
 
-    fn delete(&self, keys: Vec<String>, _: Class, done: Done<()>) {
+    fn delete(&self, keys: Vec<String>, _: Class, done: Completion<()>) {
         self.take(Call::Delete(keys, done));
     }
 }

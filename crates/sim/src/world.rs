@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use sawmill_volume::{Disk, Disks, Lock, Seen, World};
+use sawmill_volume::{Disk, Disks, EntryKind, Lock, World};
 
 use crate::death::Life;
 use crate::disk::{DiskFaults, Medium, SimDisk};
@@ -178,10 +178,10 @@ impl Disks for SimWorld {
         }
     }
 
-    fn look(&self, path: &Path) -> Seen {
+    fn look(&self, path: &Path) -> EntryKind {
         match self.shelf.get(path) {
-            Some(_) => Seen::File { len_bytes: 1 },
-            None => Seen::Absent,
+            Some(_) => EntryKind::File { len_bytes: 1 },
+            None => EntryKind::Absent,
         }
     }
 

@@ -7,8 +7,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use bytes::Bytes;
 use sawmill_sim::store::{SimStore, StoreFaults};
 use sawmill_store::{
-    Blocking, Class, Done, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, StoreErrorKind,
-    conformance,
+    Blocking, Class, Completion, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome,
+    StoreErrorKind, conformance,
 };
 use sawmill_testkit::Dice;
 
@@ -19,34 +19,34 @@ fn store() -> Arc<SimStore> {
 }
 
 /// A store whose calls wait for a scheduler, which is notified of each.
-struct Scheduled {
+struct SchedulerStore {
     store: Arc<SimStore>,
     tell: Sender<()>,
 }
 
-impl Scheduled {
+impl SchedulerStore {
     fn told(&self) {
         self.tell.send(()).expect("the scheduler goes after the last call");
     }
 }
 
-impl ObjectStore for Scheduled {
-    fn get(&self, get: Get, done: Done<Bytes>) {
+impl ObjectStore for SchedulerStore {
+    fn get(&self, get: Get, done: Completion<Bytes>) {
         self.store.get(get, done);
         self.told();
     }
 
-    fn put(&self, put: Put, done: Done<PutOutcome>) {
+    fn put(&self, put: Put, done: Completion<PutOutcome>) {
         self.store.put(put, done);
         self.told();
     }
 
-    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
+    fn list(&self, list: List, done: Completion<Vec<ObjectInfo>>) {
         self.store.list(list, done);
         self.told();
     }
 
-    fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>) {
+    fn delete(&self, keys: Vec<String>, class: Class, done: Completion<()>) {
         self.store.delete(keys, class, done);
         self.told();
     }
@@ -86,7 +86,7 @@ fn calls_that_wait_for_a_scheduler_keep_the_contract() {
     let (tell, hear) = channel();
     let waiting = Arc::clone(&store);
     let scheduler = std::thread::spawn(move || schedule(&waiting, &hear));
-    let scheduled = Scheduled { store, tell };
+    let scheduled = SchedulerStore { store, tell };
     assert_eq!(conformance::run(&scheduled), Vec::<String>::new());
     drop(scheduled);
     scheduler.join().unwrap();

@@ -21,8 +21,8 @@ use crate::meter::{Attempt, Meter};
 use crate::progress::{Load, Patient, unless_stalled};
 use crate::runtime::runtime;
 use crate::{
-    CallKind, Class, Done, Get, List, MeterSnapshot, ObjectInfo, ObjectStore, Put, PutOutcome,
-    Result, StoreError, StoreErrorKind,
+    CallKind, Class, Completion, Get, List, MeterSnapshot, ObjectInfo, ObjectStore, Put,
+    PutOutcome, Result, StoreError, StoreErrorKind,
 };
 
 /// Reads of an object that may be ours before it is called unreadable.
@@ -131,7 +131,7 @@ impl Client {
     fn start<T: Send + 'static>(
         &self,
         checked: Result<()>,
-        done: Done<T>,
+        done: Completion<T>,
         call: impl FnOnce(Arc<Inner>) -> BoxFuture<'static, Result<T>>,
     ) {
         // Made first: whatever fails below, also in the spawned task, its drop still answers (S1).
@@ -149,24 +149,24 @@ impl Client {
 }
 
 impl ObjectStore for Client {
-    fn get(&self, get: Get, done: Done<Bytes>) {
+    fn get(&self, get: Get, done: Completion<Bytes>) {
         self.start(check_key(&get.key), done, |inner| {
             Box::pin(async move { inner.get(get).await })
         });
     }
 
-    fn put(&self, put: Put, done: Done<PutOutcome>) {
+    fn put(&self, put: Put, done: Completion<PutOutcome>) {
         self.start(check_key(&put.key), done, |inner| {
             Box::pin(async move { inner.put(put).await })
         });
     }
 
-    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
+    fn list(&self, list: List, done: Completion<Vec<ObjectInfo>>) {
         let checked = check_prefix(&list.prefix).map(drop);
         self.start(checked, done, |inner| Box::pin(async move { inner.list(list).await }));
     }
 
-    fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>) {
+    fn delete(&self, keys: Vec<String>, class: Class, done: Completion<()>) {
         let checked = keys.iter().try_for_each(|key| check_key(key));
         self.start(checked, done, move |inner| {
             Box::pin(async move { inner.delete(keys, class).await })
@@ -175,7 +175,7 @@ impl ObjectStore for Client {
 }
 
 /// The caller's closure; if its task dies, it still answers.
-struct Answer<T>(Option<Done<T>>);
+struct Answer<T>(Option<Completion<T>>);
 
 impl<T> Answer<T> {
     fn give(mut self, outcome: Result<T>) {
@@ -211,7 +211,7 @@ impl Patience {
 }
 
 /// One kind of request, ready to be repeated.
-struct Ask<'a> {
+struct RepeatableCall<'a> {
     kind: CallKind,
     /// The object, for error texts.
     what: &'a str,
@@ -234,7 +234,13 @@ impl Inner {
             .range
             .as_ref()
             .map_or(UNKNOWN_BYTES, |range| range.end.saturating_sub(range.start));
-        let ask = Ask { kind: CallKind::Get, what: key, bytes_out: 0, size_bytes, unseen_bytes: 0 };
+        let ask = RepeatableCall {
+            kind: CallKind::Get,
+            what: key,
+            bytes_out: 0,
+            size_bytes,
+            unseen_bytes: 0,
+        };
         self.insist(
             patience,
             &ask,
@@ -251,7 +257,7 @@ impl Inner {
         let mut patience = Patience::new(class);
         let bytes = body.len() as u64;
         let body = Body { bytes: body, bodies };
-        let ask = Ask {
+        let ask = RepeatableCall {
             kind: CallKind::Put,
             what: &key,
             bytes_out: bytes,
@@ -337,7 +343,7 @@ impl Inner {
         let prefix = check_prefix(&list.prefix)?;
         let what = if prefix.is_empty() { "everything" } else { prefix };
         let mut patience = Patience::new(list.class);
-        let ask = Ask {
+        let ask = RepeatableCall {
             kind: CallKind::List,
             what,
             bytes_out: 0,
@@ -364,8 +370,13 @@ impl Inner {
         // One answer covers all keys, so a store that works through them moves no byte meanwhile.
         let unseen_bytes = keys.len() as u64 * DELETE_AS_BYTES;
         let mut patience = Patience::new(class);
-        let ask =
-            Ask { kind: CallKind::Delete, what: &what, bytes_out: 0, size_bytes: 0, unseen_bytes };
+        let ask = RepeatableCall {
+            kind: CallKind::Delete,
+            what: &what,
+            bytes_out: 0,
+            size_bytes: 0,
+            unseen_bytes,
+        };
         self.insist(&mut patience, &ask, |()| 0, || self.backend.delete(&keys)).await
     }
 
@@ -374,19 +385,17 @@ impl Inner {
     async fn insist<'a, T>(
         &self,
         patience: &mut Patience,
-        ask: &Ask<'_>,
+        call: &RepeatableCall<'_>,
         bytes_in: impl Fn(&T) -> u64,
         attempt: impl Fn() -> BoxFuture<'a, Result<T>>,
     ) -> Result<T> {
         for tries in 0.. {
-            // A turn for each attempt: a call that pauses before its next one holds no permit, so
-            // calls that fail do not block those that work.
-            let permit = self.limiter.acquire(patience.class, Way::of(ask.kind)).await?;
+            let permit = self.limiter.acquire(patience.class, Way::of(call.kind)).await?;
             let start = Instant::now();
             // The deadline begins here, after the turn: a call that waited long in the queue still
             // gets all its tries.
             let began = *patience.began.get_or_insert(start);
-            let (patient, load) = self.patience_of(start - began, ask);
+            let (patient, load) = self.patience_of(start - began, call);
             let ended = unless_stalled(&patient, &load, attempt()).await;
             let is_stalled = ended.is_none();
             let outcome = ended.unwrap_or_else(|| {
@@ -403,20 +412,20 @@ impl Inner {
             }
             // Before the outcome is judged, because the store bills failed attempts too.
             self.meter.record(&Attempt {
-                kind: ask.kind,
+                kind: call.kind,
                 is_retry: tries > 0,
                 is_stalled,
                 bytes_in: outcome.as_ref().map_or(0, &bytes_in),
-                bytes_out: ask.bytes_out,
+                bytes_out: call.bytes_out,
                 took: start.elapsed(),
                 error: outcome.as_ref().err(),
             });
             match outcome {
                 Ok(value) => return Ok(value),
                 Err(error) if is_passing(error.kind()) => {
-                    self.back_off(patience, ask, error).await?
+                    self.back_off(patience, call, error).await?
                 }
-                Err(error) => return Err(self.explain(ask, &error, "")),
+                Err(error) => return Err(self.explain(call, &error, "")),
             }
         }
         unreachable!("the loop above has no end")
@@ -426,7 +435,7 @@ impl Inner {
     async fn back_off(
         &self,
         patience: &mut Patience,
-        ask: &Ask<'_>,
+        call: &RepeatableCall<'_>,
         error: StoreError,
     ) -> Result<()> {
         patience.failures += 1;
@@ -436,29 +445,29 @@ impl Inner {
         if waited + pause >= self.deadline {
             let tries = patience.failures;
             let gave_up = format!(" (gave up after {tries} tries in {} s)", waited.as_secs());
-            return Err(self.explain(ask, &error, &gave_up));
+            return Err(self.explain(call, &error, &gave_up));
         }
-        tracing::debug!(store = %self.name, what = ask.what, %error, ?pause, "trying the store \
+        tracing::debug!(store = %self.name, what = call.what, %error, ?pause, "trying the store \
             again");
         sleep(pause).await;
         Ok(())
     }
 
     /// How long an attempt may be silent that starts `waited` after the call's first.
-    fn patience_of(&self, waited: Duration, ask: &Ask<'_>) -> (Patient, Load) {
+    fn patience_of(&self, waited: Duration, call: &RepeatableCall<'_>) -> (Patient, Load) {
         // The last attempt may begin just before the deadline; give it a second to answer.
         let left = self.deadline.saturating_sub(waited).max(Duration::from_secs(1));
         let silence_max = self.patient.silence_max.min(left);
         let load = if self.backend.shows_progress() {
-            Load { out_bytes: ask.bytes_out, unseen_bytes: ask.unseen_bytes }
+            Load { out_bytes: call.bytes_out, unseen_bytes: call.unseen_bytes }
         } else {
-            Load { out_bytes: 0, unseen_bytes: ask.size_bytes / DISK_SPEED + ask.unseen_bytes }
+            Load { out_bytes: 0, unseen_bytes: call.size_bytes / DISK_SPEED + call.unseen_bytes }
         };
         (Patient { silence_max, ..self.patient.clone() }, load)
     }
 
-    fn explain(&self, ask: &Ask<'_>, error: &StoreError, end: &str) -> StoreError {
-        let verb = match ask.kind {
+    fn explain(&self, call: &RepeatableCall<'_>, error: &StoreError, end: &str) -> StoreError {
+        let verb = match call.kind {
             CallKind::Get => "get",
             CallKind::Put => "put",
             CallKind::List => "list",
@@ -466,7 +475,7 @@ impl Inner {
         };
         StoreError::new(
             error.kind(),
-            format!("cannot {verb} {} in {}: {error}{end}", ask.what, self.name),
+            format!("cannot {verb} {} in {}: {error}{end}", call.what, self.name),
         )
         .with_source(error.clone())
     }

@@ -14,7 +14,7 @@ use std::sync::mpsc::{Sender, channel};
 use bytes::Bytes;
 
 use crate::{
-    Blocking, Bodies, Class, Done, Get, List, ObjectStore, Put, PutOutcome, StoreError,
+    Blocking, Bodies, Class, Completion, Get, List, ObjectStore, Put, PutOutcome, StoreError,
     StoreErrorKind,
 };
 
@@ -73,7 +73,7 @@ pub fn s1_every_call_is_answered(store: &dyn ObjectStore) -> Verdict {
 }
 
 /// Reports that an answer came, whatever it is.
-fn hearer<T>(tell: &Sender<()>) -> Done<T> {
+fn hearer<T>(tell: &Sender<()>) -> Completion<T> {
     let tell = tell.clone();
     // The other end is gone only if the test has failed.
     Box::new(move |_| {

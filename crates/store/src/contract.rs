@@ -101,7 +101,7 @@ pub struct ObjectInfo {
 }
 
 /// Receives the outcome of a call, once, on a store thread or on the caller's. Must not block.
-pub type Done<T> = Box<dyn FnOnce(Result<T>) + Send>;
+pub type Completion<T> = Box<dyn FnOnce(Result<T>) + Send>;
 
 /// An object store.
 ///
@@ -120,13 +120,13 @@ pub type Done<T> = Box<dyn FnOnce(Result<T>) + Send>;
 /// - **S8** A call that fails with `Unavailable` may still take effect later.
 pub trait ObjectStore: Send + Sync {
     /// Fetches an object or a part of it.
-    fn get(&self, get: Get, done: Done<Bytes>);
-    /// Creates an object, or answers that the key is taken (S2).
-    fn put(&self, put: Put, done: Done<PutOutcome>);
-    /// Lists all objects below a prefix, in one answer that may lag (S6).
-    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>);
-    /// As [`ObjectStore::delete`].
-    fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>);
+    fn get(&self, get: Get, done: Completion<Bytes>);
+    /// Creates an object.
+    fn put(&self, put: Put, done: Completion<PutOutcome>);
+    /// Lists objects.
+    fn list(&self, list: List, done: Completion<Vec<ObjectInfo>>);
+    /// Deletes objects.
+    fn delete(&self, keys: Vec<String>, class: Class, done: Completion<()>);
 }
 
 /// What a [`Blocking::get`] takes at most.
@@ -136,9 +136,7 @@ pub const BLOCKING_GET_BYTES_MAX: u64 = 256 << 20;
 pub struct Blocking<'a>(pub &'a dyn ObjectStore);
 
 impl Blocking<'_> {
-    fn wait<T: Send + 'static>(start: impl FnOnce(Done<T>)) -> Result<T> {
-        // Room for the answer: a store that answers on the caller's own thread must not wait for
-        // `recv`.
+    fn wait<T: Send + 'static>(start: impl FnOnce(Completion<T>)) -> Result<T> {
         let (tell, hear) = sync_channel(1);
         start(Box::new(move |outcome| {
             // The waiter can be gone only if its thread died.

@@ -54,11 +54,11 @@ const FOLDER_MODE: u32 = 0o750;
 
 /// Objects in a folder.
 pub(crate) struct Directory {
-    shared: Arc<Shared>,
+    shared: Arc<DirectoryState>,
     threads: Arc<Semaphore>,
 }
 
-struct Shared {
+struct DirectoryState {
     root: Root,
     durable: Mutex<Durable>,
 }
@@ -79,7 +79,7 @@ struct Durable {
 impl Directory {
     /// The store in folder `root`, an absolute path. It need not exist yet.
     pub(crate) fn new(root: PathBuf) -> Self {
-        let shared = Arc::new(Shared::new(root));
+        let shared = Arc::new(DirectoryState::new(root));
         Directory { shared, threads: Arc::new(Semaphore::new(THREADS_MAX)) }
     }
 
@@ -87,7 +87,7 @@ impl Directory {
     /// until it ends.
     fn run<T: Send + 'static>(
         &self,
-        call: impl FnOnce(&Shared) -> Result<T> + Send + 'static,
+        call: impl FnOnce(&DirectoryState) -> Result<T> + Send + 'static,
     ) -> BoxFuture<'_, Result<T>> {
         let shared = Arc::clone(&self.shared);
         let threads = Arc::clone(&self.threads);
@@ -135,9 +135,9 @@ impl Backend for Directory {
     }
 }
 
-impl Shared {
+impl DirectoryState {
     fn new(root: PathBuf) -> Self {
-        Shared { root: Root::new(root), durable: Mutex::default() }
+        DirectoryState { root: Root::new(root), durable: Mutex::default() }
     }
 
     fn get(&self, key: &str, part: &Part) -> Result<Bytes> {

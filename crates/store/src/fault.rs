@@ -15,8 +15,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::{
-    CallKind, Class, Done, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, Result, StoreError,
-    StoreErrorKind,
+    CallKind, Class, Completion, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome, Result,
+    StoreError, StoreErrorKind,
 };
 
 /// A call as the script sees it and as the log keeps it.
@@ -65,27 +65,27 @@ pub enum Fault {
 }
 
 /// Decides what happens to each call.
-pub type Decide = Box<dyn FnMut(&Call) -> Fault + Send>;
+pub type FaultPolicy = Box<dyn FnMut(&Call) -> Fault + Send>;
 
 /// Starts a held call, or drops it.
-type Held = Box<dyn FnOnce(&dyn ObjectStore) + Send>;
+type HeldCall = Box<dyn FnOnce(&dyn ObjectStore) + Send>;
 
 /// A store that fails as its script decides, and remembers every call.
 pub struct FaultStore {
     inner: Arc<dyn ObjectStore>,
-    decide: Mutex<Decide>,
+    policy: Mutex<FaultPolicy>,
     calls: Mutex<Vec<Call>>,
-    held: Mutex<VecDeque<(Call, Held)>>,
+    held: Mutex<VecDeque<(Call, HeldCall)>>,
     /// How many scripts there were.
     scripts: AtomicU64,
 }
 
 impl FaultStore {
     /// Wraps `inner`. The script must not call the store.
-    pub fn new(inner: Arc<dyn ObjectStore>, decide: Decide) -> Arc<Self> {
+    pub fn new(inner: Arc<dyn ObjectStore>, fault_policy: FaultPolicy) -> Arc<Self> {
         Arc::new(FaultStore {
             inner,
-            decide: Mutex::new(decide),
+            policy: Mutex::new(fault_policy),
             calls: Mutex::default(),
             held: Mutex::default(),
             scripts: AtomicU64::new(0),
@@ -98,9 +98,9 @@ impl FaultStore {
     }
 
     /// Follows another script from now on. Held calls stay held.
-    pub fn script(&self, decide: Decide) {
-        let mut current = self.decide.lock();
-        *current = decide;
+    pub fn script(&self, policy: FaultPolicy) {
+        let mut current = self.policy.lock();
+        *current = policy;
         self.scripts.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -145,16 +145,14 @@ impl FaultStore {
             call.number = calls.len() as u64;
             calls.push(call.clone());
         }
-        // The script and its number are read under one lock: `hold` tells by the number whether the
-        // script was replaced since.
-        let mut decide = self.decide.lock();
+        let mut decide = self.policy.lock();
         let fault = decide(&call);
         (call, fault, self.scripts.load(Ordering::SeqCst))
     }
 
     /// Holds a call, as the script of number `script` decided. If that script has been replaced
     /// meanwhile, the held calls may have been released already: then the call goes through.
-    fn hold(&self, call: Call, start: Held, script: u64) {
+    fn hold(&self, call: Call, start: HeldCall, script: u64) {
         let number = call.number;
         // First held, then compared: a release that comes in between finds the call.
         self.held.lock().push_back((call, start));
@@ -169,8 +167,8 @@ impl FaultStore {
         call: Call,
         fault: &Fault,
         script: u64,
-        done: Done<T>,
-        start: impl FnOnce(&dyn ObjectStore, Done<T>) + Send + 'static,
+        done: Completion<T>,
+        start: impl FnOnce(&dyn ObjectStore, Completion<T>) + Send + 'static,
     ) {
         match fault {
             Fault::None | Fault::Truncate | Fault::Swap(_) => start(&*self.inner, done),
@@ -198,7 +196,7 @@ impl FaultStore {
 }
 
 /// The closure of a held call; answers when dropped.
-struct HeldAnswer<T>(Option<Done<T>>);
+struct HeldAnswer<T>(Option<Completion<T>>);
 
 impl<T> HeldAnswer<T> {
     fn give(mut self, outcome: Result<T>) {
@@ -224,7 +222,7 @@ fn planned(kind: StoreErrorKind, call: &Call) -> StoreError {
 }
 
 impl ObjectStore for FaultStore {
-    fn get(&self, mut get: Get, done: Done<Bytes>) {
+    fn get(&self, mut get: Get, done: Completion<Bytes>) {
         let Get { key, range, class, .. } = get.clone();
         let call =
             Call { number: 0, kind: CallKind::Get, keys: vec![key], range, size_bytes: 0, class };
@@ -232,14 +230,14 @@ impl ObjectStore for FaultStore {
         if let Fault::Swap(other) = &fault {
             get.key.clone_from(other);
         }
-        let done: Done<Bytes> = match fault {
+        let done: Completion<Bytes> = match fault {
             Fault::Truncate => Box::new(move |outcome| done(outcome.map(|body| first_half(&body)))),
             _ => done,
         };
         self.carry_out(call, &fault, script, done, move |inner, done| inner.get(get, done));
     }
 
-    fn put(&self, mut put: Put, done: Done<PutOutcome>) {
+    fn put(&self, mut put: Put, done: Completion<PutOutcome>) {
         let size_bytes = put.body.len() as u64;
         let (keys, class) = (vec![put.key.clone()], put.class);
         let call = Call { number: 0, kind: CallKind::Put, keys, range: None, size_bytes, class };
@@ -252,7 +250,7 @@ impl ObjectStore for FaultStore {
         self.carry_out(call, &fault, script, done, move |inner, done| inner.put(put, done));
     }
 
-    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
+    fn list(&self, list: List, done: Completion<Vec<ObjectInfo>>) {
         let (keys, class) = (vec![list.prefix.clone()], list.class);
         let call =
             Call { number: 0, kind: CallKind::List, keys, range: None, size_bytes: 0, class };
@@ -260,7 +258,7 @@ impl ObjectStore for FaultStore {
         self.carry_out(call, &fault, script, done, move |inner, done| inner.list(list, done));
     }
 
-    fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>) {
+    fn delete(&self, keys: Vec<String>, class: Class, done: Completion<()>) {
         let call = Call {
             number: 0,
             kind: CallKind::Delete,

@@ -37,11 +37,11 @@ mod runtime;
 
 pub use client::{Client, StoreOptions};
 pub use contract::{
-    BLOCKING_GET_BYTES_MAX, Blocking, Bodies, Class, Done, Get, List, ObjectInfo, ObjectStore, Put,
-    PutOutcome,
+    BLOCKING_GET_BYTES_MAX, Blocking, Bodies, Class, Completion, Get, List, ObjectInfo,
+    ObjectStore, Put, PutOutcome,
 };
 pub use error::{StoreError, StoreErrorKind};
-pub use fault::{Call, Decide, Fault, FaultStore};
+pub use fault::{Call, Fault, FaultPolicy, FaultStore};
 pub use key::{check_key, check_prefix};
 pub use location::split_volume_url;
 pub use meter::{CallKind, CallStats, LATENCY_BUCKETS, MeterSnapshot};

@@ -38,14 +38,14 @@ struct State {
     upload_was_last: bool,
     /// By class and direction.
     /// Bounded by the calls in flight, which each caller limits.
-    waiting: [[VecDeque<Waiting>; 3]; 3],
+    waiting: [[VecDeque<Waiter>; 3]; 3],
     /// Bodies that travel up and down.
     windows: [Window; 2],
     /// Numbers the waiting calls and the permits.
     next_number: u64,
 }
 
-struct Waiting {
+struct Waiter {
     number: u64,
     give: oneshot::Sender<Permit>,
 }
@@ -111,9 +111,7 @@ impl Limiter {
             }
             let (give, turn) = oneshot::channel();
             let number = state.number();
-            // Even a call that could run now joins the queue, so that it overtakes nobody who
-            // waits.
-            state.waiting[class as usize][way as usize].push_back(Waiting { number, give });
+            state.waiting[class as usize][way as usize].push_back(Waiter { number, give });
             self.dispatch(&mut state);
             turn
         };
@@ -149,7 +147,7 @@ impl Limiter {
     }
 
     /// The first call waiting in `class` whose direction has room.
-    fn next_of(&self, state: &mut State, class: Class) -> Option<(Way, Waiting)> {
+    fn next_of(&self, state: &mut State, class: Class) -> Option<(Way, Waiter)> {
         let first = |way: Way| {
             let window = state.windows.get(way as usize);
             let has_room = window.is_none_or(|it| it.running < self.requests_max - it.withheld);

@@ -15,7 +15,8 @@ use std::sync::mpsc::sync_channel;
 use bytes::Bytes;
 
 use crate::{
-    Blocking, Bodies, Class, Done, ObjectStore, Put, PutOutcome, Result, StoreError, StoreErrorKind,
+    Blocking, Bodies, Class, Completion, ObjectStore, Put, PutOutcome, Result, StoreError,
+    StoreErrorKind,
 };
 
 /// Where the probes' objects live.
@@ -106,7 +107,8 @@ fn race(
         let tell = tell.clone();
         let put = Put { key: key.to_owned(), body: body.clone(), class: Class::Upload, bodies };
         // The receiver is gone only if this thread died.
-        let done: Done<PutOutcome> = Box::new(move |outcome| drop(tell.send((racer, outcome))));
+        let done: Completion<PutOutcome> =
+            Box::new(move |outcome| drop(tell.send((racer, outcome))));
         store.put(put, done);
     }
     drop(tell);
@@ -312,10 +314,10 @@ mod tests {
     }
 
     /// A store that ignores the condition: the last put wins and all get `Created`.
-    struct Overwriting(Mutex<Vec<(String, Bytes)>>);
+    struct OverwriteStore(Mutex<Vec<(String, Bytes)>>);
 
-    impl ObjectStore for Overwriting {
-        fn get(&self, get: Get, done: Done<Bytes>) {
+    impl ObjectStore for OverwriteStore {
+        fn get(&self, get: Get, done: Completion<Bytes>) {
             let found = self
                 .0
                 .lock()
@@ -324,14 +326,14 @@ mod tests {
                 .map(|(_, body)| body.clone());
             done(found.ok_or_else(|| StoreError::new(StoreErrorKind::NotFound, "absent")));
         }
-        fn put(&self, put: Put, done: Done<PutOutcome>) {
+        fn put(&self, put: Put, done: Completion<PutOutcome>) {
             self.0.lock().push((put.key, put.body));
             done(Ok(PutOutcome::Created));
         }
-        fn list(&self, _: List, done: Done<Vec<ObjectInfo>>) {
+        fn list(&self, _: List, done: Completion<Vec<ObjectInfo>>) {
             done(Ok(Vec::new()));
         }
-        fn delete(&self, keys: Vec<String>, _: Class, done: Done<()>) {
+        fn delete(&self, keys: Vec<String>, _: Class, done: Completion<()>) {
             self.0.lock().retain(|(key, _)| !keys.contains(key));
             done(Ok(()));
         }
@@ -348,7 +350,7 @@ mod tests {
 
     #[test]
     fn a_store_that_overwrites_is_found_out_and_left_clean() {
-        let store = Overwriting(Mutex::default());
+        let store = OverwriteStore(Mutex::default());
         let report = probe_conditional_create(&store, 3, 4, Bodies::InHalves).unwrap();
         assert!(!report.is_honest());
         assert_eq!((report.several_winners, report.overwrites), (3, 3));
@@ -390,7 +392,7 @@ mod tests {
 
     #[test]
     fn the_doctor_names_what_is_broken_and_says_what_to_do() {
-        let results = doctor(&Overwriting(Mutex::default()));
+        let results = doctor(&OverwriteStore(Mutex::default()));
         let broken: Vec<_> =
             results.iter().filter(|result| !result.ok).map(|result| result.name).collect();
         let ranges = "get a part of it";

@@ -49,17 +49,19 @@ impl Patient {
 
 /// What one attempt has moved.
 pub(crate) struct Progress {
-    moved: Mutex<Moved>,
+    progress: Mutex<TransferProgress>,
 }
 
-struct Moved {
+struct TransferProgress {
     sent_bytes: u64,
     last: Instant,
 }
 
 impl Progress {
     fn start() -> Arc<Self> {
-        Arc::new(Progress { moved: Mutex::new(Moved { sent_bytes: 0, last: Instant::now() }) })
+        Arc::new(Progress {
+            progress: Mutex::new(TransferProgress { sent_bytes: 0, last: Instant::now() }),
+        })
     }
 
     /// The progress of the attempt that this task makes, if any.
@@ -69,14 +71,14 @@ impl Progress {
 
     /// The connection accepted the next bytes of the body.
     pub(crate) fn sent(&self, bytes: u64) {
-        let mut moved = self.moved.lock();
+        let mut moved = self.progress.lock();
         moved.sent_bytes += bytes;
         moved.last = Instant::now();
     }
 
     /// Some of the answer came.
     pub(crate) fn received(&self) {
-        self.moved.lock().last = Instant::now();
+        self.progress.lock().last = Instant::now();
     }
 }
 
@@ -96,7 +98,7 @@ pub(crate) async fn unless_stalled<T>(
 ) -> Option<T> {
     let progress = Progress::start();
     let cut_at = || {
-        let moved = progress.moved.lock();
+        let moved = progress.progress.lock();
         let is_out = moved.sent_bytes >= load.out_bytes;
         // Before the last byte is accepted, every further piece shows progress, and no extra time
         // is due.

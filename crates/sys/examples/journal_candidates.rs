@@ -84,12 +84,12 @@ impl Drop for SharedMapping {
 }
 
 /// (b) Buffered writes.
-struct Buffered {
+struct BufferedJournal {
     file: File,
     at: u64,
 }
 
-impl Candidate for Buffered {
+impl Candidate for BufferedJournal {
     fn append(&mut self, record: &[u8]) -> io::Result<()> {
         if self.at + record.len() as u64 > FILE_BYTES {
             self.at = 0;
@@ -105,14 +105,14 @@ impl Candidate for Buffered {
 }
 
 /// (c) Staging memory in a tmpfs and direct writes of whole blocks, as the engine does it.
-struct Staged {
+struct StagingJournal {
     disk: DirectFile,
     ring: std::sync::Arc<Ring>,
     consumer: Consumer,
     span: Span,
 }
 
-impl Staged {
+impl StagingJournal {
     fn open(path: &Path, staging_path: &Path) -> io::Result<Self> {
         let disk = DirectFile::open(path, OpenMode::Direct)?;
         if !disk.is_direct() {
@@ -122,7 +122,7 @@ impl Staged {
         }
         let (ring, consumer) = StagingFile::create(staging_path, STAGING_BYTES)?.into_ring(0, &[]);
         let span = put(&ring, &vec![0; BLOCK_BYTES as usize])?;
-        Ok(Staged { disk, ring, consumer, span })
+        Ok(StagingJournal { disk, ring, consumer, span })
     }
 
     /// Writes the whole blocks of the span.
@@ -150,7 +150,7 @@ fn put(ring: &Ring, record: &[u8]) -> io::Result<Span> {
     Ok(Span::of(&slot.publish()))
 }
 
-impl Candidate for Staged {
+impl Candidate for StagingJournal {
     fn append(&mut self, record: &[u8]) -> io::Result<()> {
         let reserved = self.ring.reserve(record.len() as u64, |_, _| ());
         let (mut slot, ()) = reserved.map_err(|_| io::Error::other("the staging ring is full"))?;
@@ -240,10 +240,10 @@ fn measure(paths: &[PathBuf; 3], staging: &Path, round: Duration, rounds: u64) -
     let buffered = OpenOptions::new().read(true).write(true).open(&paths[1])?;
     let mut candidates: [(&str, Box<dyn Candidate>); 3] = [
         ("shared mapping of the journal, fdatasync", Box::new(SharedMapping::open(&paths[0])?)),
-        ("buffered pwrite, fdatasync", Box::new(Buffered { file: buffered, at: 0 })),
+        ("buffered pwrite, fdatasync", Box::new(BufferedJournal { file: buffered, at: 0 })),
         (
             "tmpfs ring, direct pwrite, fdatasync (ours)",
-            Box::new(Staged::open(&paths[2], staging)?),
+            Box::new(StagingJournal::open(&paths[2], staging)?),
         ),
     ];
     let mut turns: [Vec<Turn>; 3] = Default::default();

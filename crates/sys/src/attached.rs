@@ -1,10 +1,10 @@
 //! Memory that another process made and shares with this one; ranges of it are lent to one holder
 //! at a time.
 //!
-//! Invariants: while a [`Lent`] lives, it is the only access of this process to its range. Lent
-//! ranges lie inside the mapping and are disjoint, whatever the other process requests. A file that
-//! is not sealed against shrinking is refused, so the memory cannot be taken away. A stray write of
-//! the other process corrupts bytes and has no other effect.
+//! Invariants: while a [`MemoryLease`] lives, it is the only access of this process to its range.
+//! Lent ranges lie inside the mapping and are disjoint, whatever the other process requests. A file
+//! that is not sealed against shrinking is refused, so the memory cannot be taken away. A stray
+//! write of the other process corrupts bytes and has no other effect.
 //!
 //! Not here: memory that this process makes (`arena`), and shared memory seen as atomics
 //! (`shared`).
@@ -22,7 +22,7 @@ use crate::mapping::Mapping;
 use crate::sync::Mutex;
 
 /// A mapping of another process's memory, with the ranges that are lent now.
-pub struct Attached {
+pub struct AttachedMemory {
     mapping: Mapping,
     length: usize,
     /// The lent ranges: start and end.
@@ -30,13 +30,13 @@ pub struct Attached {
 }
 
 /// A range of attached memory, for this holder alone until it is dropped.
-pub struct Lent {
-    memory: Arc<Attached>,
+pub struct MemoryLease {
+    memory: Arc<AttachedMemory>,
     offset: usize,
     length: usize,
 }
 
-impl Attached {
+impl AttachedMemory {
     /// Maps the first `length` bytes of a file received from another process. Errors:
     /// `InvalidInput` when `length` is zero, or when the file is shorter or could become so.
     pub fn open(file: OwnedFd, length: usize) -> io::Result<Arc<Self>> {
@@ -52,7 +52,7 @@ impl Attached {
             return Err(refused("shared memory that can be taken away again".to_owned()));
         }
         let mapping = Mapping::plain(File::from(file), 0, length)?;
-        Ok(Arc::new(Attached { mapping, length, lent: Mutex::new(BTreeMap::new()) }))
+        Ok(Arc::new(AttachedMemory { mapping, length, lent: Mutex::new(BTreeMap::new()) }))
     }
 
     /// The length of the mapping in bytes.
@@ -64,7 +64,7 @@ impl Attached {
     /// Lends the `length` bytes at `offset`. `None` when `length` is zero, or when some of the
     /// bytes lie outside or are already lent.
     #[must_use]
-    pub fn lend(self: &Arc<Self>, offset: u64, length: u64) -> Option<Lent> {
+    pub fn lend(self: &Arc<Self>, offset: u64, length: u64) -> Option<MemoryLease> {
         let (offset, length) = (usize::try_from(offset).ok()?, usize::try_from(length).ok()?);
         let end = offset.checked_add(length).filter(|end| *end <= self.length && length > 0)?;
         let mut lent = self.lent.lock();
@@ -74,11 +74,11 @@ impl Attached {
         }
         lent.insert(offset, end);
         drop(lent);
-        Some(Lent { memory: Arc::clone(self), offset, length })
+        Some(MemoryLease { memory: Arc::clone(self), offset, length })
     }
 }
 
-impl Deref for Lent {
+impl Deref for MemoryLease {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -89,14 +89,14 @@ impl Deref for Lent {
     }
 }
 
-impl DerefMut for Lent {
+impl DerefMut for MemoryLease {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` excludes every other access of this process.
         unsafe { std::slice::from_raw_parts_mut(self.memory.mapping.at(self.offset), self.length) }
     }
 }
 
-impl Drop for Lent {
+impl Drop for MemoryLease {
     fn drop(&mut self) {
         self.memory.lent.lock().remove(&self.offset);
     }
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn ranges_are_disjoint_and_inside() {
         let arena = Arena::create("test", 16384).unwrap();
-        let memory = Attached::open(arena.file().try_clone().unwrap().into(), 16384).unwrap();
+        let memory = AttachedMemory::open(arena.file().try_clone().unwrap().into(), 16384).unwrap();
         let one = memory.lend(4096, 4096).unwrap();
         for (offset, length) in
             [(4096, 1), (8191, 1), (0, 4097), (0, 16384), (4000, 200), (8191, 100)]
@@ -132,7 +132,7 @@ mod tests {
     fn the_maker_sees_what_is_written() {
         let arena = Arena::create("test", 8192).unwrap();
         let lease = arena.lease(8192).unwrap();
-        let memory = Attached::open(arena.file().try_clone().unwrap().into(), 8192).unwrap();
+        let memory = AttachedMemory::open(arena.file().try_clone().unwrap().into(), 8192).unwrap();
         memory.lend(4096, 10).unwrap().fill(7);
         assert_eq!((lease[4095], lease[4096], lease[4105], lease[4106]), (0, 7, 7, 0));
     }
@@ -141,8 +141,8 @@ mod tests {
     fn memory_that_could_be_taken_away_is_refused() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
-        assert!(Attached::open(file.into(), 8192).is_err());
+        assert!(AttachedMemory::open(file.into(), 8192).is_err());
         let arena = Arena::create("test", 8192).unwrap();
-        assert!(Attached::open(arena.file().try_clone().unwrap().into(), 8193).is_err());
+        assert!(AttachedMemory::open(arena.file().try_clone().unwrap().into(), 8193).is_err());
     }
 }

@@ -20,7 +20,7 @@ const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));
 
 /// The result of one receive call.
 #[derive(Debug)]
-pub struct Received {
+pub struct ReceiveResult {
     /// Bytes that were received; 0 at the end of the stream.
     pub bytes: usize,
     /// Open files that came with them.
@@ -51,7 +51,7 @@ pub fn send(
 }
 
 /// Receives into `buffer` what there is, with its descriptors. Fails as `recvmsg` does.
-pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<Received, Errno> {
+pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<ReceiveResult, Errno> {
     let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let message = rustix::io::retry_on_intr(|| {
@@ -63,7 +63,7 @@ pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<Received, Errno> 
             descriptors.extend(came);
         }
     }
-    Ok(Received {
+    Ok(ReceiveResult {
         bytes: message.bytes,
         descriptors,
         is_cut: message.flags.contains(ReturnFlags::TRUNC),

@@ -4,12 +4,13 @@
 //! Modules: [`AlignedBytes`] (memory that direct I/O accepts), [`DirectFile`] (a file or block
 //! device, written around the page cache, and read around it where a read is aligned), [`staging`]
 //! (memory that outlives the process, and the ring in it), [`SharedMemory`] (memory that another
-//! process writes too), [`Arena`] (such memory, lent out in pieces), [`Attached`] (such memory of
-//! another process), [`in_own_session`] (a program that outlives its starter), [`caged`](caged())
-//! (one that is not trusted), [`sync`] (locks and atomics, which a test can replace),
-//! [`LoopDevice`] (a file as a block device), [`discard`](discard()) (and zeroes, on files and
-//! block devices), [`ublk`] (the kernel's driver for block devices in user space), [`reclaim`] (a
-//! server of disks must not wait for its own disk), [`CountingAllocator`] (for tests).
+//! process writes too), [`Arena`] (such memory, lent out in pieces), [`AttachedMemory`] (such
+//! memory of another process), [`in_own_session`] (a program that outlives its starter),
+//! [`caged`](caged()) (one that is not trusted), [`sync`] (locks and atomics, which a test can
+//! replace), [`LoopDevice`] (a file as a block device), [`discard`](discard()) (and zeroes, on
+//! files and block devices), [`ublk`] (the kernel's driver for block devices in user space),
+//! [`reclaim`] (a server of disks must not wait for its own disk), [`CountingAllocator`] (for
+//! tests).
 //!
 //! Not here: what the bytes mean; any policy.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -36,7 +37,7 @@ mod waker;
 
 pub use aligned::AlignedBytes;
 pub use arena::{Arena, Lease};
-pub use attached::{Attached, Lent};
+pub use attached::{AttachedMemory, MemoryLease};
 pub use caged::{Bounds, caged, is_no_network};
 pub use counting::CountingAllocator;
 pub use direct_file::{DirectFile, FileLock, OpenMode, rename_exclusive};
@@ -45,7 +46,7 @@ pub use loop_device::{LoopAccess, LoopDevice};
 pub use pages::Pages;
 pub use session::in_own_session;
 pub use shared::SharedMemory;
-pub use staging::{Consumer, Full, Published, Ring, Slot, Span, StagingFile};
+pub use staging::{Consumer, FillProof, ReserveError, Ring, Slot, Span, StagingFile};
 pub use waker::Waker;
 
 /// The unit of direct I/O: every aligned offset, length and address is a multiple of it.

@@ -9,7 +9,7 @@
 //! Invariants (they make the safe interface sound):
 //! 1. `low <= written <= next` and `next - low <= capacity`, so no two live positions share memory.
 //! 2. A [`Slot`] is the only access to its range until it is published; ranges are handed out once.
-//! 3. A [`Published`] token exists only for a range that is completely filled. Reading it takes
+//! 3. A [`FillProof`] exists only for a range that is completely filled. Reading it takes
 //!    `low` shared and checks that the range has not been given up; giving up takes `low`
 //!    exclusively.
 //! 4. Only the consumer moves `written`, and it cannot hold a borrowed span while it does. It moves
@@ -231,7 +231,7 @@ impl StagingFile {
 
 /// Why a slot cannot be reserved now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Full {
+pub enum ReserveError {
     /// The consumer has to write more of the ring first.
     Staging,
     /// The journal behind has no room: [`Ring::set_position_max`].
@@ -277,14 +277,14 @@ impl Ring {
         &self,
         bytes: u64,
         head: impl FnOnce(u64, &mut [u8]) -> T,
-    ) -> Result<(Slot<'_>, T), Full> {
+    ) -> Result<(Slot<'_>, T), ReserveError> {
         assert!(
             bytes > 0 && bytes <= self.staging.capacity_bytes,
             "a slot of {bytes} bytes does not fit"
         );
         let mut at = self.end.lock();
         if at.closed {
-            return Err(Full::Closed);
+            return Err(ReserveError::Closed);
         }
         let end = at.next + bytes;
         self.take(&mut at.next, end, self.position_max.load(Ordering::Acquire), head)
@@ -297,7 +297,7 @@ impl Ring {
         &self,
         bytes_min: u64,
         head: impl FnOnce(u64, &mut [u8]) -> T,
-    ) -> Result<Option<(Slot<'_>, T)>, Full> {
+    ) -> Result<Option<(Slot<'_>, T)>, ReserveError> {
         let mut at = self.end.lock();
         if at.next.is_multiple_of(BLOCK_BYTES) {
             return Ok(None);
@@ -327,9 +327,9 @@ impl Ring {
         end: u64,
         position_max: u64,
         head: impl FnOnce(u64, &mut [u8]) -> T,
-    ) -> Result<(Slot<'_>, T), Full> {
+    ) -> Result<(Slot<'_>, T), ReserveError> {
         if end > position_max {
-            return Err(Full::Journal);
+            return Err(ReserveError::Journal);
         }
         if end - *self.low.read() > self.staging.capacity_bytes {
             self.give_up_before(end)?;
@@ -345,14 +345,14 @@ impl Ring {
 
     /// Gives up written bytes so that the ring can reach to `end`, and some more, to avoid doing
     /// this for every slot.
-    fn give_up_before(&self, end: u64) -> Result<(), Full> {
+    fn give_up_before(&self, end: u64) -> Result<(), ReserveError> {
         let capacity = self.staging.capacity_bytes;
         // Lock before reading `written`, which moves back when a sync fails.
         let mut low = self.low.write();
         let written = self.staging.written_word().load(Ordering::Acquire);
         let need = end - capacity;
         if written < need {
-            return Err(Full::Staging);
+            return Err(ReserveError::Staging);
         }
         *low = written.min(need + capacity / 8);
         Ok(())
@@ -391,7 +391,7 @@ impl Ring {
     /// returns the number of first bytes that are gone: their memory was given up, so they are
     /// written. (A slot can be given up in part.)
     #[must_use]
-    pub fn read(&self, slot: &Published, offset: u64, into: &mut [u8]) -> usize {
+    pub fn read(&self, slot: &FillProof, offset: u64, into: &mut [u8]) -> usize {
         assert_eq!(slot.ring, self.id, "the slot belongs to another ring");
         assert!(
             offset + into.len() as u64 <= u64::from(slot.bytes),
@@ -424,8 +424,8 @@ pub struct Slot<'a> {
 impl Slot<'_> {
     /// Declares the slot filled.
     #[must_use]
-    pub fn publish(self) -> Published {
-        Published { position: self.position, bytes: self.bytes as u32, ring: self.ring.id }
+    pub fn publish(self) -> FillProof {
+        FillProof { position: self.position, bytes: self.bytes as u32, ring: self.ring.id }
     }
 }
 
@@ -448,13 +448,13 @@ impl DerefMut for Slot<'_> {
 
 /// Proof that a range of a ring is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Published {
+pub struct FillProof {
     position: u64,
     bytes: u32,
     ring: u32,
 }
 
-impl Published {
+impl FillProof {
     /// Where the slot begins.
     #[must_use]
     pub fn position(&self) -> u64 {
@@ -479,12 +479,12 @@ pub struct Span {
 impl Span {
     /// The span of one slot.
     #[must_use]
-    pub fn of(slot: &Published) -> Self {
+    pub fn of(slot: &FillProof) -> Self {
         Span { start: slot.position, end: slot.end(), ring: slot.ring }
     }
 
     /// Adds the slot that follows.
-    pub fn extend(&mut self, slot: &Published) {
+    pub fn extend(&mut self, slot: &FillProof) {
         assert!(
             slot.position == self.end && slot.ring == self.ring,
             "the slot does not follow the span"

@@ -19,13 +19,13 @@ use crate::options::OpenOptions;
 use crate::read::ReadContext;
 use crate::read::ahead::Streams;
 use crate::read::fetch::Fetcher;
-use crate::recovery::stored::Stored;
+use crate::recovery::stored::StoredVolume;
 use crate::state::State;
 use crate::stored_data::{StoredData, VolumeCache};
 use crate::tally::Tally;
-use crate::threads::later::Later;
+use crate::threads::later::DeferredJobs;
 use crate::threads::pool::{Pool, Priority};
-use crate::unstored::Unstored;
+use crate::unstored::AgeLimit;
 use crate::world::World;
 use crate::write::WriteContext;
 
@@ -44,12 +44,12 @@ impl Contexts {
         store: Arc<dyn ObjectStore>,
         options: &OpenOptions,
         world: Arc<dyn World>,
-        stored: Stored,
+        stored: StoredVolume,
         journal: Option<Arc<Journal>>,
         reader_threads: usize,
     ) -> Self {
-        let Stored { record, view, end, .. } = stored;
-        let unstored = Unstored::new(options.unstored_age_max, end.position, world.now());
+        let StoredVolume { record, view, end, .. } = stored;
+        let unstored = AgeLimit::new(options.unstored_age_max, end.position, world.now());
         let enter = |cache| VolumeCache::enter(cache, record.volume_id, &view.lineage);
         let cache = options.cache.clone().map(enter);
         let stored = Arc::new(StoredData::new(record.volume_id, view, cache, options.cut.clone()));
@@ -89,7 +89,7 @@ impl Contexts {
             fetcher: Fetcher::new(),
             streams: Streams::new(options.prefetch_bytes),
             pool: Pool::new("reader", reader_threads, Priority::Usual),
-            later: Arc::<Later>::default(),
+            jobs: Arc::<DeferredJobs>::default(),
             mailbox,
         });
         let collectors = if options.read_only { 0 } else { reader_threads.min(1) };

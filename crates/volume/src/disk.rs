@@ -63,7 +63,7 @@ pub type Lock = Box<dyn Any + Send + Sync>;
 
 /// What exists under a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum EntryKind {
     /// Nothing.
     Absent,
     /// A file of this many bytes.
@@ -83,7 +83,7 @@ pub trait Disks: Send + Sync {
     /// there is no file, or if it is a device, which is locked by name alone.
     fn lock_file(&self, path: &Path) -> io::Result<Lock>;
     /// Returns what exists under this name.
-    fn look(&self, path: &Path) -> Seen;
+    fn look(&self, path: &Path) -> EntryKind;
     /// Opens what has this name.
     fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>>;
     /// Makes a file of zeroes, durably. Fails when the name is taken or space is short.
@@ -108,16 +108,16 @@ impl Disks for RealDisks {
 
     fn lock_file(&self, path: &Path) -> io::Result<Lock> {
         match self.look(path) {
-            Seen::File { .. } => Ok(Box::new(FileLock::take(path)?)),
-            Seen::Absent | Seen::Device => Ok(Box::new(())),
+            EntryKind::File { .. } => Ok(Box::new(FileLock::take(path)?)),
+            EntryKind::Absent | EntryKind::Device => Ok(Box::new(())),
         }
     }
 
-    fn look(&self, path: &Path) -> Seen {
+    fn look(&self, path: &Path) -> EntryKind {
         match std::fs::metadata(path) {
-            Ok(meta) if meta.is_file() => Seen::File { len_bytes: meta.len() },
-            Ok(_) => Seen::Device,
-            Err(_) => Seen::Absent,
+            Ok(meta) if meta.is_file() => EntryKind::File { len_bytes: meta.len() },
+            Ok(_) => EntryKind::Device,
+            Err(_) => EntryKind::Absent,
         }
     }
 

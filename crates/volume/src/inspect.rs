@@ -19,7 +19,7 @@ use sawmill_store::ObjectStore;
 use sawmill_sys::{DirectFile, OpenMode};
 
 use crate::disk::Disk;
-use crate::journal::scan::{Found, LogImage, ScanOptions, scan};
+use crate::journal::scan::{LogImage, ScanOptions, ScannedRecord, scan};
 use crate::open;
 use crate::options::OpenOptions;
 use crate::recovery::roll_forward::headers;
@@ -166,7 +166,10 @@ fn open_journal(path: &Path) -> Result<Arc<dyn Disk>> {
     Ok(Arc::new(DirectFile::open(path, OpenMode::ReadOnly).map_err(unreadable)?))
 }
 
-fn read_journal(disk: Arc<dyn Disk>, name: &str) -> Result<(JournalReport, Vec<Found>, LogImage)> {
+fn read_journal(
+    disk: Arc<dyn Disk>,
+    name: &str,
+) -> Result<(JournalReport, Vec<ScannedRecord>, LogImage)> {
     let corrupt =
         |what: String| Error::new(ErrorKind::Corrupt, format!("the journal {name}: {what}"));
     if disk.len_bytes() < RING_START_BYTES {
@@ -191,11 +194,11 @@ fn read_journal(disk: Arc<dyn Disk>, name: &str) -> Result<(JournalReport, Vec<F
     let options = ScanOptions::of(&superblock, superblock.trim, true);
     let found = scan(&mut log, &options)?;
     let count = |operations: &[RecordOperation]| {
-        found.found.iter().filter(|record| operations.contains(&record.header.operation)).count()
+        found.records.iter().filter(|record| operations.contains(&record.header.operation)).count()
             as u64
     };
     let damaged = found.end < found.mark;
-    let epoch = |record: Option<&Found>| record.map(|record| record.header.epoch);
+    let epoch = |record: Option<&ScannedRecord>| record.map(|record| record.header.epoch);
     let report = JournalReport {
         volume_id,
         from: superblock.trim,
@@ -204,17 +207,17 @@ fn read_journal(disk: Arc<dyn Disk>, name: &str) -> Result<(JournalReport, Vec<F
         ended_by: if damaged { format!("damage: {}", found.why) } else { found.why.to_owned() },
         writes: count(&[RecordOperation::Write]),
         write_bytes: found
-            .found
+            .records
             .iter()
             .filter_map(|f| f.record.as_ref())
             .map(|r| r.payload_bytes())
             .sum(),
         discards: count(&[RecordOperation::Discard, RecordOperation::Zero]),
         padding: count(&[RecordOperation::Pad, RecordOperation::Void]),
-        epochs: epoch(found.found.first()).zip(epoch(found.found.last())),
+        epochs: epoch(found.records.first()).zip(epoch(found.records.last())),
         superblock,
     };
-    Ok((report, found.found, log))
+    Ok((report, found.records, log))
 }
 
 /// What attaching would find and do, step by step; with `journal_path`, the journal is judged too.

@@ -73,14 +73,14 @@ mod world;
 mod write;
 
 pub use cache::{ReadCache, open_cache};
-pub use cuts::{Cut, CutInfo, Deleted, PastReport, clone, clone_in, past};
-pub use disk::{Disk, Disks, Lock, RealDisks, Seen};
+pub use cuts::{Cut, CutInfo, DeleteReport, PastReport, clone, clone_in, past};
+pub use disk::{Disk, Disks, EntryKind, Lock, RealDisks};
 pub use fencing::Fencing;
 pub use flatten::{release_ancestors, release_ancestors_in};
 pub use gc::{Choice as GcChoice, GcPolicy};
 pub use names::{
-    Finished, Listed, Unnamed, create, create_in, delete, delete_in, find, finish_delete, list,
-    name_unnamed, rename, rename_in, unnamed,
+    DeleteRemains, UnnamedVolume, VolumeEntry, create, create_in, delete, delete_in, find,
+    finish_delete, list, name_unnamed, rename, rename_in, unnamed,
 };
 pub use open::{Age, age_of};
 pub use options::{CreateOptions, FlushMode, NewestState, OpenOptions};
@@ -89,7 +89,7 @@ pub use recovery::{RecoveryReport, RecoveryStep};
 pub use sawmill_device::{Error, ErrorKind};
 pub use sawmill_format::kept::CutKind;
 pub use status::{Counters, GcReport, Health, Positions, Safety, Stall, Status};
-pub use threads::steps::Stepped;
+pub use threads::steps::SteppedVolume;
 pub use volume::Volume;
 pub use world::{RealWorld, World};
 

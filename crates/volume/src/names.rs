@@ -12,18 +12,18 @@
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{Kept, Word};
+use sawmill_format::kept::{KeptBlock, Word};
 use sawmill_format::name_record::NameStep;
 use sawmill_format::role::RoleKind;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use crate::ask::store_error;
-use crate::cuts::words::{self, Said};
-use crate::cuts::{Deleted, PinHolder, let_go, remove_objects};
+use crate::cuts::words::{self, WordContent};
+use crate::cuts::{DeleteReport, PinHolder, let_go, remove_objects};
 use crate::fencing::{Claim, demand_fencing, fence};
 use crate::options::CreateOptions;
-use crate::recovery::stored::{Stored, end_of_log, stored_of};
+use crate::recovery::stored::{StoredVolume, end_of_log, stored_of};
 use crate::recovery::{Reporter, checkpoint};
 use crate::replicate::role;
 use crate::world::{RealWorld, World};
@@ -32,14 +32,14 @@ use crate::{Error, ErrorKind, Result, limits};
 pub(crate) mod ledger;
 mod lost;
 
-pub use lost::{Unnamed, name_unnamed, unnamed};
+pub use lost::{UnnamedVolume, name_unnamed, unnamed};
 
 /// How often an operation is retried after another command was faster.
 const TRIES_MAX: u32 = 8;
 
 /// One volume of a store.
 #[derive(Clone, Debug)]
-pub struct Listed {
+pub struct VolumeEntry {
     /// Its name.
     pub name: String,
     /// Its record, or why it cannot be read.
@@ -51,7 +51,7 @@ pub(crate) fn stored(
     store: &dyn ObjectStore,
     name: &str,
     reporter: &mut Reporter<'_>,
-) -> Result<Stored> {
+) -> Result<StoredVolume> {
     stored_of(store, find(store, name)?, reporter)
 }
 
@@ -108,7 +108,7 @@ pub fn create_in(
         live_bytes: 0,
         segments: Vec::new(),
         parts: Vec::new(),
-        kept: Kept { retention_s: options.retention_s, ..Kept::default() },
+        kept: KeptBlock { retention_s: options.retention_s, ..KeptBlock::default() },
     };
     put(store, &checkpoint_key(volume_id, 1), first.encode())?;
     ledger::claim(world, store, name, &record)?.ok_or_else(|| {
@@ -153,7 +153,7 @@ pub(crate) fn demand_undeleted(
 }
 
 /// Lists the volumes of a store, sorted by name.
-pub fn list(store: &dyn ObjectStore) -> Result<Vec<Listed>> {
+pub fn list(store: &dyn ObjectStore) -> Result<Vec<VolumeEntry>> {
     ledger::all(store)
 }
 
@@ -217,9 +217,9 @@ fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<S
     {
         return Ok(Some(said));
     }
-    let same = |listed: &Listed| {
-        let id = listed.record.as_ref().map(|record| record.volume_id);
-        listed.name != record.name && id.ok() == Some(record.volume_id)
+    let same = |entry: &VolumeEntry| {
+        let id = entry.record.as_ref().map(|record| record.volume_id);
+        entry.name != record.name && id.ok() == Some(record.volume_id)
     };
     Ok(list(store)?.into_iter().find(same).map(|listed| listed.name))
 }
@@ -231,17 +231,17 @@ fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<S
 /// A record of the name announces the delete; the put of the word `Deleted` ends name and volume. A
 /// delete interrupted before that put leaves the volume; after one interrupted later, the same
 /// delete again removes what is left.
-pub fn delete(store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
+pub fn delete(store: &dyn ObjectStore, name: &str) -> Result<DeleteReport> {
     delete_in(&RealWorld::default(), store, name)
 }
 
 /// As [`delete`] in a given world.
-pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Deleted> {
+pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<DeleteReport> {
     check_name(name)?;
     for _ in 0..TRIES_MAX {
         let was = ledger::settle(world, store, name)?;
         let Some(record) = &was.volume else {
-            return Ok(delete_rest(world, store, name, &was)?.deleted);
+            return Ok(delete_rest(world, store, name, &was)?.report);
         };
         if let Some(other) = other_name(store, record)? {
             return Err(two_names(name, &other));
@@ -254,7 +254,8 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
             continue;
         }
         let fence = last_fence(world, store, record)?;
-        let said = words::put(world, store, volume_id, word, Word::Deleted, Said { fence, name })?;
+        let said =
+            words::put(world, store, volume_id, word, Word::Deleted, WordContent { fence, name })?;
         if !said && !words::newest(store, volume_id)?.is_gone() {
             let text = format!(
                 "volume {name} was attached or renamed at the same time: nothing was deleted"
@@ -269,15 +270,15 @@ pub fn delete_in(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Resu
 
 /// The remains of an interrupted delete, now removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finished {
+pub struct DeleteRemains {
     /// The volume that had the name.
     pub volume_id: VolumeId,
     /// What was removed now.
-    pub deleted: Deleted,
+    pub report: DeleteReport,
 }
 
 /// Removes what an interrupted delete has left of a volume, which cannot be attached any more.
-pub fn finish_delete(store: &dyn ObjectStore, name: &str) -> Result<Finished> {
+pub fn finish_delete(store: &dyn ObjectStore, name: &str) -> Result<DeleteRemains> {
     let world = RealWorld::default();
     check_name(name)?;
     let was = ledger::settle(&world, store, name)?;
@@ -291,8 +292,8 @@ fn delete_rest(
     world: &dyn World,
     store: &dyn ObjectStore,
     name: &str,
-    was: &ledger::Standing,
-) -> Result<Finished> {
+    was: &ledger::NameState,
+) -> Result<DeleteRemains> {
     if let Some(newest) = &was.newest
         && let NameStep::Ends { .. } = newest.step
         && words::newest(store, newest.volume.volume_id)?.is_gone()
@@ -303,7 +304,7 @@ fn delete_rest(
         // not reported.
         let is_told = deleted.objects > 0 || !deleted.pinned_by.is_empty();
         if is_told && words::newest(store, volume_id)?.is_gone() {
-            return Ok(Finished { volume_id, deleted });
+            return Ok(DeleteRemains { volume_id, report: deleted });
         }
     }
     Err(not_found(name))
@@ -339,7 +340,7 @@ fn replica(
 }
 
 /// Releases what a deleted volume pins, and removes the volume if nothing pins it.
-fn remove(world: &dyn World, store: &dyn ObjectStore, volume_id: VolumeId) -> Result<Deleted> {
+fn remove(world: &dyn World, store: &dyn ObjectStore, volume_id: VolumeId) -> Result<DeleteReport> {
     // If its checkpoint is lost, its pins stay in the base; `check` of the base reports them.
     let lineage = match checkpoint::newest(store, volume_id) {
         Ok(newest) => newest.checkpoint.kept.lineage,

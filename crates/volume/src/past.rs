@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use sawmill_format::kept::Order;
 
 use crate::cuts::{Cut, entry_of, state_at};
-use crate::engine::Ordered;
+use crate::engine::OrderRequest;
 use crate::names::check_name;
 use crate::recovery::checkpoint;
 use crate::view::View;
@@ -123,7 +123,7 @@ impl Volume {
             let _ = tell.send(outcome);
         });
         let position = journal.ring.next();
-        self.write.mailbox.push_order(Ordered { order, then, undo, position, tell });
+        self.write.mailbox.push_order(OrderRequest { order, then, undo, position, callback: tell });
         Ok(hear)
     }
 }

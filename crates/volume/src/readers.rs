@@ -16,20 +16,20 @@ pub(crate) struct Readers {
 }
 
 /// A read in flight.
-pub(crate) struct Reading {
+pub(crate) struct ReadGuard {
     readers: Arc<Readers>,
     slot: usize,
 }
 
 impl Readers {
     /// Counts a read that begins.
-    pub(crate) fn enter(self: &Arc<Self>) -> Reading {
+    pub(crate) fn enter(self: &Arc<Self>) -> ReadGuard {
         loop {
             let generation = self.generation.load(Ordering::SeqCst);
             let slot = (generation % 2) as usize;
             self.counts[slot].fetch_add(1, Ordering::SeqCst);
             if self.generation.load(Ordering::SeqCst) == generation {
-                return Reading { readers: self.clone(), slot };
+                return ReadGuard { readers: self.clone(), slot };
             }
             self.counts[slot].fetch_sub(1, Ordering::SeqCst);
         }
@@ -55,7 +55,7 @@ impl Readers {
     }
 }
 
-impl Drop for Reading {
+impl Drop for ReadGuard {
     fn drop(&mut self) {
         self.readers.counts[self.slot].fetch_sub(1, Ordering::SeqCst);
     }

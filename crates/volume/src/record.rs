@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 use sawmill_format::crc::payload_check;
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordOperation};
-use sawmill_sys::Published;
+use sawmill_sys::FillProof;
 use sawmill_sys::sync::{AtomicBool, may_switch};
 
 /// The unit of verification, in bytes of the volume's address space.
@@ -29,9 +29,9 @@ pub(crate) enum Checks {
 }
 
 /// What is known once the payload is in place.
-pub(crate) struct Filled {
+pub(crate) struct PayloadFacts {
     /// Where the payload is in the staging ring; none for a record read back from the journal disk.
-    pub(crate) slot: Option<Published>,
+    pub(crate) slot: Option<FillProof>,
     pub(crate) checks: Checks,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Record {
     pub(crate) operation: RecordOperation,
     slot_bytes: u32,
     complete: AtomicBool,
-    filled: OnceLock<Filled>,
+    facts: OnceLock<PayloadFacts>,
 }
 
 impl Record {
@@ -62,7 +62,7 @@ impl Record {
             operation,
             slot_bytes,
             complete,
-            filled: OnceLock::new(),
+            facts: OnceLock::new(),
         }
     }
 
@@ -81,14 +81,14 @@ impl Record {
         self.position + RECORD_HEADER_BYTES as u64
     }
 
-    pub(crate) fn fill(&self, slot: Option<Published>, checks: Checks) {
+    pub(crate) fn fill(&self, slot: Option<FillProof>, checks: Checks) {
         may_switch();
-        let set = self.filled.set(Filled { slot, checks });
+        let set = self.facts.set(PayloadFacts { slot, checks });
         debug_assert!(set.is_ok(), "a record is filled once");
     }
 
-    pub(crate) fn filled(&self) -> Option<&Filled> {
-        self.filled.get()
+    pub(crate) fn filled(&self) -> Option<&PayloadFacts> {
+        self.facts.get()
     }
 
     pub(crate) fn set_complete(&self) {

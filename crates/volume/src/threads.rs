@@ -27,7 +27,7 @@ use crate::engine::Engine;
 use crate::journal::Journal;
 use crate::journal::writer::{JournalWriter, Step};
 use crate::stored_data::StoredData;
-use crate::threads::later::Later;
+use crate::threads::later::DeferredJobs;
 use crate::write::{self, WriteContext};
 use crate::{Error, ErrorKind, Result};
 
@@ -39,7 +39,7 @@ const EXPECTED_WITHIN: Duration = Duration::from_micros(60);
 
 /// How the loops are to end.
 #[derive(Default)]
-pub(crate) struct Ending {
+pub(crate) struct LoopEnd {
     /// End now, whatever is left to do.
     abandon: AtomicBool,
     /// Everything is stored: the superblock may record that, and the journal end.
@@ -52,8 +52,8 @@ pub(crate) struct Ending {
 /// See the head of this file.
 pub(crate) struct Threads {
     write: Arc<WriteContext>,
-    later: Arc<Later>,
-    ending: Arc<Ending>,
+    jobs: Arc<DeferredJobs>,
+    loop_end: Arc<LoopEnd>,
     journal: Mutex<Option<JoinHandle<()>>>,
     engine: Mutex<Option<JoinHandle<()>>>,
 }
@@ -62,8 +62,8 @@ impl Threads {
     /// Starts no thread: the caller steps the loops, which heed [`ending`](Self::ending).
     pub(crate) fn idle(contexts: &Contexts) -> Self {
         let (journal, engine) = (Mutex::default(), Mutex::default());
-        let (write, later) = (contexts.write.clone(), contexts.read.later.clone());
-        Threads { write, later, ending: Arc::default(), journal, engine }
+        let (write, later) = (contexts.write.clone(), contexts.read.jobs.clone());
+        Threads { write, jobs: later, loop_end: Arc::default(), journal, engine }
     }
 
     /// Starts the threads; without loops (read-only), only the one that runs delayed jobs.
@@ -73,7 +73,7 @@ impl Threads {
         loops: Option<(JournalWriter, Engine)>,
         lock: Option<&Arc<Lock>>,
     ) -> Result<Self> {
-        let ending = Arc::new(Ending::default());
+        let ending = Arc::new(LoopEnd::default());
         let (writer, engine) = loops.unzip();
         let spawn = |name: &str, work: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(work).map_err(|error| {
@@ -106,8 +106,8 @@ impl Threads {
         };
         Ok(Threads {
             write: contexts.write.clone(),
-            later: contexts.read.later.clone(),
-            ending,
+            jobs: contexts.read.jobs.clone(),
+            loop_end: ending,
             journal: Mutex::new(journal),
             engine: Mutex::new(Some(engine)),
         })
@@ -121,7 +121,7 @@ impl Threads {
         }
         self.allow_clean();
         self.end();
-        !self.ending.abandon.load(Ordering::Acquire)
+        !self.loop_end.abandon.load(Ordering::Acquire)
     }
 
     /// Asks the loops to store everything.
@@ -138,28 +138,28 @@ impl Threads {
     pub(crate) fn allow_clean(&self) {
         let Some(journal) = &self.write.journal else { return };
         let dead = self.write.attachment.state.is_dead() || journal.failure().is_some();
-        let abandoned = self.ending.abandon.load(Ordering::Acquire);
-        self.ending.clean.store(!dead && !abandoned, Ordering::Release);
+        let abandoned = self.loop_end.abandon.load(Ordering::Acquire);
+        self.loop_end.clean.store(!dead && !abandoned, Ordering::Release);
     }
 
     /// Whether the superblock records that everything is stored: then no attach needs the memory.
     pub(crate) fn is_memory_done(&self) -> bool {
-        self.ending.is_said.load(Ordering::Acquire)
+        self.loop_end.is_said.load(Ordering::Acquire)
     }
 
-    pub(crate) fn ending(&self) -> Arc<Ending> {
-        self.ending.clone()
+    pub(crate) fn ending(&self) -> Arc<LoopEnd> {
+        self.loop_end.clone()
     }
 
     /// Ends the threads now.
     pub(crate) fn abandon(&self) {
-        self.ending.abandon.store(true, Ordering::Release);
+        self.loop_end.abandon.store(true, Ordering::Release);
         self.write.mailbox.set_closed();
         self.end();
     }
 
     fn end(&self) {
-        self.ending.end.store(true, Ordering::Release);
+        self.loop_end.end.store(true, Ordering::Release);
         for thread in [&self.journal, &self.engine] {
             // Held until the thread has ended: a concurrent close must wait for that too.
             let mut held = thread.lock();
@@ -173,7 +173,7 @@ impl Threads {
             }
         }
         // No waiter may outlive the volume.
-        self.later.close();
+        self.jobs.close();
     }
 }
 
@@ -207,7 +207,7 @@ pub(crate) struct JournalLoop {
     stored: Arc<StoredData>,
     journal: Arc<Journal>,
     writer: JournalWriter,
-    ending: Arc<Ending>,
+    loop_end: Arc<LoopEnd>,
     /// Nothing came for a while.
     quiet: bool,
 }
@@ -217,10 +217,10 @@ impl JournalLoop {
         contexts: &Contexts,
         journal: Arc<Journal>,
         writer: JournalWriter,
-        ending: Arc<Ending>,
+        ending: Arc<LoopEnd>,
     ) -> Self {
         let (write, stored) = (contexts.write.clone(), contexts.read.stored.clone());
-        JournalLoop { write, stored, journal, writer, ending, quiet: false }
+        JournalLoop { write, stored, journal, writer, loop_end: ending, quiet: false }
     }
 
     pub(crate) fn nothing_came(&mut self) {
@@ -243,7 +243,7 @@ impl JournalLoop {
                 Rest::No
             }
             Ok(Step::Waiting) => Rest::Short,
-            Ok(Step::Idle | Step::Unsettled) if self.ending.end.load(Ordering::Acquire) => {
+            Ok(Step::Idle | Step::Unsettled) if self.loop_end.end.load(Ordering::Acquire) => {
                 Rest::End
             }
             Ok(_) if !self.quiet => Rest::Settle,
@@ -269,7 +269,7 @@ impl JournalLoop {
     /// and fails the writes that wait for room.
     fn rescue(&mut self) -> Rest {
         let write = &self.write;
-        if self.ending.end.load(Ordering::Acquire) {
+        if self.loop_end.end.load(Ordering::Acquire) {
             return Rest::End;
         }
         let segment_bytes = u64::from(write.attachment.record.segment_bytes);
@@ -284,16 +284,16 @@ impl JournalLoop {
 
     /// Writes the journal's final superblock.
     pub(crate) fn close(&mut self) {
-        let clean = self.ending.clean.load(Ordering::Acquire);
+        let clean = self.loop_end.clean.load(Ordering::Acquire);
         if self.journal.failure().is_some() {
             return;
         }
-        let ended = match self.ending.abandon.load(Ordering::Acquire) {
+        let ended = match self.loop_end.abandon.load(Ordering::Acquire) {
             true => self.writer.leave(),
             false => self.writer.close(clean),
         };
         match ended {
-            Ok(()) => self.ending.is_said.store(clean, Ordering::Release),
+            Ok(()) => self.loop_end.is_said.store(clean, Ordering::Release),
             Err(error) => tracing::error!("{error}"),
         }
     }
@@ -324,14 +324,14 @@ fn run_journal(mut run: JournalLoop) {
     }
 }
 
-fn run_engine(contexts: &Contexts, mut engine: Option<Engine>, ending: &Ending) {
+fn run_engine(contexts: &Contexts, mut engine: Option<Engine>, loop_end: &LoopEnd) {
     loop {
         let now = contexts.attachment.world.now();
         let stepped = engine.as_mut().and_then(|engine| engine.step(now));
-        let later = contexts.read.later.run_due(now);
-        if ending.end.load(Ordering::Acquire) {
+        let later = contexts.read.jobs.run_due(now);
+        if loop_end.end.load(Ordering::Acquire) {
             // No waiter may outlive the volume.
-            return contexts.read.later.close();
+            return contexts.read.jobs.close();
         }
         contexts.write.mailbox.wake.sleep(stepped.into_iter().chain(later).min());
     }

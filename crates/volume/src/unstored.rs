@@ -13,17 +13,17 @@ use parking_lot::Mutex;
 const MARKS: u32 = 8;
 
 /// See the head of this file.
-pub(crate) struct Unstored {
+pub(crate) struct AgeLimit {
     age_max: Option<Duration>,
     /// Positions of the log and times, oldest first.
     /// Bounded by [`MARKS`] and one more: writes wait once the oldest mark is too old.
     marks: Mutex<VecDeque<(u64, Duration)>>,
 }
 
-impl Unstored {
+impl AgeLimit {
     /// Everything before `stored` is in the store; older writes that are not count from now.
     pub(crate) fn new(age_max: Option<Duration>, stored: u64, now: Duration) -> Self {
-        Unstored { age_max, marks: Mutex::new(VecDeque::from([(stored, now)])) }
+        AgeLimit { age_max, marks: Mutex::new(VecDeque::from([(stored, now)])) }
     }
 
     /// Whether there is a limit.
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn the_age_is_that_of_the_oldest_that_is_not_stored() {
         let second = Duration::from_secs(1);
-        let unstored = Unstored::new(Some(8 * second), 0, second);
+        let unstored = AgeLimit::new(Some(8 * second), 0, second);
         unstored.note(0, 10 * second);
         unstored.note(100, 12 * second);
         assert!(
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn without_a_limit_nothing_is_too_old() {
-        let unstored = Unstored::new(None, 0, Duration::ZERO);
+        let unstored = AgeLimit::new(None, 0, Duration::ZERO);
         assert!(!unstored.is_too_old(0, 1, Duration::MAX));
     }
 }

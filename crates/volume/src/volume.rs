@@ -28,7 +28,7 @@ use crate::engine::{Engine, EngineOptions, EngineStart, GcRequest, Resize};
 use crate::gc::{Garbage, garbage_of};
 use crate::journal::Journal;
 use crate::journal::writer::JournalWriter;
-use crate::open::{self, Attached};
+use crate::open::{self, AttachState};
 use crate::options::OpenOptions;
 use crate::read::{ReadContext, fetch};
 use crate::recovery::{RecoveryReport, Reporter};
@@ -43,21 +43,21 @@ use crate::{Error, ErrorKind, Result, limits, names, read, write};
 const WANTED_EVERY: Duration = Duration::from_millis(250);
 
 /// A volume whose loops do not run yet.
-struct Unstarted {
+struct PreparedVolume {
     contexts: Contexts,
     recovery: RecoveryReport,
     memory: Vec<PathBuf>,
     lock: Option<Arc<Lock>>,
 }
 
-impl Unstarted {
+impl PreparedVolume {
     fn start(self, loops: Option<(JournalWriter, Engine)>) -> Result<Arc<Volume>> {
         let threads = Threads::start(&self.contexts, loops, self.lock.as_ref())?;
         Ok(self.with(threads))
     }
 
     fn with(self, threads: Threads) -> Arc<Volume> {
-        let Unstarted { contexts, recovery, memory, lock } = self;
+        let PreparedVolume { contexts, recovery, memory, lock } = self;
         let Contexts { attachment, write, read, collector } = contexts;
         let lock = Mutex::new(lock);
         let dropped = Mutex::default();
@@ -116,7 +116,7 @@ impl Volume {
         options: &OpenOptions,
         world: Arc<dyn World>,
         reader_threads: usize,
-    ) -> Result<Unstarted> {
+    ) -> Result<PreparedVolume> {
         let mut reporter = Reporter::new(&*world);
         let stored = match &options.cut {
             Some(cut) => stored_cut(&*store, name, cut, &mut reporter)?,
@@ -127,7 +127,7 @@ impl Volume {
         let checkpoint_number = stored.newest.number_max;
         let contexts = Contexts::new(store, options, world, stored, None, reader_threads);
         contexts.write.mailbox.set_stored(position, sequence, checkpoint_number);
-        Ok(Unstarted { contexts, recovery, memory: Vec::new(), lock: None })
+        Ok(PreparedVolume { contexts, recovery, memory: Vec::new(), lock: None })
     }
 
     fn attach(
@@ -136,14 +136,14 @@ impl Volume {
         options: &OpenOptions,
         world: Arc<dyn World>,
         reader_threads: usize,
-    ) -> Result<(Unstarted, JournalWriter, Engine)> {
+    ) -> Result<(PreparedVolume, JournalWriter, Engine)> {
         if options.cut.is_some() {
             let text =
                 "a state of the past is for reading only: roll back to it, or clone it, to write";
             return Err(Error::new(ErrorKind::ReadOnly, text));
         }
         let mut reporter = Reporter::new(&*world);
-        let Attached { stored, bound, lock, looked_at } =
+        let AttachState { stored, bound, lock, looked_at } =
             open::attach(&*store, name, options, &*world, &mut reporter)?;
         let recovery = reporter.report;
         let journal = Arc::new(Journal::new(bound.ring, bound.disk, &bound.start));
@@ -185,7 +185,11 @@ impl Volume {
         };
         let engine = Engine::new(contexts.engine(), options, start);
         let writer = JournalWriter::new(journal, bound.consumer, bound.superblock);
-        Ok((Unstarted { contexts, recovery, memory, lock: Some(Arc::new(lock)) }, writer, engine))
+        Ok((
+            PreparedVolume { contexts, recovery, memory, lock: Some(Arc::new(lock)) },
+            writer,
+            engine,
+        ))
     }
 
     /// Opens without threads, for a simulation. A read-only volume needs no loops.
@@ -224,7 +228,7 @@ impl Volume {
     }
 
     pub(crate) fn run_later(&self, now: Duration) -> Option<Duration> {
-        self.read.later.run_due(now)
+        self.read.jobs.run_due(now)
     }
 
     /// What recovery did.
@@ -444,7 +448,7 @@ impl Volume {
             // The requester may have given up.
             let _ = tell.send(outcome);
         });
-        self.write.mailbox.resize(Resize { size_bytes, from_bytes, tell: told });
+        self.write.mailbox.resize(Resize { size_bytes, from_bytes, callback: told });
         hear
     }
 

@@ -32,7 +32,7 @@ const CONFIRMED_FOR: Duration = Duration::from_secs(5);
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A flush that waits for a check.
-struct Waiting {
+struct CheckWaiter {
     target: u64,
     request: Request,
     until: Duration,
@@ -46,7 +46,7 @@ pub(crate) struct Watch {
     /// The store did not answer the last check, or not in time.
     store_silent: AtomicBool,
     /// Bounded by the flushes that the doors admit.
-    waiting: Mutex<Vec<Waiting>>,
+    waiters: Mutex<Vec<CheckWaiter>>,
     count: AtomicUsize,
 }
 
@@ -93,8 +93,8 @@ impl Watch {
     }
 
     pub(crate) fn hold(&self, target: u64, request: Request, now: Duration) {
-        let mut waiting = self.waiting.lock();
-        waiting.push(Waiting { target, request, until: now + PATIENCE });
+        let mut waiting = self.waiters.lock();
+        waiting.push(CheckWaiter { target, request, until: now + PATIENCE });
         self.count.store(waiting.len(), Ordering::Release);
     }
 
@@ -103,7 +103,7 @@ impl Watch {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
-        self.waiting.lock().iter().map(|waiting| waiting.until).min()
+        self.waiters.lock().iter().map(|waiting| waiting.until).min()
     }
 
     /// Takes all waiting flushes, once there is nothing left to wait for.
@@ -112,7 +112,7 @@ impl Watch {
             return Vec::new();
         }
         let held = {
-            let mut waiting = self.waiting.lock();
+            let mut waiting = self.waiters.lock();
             // Under the lock: a flush added in between would be in the list but not counted, and
             // would never be taken.
             self.count.store(0, Ordering::Release);
@@ -149,7 +149,7 @@ mod tests {
                     let flush = sawmill_device::Operation::Flush;
                     watch.hold(0, Request::bare(flush, 0, 0, flags, |_| ()), at(0));
                     let began = std::time::Instant::now();
-                    while !watch.waiting.lock().is_empty() {
+                    while !watch.waiters.lock().is_empty() {
                         assert!(began.elapsed().as_secs() < 20, "a flush was left behind");
                         std::hint::spin_loop();
                     }

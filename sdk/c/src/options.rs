@@ -10,15 +10,15 @@ use sawmill_driver::client::Options;
 use crate::text::borrowed;
 
 /// The options that a program requests.
-pub(crate) struct Asked {
+pub(crate) struct ProgramOptions {
     pub(crate) options: Options,
     pub(crate) doors: Vec<String>,
 }
 
 /// # Safety
 /// `strings` is null, or a list of strings that ends with a null pointer.
-pub(crate) unsafe fn read(strings: *const *const c_char) -> Result<Asked> {
-    let mut asked = Asked { options: Options::new(), doors: Vec::new() };
+pub(crate) unsafe fn read(strings: *const *const c_char) -> Result<ProgramOptions> {
+    let mut asked = ProgramOptions { options: Options::new(), doors: Vec::new() };
     if strings.is_null() {
         return Ok(asked);
     }
@@ -34,7 +34,7 @@ pub(crate) unsafe fn read(strings: *const *const c_char) -> Result<Asked> {
     Ok(asked)
 }
 
-impl Asked {
+impl ProgramOptions {
     fn take(&mut self, option: &str) -> Result<()> {
         let bad =
             || Error::new(ErrorKind::Invalid, format!("'{option}' is no option; write name=value"));

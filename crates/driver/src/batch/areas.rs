@@ -24,7 +24,7 @@ pub(super) struct ChunkId {
 
 /// A write, or its part in one area, that the driver may not have.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Listed {
+pub(super) struct WriteEntry {
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) sequence: u64,
@@ -34,7 +34,7 @@ pub(super) struct Listed {
     pub(super) is_acknowledged: bool,
 }
 
-impl Listed {
+impl WriteEntry {
     fn overlaps(&self, start: u64, end: u64) -> bool {
         self.start < end && start < self.end
     }
@@ -43,19 +43,19 @@ impl Listed {
 /// Aligned to cache lines of its own.
 #[repr(align(64))]
 #[derive(Default)]
-struct Shard(Mutex<Writes>);
+struct Shard(Mutex<AreaWrites>);
 
 /// The writes of some areas.
 #[derive(Default)]
-struct Writes {
+struct AreaWrites {
     /// The last number that was assigned.
     last: u64,
-    listed: Vec<Listed>,
+    entries: Vec<WriteEntry>,
 }
 
 /// The consequences of an acknowledgement for chunks.
 #[derive(Default)]
-pub(super) struct Settled {
+pub(super) struct AckEffect {
     /// The write stays listed, because older writes that it overlaps are in flight.
     pub(super) is_kept: bool,
     /// Those older writes: the sooner they are acknowledged, the sooner memory is free.
@@ -77,7 +77,7 @@ impl Areas {
     }
 
     /// The shard of the area that contains this byte.
-    fn shard(&self, start: u64) -> MutexGuard<'_, Writes> {
+    fn shard(&self, start: u64) -> MutexGuard<'_, AreaWrites> {
         self.shards[(start / self.area_bytes % SHARDS as u64) as usize].0.lock()
     }
 
@@ -106,7 +106,14 @@ impl Areas {
         let mut writes = self.shard(start);
         writes.last += 1;
         let sequence = writes.last;
-        writes.listed.push(Listed { start, end, sequence, chunk, data_at, is_acknowledged: false });
+        writes.entries.push(WriteEntry {
+            start,
+            end,
+            sequence,
+            chunk,
+            data_at,
+            is_acknowledged: false,
+        });
         sequence
     }
 
@@ -115,7 +122,7 @@ impl Areas {
         let mut found = Vec::new();
         for (start, end) in self.parts(start, end) {
             let writes = self.shard(start);
-            let listed = writes.listed.iter();
+            let listed = writes.entries.iter();
             let wanted =
                 listed.filter(|write| !write.is_acknowledged && write.overlaps(start, end));
             found.extend(wanted.map(|write| write.chunk));
@@ -126,10 +133,10 @@ impl Areas {
     }
 
     /// The driver has this write.
-    pub(super) fn acknowledge(&self, start: u64, sequence: u64) -> Settled {
+    pub(super) fn acknowledge(&self, start: u64, sequence: u64) -> AckEffect {
         let mut writes = self.shard(start);
-        let listed = &mut writes.listed;
-        let mut settled = Settled::default();
+        let listed = &mut writes.entries;
+        let mut settled = AckEffect::default();
         let Some(at) = listed.iter().position(|write| write.sequence == sequence) else {
             return settled;
         };
@@ -153,11 +160,10 @@ impl Areas {
     /// and that will be delivered again, in the order in which the bytes must be copied.
     /// Afterwards, only unacknowledged writes are listed. Nothing else may use the areas during the
     /// call.
-    pub(super) fn mend(&self) -> Vec<(Listed, Listed)> {
+    pub(super) fn mend(&self) -> Vec<(WriteEntry, WriteEntry)> {
         let mut copies = Vec::new();
         for shard in &self.shards {
-            let listed = &mut shard.0.lock().listed;
-            // Of several newer writes, the newest is copied last and wins.
+            let listed = &mut shard.0.lock().entries;
             listed.sort_unstable_by_key(|write| write.sequence);
             for at in 0..listed.len() {
                 if listed[at].is_acknowledged {
@@ -172,9 +178,9 @@ impl Areas {
 }
 
 /// The writes older than `listed[at]` that it overlaps and that the driver does not have.
-fn older(listed: &[Listed], at: usize) -> impl Iterator<Item = &Listed> {
-    let newer = listed[at];
-    listed.iter().filter(move |write| {
+fn older(entries: &[WriteEntry], at: usize) -> impl Iterator<Item = &WriteEntry> {
+    let newer = entries[at];
+    entries.iter().filter(move |write| {
         !write.is_acknowledged
             && write.sequence < newer.sequence
             && write.overlaps(newer.start, newer.end)

@@ -12,7 +12,7 @@ use sawmill_device::{Error, ErrorKind, Operation, Result};
 use sawmill_sys::Lease;
 
 use super::chunk::Record;
-use super::{Batch, ChunkId, Closed, Item, Reads, Writes};
+use super::{Batch, ChunkId, ClosedChunk, Item, Reads, Writes};
 use crate::backend::State;
 
 /// An item of a write queue.
@@ -47,38 +47,38 @@ pub struct RangeCommand {
 pub struct Chunk {
     /// The number for the acknowledgement.
     pub number: u64,
-    closed: Arc<Closed>,
+    chunk: Arc<ClosedChunk>,
 }
 
 impl Chunk {
     /// Its place in the queue's write memory.
     #[must_use]
     pub fn offset(&self) -> usize {
-        self.closed.offset
+        self.chunk.offset
     }
 
     /// The length in use: records, room for more of them, and data.
     #[must_use]
     pub fn length(&self) -> usize {
-        self.closed.length
+        self.chunk.length
     }
 
     /// The last ordinal that was assigned when it was closed.
     #[must_use]
     pub fn horizon(&self) -> u64 {
-        self.closed.horizon
+        self.chunk.horizon
     }
 
     /// Its records.
     #[must_use]
     pub fn records(&self) -> &[Record] {
-        &self.closed.records
+        &self.chunk.records
     }
 
     /// Its bytes: records, then data.
     #[must_use]
     pub fn bytes(&self) -> impl Deref<Target = [u8]> + '_ {
-        RwLockReadGuard::map(self.closed.lease.read(), |lease: &Lease| &**lease)
+        RwLockReadGuard::map(self.chunk.lease.read(), |lease: &Lease| &**lease)
     }
 }
 
@@ -163,13 +163,11 @@ impl Batch {
 
     /// The driver has this chunk: its memory is free, unless older writes of the same bytes are in
     /// flight.
-    fn settle(&self, queue: usize, closed: Arc<Closed>) {
-        let number = closed.number;
-        // Before everything else, so that the next command carries a floor that lets the driver
-        // forget what it remembers of this chunk.
-        self.ordinals.lock().open.remove(&closed.ordinal);
+    fn settle(&self, queue: usize, closed_chunk: Arc<ClosedChunk>) {
+        let number = closed_chunk.number;
+        self.ordinals.lock().open.remove(&closed_chunk.ordinal);
         let (mut kept, mut older, mut released) = (0, Vec::new(), Vec::new());
-        for record in &closed.records {
+        for record in &closed_chunk.records {
             let settled = self.areas.acknowledge(record.address, record.sequence);
             kept += usize::from(settled.is_kept);
             older.extend(settled.older);
@@ -177,10 +175,9 @@ impl Batch {
         }
         if kept > 0 {
             // Another thread may have released some already: the count may be negative for a while.
-            self.keep(ChunkId { queue, number }, Some(closed), kept as isize);
+            self.keep(ChunkId { queue, number }, Some(closed_chunk), kept as isize);
         } else {
-            // Frees its memory before the stalled writes are tried.
-            drop(closed);
+            drop(closed_chunk);
         }
         for chunk in &released {
             self.keep(*chunk, None, -1);
@@ -195,11 +192,11 @@ impl Batch {
 
     /// Counts how many writes of an acknowledged chunk are still needed; at zero the chunk is
     /// removed.
-    fn keep(&self, chunk: ChunkId, closed: Option<Arc<Closed>>, by: isize) {
+    fn keep(&self, chunk: ChunkId, closed_chunk: Option<Arc<ClosedChunk>>, by: isize) {
         let mut writes = self.queues[chunk.queue].writes.lock();
         let entry = writes.kept.entry(chunk.number).or_insert((None, 0));
-        if closed.is_some() {
-            entry.0 = closed;
+        if closed_chunk.is_some() {
+            entry.0 = closed_chunk;
         }
         entry.1 += by;
         if entry.1 == 0 {
@@ -302,7 +299,7 @@ pub(super) fn next_of(writes: &mut Writes) -> Option<Delivery> {
     // Listed before the driver can see it, because the answer may come at once.
     writes.fetched.insert(number, (item.clone(), Instant::now()));
     Some(match item {
-        Item::Chunk(closed) => Delivery::Chunk(Chunk { number, closed }),
+        Item::Chunk(closed) => Delivery::Chunk(Chunk { number, chunk: closed }),
         Item::Flush(_) => Delivery::Flush(number),
         Item::Range(range) => Delivery::Range(RangeCommand {
             number,

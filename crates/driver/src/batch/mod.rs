@@ -62,7 +62,7 @@ pub struct Batch {
     cores: Cores,
     queues: Box<[Queue]>,
     /// Requests that wait for others of the same bytes, and what they wait for.
-    waiting: Mutex<Waiting>,
+    queue: Mutex<ResendQueue>,
     /// Whether `waiting` is not empty.
     has_waiting: AtomicBool,
     life: Life,
@@ -71,7 +71,7 @@ pub struct Batch {
 }
 
 #[derive(Default)]
-struct Waiting {
+struct ResendQueue {
     /// In order, with their queues.
     /// Bounded by the requests that the doors admit.
     requests: VecDeque<(usize, Request)>,
@@ -100,7 +100,7 @@ struct Open {
 }
 
 /// A closed chunk: its content does not change any more, except for corrections by `recover`.
-struct Closed {
+struct ClosedChunk {
     number: u64,
     ordinal: u64,
     horizon: u64,
@@ -114,7 +114,7 @@ struct Closed {
 /// An item of a write queue.
 #[derive(Clone)]
 enum Item {
-    Chunk(Arc<Closed>),
+    Chunk(Arc<ClosedChunk>),
     Flush(Arc<Flush>),
     Range(Arc<Range>),
 }
@@ -130,7 +130,7 @@ struct Writes {
     fetched: BTreeMap<u64, (Item, Instant)>,
     /// Acknowledged chunks that are kept because older writes of the same bytes are in flight, and
     /// the number of such writes.
-    kept: HashMap<u64, (Option<Arc<Closed>>, isize)>,
+    kept: HashMap<u64, (Option<Arc<ClosedChunk>>, isize)>,
     /// Writes that wait for memory.
     /// Bounded by the requests that the doors admit.
     stalled: VecDeque<Request>,
@@ -221,7 +221,7 @@ impl Batch {
             areas: Areas::new(options.collision_area_size),
             cores: Cores::new(),
             queues,
-            waiting: Mutex::default(),
+            queue: Mutex::default(),
             has_waiting: AtomicBool::new(false),
             life: Life::new(),
             ordinals: Mutex::default(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use sawmill_device::{Operation, Reply, Request, Result};
 
-use super::{Batch, Item, Waiting};
+use super::{Batch, Item, ResendQueue};
 
 /// A discard or write-zeroes in flight.
 pub(super) struct Range {
@@ -20,11 +20,14 @@ pub(super) struct Range {
 
 impl Batch {
     /// Puts a range into a write queue. Others of the same bytes wait until it is acknowledged.
-    pub(super) fn hand_range(&self, waiting: &mut Waiting, queue: usize, request: Request) {
+    pub(super) fn hand_range(
+        &self,
+        resend_queue: &mut ResendQueue,
+        queue: usize,
+        request: Request,
+    ) {
         let (address, length) = (request.address, request.length);
-        // Under the lock of the waiting requests, which the caller holds: no other change of these
-        // bytes gets past it from here on.
-        waiting.ranges.push((address, address + length));
+        resend_queue.ranges.push((address, address + length));
         let range = Range {
             operation: request.operation,
             address,
@@ -43,7 +46,7 @@ impl Batch {
     /// The driver has completed it.
     pub(super) fn ranged(&self, range: &Range, outcome: Result<()>) {
         {
-            let mut waiting = self.waiting.lock();
+            let mut waiting = self.queue.lock();
             let ended = (range.address, range.address + range.length);
             // Before the answer: the user may submit the next request for these bytes at once, and
             // it must not wait for a range that is done.

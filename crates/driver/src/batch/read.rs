@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use sawmill_device::{Error, Operation, Request};
 
 use super::areas::ChunkId;
-use super::{Batch, Waiting};
+use super::{Batch, ResendQueue};
 
 /// Whether a request may proceed.
 enum Turn {
@@ -39,7 +39,7 @@ impl Batch {
         // A write in an open chunk would reach the driver only when the chunk is full or old. Its
         // chunk is closed below, so that this request does not wait for that.
         let in_the_way = {
-            let mut waiting = self.waiting.lock();
+            let mut waiting = self.queue.lock();
             // From now on, every acknowledgement checks the waiting requests.
             self.has_waiting.store(true, Ordering::SeqCst);
             match self.turn_of(&waiting, waiting.requests.len(), &request) {
@@ -66,7 +66,7 @@ impl Batch {
             return;
         }
         let (mut in_the_way, mut written, mut at) = (Vec::new(), Vec::new(), 0);
-        let mut waiting = self.waiting.lock();
+        let mut waiting = self.queue.lock();
         while let Some((_, request)) = waiting.requests.get(at) {
             if let Turn::Later(chunks) = self.turn_of(&waiting, at, request) {
                 in_the_way.extend(chunks);
@@ -86,11 +86,11 @@ impl Batch {
     }
 
     /// Whether `request` may proceed, with `before` requests waiting before it.
-    fn turn_of(&self, waiting: &Waiting, before: usize, request: &Request) -> Turn {
+    fn turn_of(&self, queue: &ResendQueue, before: usize, request: &Request) -> Turn {
         let (start, end) = (request.address, request.address + request.length);
         let is_range = is_range(request);
         let meets = |(from, to): &(u64, u64)| *from < end && start < *to;
-        let is_behind = waiting.requests.iter().take(before).any(|(_, other)| {
+        let is_behind = queue.requests.iter().take(before).any(|(_, other)| {
             (is_range || self::is_range(other))
                 && meets(&(other.address, other.address + other.length))
         });
@@ -99,7 +99,7 @@ impl Batch {
             Operation::Write => Vec::new(),
             _ => self.areas.on_the_way(start, end),
         };
-        if is_behind || waiting.ranges.iter().any(meets) || !chunks.is_empty() {
+        if is_behind || queue.ranges.iter().any(meets) || !chunks.is_empty() {
             Turn::Later(chunks)
         } else {
             Turn::Now
@@ -107,18 +107,23 @@ impl Batch {
     }
 
     /// Sends a request to its queue; returns a write that must be completed.
-    fn go(&self, waiting: &mut Waiting, queue: usize, request: Request) -> Option<Request> {
+    fn go(
+        &self,
+        resend_queue: &mut ResendQueue,
+        queue: usize,
+        request: Request,
+    ) -> Option<Request> {
         match request.operation {
             Operation::Read => self.hand_read(queue, request),
             Operation::Write => return self.take_write(queue, request),
-            _ => self.hand_range(waiting, queue, request),
+            _ => self.hand_range(resend_queue, queue, request),
         }
         None
     }
 
     /// Records whether requests must still check the waiting ones.
     fn note_waiting(&self) {
-        let waiting = self.waiting.lock();
+        let waiting = self.queue.lock();
         let has_waiting = !waiting.requests.is_empty() || !waiting.ranges.is_empty();
         self.has_waiting.store(has_waiting, Ordering::SeqCst);
     }
@@ -131,7 +136,7 @@ impl Batch {
 
     /// Fails everything that waits, and the reads that no driver has.
     pub(super) fn fail_waiting(&self, error: &Error) {
-        let waiting = std::mem::take(&mut *self.waiting.lock());
+        let waiting = std::mem::take(&mut *self.queue.lock());
         let mut failed: Vec<Request> =
             waiting.requests.into_iter().map(|(_, request)| request).collect();
         for queue in &self.queues {

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use sawmill_device::{Error, ErrorKind, Result};
 
-use super::areas::Listed;
+use super::areas::WriteEntry;
 use super::{Batch, Item, Writes};
 
 impl Batch {
@@ -166,14 +166,14 @@ impl Batch {
 }
 
 /// The bytes of the newer write that the older one also covers.
-fn part(writes: &Writes, newer: &Listed, older: &Listed) -> Vec<u8> {
+fn part(writes: &Writes, newer: &WriteEntry, older: &WriteEntry) -> Vec<u8> {
     let Some((Some(closed), _)) = writes.kept.get(&newer.chunk.number) else { return Vec::new() };
     let (start, end) = (newer.start.max(older.start), newer.end.min(older.end));
     let at = newer.data_at + (start - newer.start) as usize;
     closed.lease.read()[at..at + (end - start) as usize].to_vec()
 }
 
-fn mend(writes: &mut Writes, newer: &Listed, older: &Listed, bytes: &[u8]) {
+fn mend(writes: &mut Writes, newer: &WriteEntry, older: &WriteEntry, bytes: &[u8]) {
     let at = older.data_at + (newer.start.max(older.start) - older.start) as usize;
     let number = older.chunk.number;
     if let Some(open) = writes.open.as_mut().filter(|open| open.number == number) {

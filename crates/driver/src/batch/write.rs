@@ -14,7 +14,7 @@ use parking_lot::RwLock;
 use sawmill_device::{Error, Request};
 
 use super::chunk::{RECORD_BYTES, Record};
-use super::{Batch, ChunkId, Closed, Item, Open, Writes};
+use super::{Batch, ChunkId, ClosedChunk, Item, Open, Writes};
 use crate::backend::State;
 
 impl Batch {
@@ -103,8 +103,15 @@ impl Batch {
         // A chunk that is opened after this has newer writes only. Those up to the horizon may hold
         // older ones.
         let (offset, horizon) = (lease.offset(), self.ordinals.lock().last);
-        let closed =
-            Closed { number, ordinal, horizon, length, records, offset, lease: RwLock::new(lease) };
+        let closed = ClosedChunk {
+            number,
+            ordinal,
+            horizon,
+            length,
+            records,
+            offset,
+            lease: RwLock::new(lease),
+        };
         writes.ready.push_back((number, Item::Chunk(Arc::new(closed))));
         self.queues[queue].writes_bell.notify_one();
     }

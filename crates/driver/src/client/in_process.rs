@@ -28,7 +28,7 @@ pub struct InProcess {
 }
 
 /// What the workers share.
-struct Shared {
+struct WorkerContext {
     driver: Box<dyn Driver>,
     abilities: Abilities,
     requests: Mutex<Receiver<Request>>,
@@ -56,8 +56,11 @@ impl InProcess {
         }
         // Bounded by what the doors admit at the same time.
         let (send, receive) = channel();
-        let shared =
-            Arc::new(Shared { driver: Box::new(driver), abilities, requests: Mutex::new(receive) });
+        let shared = Arc::new(WorkerContext {
+            driver: Box::new(driver),
+            abilities,
+            requests: Mutex::new(receive),
+        });
         let operations = Operations {
             discard: abilities.write && abilities.discard,
             write_zeroes: abilities.write && abilities.write_zeroes,
@@ -111,7 +114,7 @@ impl Drop for InProcess {
     }
 }
 
-impl Shared {
+impl WorkerContext {
     fn work(&self) {
         loop {
             // The lock is held while waiting, by one thread at a time, and is free while a request

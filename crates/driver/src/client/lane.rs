@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use sawmill_device::{Error, ErrorKind, Result};
-use sawmill_sys::{Attached, Lent};
+use sawmill_sys::{AttachedMemory, MemoryLease};
 
 use crate::protocol::{ANSWER_BYTES, Answer, Command, CommandKind, PACKET_BYTES_MAX, PacketSocket};
 
@@ -24,9 +24,9 @@ pub(super) struct Lane {
     /// The queue of the lane.
     pub(super) queue: usize,
     pub(super) socket: PacketSocket,
-    memory: Arc<Attached>,
+    memory: Arc<AttachedMemory>,
     takes_chunks: bool,
-    incoming: Mutex<Incoming>,
+    inbox: Mutex<CommandInbox>,
     more: Condvar,
     has_ended: AtomicBool,
     /// Commands that were taken and are not done, by arrival.
@@ -35,7 +35,7 @@ pub(super) struct Lane {
 }
 
 #[derive(Default)]
-struct Incoming {
+struct CommandInbox {
     /// The buffer of the thread that waits.
     buffer: Vec<u8>,
     /// Bounded by the requests that the host has sent and that are not answered (`queue_depth`).
@@ -50,7 +50,7 @@ struct Incoming {
 /// A command that is being executed.
 pub(super) struct Task {
     pub(super) command: Command,
-    pub(super) memory: Option<Lent>,
+    pub(super) memory: Option<MemoryLease>,
     ticket: u64,
 }
 
@@ -65,16 +65,17 @@ impl Lane {
     pub(super) fn new(
         queue: usize,
         socket: PacketSocket,
-        memory: Arc<Attached>,
+        memory: Arc<AttachedMemory>,
         takes_chunks: bool,
     ) -> Self {
-        let incoming = Incoming { buffer: vec![0; PACKET_BYTES_MAX], ..Incoming::default() };
+        let incoming =
+            CommandInbox { buffer: vec![0; PACKET_BYTES_MAX], ..CommandInbox::default() };
         Lane {
             queue,
             socket,
             memory,
             takes_chunks,
-            incoming: Mutex::new(incoming),
+            inbox: Mutex::new(incoming),
             more: Condvar::new(),
             has_ended: AtomicBool::new(false),
             open: Mutex::default(),
@@ -89,12 +90,12 @@ impl Lane {
 
     /// Whether a command can be taken without waiting for the host.
     pub(super) fn has_pending(&self) -> bool {
-        !self.incoming.lock().pending.is_empty()
+        !self.inbox.lock().pending.is_empty()
     }
 
     /// The next command; `None` if there are no more. Sends answers before it waits.
     pub(super) fn take(&self, answers: &mut Answers) -> Result<Option<Task>> {
-        let mut incoming = self.incoming.lock();
+        let mut incoming = self.inbox.lock();
         let command = loop {
             if self.has_ended() {
                 return Ok(None);
@@ -106,7 +107,7 @@ impl Lane {
             if !answers.are_sent() {
                 drop(incoming);
                 answers.send(self)?;
-                incoming = self.incoming.lock();
+                incoming = self.inbox.lock();
             } else if incoming.is_listening {
                 incoming.idle += 1;
                 self.more.wait(&mut incoming);
@@ -140,8 +141,8 @@ impl Lane {
     /// Waits for the host's next commands, as the only thread.
     fn listen<'a>(
         &'a self,
-        mut incoming: MutexGuard<'a, Incoming>,
-    ) -> Result<MutexGuard<'a, Incoming>> {
+        mut incoming: MutexGuard<'a, CommandInbox>,
+    ) -> Result<MutexGuard<'a, CommandInbox>> {
         incoming.is_listening = true;
         // Taken out, so that the lock is free during the wait and other threads take what is
         // pending.
@@ -152,7 +153,7 @@ impl Lane {
             let packet = packet.ok_or_else(gone)?;
             Command::decode_all(packet.bytes)
         });
-        let mut incoming = self.incoming.lock();
+        let mut incoming = self.inbox.lock();
         incoming.is_listening = false;
         incoming.buffer = buffer;
         match received {
@@ -166,7 +167,7 @@ impl Lane {
         Ok(incoming)
     }
 
-    fn memory_of(&self, command: &Command) -> Result<Option<Lent>> {
+    fn memory_of(&self, command: &Command) -> Result<Option<MemoryLease>> {
         if !matches!(command.kind, CommandKind::Read | CommandKind::Write | CommandKind::Chunk) {
             return Ok(None);
         }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sawmill_device::{Error, ErrorKind, Result};
-use sawmill_sys::Attached;
+use sawmill_sys::AttachedMemory;
 
 use super::driver::{Abilities, Device, Door};
 use super::lane::Lane;
@@ -26,7 +26,7 @@ pub(super) struct Link {
 
 /// A message of the host to an attached driver.
 #[derive(PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum HostMessage {
     Doors(Vec<Door>),
     /// A message that was only noted.
     News,
@@ -102,7 +102,7 @@ impl Link {
             let (Some(socket), Some(memory)) = (files.next(), files.next()) else {
                 return Err(gone());
             };
-            let memory = Attached::open(memory, facts.parsed(name)?).map_err(|error| {
+            let memory = AttachedMemory::open(memory, facts.parsed(name)?).map_err(|error| {
                 Error::caused(ErrorKind::Invalid, format!("memory of queue {queue}"), error)
             })?;
             self.lanes.push(Lane::new(queue, socket.into(), memory, is_batch && at == 0));
@@ -116,13 +116,13 @@ impl Link {
     }
 
     /// Waits for the next message of the host to an attached driver.
-    pub(super) fn hear(&mut self) -> Result<Heard> {
-        let Some((packet, _)) = self.receive()? else { return Ok(Heard::End) };
+    pub(super) fn hear(&mut self) -> Result<HostMessage> {
+        let Some((packet, _)) = self.receive()? else { return Ok(HostMessage::End) };
         match packet.kind {
-            ControlKind::Doors => Ok(Heard::Doors(doors(&packet.facts))),
+            ControlKind::Doors => Ok(HostMessage::Doors(doors(&packet.facts))),
             ControlKind::Finish => {
                 self.is_replaced = packet.facts.get("reason") == Some("replaced");
-                Ok(Heard::News)
+                Ok(HostMessage::News)
             }
             kind => Err(odd(format!("the host sent {kind:?} to an attached driver"))),
         }

@@ -32,7 +32,7 @@ use sawmill_device::{ErrorKind, Result};
 
 use self::host::Host;
 use self::link::Link;
-use self::serve::{Batched, Plain};
+use self::serve::{ChunkHandler, Plain};
 use self::work::Handler;
 use crate::protocol::PacketSocket;
 
@@ -90,7 +90,7 @@ impl Connection {
     /// # Errors
     /// As [`Connection::serve`].
     pub fn serve_chunks(self, driver: &dyn ChunkDriver) -> Result<Outcome> {
-        self.serve_by(&Batched::new(driver))
+        self.serve_by(&ChunkHandler::new(driver))
     }
 
     /// Gives up before serving: a host that was started for this ends.

@@ -90,18 +90,18 @@ impl<D: Driver + ?Sized> Handler for Plain<'_, D> {
 }
 
 /// A driver that receives chunks.
-pub(super) struct Batched<'a, D: ?Sized> {
+pub(super) struct ChunkHandler<'a, D: ?Sized> {
     driver: &'a D,
     metadata_bytes: Mutex<usize>,
 }
 
-impl<'a, D: ChunkDriver + ?Sized> Batched<'a, D> {
+impl<'a, D: ChunkDriver + ?Sized> ChunkHandler<'a, D> {
     pub(super) fn new(driver: &'a D) -> Self {
-        Batched { driver, metadata_bytes: Mutex::new(0) }
+        ChunkHandler { driver, metadata_bytes: Mutex::new(0) }
     }
 }
 
-impl<D: ChunkDriver + ?Sized> Handler for Batched<'_, D> {
+impl<D: ChunkDriver + ?Sized> Handler for ChunkHandler<'_, D> {
     fn abilities(&self) -> Abilities {
         self.driver.abilities()
     }

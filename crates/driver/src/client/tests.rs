@@ -272,9 +272,9 @@ fn many_commands_of_one_packet_are_all_answered() {
 }
 
 /// A driver whose reads wait until four are in progress.
-struct Together(std::sync::Barrier);
+struct BarrierDriver(std::sync::Barrier);
 
-impl Driver for Together {
+impl Driver for BarrierDriver {
     fn read(&self, _offset: u64, _into: &mut [u8]) -> std::io::Result<()> {
         self.0.wait();
         Ok(())
@@ -287,7 +287,7 @@ impl Driver for Together {
 
 #[test]
 fn as_many_commands_as_threads_are_in_work_at_once() {
-    let driver = Together(std::sync::Barrier::new(4));
+    let driver = BarrierDriver(std::sync::Barrier::new(4));
     let outcome = run(&driver, plain(), (1, 4), |host| {
         host.tell(ControlKind::Doors, Facts::default());
         let read = |n: u64| {

@@ -16,7 +16,7 @@ use sawmill_device::{Error, ErrorKind, Result};
 use super::Outcome;
 use super::driver::{Abilities, Device, Door, errno};
 use super::lane::{Answers, Lane, Task};
-use super::link::{Heard, Link, gone};
+use super::link::{HostMessage, Link, gone};
 use crate::cores::Cores;
 use crate::protocol::Command;
 
@@ -53,16 +53,16 @@ fn serve_alone(link: &mut Link, handler: &dyn Handler, to_the_end: bool) -> Resu
             answers.send(lane)?;
         }
         let (told, ready) = wait(link)?;
-        let heard = if told { link.hear()? } else { Heard::News };
+        let heard = if told { link.hear()? } else { HostMessage::News };
         match heard {
-            Heard::Doors(doors) => {
+            HostMessage::Doors(doors) => {
                 handler.ready(&doors);
                 if !to_the_end {
                     return Ok(false);
                 }
             }
-            Heard::News => {}
-            Heard::End => return Err(gone()),
+            HostMessage::News => {}
+            HostMessage::End => return Err(gone()),
         }
         for at in ready {
             work_one(&link.lanes[at], handler, &mut answers)?;
@@ -133,9 +133,9 @@ fn serve_together(link: &mut Link, handler: &dyn Handler, threads: usize) -> Res
         }
         loop {
             match link.hear() {
-                Ok(Heard::Doors(doors)) => handler.ready(&doors),
-                Ok(Heard::News) => {}
-                Ok(Heard::End) => break,
+                Ok(HostMessage::Doors(doors)) => handler.ready(&doors),
+                Ok(HostMessage::News) => {}
+                Ok(HostMessage::End) => break,
                 Err(error) => return fail(error),
             }
         }
@@ -179,5 +179,5 @@ fn handle(queue: usize, handler: &dyn Handler, task: &mut Task) -> io::Result<()
 /// Reads why there are no more commands: the host has sent that before.
 fn finish(link: &mut Link) {
     Link::break_off(&link.device, &link.lanes);
-    while link.hear().is_ok_and(|heard| heard != Heard::End) {}
+    while link.hear().is_ok_and(|heard| heard != HostMessage::End) {}
 }

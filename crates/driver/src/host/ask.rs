@@ -16,10 +16,9 @@ const EINVAL: i32 = 22;
 impl Host {
     /// Answers one question.
     pub(super) fn answer(&self, control: &PacketSocket, asked: &Facts) {
-        // Counted, because the host does not exit before the answers are sent (`see_askers_off`).
-        self.now.lock().asked += 1;
+        self.state.lock().asked += 1;
         self.answer_it(control, asked);
-        self.now.lock().asked -= 1;
+        self.state.lock().asked -= 1;
         self.changed.notify_all();
     }
 
@@ -63,8 +62,8 @@ impl Host {
     }
 
     fn status(&self) -> Facts {
-        let driver = self.now.lock().session.clone();
-        let state = match self.served.get().map(|served| served.backend.state()) {
+        let driver = self.state.lock().session.clone();
+        let state = match self.device.get().map(|served| served.backend.state()) {
             None => "declared",
             Some(State::Waiting) => "waiting",
             Some(State::Running) => "running",

@@ -11,7 +11,7 @@ use sawmill_device::layer::Align;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 
 use super::session::{self, Session, Threads};
-use super::{Event, Host, LOOK_EVERY, Policy, Served, refuse};
+use super::{DeclaredDevice, Event, Host, LOOK_EVERY, Policy, refuse};
 use crate::backend::{Backend, State};
 use crate::batch::Batch;
 use crate::options::{DeviceOptions, Mode, OnDeath};
@@ -96,8 +96,8 @@ impl Host {
     }
 
     /// Returns the device as it exists, or as this first driver declares it.
-    fn declare(&self, hello: &Facts) -> Result<&Served> {
-        if let Some(served) = self.served.get() {
+    fn declare(&self, hello: &Facts) -> Result<&DeclaredDevice> {
+        if let Some(served) = self.device.get() {
             served.options.agrees(hello, &self.given)?;
             return Ok(served);
         }
@@ -111,11 +111,11 @@ impl Host {
             true => Arc::clone(&policy) as Arc<dyn BlockDevice>,
             false => Arc::new(Align::new(Arc::clone(&policy), options.batch.blocksize)?),
         };
-        Ok(self.served.get_or_init(|| Served { options, backend, policy, device }))
+        Ok(self.device.get_or_init(|| DeclaredDevice { options, backend, policy, device }))
     }
 
-    fn let_the_last_finish(&self, served: &Served, hello: &Facts) -> Result<()> {
-        let Some(last) = self.now.lock().session.clone() else { return Ok(()) };
+    fn let_the_last_finish(&self, declared_device: &DeclaredDevice, hello: &Facts) -> Result<()> {
+        let Some(last) = self.state.lock().session.clone() else { return Ok(()) };
         let is_expected = self.replacement_expected.swap(false, Ordering::SeqCst);
         // A driver that died a moment ago does not count: its requests are being recovered.
         if !last.has_hung_up() {
@@ -128,12 +128,12 @@ impl Host {
             }
             last.is_finishing.store(true, Ordering::SeqCst);
             last.tell(ControlKind::Finish, Facts::default().with("reason", "replaced"));
-            served.backend.pause();
+            declared_device.backend.pause();
         }
         let mut done_since = None;
-        let mut now = self.now.lock();
+        let mut now = self.state.lock();
         while now.session.as_ref().is_some_and(|session| Arc::ptr_eq(session, &last)) {
-            last.see_that_it_goes(served.backend.oldest().is_none(), &mut done_since);
+            last.see_that_it_goes(declared_device.backend.oldest().is_none(), &mut done_since);
             self.changed.wait_for(&mut now, LOOK_EVERY);
         }
         Ok(())
@@ -147,7 +147,7 @@ impl Host {
         lanes: Vec<PacketSocket>,
         pid: u32,
     ) -> Result<(Arc<Session>, Threads)> {
-        let Some(served) = self.served.get() else {
+        let Some(served) = self.device.get() else {
             return Err(Error::new(ErrorKind::Internal, "no device"));
         };
         // A driver that is refused is not counted, because the first one declares the device.
@@ -157,7 +157,7 @@ impl Host {
             |error: &Error| session.refuse(refused_errno(error.kind()), &error.to_string());
         let threads = session.start(&served.backend).inspect_err(refuse)?;
         {
-            let mut now = self.now.lock();
+            let mut now = self.state.lock();
             now.session = Some(Arc::clone(&session));
             now.since = None;
         }
@@ -202,7 +202,7 @@ impl Host {
 
     /// The driver is gone: its requests wait for the next one, or fail.
     fn take_leave(&self, session: &Arc<Session>, threads: Threads) {
-        let Some(served) = self.served.get() else { return };
+        let Some(served) = self.device.get() else { return };
         served.backend.pause();
         session.close();
         // In this order: no more commands go out, then the sockets end the threads' waits. After
@@ -229,28 +229,28 @@ impl Host {
 
     /// The new driver failed to connect.
     fn stay_alone(&self, error: &Error) {
-        let is_alone = self.now.lock().session.is_none();
-        if let Some(served) = self.served.get().filter(|_| is_alone) {
+        let is_alone = self.state.lock().session.is_none();
+        if let Some(served) = self.device.get().filter(|_| is_alone) {
             self.driver_died(served, &format!("the next driver did not connect: {error}"));
         }
     }
 
     /// Requests fail or wait for the next driver, depending on the options.
-    fn driver_died(&self, served: &Served, why: &str) {
+    fn driver_died(&self, declared_device: &DeclaredDevice, why: &str) {
         let died = |what: &str| {
             Error::new(ErrorKind::Unavailable, format!("{what}: its driver died: {why}"))
         };
-        if !served.options.recoverable {
+        if !declared_device.options.recoverable {
             let error = died("the device has failed");
             (self.tell)(Event::EndAsked(Some(error.to_string())));
-            served.policy.refuse(error);
-        } else if served.options.on_death == OnDeath::Fail {
-            served.policy.refuse(died("the device has no driver now"));
+            declared_device.policy.refuse(error);
+        } else if declared_device.options.on_death == OnDeath::Fail {
+            declared_device.policy.refuse(died("the device has no driver now"));
         }
     }
 
     fn forget(&self, session: &Arc<Session>) {
-        let mut now = self.now.lock();
+        let mut now = self.state.lock();
         if now.session.as_ref().is_some_and(|current| Arc::ptr_eq(current, session)) {
             now.session = None;
             now.since = Some(Instant::now());

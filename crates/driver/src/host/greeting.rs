@@ -44,8 +44,10 @@ impl Greeting {
     }
 
     /// Adds a silent connection. Returns an error if no descriptor is left.
-    pub(super) fn wait_for(self: &Arc<Self>, socket: &OwnedFd) -> std::io::Result<Silent> {
-        // A duplicate, to shut the connection down while its thread waits in `recv` on its own.
+    pub(super) fn wait_for(
+        self: &Arc<Self>,
+        socket: &OwnedFd,
+    ) -> std::io::Result<SilentConnection> {
         let kept = socket.try_clone()?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let mut silent = self.silent.lock();
@@ -56,7 +58,7 @@ impl Greeting {
             let _ = shutdown(&oldest, Shutdown::Both);
         }
         silent.push_back((number, kept));
-        Ok(Silent { greeting: Arc::clone(self), number })
+        Ok(SilentConnection { greeting: Arc::clone(self), number })
     }
 
     fn forget(&self, number: u64) -> bool {
@@ -67,19 +69,19 @@ impl Greeting {
 }
 
 /// A connection that has not sent anything yet, until dropped.
-pub(super) struct Silent {
+pub(super) struct SilentConnection {
     greeting: Arc<Greeting>,
     number: u64,
 }
 
-impl Silent {
+impl SilentConnection {
     /// It has sent something, or disconnected. `false`: it was closed.
     pub(super) fn spoke(self) -> bool {
         self.greeting.forget(self.number)
     }
 }
 
-impl Drop for Silent {
+impl Drop for SilentConnection {
     fn drop(&mut self) {
         self.greeting.forget(self.number);
     }

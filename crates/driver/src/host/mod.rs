@@ -39,7 +39,7 @@ use sawmill_device::{BlockDevice, BlockDeviceExt, Error, ErrorKind, Result};
 use sawmill_sys::FileLock;
 
 pub use self::attach::refused_errno;
-use self::greeting::{Greeting, Silent};
+use self::greeting::{Greeting, SilentConnection};
 use self::policy::Policy;
 use self::session::Session;
 use crate::backend::Backend;
@@ -98,11 +98,11 @@ pub struct Host {
     tell: Listener,
     socket: OwnedFd,
     _claim: FileLock,
-    served: OnceLock<Served>,
+    device: OnceLock<DeclaredDevice>,
     /// Only one driver connects at a time.
     attaching: Mutex<()>,
     /// The current driver, and how the device ended.
-    now: Mutex<Now>,
+    state: Mutex<DriverState>,
     changed: Condvar,
     generation: AtomicU64,
     doors: OnceLock<Facts>,
@@ -113,7 +113,7 @@ pub struct Host {
 }
 
 #[derive(Default)]
-struct Now {
+struct DriverState {
     session: Option<Arc<Session>>,
     since: Option<Instant>,
     outcome: Option<Result<()>>,
@@ -122,7 +122,7 @@ struct Now {
 }
 
 /// A declared device.
-struct Served {
+struct DeclaredDevice {
     options: DeviceOptions,
     backend: Arc<dyn Backend>,
     policy: Arc<Policy>,
@@ -158,9 +158,9 @@ impl Host {
             tell,
             socket,
             _claim: claim,
-            served: OnceLock::new(),
+            device: OnceLock::new(),
             attaching: Mutex::default(),
-            now: Mutex::default(),
+            state: Mutex::default(),
             changed: Condvar::new(),
             generation: AtomicU64::new(0),
             doors: OnceLock::new(),
@@ -190,19 +190,19 @@ impl Host {
     /// The device, once a driver has declared it.
     #[must_use]
     pub fn device(&self) -> Option<Arc<dyn BlockDevice>> {
-        self.served.get().map(|served| Arc::clone(&served.device))
+        self.device.get().map(|served| Arc::clone(&served.device))
     }
 
     /// The options in effect, once a driver has declared the device.
     #[must_use]
     pub fn options(&self) -> Option<&DeviceOptions> {
-        self.served.get().map(|served| &served.options)
+        self.device.get().map(|served| &served.options)
     }
 
     /// Tells drivers where the device is available: `door=KIND ADDRESS`.
     pub fn show_doors(&self, doors: Facts) {
         let doors = self.doors.get_or_init(|| doors);
-        let session = self.now.lock().session.clone();
+        let session = self.state.lock().session.clone();
         if let Some(session) = session {
             session.tell_doors(doors);
         }
@@ -216,13 +216,13 @@ impl Host {
     /// Whether the device has ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
-        self.now.lock().outcome.is_some()
+        self.state.lock().outcome.is_some()
     }
 
     /// The process of the current driver.
     #[must_use]
     pub fn driver(&self) -> Option<u32> {
-        self.now.lock().session.as_ref().map(|session| session.pid)
+        self.state.lock().session.as_ref().map(|session| session.pid)
     }
 
     /// Ends the device cleanly: everything accepted goes to the driver, is flushed and answered.
@@ -231,7 +231,7 @@ impl Host {
     /// # Errors
     /// The error of the final flush; the device has ended anyway.
     pub fn finish(&self) -> Result<()> {
-        let Some(served) = self.served.get() else {
+        let Some(served) = self.device.get() else {
             self.ended(Ok(()));
             return Ok(());
         };
@@ -246,11 +246,11 @@ impl Host {
     }
 
     /// Waits until the driver has answered everything and disconnected.
-    fn see_off(&self, served: &Served) {
+    fn see_off(&self, device: &DeclaredDevice) {
         let mut done_since = None;
-        let mut now = self.now.lock();
+        let mut now = self.state.lock();
         while now.outcome.is_none() {
-            let is_drained = served.backend.is_drained();
+            let is_drained = device.backend.is_drained();
             match now.session.clone() {
                 None if is_drained => return,
                 Some(session) => session.see_that_it_goes(is_drained, &mut done_since),
@@ -262,11 +262,11 @@ impl Host {
 
     /// Ends the device now: everything that waits fails.
     pub fn fail(&self, error: &Error) {
-        if let Some(served) = self.served.get() {
+        if let Some(served) = self.device.get() {
             served.backend.fail(error);
         }
         self.ended(Err(error.clone()));
-        let session = self.now.lock().session.clone();
+        let session = self.state.lock().session.clone();
         if let Some(session) = session {
             session.cut("the device has failed");
         }
@@ -277,7 +277,7 @@ impl Host {
     /// # Errors
     /// The reason, if the end was not clean.
     pub fn wait_for_end(&self) -> Result<()> {
-        let mut now = self.now.lock();
+        let mut now = self.state.lock();
         loop {
             if let Some(outcome) = &now.outcome {
                 return outcome.clone();
@@ -289,7 +289,7 @@ impl Host {
     /// After the end of the device, waits a short time until open questions have their answers.
     pub fn see_askers_off(&self) {
         let until = Instant::now() + GOES_WITHIN;
-        let mut now = self.now.lock();
+        let mut now = self.state.lock();
         while now.asked > 0 && !self.changed.wait_until(&mut now, until).timed_out() {}
     }
 
@@ -303,7 +303,7 @@ impl Host {
     }
 
     fn ended(&self, outcome: Result<()>) {
-        self.now.lock().outcome.get_or_insert(outcome);
+        self.state.lock().outcome.get_or_insert(outcome);
         self.changed.notify_all();
     }
 
@@ -327,7 +327,7 @@ impl Host {
     }
 
     /// Handles a connection: a driver, or a question.
-    fn meet(self: &Arc<Self>, socket: OwnedFd, silent: Silent) {
+    fn meet(self: &Arc<Self>, socket: OwnedFd, silent_connection: SilentConnection) {
         let Ok(peer) = socket_peercred(&socket) else { return };
         let Some(_place) = self.greeting.enter() else {
             tracing::debug!("closed a driver's connection: too many are open");
@@ -345,7 +345,7 @@ impl Host {
         // nothing to do (P193).
         let bounded = wait_at_most(Some(greeting::WITHIN));
         let first = attach::first_packet(&control);
-        if !silent.spoke() || bounded.is_err() || wait_at_most(None).is_err() {
+        if !silent_connection.spoke() || bounded.is_err() || wait_at_most(None).is_err() {
             return;
         }
         match first {

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, Request};
 
 use super::session::Session;
-use super::{Event, Host, Served};
+use super::{DeclaredDevice, Event, Host};
 use crate::backend::{Backend, State};
 
 /// Interval of checks for waiting requests and hung drivers.
@@ -79,12 +79,12 @@ pub(super) fn watch(host: &Weak<Host>) {
 
 impl Host {
     fn look(&self) {
-        let Some(served) = self.served.get() else { return };
+        let Some(served) = self.device.get() else { return };
         if served.backend.state() == State::Ended {
             // Requests that arrived while it ended.
             return served.backend.fail(&Error::new(ErrorKind::Closed, "the device has ended"));
         }
-        let session = self.now.lock().session.clone();
+        let session = self.state.lock().session.clone();
         match session {
             // Also while another driver waits for this one to finish.
             Some(session) => self.look_at(served, &session),
@@ -92,30 +92,30 @@ impl Host {
         }
     }
 
-    fn look_without_driver(&self, served: &Served) {
+    fn look_without_driver(&self, device: &DeclaredDevice) {
         // A driver that connects just now must not find its requests failed.
         let Some(_no_driver_comes) = self.attaching.try_lock() else { return };
         let (is_alone, since) = {
-            let now = self.now.lock();
+            let now = self.state.lock();
             (now.session.is_none(), now.since)
         };
         if !is_alone {
             return;
         }
-        let patience = served.options.death_timeout;
+        let patience = device.options.death_timeout;
         let is_over = !patience.is_zero() && since.is_some_and(|since| since.elapsed() >= patience);
-        if let Some(error) = served.policy.refusal() {
-            served.backend.fail_pending(&error);
+        if let Some(error) = device.policy.refusal() {
+            device.backend.fail_pending(&error);
         } else if is_over {
             let text = format!("no driver connected within {} s", patience.as_secs_f64());
-            served.policy.refuse(Error::new(ErrorKind::TimedOut, text));
+            device.policy.refuse(Error::new(ErrorKind::TimedOut, text));
         }
     }
 
-    fn look_at(&self, served: &Served, session: &Session) {
-        let patience = served.options.request_timeout;
+    fn look_at(&self, device: &DeclaredDevice, session: &Session) {
+        let patience = device.options.request_timeout;
         let is_late = |oldest: Instant| oldest.elapsed() >= patience;
-        if !patience.is_zero() && served.backend.oldest().is_some_and(is_late) && !session.is_cut()
+        if !patience.is_zero() && device.backend.oldest().is_some_and(is_late) && !session.is_cut()
         {
             // Report the reason first: after the cut, another thread reports that the driver is
             // gone.

@@ -174,9 +174,9 @@ impl Puppet {
 }
 
 /// The outcome of a request, once there is one.
-pub struct Answered(Receiver<(Outcome, Vec<u8>)>);
+pub struct PendingOutcome(Receiver<(Outcome, Vec<u8>)>);
 
-impl Answered {
+impl PendingOutcome {
     pub fn wait(&self) -> (Outcome, Vec<u8>) {
         self.0.recv_timeout(PATIENCE).expect("it is answered")
     }
@@ -191,7 +191,7 @@ pub fn submit(
     operation: Operation,
     address: u64,
     bytes: Vec<u8>,
-) -> Answered {
+) -> PendingOutcome {
     submit_with(device, operation, address, bytes, Flags::default())
 }
 
@@ -201,10 +201,10 @@ pub fn submit_with(
     address: u64,
     bytes: Vec<u8>,
     flags: Flags,
-) -> Answered {
+) -> PendingOutcome {
     let (tell, hear) = channel();
     // A test that has failed no longer receives.
     let listen = move |outcome, bytes| drop(tell.send((outcome, bytes)));
     device.submit(Request::with_bytes(operation, address, flags, bytes, listen));
-    Answered(hear)
+    PendingOutcome(hear)
 }

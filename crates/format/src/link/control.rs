@@ -58,7 +58,7 @@ const ALL: u8 = 31;
 
 /// An opened export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opened {
+pub struct OpenAnswer {
     /// Its number in commands of this connection.
     pub volume: u8,
     /// The size of the device, in bytes.
@@ -87,7 +87,7 @@ pub struct Opened {
     pub cache_identity: [u8; 16],
 }
 
-impl Opened {
+impl OpenAnswer {
     const WHAT: &'static str = "link opened";
 
     /// The payload's bytes.
@@ -114,7 +114,7 @@ impl Opened {
     }
 
     /// Reads the whole payload.
-    pub fn decode(bytes: &[u8]) -> Result<Opened> {
+    pub fn decode(bytes: &[u8]) -> Result<OpenAnswer> {
         check_length(Self::WHAT, bytes, opened_at::SIZE)?;
         check_field(Self::WHAT, "length", "too long", bytes.len() == opened_at::SIZE)?;
         check_reserved(Self::WHAT, opened_at::RESERVED, bytes)?;
@@ -132,7 +132,7 @@ impl Opened {
         )?;
         let reservation = opened_at::RESERVATION.u64(bytes);
         check_field(Self::WHAT, "reservation", "zero", reservation != 0)?;
-        Ok(Opened {
+        Ok(OpenAnswer {
             volume: opened_at::VOLUME.u8(bytes),
             size_bytes: opened_at::SIZE_BYTES.u64(bytes),
             block_bytes,

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::io;
 
 use sawmill_format::disk_image::{
-    Below, Bytes, Format, PIECE_BYTES_MAX, READ_BYTES_MAX, Refusal, layer_below,
+    BackingFile, Bytes, Format, PIECE_BYTES_MAX, READ_BYTES_MAX, Refusal, layer_below,
 };
 
 /// A file of zeroes with these bytes at these places.
@@ -21,7 +21,7 @@ impl Image {
         Image { length, parts, read: Cell::new(0) }
     }
 
-    fn look(&self, format: Format) -> Result<Option<Below>, Refusal> {
+    fn look(&self, format: Format) -> Result<Option<BackingFile>, Refusal> {
         self.read.set(0);
         let found = layer_below(self, format);
         assert!(self.read.get() <= READ_BYTES_MAX, "{} bytes were read", self.read.get());
@@ -76,8 +76,8 @@ fn over(name: &[u8], more: &[(u64, &[u8])]) -> Image {
     Image::new(GIB, &[&head, more].concat())
 }
 
-fn below(name: &str, format: &str) -> Option<Below> {
-    Some(Below { name: name.into(), format: Some(format.into()) })
+fn below(name: &str, format: &str) -> Option<BackingFile> {
+    Some(BackingFile { name: name.into(), format: Some(format.into()) })
 }
 
 #[test]

@@ -4,7 +4,7 @@ use sawmill_format::FormatError;
 use sawmill_format::crc::crc32c;
 use sawmill_format::export_state::{self, ExportState};
 use sawmill_format::layout::Table;
-use sawmill_format::link::control::{self, Exports, Opened};
+use sawmill_format::link::control::{self, Exports, OpenAnswer};
 use sawmill_format::link::greeting::{self, Cookie, Hello, Seek, Welcome};
 use sawmill_format::link::part::*;
 use sawmill_format::link::{self, HEADER_BYTES, NUMBER_END, Packet, PacketKind, TAIL_BYTES};
@@ -144,8 +144,8 @@ fn seek_value() -> Seek {
     Seek { token: 0x0102_0304_0506_0708, instance: [0; 16], sealed: false, name: "store-1".into() }
 }
 
-fn opened_value() -> Opened {
-    Opened {
+fn opened_value() -> OpenAnswer {
+    OpenAnswer {
         volume: 3,
         size_bytes: 10 << 30,
         block_bytes: 4096,
@@ -217,7 +217,7 @@ pub(crate) fn cases() -> Vec<Case> {
             control::opened_at::TABLE,
             opened_value().encode().to_vec(),
             opened_value(),
-            Opened::decode,
+            OpenAnswer::decode,
         ),
         case(
             "link_control/v1-exports",
@@ -269,7 +269,7 @@ fn each_rule_of_a_list_is_refused() {
     assert_eq!(runs(|bytes| bytes[16..24].fill(0)), None, "an empty run");
     let mut opened = opened_value().encode();
     opened[control::opened_at::RESERVATION.offset..][..8].fill(0);
-    assert!(Opened::decode(&opened).is_err(), "no export's");
+    assert!(OpenAnswer::decode(&opened).is_err(), "no export's");
 }
 
 pub(crate) fn export_state_value() -> ExportState {

@@ -3,7 +3,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use sawmill_format::link::control::{self, Opened};
+use sawmill_format::link::control::{self, OpenAnswer};
 use sawmill_format::link::greeting::{Hello, Seek, Welcome};
 use sawmill_format::link::part::{self, *};
 use sawmill_format::link::{self, HEADER_BYTES, NUMBER_END, Packet};
@@ -89,7 +89,7 @@ pub(crate) fn decode_all(bytes: &[u8]) {
     if let Ok(seek) = Seek::decode(bytes) {
         assert_eq!(seek.encode().unwrap(), bytes);
     }
-    if let Ok(opened) = Opened::decode(bytes) {
+    if let Ok(opened) = OpenAnswer::decode(bytes) {
         assert_eq!(opened.encode()[..], *bytes);
     }
     if let Ok(exports) = control::exports(bytes) {
@@ -124,7 +124,7 @@ fn operations() -> impl Strategy<Value = Operation> {
 
 /// A part that an end may send.
 #[derive(Clone, Debug)]
-enum Sent {
+enum PacketPart {
     Command(Command, usize),
     Data(u16, u64, u32, usize),
     Reply(Reply, usize),
@@ -163,25 +163,27 @@ prop_compose! {
     }
 }
 
-fn sent() -> impl Strategy<Value = Sent> {
+fn sent() -> impl Strategy<Value = PacketPart> {
     use WordKind::*;
     let kinds = prop::sample::select(vec![Ping, Join, Joined, Leave]);
     let word = (kinds, 0u8..8, any::<u32>(), any::<u64>()).prop_map(
-        |(kind, link, packet_bytes, token)| Sent::Word(Word { kind, link, packet_bytes, token }),
+        |(kind, link, packet_bytes, token)| {
+            PacketPart::Word(Word { kind, link, packet_bytes, token })
+        },
     );
     let reply = (any::<u16>(), any::<u64>(), any::<u8>(), 0usize..600);
     prop_oneof![
-        commands().prop_map(|(command, payload)| Sent::Command(command, payload)),
+        commands().prop_map(|(command, payload)| PacketPart::Command(command, payload)),
         (any::<u16>(), any::<u64>(), 0u32..1000, 1usize..600).prop_map(
-            |(slot, sequence, grain, bytes)| Sent::Data(slot, sequence, grain * 128, bytes)
+            |(slot, sequence, grain, bytes)| PacketPart::Data(slot, sequence, grain * 128, bytes)
         ),
         reply.prop_map(|(slot, sequence, status, payload)| {
-            Sent::Reply(Reply { slot, sequence, status, length: payload as u32 }, payload)
+            PacketPart::Reply(Reply { slot, sequence, status, length: payload as u32 }, payload)
         }),
         (0u8..8, any::<u32>(), runs_of_acks())
-            .prop_map(|(link, delay, runs)| Sent::Ack(link, delay, runs)),
+            .prop_map(|(link, delay, runs)| PacketPart::Ack(link, delay, runs)),
         word,
-        (any::<u8>(), ".{0,500}").prop_map(|(status, text)| Sent::Close(status, text)),
+        (any::<u8>(), ".{0,500}").prop_map(|(status, text)| PacketPart::Close(status, text)),
     ]
 }
 
@@ -207,12 +209,12 @@ proptest! {
         for one in sent {
             let before = body.used();
             let (fits, whole) = match &one {
-                Sent::Command(command, payload) => {
+                PacketPart::Command(command, payload) => {
                     let inline = body.payload_room(command_at::SIZE, *payload);
                     prop_assert!(part::check_piece(0, inline, *payload as u64).is_ok());
                     (body.command(command, inline, |into| into.fill(3)), command_at::SIZE)
                 }
-                Sent::Data(slot, sequence, offset, want) => {
+                PacketPart::Data(slot, sequence, offset, want) => {
                     let some = body.payload_room(data_at::SIZE, *want);
                     prop_assert!(some <= *want && (some == *want || some.is_multiple_of(128)));
                     let fits =
@@ -220,15 +222,15 @@ proptest! {
                             && body.data(*slot, *sequence, *offset, some, |into| into.fill(4));
                     (fits, if some == 0 { usize::MAX } else { data_at::SIZE + some })
                 }
-                Sent::Reply(reply, payload) => {
+                PacketPart::Reply(reply, payload) => {
                     let inline = body.payload_room(reply_at::SIZE, *payload);
                     (body.reply(reply, inline, |into| into.fill(5)), reply_at::SIZE)
                 }
-                Sent::Ack(link, delay_us, runs) => {
+                PacketPart::Ack(link, delay_us, runs) => {
                     (body.ack(*link, *delay_us, runs), ack_at::SIZE + run_at::SIZE)
                 }
-                Sent::Word(word) => (body.word(word), word_at::SIZE),
-                Sent::Close(status, text) => (body.close(*status, text), close_at::SIZE),
+                PacketPart::Word(word) => (body.word(word), word_at::SIZE),
+                PacketPart::Close(status, text) => (body.close(*status, text), close_at::SIZE),
             };
             prop_assert_eq!(fits, whole <= room - before, "{:?}", one);
             prop_assert!(fits || body.used() == before, "what does not fit changes nothing");
@@ -241,17 +243,17 @@ proptest! {
         prop_assert_eq!(parts.len(), kept.len());
         for (part, one) in parts.iter().zip(&kept) {
             let same = match (part, one) {
-                (Part::Command(read, _), Sent::Command(command, _)) => read == command,
-                (Part::Data(read), Sent::Data(slot, sequence, offset, _)) => {
+                (Part::Command(read, _), PacketPart::Command(command, _)) => read == command,
+                (Part::Data(read), PacketPart::Data(slot, sequence, offset, _)) => {
                     (read.slot, read.sequence, read.offset) == (*slot, *sequence, *offset)
                 }
-                (Part::Reply(read, _), Sent::Reply(reply, _)) => read == reply,
-                (Part::Ack(read), Sent::Ack(link, delay_us, runs)) => {
+                (Part::Reply(read, _), PacketPart::Reply(reply, _)) => read == reply,
+                (Part::Ack(read), PacketPart::Ack(link, delay_us, runs)) => {
                     (read.link, read.delay_us) == (*link, *delay_us)
                         && said_of(runs, &read.runs().collect::<Vec<_>>())
                 }
-                (Part::Word(read), Sent::Word(word)) => read == word,
-                (Part::Close(read, text), Sent::Close(status, whole)) => {
+                (Part::Word(read), PacketPart::Word(word)) => read == word,
+                (Part::Close(read, text), PacketPart::Close(status, whole)) => {
                     read == status && whole.starts_with(text)
                 }
                 _ => false,

@@ -3,7 +3,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use sawmill_format::packed_write::{self, ENTRY_COUNT_MAX, Packed, SPAN_BYTES_MAX};
+use sawmill_format::packed_write::{self, ENTRY_COUNT_MAX, PackedWrite, SPAN_BYTES_MAX};
 use sawmill_format::{FormatError, Result};
 
 use crate::properties::decode_all;
@@ -29,7 +29,7 @@ pub(crate) fn packed_case() -> Case {
         bytes: encode_packed(&PACKED).unwrap(),
         value: format!("{merged:?}"),
         table: packed_write::at::TABLE,
-        decode: Box::new(move |bytes| Ok(Packed::decode(bytes)?.entries().eq(merged))),
+        decode: Box::new(move |bytes| Ok(PackedWrite::decode(bytes)?.entries().eq(merged))),
     }
 }
 
@@ -38,7 +38,7 @@ fn packed_writes_that_break_a_rule_name_the_field() {
     let change = |at: usize, value: u32| {
         let mut bytes = encode_packed(&PACKED).unwrap();
         bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        Packed::decode(&bytes).unwrap_err()
+        PackedWrite::decode(&bytes).unwrap_err()
     };
     assert!(matches!(change(0, 7), FormatError::Magic { .. }));
     assert!(matches!(change(4, 2), FormatError::Version { found: 2, .. }));
@@ -82,7 +82,7 @@ proptest! {
         let slices: Vec<(u32, &[u8])> =
             runs.iter().map(|(offset, bytes)| (*offset, &bytes[..])).collect();
         let bytes = encode_packed(&slices).unwrap();
-        let packed = Packed::decode(&bytes).unwrap();
+        let packed = PackedWrite::decode(&bytes).unwrap();
         let mut merged: Vec<(u32, Vec<u8>)> = Vec::new();
         for (offset, bytes) in &runs {
             match merged.last_mut() {
@@ -117,7 +117,7 @@ proptest! {
         }
         bytes.extend(&data);
         decode_all(&bytes);
-        if let Ok(packed) = Packed::decode(&bytes) {
+        if let Ok(packed) = PackedWrite::decode(&bytes) {
             let mut free_from = 0;
             for (offset, bytes) in packed.entries() {
                 prop_assert!(offset >= free_from && !bytes.is_empty());

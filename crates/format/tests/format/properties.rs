@@ -10,12 +10,12 @@ use sawmill_format::crc::{Crc32c, crc32c, payload_check};
 use sawmill_format::export_state::ExportState;
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::*;
-use sawmill_format::kept::{CutEntry, CutKind, DeadEntry, Kept, LineageEntry, Order, Pin};
+use sawmill_format::kept::{CutEntry, CutKind, DeadEntry, KeptBlock, LineageEntry, Order, Pin};
 use sawmill_format::map_part::{MapExtent, PartIdentity, decode_part, encode_part};
 use sawmill_format::newest_state::NewestState;
-use sawmill_format::packed_write::Packed;
+use sawmill_format::packed_write::PackedWrite;
 use sawmill_format::preamble::Preamble;
-use sawmill_format::role::{Promoted, Role, RoleKind};
+use sawmill_format::role::{PromotionPoint, Role, RoleKind};
 use sawmill_format::segment::*;
 use sawmill_format::staging::{StagingHeader, StagingIdentity};
 use sawmill_format::transfer::TransferProgress;
@@ -183,7 +183,7 @@ prop_compose! {
         (retention_s, pins_next) in any::<(u64, u64)>(), cuts in cut_entries(), is_empty: bool,
         lineage in vec((1u64..1 << 40, ids(), any::<[u64; 3]>()), 0..4),
         dead in vec((1u64..1 << 40, any::<u64>()), 0..6),
-    ) -> Kept {
+    ) -> KeptBlock {
         let (mut through_sequence, mut sequence) = (0, 0);
         let lineage = lineage.into_iter().map(|(step, (volume_id, _), numbers)| {
             let [pin, cut_number, cut_through] = numbers;
@@ -195,8 +195,8 @@ prop_compose! {
             DeadEntry { sequence, since }
         }).collect();
         match is_empty {
-            true => Kept::default(),
-            false => Kept { retention_s, pins_next, cuts, lineage, dead },
+            true => KeptBlock::default(),
+            false => KeptBlock { retention_s, pins_next, cuts, lineage, dead },
         }
     }
 }
@@ -222,8 +222,8 @@ prop_compose! {
     ) -> Role {
         let kind = match kind {
             0 => RoleKind::Replica,
-            1 => RoleKind::Returned(Promoted { epoch, checkpoint_number, next_sequence }),
-            _ => RoleKind::Promoted(Promoted { epoch, checkpoint_number, next_sequence }),
+            1 => RoleKind::Returned(PromotionPoint { epoch, checkpoint_number, next_sequence }),
+            _ => RoleKind::Promoted(PromotionPoint { epoch, checkpoint_number, next_sequence }),
         };
         Role { volume_id, put_id, number, wall_unix_ms, kind, source }
     }
@@ -446,7 +446,7 @@ proptest! {
 /// Decodes `bytes` as each structure there is; the accepted ones must be what the encoder writes.
 pub(crate) fn decode_all(bytes: &[u8]) {
     crate::link_properties::decode_all(bytes);
-    if let Ok(value) = Packed::decode(bytes) {
+    if let Ok(value) = PackedWrite::decode(bytes) {
         let ranges: Vec<_> = value.entries().collect();
         assert_eq!(encode_packed(&ranges).unwrap(), bytes);
     }

@@ -5,10 +5,12 @@ mod local;
 
 use sawmill_format::checkpoint::{self, Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};
 use sawmill_format::ids::{PutId, VolumeId};
-use sawmill_format::kept::{self, CutEntry, CutKind, DeadEntry, Kept, LineageEntry, Order, Pin};
+use sawmill_format::kept::{
+    self, CutEntry, CutKind, DeadEntry, KeptBlock, LineageEntry, Order, Pin,
+};
 use sawmill_format::layout::Table;
 use sawmill_format::map_part::{self, MapExtent, PartIdentity, decode_part, encode_part, part_crc};
-use sawmill_format::role::{self, Promoted, Role, RoleKind};
+use sawmill_format::role::{self, PromotionPoint, Role, RoleKind};
 use sawmill_format::segment::{self, *};
 use sawmill_format::volume_record::{self, FlushMode, VolumeRecord};
 use sawmill_format::{FormatError, Result};
@@ -280,12 +282,12 @@ pub(crate) fn checkpoint_value() -> Checkpoint {
             segment(259, 4 << 20, false),
         ],
         parts: vec![part(0, 12), part(7, 13)],
-        kept: Kept::default(),
+        kept: KeptBlock::default(),
     }
 }
 
 /// What a clone with a snapshot and a retention window keeps.
-pub(crate) fn kept_value() -> Kept {
+pub(crate) fn kept_value() -> KeptBlock {
     let cut = |kind, number, name: &str, pin| CutEntry {
         kind,
         number,
@@ -297,7 +299,7 @@ pub(crate) fn kept_value() -> Kept {
         pin,
         attached_s: 0,
     };
-    Kept {
+    KeptBlock {
         retention_s: 86_400,
         pins_next: 4,
         cuts: vec![
@@ -384,12 +386,13 @@ fn replica_case() -> Case {
 
 fn promoted_case() -> Case {
     let promoted =
-        Promoted { epoch: 1 << 40, checkpoint_number: 1 << 21, next_sequence: 1_200_000 };
+        PromotionPoint { epoch: 1 << 40, checkpoint_number: 1 << 21, next_sequence: 1_200_000 };
     role_case("role/v1-promoted", Role { kind: RoleKind::Promoted(promoted), ..role_value() })
 }
 
 fn returned_case() -> Case {
-    let begins = Promoted { epoch: 1 << 40, checkpoint_number: 1 << 21, next_sequence: 1_200_000 };
+    let begins =
+        PromotionPoint { epoch: 1 << 40, checkpoint_number: 1 << 21, next_sequence: 1_200_000 };
     role_case("role/v1-returned", Role { kind: RoleKind::Returned(begins), ..role_value() })
 }
 

@@ -52,7 +52,7 @@ pub(super) struct Attributes {
 
 /// The facts agreed on in the greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Agreed {
+pub(super) struct InitParameters {
     pub(super) minor: u32,
     pub(super) flags: u64,
     pub(super) write_bytes_max: u32,
@@ -106,26 +106,26 @@ pub(super) fn head(unique: u64, errno: i32, body_bytes: usize) -> [u8; HEAD_BYTE
 /// Agrees with the kernel. `requests_max` is the number of requests that it may have in flight.
 pub(super) fn init(
     unique: u64,
-    agreed: &Agreed,
+    parameters: &InitParameters,
     readahead_bytes_max: u32,
     requests_max: u16,
 ) -> Vec<u8> {
-    let pages = u16::try_from(agreed.write_bytes_max.div_ceil(4096)).unwrap_or(u16::MAX);
+    let pages = u16::try_from(parameters.write_bytes_max.div_ceil(4096)).unwrap_or(u16::MAX);
     begin(unique)
         .u32(protocol::MAJOR)
-        .u32(agreed.minor)
+        .u32(parameters.minor)
         .u32(readahead_bytes_max)
-        .u32(agreed.flags as u32)
+        .u32(parameters.flags as u32)
         .u16(requests_max)
         // The share at which the kernel counts the file system as congested: three quarters, as in
         // its own defaults.
         .u16(requests_max / 4 * 3)
-        .u32(agreed.write_bytes_max)
+        .u32(parameters.write_bytes_max)
         // Times in whole nanoseconds.
         .u32(1)
         .u16(pages)
         .u16(0)
-        .u32((agreed.flags >> 32) as u32)
+        .u32((parameters.flags >> 32) as u32)
         .zeroes(28)
         .end()
 }

@@ -9,8 +9,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use sawmill_device::{Error, ErrorKind, Result};
 
-use super::answer::{self, Agreed};
-use super::link::{Link, Taken};
+use super::answer::{self, InitParameters};
+use super::link::{Link, ReadOutcome};
 use super::options::REQUESTS_MAX;
 use super::protocol::{MAJOR, MINOR_MAX, MINOR_MIN, Message, Operation, init, parse};
 
@@ -18,7 +18,7 @@ use super::protocol::{MAJOR, MINOR_MAX, MINOR_MIN, Message, Operation, init, par
 const GREETING_TIME_MAX: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// Receives the kernel's first request and answers it.
-pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<Agreed> {
+pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<InitParameters> {
     let failed = |text: String| {
         Error::new(ErrorKind::Unavailable, format!("fuse: the kernel's INIT request: {text}"))
     };
@@ -37,9 +37,9 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<Agreed> {
             Err(error) => return Err(caused(error.into())),
         }
         let length = match link.take(&mut buffer) {
-            Taken::Request(length) => length,
-            Taken::Nothing => continue,
-            Taken::Gone => return Err(failed("the mount is gone".into())),
+            ReadOutcome::Request(length) => length,
+            ReadOutcome::Nothing => continue,
+            ReadOutcome::Gone => return Err(failed("the mount is gone".into())),
         };
         if length == 0 {
             continue;
@@ -73,7 +73,8 @@ pub(super) fn greet(kernel: &OwnedFd, bytes_max: u32) -> Result<Agreed> {
                 // Both sides use the fields of the older version. A newer kernel must not expect
                 // answers that are longer than those made here.
                 let minor = minor.min(MINOR_MAX);
-                let agreed = Agreed { minor, flags: flags & wanted, write_bytes_max: bytes_max };
+                let agreed =
+                    InitParameters { minor, flags: flags & wanted, write_bytes_max: bytes_max };
                 link.send(&[&answer::init(unique, &agreed, readahead_bytes_max, REQUESTS_MAX)]);
                 return Ok(agreed);
             }

@@ -10,22 +10,20 @@ use std::path::PathBuf;
 
 use sawmill_device::{Error, ErrorKind, Result};
 
-use super::answer::Agreed;
+use super::answer::InitParameters;
 use super::mount::{Mount, settled};
 use super::options::FuseOptions;
-use crate::Handed;
+use crate::DoorPiece;
 
 /// The facts another process needs, with a duplicate of the descriptor.
 pub(super) fn handed(
     name: &str,
     mount: &Mount,
     kernel: impl AsFd,
-    agreed: &Agreed,
+    parameters: &InitParameters,
     number: Option<u32>,
     size_bytes: u64,
-) -> Result<Handed> {
-    // Never `FUSE_DEV_IOC_CLONE`: what was read through a clone fails when the clone is closed, so
-    // when this server dies (decision 0019).
+) -> Result<DoorPiece> {
     let kernel = rustix::io::fcntl_dupfd_cloexec(kernel, 3).map_err(|error| {
         Error::caused(ErrorKind::Unavailable, "fuse: cannot duplicate the descriptor", error)
     })?;
@@ -39,32 +37,32 @@ pub(super) fn handed(
     let mut facts = BTreeMap::from([
         ("mountpoint".to_owned(), path.to_owned()),
         ("file_name".to_owned(), name.to_owned()),
-        ("minor".to_owned(), agreed.minor.to_string()),
-        ("flags".to_owned(), agreed.flags.to_string()),
-        ("write_bytes_max".to_owned(), agreed.write_bytes_max.to_string()),
+        ("minor".to_owned(), parameters.minor.to_string()),
+        ("flags".to_owned(), parameters.flags.to_string()),
+        ("write_bytes_max".to_owned(), parameters.write_bytes_max.to_string()),
         ("size_bytes".to_owned(), size_bytes.to_string()),
     ]);
     facts.extend(number.map(|number| ("loop".to_owned(), number.to_string())));
-    Ok(Handed { what: "fuse".into(), facts, bytes: Vec::new(), descriptors: vec![kernel] })
+    Ok(DoorPiece { what: "fuse".into(), facts, bytes: Vec::new(), descriptors: vec![kernel] })
 }
 
 /// The parsed pieces of a hand-over.
-pub(super) struct Taking {
+pub(super) struct MountHandOver {
     pub(super) mount: Mount,
     pub(super) kernel: OwnedFd,
-    pub(super) agreed: Agreed,
+    pub(super) parameters: InitParameters,
     /// The number of the loop device.
     pub(super) number: Option<u32>,
     pub(super) size_bytes: u64,
 }
 
-impl Taking {
-    pub(super) fn read(options: &FuseOptions, mut handed: Handed) -> Result<Self> {
+impl MountHandOver {
+    pub(super) fn read(options: &FuseOptions, mut piece: DoorPiece) -> Result<Self> {
         let missing = |what: &str| {
             Error::new(ErrorKind::Invalid, format!("fuse: the hand-over lacks {what}"))
         };
-        let kernel = handed.descriptors.pop().ok_or_else(|| missing("the descriptor"))?;
-        let fact = |name: &str| handed.facts.get(name).ok_or_else(|| missing(name));
+        let kernel = piece.descriptors.pop().ok_or_else(|| missing("the descriptor"))?;
+        let fact = |name: &str| piece.facts.get(name).ok_or_else(|| missing(name));
         let number = |name: &str| fact(name)?.parse::<u64>().map_err(|_| missing(name));
         let small = |name: &str| u32::try_from(number(name)?).map_err(|_| missing(name));
         let (path, name) = (PathBuf::from(fact("mountpoint")?), fact("file_name")?);
@@ -80,16 +78,16 @@ impl Taking {
             );
             return Err(Error::new(ErrorKind::Refused, text));
         }
-        let agreed = Agreed {
+        let agreed = InitParameters {
             minor: small("minor")?,
             flags: number("flags")?,
             write_bytes_max: small("write_bytes_max")?,
         };
-        let device = handed.facts.get("loop").map(|_| small("loop")).transpose()?;
-        Ok(Taking {
+        let device = piece.facts.get("loop").map(|_| small("loop")).transpose()?;
+        Ok(MountHandOver {
             mount: Mount::existing(path),
             kernel,
-            agreed,
+            parameters: agreed,
             number: device,
             size_bytes: number("size_bytes")?,
         })

@@ -16,42 +16,48 @@ use rustix::net::{Shutdown, shutdown};
 use sawmill_device::Result;
 
 use super::options::MountHolderOptions;
-use crate::Handed;
+use crate::DoorPiece;
 use crate::mount_holder::{MountHolder, lives};
 
 /// The pause between two starts of mount holders: if none survives, retrying costs next to nothing.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A watched mount holder. When this is dropped, it continues unwatched.
-pub(super) struct Kept {
-    inside: Arc<Inside>,
+pub(super) struct HolderWatch {
+    context: Arc<WatchContext>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct Inside {
+struct WatchContext {
     how: MountHolderOptions,
-    held: Mutex<Held>,
+    state: Mutex<WatchState>,
     changed: Condvar,
 }
 
-struct Held {
+struct WatchState {
     mount_holder: Arc<MountHolder>,
     /// It was started as a replacement and does not hold anything yet.
     starting: bool,
     /// What the mount holder holds.
-    handed: Arc<Handed>,
+    piece: Arc<DoorPiece>,
     /// Hangs up when the mount holder ends.
     line: Option<Arc<OwnedFd>>,
     /// The mount holder is not watched any more.
     over: bool,
 }
 
-impl Kept {
+impl HolderWatch {
     /// Watches `mount_holder`, which holds `handed`.
-    pub(super) fn new(how: &MountHolderOptions, mount_holder: MountHolder, handed: Handed) -> Self {
-        let (mount_holder, handed) = (Arc::new(mount_holder), Arc::new(handed));
-        let held = Held { mount_holder, starting: false, handed, line: None, over: false };
-        let inside = Inside { how: how.clone(), held: Mutex::new(held), changed: Condvar::new() };
+    pub(super) fn new(
+        how: &MountHolderOptions,
+        mount_holder: MountHolder,
+        door_piece: DoorPiece,
+    ) -> Self {
+        let (mount_holder, handed) = (Arc::new(mount_holder), Arc::new(door_piece));
+        let held =
+            WatchState { mount_holder, starting: false, piece: handed, line: None, over: false };
+        let inside =
+            WatchContext { how: how.clone(), state: Mutex::new(held), changed: Condvar::new() };
         let inside = Arc::new(inside);
         let watching = inside.clone();
         let thread =
@@ -60,19 +66,17 @@ impl Kept {
             tracing::warn!(%error, "fuse: cannot start a thread to watch the mount holder; its \
                 death goes unnoticed");
         });
-        Kept { inside, thread: Mutex::new(thread.ok()) }
+        HolderWatch { context: inside, thread: Mutex::new(thread.ok()) }
     }
 
     /// Gives the mount holder new facts to hold.
-    pub(super) fn update(&self, handed: Handed) -> Result<()> {
-        let mut held = self.inside.held.lock();
-        self.inside.settle(&mut held);
-        // Set before the mount holder is told: a replacement that starts in the meantime gets the
-        // new facts.
-        held.handed = Arc::new(handed);
-        match held.mount_holder.update(&held.handed) {
-            Err(_) if MountHolder::at(&self.inside.how.socket).is_none() => {
-                self.inside.replace(&mut held)
+    pub(super) fn update(&self, piece: DoorPiece) -> Result<()> {
+        let mut held = self.context.state.lock();
+        self.context.settle(&mut held);
+        held.piece = Arc::new(piece);
+        match held.mount_holder.update(&held.piece) {
+            Err(_) if MountHolder::at(&self.context.how.socket).is_none() => {
+                self.context.replace(&mut held)
             }
             done => done,
         }
@@ -81,18 +85,18 @@ impl Kept {
     /// Leaves the mount holder to the next server.
     pub(super) fn leave(&self) {
         self.end_watch();
-        self.inside.held.lock().mount_holder.leave();
+        self.context.state.lock().mount_holder.leave();
     }
 
     /// Ends the mount holder.
     pub(super) fn end(&self) {
         self.end_watch();
-        self.inside.held.lock().mount_holder.end();
+        self.context.state.lock().mount_holder.end();
     }
 
     fn end_watch(&self) {
         {
-            let mut held = self.inside.held.lock();
+            let mut held = self.context.state.lock();
             held.over = true;
             if let Some(line) = &held.line {
                 // Looks to the watching thread like the end of the mount holder, and ends its wait.
@@ -103,29 +107,29 @@ impl Kept {
                 held.mount_holder.reap();
             }
         }
-        self.inside.changed.notify_all();
+        self.context.changed.notify_all();
         if let Some(thread) = self.thread.lock().take() {
             let _ = thread.join();
         }
     }
 }
 
-impl Drop for Kept {
+impl Drop for HolderWatch {
     fn drop(&mut self) {
         self.end_watch();
     }
 }
 
-impl Held {
+impl WatchState {
     fn mountpoint(&self) -> &str {
-        self.handed.facts.get("mountpoint").map_or("", String::as_str)
+        self.piece.facts.get("mountpoint").map_or("", String::as_str)
     }
 }
 
-impl Inside {
+impl WatchContext {
     /// The watching thread.
     fn watch(&self) {
-        let mut held = self.held.lock();
+        let mut held = self.state.lock();
         loop {
             self.settle(&mut held);
             if held.over {
@@ -150,7 +154,7 @@ impl Inside {
             }
             self.settle(&mut held);
             // The mount holder of a removed mount ends by itself.
-            if held.over || !held.handed.descriptors.iter().all(lives) {
+            if held.over || !held.piece.descriptors.iter().all(lives) {
                 return;
             }
             if !Arc::ptr_eq(&watched, &held.mount_holder) {
@@ -180,7 +184,7 @@ impl Inside {
     }
 
     /// Waits for a start that another thread has begun.
-    fn settle(&self, held: &mut MutexGuard<'_, Held>) {
+    fn settle(&self, held: &mut MutexGuard<'_, WatchState>) {
         while held.starting {
             self.changed.wait(held);
         }
@@ -188,12 +192,12 @@ impl Inside {
 
     /// Replaces a mount holder that is dead or unreachable. Other threads may inspect or end what
     /// is held during this.
-    fn replace(&self, held: &mut MutexGuard<'_, Held>) -> Result<()> {
+    fn replace(&self, held: &mut MutexGuard<'_, WatchState>) -> Result<()> {
         let next = Arc::new(MountHolder::spawn(&self.how.socket, &self.how.command)?);
         // Entered before it has answered, so that a server that stops meanwhile can end it
         // (`end_watch`).
         let before = std::mem::replace(&mut held.mount_holder, Arc::clone(&next));
-        let handed = Arc::clone(&held.handed);
+        let handed = Arc::clone(&held.piece);
         held.starting = true;
         let told = MutexGuard::unlocked(held, || next.update(&handed));
         held.starting = false;
@@ -235,7 +239,7 @@ mod tests {
         };
         let dead = MountHolder::spawn(&socket, &["true".into()]).expect("it starts");
         dead.reap();
-        let kept = Kept::new(&how, dead, Handed::new("fuse"));
+        let kept = HolderWatch::new(&how, dead, DoorPiece::new("fuse"));
         let deadline = Instant::now() + Duration::from_secs(60);
         while !number.exists() {
             assert!(Instant::now() < deadline, "waited in vain for another mount holder");
@@ -243,7 +247,7 @@ mod tests {
         }
         let process = std::fs::read_to_string(&number).expect("written");
         let process = std::path::Path::new("/proc").join(process.trim());
-        let held = kept.inside.held.lock();
+        let held = kept.context.state.lock();
         assert!(
             held.starting && process.exists(),
             "a look must not wait until the start has failed"

@@ -41,7 +41,7 @@ struct State {
 }
 
 /// The result of reading the descriptor.
-pub(super) enum Taken {
+pub(super) enum ReadOutcome {
     /// This many bytes of one request.
     Request(usize),
     /// Nothing yet.
@@ -105,16 +105,16 @@ impl Link {
     }
 
     /// Takes a request if there is one. Never blocks.
-    pub(super) fn take(&self, into: &mut [u8]) -> Taken {
+    pub(super) fn take(&self, into: &mut [u8]) -> ReadOutcome {
         match rustix::io::read(&self.kernel, into) {
-            Ok(length) => Taken::Request(length),
+            Ok(length) => ReadOutcome::Request(length),
             // The requester disappeared during the copy: there may be another request.
-            Err(Errno::NOENT | Errno::INTR) => Taken::Request(0),
-            Err(Errno::AGAIN) => Taken::Nothing,
-            Err(Errno::NODEV | Errno::CONNABORTED) => Taken::Gone,
+            Err(Errno::NOENT | Errno::INTR) => ReadOutcome::Request(0),
+            Err(Errno::AGAIN) => ReadOutcome::Nothing,
+            Err(Errno::NODEV | Errno::CONNABORTED) => ReadOutcome::Gone,
             Err(error) => {
                 tracing::error!(%error, "fuse: cannot receive requests any more; closing the door");
-                Taken::Gone
+                ReadOutcome::Gone
             }
         }
     }

@@ -16,10 +16,10 @@ use rustix::io::Errno;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Result};
 use sawmill_sys::{LoopAccess, LoopDevice};
 
-use super::answer::{self, Agreed};
+use super::answer::{self, InitParameters};
 use super::greeting::greet;
-use super::handover::{Taking, handed};
-use super::kept::Kept;
+use super::handover::{MountHandOver, handed};
+use super::kept::HolderWatch;
 use super::link::Link;
 use super::metrics::FuseMetrics;
 use super::mount::{Mount, Wish};
@@ -27,27 +27,27 @@ use super::options::{
     FuseOptions, NAME_BYTES_MAX, REQUEST_BYTES_MAX, REQUEST_BYTES_MIN, WORKERS_MAX,
 };
 use super::protocol::init;
-use super::worker::{Served, work};
+use super::worker::{FuseFile, work};
 use crate::mount_holder::MountHolder;
-use crate::{Door, DoorCounts, ExportSeen, Handed, QuietDoor, Stop};
+use crate::{Door, DoorCounts, DoorPiece, ExportSeen, QuietDoor, Stop};
 
 /// How long a stop waits for short-time users of a device, such as udev.
 const BUSY_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// A volume as one file in a folder of its own. Dropping it is [`Stop::Now`].
 pub struct FuseDoor {
-    mounted: Arc<Mounted>,
+    mounted: Arc<MountService>,
 }
 
 /// A mount and the threads that serve it.
-struct Mounted {
+struct MountService {
     link: Arc<Link>,
-    served: Arc<Served>,
+    file: Arc<FuseFile>,
     mount: Mount,
-    agreed: Agreed,
+    parameters: InitParameters,
     workers: Mutex<Vec<JoinHandle<()>>>,
     loop_device: Mutex<Option<LoopDevice>>,
-    mount_holder: Mutex<Option<Kept>>,
+    mount_holder: Mutex<Option<HolderWatch>>,
     /// Closed, or handed over.
     over: AtomicBool,
 }
@@ -92,10 +92,10 @@ impl FuseDoor {
     pub fn take_over(
         options: FuseOptions,
         device: Arc<dyn BlockDevice>,
-        handed: Vec<Handed>,
+        pieces: Vec<DoorPiece>,
     ) -> Result<Self> {
         check(&options, &*device)?;
-        let handed = handed.into_iter().find(|piece| piece.what == "fuse");
+        let handed = pieces.into_iter().find(|piece| piece.what == "fuse");
         let handed = handed
             .ok_or_else(|| Error::new(ErrorKind::Invalid, "fuse: no mount was handed over"))?;
         // Flags that cannot be read are refused below.
@@ -119,11 +119,11 @@ impl FuseDoor {
     fn go_on(
         options: &FuseOptions,
         device: Arc<dyn BlockDevice>,
-        handed: Handed,
+        piece: DoorPiece,
         mount_holder: Option<MountHolder>,
     ) -> Result<Self> {
-        let Taking { mount, kernel, agreed, number, size_bytes } = Taking::read(options, handed)?;
-        // The kernel was told the limit once, at the mount, and cannot be told another.
+        let MountHandOver { mount, kernel, parameters: agreed, number, size_bytes } =
+            MountHandOver::read(options, piece)?;
         if agreed.write_bytes_max > request_bytes_max(&*device) {
             let text = format!(
                 "fuse: the mount at {} has requests of up to {} bytes; this device accepts at most \
@@ -166,7 +166,7 @@ impl FuseDoor {
         device: Arc<dyn BlockDevice>,
         mount: Mount,
         kernel: OwnedFd,
-        agreed: Agreed,
+        init_parameters: InitParameters,
         mount_holder: Option<MountHolder>,
     ) -> Result<Self> {
         let failed = |error: std::io::Error| {
@@ -177,7 +177,7 @@ impl FuseDoor {
         let (user, group) =
             (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let (name, mode) = (options.file_name.clone(), options.mode & 0o777);
-        let served = Arc::new(Served { device, name, mode, user, group, time_s });
+        let served = Arc::new(FuseFile { device, name, mode, user, group, time_s });
         let link = Arc::new(Link::new(kernel, options.workers).map_err(failed)?);
         let mut workers = Vec::new();
         for n in 0..options.workers {
@@ -185,18 +185,18 @@ impl FuseDoor {
             let thread = std::thread::Builder::new().name(format!("fuse-{n}"));
             workers.push(thread.spawn(move || work(&link, &served)).map_err(failed)?);
         }
-        let mounted = Mounted {
+        let mounted = MountService {
             link,
-            served,
+            file: served,
             mount,
-            agreed,
+            parameters: init_parameters,
             workers: Mutex::new(workers),
             loop_device: Mutex::default(),
             mount_holder: Mutex::default(),
             over: AtomicBool::new(false),
         };
         if let (Some(how), Some(mount_holder)) = (&options.mount_holder, mount_holder) {
-            let kept = mounted.handed().map(|handed| Kept::new(how, mount_holder, handed));
+            let kept = mounted.handed().map(|handed| HolderWatch::new(how, mount_holder, handed));
             *mounted.mount_holder.lock() = kept
                 .inspect_err(|error| tracing::error!("the mount holder is not watched: {error}"))
                 .ok();
@@ -209,16 +209,16 @@ impl FuseDoor {
         options: &FuseOptions,
         mount: &Mount,
         kernel: &OwnedFd,
-        agreed: &Agreed,
+        parameters: &InitParameters,
         size_bytes: u64,
     ) -> Result<Option<MountHolder>> {
         // Its start comes before the door opens: users must not rely on a mount that would die with
         // the server although they asked for more.
         let Some(mount_holder) = &options.mount_holder else { return Ok(None) };
-        if !can_outlive(agreed.flags) {
+        if !can_outlive(parameters.flags) {
             return Ok(None);
         }
-        let handed = handed(&options.file_name, mount, kernel, agreed, None, size_bytes)?;
+        let handed = handed(&options.file_name, mount, kernel, parameters, None, size_bytes)?;
         MountHolder::start(&mount_holder.socket, &mount_holder.command, &handed).map(Some)
     }
 
@@ -242,14 +242,14 @@ impl FuseDoor {
     }
 }
 
-impl Mounted {
+impl MountService {
     /// Attaches a loop device if one is requested and there is none.
     fn attach(&self, options: &FuseOptions) -> Result<()> {
         let mut slot = self.loop_device.lock();
         if !options.attach_loop || slot.is_some() {
             return Ok(());
         }
-        let geometry = self.served.device.geometry();
+        let geometry = self.file.device.geometry();
         let failed = |error: std::io::Error| {
             let what = format!("fuse: cannot attach a loop device to {}", self.file().display());
             Error::caused(ErrorKind::Unavailable, what, error)
@@ -276,15 +276,22 @@ impl Mounted {
         self.mount_holder.lock().as_ref().map_or(Ok(()), |mount_holder| mount_holder.update(handed))
     }
 
-    fn handed(&self) -> Result<Handed> {
+    fn handed(&self) -> Result<DoorPiece> {
         let number = self.loop_device.lock().map(|device| device.number());
-        let size_bytes = self.served.device.geometry().size_bytes;
-        handed(&self.served.name, &self.mount, &self.link.kernel, &self.agreed, number, size_bytes)
+        let size_bytes = self.file.device.geometry().size_bytes;
+        handed(
+            &self.file.name,
+            &self.mount,
+            &self.link.kernel,
+            &self.parameters,
+            number,
+            size_bytes,
+        )
     }
 
     /// The file with the volume.
     fn file(&self) -> PathBuf {
-        self.mount.path.join(&self.served.name)
+        self.mount.path.join(&self.file.name)
     }
 
     /// Notifies the kernel, and the loop device, of the new size of the device. Not while the door
@@ -348,7 +355,7 @@ impl Mounted {
         Err(Error::new(ErrorKind::Unavailable, text))
     }
 
-    fn hand_over(&self) -> Result<Vec<Handed>> {
+    fn hand_over(&self) -> Result<Vec<DoorPiece>> {
         if self.link.is_finished() {
             let text = format!("fuse: {} was unmounted", self.mount.path.display());
             return Err(Error::new(ErrorKind::Closed, text));
@@ -517,10 +524,10 @@ impl Door for FuseDoor {
     }
 }
 
-struct Quiet(Arc<Mounted>);
+struct Quiet(Arc<MountService>);
 
 impl QuietDoor for Quiet {
-    fn hand_over(&self) -> Result<Vec<Handed>> {
+    fn hand_over(&self) -> Result<Vec<DoorPiece>> {
         self.0.hand_over()
     }
 

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::answer::{self, Agreed, Attributes};
+use super::answer::{self, Attributes, InitParameters};
 use super::protocol::{FILE, HEAD_BYTES, Malformed, Message, Operation, ROOT, init, parse};
 
 /// A request of this kind with these arguments.
@@ -117,7 +117,7 @@ fn facts() -> Attributes {
 
 #[test]
 fn every_answer_says_its_length_and_whom_it_answers() {
-    let agreed = Agreed { minor: 40, flags: u64::MAX, write_bytes_max: 1 << 20 };
+    let agreed = InitParameters { minor: 40, flags: u64::MAX, write_bytes_max: 1 << 20 };
     // The bodies' lengths are those of linux/fuse.h.
     for (answer, body_bytes) in [
         (answer::init(77, &agreed, 65536, 512), 64),

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use sawmill_device::{BlockDevice, Flags, Operation as Asked, Request};
 
 use super::answer::{self, Attributes};
-use super::link::{Link, Taken};
+use super::link::{Link, ReadOutcome};
 use super::metrics::count;
 use super::options::{COPY_BYTES_MAX, NAME_BYTES_MAX};
 use super::protocol::{
@@ -26,7 +26,7 @@ use super::seek::Seek;
 use super::ticket::{Body, Ticket};
 
 /// The served file and its attributes.
-pub(super) struct Served {
+pub(super) struct FuseFile {
     pub(super) device: Arc<dyn BlockDevice>,
     pub(super) name: String,
     pub(super) mode: u32,
@@ -36,7 +36,7 @@ pub(super) struct Served {
     pub(super) time_s: u64,
 }
 
-impl Served {
+impl FuseFile {
     fn size_bytes(&self) -> u64 {
         self.device.geometry().size_bytes
     }
@@ -53,15 +53,13 @@ impl Served {
 }
 
 /// Works until the link ends, on a thread of its own.
-pub(super) fn work(link: &Arc<Link>, served: &Served) {
-    // Otherwise an allocation here may wait for memory that the kernel frees by writing to this
-    // very file system.
+pub(super) fn work(link: &Arc<Link>, file: &FuseFile) {
     if let Err(error) = sawmill_sys::reclaim::mark_thread() {
         tracing::debug!(%error, "fuse: no CAP_SYS_RESOURCE: a worker may deadlock with memory \
             reclaim");
     }
     match link.epoll() {
-        Ok(epoll) => take_all(link, served, &epoll),
+        Ok(epoll) => take_all(link, file, &epoll),
         Err(error) => {
             tracing::error!(%error, "fuse: a worker cannot wait for requests");
             link.finish();
@@ -70,23 +68,23 @@ pub(super) fn work(link: &Arc<Link>, served: &Served) {
     link.worker_left();
 }
 
-fn take_all(link: &Arc<Link>, served: &Served, epoll: &impl std::os::fd::AsFd) {
+fn take_all(link: &Arc<Link>, file: &FuseFile, epoll: &impl std::os::fd::AsFd) {
     let mut buffer = link.buffer();
     while link.may_take() {
         match link.take(&mut buffer) {
-            Taken::Request(0) => (),
-            Taken::Request(length) => buffer = handle(link, served, buffer, length),
-            Taken::Nothing => {
+            ReadOutcome::Request(0) => (),
+            ReadOutcome::Request(length) => buffer = handle(link, file, buffer, length),
+            ReadOutcome::Nothing => {
                 let mut events = Vec::with_capacity(2);
                 let _ = epoll::wait(epoll, spare_capacity(&mut events), None);
             }
-            Taken::Gone => link.finish(),
+            ReadOutcome::Gone => link.finish(),
         }
     }
 }
 
 /// Handles the request in `buffer`, and returns a buffer for the next one.
-fn handle(link: &Arc<Link>, served: &Served, buffer: Vec<u8>, length: usize) -> Vec<u8> {
+fn handle(link: &Arc<Link>, file: &FuseFile, buffer: Vec<u8>, length: usize) -> Vec<u8> {
     let message = match parse(&buffer[..length]) {
         Ok(message) => message,
         Err(error) => {
@@ -103,9 +101,9 @@ fn handle(link: &Arc<Link>, served: &Served, buffer: Vec<u8>, length: usize) -> 
     }
     if let Operation::Write { offset, open_flags, payload } = message.operation {
         let (unique, node, bytes) = (message.unique, message.node, payload.len());
-        return write(link, served, buffer, &Write { unique, node, offset, open_flags, bytes });
+        return write(link, file, buffer, &Write { unique, node, offset, open_flags, bytes });
     }
-    answer(link, served, &message);
+    answer(link, file, &message);
     buffer
 }
 
@@ -118,9 +116,9 @@ struct Write {
     bytes: usize,
 }
 
-fn write(link: &Arc<Link>, served: &Served, mut buffer: Vec<u8>, write: &Write) -> Vec<u8> {
+fn write(link: &Arc<Link>, file: &FuseFile, mut buffer: Vec<u8>, write: &Write) -> Vec<u8> {
     count(&link.counters.writes);
-    let room = served.size_bytes().saturating_sub(write.offset);
+    let room = file.size_bytes().saturating_sub(write.offset);
     // Bytes past the end are not written; the count in the answer excludes them.
     let length = usize::try_from(room).map_or(write.bytes, |room| room.min(write.bytes));
     if write.node != FILE || length == 0 {
@@ -146,7 +144,7 @@ fn write(link: &Arc<Link>, served: &Served, mut buffer: Vec<u8>, write: &Write) 
     let fua = OFlags::from_bits_retain(write.open_flags).intersects(synchronous);
     let flags = Flags { fua, no_unmap: false };
     let ticket = Ticket::new(link, write.unique, body);
-    served.device.submit(Request::new(Asked::Write, write.offset, length as u64, flags, ticket));
+    file.device.submit(Request::new(Asked::Write, write.offset, length as u64, flags, ticket));
     buffer
 }
 
@@ -156,48 +154,42 @@ fn answered(link: &Link, answer: &[u8], buffer: Vec<u8>) -> Vec<u8> {
 }
 
 /// Answers everything except writes.
-fn answer(link: &Arc<Link>, served: &Served, message: &Message<'_>) {
+fn answer(link: &Arc<Link>, file: &FuseFile, message: &Message<'_>) {
     let Message { unique, node, operation } = *message;
     match operation {
-        Operation::Read { offset, length } => return read(link, served, unique, offset, length),
+        Operation::Read { offset, length } => return read(link, file, unique, offset, length),
         Operation::Fsync if node == FILE => {
             count(&link.counters.flushes);
             let ticket = Ticket::new(link, unique, Body::Empty);
-            return served.device.submit(Request::new(
-                Asked::Flush,
-                0,
-                0,
-                Flags::default(),
-                ticket,
-            ));
+            return file.device.submit(Request::new(Asked::Flush, 0, 0, Flags::default(), ticket));
         }
         Operation::Allocate { offset, length, mode } => {
-            return allocate_range(link, served, unique, offset, length, mode);
+            return allocate_range(link, file, unique, offset, length, mode);
         }
         _ => count(&link.counters.others),
     }
     match operation {
         // These need no answer.
         Operation::Forget | Operation::BatchForget => (),
-        Operation::Lookup { name } if node == ROOT && name == served.name.as_bytes() => {
-            link.send(&[&answer::entry(unique, &served.attributes())]);
+        Operation::Lookup { name } if node == ROOT && name == file.name.as_bytes() => {
+            link.send(&[&answer::entry(unique, &file.attributes())]);
         }
         Operation::Lookup { .. } => link.send_status(unique, Errno::NOENT.raw_os_error()),
         Operation::GetAttributes => {
-            link.send(&[&answer::attributes_of(unique, node, &served.attributes())]);
+            link.send(&[&answer::attributes_of(unique, node, &file.attributes())]);
         }
         Operation::SetAttributes { change, size_bytes } => {
-            set_attributes(link, served, (unique, node), change, size_bytes);
+            set_attributes(link, file, (unique, node), change, size_bytes);
         }
         Operation::Open => link.send(&[&answer::opened(unique)]),
         Operation::OpenFolder => link.send(&[&answer::opened_folder(unique)]),
         Operation::ReadFolder { offset, length } => {
-            link.send(&[&answer::folder(unique, offset, length, served.name.as_bytes())]);
+            link.send(&[&answer::folder(unique, offset, length, file.name.as_bytes())]);
         }
         Operation::StatFs => {
-            link.send(&[&answer::stat_fs(unique, served.size_bytes(), NAME_BYTES_MAX as u32)]);
+            link.send(&[&answer::stat_fs(unique, file.size_bytes(), NAME_BYTES_MAX as u32)]);
         }
-        Operation::Seek { offset, whence } => seek(link, served, unique, offset, whence),
+        Operation::Seek { offset, whence } => seek(link, file, unique, offset, whence),
         // Only fsync makes data durable; closing a file does not.
         Operation::Release
         | Operation::ReleaseFolder
@@ -220,24 +212,30 @@ fn answer(link: &Arc<Link>, served: &Served, message: &Message<'_>) {
     }
 }
 
-fn read(link: &Arc<Link>, served: &Served, unique: u64, offset: u64, length: u32) {
+fn read(link: &Arc<Link>, file: &FuseFile, unique: u64, offset: u64, length: u32) {
     count(&link.counters.reads);
-    let length = served.size_bytes().saturating_sub(offset).min(u64::from(length));
+    let length = file.size_bytes().saturating_sub(offset).min(u64::from(length));
     if length == 0 {
         // An empty answer is how a read meets the end of a file.
         return link.send_status(unique, 0);
     }
     let ticket = Ticket::new(link, unique, Body::Read { bytes: vec![0; length as usize] });
-    served.device.submit(Request::new(Asked::Read, offset, length, Flags::default(), ticket));
+    file.device.submit(Request::new(Asked::Read, offset, length, Flags::default(), ticket));
 }
 
-fn set_attributes(link: &Link, served: &Served, of: (u64, u64), changes: u32, size_bytes: u64) {
+fn set_attributes(
+    link: &Link,
+    fuse_file: &FuseFile,
+    of: (u64, u64),
+    changes: u32,
+    size_bytes: u64,
+) {
     let (unique, node) = of;
     let owners = changes & (change::MODE | change::USER | change::GROUP) != 0;
-    let size = changes & change::SIZE != 0 && size_bytes != served.size_bytes();
+    let size = changes & change::SIZE != 0 && size_bytes != fuse_file.size_bytes();
     if owners || size {
         if size {
-            let (name, is) = (&served.name, served.size_bytes());
+            let (name, is) = (&fuse_file.name, fuse_file.size_bytes());
             tracing::warn!(
                 name,
                 is,
@@ -248,12 +246,12 @@ fn set_attributes(link: &Link, served: &Served, of: (u64, u64), changes: u32, si
         return link.send_status(unique, Errno::PERM.raw_os_error());
     }
     // Times are not stored.
-    link.send(&[&answer::attributes_of(unique, node, &served.attributes())]);
+    link.send(&[&answer::attributes_of(unique, node, &fuse_file.attributes())]);
 }
 
 fn allocate_range(
     link: &Arc<Link>,
-    served: &Served,
+    file: &FuseFile,
     unique: u64,
     offset: u64,
     length: u64,
@@ -263,7 +261,7 @@ fn allocate_range(
     let keep_size = mode & allocate::KEEP_SIZE != 0;
     let known =
         allocate::PUNCH_HOLE | allocate::ZERO_RANGE | allocate::KEEP_SIZE | allocate::UNSHARE;
-    let geometry = served.device.geometry();
+    let geometry = file.device.geometry();
     count(match (punch, zero) {
         (true, _) => &link.counters.discards,
         (_, true) => &link.counters.write_zeroes,
@@ -291,11 +289,11 @@ fn allocate_range(
     // keeps its space, which the caller of fallocate(2) relies on for later writes.
     let flags = Flags { fua: false, no_unmap: zero };
     let ticket = Ticket::new(link, unique, Body::Empty);
-    served.device.submit(Request::new(Asked::WriteZeroes, offset, length, flags, ticket));
+    file.device.submit(Request::new(Asked::WriteZeroes, offset, length, flags, ticket));
 }
 
-fn seek(link: &Arc<Link>, served: &Served, unique: u64, offset: u64, whence: u32) {
-    let geometry = served.device.geometry();
+fn seek(link: &Arc<Link>, file: &FuseFile, unique: u64, offset: u64, whence: u32) {
+    let geometry = file.device.geometry();
     let size_bytes = geometry.size_bytes;
     if whence != SEEK_DATA && whence != SEEK_HOLE {
         return link.send_status(unique, Errno::INVAL.raw_os_error());
@@ -308,6 +306,6 @@ fn seek(link: &Arc<Link>, served: &Served, unique: u64, offset: u64, whence: u32
         let found = if data { offset } else { size_bytes };
         return link.send(&[&answer::sought(unique, found)]);
     }
-    Seek { link: link.clone(), device: served.device.clone(), unique, data, size_bytes }
+    Seek { link: link.clone(), device: file.device.clone(), unique, data, size_bytes }
         .start(offset);
 }

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use sawmill_device::{Error, ErrorKind, Result};
 
 use super::wire::{Packet, receive, send};
-use crate::Handed;
+use crate::DoorPiece;
 use crate::unix_socket::UnixSocket;
 
 /// Time for a mount holder to answer; it has nothing else to do.
@@ -71,9 +71,9 @@ fn no_socket(path: &Path, what: &str, error: io::Error) -> Error {
 impl MountHolder {
     /// Starts a mount holder with this command, and returns when it holds `handed`. Returns
     /// `Unavailable` if it does not, and ends it then; `InUse` if one is already running there.
-    pub fn start(path: &Path, command: &[OsString], handed: &Handed) -> Result<Self> {
+    pub fn start(path: &Path, command: &[OsString], piece: &DoorPiece) -> Result<Self> {
         let mount_holder = Self::spawn(path, command)?;
-        mount_holder.update(handed).inspect_err(|_| mount_holder.reap())?;
+        mount_holder.update(piece).inspect_err(|_| mount_holder.reap())?;
         Ok(mount_holder)
     }
 
@@ -111,7 +111,7 @@ impl MountHolder {
     }
 
     /// The mount holder at this path and what it holds; `None` if there is none, or nothing alive.
-    pub fn find(path: &Path) -> Result<Option<(Self, Handed)>> {
+    pub fn find(path: &Path) -> Result<Option<(Self, DoorPiece)>> {
         let Some(socket) = connected(path)? else { return Ok(None) };
         let asked = send(&socket, &Packet::Give).and_then(|()| receive(&socket));
         match asked {
@@ -135,16 +135,14 @@ impl MountHolder {
     }
 
     /// Gives it a replacement for what it holds, and returns when it holds that.
-    pub fn update(&self, handed: &Handed) -> Result<()> {
+    pub fn update(&self, piece: &DoorPiece) -> Result<()> {
         let path = &self.socket;
-        // A packet owns its descriptors, and the caller goes on with its own.
-        let duplicates = handed.descriptors.iter().map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3));
+        let duplicates = piece.descriptors.iter().map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 3));
         let descriptors = duplicates.collect::<Result<Vec<_>, _>>();
         let descriptors =
             descriptors.map_err(|error| failed(path, "no descriptor is left", error))?;
-        let (what, facts, bytes) =
-            (handed.what.clone(), handed.facts.clone(), handed.bytes.clone());
-        match self.ask(&Packet::Hold(Handed { what, facts, bytes, descriptors }))? {
+        let (what, facts, bytes) = (piece.what.clone(), piece.facts.clone(), piece.bytes.clone());
+        match self.ask(&Packet::Hold(DoorPiece { what, facts, bytes, descriptors }))? {
             Packet::Done => Ok(()),
             other => Err(astray(path, "does not hold the mount", other)),
         }

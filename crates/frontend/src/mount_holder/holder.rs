@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::wire::{Packet, receive, send};
-use crate::Handed;
+use crate::DoorPiece;
 
 /// Interval of the checks that the held descriptor is still alive. Polling it would wake this
 /// process at every request, because the kernel notifies all waiters on the descriptor.
@@ -48,7 +48,7 @@ pub fn keep() -> std::io::Result<()> {
 struct Holder {
     listener: UnixListener,
     path: Option<PathBuf>,
-    held: Option<Handed>,
+    held: Option<DoorPiece>,
     /// Connections of clients that wait for this process's end: they notice when the kernel closes
     /// these.
     watchers: Vec<OwnedFd>,

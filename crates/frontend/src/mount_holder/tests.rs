@@ -4,11 +4,11 @@ use proptest::prelude::*;
 
 use super::MountHolder;
 use super::wire::{Packet, decode, encode, receive, send};
-use crate::Handed;
+use crate::DoorPiece;
 
-fn handed(facts: &[(String, String)], bytes: &[u8]) -> Handed {
+fn handed(facts: &[(String, String)], bytes: &[u8]) -> DoorPiece {
     let facts = facts.iter().cloned().collect();
-    Handed { what: "fuse".into(), facts, bytes: bytes.to_vec(), descriptors: Vec::new() }
+    DoorPiece { what: "fuse".into(), facts, bytes: bytes.to_vec(), descriptors: Vec::new() }
 }
 
 proptest! {
@@ -41,7 +41,7 @@ proptest! {
 fn descriptors_travel_with_their_facts() {
     let (here, there) = std::os::unix::net::UnixStream::pair().expect("two sockets");
     let (read, write) = rustix::pipe::pipe().expect("a pipe");
-    let sent = Handed { descriptors: vec![write], ..handed(&[], b"") };
+    let sent = DoorPiece { descriptors: vec![write], ..handed(&[], b"") };
     send(&here, &Packet::Here(sent)).expect("sent");
     let Packet::Here(came) = receive(&there).expect("received") else { panic!("another packet") };
     rustix::io::write(&came.descriptors[0], b"through").expect("the same pipe");

@@ -14,7 +14,7 @@ use std::os::unix::net::UnixStream;
 
 use sawmill_device::{Error, ErrorKind, Result};
 
-use crate::{Handed, pack, passing, unpack};
+use crate::{DoorPiece, pack, passing, unpack};
 
 /// The most bytes of one packet: more than the facts of any door take.
 const PACKET_BYTES_MAX: usize = 16 << 10;
@@ -25,7 +25,7 @@ const DESCRIPTORS_MAX: usize = 4;
 #[derive(Debug)]
 pub(super) enum Packet {
     /// Asks the mount holder to hold this piece instead of the previous one.
-    Hold(Handed),
+    Hold(DoorPiece),
     /// Asks for the held piece.
     Give,
     /// End.
@@ -36,7 +36,7 @@ pub(super) enum Packet {
     /// Done.
     Done,
     /// The answer to `Give`: the held piece.
-    Here(Handed),
+    Here(DoorPiece),
     /// The answer when the mount holder holds nothing any more.
     Nothing,
 }
@@ -54,7 +54,7 @@ impl Packet {
         }
     }
 
-    fn handed(&self) -> &[Handed] {
+    fn handed(&self) -> &[DoorPiece] {
         match self {
             Packet::Hold(handed) | Packet::Here(handed) => std::slice::from_ref(handed),
             Packet::Give | Packet::End | Packet::Watch | Packet::Done | Packet::Nothing => &[],

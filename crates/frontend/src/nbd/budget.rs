@@ -6,10 +6,10 @@
 //! waits. The connection that holds least of the pool comes first, among equals in order of
 //! arrival. A request that is too long for what is left is never overtaken, so it gets its turn.
 //!
-//! Invariants: memory is counted by [`Counted`], from before it is allocated until it is freed,
-//! wherever it is. A connection that waits holds nothing that others need to free theirs. Not here:
-//! when a connection asks, and which connection is closed because it keeps what others wait for
-//! (`connection`).
+//! Invariants: memory is counted by [`BudgetBuffer`], from before it is allocated until it is
+//! freed, wherever it is. A connection that waits holds nothing that others need to free theirs.
+//! Not here: when a connection asks, and which connection is closed because it keeps what others
+//! wait for (`connection`).
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -58,11 +58,11 @@ struct State {
     connections: u64,
     pool_bytes: u64,
     /// Bounded by the connections: each waits once.
-    waiting: Vec<Waiting>,
+    waiters: Vec<BudgetWaiter>,
     next: u64,
 }
 
-struct Waiting {
+struct BudgetWaiter {
     order: u64,
     wants: u64,
     /// Bytes that it has from the pool.
@@ -135,7 +135,7 @@ impl Budget {
     /// Grants memory of the pool to waiting connections, as far as it goes.
     fn serve(&self, state: &mut State) {
         loop {
-            let waiting = state.waiting.iter_mut().filter(|waiting| !waiting.granted);
+            let waiting = state.waiters.iter_mut().filter(|waiting| !waiting.granted);
             let Some(first) = waiting.min_by_key(|waiting| (waiting.holds, waiting.order)) else {
                 break;
             };
@@ -148,7 +148,7 @@ impl Budget {
             first.granted = true;
             (first.wake)();
         }
-        let waiting = state.waiting.iter().filter(|waiting| !waiting.granted).count();
+        let waiting = state.waiters.iter().filter(|waiting| !waiting.granted).count();
         self.0.waiting.store(waiting as u64, Relaxed);
     }
 }
@@ -193,7 +193,7 @@ impl Drop for Tally {
 
 /// Longer buffers come straight from the kernel and return to it immediately: what a heap keeps of
 /// freed buffers would not be counted.
-const PAGES_FROM: usize = 64 << 10;
+const PAGES_BYTES_MIN: usize = 64 << 10;
 const PAGE_BYTES: usize = 4096;
 
 enum Bytes {
@@ -204,7 +204,7 @@ enum Bytes {
 
 impl Bytes {
     fn zeroed(length: usize, head_bytes: usize) -> Self {
-        if length < PAGES_FROM {
+        if length < PAGES_BYTES_MIN {
             return Bytes::Heap(vec![0; length].into());
         }
         let start = (head_bytes + PAGE_BYTES / 2).next_multiple_of(PAGE_BYTES)
@@ -219,13 +219,13 @@ impl Bytes {
 }
 
 /// A buffer that is counted from its creation until it is dropped.
-pub(super) struct Counted {
+pub(super) struct BudgetBuffer {
     bytes: Bytes,
     counted: u64,
     tally: Arc<Tally>,
 }
 
-impl Counted {
+impl BudgetBuffer {
     /// A buffer of zeroes.
     pub(super) fn zeroed(tally: &Arc<Tally>, length: usize) -> Self {
         Self::headed(tally, 0, length)
@@ -251,11 +251,11 @@ impl Counted {
 
     fn of(tally: &Arc<Tally>, counted: u64, bytes: impl FnOnce() -> Bytes) -> Self {
         tally.bytes.fetch_add(counted, Relaxed);
-        Counted { bytes: bytes(), counted, tally: tally.clone() }
+        BudgetBuffer { bytes: bytes(), counted, tally: tally.clone() }
     }
 }
 
-impl Drop for Counted {
+impl Drop for BudgetBuffer {
     fn drop(&mut self) {
         // The buffer must be free when others are granted its memory.
         self.bytes = Bytes::Heap(Box::default());
@@ -263,7 +263,7 @@ impl Drop for Counted {
     }
 }
 
-impl Deref for Counted {
+impl Deref for BudgetBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -274,7 +274,7 @@ impl Deref for Counted {
     }
 }
 
-impl DerefMut for Counted {
+impl DerefMut for BudgetBuffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.bytes {
             Bytes::Heap(bytes) => bytes,
@@ -289,7 +289,7 @@ pub(super) struct Account {
     wake: Wake,
     /// The number under which it waits for the pool.
     asked: Option<u64>,
-    /// Small replies that wait to be sent; they are not [`Counted`] individually.
+    /// Small replies that wait to be sent; they are not [`BudgetBuffer`] individually.
     small_bytes: u64,
 }
 
@@ -342,7 +342,7 @@ impl Account {
         state.pool_bytes = state.pool_bytes - granted + over;
         self.tally.granted.store(over, Relaxed);
         if let Some(order) = self.asked
-            && let Some(waiting) = state.waiting.iter_mut().find(|waiting| waiting.order == order)
+            && let Some(waiting) = state.waiters.iter_mut().find(|waiting| waiting.order == order)
         {
             waiting.holds = over;
         }
@@ -377,7 +377,7 @@ impl Account {
         let wants = missing.next_multiple_of(PIECE_BYTES).min(cap - granted);
         let order = state.next;
         state.next += 1;
-        state.waiting.push(Waiting {
+        state.waiters.push(BudgetWaiter {
             order,
             wants,
             holds: granted,
@@ -386,7 +386,7 @@ impl Account {
         });
         self.asked = Some(order);
         budget.serve(&mut state);
-        if state.waiting.iter().any(|waiting| waiting.order == order && waiting.granted) {
+        if state.waiters.iter().any(|waiting| waiting.order == order && waiting.granted) {
             self.collect(&mut state);
             return true;
         }
@@ -406,10 +406,10 @@ impl Account {
     /// Stops waiting, and accepts what was granted in the meantime.
     fn collect(&mut self, state: &mut State) {
         let Some(order) = self.asked.take() else { return };
-        let Some(at) = state.waiting.iter().position(|waiting| waiting.order == order) else {
+        let Some(at) = state.waiters.iter().position(|waiting| waiting.order == order) else {
             return;
         };
-        let waiting = state.waiting.swap_remove(at);
+        let waiting = state.waiters.swap_remove(at);
         if waiting.granted {
             self.tally.granted.fetch_add(waiting.wants, Relaxed);
         }

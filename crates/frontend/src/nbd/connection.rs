@@ -16,15 +16,17 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, recv};
 use sawmill_device::{BlockDevice, Flags, Operation, Request};
 
-use super::budget::{Account, Counted, Tally};
+use super::budget::{Account, BudgetBuffer, Tally};
 use super::intake::{Intake, Payload};
 use super::limits::{
-    DRAIN_BYTES_MAX, EXTENTS_MAX, IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, RECEIVE_BYTES,
+    DRAIN_BYTES_MAX, EXTENTS_MAX, IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, RECEIVE_BYTES_MAX,
 };
-use super::outbox::{Link, Standing};
-use super::protocol::{Answered, Command, RequestHeader, Violation, command_flag};
-use super::server::Shared;
-use super::session::{Drain, End, Held, Refusal, Session, Shown, Unread, payload_bytes_max};
+use super::outbox::{Link, OutboxState};
+use super::protocol::{Command, RequestHeader, RequestIdentity, Violation, command_flag};
+use super::server::NbdState;
+use super::session::{
+    Drain, End, ExportFacts, InputBacklog, PausedConnection, Refusal, Session, payload_bytes_max,
+};
 use super::ticket::{Body, Ticket};
 
 mod judge;
@@ -40,7 +42,7 @@ enum Pause {
 }
 
 /// The result of one receive.
-enum Received {
+enum ReceiveOutcome {
     Bytes,
     Nothing,
     End(End),
@@ -49,7 +51,7 @@ enum Received {
 /// Clients send the header and payload of a write with two system calls, a microsecond apart.
 /// Polling this often before going to sleep saves most of those sleeps; it ends after a few
 /// microseconds.
-const PAYLOAD_TRIES: u32 = 12;
+const PAYLOAD_TRIES_MAX: u32 = 12;
 
 /// The thread waits for a client inside `recv` this long, which takes one system call per batch;
 /// then in `poll`, which can be woken. A quiescing door does not wait longer for a client.
@@ -67,7 +69,7 @@ const STATUS_BYTES_MAX: u64 = 16 * EXTENTS_MAX as u64 + 64;
 
 pub(super) struct Connection {
     id: u64,
-    shared: Arc<Shared>,
+    shared: Arc<NbdState>,
     link: Arc<Link>,
     session: Session,
     /// The socket ends a `recv` after [`SILENCE`].
@@ -76,7 +78,7 @@ pub(super) struct Connection {
     /// The write whose payload goes into a buffer of its own.
     filling: Option<RequestHeader>,
     draining: Option<Drain>,
-    spare_reads: Vec<Counted>,
+    spare_reads: Vec<BudgetBuffer>,
     account: Account,
     /// Memory that is missing to continue.
     short_of: Option<u64>,
@@ -93,10 +95,10 @@ impl Connection {
     /// The connection with this number, with what another process received on it.
     pub(super) fn new(
         id: u64,
-        shared: Arc<Shared>,
+        shared: Arc<NbdState>,
         link: Arc<Link>,
         session: Session,
-        unread: Unread,
+        backlog: InputBacklog,
         tally: Arc<Tally>,
     ) -> Self {
         let woken = link.clone();
@@ -108,9 +110,9 @@ impl Connection {
             link,
             session,
             timed,
-            intake: Intake::with(&unread.received, account.tally()),
+            intake: Intake::with(&backlog.received, account.tally()),
             filling: None,
-            draining: unread.draining,
+            draining: backlog.draining,
             spare_reads: Vec::new(),
             account,
             short_of: None,
@@ -192,14 +194,14 @@ impl Connection {
                 }
             }
             match self.receive(wanted, standing.idle) {
-                Received::Bytes => (),
-                Received::Nothing => {
+                ReceiveOutcome::Bytes => (),
+                ReceiveOutcome::Nothing => {
                     if standing.idle {
                         self.rest_memory();
                     }
                     room = self.wait(true, standing.socket_full, None).1;
                 }
-                Received::End(end) => return end,
+                ReceiveOutcome::End(end) => return end,
             }
         }
     }
@@ -237,7 +239,7 @@ impl Connection {
         self.link.is_let_go().then_some(End::LetGo)
     }
 
-    fn held(&self) -> Held {
+    fn held(&self) -> PausedConnection {
         let style = self.session.style;
         let mut received = Vec::new();
         // The process that resumes the door parses it again, with the same result.
@@ -246,11 +248,11 @@ impl Connection {
             received.extend_from_slice(self.intake.filled());
         }
         received.extend_from_slice(self.intake.bytes());
-        Held {
+        PausedConnection {
             style,
             block_status: self.session.block_status,
-            shown: Shown::of(&self.session.geometry, style),
-            unread: Unread { received, draining: self.draining.clone() },
+            facts: ExportFacts::of(&self.session.geometry, style),
+            backlog: InputBacklog { received, draining: self.draining.clone() },
         }
     }
 
@@ -293,7 +295,7 @@ impl Connection {
         }
     }
 
-    fn settle(&mut self, room: bool, alert: bool) -> Standing {
+    fn settle(&mut self, room: bool, alert: bool) -> OutboxState {
         let standing = self.link.settle(self.submitted, self.submitted_bytes, room, alert);
         self.allowance = (
             IN_FLIGHT_MAX.saturating_sub(standing.in_flight),
@@ -343,11 +345,9 @@ impl Connection {
     }
 
     /// Receives once; with `patient`, waits a little for bytes.
-    fn receive(&mut self, wanted: usize, patient: bool) -> Received {
-        // With a header there, its payload is on its way. Without one, the client may be silent for
-        // hours, and turning the CPU would be for nothing.
+    fn receive(&mut self, wanted: usize, patient: bool) -> ReceiveOutcome {
         let inside_request = wanted > self.session.style.request_bytes();
-        let tries = if patient && inside_request { PAYLOAD_TRIES } else { 0 };
+        let tries = if patient && inside_request { PAYLOAD_TRIES_MAX } else { 0 };
         let socket = &self.link.socket;
         let space = self.intake.space(wanted);
         let mut received = Err(OsError::AGAIN);
@@ -364,21 +364,19 @@ impl Connection {
             received = recv(socket, space, flags);
         }
         match received {
-            // `Link::stop` shuts the receiving side down, which looks here as if the client had
-            // left.
-            Ok((_, 0)) if self.link.is_stopping() => Received::End(End::Stopping),
+            Ok((_, 0)) if self.link.is_stopping() => ReceiveOutcome::End(End::Stopping),
             Ok((_, 0)) if self.intake.is_partial() || self.draining.is_some() => {
-                Received::End(End::Died)
+                ReceiveOutcome::End(End::Died)
             }
-            Ok((_, 0)) => Received::End(End::Closed),
+            Ok((_, 0)) => ReceiveOutcome::End(End::Closed),
             Ok((_, length)) => {
                 self.link.counters.bytes_in.fetch_add(length as u64, Relaxed);
                 self.intake.received(length);
-                Received::Bytes
+                ReceiveOutcome::Bytes
             }
-            Err(OsError::AGAIN | OsError::INTR) => Received::Nothing,
-            Err(_) if self.link.is_stopping() => Received::End(End::Stopping),
-            Err(error) => Received::End(End::Broken(error)),
+            Err(OsError::AGAIN | OsError::INTR) => ReceiveOutcome::Nothing,
+            Err(_) if self.link.is_stopping() => ReceiveOutcome::End(End::Stopping),
+            Err(error) => ReceiveOutcome::End(End::Broken(error)),
         }
     }
 
@@ -446,8 +444,7 @@ impl Connection {
     fn take_write(&mut self, header: RequestHeader) -> Option<Pause> {
         let head_bytes = self.session.style.request_bytes();
         let length = header.length as usize;
-        // Such a payload can never be complete in the receive buffer.
-        if head_bytes + length > RECEIVE_BYTES {
+        if head_bytes + length > RECEIVE_BYTES_MAX {
             self.intake.consume(head_bytes);
             self.intake.fill_apart(length);
             self.filling = Some(header);
@@ -479,14 +476,14 @@ impl Connection {
             self.link.counters.errors.fetch_add(1, Relaxed);
             self.count(0);
             self.account.expect_small(REFUSAL_BYTES);
-            let answered = Answered { style: self.session.style, cookie, offset };
+            let answered = RequestIdentity { style: self.session.style, cookie, offset };
             self.link.answer(0, |out| answered.push_error(out, errno, &text));
         }
         true
     }
 
-    fn answered(&self, header: &RequestHeader) -> Answered {
-        Answered { style: self.session.style, cookie: header.cookie, offset: header.offset }
+    fn answered(&self, header: &RequestHeader) -> RequestIdentity {
+        RequestIdentity { style: self.session.style, cookie: header.cookie, offset: header.offset }
     }
 
     fn submit(&mut self, operation: Operation, header: &RequestHeader, payload: Option<Payload>) {
@@ -497,7 +494,7 @@ impl Connection {
             }
             (Operation::Read, None) => (header.length, self.read_body(header.length as usize)),
             (Operation::Allocation, None) => {
-                let room = Counted::room(self.account.tally(), STATUS_BYTES_MAX);
+                let room = BudgetBuffer::room(self.account.tally(), STATUS_BYTES_MAX);
                 (
                     STATUS_BYTES_MAX,
                     Body::Status { one: header.flags & command_flag::REQ_ONE != 0, room },
@@ -518,7 +515,7 @@ impl Connection {
             if operation == Operation::Flush { (0, 0) } else { (header.offset, header.length) };
         let link = self.link.clone();
         let ticket =
-            Box::new(Ticket { link, answered: self.answered(header), charged_bytes, body });
+            Box::new(Ticket { link, identity: self.answered(header), charged_bytes, body });
         self.session.device.submit(Request::new(operation, address, length, flags, ticket));
     }
 

@@ -11,15 +11,15 @@ use std::time::Duration;
 
 use sawmill_device::{Error, ErrorKind, Result};
 
-use super::budget::{Counted, Tally};
+use super::budget::{BudgetBuffer, Tally};
 use super::handover::HandedConnection;
 use super::listener::Listener;
 use super::options::NbdOptions;
 use super::origin::Origin;
 use super::outbox::Link;
-use super::server::{Client, Entry, Export, NbdServer, Shared};
-use super::session::{Session, Unread};
-use crate::{Door, DoorCounts, ExportSeen, Handed, QuietDoor, Stop};
+use super::server::{Client, Entry, Export, NbdServer, NbdState};
+use super::session::{InputBacklog, Session};
+use crate::{Door, DoorCounts, DoorPiece, ExportSeen, QuietDoor, Stop};
 
 /// Time for a thread from the end of a handshake to its pause.
 const QUIET_WITHIN: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ impl NbdServer {
     pub fn take_over(
         options: NbdOptions,
         exports: Vec<Export>,
-        pieces: Vec<Handed>,
+        pieces: Vec<DoorPiece>,
     ) -> Result<Self> {
         let (server, quiet) = Self::take_over_quiet(options, exports, pieces)?;
         quiet.resume();
@@ -48,7 +48,7 @@ impl NbdServer {
     pub fn take_over_quiet(
         options: NbdOptions,
         exports: Vec<Export>,
-        pieces: Vec<Handed>,
+        pieces: Vec<DoorPiece>,
     ) -> Result<(Self, Box<dyn QuietDoor>)> {
         let mut listener = None;
         let mut connections = Vec::new();
@@ -77,7 +77,7 @@ impl NbdServer {
 
     /// Takes over one connection, or logs why not.
     fn adopt(&self, connection: HandedConnection) {
-        let HandedConnection { export: name, peer, held, unsent, socket } = connection;
+        let HandedConnection { export: name, peer, connection: held, unsent, socket } = connection;
         let export = self.shared.exports.all().into_iter().find(|export| export.name == name);
         let Some(export) = export else {
             tracing::warn!(
@@ -87,9 +87,7 @@ impl NbdServer {
             );
             return;
         };
-        // The client was shown a size and abilities once and keeps relying on them; NBD has no
-        // message that takes one back.
-        let geometry = match held.shown.on(&export.device.geometry(), held.style, held.block_status)
+        let geometry = match held.facts.on(&export.device.geometry(), held.style, held.block_status)
         {
             Ok(geometry) => geometry,
             Err(reason) => {
@@ -117,22 +115,22 @@ impl NbdServer {
         };
         // The other process has admitted it.
         let Some(tally) = self.shared.options.budget.enter(true) else { return };
-        link.queue_unsent(Counted::from(&tally, unsent));
+        link.queue_unsent(BudgetBuffer::from(&tally, unsent));
         let origin = Origin::of(&link.socket);
         let entry = Entry {
             link: link.clone(),
             peer: peer.clone(),
             origin,
             export: Some(export),
-            held: None,
+            connection: None,
         };
         let id = self.shared.registry.lock().enter(entry);
-        self.shared.spawn(id, peer, link, Some((session, held.unread, tally)));
+        self.shared.spawn(id, peer, link, Some((session, held.backlog, tally)));
     }
 }
 
 /// How a connection starts: with a handshake, or in the middle.
-pub(super) type Opening = Option<(Session, Unread, Arc<Tally>)>;
+pub(super) type ResumeState = Option<(Session, InputBacklog, Arc<Tally>)>;
 
 fn invalid(text: String) -> Error {
     Error::new(ErrorKind::Invalid, format!("nbd hand-over: {text}"))
@@ -198,12 +196,12 @@ impl Door for NbdServer {
     }
 }
 
-struct Quiet(Arc<Shared>);
+struct Quiet(Arc<NbdState>);
 
 impl QuietDoor for Quiet {
     /// One `listener`, and a `connection` for each client; `docs/format/hand_over.md` says where
     /// their facts are described. Returns `Invalid` if the door is not quiet.
-    fn hand_over(&self) -> Result<Vec<Handed>> {
+    fn hand_over(&self) -> Result<Vec<DoorPiece>> {
         let shared = &self.0;
         let counted = shared.metrics();
         let registry = shared.registry.lock();
@@ -211,7 +209,7 @@ impl QuietDoor for Quiet {
             return Err(invalid("the door is not quiet; quiesce it first".into()));
         }
         let mut pieces = vec![shared.listener.piece(&counted)?];
-        for Entry { link, peer, export, held, .. } in registry.entries.values() {
+        for Entry { link, peer, export, connection: held, .. } in registry.entries.values() {
             if let (Some(export), Some(held)) = (export, held) {
                 pieces.push(HandedConnection::piece(
                     &export.name,
@@ -237,7 +235,7 @@ impl QuietDoor for Quiet {
     }
 }
 
-impl Shared {
+impl NbdState {
     /// See [`QuietDoor::let_go`].
     pub(super) fn let_go(&self) {
         {

@@ -25,15 +25,15 @@ use super::listener::Listener;
 use super::metrics::NbdMetrics;
 use super::options::{Listen, NbdOptions};
 use super::protocol::{Errno, Style};
-use super::session::{Drain, Held, Refusal, Shown, Unread};
-use crate::Handed;
+use super::session::{Drain, ExportFacts, InputBacklog, PausedConnection, Refusal};
+use crate::DoorPiece;
 
 /// A client's connection for another process.
 #[derive(Debug)]
 pub(super) struct HandedConnection {
     pub(super) export: String,
     pub(super) peer: String,
-    pub(super) held: Held,
+    pub(super) connection: PausedConnection,
     pub(super) unsent: Vec<u8>,
     pub(super) socket: OwnedFd,
 }
@@ -46,23 +46,25 @@ impl HandedConnection {
     pub(super) fn piece(
         export: &str,
         peer: &str,
-        held: &Held,
+        paused_connection: &PausedConnection,
         unsent: &[u8],
         socket: &OwnedFd,
-    ) -> Result<Handed> {
-        let style =
-            STYLES.iter().find(|(_, style)| *style == held.style).map_or("", |(name, _)| name);
-        let mut piece = Handed::new("connection")
+    ) -> Result<DoorPiece> {
+        let style = STYLES
+            .iter()
+            .find(|(_, style)| *style == paused_connection.style)
+            .map_or("", |(name, _)| name);
+        let mut piece = DoorPiece::new("connection")
             .with("export", export)
             .with("peer", peer)
             .with("style", style)
-            .with("block_status", held.block_status)
-            .with("size_bytes", held.shown.size_bytes)
-            .with("flags", held.shown.flags)
-            .with("request_bytes_max", held.shown.request_bytes_max)
+            .with("block_status", paused_connection.block_status)
+            .with("size_bytes", paused_connection.facts.size_bytes)
+            .with("flags", paused_connection.facts.flags)
+            .with("request_bytes_max", paused_connection.facts.request_bytes_max)
             .with("unsent_bytes", unsent.len());
         if let Some(Drain { left, cookie, offset, refusal: Refusal(errno, text) }) =
-            &held.unread.draining
+            &paused_connection.backlog.draining
         {
             piece = piece
                 .with("refused_bytes", left)
@@ -71,13 +73,13 @@ impl HandedConnection {
                 .with("refused_errno", *errno as u32)
                 .with("refused_text", text);
         }
-        piece.bytes = [&held.unread.received, unsent].concat();
+        piece.bytes = [&paused_connection.backlog.received, unsent].concat();
         piece.descriptors.push(duplicate(socket)?);
         Ok(piece)
     }
 
     /// Parses a connection. Returns `Invalid`, with the fact that is missing or wrong.
-    pub(super) fn of(mut piece: Handed) -> Result<Self> {
+    pub(super) fn of(mut piece: DoorPiece) -> Result<Self> {
         let socket = the_socket(&mut piece)?;
         if sockopt::socket_type(&socket).ok() != Some(SocketType::STREAM) {
             return Err(invalid("the descriptor of a connection is not a stream socket".into()));
@@ -85,7 +87,7 @@ impl HandedConnection {
         let style = piece.fact("style")?;
         let style = STYLES.iter().find(|(name, _)| *name == style).map(|(_, style)| *style);
         let style = style.ok_or_else(|| wrong(&piece, "style"))?;
-        let shown = Shown {
+        let shown = ExportFacts {
             size_bytes: piece.parsed("size_bytes")?,
             request_bytes_max: piece.parsed("request_bytes_max")?,
             flags: piece.parsed("flags")?,
@@ -109,16 +111,21 @@ impl HandedConnection {
             .ok_or_else(|| wrong(&piece, "unsent_bytes"))?;
         let unsent = received.split_off(split);
         let block_status = piece.parsed("block_status")?;
-        let held = Held { style, block_status, shown, unread: Unread { received, draining } };
+        let held = PausedConnection {
+            style,
+            block_status,
+            facts: shown,
+            backlog: InputBacklog { received, draining },
+        };
         let (export, peer) = (piece.fact("export")?.into(), piece.fact("peer")?.into());
-        Ok(HandedConnection { export, peer, held, unsent, socket })
+        Ok(HandedConnection { export, peer, connection: held, unsent, socket })
     }
 }
 
 impl Listener {
     /// The listening socket as a piece, with a duplicate of the descriptor.
-    pub(super) fn piece(&self, counted: &NbdMetrics) -> Result<Handed> {
-        let mut piece = Handed::new("listener");
+    pub(super) fn piece(&self, counted: &NbdMetrics) -> Result<DoorPiece> {
+        let mut piece = DoorPiece::new("listener");
         piece = match &self.address {
             Listen::Tcp(address) => piece.with("transport", "tcp").with("address", address),
             Listen::Unix(path) => {
@@ -147,7 +154,7 @@ impl Listener {
 
     /// Parses the listening socket, and the counters with it. Returns `Invalid`, with the fact that
     /// is missing or wrong.
-    pub(super) fn of(mut piece: Handed, options: &NbdOptions) -> Result<(Self, NbdMetrics)> {
+    pub(super) fn of(mut piece: DoorPiece, options: &NbdOptions) -> Result<(Self, NbdMetrics)> {
         let socket = the_socket(&mut piece)?;
         let (address, family) = match piece.fact("transport")? {
             "unix" => (Listen::Unix(PathBuf::from(piece.fact("address")?)), AddressFamily::UNIX),
@@ -227,14 +234,14 @@ fn duplicate(socket: impl AsFd) -> Result<OwnedFd> {
 }
 
 /// The only descriptor of a piece.
-fn the_socket(piece: &mut Handed) -> Result<OwnedFd> {
+fn the_socket(piece: &mut DoorPiece) -> Result<OwnedFd> {
     match (piece.descriptors.pop(), piece.descriptors.len()) {
         (Some(only), 0) => Ok(only),
         _ => Err(invalid(format!("a {} needs exactly one descriptor", piece.what))),
     }
 }
 
-fn wrong(piece: &Handed, name: &str) -> Error {
+fn wrong(piece: &DoorPiece, name: &str) -> Error {
     let value = piece.facts.get(name).map_or("", String::as_str);
     invalid(format!("the fact {name:?} of a {} cannot be {value:?}", piece.what))
 }

@@ -8,10 +8,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::budget::{Counted, Tally};
-use super::limits::{RECEIVE_BYTES, SPARE_BYTES_MAX};
+use super::budget::{BudgetBuffer, Tally};
+use super::limits::{RECEIVE_BYTES_MAX, SPARE_BYTES_MAX};
 
-type Buffer = Arc<Counted>;
+type Buffer = Arc<BudgetBuffer>;
 
 /// The payload of a write, where it was received.
 pub(super) struct Payload {
@@ -41,8 +41,10 @@ impl Spares {
                 self.bytes -= buffer.len();
                 buffer
             }
-            // Rounded up, so that a buffer serves later payloads that are a little longer.
-            None => Arc::new(Counted::zeroed(&self.tally, length.next_multiple_of(RECEIVE_BYTES))),
+            None => Arc::new(BudgetBuffer::zeroed(
+                &self.tally,
+                length.next_multiple_of(RECEIVE_BYTES_MAX),
+            )),
         }
     }
 
@@ -60,7 +62,7 @@ impl Spares {
 }
 
 /// A payload that is too long for the receive buffer, being received into a buffer of its own.
-struct Filling {
+struct LongPayload {
     buffer: Buffer,
     filled: usize,
     length: usize,
@@ -71,7 +73,7 @@ pub(super) struct Intake {
     current: Buffer,
     start: usize,
     end: usize,
-    filling: Option<Filling>,
+    payload: Option<LongPayload>,
     spares: Spares,
 }
 
@@ -79,16 +81,16 @@ impl Intake {
     /// Starts with bytes that arrived before; usually none.
     pub(super) fn with(received: &[u8], tally: &Arc<Tally>) -> Self {
         let mut spares = Spares { tally: tally.clone(), buffers: Vec::new(), bytes: 0 };
-        let mut current = spares.take(received.len().max(RECEIVE_BYTES));
+        let mut current = spares.take(received.len().max(RECEIVE_BYTES_MAX));
         if let Some(into) = Arc::get_mut(&mut current) {
             into[..received.len()].copy_from_slice(received);
         }
-        Intake { current, start: 0, end: received.len(), filling: None, spares }
+        Intake { current, start: 0, end: received.len(), payload: None, spares }
     }
 
     /// The received part of the payload that is being filled.
     pub(super) fn filled(&self) -> &[u8] {
-        self.filling.as_ref().map_or(&[], |filling| &filling.buffer[..filling.filled])
+        self.payload.as_ref().map_or(&[], |filling| &filling.buffer[..filling.filled])
     }
 
     /// What was received and not consumed, without the payload that is being filled.
@@ -119,13 +121,13 @@ impl Intake {
             into[..here].copy_from_slice(&self.current[self.start..self.start + here]);
         }
         self.consume(here);
-        self.filling = Some(Filling { buffer, filled: here, length });
+        self.payload = Some(LongPayload { buffer, filled: here, length });
     }
 
     /// The payload started by `fill_apart`, once it is complete.
     pub(super) fn take_filled(&mut self) -> Option<Payload> {
-        let Filling { buffer, length, .. } =
-            self.filling.take_if(|filling| filling.filled == filling.length)?;
+        let LongPayload { buffer, length, .. } =
+            self.payload.take_if(|filling| filling.filled == filling.length)?;
         // The list keeps the buffer while the request holds it, and finds it free later.
         self.spares.put(buffer.clone());
         Some(Payload { buffer, range: 0..length })
@@ -133,20 +135,18 @@ impl Intake {
 
     /// Whether a request or payload has arrived in part.
     pub(super) fn is_partial(&self) -> bool {
-        self.start < self.end || self.filling.is_some()
+        self.start < self.end || self.payload.is_some()
     }
 
     /// Where to receive next: the payload that is being filled, or the receive buffer with room for
-    /// a request whose header and payload have `wanted` bytes (at most [`RECEIVE_BYTES`]). Never
-    /// empty.
+    /// a request whose header and payload have `wanted` bytes (at most [`RECEIVE_BYTES_MAX`]).
+    /// Never empty.
     pub(super) fn space(&mut self, wanted: usize) -> &mut [u8] {
-        if self.filling.is_some() {
+        if self.payload.is_some() {
             return self.filling_space();
         }
         if self.is_worn() {
-            // The old buffer cannot be written to while requests hold it: a device may read a
-            // payload from it at any moment.
-            let mut fresh = self.spares.take(RECEIVE_BYTES);
+            let mut fresh = self.spares.take(RECEIVE_BYTES_MAX);
             let partial = self.start..self.end;
             if let Some(into) = Arc::get_mut(&mut fresh) {
                 into[..partial.len()].copy_from_slice(&self.current[partial.clone()]);
@@ -170,20 +170,25 @@ impl Intake {
     /// Whether the receive buffer must be replaced: requests hold it, it was released, or it is
     /// larger than usual because it holds what another process received.
     fn is_worn(&mut self) -> bool {
-        let outgrown = self.start == self.end && self.current.len() > RECEIVE_BYTES;
+        let outgrown = self.start == self.end && self.current.len() > RECEIVE_BYTES_MAX;
         outgrown || self.current.is_empty() || Arc::get_mut(&mut self.current).is_none()
     }
 
     /// Bytes that the next [`Self::space`] allocates.
     pub(super) fn space_bytes(&mut self) -> usize {
-        let fresh =
-            self.filling.is_none() && self.is_worn() && self.spares.find(RECEIVE_BYTES).is_none();
-        if fresh { RECEIVE_BYTES } else { 0 }
+        let fresh = self.payload.is_none()
+            && self.is_worn()
+            && self.spares.find(RECEIVE_BYTES_MAX).is_none();
+        if fresh { RECEIVE_BYTES_MAX } else { 0 }
     }
 
     /// Bytes that [`Self::fill_apart`] allocates.
     pub(super) fn apart_bytes(&mut self, length: usize) -> usize {
-        if self.spares.find(length).is_some() { 0 } else { length.next_multiple_of(RECEIVE_BYTES) }
+        if self.spares.find(length).is_some() {
+            0
+        } else {
+            length.next_multiple_of(RECEIVE_BYTES_MAX)
+        }
     }
 
     /// Frees the buffers that are kept for later requests.
@@ -197,13 +202,13 @@ impl Intake {
         self.drop_spares();
         if !self.is_partial() {
             (self.start, self.end) = (0, 0);
-            self.current = Arc::new(Counted::zeroed(&self.spares.tally, 0));
+            self.current = Arc::new(BudgetBuffer::zeroed(&self.spares.tally, 0));
         }
     }
 
     fn filling_space(&mut self) -> &mut [u8] {
-        match &mut self.filling {
-            Some(Filling { buffer, filled, length }) => match Arc::get_mut(buffer) {
+        match &mut self.payload {
+            Some(LongPayload { buffer, filled, length }) => match Arc::get_mut(buffer) {
                 Some(bytes) => &mut bytes[*filled..*length],
                 None => &mut [],
             },
@@ -213,7 +218,7 @@ impl Intake {
 
     /// `length` bytes were received into the last `space`.
     pub(super) fn received(&mut self, length: usize) {
-        match &mut self.filling {
+        match &mut self.payload {
             Some(filling) => filling.filled += length,
             None => self.end += length,
         }

@@ -19,7 +19,7 @@ pub(super) const IN_FLIGHT_BYTES_MAX: u64 = 128 << 20;
 const _: () = assert!(IN_FLIGHT_BYTES_MAX >= 2 * PAYLOAD_BYTES_MAX as u64);
 /// The most bytes of one receive: enough for many small requests, and small enough for the CPU's
 /// cache.
-pub(super) const RECEIVE_BYTES: usize = 256 << 10;
+pub(super) const RECEIVE_BYTES_MAX: usize = 256 << 10;
 /// Replies are sent in the middle of a batch when they reach this size.
 pub(super) const SEND_BYTES: usize = 256 << 10;
 /// Idle buffers one connection keeps for later requests, of each kind.

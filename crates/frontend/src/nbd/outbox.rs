@@ -19,24 +19,24 @@ use rustix::io::Errno as OsError;
 use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, send, sendmsg, shutdown};
 use sawmill_sys::Waker;
 
-use super::budget::Counted;
+use super::budget::BudgetBuffer;
 use super::limits::{SEND_BYTES, SPARE_BYTES_MAX};
 use super::metrics::Counters;
 
 /// Bytes to send in one piece.
-pub(super) enum Outgoing {
+pub(super) enum OutputPiece {
     /// Small replies; more may be appended.
     Small(Vec<u8>),
     /// The head and data of one read. Only `bytes[..end]` is sent; the rest is kept so that the
     /// buffer need not be zeroed again.
-    Read { bytes: Counted, end: usize },
+    Read { bytes: BudgetBuffer, end: usize },
 }
 
-impl Outgoing {
+impl OutputPiece {
     fn bytes(&self) -> &[u8] {
         match self {
-            Outgoing::Small(bytes) => bytes,
-            Outgoing::Read { bytes, end } => &bytes[..*end],
+            OutputPiece::Small(bytes) => bytes,
+            OutputPiece::Read { bytes, end } => &bytes[..*end],
         }
     }
 }
@@ -44,7 +44,7 @@ impl Outgoing {
 /// An open buffer takes small replies up to this size.
 const OPEN_BYTES_MAX: usize = 32 << 10;
 /// The largest spare buffer for small replies.
-const SPARE_SMALL: usize = 4 * OPEN_BYTES_MAX;
+const SPARE_SMALL_BYTES_MAX: usize = 4 * OPEN_BYTES_MAX;
 /// Pieces in one system call.
 const PIECES_MAX: usize = 64;
 /// How often a completing thread checks for more to send before it leaves the work to the
@@ -55,13 +55,13 @@ const ROUNDS_MAX: u32 = 4;
 #[derive(Default)]
 struct Sender {
     /// Bounded by what the outbox held.
-    queue: VecDeque<Outgoing>,
+    queue: VecDeque<OutputPiece>,
     /// Sent bytes of the first in the queue.
     gone: usize,
-    spent: Vec<Outgoing>,
+    spent: Vec<OutputPiece>,
 }
 
-enum Sent {
+enum SendOutcome {
     All,
     SocketFull,
     Broken,
@@ -69,7 +69,7 @@ enum Sent {
 
 impl Sender {
     /// Sends until nothing is left or the socket accepts no more. Returns the number of bytes sent.
-    fn send(&mut self, socket: &OwnedFd) -> (u64, Sent) {
+    fn send(&mut self, socket: &OwnedFd) -> (u64, SendOutcome) {
         let mut total = 0;
         while !self.queue.is_empty() {
             match self.send_once(socket) {
@@ -78,11 +78,11 @@ impl Sender {
                     self.advance(length);
                 }
                 Err(OsError::INTR) => (),
-                Err(OsError::AGAIN) => return (total, Sent::SocketFull),
-                Err(_) => return (total, Sent::Broken),
+                Err(OsError::AGAIN) => return (total, SendOutcome::SocketFull),
+                Err(_) => return (total, SendOutcome::Broken),
             }
         }
-        (total, Sent::All)
+        (total, SendOutcome::All)
     }
 
     fn send_once(&self, socket: &OwnedFd) -> Result<usize, OsError> {
@@ -117,7 +117,7 @@ impl Sender {
 #[derive(Default)]
 struct Outbox {
     /// Bounded by the replies to the requests that the budget admitted (`budget`).
-    queue: VecDeque<Outgoing>,
+    queue: VecDeque<OutputPiece>,
     /// Bytes queued here and at the sender.
     queued_bytes: u64,
     /// `None` while a thread is sending.
@@ -135,18 +135,21 @@ struct Outbox {
     /// Allocated for small replies, queued and spare.
     small_bytes: u64,
     spare_small: Vec<Vec<u8>>,
-    spare_reads: Vec<Counted>,
+    spare_reads: Vec<BudgetBuffer>,
     spare_read_bytes: usize,
 }
 
 impl Outbox {
     fn append_small(&mut self, push: impl FnOnce(&mut Vec<u8>)) {
-        if !matches!(self.queue.back(), Some(Outgoing::Small(last)) if last.len() < OPEN_BYTES_MAX)
-        {
+        let has_room = |piece: &OutputPiece| match piece {
+            OutputPiece::Small(last) => last.len() < OPEN_BYTES_MAX,
+            OutputPiece::Read { .. } => false,
+        };
+        if !self.queue.back().is_some_and(has_room) {
             let bytes = self.spare_small.pop().unwrap_or_default();
-            self.queue.push_back(Outgoing::Small(bytes));
+            self.queue.push_back(OutputPiece::Small(bytes));
         }
-        if let Some(Outgoing::Small(last)) = self.queue.back_mut() {
+        if let Some(OutputPiece::Small(last)) = self.queue.back_mut() {
             let (length, capacity) = (last.len(), last.capacity());
             push(last);
             self.queued_bytes += (last.len() - length) as u64;
@@ -155,24 +158,22 @@ impl Outbox {
     }
 
     /// Keeps the buffers of sent replies for later ones.
-    fn recycle(&mut self, spent: &mut Vec<Outgoing>) {
+    fn recycle(&mut self, spent: &mut Vec<OutputPiece>) {
         for outgoing in spent.drain(..) {
             match outgoing {
-                Outgoing::Read { bytes, .. } => self.keep_read_buffer(bytes),
-                Outgoing::Small(mut bytes)
-                    if self.spare_small.is_empty() && bytes.capacity() <= SPARE_SMALL =>
+                OutputPiece::Read { bytes, .. } => self.keep_read_buffer(bytes),
+                OutputPiece::Small(mut bytes)
+                    if self.spare_small.is_empty() && bytes.capacity() <= SPARE_SMALL_BYTES_MAX =>
                 {
                     bytes.clear();
                     self.spare_small.push(bytes);
                 }
-                // One spare is enough: small replies are appended to one buffer. The others are
-                // freed, because the budget counts their capacity.
-                Outgoing::Small(bytes) => self.small_bytes -= bytes.capacity() as u64,
+                OutputPiece::Small(bytes) => self.small_bytes -= bytes.capacity() as u64,
             }
         }
     }
 
-    fn keep_read_buffer(&mut self, bytes: Counted) {
+    fn keep_read_buffer(&mut self, bytes: BudgetBuffer) {
         if self.spare_read_bytes + bytes.len() <= SPARE_BYTES_MAX {
             self.spare_read_bytes += bytes.len();
             self.spare_reads.push(bytes);
@@ -181,7 +182,7 @@ impl Outbox {
 }
 
 /// The state after the connection's thread has sent what it could.
-pub(super) struct Standing {
+pub(super) struct OutboxState {
     /// Nothing is in flight and nothing is queued: no other thread will act on this connection.
     pub(super) idle: bool,
     /// Nothing is in flight and no thread is sending: no other thread will act, though the client
@@ -219,12 +220,12 @@ impl Link {
     }
 
     /// Queues replies that another process left unsent, before everything else.
-    pub(super) fn queue_unsent(&self, bytes: Counted) {
+    pub(super) fn queue_unsent(&self, bytes: BudgetBuffer) {
         let mut outbox = self.outbox.lock();
         let end = bytes.len();
         if end > 0 {
             outbox.queued_bytes += end as u64;
-            outbox.queue.push_front(Outgoing::Read { bytes, end });
+            outbox.queue.push_front(OutputPiece::Read { bytes, end });
         }
     }
 
@@ -250,13 +251,13 @@ impl Link {
     }
 
     /// Queues the reply of a read and counts its request as completed.
-    pub(super) fn answer_read(&self, charged_bytes: u64, outgoing: Outgoing) {
+    pub(super) fn answer_read(&self, charged_bytes: u64, piece: OutputPiece) {
         let mut outbox = self.outbox.lock();
         // The charge for a read is the length of its data.
         self.counters.read(charged_bytes);
         if !outbox.closed {
-            outbox.queued_bytes += outgoing.bytes().len() as u64;
-            outbox.queue.push_back(outgoing);
+            outbox.queued_bytes += piece.bytes().len() as u64;
+            outbox.queue.push_back(piece);
         }
         self.completed(outbox, charged_bytes);
     }
@@ -301,14 +302,14 @@ impl Link {
             outbox.queued_bytes -= length.min(outbox.queued_bytes);
             outbox.recycle(&mut sender.spent);
             match sent {
-                Sent::All if outbox.in_batch => break,
-                Sent::All => (),
-                Sent::SocketFull => {
+                SendOutcome::All if outbox.in_batch => break,
+                SendOutcome::All => (),
+                SendOutcome::SocketFull => {
                     outbox.socket_full = true;
                     unsent = true;
                     break;
                 }
-                Sent::Broken => {
+                SendOutcome::Broken => {
                     self.abandon(outbox);
                     unsent = true;
                 }
@@ -348,7 +349,7 @@ impl Link {
         submitted_bytes: u64,
         room: bool,
         alert: bool,
-    ) -> Standing {
+    ) -> OutboxState {
         let mut outbox = self.outbox.lock();
         outbox.in_batch = false;
         outbox.socket_full &= !room;
@@ -360,7 +361,7 @@ impl Link {
         }
         let in_flight = submitted - outbox.completed;
         let still = in_flight == 0 && outbox.sender.is_some();
-        Standing {
+        OutboxState {
             idle: still && outbox.queued_bytes == 0,
             still,
             in_flight,
@@ -373,7 +374,7 @@ impl Link {
     }
 
     /// Moves used read buffers to the connection's own list.
-    pub(super) fn take_spare_reads(&self, into: &mut Vec<Counted>) {
+    pub(super) fn take_spare_reads(&self, into: &mut Vec<BudgetBuffer>) {
         let mut outbox = self.outbox.lock();
         outbox.spare_read_bytes = 0;
         into.append(&mut outbox.spare_reads);
@@ -389,7 +390,7 @@ impl Link {
     }
 
     /// Returns the buffer of a failed read.
-    pub(super) fn keep_read_buffer(&self, bytes: Counted) {
+    pub(super) fn keep_read_buffer(&self, bytes: BudgetBuffer) {
         self.outbox.lock().keep_read_buffer(bytes);
     }
 

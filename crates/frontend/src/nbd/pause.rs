@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use sawmill_device::{Error, ErrorKind, Result};
 
 use super::outbox::Link;
-use super::server::{Entry, Registry, Shared};
-use super::session::Held;
+use super::server::{Entry, NbdState, Registry};
+use super::session::PausedConnection;
 
 /// Time for clients in their handshake to finish it, so that they are included.
 const HANDSHAKE_GRACE: Duration = Duration::from_millis(20);
@@ -24,7 +24,7 @@ impl Entry {
     fn is_quiet(&self) -> bool {
         // A connection that is ending accepts nothing; its last replies may still be sent.
         let ends = || self.link.is_stopping() && self.link.in_flight() == 0;
-        self.export.is_none() || self.held.is_some() || ends()
+        self.export.is_none() || self.connection.is_some() || ends()
     }
 }
 
@@ -36,11 +36,14 @@ impl Registry {
 
     fn is_settled(&self) -> bool {
         self.is_quiet()
-            && self.entries.values().all(|entry| entry.held.is_some() || entry.link.is_stopping())
+            && self
+                .entries
+                .values()
+                .all(|entry| entry.connection.is_some() || entry.link.is_stopping())
     }
 }
 
-impl Shared {
+impl NbdState {
     /// Whether threads must pause.
     #[inline]
     pub(super) fn is_pausing(&self) -> bool {
@@ -48,21 +51,21 @@ impl Shared {
     }
 
     /// Pauses the thread of a connection that is still.
-    pub(super) fn hold(&self, id: u64, link: &Link, held: Held) {
+    pub(super) fn hold(&self, id: u64, link: &Link, connection: PausedConnection) {
         let mut registry = self.registry.lock();
         // A pause that is already over must not leave a mark.
         if !self.is_pausing() {
             return;
         }
         if let Some(entry) = registry.entries.get_mut(&id) {
-            entry.held = Some(held);
+            entry.connection = Some(connection);
         }
         self.changed.notify_all();
         while self.is_pausing() && !link.is_stopping() {
             self.released.wait(&mut registry);
         }
         if let Some(entry) = registry.entries.get_mut(&id) {
-            entry.held = None;
+            entry.connection = None;
         }
     }
 

@@ -70,13 +70,13 @@ impl From<ErrorKind> for Errno {
 
 /// The request that a reply answers, as far as the reply must identify it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Answered {
+pub(super) struct RequestIdentity {
     pub(super) style: Style,
     pub(super) cookie: u64,
     pub(super) offset: u64,
 }
 
-impl Answered {
+impl RequestIdentity {
     fn simple(self, errno: u32) -> [u8; 16] {
         let mut head = [0; 16];
         head[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());

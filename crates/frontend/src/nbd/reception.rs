@@ -15,14 +15,14 @@ use rustix::net::{SocketFlags, accept_with, getpeername, sockopt};
 
 use super::budget::Tally;
 use super::connection::Connection;
-use super::door::Opening;
+use super::door::ResumeState;
 use super::handshake::negotiate;
 use super::options::Listen;
 use super::origin::Origin;
 use super::outbox::Link;
 use super::places;
-use super::server::{Entry, Leave, Registry, Shared};
-use super::session::{End, Session, Unread};
+use super::server::{Entry, Leave, NbdState, Registry};
+use super::session::{End, InputBacklog, Session};
 
 /// Why a client is refused.
 const TOO_MANY: &str = "too many connections are open, in total or from this peer";
@@ -31,7 +31,7 @@ const TOO_LITTLE_MEMORY: &str = "no memory is left for another connection; see -
 /// How long to wait for an evicted connection before the next check.
 const GOES_WITHIN: Duration = Duration::from_millis(100);
 
-impl Shared {
+impl NbdState {
     pub(super) fn accept_all(self: &Arc<Self>) {
         let mut pause = None;
         while !self.stopping.load(Relaxed) {
@@ -119,7 +119,7 @@ impl Shared {
             registry.past.connections_cut += 1;
         }
         let (link, peer) = (link.clone(), peer.to_owned());
-        Some(registry.enter(Entry { link, peer, origin, export: None, held: None }))
+        Some(registry.enter(Entry { link, peer, origin, export: None, connection: None }))
     }
 
     /// Gives a connection in the registry its thread.
@@ -128,7 +128,7 @@ impl Shared {
         id: u64,
         peer: String,
         link: Arc<Link>,
-        opening: Opening,
+        opening: ResumeState,
     ) {
         let leave = Leave { shared: self.clone(), id };
         let serve = move || {
@@ -143,11 +143,11 @@ impl Shared {
     }
 
     /// The life of one connection, on its own thread.
-    fn serve(self: &Arc<Self>, id: u64, peer: &str, link: Arc<Link>, opening: Opening) -> End {
+    fn serve(self: &Arc<Self>, id: u64, peer: &str, link: Arc<Link>, opening: ResumeState) -> End {
         let (session, unread, tally) = match opening {
             Some(begun) => begun,
             None => match self.begin(id, peer, &link) {
-                Ok((session, tally)) => (session, Unread::default(), tally),
+                Ok((session, tally)) => (session, InputBacklog::default(), tally),
                 Err(end) => return end,
             },
         };

@@ -23,7 +23,7 @@ use super::metrics::NbdMetrics;
 use super::options::{Listen, NbdOptions};
 use super::origin::Origin;
 use super::outbox::Link;
-use super::session::Held;
+use super::session::PausedConnection;
 
 /// A device under a name.
 #[derive(Clone)]
@@ -75,7 +75,7 @@ pub(super) struct Entry {
     /// `None` during the handshake.
     pub(super) export: Option<Arc<Export>>,
     /// Its state while its thread is paused.
-    pub(super) held: Option<Held>,
+    pub(super) connection: Option<PausedConnection>,
 }
 
 #[derive(Default)]
@@ -98,7 +98,7 @@ impl Registry {
     }
 }
 
-pub(super) struct Shared {
+pub(super) struct NbdState {
     pub(super) options: NbdOptions,
     pub(super) listener: Listener,
     pub(super) exports: Exports,
@@ -120,7 +120,7 @@ pub(super) struct Shared {
 
 /// A running NBD server. Dropping it is [`Stop::Now`](crate::Stop::Now).
 pub struct NbdServer {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<NbdState>,
 }
 
 impl NbdServer {
@@ -151,7 +151,7 @@ impl NbdServer {
                 return Err(system(error));
             }
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(NbdState {
             options,
             listener,
             exports: Exports::default(),
@@ -280,7 +280,7 @@ impl Drop for NbdServer {
     }
 }
 
-impl Shared {
+impl NbdState {
     pub(super) fn metrics(&self) -> NbdMetrics {
         let registry = self.registry.lock();
         let mut metrics = registry.past;
@@ -323,7 +323,7 @@ impl Shared {
 
 /// Removes a connection from the registry when its thread ends, however it ends.
 pub(super) struct Leave {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<NbdState>,
     pub(super) id: u64,
 }
 

@@ -2,7 +2,7 @@
 //! facts as shown to the client, the unread bytes, and the reason for the end.
 //!
 //! Invariant: a connection keeps the size, the longest request and the flags that its client was
-//! shown. [`Shown::on`] refuses a device that no longer supports them, and never shows more.
+//! shown. [`ExportFacts::on`] refuses a device that no longer supports them, and never shows more.
 //!
 //! Not here: the loop of requests (`connection`), and the hand-over of a session (`handover`).
 
@@ -49,16 +49,16 @@ pub(super) enum End {
 
 /// The facts of its export that a client was shown, and relies on as long as it is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shown {
+pub(super) struct ExportFacts {
     pub(super) size_bytes: u64,
     pub(super) request_bytes_max: u32,
     /// Transmission flags.
     pub(super) flags: u16,
 }
 
-impl Shown {
+impl ExportFacts {
     pub(super) fn of(geometry: &Geometry, style: Style) -> Self {
-        Shown {
+        ExportFacts {
             size_bytes: geometry.size_bytes,
             request_bytes_max: payload_bytes_max(geometry),
             flags: transmission_flags(geometry, style),
@@ -73,7 +73,7 @@ impl Shown {
         style: Style,
         block_status: bool,
     ) -> Result<Geometry, String> {
-        let able = Shown::of(now, style);
+        let able = ExportFacts::of(now, style);
         if able.size_bytes < self.size_bytes {
             return Err(format!(
                 "its size is {} bytes and was {}",
@@ -106,11 +106,11 @@ impl Shown {
 /// The state of a paused connection: enough to resume it elsewhere, with its socket and its unsent
 /// replies.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct PausedConnection {
     pub(super) style: Style,
     pub(super) block_status: bool,
-    pub(super) shown: Shown,
-    pub(super) unread: Unread,
+    pub(super) facts: ExportFacts,
+    pub(super) backlog: InputBacklog,
 }
 
 /// The refusal of a request: the errno and text that the client gets.
@@ -130,7 +130,7 @@ pub(super) struct Drain {
 /// The bytes and requests of a client that are not answered yet: all state of its connection
 /// besides the result of the handshake.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Unread {
+pub(super) struct InputBacklog {
     /// Bytes that were received and not consumed; they contain a partial request from its start.
     pub(super) received: Vec<u8>,
     pub(super) draining: Option<Drain>,

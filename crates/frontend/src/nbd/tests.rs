@@ -7,9 +7,9 @@ use sawmill_device::{Allocation, ErrorKind, Geometry, Operations};
 
 use super::handshake::block_sizes;
 use super::intake::Intake;
-use super::limits::RECEIVE_BYTES;
+use super::limits::RECEIVE_BYTES_MAX;
 use super::protocol::{
-    Answered, Command, Errno, RequestHeader, Style, command_flag, parse_info_request,
+    Command, Errno, RequestHeader, RequestIdentity, Style, command_flag, parse_info_request,
     parse_meta_request, parse_option_header, push_option_reply, transmission,
 };
 use super::server::percent_encoded;
@@ -107,7 +107,7 @@ proptest! {
             runs.into_iter().map(|(length, data)| Allocation { length, data }).collect();
         prop_assume!(runs.iter().any(|run| run.length > 0));
         let mut out = Vec::new();
-        Answered { style, cookie: 7, offset: 9 }.push_block_status(&mut out, &runs, one);
+        RequestIdentity { style, cookie: 7, offset: 9 }.push_block_status(&mut out, &runs, one);
         let (head, width) = if style == Style::Extended { (32 + 8, 16) } else { (20 + 4, 8) };
         let found: Vec<(u64, u64)> = out[head..].chunks_exact(width).map(|run| {
             let (length, state) = run.split_at(width / 2);
@@ -213,7 +213,7 @@ fn a_payload_longer_than_the_receive_buffer_is_received_apart_and_exactly() {
     space[..5].copy_from_slice(b"abcde");
     intake.received(5);
     intake.consume(1);
-    let length = RECEIVE_BYTES + 3;
+    let length = RECEIVE_BYTES_MAX + 3;
     intake.fill_apart(length);
     assert!(intake.take_filled().is_none());
     assert_eq!(intake.space(0).len(), length - 4, "not a byte beyond the payload");
@@ -230,7 +230,7 @@ fn a_payload_longer_than_the_receive_buffer_is_received_apart_and_exactly() {
 #[test]
 fn replies_have_the_bytes_of_the_protocol() {
     let (cookie, offset) = (0x0102_0304_0506_0708, 0x1112_1314_1516_1718);
-    let answered = |style| Answered { style, cookie, offset };
+    let answered = |style| RequestIdentity { style, cookie, offset };
     let pushed = |push: &dyn Fn(&mut Vec<u8>)| {
         let mut out = Vec::new();
         push(&mut out);
@@ -279,7 +279,7 @@ fn replies_have_the_bytes_of_the_protocol() {
 fn error_texts_are_cut_between_characters_at_the_limit_of_the_protocol() {
     let text = "ä".repeat(5000);
     let mut out = Vec::new();
-    Answered { style: Style::Structured, cookie: 1, offset: 0 }.push_error(
+    RequestIdentity { style: Style::Structured, cookie: 1, offset: 0 }.push_error(
         &mut out,
         Errno::Io,
         &text,

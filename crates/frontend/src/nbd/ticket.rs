@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use sawmill_device::{Error, ErrorKind, Exchange, Outcome, Reply};
 
-use super::budget::Counted;
+use super::budget::BudgetBuffer;
 use super::intake::Payload;
-use super::outbox::{Link, Outgoing};
-use super::protocol::{Answered, Errno};
+use super::outbox::{Link, OutputPiece};
+use super::protocol::{Errno, RequestIdentity};
 
 /// The bytes of a request.
 pub(super) enum Body {
@@ -20,26 +20,26 @@ pub(super) enum Body {
     Write(Payload),
     /// The buffer for the data of a read: `bytes[head_bytes..end]`, with room for the reply's head
     /// before it.
-    Read { bytes: Counted, head_bytes: usize, end: usize },
+    Read { bytes: BudgetBuffer, head_bytes: usize, end: usize },
     /// A block status query; with `one`, for a single run. `room` counts the memory of the answer.
-    Status { one: bool, room: Counted },
+    Status { one: bool, room: BudgetBuffer },
 }
 
 /// One request in flight.
 pub(super) struct Ticket {
     pub(super) link: Arc<Link>,
-    pub(super) answered: Answered,
+    pub(super) identity: RequestIdentity,
     /// What the request counts against the connection's limit.
     pub(super) charged_bytes: u64,
     pub(super) body: Body,
 }
 
 impl Ticket {
-    fn answer_error(link: &Link, answered: Answered, charged_bytes: u64, error: &Error) {
+    fn answer_error(link: &Link, identity: RequestIdentity, charged_bytes: u64, error: &Error) {
         link.counters.errors.fetch_add(1, Relaxed);
         let text = error.to_string();
         link.answer(charged_bytes, |out| {
-            answered.push_error(out, Errno::from(error.kind()), &text)
+            identity.push_error(out, Errno::from(error.kind()), &text)
         });
     }
 }
@@ -65,11 +65,11 @@ impl Exchange for Ticket {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let Ticket { link, answered, charged_bytes, body } = *self;
+        let Ticket { link, identity: answered, charged_bytes, body } = *self;
         match (outcome, body) {
             (Ok(Reply::Done), Body::Read { mut bytes, head_bytes, end }) => {
                 answered.write_read_head(&mut bytes[..head_bytes], (end - head_bytes) as u32);
-                link.answer_read(charged_bytes, Outgoing::Read { bytes, end });
+                link.answer_read(charged_bytes, OutputPiece::Read { bytes, end });
             }
             // The protocol demands at least one run. Without one, a client would ask for the same
             // range for ever, so an empty answer is an error of the device.

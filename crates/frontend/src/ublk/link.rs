@@ -54,7 +54,7 @@ impl Link {
 
     /// The request with this tag has completed.
     pub(super) fn answer(&self, tag: u16, result: i32, body: Body, buffer: Vec<u8>) {
-        self.inbox.done(Done { slot: self.slot(), tag, result, body, buffer });
+        self.inbox.done(Completion { slot: self.slot(), tag, result, body, buffer });
     }
 }
 
@@ -81,7 +81,7 @@ pub(super) struct NewQueue {
 }
 
 /// A completed request.
-pub(super) struct Done {
+pub(super) struct Completion {
     /// The number of the queue on the ring of the thread.
     pub(super) slot: u32,
     pub(super) tag: u16,
@@ -107,21 +107,21 @@ pub(super) enum Message {
 }
 
 #[derive(Default)]
-struct Waiting {
-    done: Vec<Done>,
+struct LinkQueue {
+    done: Vec<Completion>,
     messages: Vec<Message>,
     asleep: bool,
     closed: bool,
 }
 
 pub(super) struct Inbox {
-    waiting: Mutex<Waiting>,
+    queue: Mutex<LinkQueue>,
     waker: Waker,
 }
 
 impl Inbox {
     pub(super) fn new() -> std::io::Result<Self> {
-        Ok(Inbox { waiting: Mutex::default(), waker: Waker::new()? })
+        Ok(Inbox { queue: Mutex::default(), waker: Waker::new()? })
     }
 
     /// Becomes readable when the thread should check.
@@ -129,7 +129,7 @@ impl Inbox {
         self.waker.descriptor()
     }
 
-    pub(super) fn done(&self, done: Done) {
+    pub(super) fn done(&self, done: Completion) {
         self.put(|waiting| waiting.done.push(done));
     }
 
@@ -144,9 +144,9 @@ impl Inbox {
         })
     }
 
-    fn put(&self, put: impl FnOnce(&mut Waiting)) -> bool {
+    fn put(&self, put: impl FnOnce(&mut LinkQueue)) -> bool {
         let (wake, open) = {
-            let mut waiting = self.waiting.lock();
+            let mut waiting = self.queue.lock();
             put(&mut waiting);
             // Only the first entry for a sleeping thread makes a system call. The thread takes all
             // entries when it wakes.
@@ -159,8 +159,8 @@ impl Inbox {
     }
 
     /// Moves everything that waits into these lists.
-    pub(super) fn take(&self, done: &mut Vec<Done>, messages: &mut Vec<Message>) {
-        let mut waiting = self.waiting.lock();
+    pub(super) fn take(&self, done: &mut Vec<Completion>, messages: &mut Vec<Message>) {
+        let mut waiting = self.queue.lock();
         waiting.asleep = false;
         done.append(&mut waiting.done);
         messages.append(&mut waiting.messages);
@@ -168,20 +168,19 @@ impl Inbox {
 
     /// Whether nothing waits. If so, the next entry wakes the thread.
     pub(super) fn nothing_waits(&self) -> bool {
-        let mut waiting = self.waiting.lock();
-        // Under the lock with the check: an entry that comes in between would not wake the thread.
+        let mut waiting = self.queue.lock();
         waiting.asleep = waiting.done.is_empty() && waiting.messages.is_empty();
         waiting.asleep
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.waiting.lock().closed
+        self.queue.lock().closed
     }
 
     /// The thread is ending: no message is accepted any more. Returns the messages that were not
     /// executed.
     pub(super) fn close(&self) -> Vec<Message> {
-        let mut waiting = self.waiting.lock();
+        let mut waiting = self.queue.lock();
         waiting.closed = true;
         std::mem::take(&mut waiting.messages)
     }

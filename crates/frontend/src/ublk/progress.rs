@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 #[derive(Clone, Copy, Default)]
-struct Counted {
+struct ProgressSample {
     /// The number of the current round of quiescing.
     round: u64,
     /// Queues that are quiet in that round.
@@ -18,14 +18,14 @@ struct Counted {
 /// How many queues of a device are quiet, and how many are gone.
 #[derive(Default)]
 pub(super) struct Progress {
-    counted: Mutex<Counted>,
+    sample: Mutex<ProgressSample>,
     changed: Condvar,
 }
 
 impl Progress {
     /// Starts a round of quiescing. Returns its number. Reports of earlier rounds no longer count.
     pub(super) fn begin_round(&self) -> u64 {
-        let mut counted = self.counted.lock();
+        let mut counted = self.sample.lock();
         counted.round += 1;
         counted.quiet = 0;
         counted.round
@@ -33,7 +33,7 @@ impl Progress {
 
     /// A queue is quiet in this round.
     pub(super) fn quiet(&self, round: u64) {
-        let mut counted = self.counted.lock();
+        let mut counted = self.sample.lock();
         if counted.round == round {
             counted.quiet += 1;
             self.changed.notify_all();
@@ -42,14 +42,14 @@ impl Progress {
 
     /// A queue is gone: its thread has released it.
     pub(super) fn gone(&self) {
-        self.counted.lock().gone += 1;
+        self.sample.lock().gone += 1;
         self.changed.notify_all();
     }
 
     /// Waits until this many queues are quiet, or gone. Returns whether they are.
     pub(super) fn wait_quiet(&self, queues: usize, patience: Duration) -> bool {
         let began = Instant::now();
-        let mut counted = self.counted.lock();
+        let mut counted = self.sample.lock();
         while counted.quiet + counted.gone < queues {
             let left = patience.saturating_sub(began.elapsed());
             if self.changed.wait_for(&mut counted, left).timed_out() {
@@ -61,7 +61,7 @@ impl Progress {
 
     /// Waits until this many queues are gone.
     pub(super) fn wait_gone(&self, queues: usize) {
-        let mut counted = self.counted.lock();
+        let mut counted = self.sample.lock();
         while counted.gone < queues {
             self.changed.wait(&mut counted);
         }

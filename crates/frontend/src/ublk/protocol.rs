@@ -19,7 +19,7 @@ const PHYSICAL_BLOCK_BYTES: u32 = 4096;
 
 /// A request; lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct BlockRequest {
     pub(super) operation: Operation,
     pub(super) address: u64,
     pub(super) length: u64,
@@ -47,7 +47,7 @@ const EINVAL: i32 = 22;
 const EIO: i32 = 5;
 const EOPNOTSUPP: i32 = 95;
 
-impl Asked {
+impl BlockRequest {
     /// Parses a descriptor for a device of this geometry whose reads and writes have at most
     /// `bytes_max` bytes.
     pub(super) fn from_descriptor(
@@ -65,9 +65,12 @@ impl Asked {
             operation::WRITE => Operation::Write,
             operation::FLUSH => {
                 let flags = Flags::default();
-                // A device takes a flush without a range and without flags, whatever the descriptor
-                // has.
-                return Ok(Asked { operation: Operation::Flush, address: 0, length: 0, flags });
+                return Ok(BlockRequest {
+                    operation: Operation::Flush,
+                    address: 0,
+                    length: 0,
+                    flags,
+                });
             }
             operation::DISCARD => Operation::Discard,
             operation::WRITE_ZEROES => Operation::WriteZeroes,
@@ -95,7 +98,7 @@ impl Asked {
                 format!("{operation:?} of {length} bytes; the limit is {bytes_max}"),
             );
         }
-        Ok(Asked { operation, address, length, flags })
+        Ok(BlockRequest { operation, address, length, flags })
     }
 }
 

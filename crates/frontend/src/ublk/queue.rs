@@ -10,8 +10,8 @@ use sawmill_device::{BlockDevice, Operation, Request};
 use sawmill_sys::ublk::{Descriptors, QueueRing};
 
 use super::limits::SPARE_BYTES_MAX;
-use super::link::{Body, Done, Link, NewQueue};
-use super::protocol::{Asked, Refusal};
+use super::link::{Body, Completion, Link, NewQueue};
+use super::protocol::{BlockRequest, Refusal};
 use super::ticket::Ticket;
 
 /// The result of all commands of a stopped device.
@@ -70,7 +70,9 @@ impl Queue {
         self.state.in_flight += 1;
         let geometry = self.device.geometry();
         let asked = match self.descriptors.get(tag) {
-            Some(descriptor) => Asked::from_descriptor(&descriptor, &geometry, self.bytes_max),
+            Some(descriptor) => {
+                BlockRequest::from_descriptor(&descriptor, &geometry, self.bytes_max)
+            }
             None => Err(Refusal::unknown_tag(tag)),
         };
         let asked = match asked {
@@ -94,7 +96,7 @@ impl Queue {
         let lends = self.link.user_copy && asked.operation == Operation::Read;
         let buffer = if lends { spares.take(asked.length as usize) } else { buffer };
         let ticket = Ticket { link: self.link.clone(), tag, body, buffer };
-        let Asked { operation, address, length, flags } = asked;
+        let BlockRequest { operation, address, length, flags } = asked;
         self.device.submit(Request::new(operation, address, length, flags, Box::new(ticket)));
     }
 
@@ -102,12 +104,12 @@ impl Queue {
     /// this tag.
     pub(super) fn answer(
         &mut self,
-        done: Done,
+        done: Completion,
         ring: &mut QueueRing,
         spares: &mut Spares,
     ) -> std::io::Result<()> {
         self.state.in_flight = self.state.in_flight.saturating_sub(1);
-        let Done { slot, tag, result, body, buffer } = done;
+        let Completion { slot, tag, result, body, buffer } = done;
         let read_bytes = if matches!(body, Body::Read(_)) { result.max(0) as u64 } else { 0 };
         self.link.counters.answered(result, read_bytes);
         let lent = if self.link.user_copy {

@@ -20,8 +20,8 @@ use super::link::{Link, Message};
 use super::options::UblkOptions;
 use super::protocol;
 use super::registry::{self, Claim, Facts, failed};
-use super::serving::{Serving, Source};
-use crate::{Door, DoorCounts, ExportSeen, Handed, QuietDoor, Stop};
+use super::serving::{ServiceState, Source};
+use crate::{Door, DoorCounts, DoorPiece, ExportSeen, QuietDoor, Stop};
 
 /// The features of all our devices.
 const FLAGS: u64 = feature::USER_RECOVERY
@@ -31,13 +31,13 @@ const FLAGS: u64 = feature::USER_RECOVERY
 /// The features of an unprivileged device: the driver allows no more.
 const FLAGS_UNPRIVILEGED: u64 = feature::UNPRIVILEGED_DEV | feature::CMD_IOCTL_ENCODE;
 
-struct Shared {
+struct UblkState {
     id: u32,
     options: UblkOptions,
     device: Arc<dyn BlockDevice>,
     /// The driver's features.
     features: u64,
-    serving: Mutex<Option<Serving>>,
+    serving: Mutex<Option<ServiceState>>,
     /// The counters from before the device was gone.
     past: Mutex<DoorCounts>,
     quiet: Mutex<bool>,
@@ -45,7 +45,7 @@ struct Shared {
 
 /// A ublk device and the threads that serve it. Dropping it is [`Stop::Now`].
 pub struct UblkDoor {
-    shared: Arc<Shared>,
+    shared: Arc<UblkState>,
 }
 
 impl UblkDoor {
@@ -158,7 +158,7 @@ impl UblkDoor {
         // Before any queue has a server: if this process dies in the middle, the next one must know
         // it.
         claim.write(&facts(&options, true))?;
-        let mut serving = Serving::new(claim);
+        let mut serving = ServiceState::new(claim);
         let served = open_char_device(id).and_then(|char_device| {
             let (info, options, device) = (&info, &options, &device);
             let char_device = Arc::new(char_device);
@@ -186,12 +186,12 @@ impl UblkDoor {
         options: UblkOptions,
         device: Arc<dyn BlockDevice>,
         features: u64,
-        serving: Serving,
+        serving: ServiceState,
     ) -> Self {
         let (serving, past) = (Mutex::new(Some(serving)), Mutex::default());
         let quiet = Mutex::new(false);
         UblkDoor {
-            shared: Arc::new(Shared { id, options, device, features, serving, past, quiet }),
+            shared: Arc::new(UblkState { id, options, device, features, serving, past, quiet }),
         }
     }
 
@@ -257,7 +257,7 @@ fn start_added(
     info: &KernelInfo,
     options: &UblkOptions,
     device: &Arc<dyn BlockDevice>,
-) -> Result<Serving> {
+) -> Result<ServiceState> {
     let id = info.id;
     let claim = Claim::wait(&options.run_folder, id)?;
     claim.write(&facts(options, false))?;
@@ -268,7 +268,7 @@ fn start_added(
     control
         .set_parameters(id, &parameters)
         .map_err(|error| step("the kernel refused its parameters", error))?;
-    let mut serving = Serving::new(claim);
+    let mut serving = ServiceState::new(claim);
     let source = Source { info, options, device, char_device };
     let served = serving.serve_all(control, &source).and_then(|()| {
         let started = control.start(id, std::process::id());
@@ -334,7 +334,7 @@ fn keep_one_tag_back(id: u32, requests: u16) {
     }
 }
 
-impl Shared {
+impl UblkState {
     fn counts(&self) -> DoorCounts {
         let mut counts = *self.past.lock();
         if let Some(serving) = &*self.serving.lock() {
@@ -372,7 +372,7 @@ impl Shared {
     }
 
     /// Takes the serving state, once.
-    fn end(&self) -> Option<Serving> {
+    fn end(&self) -> Option<ServiceState> {
         let counts = self.counts();
         let serving = self.serving.lock().take()?;
         *self.past.lock() = DoorCounts { connections: 0, in_flight: 0, ..counts };
@@ -465,13 +465,13 @@ impl UblkDoor {
     }
 }
 
-struct Quiet(Arc<Shared>);
+struct Quiet(Arc<UblkState>);
 
 impl QuietDoor for Quiet {
     /// One piece, `device`, with the facts `id` and `volume`: for [`UblkDoor::recover`]. No
     /// descriptors, because the kernel keeps the device.
-    fn hand_over(&self) -> Result<Vec<Handed>> {
-        let Shared { id, options, .. } = &*self.0;
+    fn hand_over(&self) -> Result<Vec<DoorPiece>> {
+        let UblkState { id, options, .. } = &*self.0;
         if !*self.0.quiet.lock() {
             return Err(Error::new(ErrorKind::Invalid, format!("ublk: device {id} is not quiet")));
         }
@@ -483,7 +483,7 @@ impl QuietDoor for Quiet {
             ("id".to_owned(), id.to_string()),
             ("volume".to_owned(), options.volume.clone()),
         ]);
-        Ok(vec![Handed { what: "device".to_owned(), facts, ..Handed::default() }])
+        Ok(vec![DoorPiece { what: "device".to_owned(), facts, ..DoorPiece::default() }])
     }
 
     /// With shared threads, the kernel notices this when all devices of a thread were released, or

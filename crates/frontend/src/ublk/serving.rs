@@ -27,7 +27,7 @@ pub(super) struct Source<'a> {
 }
 
 /// The state while the device is served.
-pub(super) struct Serving {
+pub(super) struct ServiceState {
     pub(super) links: Vec<Arc<Link>>,
     pub(super) progress: Arc<Progress>,
     /// The threads of this door only; none if threads are shared.
@@ -37,9 +37,9 @@ pub(super) struct Serving {
     pub(super) limiting: Option<JoinHandle<()>>,
 }
 
-impl Serving {
+impl ServiceState {
     pub(super) fn new(claim: Claim) -> Self {
-        Serving {
+        ServiceState {
             links: Vec::new(),
             progress: Arc::default(),
             workers: Vec::new(),
@@ -114,7 +114,7 @@ impl Serving {
             tracing::warn!(%error, id, "ublk: cannot stop a device; it waits for a server");
             return self.leave();
         }
-        let Serving { links, progress, mut workers, claim, limiting } = self;
+        let ServiceState { links, progress, mut workers, claim, limiting } = self;
         // Before the number can belong to another device.
         if let Some(limiting) = limiting {
             let _ = limiting.join();
@@ -132,7 +132,7 @@ impl Serving {
 
     /// Leaves a device to the next server.
     pub(super) fn leave(self) {
-        let Serving { links, progress, mut workers, claim, limiting: _ } = self;
+        let ServiceState { links, progress, mut workers, claim, limiting: _ } = self;
         for link in &links {
             link.inbox.tell(Message::LetGo(link.clone()));
         }

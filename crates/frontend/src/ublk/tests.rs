@@ -9,9 +9,9 @@ use sawmill_device::{
 };
 use sawmill_sys::ublk::{DeviceState, IoDescriptor, attribute, operation, operation_flag};
 
-use super::link::{Body, Done, Inbox, Message};
+use super::link::{Body, Completion, Inbox, Message};
 use super::progress::Progress;
-use super::protocol::{self, Asked};
+use super::protocol::{self, BlockRequest};
 use super::registry::{self, Claim};
 
 const BYTES_MAX: u32 = 1 << 20;
@@ -25,15 +25,16 @@ fn descriptor(op_flags: u32, start_sector: u64, sectors: u32) -> IoDescriptor {
     IoDescriptor { op_flags, sectors, start_sector, addr: 0 }
 }
 
-fn understood(op_flags: u32, start_sector: u64, sectors: u32) -> Result<Asked, i32> {
+fn understood(op_flags: u32, start_sector: u64, sectors: u32) -> Result<BlockRequest, i32> {
     let descriptor = descriptor(op_flags, start_sector, sectors);
-    Asked::from_descriptor(&descriptor, &geometry(), BYTES_MAX).map_err(|refusal| refusal.errno)
+    BlockRequest::from_descriptor(&descriptor, &geometry(), BYTES_MAX)
+        .map_err(|refusal| refusal.errno)
 }
 
 #[test]
 fn every_operation_of_the_kernel_is_understood() {
     let asked = |operation, address, length, fua, no_unmap| {
-        Ok(Asked { operation, address, length, flags: Flags { fua, no_unmap } })
+        Ok(BlockRequest { operation, address, length, flags: Flags { fua, no_unmap } })
     };
     let (fua, keep) = (operation_flag::FUA, operation_flag::NO_UNMAP);
     let table = [
@@ -94,7 +95,7 @@ proptest! {
             true => descriptor(op_flags, start_sector, sectors),
             false => descriptor(op_flags & !0xFF | small, near, length),
         };
-        if let Ok(asked) = Asked::from_descriptor(&descriptor, &geometry(), BYTES_MAX) {
+        if let Ok(asked) = BlockRequest::from_descriptor(&descriptor, &geometry(), BYTES_MAX) {
             prop_assert!(
                 asked.address.checked_add(asked.length).is_some_and(|end| end <= DEVICE_BYTES)
             );
@@ -264,7 +265,7 @@ fn many_entries_cost_a_sleeping_thread_one_wake_up() {
             Err(_) => 0,
         }
     };
-    let done = |tag| Done { slot: 0, tag, result: 0, body: Body::Empty, buffer: Vec::new() };
+    let done = |tag| Completion { slot: 0, tag, result: 0, body: Body::Empty, buffer: Vec::new() };
     inbox.done(done(1));
     assert_eq!(wakes(), 0, "the thread is awake");
     assert!(!inbox.nothing_waits(), "something waits");

@@ -18,7 +18,7 @@ use sawmill_device::{Error, ErrorKind, Result};
 use sawmill_sys::ublk::{QueueRing, RingEvent};
 
 use super::limits::{IDLE_TIME, LOOK_AGAIN, RING_ENTRIES, SHARED_SLOTS_MAX};
-use super::link::{Done, Inbox, Link, Message, NewQueue};
+use super::link::{Completion, Inbox, Link, Message, NewQueue};
 use super::queue::{Queue, Spares};
 
 fn system(what: &str, error: std::io::Error) -> Error {
@@ -168,12 +168,12 @@ impl Drop for Pool {
 }
 
 /// The queues of a thread, by slot of its ring, and its inbox.
-struct Served {
+struct WorkerQueues {
     inbox: Arc<Inbox>,
     queues: Vec<Option<Queue>>,
 }
 
-impl Served {
+impl WorkerQueues {
     /// The queue of a link, unless it is gone: another queue may have its slot by now.
     fn queue_of(&mut self, link: &Arc<Link>) -> Option<&mut Queue> {
         let queue = self.queues.get_mut(link.slot() as usize)?.as_mut()?;
@@ -184,7 +184,7 @@ impl Served {
 /// The state of a thread's loop.
 struct Loop {
     ring: QueueRing,
-    served: Served,
+    queues: WorkerQueues,
     spares: Spares,
     /// A queue was told to be quiet, and its door may not have been notified yet.
     quieting: bool,
@@ -195,8 +195,8 @@ impl Loop {
     fn new(inbox: Arc<Inbox>, slots: u32) -> std::io::Result<Self> {
         let mut ring = QueueRing::new(RING_ENTRIES, slots)?;
         ring.watch(inbox.descriptor())?;
-        let served = Served { inbox, queues: Vec::new() };
-        Ok(Loop { ring, served, spares: Spares::default(), quieting: false, stop: false })
+        let served = WorkerQueues { inbox, queues: Vec::new() };
+        Ok(Loop { ring, queues: served, spares: Spares::default(), quieting: false, stop: false })
     }
 
     /// Serves to the end. Returns the ring.
@@ -215,7 +215,7 @@ impl Loop {
             for event in events.drain(..) {
                 self.hear(event);
             }
-            self.served.inbox.take(&mut done, &mut messages);
+            self.queues.inbox.take(&mut done, &mut messages);
             let idle = idle && done.is_empty() && messages.is_empty();
             for done in done.drain(..) {
                 self.answer(done)?;
@@ -230,7 +230,7 @@ impl Loop {
                 // What was answered goes to the kernel before the end.
                 return self.ring.submit();
             }
-            let sleep = self.served.inbox.nothing_waits();
+            let sleep = self.queues.inbox.nothing_waits();
             let time_max = (!self.spares.is_empty()).then_some(IDLE_TIME);
             // Without sleeping, there is more to answer first: one call takes it all.
             if sleep {
@@ -249,13 +249,13 @@ impl Loop {
             RingEvent::Woken => (),
             RingEvent::Request { slot, tag } => {
                 let buffer = self.ring.take_buffer(slot, tag).unwrap_or_default();
-                if let Some(Some(queue)) = self.served.queues.get_mut(slot as usize) {
+                if let Some(Some(queue)) = self.queues.queues.get_mut(slot as usize) {
                     queue.take(tag, buffer, &mut self.spares);
                 }
             }
             RingEvent::Gone { slot, tag, errno } => {
                 drop(self.ring.take_buffer(slot, tag));
-                if let Some(Some(queue)) = self.served.queues.get_mut(slot as usize) {
+                if let Some(Some(queue)) = self.queues.queues.get_mut(slot as usize) {
                     queue.lose(tag, errno);
                 }
                 self.release_if_gone(slot);
@@ -263,9 +263,9 @@ impl Loop {
         }
     }
 
-    fn answer(&mut self, done: Done) -> std::io::Result<()> {
+    fn answer(&mut self, done: Completion) -> std::io::Result<()> {
         let slot = done.slot;
-        if let Some(Some(queue)) = self.served.queues.get_mut(slot as usize) {
+        if let Some(Some(queue)) = self.queues.queues.get_mut(slot as usize) {
             queue.answer(done, &mut self.ring, &mut self.spares)?;
         }
         self.release_if_gone(slot);
@@ -276,18 +276,18 @@ impl Loop {
         match message {
             Message::Attach(queue, answer) => self.attach(queue, &answer)?,
             Message::Quiesce(link, round) => {
-                if let Some(queue) = self.served.queue_of(&link) {
+                if let Some(queue) = self.queues.queue_of(&link) {
                     queue.quiesce(round);
                     self.quieting = true;
                 }
             }
             Message::Resume(link) => {
-                if let Some(queue) = self.served.queue_of(&link) {
+                if let Some(queue) = self.queues.queue_of(&link) {
                     queue.resume(&mut self.spares);
                 }
             }
             Message::LetGo(link) => {
-                if let Some(queue) = self.served.queue_of(&link) {
+                if let Some(queue) = self.queues.queue_of(&link) {
                     queue.state.let_go = true;
                 }
             }
@@ -309,10 +309,10 @@ impl Loop {
         // Before the first fetch, because answers find the queue by it.
         queue.link.set_slot(slot);
         let place = slot as usize;
-        if self.served.queues.len() <= place {
-            self.served.queues.resize_with(place + 1, || None);
+        if self.queues.queues.len() <= place {
+            self.queues.queues.resize_with(place + 1, || None);
         }
-        let queue = self.served.queues[place].insert(Queue::new(queue));
+        let queue = self.queues.queues[place].insert(Queue::new(queue));
         queue.fetch_all(&mut self.ring)?;
         self.ring.submit()?;
         // A command that the kernel refuses comes back at once.
@@ -335,7 +335,7 @@ impl Loop {
     }
 
     fn release_if_gone(&mut self, slot: u32) {
-        let Some(place) = self.served.queues.get_mut(slot as usize) else { return };
+        let Some(place) = self.queues.queues.get_mut(slot as usize) else { return };
         if place.as_ref().is_some_and(Queue::is_gone)
             && let Some(queue) = place.take()
         {
@@ -351,23 +351,20 @@ impl Loop {
     /// Notifies the doors which queues are quiet, once the kernel has their answers.
     fn tell_progress(&mut self) -> std::io::Result<()> {
         self.ring.submit()?;
-        // The door may exit as soon as it is told. An answer that is still in the ring would then
-        // be lost, and its request done again.
-        self.served.queues.iter_mut().flatten().for_each(Queue::tell_progress);
-        self.quieting = self.served.queues.iter().flatten().any(Queue::is_quieting);
+        self.queues.queues.iter_mut().flatten().for_each(Queue::tell_progress);
+        self.quieting = self.queues.queues.iter().flatten().any(Queue::is_quieting);
         Ok(())
     }
 
     fn is_over(&self) -> bool {
-        let mut queues = self.served.queues.iter().flatten().peekable();
-        // A thread without queues waits for the next device unless it is told to stop.
+        let mut queues = self.queues.queues.iter().flatten().peekable();
         let left = queues.peek().is_some() && queues.all(|queue| queue.state.let_go);
-        left || (self.stop && self.served.queues.iter().all(Option::is_none))
+        left || (self.stop && self.queues.queues.iter().all(Option::is_none))
     }
 }
 
 /// However the thread ends, even by a panic of a device, no other thread waits for it forever.
-impl Drop for Served {
+impl Drop for WorkerQueues {
     fn drop(&mut self) {
         for message in self.inbox.close() {
             if let Message::Attach(queue, answer) = message {

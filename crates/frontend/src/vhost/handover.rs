@@ -18,11 +18,11 @@ use sawmill_device::{Error, ErrorKind, Result};
 
 use super::Violation;
 use super::inflight::Inflight;
-use super::memory::{DirtyLog, Given, Memory};
+use super::memory::{DirtyLog, Memory, RegisteredRegion};
 use super::message::{Area, InflightShape, REGIONS_MAX, Region, RingAddresses};
 use super::session::{Common, Session, Slot};
 use super::wire;
-use crate::door::Handed;
+use crate::door::DoorPiece;
 use crate::unix_socket::UnixSocket;
 
 /// The pieces of another process.
@@ -32,7 +32,7 @@ pub(super) struct Pieces {
 }
 
 /// All pieces of a quiet door.
-pub(super) fn pack(listener: &UnixSocket, session: Option<&Session>) -> Result<Vec<Handed>> {
+pub(super) fn pack(listener: &UnixSocket, session: Option<&Session>) -> Result<Vec<DoorPiece>> {
     let failed = |error: std::io::Error| {
         Error::caused(
             ErrorKind::Unavailable,
@@ -40,10 +40,10 @@ pub(super) fn pack(listener: &UnixSocket, session: Option<&Session>) -> Result<V
             error,
         )
     };
-    let listener = Handed {
+    let listener = DoorPiece {
         what: "listener".into(),
         descriptors: vec![listener.socket.try_clone().map_err(failed)?],
-        ..Handed::default()
+        ..DoorPiece::default()
     };
     let mut pieces = vec![listener];
     if let Some(session) = session {
@@ -52,7 +52,7 @@ pub(super) fn pack(listener: &UnixSocket, session: Option<&Session>) -> Result<V
     Ok(pieces)
 }
 
-fn pack_session(session: &Session) -> std::io::Result<Handed> {
+fn pack_session(session: &Session) -> std::io::Result<DoorPiece> {
     let mut facts = BTreeMap::new();
     // `unpack_session` takes the descriptors in this very order; the facts say which ones are
     // there.
@@ -66,7 +66,7 @@ fn pack_session(session: &Session) -> std::io::Result<Handed> {
     say("status".into(), &[session.status]);
     say("writeback".into(), &[session.writeback.into()]);
     say("regions".into(), &[session.memory.given().len() as u64]);
-    for (n, Given { region, file }) in session.memory.given().iter().enumerate() {
+    for (n, RegisteredRegion { region, file }) in session.memory.given().iter().enumerate() {
         say(
             format!("region.{n}"),
             &[region.guest, region.size_bytes, region.user, region.file_offset],
@@ -104,13 +104,13 @@ fn pack_session(session: &Session) -> std::io::Result<Handed> {
             }
         }
     }
-    Ok(Handed { what: "frontend".into(), facts, bytes: Vec::new(), descriptors })
+    Ok(DoorPiece { what: "frontend".into(), facts, bytes: Vec::new(), descriptors })
 }
 
 /// Parses the pieces of a door.
-pub(super) fn unpack(common: &Arc<Common>, handed: Vec<Handed>) -> Result<Pieces> {
+pub(super) fn unpack(common: &Arc<Common>, pieces: Vec<DoorPiece>) -> Result<Pieces> {
     let (mut listener, mut session) = (None, None);
-    for piece in handed {
+    for piece in pieces {
         match &*piece.what {
             "listener" => listener = piece.descriptors.into_iter().next(),
             "frontend" => session = Some(unpack_session(common, piece).map_err(not_whole)?),
@@ -126,12 +126,12 @@ fn not_whole(violation: Violation) -> Error {
 }
 
 /// Takes facts and descriptors off in order.
-struct Unpacking {
+struct Unpacker {
     facts: BTreeMap<String, String>,
     descriptors: std::vec::IntoIter<OwnedFd>,
 }
 
-impl Unpacking {
+impl Unpacker {
     fn optional<const N: usize>(&self, name: &str) -> Result<Option<[u64; N]>, Violation> {
         let Some(text) = self.facts.get(name) else { return Ok(None) };
         let numbers: Vec<u64> =
@@ -184,8 +184,8 @@ fn narrow(number: u64) -> Result<u16, Violation> {
     u16::try_from(number).map_err(|_| Violation::new(format!("{number} does not fit 16 bits")))
 }
 
-fn unpack_session(common: &Arc<Common>, piece: Handed) -> Result<Session, Violation> {
-    let mut from = Unpacking { facts: piece.facts, descriptors: piece.descriptors.into_iter() };
+fn unpack_session(common: &Arc<Common>, piece: DoorPiece) -> Result<Session, Violation> {
+    let mut from = Unpacker { facts: piece.facts, descriptors: piece.descriptors.into_iter() };
     let socket = from.descriptor("the connection")?;
     wire::set_times(&socket).map_err(|error| Violation::caused("the connection", error))?;
     let mut session = Session::new(common.clone(), Arc::new(socket));
@@ -199,7 +199,10 @@ fn unpack_session(common: &Arc<Common>, piece: Handed) -> Result<Session, Violat
     for n in 0..regions.min(REGIONS_MAX as u64) {
         let [guest, size_bytes, user, file_offset] = from.numbers(&format!("region.{n}"))?;
         let file = Arc::new(File::from(from.descriptor("a memory region")?));
-        given.push(Given { region: Region { guest, size_bytes, user, file_offset }, file });
+        given.push(RegisteredRegion {
+            region: Region { guest, size_bytes, user, file_offset },
+            file,
+        });
     }
     session.memory = Arc::new(Memory::map(given)?);
     if let Some([size_bytes, offset]) = from.optional("log")? {

@@ -24,7 +24,7 @@ const LOG_PAGE_BYTES: u64 = 4096;
 
 /// A region as it was given: its addresses for the guest and for the frontend, and its file.
 #[derive(Clone)]
-pub(super) struct Given {
+pub(super) struct RegisteredRegion {
     pub(super) region: Region,
     pub(super) file: Arc<File>,
 }
@@ -40,15 +40,15 @@ pub(super) struct GuestRange {
 #[derive(Default)]
 pub(super) struct Memory {
     mapped: GuestMemoryMmap<()>,
-    given: Vec<Given>,
+    regions: Vec<RegisteredRegion>,
 }
 
 impl Memory {
     /// Maps the regions. Fails if they overlap, or a file is shorter than its mapped part.
-    pub(super) fn map(mut given: Vec<Given>) -> Result<Self, Violation> {
+    pub(super) fn map(mut regions: Vec<RegisteredRegion>) -> Result<Self, Violation> {
         // The map demands regions in the order of their addresses; a frontend may send them in any.
-        given.sort_by_key(|given| given.region.guest);
-        let map = |given: &Given| {
+        regions.sort_by_key(|given| given.region.guest);
+        let map = |given: &RegisteredRegion| {
             let Region { guest, size_bytes, file_offset, .. } = given.region;
             let what = || format!("memory of {size_bytes} bytes at {guest:#x}");
             let size =
@@ -57,24 +57,23 @@ impl Memory {
             GuestRegionMmap::from_range(GuestAddress(guest), size, Some(file))
                 .map_err(|error| Violation::caused(what(), error))
         };
-        let regions = given.iter().map(map).collect::<Result<Vec<_>, _>>()?;
-        let mapped = GuestMemoryMmap::from_regions(regions)
+        let mapped = regions.iter().map(map).collect::<Result<Vec<_>, _>>()?;
+        let mapped = GuestMemoryMmap::from_regions(mapped)
             .map_err(|error| Violation::caused("refused the memory table", error))?;
-        Ok(Memory { mapped, given })
+        Ok(Memory { mapped, regions })
     }
 
-    pub(super) fn given(&self) -> &[Given] {
-        &self.given
+    pub(super) fn given(&self) -> &[RegisteredRegion] {
+        &self.regions
     }
 
     /// The guest's address for the frontend's address `user`.
     pub(super) fn guest_address(&self, user: u64) -> Result<u64, Violation> {
-        // By offset, because the end of a region may be the end of the address space.
-        let inside = |given: &&Given| {
+        let inside = |given: &&RegisteredRegion| {
             user.checked_sub(given.region.user)
                 .is_some_and(|offset| offset < given.region.size_bytes)
         };
-        let region = self.given.iter().find(inside).map(|given| given.region);
+        let region = self.regions.iter().find(inside).map(|given| given.region);
         let region = region
             .ok_or_else(|| Violation::new(format!("address {user:#x} is in no memory region")))?;
         Ok(region.guest + (user - region.user))

@@ -23,23 +23,23 @@ use super::options::{QUEUE_SIZE_MAX, QUEUES_MAX, VhostOptions};
 use super::protocol::ID_BYTES;
 use super::session::{Common, Session};
 use super::wire::{self, End};
-use crate::door::{Door, DoorCounts, ExportSeen, Handed, QuietDoor, Stop};
+use crate::door::{Door, DoorCounts, DoorPiece, ExportSeen, QuietDoor, Stop};
 use crate::unix_socket::UnixSocket;
 
 /// The pause after a failure to accept a connection.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// The state shared by the thread and the owner of the door.
-struct Inside {
+struct SessionState {
     session: Option<Session>,
     /// The door is quiet.
     held: bool,
 }
 
-struct Shared {
+struct VhostState {
     common: Arc<Common>,
     listener: UnixSocket,
-    inside: Mutex<Inside>,
+    state: Mutex<SessionState>,
     /// The connection, so that it can be closed while a message is being received.
     socket: Mutex<Option<Arc<OwnedFd>>>,
     stopping: AtomicBool,
@@ -52,7 +52,7 @@ struct Shared {
 
 /// A running vhost-user-blk door. Dropping it is [`Stop::Now`].
 pub struct VhostDoor {
-    shared: Arc<Shared>,
+    shared: Arc<VhostState>,
 }
 
 impl VhostDoor {
@@ -63,7 +63,7 @@ impl VhostDoor {
     pub fn start(options: VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Self> {
         let common = common(&options, device)?;
         let listener = UnixSocket::listen("vhost-user", &options.socket)?;
-        Self::run(common, listener, Inside { session: None, held: false })
+        Self::run(common, listener, SessionState { session: None, held: false })
     }
 
     /// Takes over the door of another process. The door is quiet: it serves once it is resumed,
@@ -73,26 +73,27 @@ impl VhostDoor {
     pub fn take_over(
         options: VhostOptions,
         device: Arc<dyn BlockDevice>,
-        handed: Vec<Handed>,
+        door_piece: Vec<DoorPiece>,
     ) -> Result<(Self, Box<dyn QuietDoor>)> {
         let common = common(&options, device)?;
-        let pieces = handover::unpack(&common, handed)?;
+        let pieces = handover::unpack(&common, door_piece)?;
         let listener = UnixSocket::adopt("vhost-user", &options.socket, pieces.listener);
-        let door = Self::run(common, listener, Inside { session: pieces.session, held: true })?;
+        let door =
+            Self::run(common, listener, SessionState { session: pieces.session, held: true })?;
         let quiet = Box::new(Quiet(Arc::clone(&door.shared)));
         Ok((door, quiet))
     }
 
-    fn run(common: Arc<Common>, listener: UnixSocket, inside: Inside) -> Result<Self> {
+    fn run(common: Arc<Common>, listener: UnixSocket, session_state: SessionState) -> Result<Self> {
         let system = |error: std::io::Error| {
             Error::caused(ErrorKind::Unavailable, "vhost-user: cannot start the door", error)
         };
         let waker = Waker::new().map_err(system)?;
-        let socket = inside.session.as_ref().map(|session| session.socket.clone());
-        let shared = Arc::new(Shared {
+        let socket = session_state.session.as_ref().map(|session| session.socket.clone());
+        let shared = Arc::new(VhostState {
             common,
             listener,
-            inside: Mutex::new(inside),
+            state: Mutex::new(session_state),
             socket: Mutex::new(socket),
             stopping: AtomicBool::new(false),
             waker,
@@ -116,7 +117,7 @@ impl VhostDoor {
 
     /// Notifies the frontend that the device has another size.
     pub fn resized(&self) {
-        if let Some(session) = &self.shared.inside.lock().session {
+        if let Some(session) = &self.shared.state.lock().session {
             session.announce_config();
         }
     }
@@ -138,14 +139,14 @@ fn common(options: &VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Arc<Co
     Ok(Arc::new(Common { device, queues_max, queue_size_max, id, counters, roster }))
 }
 
-impl Shared {
+impl VhostState {
     /// The thread.
     fn serve(&self) {
         let mut told_of_second = false;
         let mut pause = None;
         while !self.stopping.load(Ordering::SeqCst) {
             let (socket, held) = {
-                let inside = self.inside.lock();
+                let inside = self.state.lock();
                 (inside.session.as_ref().map(|session| session.socket.clone()), inside.held)
             };
             let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
@@ -183,7 +184,7 @@ impl Shared {
 
     /// Handles one message.
     fn hear(&self) {
-        let mut inside = self.inside.lock();
+        let mut inside = self.state.lock();
         if inside.held {
             return;
         }
@@ -215,7 +216,7 @@ impl Shared {
         };
         self.common.counters.connections_total.fetch_add(1, Ordering::Relaxed);
         tracing::info!("vhost-user: a frontend connected");
-        let mut inside = self.inside.lock();
+        let mut inside = self.state.lock();
         *self.socket.lock() = Some(socket.clone());
         inside.session = Some(Session::new(self.common.clone(), socket));
         None
@@ -228,9 +229,7 @@ impl Shared {
             Error::new(ErrorKind::Unavailable, text)
         };
         let deadline = Instant::now() + patience;
-        // The thread may hold the lock for long, in a message that waits for the requests of a
-        // queue.
-        let mut inside = self.inside.try_lock_until(deadline).ok_or_else(busy)?;
+        let mut inside = self.state.try_lock_until(deadline).ok_or_else(busy)?;
         if inside.held {
             return Ok(());
         }
@@ -252,7 +251,7 @@ impl Shared {
     }
 
     fn resume(&self) {
-        let mut inside = self.inside.lock();
+        let mut inside = self.state.lock();
         if !std::mem::take(&mut inside.held) {
             return;
         }
@@ -268,8 +267,8 @@ impl Shared {
         self.waker.wake();
     }
 
-    fn hand_over(&self) -> Result<Vec<Handed>> {
-        let inside = self.inside.lock();
+    fn hand_over(&self) -> Result<Vec<DoorPiece>> {
+        let inside = self.state.lock();
         if !inside.held {
             let text = "vhost-user: only a quiet door can be handed over";
             return Err(Error::new(ErrorKind::Internal, text));
@@ -284,12 +283,12 @@ impl Shared {
         *self.socket.lock() = None;
         // Nothing is in flight, and closing our descriptors ends nothing, because others have
         // duplicates.
-        self.inside.lock().session = None;
+        self.state.lock().session = None;
     }
 
     fn stop(&self) {
         {
-            let mut inside = self.inside.lock();
+            let mut inside = self.state.lock();
             if let Some(session) = &mut inside.session {
                 let _ = session.pause(None);
             }
@@ -309,7 +308,7 @@ impl Shared {
             let _ = shutdown(socket, Shutdown::Both);
         }
         self.end_thread();
-        self.inside.lock().session = None;
+        self.state.lock().session = None;
     }
 
     fn end_thread(&self) {
@@ -359,10 +358,10 @@ impl Door for VhostDoor {
     }
 }
 
-struct Quiet(Arc<Shared>);
+struct Quiet(Arc<VhostState>);
 
 impl QuietDoor for Quiet {
-    fn hand_over(&self) -> Result<Vec<Handed>> {
+    fn hand_over(&self) -> Result<Vec<DoorPiece>> {
         self.0.hand_over()
     }
 

@@ -16,7 +16,7 @@ use sawmill_device::BlockDevice;
 
 use super::Violation;
 use super::inflight::Inflight;
-use super::memory::{DirtyLog, Given, Memory};
+use super::memory::{DirtyLog, Memory, RegisteredRegion};
 use super::message::{
     Area, Event, Message, REGIONS_MAX, Region, Reply, RingAddresses, config_changed,
     feature as spoken,
@@ -25,7 +25,7 @@ use super::metrics::Counters;
 use super::protocol::{ID_BYTES, WRITEBACK_OFFSET, config_of, feature, features_of};
 use super::queue::{Queue, Setup, StillBusy};
 use super::ring::Ring;
-use super::wire::{self, End, Received};
+use super::wire::{self, End, WireMessage};
 
 /// The state that a door has for all its frontends.
 pub(super) struct Common {
@@ -102,7 +102,7 @@ impl Session {
 
     /// Receives one message, executes it, and answers.
     pub(super) fn serve_one(&mut self) -> Result<(), End> {
-        let Received { header, payload, descriptors } = wire::receive(&self.socket)?;
+        let WireMessage { header, payload, descriptors } = wire::receive(&self.socket)?;
         let done = Message::parse(header.request, &payload)
             .and_then(|message| self.obey(message, descriptors.into_iter()));
         // Only after it was executed: this very message may have negotiated it.
@@ -163,19 +163,19 @@ impl Session {
             }
             Message::SetMemTable(regions) => {
                 let files = descriptors.map(|file| Arc::new(File::from(file)));
-                let given: Vec<Given> = regions
+                let registered_region: Vec<RegisteredRegion> = regions
                     .iter()
                     .zip(files)
-                    .map(|(region, file)| Given { region: *region, file })
+                    .map(|(region, file)| RegisteredRegion { region: *region, file })
                     .collect();
-                if given.len() != regions.len() {
+                if registered_region.len() != regions.len() {
                     return violation(format!(
                         "{} files for {} regions",
-                        given.len(),
+                        registered_region.len(),
                         regions.len()
                     ));
                 }
-                return self.set_memory(given).map(|()| (None, None));
+                return self.set_memory(registered_region).map(|()| (None, None));
             }
             setting => return self.set(setting, descriptors).map(|()| (None, None)),
         };
@@ -238,7 +238,7 @@ impl Session {
                 })
             }
             Message::AddRegion(region) => {
-                self.add_region(Given { region, file: Arc::new(one()?.into()) })
+                self.add_region(RegisteredRegion { region, file: Arc::new(one()?.into()) })
             }
             Message::RemoveRegion(region) => self.remove_region(region),
             other => violation(format!("{other:?} is out of order")),
@@ -259,8 +259,8 @@ impl Session {
         })
     }
 
-    fn set_memory(&mut self, given: Vec<Given>) -> Result<(), Violation> {
-        let memory = Memory::map(given)?;
+    fn set_memory(&mut self, regions: Vec<RegisteredRegion>) -> Result<(), Violation> {
+        let memory = Memory::map(regions)?;
         tracing::debug!(bytes = memory.size_bytes(), "vhost-user: the guest's memory is mapped");
         self.alter(|session| {
             session.memory = Arc::new(memory);
@@ -268,7 +268,7 @@ impl Session {
         })
     }
 
-    fn add_region(&mut self, added: Given) -> Result<(), Violation> {
+    fn add_region(&mut self, added: RegisteredRegion) -> Result<(), Violation> {
         let mut given = self.memory.given().to_vec();
         if given.len() >= REGIONS_MAX {
             return violation(format!("more than {REGIONS_MAX} regions of memory"));

@@ -30,7 +30,7 @@ impl From<Violation> for End {
 }
 
 /// One received message.
-pub(super) struct Received {
+pub(super) struct WireMessage {
     pub(super) header: Header,
     pub(super) payload: Vec<u8>,
     pub(super) descriptors: Vec<OwnedFd>,
@@ -43,14 +43,14 @@ pub(super) fn set_times(socket: &OwnedFd) -> rustix::io::Result<()> {
 }
 
 /// The next message; call this when there is one.
-pub(super) fn receive(socket: &OwnedFd) -> Result<Received, End> {
+pub(super) fn receive(socket: &OwnedFd) -> Result<WireMessage, End> {
     let mut head = [0; HEADER_BYTES];
     let mut descriptors = Vec::new();
     receive_all(socket, &mut head, &mut descriptors, true)?;
     let header = Header::parse(&head)?;
     let mut payload = vec![0; header.payload_bytes];
     receive_all(socket, &mut payload, &mut descriptors, false)?;
-    Ok(Received { header, payload, descriptors })
+    Ok(WireMessage { header, payload, descriptors })
 }
 
 fn receive_all(

@@ -11,7 +11,7 @@ use sawmill_device::{
 };
 use sawmill_sys::AlignedBytes;
 
-use crate::devices::{Elsewhere, Failing, Held};
+use crate::devices::{ErrorDevice, HoldDevice, ThreadDevice};
 use crate::setting::{
     SIZE, Witness, allocate, data_from, errno, hole_from, memory, needs_mounts, pattern, show,
     wait_until,
@@ -20,7 +20,7 @@ use crate::setting::{
 #[test]
 fn bytes_written_anywhere_are_seen_at_once_by_every_opener() {
     needs_mounts!();
-    for device in [memory() as Arc<dyn BlockDevice>, Arc::new(Elsewhere::new(SIZE))] {
+    for device in [memory() as Arc<dyn BlockDevice>, Arc::new(ThreadDevice::new(SIZE))] {
         let shown = show(device.clone());
         let (one, other) = (shown.open(), shown.open());
         for (seed, offset, length) in
@@ -55,7 +55,7 @@ fn direct_opens_work() {
 #[test]
 fn many_writes_are_at_the_device_at_once_and_no_worker_waits() {
     needs_mounts!();
-    let device = Arc::new(Held::new(SIZE));
+    let device = Arc::new(HoldDevice::new(SIZE));
     let shown = show(device.clone());
     let writers: u64 = 16;
     std::thread::scope(|scope| {
@@ -77,7 +77,7 @@ fn many_writes_are_at_the_device_at_once_and_no_worker_waits() {
 #[test]
 fn long_payloads_outlive_the_buffer_that_they_came_in() {
     needs_mounts!();
-    let device = Arc::new(Held::new(SIZE));
+    let device = Arc::new(HoldDevice::new(SIZE));
     let shown = show(device.clone());
     std::thread::scope(|scope| {
         for n in 0..6 {
@@ -157,7 +157,7 @@ fn seeks_find_data_and_holes_however_far() {
 fn a_seek_goes_on_whether_answers_come_at_once_or_late() {
     needs_mounts!();
     let size = 5 << 30;
-    let device = Arc::new(Elsewhere::new(size));
+    let device = Arc::new(ThreadDevice::new(size));
     device.write_at(4 << 30, &[1]).expect("in range");
     let shown = show(device);
     assert_eq!(data_from(shown.open(), 3).expect("there is data"), 4 << 30);
@@ -250,7 +250,7 @@ fn errors_of_the_device_reach_the_user_of_the_file() {
         (ErrorKind::Fenced, Errno::SHUTDOWN),
         (ErrorKind::ReadOnly, Errno::ROFS),
     ] {
-        let shown = show(Arc::new(Failing::new(kind)));
+        let shown = show(Arc::new(ErrorDevice::new(kind)));
         let file = shown.open();
         assert_eq!(errno(file.write_at(b"x", 0)), expected);
         assert_eq!(errno(file.read_at(&mut [0; 4], 0)), expected);

@@ -10,7 +10,7 @@ use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, Geometry, MemoryDev
 use sawmill_frontend::fuse::{FuseDoor, FuseOptions};
 use sawmill_frontend::{Door, Stop};
 
-use crate::devices::Held;
+use crate::devices::HoldDevice;
 use crate::process::Server;
 use crate::setting::{SIZE, errno, memory, needs_mounts, run, show, show_with, wait_until};
 
@@ -99,7 +99,7 @@ fn a_stop_unmounts_and_a_second_one_does_nothing() {
 #[test]
 fn a_stop_answers_what_is_in_flight() {
     needs_mounts!();
-    let device = Arc::new(Held::new(SIZE));
+    let device = Arc::new(HoldDevice::new(SIZE));
     let shown = show(device.clone());
     std::thread::scope(|scope| {
         let file = shown.open();
@@ -130,7 +130,7 @@ fn a_file_still_open_at_a_stop_gets_errors_and_the_folder_is_free() {
 #[test]
 fn stop_now_does_not_wait_for_the_device() {
     needs_mounts!();
-    let device = Arc::new(Held::new(SIZE));
+    let device = Arc::new(HoldDevice::new(SIZE));
     let shown = show(device.clone());
     std::thread::scope(|scope| {
         let file = shown.open();
@@ -185,13 +185,13 @@ fn a_user_without_rights_mounts_through_fusermount() {
 }
 
 /// A device that grows when `grown` is set.
-struct Growing {
+struct ResizableDevice {
     inner: MemoryDevice,
     before: Geometry,
     grown: AtomicBool,
 }
 
-impl BlockDevice for Growing {
+impl BlockDevice for ResizableDevice {
     fn geometry(&self) -> Geometry {
         if self.grown.load(Relaxed) { self.inner.geometry() } else { self.before }
     }
@@ -206,7 +206,7 @@ fn a_new_size_is_seen_by_openers_and_by_the_loop_device() {
     needs_mounts!();
     let inner = MemoryDevice::new(2 * SIZE);
     let before = Geometry { size_bytes: SIZE, ..inner.geometry() };
-    let device = Arc::new(Growing { inner, before, grown: AtomicBool::new(false) });
+    let device = Arc::new(ResizableDevice { inner, before, grown: AtomicBool::new(false) });
     let shown = show_with(device.clone(), |options| options.attach_loop = true);
     let file = shown.open();
     let node = shown.door.address();

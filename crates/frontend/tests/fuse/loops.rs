@@ -7,14 +7,14 @@ use rustix::io::Errno;
 use sawmill_device::{BlockDevice, BlockDeviceExt, Geometry, MemoryDevice};
 use sawmill_frontend::{Door, Stop};
 
-use crate::devices::Elsewhere;
+use crate::devices::ThreadDevice;
 use crate::setting::{
-    SIZE, Shown, errno, memory, needs_mounts, pattern, run, show_with, wait_until,
+    FuseScene, SIZE, errno, memory, needs_mounts, pattern, run, show_with, wait_until,
 };
 
 const DISK: u64 = 512 << 20;
 
-fn attach(device: Arc<dyn BlockDevice>) -> (Shown, String) {
+fn attach(device: Arc<dyn BlockDevice>) -> (FuseScene, String) {
     let shown = show_with(device, |options| options.attach_loop = true);
     let path = shown.door.loop_device().expect("attached").path();
     let path = path.to_str().expect("UTF-8").to_owned();
@@ -24,7 +24,7 @@ fn attach(device: Arc<dyn BlockDevice>) -> (Shown, String) {
 
 /// Makes a file system, fills it, looks at it again after an unmount, and has it checked.
 fn lives_on(make: &[&str], check: &[&str]) {
-    let (shown, device) = attach(Arc::new(Elsewhere::new(DISK)));
+    let (shown, device) = attach(Arc::new(ThreadDevice::new(DISK)));
     run(make[0], &[&make[1..], &[&device]].concat());
     let place = tempfile::tempdir().expect("a temporary folder");
     let path = place.path().to_str().expect("UTF-8");

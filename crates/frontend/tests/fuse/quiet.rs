@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind};
 use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
-use sawmill_frontend::{Door, Handed, Stop};
+use sawmill_frontend::{Door, DoorPiece, Stop};
 
-use crate::devices::{Elsewhere, Held};
+use crate::devices::{HoldDevice, ThreadDevice};
 use crate::process::SOCKET;
 use crate::setting::{SIZE, memory, needs_mounts, pattern, show, show_with, wait_until};
 
@@ -35,7 +35,7 @@ fn users_of_a_quiet_door_wait_and_see_nothing_of_it() {
 #[test]
 fn a_door_that_cannot_be_quiet_in_time_resumes() {
     needs_mounts!();
-    let device = Arc::new(Held::new(SIZE));
+    let device = Arc::new(HoldDevice::new(SIZE));
     let shown = show(device.clone());
     let stale = shown.door.quiesce(PATIENCE).expect("nothing is in flight");
     shown.door.quiesce(PATIENCE).expect("it stays quiet").resume();
@@ -67,7 +67,7 @@ fn take_over(old: &FuseDoor, options: FuseOptions, device: Arc<dyn BlockDevice>)
 #[test]
 fn a_door_changes_hands_twenty_times_under_load_and_no_write_is_lost() {
     needs_mounts!();
-    let device = Arc::new(Elsewhere::new(SIZE));
+    let device = Arc::new(ThreadDevice::new(SIZE));
     let shown = show_with(device.clone(), |options| options.attach_loop = true);
     let number = shown.door.loop_device().expect("attached");
     let options =
@@ -122,7 +122,7 @@ fn what_is_not_this_mount_is_not_taken_over() {
     let shown = show(memory());
     let quiet = shown.door.quiesce(PATIENCE).expect("nothing is in flight");
     let elsewhere = tempfile::tempdir().expect("a temporary folder");
-    let refused = |options: FuseOptions, handed: Vec<Handed>| {
+    let refused = |options: FuseOptions, handed: Vec<DoorPiece>| {
         let error = FuseDoor::take_over(options, memory(), handed).err().expect("it must not");
         (error.kind(), error.to_string())
     };

@@ -58,31 +58,31 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
 const PATHS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A door and the folder it shows its device in. Dropped in this order.
-pub(crate) struct Shown {
+pub(crate) struct FuseScene {
     pub(crate) door: FuseDoor,
     pub(crate) folder: TempDir,
 }
 
-pub(crate) fn show(device: Arc<dyn BlockDevice>) -> Shown {
+pub(crate) fn show(device: Arc<dyn BlockDevice>) -> FuseScene {
     show_with(device, |_| ())
 }
 
 pub(crate) fn show_with(
     device: Arc<dyn BlockDevice>,
     change: impl FnOnce(&mut FuseOptions),
-) -> Shown {
+) -> FuseScene {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let mut options = FuseOptions::new(folder.path(), "disk");
     change(&mut options);
     let door = FuseDoor::mount(options, device).expect("it mounts");
-    Shown { door, folder }
+    FuseScene { door, folder }
 }
 
 pub(crate) fn memory() -> Arc<MemoryDevice> {
     Arc::new(MemoryDevice::new(SIZE))
 }
 
-impl Shown {
+impl FuseScene {
     pub(crate) fn path(&self) -> PathBuf {
         self.door.file()
     }

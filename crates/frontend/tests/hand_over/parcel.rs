@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 use sawmill_device::ErrorKind;
-use sawmill_frontend::{Handed, pack, unpack};
+use sawmill_frontend::{DoorPiece, pack, unpack};
 
 const GOLDEN: &[u8] = include_bytes!("v1-two-pieces.bin");
 
@@ -15,11 +15,11 @@ fn descriptor() -> OwnedFd {
 }
 
 /// The content of the golden bytes.
-fn golden() -> Vec<Handed> {
-    let mut listener = Handed::new("listener").with("address", "/run/sawmill/disk1.sock");
+fn golden() -> Vec<DoorPiece> {
+    let mut listener = DoorPiece::new("listener").with("address", "/run/sawmill/disk1.sock");
     listener.descriptors.push(descriptor());
     let mut connection =
-        Handed::new("connection").with("export", "disk1").with("style", "structured");
+        DoorPiece::new("connection").with("export", "disk1").with("style", "structured");
     connection.bytes = vec![0x25, 0x60, 0x95, 0x13];
     connection.descriptors = vec![descriptor(), descriptor()];
     vec![listener, connection]
@@ -28,7 +28,7 @@ fn golden() -> Vec<Handed> {
 /// The parts of a piece that can be compared.
 type Parts<'a> = (&'a str, &'a BTreeMap<String, String>, &'a [u8], usize);
 
-fn parts(pieces: &[Handed]) -> Vec<Parts<'_>> {
+fn parts(pieces: &[DoorPiece]) -> Vec<Parts<'_>> {
     pieces
         .iter()
         .map(|piece| (&*piece.what, &piece.facts, &*piece.bytes, piece.descriptors.len()))
@@ -96,7 +96,7 @@ fn descriptors_must_be_as_many_as_the_pieces_say() {
 #[test]
 fn facts_out_of_order_or_twice_are_refused() {
     let with = |first: &str, second: &str| {
-        let piece = Handed::new("x").with(first, 1).with(second, 2);
+        let piece = DoorPiece::new("x").with(first, 1).with(second, 2);
         pack(&[piece]).0
     };
     let mut bytes = with("aa", "bb");
@@ -107,8 +107,9 @@ fn facts_out_of_order_or_twice_are_refused() {
 
 #[test]
 fn unknown_facts_are_no_fault_and_missing_ones_are_named() {
-    let piece =
-        Handed::new("connection").with("size_bytes", 4096).with("of a later version", "anything");
+    let piece = DoorPiece::new("connection")
+        .with("size_bytes", 4096)
+        .with("of a later version", "anything");
     assert_eq!(piece.parsed::<u64>("size_bytes").expect("it is there"), 4096);
     let missing = piece.fact("export").expect_err("it is not");
     assert_eq!(missing.to_string(), "hand-over: a connection has no fact \"export\"");
@@ -124,8 +125,9 @@ proptest! {
             0..6,
         ),
     ) {
-        let pieces: Vec<Handed> = pieces.into_iter().map(|(what, facts, bytes, count)| {
-            Handed { what, facts, bytes, descriptors: (0..count).map(|_| descriptor()).collect() }
+        let pieces: Vec<DoorPiece> = pieces.into_iter().map(|(what, facts, bytes, count)| {
+            let descriptors = (0..count).map(|_| descriptor()).collect();
+            DoorPiece { what, facts, bytes, descriptors }
         }).collect();
         let (bytes, descriptors) = pack(&pieces);
         let descriptors =

@@ -53,7 +53,7 @@ pub(crate) enum Style {
 pub(crate) const STYLES: [Style; 3] = [Style::Simple, Style::Structured, Style::Extended];
 
 /// A server on a socket in a folder of its own.
-pub(crate) struct Served {
+pub(crate) struct TestServer {
     pub(crate) server: NbdServer,
     pub(crate) path: PathBuf,
     pub(crate) folder: tempfile::TempDir,
@@ -62,7 +62,7 @@ pub(crate) struct Served {
 pub(crate) fn serve_with(
     devices: &[(&str, Arc<dyn BlockDevice>)],
     change: impl FnOnce(&mut NbdOptions),
-) -> Served {
+) -> TestServer {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("nbd.sock");
     let mut options = NbdOptions::new(Listen::Unix(path.clone()));
@@ -76,14 +76,14 @@ pub(crate) fn serve_with(
         };
         server.add_export(export).expect("a fresh name");
     }
-    Served { server, path, folder }
+    TestServer { server, path, folder }
 }
 
-pub(crate) fn serve(device: Arc<dyn BlockDevice>) -> Served {
+pub(crate) fn serve(device: Arc<dyn BlockDevice>) -> TestServer {
     serve_with(&[("disk", device)], |_| ())
 }
 
-impl Served {
+impl TestServer {
     /// A client in the transmission phase.
     pub(crate) fn client(&self, style: Style) -> Client {
         let mut client = self.raw();

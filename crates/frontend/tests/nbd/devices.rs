@@ -7,15 +7,15 @@ use std::thread::JoinHandle;
 use sawmill_device::{BlockDevice, Error, ErrorKind, Geometry, MemoryDevice, Request};
 
 /// Holds back every request until a test releases it.
-pub(crate) struct Held {
+pub(crate) struct HoldDevice {
     inner: MemoryDevice,
     /// The requests held, or `None` once all are let through.
     held: Mutex<Option<Vec<Request>>>,
 }
 
-impl Held {
+impl HoldDevice {
     pub(crate) fn new(size_bytes: u64) -> Self {
-        Held { inner: MemoryDevice::new(size_bytes), held: Mutex::new(Some(Vec::new())) }
+        HoldDevice { inner: MemoryDevice::new(size_bytes), held: Mutex::new(Some(Vec::new())) }
     }
 
     pub(crate) fn count(&self) -> usize {
@@ -39,7 +39,7 @@ impl Held {
     }
 }
 
-impl BlockDevice for Held {
+impl BlockDevice for HoldDevice {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -57,13 +57,13 @@ impl BlockDevice for Held {
 }
 
 /// Carries requests out on threads of its own, several at a time and in any order.
-pub(crate) struct Elsewhere {
+pub(crate) struct ThreadDevice {
     geometry: Geometry,
     queue: Mutex<Option<Sender<Request>>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Elsewhere {
+impl ThreadDevice {
     pub(crate) fn new(size_bytes: u64) -> Self {
         let inner = std::sync::Arc::new(MemoryDevice::new(size_bytes));
         let (send, receive) = channel::<Request>();
@@ -79,11 +79,11 @@ impl Elsewhere {
                 }
             })
         });
-        Elsewhere { geometry, threads: threads.collect(), queue: Mutex::new(Some(send)) }
+        ThreadDevice { geometry, threads: threads.collect(), queue: Mutex::new(Some(send)) }
     }
 }
 
-impl BlockDevice for Elsewhere {
+impl BlockDevice for ThreadDevice {
     fn geometry(&self) -> Geometry {
         self.geometry
     }
@@ -94,7 +94,7 @@ impl BlockDevice for Elsewhere {
     }
 }
 
-impl Drop for Elsewhere {
+impl Drop for ThreadDevice {
     fn drop(&mut self) {
         self.queue.lock().expect("not poisoned").take();
         for thread in self.threads.drain(..) {
@@ -104,18 +104,18 @@ impl Drop for Elsewhere {
 }
 
 /// Answers every request with an error of one kind.
-pub(crate) struct Failing {
+pub(crate) struct ErrorDevice {
     geometry: Geometry,
     kind: ErrorKind,
 }
 
-impl Failing {
+impl ErrorDevice {
     pub(crate) fn new(kind: ErrorKind) -> Self {
-        Failing { geometry: MemoryDevice::new(1 << 20).geometry(), kind }
+        ErrorDevice { geometry: MemoryDevice::new(1 << 20).geometry(), kind }
     }
 }
 
-impl BlockDevice for Failing {
+impl BlockDevice for ErrorDevice {
     fn geometry(&self) -> Geometry {
         self.geometry
     }

@@ -8,13 +8,13 @@ use std::time::Duration;
 use sawmill_device::layer::ReadOnly;
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, MemoryDevice, Result};
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
-use sawmill_frontend::{Door, DoorCounts, Handed, QuietDoor, Stop, pack, passing, unpack};
+use sawmill_frontend::{Door, DoorCounts, DoorPiece, QuietDoor, Stop, pack, passing, unpack};
 
 use crate::client::{
-    BLOCK_STATUS, Client, DISCONNECT, FLUSH, PAYLOAD_LEN, READ, STYLES, Served, Style, TRIM, WRITE,
-    pattern, serve, serve_with, wait_until,
+    BLOCK_STATUS, Client, DISCONNECT, FLUSH, PAYLOAD_LEN, READ, STYLES, Style, TRIM, TestServer,
+    WRITE, pattern, serve, serve_with, wait_until,
 };
-use crate::devices::Elsewhere;
+use crate::devices::ThreadDevice;
 
 pub(crate) const SIZE: u64 = 64 << 20;
 /// Longer than any test waits.
@@ -29,7 +29,7 @@ pub(crate) fn export(name: &str, device: Arc<dyn BlockDevice>) -> Export {
 }
 
 /// The pieces of a quiet server, as another process has them.
-pub(crate) fn handed(quiet: &dyn QuietDoor) -> Vec<Handed> {
+pub(crate) fn handed(quiet: &dyn QuietDoor) -> Vec<DoorPiece> {
     let pieces = quiet.hand_over().expect("a quiet door");
     let (near, far) = UnixStream::pair().expect("a pair of sockets");
     std::thread::scope(|threads| {
@@ -42,35 +42,35 @@ pub(crate) fn handed(quiet: &dyn QuietDoor) -> Vec<Handed> {
     })
 }
 
-pub(crate) fn options(served: &Served) -> NbdOptions {
+pub(crate) fn options(served: &TestServer) -> NbdOptions {
     NbdOptions::new(Listen::Unix(served.path.clone()))
 }
 
 pub(crate) fn take_over(
-    served: &Served,
+    served: &TestServer,
     device: Arc<dyn BlockDevice>,
-    pieces: Vec<Handed>,
+    pieces: Vec<DoorPiece>,
 ) -> Result<NbdServer> {
     NbdServer::take_over(options(served), vec![export("disk", device)], pieces)
 }
 
 /// Replaces this server, which is gone then, by another one.
-pub(crate) fn replaced(served: Served, device: Arc<dyn BlockDevice>) -> Served {
+pub(crate) fn replaced(served: TestServer, device: Arc<dyn BlockDevice>) -> TestServer {
     let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
     let pieces = handed(&*quiet);
     let server = take_over(&served, device, pieces).expect("it goes on");
     quiet.let_go();
-    let Served { server: old, path, folder } = served;
+    let TestServer { server: old, path, folder } = served;
     drop(old);
-    Served { server, path, folder }
+    TestServer { server, path, folder }
 }
 
 /// Waits until the server has received this many bytes of requests, in all.
-fn wait_for_bytes(served: &Served, count: u64) {
+fn wait_for_bytes(served: &TestServer, count: u64) {
     wait_until(&format!("{count} bytes"), || served.server.metrics().bytes_in == count);
 }
 
-fn bytes_in(served: &Served) -> u64 {
+fn bytes_in(served: &TestServer) -> u64 {
     served.server.metrics().bytes_in
 }
 
@@ -99,7 +99,7 @@ fn clients_of_every_style_go_on_after_a_hand_over() {
 
 #[test]
 fn requests_in_flight_are_answered_once_across_hand_overs_under_load() {
-    let device: Arc<dyn BlockDevice> = Arc::new(Elsewhere::new(SIZE));
+    let device: Arc<dyn BlockDevice> = Arc::new(ThreadDevice::new(SIZE));
     let first = serve(device.clone());
     let clients: Vec<Client> =
         [Style::Simple, Style::Structured, Style::Extended, Style::Structured]
@@ -319,7 +319,7 @@ fn pieces_that_cannot_be_are_refused_by_the_name_of_the_fact() {
     let served = serve(device.clone());
     let mut client = served.client(Style::Structured);
     let quiet = served.server.quiesce(PATIENCE).expect("it becomes quiet");
-    let refused = |what: &str, change: &dyn Fn(&mut Vec<Handed>)| {
+    let refused = |what: &str, change: &dyn Fn(&mut Vec<DoorPiece>)| {
         let mut pieces = handed(&*quiet);
         change(&mut pieces);
         let error = take_over(&served, device.clone(), pieces).err().expect("it cannot be");
@@ -441,7 +441,7 @@ fn counts_are_those_of_every_door_and_go_on() {
 #[test]
 fn nbdcopy_does_not_notice_hand_overs() {
     let data = pattern(4, 8 << 20);
-    let device: Arc<dyn BlockDevice> = Arc::new(Elsewhere::new(data.len() as u64));
+    let device: Arc<dyn BlockDevice> = Arc::new(ThreadDevice::new(data.len() as u64));
     let mut served = serve(device.clone());
     let file = served.folder.path().join("disk.raw");
     std::fs::write(&file, &data).expect("written");
@@ -453,8 +453,9 @@ fn nbdcopy_does_not_notice_hand_overs() {
         copy.args(["--connections=1", "--request-size=4096", "--flush"]).args(arguments);
         let mut copy = copy.spawn().expect("nbdcopy of the package libnbd-bin");
         let mut ended = || copy.try_wait().expect("it is our child");
-        let chosen =
-            |served: &Served| served.server.clients().iter().any(|client| client.export.is_some());
+        let chosen = |served: &TestServer| {
+            served.server.clients().iter().any(|client| client.export.is_some())
+        };
         wait_until("the client", || ended().is_some() || chosen(&served));
         let status = loop {
             match ended() {

@@ -8,7 +8,7 @@ use sawmill_device::{BlockDevice, Geometry, MemoryDevice, Operations};
 
 use crate::client::{
     ACK, BLOCK_STATUS, Client, ERR_INVALID, ERR_UNKNOWN, ERR_UNSUP, EXTENDED_HEADERS, GO, INFO,
-    LIST, LIST_META_CONTEXT, READ, SET_META_CONTEXT, STARTTLS, STRUCTURED_REPLY, Served, Style,
+    LIST, LIST_META_CONTEXT, READ, SET_META_CONTEXT, STARTTLS, STRUCTURED_REPLY, Style, TestServer,
     info, meta, option_bytes, serve, serve_with,
 };
 
@@ -16,7 +16,7 @@ fn memory(size_bytes: u64) -> Arc<dyn BlockDevice> {
     Arc::new(MemoryDevice::new(size_bytes))
 }
 
-fn two_disks() -> Served {
+fn two_disks() -> TestServer {
     serve_with(&[("disk", memory(1 << 20)), ("ünder", memory(3 << 20))], |_| ())
 }
 

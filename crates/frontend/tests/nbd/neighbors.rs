@@ -8,8 +8,8 @@ use sawmill_device::{BlockDevice, MemoryDevice};
 use sawmill_frontend::Door;
 use sawmill_frontend::nbd::{Budget, NbdServer};
 
-use crate::client::{Client, READ, Served, Style, WRITE, pattern, serve_with, wait_until};
-use crate::devices::Held;
+use crate::client::{Client, READ, Style, TestServer, WRITE, pattern, serve_with, wait_until};
+use crate::devices::HoldDevice;
 
 const SIZE: u64 = 32 << 20;
 
@@ -21,14 +21,14 @@ fn least() -> Budget {
     Budget::new(Budget::BYTES_MIN).expect("large enough")
 }
 
-fn served_within(budget: &Budget, linger: Duration) -> Served {
+fn served_within(budget: &Budget, linger: Duration) -> TestServer {
     serve_with(&[("disk", memory())], |options| {
         (options.budget, options.linger_time_max) = (budget.clone(), linger);
     })
 }
 
 /// A client that requests much data and reads none.
-fn greedy(served: &Served) -> Client {
+fn greedy(served: &TestServer) -> Client {
     let mut client = served.client(Style::Structured);
     let bytes: Vec<u8> = (0..8).flat_map(|_| client.header(0, READ, 0, 16 << 20)).collect();
     client.send(&bytes);
@@ -105,7 +105,7 @@ fn a_client_that_takes_no_replies_stays_connected_while_memory_suffices() {
 
 #[test]
 fn memory_of_requests_that_outlive_their_client_is_counted_until_they_end() {
-    let device = Arc::new(Held::new(SIZE));
+    let device = Arc::new(HoldDevice::new(SIZE));
     let budget = least();
     let served = serve_with(&[("disk", device.clone())], |options| options.budget = budget.clone());
     let mut client = served.client(Style::Simple);

@@ -10,7 +10,7 @@ use sawmill_device::{BlockDevice, BlockDeviceExt, MemoryDevice};
 use sawmill_frontend::nbd::{Export, Listen, NbdOptions, NbdServer};
 
 use crate::client::{pattern, serve};
-use crate::devices::Elsewhere;
+use crate::devices::ThreadDevice;
 
 const SIZE: u64 = 16 << 20;
 
@@ -76,7 +76,7 @@ fn nbdinfo_maps_data_and_holes() {
 
 #[test]
 fn nbdcopy_brings_a_file_in_and_out_unchanged() {
-    for device in [memory() as Arc<dyn BlockDevice>, Arc::new(Elsewhere::new(SIZE))] {
+    for device in [memory() as Arc<dyn BlockDevice>, Arc::new(ThreadDevice::new(SIZE))] {
         let served = serve(device);
         let (here, back) =
             (served.folder.path().join("in.raw"), served.folder.path().join("out.raw"));

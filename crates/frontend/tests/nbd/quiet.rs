@@ -10,9 +10,9 @@ use sawmill_frontend::nbd::{Listen, NbdOptions, NbdServer};
 use sawmill_frontend::{Door, QuietDoor, Stop};
 
 use crate::client::{
-    Client, FLUSH, LIST, READ, Served, Style, pattern, serve, serve_with, wait_until,
+    Client, FLUSH, LIST, READ, Style, TestServer, pattern, serve, serve_with, wait_until,
 };
-use crate::devices::Held;
+use crate::devices::HoldDevice;
 use crate::handover::{PATIENCE, SIZE, export, handed, memory, options, replaced, take_over};
 
 /// The wait for something that must not happen.
@@ -20,7 +20,7 @@ const NO_PATIENCE: Duration = Duration::from_millis(50);
 
 #[test]
 fn a_door_that_cannot_become_quiet_says_so_and_goes_on() {
-    let device = Arc::new(Held::new(SIZE));
+    let device = Arc::new(HoldDevice::new(SIZE));
     let quick = memory();
     let served = serve_with(&[("disk", device.clone()), ("quick", quick)], |_| ());
     let mut stuck = served.client(Style::Simple);
@@ -41,7 +41,7 @@ fn a_door_that_cannot_become_quiet_says_so_and_goes_on() {
 
 #[test]
 fn a_door_is_quiet_only_when_what_it_took_is_answered() {
-    let device = Arc::new(Held::new(SIZE));
+    let device = Arc::new(HoldDevice::new(SIZE));
     let served = serve(device.clone());
     let mut client = served.client(Style::Simple);
     let cookies: Vec<u64> = (0..20).map(|at| client.request(0, READ, at * 512, 512)).collect();
@@ -130,7 +130,7 @@ fn a_door_let_go_ends_nothing_for_clients_that_were_handed_over() {
     again.let_go();
     served.server.stop(Stop::Drained);
     assert_eq!(served.server.metrics().connections, 0);
-    let Served { server, path, folder } = served;
+    let TestServer { server, path, folder } = served;
     drop(server);
     assert!(path.exists(), "its socket is another's now");
     let waiting = UnixStream::connect(&path).expect("a process listens");

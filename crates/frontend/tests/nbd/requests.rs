@@ -10,7 +10,7 @@ use crate::client::{
     BLOCK_STATUS, CACHE, Client, DF, FAST_ZERO, FLUSH, FUA, NO_HOLE, PAYLOAD_LEN, READ, REQ_ONE,
     STYLES, Style, TRIM, WRITE, WRITE_ZEROES, pattern, serve,
 };
-use crate::devices::{Elsewhere, Failing};
+use crate::devices::{ErrorDevice, ThreadDevice};
 
 const EPERM: u32 = 1;
 const EIO: u32 = 5;
@@ -171,7 +171,7 @@ fn errors_of_the_device_reach_the_client_with_number_and_text() {
         (ErrorKind::Closed, ESHUTDOWN),
         (ErrorKind::Internal, EIO),
     ] {
-        let served = serve(Arc::new(Failing::new(kind)));
+        let served = serve(Arc::new(ErrorDevice::new(kind)));
         for style in STYLES {
             let mut client = served.client(style);
             for answer in [
@@ -221,9 +221,10 @@ fn payloads_of_every_length_around_the_buffers_come_through_whole() {
 fn mixed_lengths_sent_in_one_go_come_through_in_order() {
     let lengths: Vec<usize> = (0..400u32).map(|at| (at * 7919 % 9000) as usize + 1).collect();
     let size = 4 << 20;
-    for device in
-        [Arc::new(MemoryDevice::new(size)) as Arc<dyn BlockDevice>, Arc::new(Elsewhere::new(size))]
-    {
+    for device in [
+        Arc::new(MemoryDevice::new(size)) as Arc<dyn BlockDevice>,
+        Arc::new(ThreadDevice::new(size)),
+    ] {
         let served = serve(device);
         let mut client = served.client(Style::Extended);
         let mut offset = 0;
@@ -264,7 +265,7 @@ fn requests_that_arrive_byte_by_byte_are_understood() {
 /// of the writes, and the outcome does not change later.
 #[test]
 fn pipelined_overlapping_writes_end_in_one_state() {
-    let served = serve(Arc::new(Elsewhere::new(SIZE)));
+    let served = serve(Arc::new(ThreadDevice::new(SIZE)));
     let mut client = served.client(Style::Structured);
     for round in 0..20u64 {
         let mut bytes = Vec::new();
@@ -296,7 +297,7 @@ fn pipelined_overlapping_writes_end_in_one_state() {
 
 #[test]
 fn eight_connections_work_side_by_side() {
-    for device in [memory() as Arc<dyn BlockDevice>, Arc::new(Elsewhere::new(SIZE))] {
+    for device in [memory() as Arc<dyn BlockDevice>, Arc::new(ThreadDevice::new(SIZE))] {
         let served = serve(device);
         let part = SIZE / 8;
         std::thread::scope(|scope| {

@@ -11,7 +11,7 @@ use sawmill_frontend::nbd::{Client as Connected, Export, Listen, NbdOptions, Nbd
 use sawmill_frontend::{Door, Stop};
 
 use crate::client::{FLUSH, READ, Style, serve, serve_with, wait_until};
-use crate::devices::Held;
+use crate::devices::HoldDevice;
 
 fn memory() -> Arc<MemoryDevice> {
     Arc::new(MemoryDevice::new(1 << 20))
@@ -179,7 +179,7 @@ fn clients_and_metrics_report_the_connections_and_their_requests() {
 
 #[test]
 fn stop_answers_what_is_in_flight_and_takes_no_more() {
-    let device = Arc::new(Held::new(1 << 20));
+    let device = Arc::new(HoldDevice::new(1 << 20));
     let served = serve(device.clone());
     let mut busy = served.client(Style::Structured);
     let mut idle = served.client(Style::Simple);
@@ -203,7 +203,7 @@ fn stop_answers_what_is_in_flight_and_takes_no_more() {
 
 #[test]
 fn stop_now_does_not_wait_for_the_device() {
-    let device = Arc::new(Held::new(1 << 20));
+    let device = Arc::new(HoldDevice::new(1 << 20));
     let served = serve(device.clone());
     let mut client = served.client(Style::Structured);
     client.request(0, FLUSH, 0, 0);

@@ -12,7 +12,7 @@ use crate::client::{
     BLOCK_STATUS, DISCONNECT, FLUSH, PAYLOAD_LEN, READ, STYLES, Style, WRITE, pattern, serve,
     serve_with, wait_until,
 };
-use crate::devices::{Elsewhere, Held};
+use crate::devices::{HoldDevice, ThreadDevice};
 
 const SIZE: u64 = 8 << 20;
 
@@ -95,7 +95,7 @@ fn a_client_that_dies_inside_a_payload_writes_nothing() {
 
 #[test]
 fn requests_in_flight_outlive_their_client() {
-    let device = Arc::new(Held::new(SIZE));
+    let device = Arc::new(HoldDevice::new(SIZE));
     let served = serve(device.clone());
     let mut client = served.client(Style::Structured);
     let mut bytes = client.write_bytes(0, 50, b"left behind");
@@ -113,7 +113,7 @@ fn requests_in_flight_outlive_their_client() {
 
 #[test]
 fn disconnect_waits_for_the_replies_of_what_came_before() {
-    let device = Arc::new(Held::new(SIZE));
+    let device = Arc::new(HoldDevice::new(SIZE));
     let served = serve(device.clone());
     for half_close in [false, true] {
         let mut client = served.client(Style::Structured);
@@ -136,7 +136,8 @@ fn disconnect_waits_for_the_replies_of_what_came_before() {
 /// other clients nor the threads that complete requests may notice.
 #[test]
 fn a_client_that_does_not_take_its_replies_delays_no_other() {
-    for device in [memory() as Arc<dyn sawmill_device::BlockDevice>, Arc::new(Elsewhere::new(SIZE))]
+    for device in
+        [memory() as Arc<dyn sawmill_device::BlockDevice>, Arc::new(ThreadDevice::new(SIZE))]
     {
         let served = serve(device);
         let mut lazy = served.client(Style::Structured);
@@ -193,7 +194,7 @@ fn stop_does_not_wait_for_ever_for_a_client_that_takes_no_replies() {
 
 #[test]
 fn no_more_is_taken_from_a_client_than_the_limits_allow() {
-    let device = Arc::new(Held::new(SIZE));
+    let device = Arc::new(HoldDevice::new(SIZE));
     let served = serve(device.clone());
     let mut client = served.client(Style::Extended);
     let mut bytes = Vec::new();
@@ -220,7 +221,7 @@ fn no_more_is_taken_from_a_client_than_the_limits_allow() {
 
 #[test]
 fn answers_to_block_status_count_against_the_limit() {
-    let device = Arc::new(Held::new(SIZE));
+    let device = Arc::new(HoldDevice::new(SIZE));
     let served = serve(device.clone());
     let mut client = served.client(Style::Structured);
     let bytes: Vec<u8> = (0..500).flat_map(|_| client.header(0, BLOCK_STATUS, 0, SIZE)).collect();
@@ -232,7 +233,7 @@ fn answers_to_block_status_count_against_the_limit() {
 
 #[test]
 fn replies_flow_while_a_long_payload_is_on_its_way() {
-    let device = Arc::new(Held::new(SIZE));
+    let device = Arc::new(HoldDevice::new(SIZE));
     let served = serve(device.clone());
     let mut client = served.client(Style::Structured);
     let read = client.request(0, READ, 0, 10);
@@ -248,7 +249,7 @@ fn replies_flow_while_a_long_payload_is_on_its_way() {
 
 #[test]
 fn a_client_that_resets_its_connection_is_forgotten() {
-    let served = serve(Arc::new(Elsewhere::new(SIZE)));
+    let served = serve(Arc::new(ThreadDevice::new(SIZE)));
     for _ in 0..50 {
         let mut client = served.client(Style::Simple);
         let bytes: Vec<u8> = (0..20).flat_map(|_| client.header(0, READ, 0, 64 << 10)).collect();

@@ -10,12 +10,12 @@ pub(crate) const SIZE_BYTES: u64 = 4 << 20;
 /// A memory device that records all requests and may hold them back.
 pub(crate) struct PausableDevice {
     pub(crate) memory: Arc<MemoryDevice>,
-    inside: Mutex<Inside>,
+    inside: Mutex<DeviceState>,
     came: Condvar,
 }
 
 #[derive(Default)]
-struct Inside {
+struct DeviceState {
     closed: bool,
     kept: Vec<Request>,
     seen: Vec<(Operation, u64, Flags)>,

@@ -219,7 +219,7 @@ fn pieces_that_are_not_whole_are_refused() {
     let mut guest = Guest::new(1);
     let _front = guest.connect(&place.path());
     let quiet = door.quiesce(PATIENCE).expect("nothing is slow");
-    let refused = |spoil: &dyn Fn(&mut Vec<sawmill_frontend::Handed>)| {
+    let refused = |spoil: &dyn Fn(&mut Vec<sawmill_frontend::DoorPiece>)| {
         let mut pieces = quiet.hand_over().expect("it is quiet");
         spoil(&mut pieces);
         let taken = VhostDoor::take_over(place.options(), pausable.clone(), pieces);

@@ -11,7 +11,7 @@ use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::{RECORD_HEADER_BYTES, RecordHeader, RecordOperation, Superblock};
 use sawmill_format::link::part::{Body, Command, Operation, Reply, Word, WordKind};
 use sawmill_format::packed_write;
-use sawmill_frontend::{Handed, pack};
+use sawmill_frontend::{DoorPiece, pack};
 use sawmill_fuzz::store_image::{NAME, Objects};
 use sawmill_store::{Blocking, Class};
 use sawmill_volume::{CreateOptions, FlushMode, OpenOptions, Volume};
@@ -39,9 +39,10 @@ fn write_corpus() {
 
 fn hand_overs() {
     let listener =
-        Handed::new("listener").with("transport", "tcp").with("address", "127.0.0.1:10809");
+        DoorPiece::new("listener").with("transport", "tcp").with("address", "127.0.0.1:10809");
     let connection = |unsent: usize, bytes: &[u8]| {
-        let mut piece = Handed::new("connection").with("export", "disk").with("peer", "somebody");
+        let mut piece =
+            DoorPiece::new("connection").with("export", "disk").with("peer", "somebody");
         piece =
             piece.with("style", "structured").with("block_status", true).with("size_bytes", 4096);
         piece =

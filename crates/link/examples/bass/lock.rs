@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use sawmill_device::{BlockDevice, Exchange, Flags, MemoryDevice, Operation, Outcome, Request};
-use sawmill_link::Unpack;
+use sawmill_link::Unpacker;
 use sawmill_link::cache::{Cache, Options};
 
 use crate::{PAGE, Result};
@@ -17,14 +17,14 @@ const SIZE_BYTES: u64 = 64 << 20;
 const DEPTH: u32 = 16;
 
 /// A request whose completion is only counted.
-struct Counted {
+struct CountingExchange {
     bytes: Arc<[u8]>,
     read: Vec<u8>,
     under_way: Arc<AtomicU32>,
     asker: thread::Thread,
 }
 
-impl Exchange for Counted {
+impl Exchange for CountingExchange {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         let start = offset as usize;
         into.copy_from_slice(&self.bytes[start..start + into.len()]);
@@ -56,7 +56,7 @@ fn ask(device: &dyn BlockDevice, length: usize, requests: u32, seed: u64) {
         let (operation, room) =
             if index % 3 == 2 { (Operation::Read, length) } else { (Operation::Write, 0) };
         under_way.fetch_add(1, Ordering::Relaxed);
-        let exchange = Box::new(Counted {
+        let exchange = Box::new(CountingExchange {
             bytes: Arc::clone(&bytes),
             read: vec![0; room],
             under_way: Arc::clone(&under_way),
@@ -72,7 +72,7 @@ fn ask(device: &dyn BlockDevice, length: usize, requests: u32, seed: u64) {
 /// Prints the requests per second of all threads together.
 pub(crate) fn measure(threads: usize, caches: usize, length: usize, requests: u32) -> Result {
     let size_bytes = SIZE_BYTES / caches as u64;
-    let cache = || Cache::new(Unpack::new(MemoryDevice::new(size_bytes)), &Options::default());
+    let cache = || Cache::new(Unpacker::new(MemoryDevice::new(size_bytes)), &Options::default());
     let caches = (0..caches).map(|_| cache()).collect::<std::result::Result<Vec<_>, _>>()?;
     let began = Instant::now();
     thread::scope(|scope| {

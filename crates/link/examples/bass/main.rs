@@ -26,13 +26,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use sawmill_device::{BlockDevice, MemoryDevice};
-use sawmill_link::Unpack;
+use sawmill_link::Unpacker;
 use sawmill_link::carrier::LinkAddress;
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
 use sawmill_link::session::{PreSharedKey, Security, unguessable};
 use sawmill_link::target::{Target, TargetOptions};
-use sawmill_link::threads::{Attached, Listener};
+use sawmill_link::threads::{InitiatorThreads, Listener};
 
 use stacks::{Bytes, Pages, Stack};
 
@@ -70,7 +70,7 @@ fn main() -> Result {
 fn target(address: &LinkAddress, size_bytes: u64) -> Result {
     let clock = Arc::new(SteadyClock);
     let target = Target::new(TargetOptions::default(), key(), clock, unguessable());
-    target.add("disk", Arc::new(Unpack::new(MemoryDevice::new(size_bytes))), None)?;
+    target.add("disk", Arc::new(Unpacker::new(MemoryDevice::new(size_bytes))), None)?;
     let _listener = Listener::new(target, std::slice::from_ref(address), 1)?;
     println!("ready");
     std::io::stdin().read_to_end(&mut Vec::new())?;
@@ -120,10 +120,10 @@ fn relay(listen: &str, to: &str, delay: Duration) -> Result {
     Ok(())
 }
 
-fn attach(address: &LinkAddress) -> Result<(Attached, RemoteDevice)> {
+fn attach(address: &LinkAddress) -> Result<(InitiatorThreads, RemoteDevice)> {
     let initiator =
         Initiator::new(InitiatorOptions::default(), key(), 1, Arc::new(SteadyClock), unguessable());
-    let attached = Attached::new(initiator, std::slice::from_ref(address))?;
+    let attached = InitiatorThreads::new(initiator, std::slice::from_ref(address))?;
     let mode = OpenMode::default();
     let answer = attached.initiator().ask_open("disk", mode).wait(PATIENCE)?;
     let device = attached.initiator().opened("disk", mode, &answer)?;

@@ -25,23 +25,24 @@ pub(crate) trait Stack {
 
 pub(crate) struct Bytes {
     cache: Cache<RemoteDevice>,
-    answered: Arc<Answered>,
+    answered: Arc<AnswerSlot>,
 }
 
 /// Makes a request.
 fn asked(
-    answered: &Arc<Answered>,
+    answered: &Arc<AnswerSlot>,
     operation: Operation,
     address: u64,
     length: u64,
     data: &Arc<[u8]>,
 ) -> Request {
     let read = if operation == Operation::Read { vec![0; length as usize] } else { Vec::new() };
-    let exchange = Box::new(Asked { data: Arc::clone(data), read, answered: Arc::clone(answered) });
+    let exchange =
+        Box::new(StackExchange { data: Arc::clone(data), read, answered: Arc::clone(answered) });
     Request::new(operation, address, length, Flags::default(), exchange)
 }
 
-impl Answered {
+impl AnswerSlot {
     fn wait(&self) -> Result<Vec<u8>> {
         let mut answer = self.outcome.lock();
         loop {
@@ -55,19 +56,19 @@ impl Answered {
 
 /// Receives the answer to the one request in flight.
 #[derive(Default)]
-struct Answered {
+struct AnswerSlot {
     outcome: Mutex<Option<(Outcome, Vec<u8>)>>,
     changed: Condvar,
 }
 
 /// A request: as a door does, it has the payload in memory, and the stack takes it from there.
-struct Asked {
+struct StackExchange {
     data: Arc<[u8]>,
     read: Vec<u8>,
-    answered: Arc<Answered>,
+    answered: Arc<AnswerSlot>,
 }
 
-impl Exchange for Asked {
+impl Exchange for StackExchange {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         let start = offset as usize;
         into.copy_from_slice(&self.data[start..start + into.len()]);
@@ -78,7 +79,7 @@ impl Exchange for Asked {
     }
 
     fn complete(self: Box<Self>, outcome: Outcome) {
-        let Asked { read, answered, .. } = *self;
+        let StackExchange { read, answered, .. } = *self;
         *answered.outcome.lock() = Some((outcome, read));
         answered.changed.notify_one();
     }
@@ -126,7 +127,7 @@ pub(crate) struct Pages {
     pages: BTreeMap<u64, (Vec<u8>, bool)>,
     dirty: usize,
     fetched: u64,
-    answered: Arc<Answered>,
+    answered: Arc<AnswerSlot>,
 }
 
 impl Pages {

@@ -13,7 +13,7 @@ use sawmill_link::carrier::LinkAddress;
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
 use sawmill_link::session::unguessable;
-use sawmill_link::threads::Attached;
+use sawmill_link::threads::InitiatorThreads;
 use sawmill_sys::CountingAllocator;
 
 use crate::worker::{Counts, Worker};
@@ -30,7 +30,7 @@ const SLOT_BYTES: u32 = 32 << 10;
 struct Way {
     // Dropped in this order.
     devices: Vec<RemoteDevice>,
-    attached: Attached,
+    attached: InitiatorThreads,
 }
 
 struct Load {
@@ -52,7 +52,7 @@ impl Way {
         };
         let clock = std::sync::Arc::new(SteadyClock);
         let initiator = Initiator::new(options, key(), addresses.len(), clock, unguessable());
-        let attached = Attached::new(initiator, addresses)?;
+        let attached = InitiatorThreads::new(initiator, addresses)?;
         let devices =
             exports.iter().map(|export| open(&attached, export)).collect::<Result<_>>()?;
         Ok(Way { devices, attached })
@@ -75,7 +75,7 @@ impl Way {
     }
 }
 
-fn open(attached: &Attached, export: &str) -> Result<RemoteDevice> {
+fn open(attached: &InitiatorThreads, export: &str) -> Result<RemoteDevice> {
     let (mode, most) = (OpenMode::default(), Instant::now() + PATIENCE);
     loop {
         let initiator = attached.initiator();

@@ -22,7 +22,7 @@ use std::error::Error;
 use std::io::{BufRead, Write};
 use std::sync::Arc;
 
-use sawmill_link::Unpack;
+use sawmill_link::Unpacker;
 use sawmill_link::carrier::LinkAddress;
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::session::{PreSharedKey, Security, unguessable};
@@ -90,7 +90,7 @@ fn target(options: &Options) -> Result<()> {
         let target = Target::new(limits, key(), Arc::new(SteadyClock), unguessable());
         for (name, disk) in &disks {
             // The disks outlive the target, and keep what was not flushed.
-            target.add(name, Arc::new(Unpack::new(Arc::clone(disk))), Some([1; 16]))?;
+            target.add(name, Arc::new(Unpacker::new(Arc::clone(disk))), Some([1; 16]))?;
         }
         Ok(Listener::new(target, &addresses, 1)?)
     };

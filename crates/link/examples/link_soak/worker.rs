@@ -193,7 +193,9 @@ impl Worker {
         self.counts.bytes += payload.len() as u64;
         let length = payload.len() as u64;
         let address = self.first + base;
-        Packed(device).call(Operation::Write, address, length, Flags::default(), payload).map(drop)
+        PackedRemote(device)
+            .call(Operation::Write, address, length, Flags::default(), payload)
+            .map(drop)
     }
 
     /// Reads all of the region.
@@ -213,9 +215,9 @@ impl Worker {
 }
 
 /// A device whose writes are packed ones.
-struct Packed<'a>(&'a RemoteDevice);
+struct PackedRemote<'a>(&'a RemoteDevice);
 
-impl BlockDevice for Packed<'_> {
+impl BlockDevice for PackedRemote<'_> {
     fn geometry(&self) -> Geometry {
         self.0.geometry()
     }

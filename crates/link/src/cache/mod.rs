@@ -59,7 +59,7 @@ struct Core<D> {
 }
 
 /// Receives the outcomes of exchanges below.
-trait Hear: Send + Sync {
+trait OutcomeListener: Send + Sync {
     /// Notes something under the lock, and does the work that follows.
     fn hear(&self, note: &mut dyn FnMut(&mut State));
 }
@@ -158,7 +158,7 @@ impl<D: PackedDevice> Core<D> {
     }
 }
 
-impl<D: PackedDevice> Hear for Core<D> {
+impl<D: PackedDevice> OutcomeListener for Core<D> {
     fn hear(&self, note: &mut dyn FnMut(&mut State)) {
         let mut state = self.state.lock();
         note(&mut state);

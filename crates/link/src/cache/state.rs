@@ -19,9 +19,9 @@ use sawmill_device::{Error, Operation, Outcome, Reply, Request};
 
 use self::change::Claim;
 use self::push::Push;
-use self::read::Reading;
+use self::read::PageRead;
 use self::write_back::Run;
-use super::Hear;
+use super::OutcomeListener;
 use super::options::{Policy, Setup};
 use super::stats::Stats;
 use super::table::PageTable;
@@ -57,7 +57,7 @@ pub(super) struct Dirty {
 
 /// Unanswered requests, by what they wait for.
 #[derive(Default)]
-struct Waiting {
+struct WaitLists {
     /// Writes that wait for room, in order.
     /// Bounded by the requests that the doors admit.
     held: VecDeque<Request>,
@@ -72,16 +72,16 @@ struct Waiting {
     /// Bounded by the pages of the table.
     pushes: HashMap<u64, Push>,
     /// Bounded by the requests that the doors admit.
-    reads: HashMap<u64, Reading>,
+    reads: HashMap<u64, PageRead>,
 }
 
 pub(super) struct State {
     pub(super) setup: Setup,
     stats: Arc<Stats>,
-    me: Weak<dyn Hear>,
+    me: Weak<dyn OutcomeListener>,
     table: PageTable,
     pub(super) dirty: Dirty,
-    waiting: Waiting,
+    wait_lists: WaitLists,
     write_backs: usize,
     /// The number of the newest write.
     pub(super) clock: u64,
@@ -96,7 +96,7 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(setup: Setup, stats: Arc<Stats>, me: Weak<dyn Hear>) -> Self {
+    pub(super) fn new(setup: Setup, stats: Arc<Stats>, me: Weak<dyn OutcomeListener>) -> Self {
         let table = PageTable::new(&setup, stats.clone());
         State {
             setup,
@@ -104,7 +104,7 @@ impl State {
             me,
             table,
             dirty: Dirty::default(),
-            waiting: Waiting::default(),
+            wait_lists: WaitLists::default(),
             write_backs: 0,
             clock: 0,
             last_id: 0,
@@ -119,7 +119,7 @@ impl State {
     /// Starts a checked request, or queues it. Returns it if it has already succeeded.
     pub(super) fn start(&mut self, request: Request) -> Option<Request> {
         if self.must_wait(&request) {
-            self.waiting.blocked.push_back(request);
+            self.wait_lists.blocked.push_back(request);
             return None;
         }
         match request.operation {

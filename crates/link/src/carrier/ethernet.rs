@@ -18,10 +18,10 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 use sawmill_sys::net::{ETHERNET_HEADER_BYTES, FrameRing, FrameSocket, Interface};
 
-use super::pace::{Pace, Taken};
+use super::pace::{FrameBurst, Pace};
 use super::wait::{nap, send_in_pieces, wait_for_packets};
 use super::{
-    Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer,
+    Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
 };
 
 /// "Local Experimental EtherType 1" of IEEE 802: free to use inside one's own network.
@@ -33,14 +33,14 @@ pub const BROADCAST: Peer = Peer::Ethernet([0xFF; 6]);
 const RING_BYTES: usize = 8 << 20;
 const SEND_BUFFER_BYTES: usize = 4 << 20;
 /// After this many frames the receiver returns, so that others get their turn.
-const FRAMES_AT_ONCE: usize = 256;
+const BATCH_FRAMES_MAX: usize = 256;
 /// Frames often come in bursts. So after a frame, the ring is polled for about 2 us (the cost of a
 /// wake-up for both sides) before the kernel is asked to wake us. Over a veth pair, with a core for
 /// each end, a third more frames pass, at a tenth more CPU time per frame. If both ends share a
 /// core, it only delays the other.
-const LOOKS_BEFORE_WAITING: u32 = 100;
+const LOOKS_MAX: u32 = 100;
 
-struct Shared {
+struct EthernetState {
     socket: Arc<FrameSocket>,
     waker: Arc<Waker>,
     refused: AtomicBool,
@@ -49,12 +49,12 @@ struct Shared {
 /// Sends frames.
 #[derive(Clone)]
 pub struct EthernetSender {
-    shared: Arc<Shared>,
+    shared: Arc<EthernetState>,
 }
 
 /// Receives frames.
 pub struct EthernetReceiver {
-    shared: Arc<Shared>,
+    shared: Arc<EthernetState>,
     ring: FrameRing,
     /// Whether the last call found frames.
     is_busy: bool,
@@ -63,7 +63,7 @@ pub struct EthernetReceiver {
 
 impl EthernetReceiver {
     fn has_frame(&self) -> bool {
-        let looks = if self.is_busy { LOOKS_BEFORE_WAITING } else { 0 };
+        let looks = if self.is_busy { LOOKS_MAX } else { 0 };
         self.ring.has_frame()
             || (0..looks).any(|_| {
                 std::hint::spin_loop();
@@ -79,7 +79,7 @@ impl EthernetReceiver {
 pub fn open_ethernet(interface: &str) -> io::Result<(EthernetSender, EthernetReceiver)> {
     let (socket, ring) = FrameSocket::open(interface, ETHERTYPE, RING_BYTES, SEND_BUFFER_BYTES)?;
     let waker = Arc::new(Waker::new()?);
-    let shared = Arc::new(Shared { socket, waker, refused: AtomicBool::new(false) });
+    let shared = Arc::new(EthernetState { socket, waker, refused: AtomicBool::new(false) });
     let receiver =
         EthernetReceiver { shared: shared.clone(), ring, is_busy: false, pace: Pace::new() };
     Ok((EthernetSender { shared }, receiver))
@@ -129,8 +129,8 @@ impl Receiver for EthernetReceiver {
         wait: Option<Duration>,
         writable_too: bool,
         each: &mut dyn FnMut(&Peer, &mut [u8]),
-    ) -> io::Result<Woken> {
-        let Shared { socket, waker, refused } = &*self.shared;
+    ) -> io::Result<WakeReasons> {
+        let EthernetState { socket, waker, refused } = &*self.shared;
         let mut slept = None;
         if !self.ring.has_frame()
             && !writable_too
@@ -142,9 +142,10 @@ impl Receiver for EthernetReceiver {
         }
         let is_there = self.has_frame();
         let ready = wait_for_packets(socket.as_fd(), waker, refused, is_there, wait, writable_too)?;
-        let mut woken = Woken { writable: ready.writable, waker: ready.waker, ..Woken::default() };
-        let mut taken = Taken::default();
-        let handed = self.ring.receive(FRAMES_AT_ONCE, &mut |frame| {
+        let mut woken =
+            WakeReasons { writable: ready.writable, waker: ready.waker, ..WakeReasons::default() };
+        let mut taken = FrameBurst::default();
+        let handed = self.ring.receive(BATCH_FRAMES_MAX, &mut |frame| {
             taken.add(frame.arrived_ns);
             let packet = if frame.is_whole { whole_packet(frame.payload) } else { None };
             match packet {

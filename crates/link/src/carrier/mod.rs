@@ -31,8 +31,8 @@ use std::time::Duration;
 pub use address::LinkAddress;
 pub use batch::Batch;
 pub use ethernet::{BROADCAST, ETHERTYPE, EthernetReceiver, EthernetSender, open_ethernet};
-pub use open::{Carrier, Listening, listen, reach};
-pub use tcp::{Accepted, Listener, StreamReceiver, StreamSender, connect};
+pub use open::{Carrier, TargetListener, listen, reach};
+pub use tcp::{AcceptedStream, Listener, StreamReceiver, StreamSender, connect};
 pub use udp::{UdpOptions, UdpReceiver, UdpSender, open_udp};
 pub use wait::Waker;
 pub use xdp::{ExpressReceiver, ExpressSender, open_express};
@@ -55,7 +55,7 @@ pub enum Peer {
 
 /// Why [`Receiver::receive`] returned. If nothing is set, the time ran out, or it returned early.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Woken {
+pub struct WakeReasons {
     /// The number of packets that were passed on.
     pub packets: usize,
     /// The number of packets dropped because of an invalid length.
@@ -74,7 +74,7 @@ pub trait Sender: Send + Sync {
     fn packet_bytes_max(&self, to: &Peer) -> usize;
 
     /// Sends packets `from..` of the batch to `to`. Returns how many were accepted. Never blocks: 0
-    /// means that there is no room now; try again after [`Woken::writable`].
+    /// means that there is no room now; try again after [`WakeReasons::writable`].
     ///
     /// An error is about the next packet, and no packet was accepted: EMSGSIZE if it is too long; a
     /// peer that is unreachable now (no route, host down: the carrier may serve others); the end of
@@ -96,7 +96,7 @@ pub trait Receiver: Send {
         wait: Option<Duration>,
         writable_too: bool,
         each: &mut dyn FnMut(&Peer, &mut [u8]),
-    ) -> io::Result<Woken>;
+    ) -> io::Result<WakeReasons>;
 
     /// Ends a wait from another thread.
     fn waker(&self) -> Arc<Waker>;

@@ -26,7 +26,7 @@ pub struct Carrier {
 }
 
 /// How a target listens.
-pub enum Listening {
+pub enum TargetListener {
     /// Packets of all peers arrive here; several receivers share them.
     Packets(Vec<Carrier>),
     /// Each peer gets a stream.
@@ -86,24 +86,24 @@ fn try_reach(address: &LinkAddress, wait: Duration) -> io::Result<(Carrier, Peer
 /// Listens on this address, with `receivers` carriers for UDP; Ethernet and TCP have one.
 ///
 /// Errors: as [`reach`].
-pub fn listen(address: &LinkAddress, receivers: usize) -> io::Result<Listening> {
+pub fn listen(address: &LinkAddress, receivers: usize) -> io::Result<TargetListener> {
     try_listen(address, receivers).map_err(|error| explained(address, error))
 }
 
-fn try_listen(address: &LinkAddress, receivers: usize) -> io::Result<Listening> {
+fn try_listen(address: &LinkAddress, receivers: usize) -> io::Result<TargetListener> {
     Ok(match address {
         LinkAddress::Udp(place) => {
             let shared_port = receivers > 1;
             let options = UdpOptions { shared_port, ..udp_options(place.resolve()?, place) };
             let carriers = (0..receivers.max(1)).map(|_| Carrier::udp(&options));
-            Listening::Packets(carriers.collect::<io::Result<_>>()?)
+            TargetListener::Packets(carriers.collect::<io::Result<_>>()?)
         }
         LinkAddress::Tcp(place) => {
             let interface = place.interface.as_deref();
-            Listening::Streams(Listener::open(place.resolve()?, interface)?)
+            TargetListener::Streams(Listener::open(place.resolve()?, interface)?)
         }
-        LinkAddress::Ethernet(name) => Listening::Packets(vec![Carrier::ethernet(name)?]),
-        LinkAddress::Express(name) => Listening::Packets(vec![Carrier::express(name)?]),
+        LinkAddress::Ethernet(name) => TargetListener::Packets(vec![Carrier::ethernet(name)?]),
+        LinkAddress::Express(name) => TargetListener::Packets(vec![Carrier::express(name)?]),
     })
 }
 
@@ -181,8 +181,8 @@ mod tests {
             let (carrier, peer) = reach(&address, PATIENCE).expect("reached");
             assert_eq!(carrier.sender.send(&peer, &packet(), 0).expect("sent"), 1);
             let mut receiver = match listening {
-                Listening::Packets(mut carriers) => carriers.remove(0).receiver,
-                Listening::Streams(listener) => {
+                TargetListener::Packets(mut carriers) => carriers.remove(0).receiver,
+                TargetListener::Streams(listener) => {
                     let (_, receiver, _) =
                         listener.accept(Some(PATIENCE)).expect("lives").expect("a stream");
                     Box::new(receiver)
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn several_receivers_share_an_address_and_one_alone_keeps_it() {
         let address: LinkAddress = format!("udp:127.0.0.1:{}", free_port()).parse().expect("one");
-        let Listening::Packets(carriers) = listen(&address, 3).expect("listens") else {
+        let TargetListener::Packets(carriers) = listen(&address, 3).expect("listens") else {
             panic!("UDP")
         };
         assert_eq!(carriers.len(), 3);

@@ -25,13 +25,13 @@ const PATIENCE_MAX: u64 = 4096;
 
 /// Frames received together: their number, and the arrival times of the first and the last.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-pub(super) struct Taken {
+pub(super) struct FrameBurst {
     pub(super) frames: u64,
     pub(super) first_ns: u64,
     pub(super) last_ns: u64,
 }
 
-impl Taken {
+impl FrameBurst {
     pub(super) fn add(&mut self, arrived_ns: u64) {
         if self.frames == 0 {
             self.first_ns = arrived_ns;
@@ -64,18 +64,18 @@ impl Pace {
     }
 
     /// Records received frames.
-    pub(super) fn took(&mut self, taken: &Taken) {
-        self.frames = self.frames.saturating_add(taken.frames);
-        if taken.frames > 1 {
-            let gap_ns = taken.last_ns.saturating_sub(taken.first_ns) / (taken.frames - 1);
+    pub(super) fn took(&mut self, burst: &FrameBurst) {
+        self.frames = self.frames.saturating_add(burst.frames);
+        if burst.frames > 1 {
+            let gap_ns = burst.last_ns.saturating_sub(burst.first_ns) / (burst.frames - 1);
             self.gap_ns = (3 * self.gap_ns + gap_ns.min(NAP_NS_MAX)) / 4;
         }
     }
 
     /// Records the frames received after a nap from `began_ns` to `ended_ns`.
-    pub(super) fn napped(&mut self, began_ns: u64, ended_ns: u64, taken: &Taken) {
+    pub(super) fn napped(&mut self, began_ns: u64, ended_ns: u64, burst: &FrameBurst) {
         let half_ns = began_ns + ended_ns.saturating_sub(began_ns) / 2;
-        if taken.frames >= WORTH_FRAMES && taken.last_ns >= half_ns {
+        if burst.frames >= WORTH_FRAMES && burst.last_ns >= half_ns {
             self.patience = (self.patience / 2).max(PATIENCE_MIN);
         } else {
             self.patience = (self.patience * 4).min(PATIENCE_MAX);
@@ -90,8 +90,8 @@ mod tests {
 
     const US: u64 = 1000;
 
-    fn taken(frames: u64, first_ns: u64, last_ns: u64) -> Taken {
-        Taken { frames, first_ns, last_ns }
+    fn taken(frames: u64, first_ns: u64, last_ns: u64) -> FrameBurst {
+        FrameBurst { frames, first_ns, last_ns }
     }
 
     /// A pace after a long flow with this gap.

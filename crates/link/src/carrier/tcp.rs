@@ -22,19 +22,19 @@ use sawmill_sys::net::bind_to_interface;
 
 use super::wait::wait_for;
 use super::{
-    Batch, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Peer, Receiver, Sender, Waker, Woken, said_bytes,
-    wrong_peer,
+    Batch, PACKET_BYTES_MAX, PACKET_BYTES_MIN, Peer, Receiver, Sender, WakeReasons, Waker,
+    said_bytes, wrong_peer,
 };
 
 /// The most bytes per read.
-const INBOX_BYTES: usize = 8 * PACKET_BYTES_MAX;
+const READ_BYTES_MAX: usize = 8 * PACKET_BYTES_MAX;
 /// A silent peer is probed after this time, and again at this interval. This many probes without an
 /// answer, or data unacknowledged for as long, end the stream.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(5);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(2);
-const KEEPALIVE_PROBES: u32 = 3;
-const UNACKNOWLEDGED_MAX_MS: u32 = 11_000;
-const PENDING_CONNECTIONS: i32 = 64;
+const KEEPALIVE_PROBES_MAX: u32 = 3;
+const UNACKNOWLEDGED_MS_MAX: u32 = 11_000;
+const CONNECTIONS_PENDING_MAX: i32 = 64;
 
 struct Connection {
     descriptor: OwnedFd,
@@ -69,7 +69,7 @@ pub struct StreamReceiver {
 }
 
 /// An accepted stream: its halves, and the peer's address.
-pub type Accepted = (StreamSender, StreamReceiver, SocketAddr);
+pub type AcceptedStream = (StreamSender, StreamReceiver, SocketAddr);
 
 /// Connects within `wait`.
 ///
@@ -112,7 +112,7 @@ impl Listener {
         let descriptor = open(&local, interface)?;
         sockopt::set_socket_reuseaddr(&descriptor, true)?;
         rustix::net::bind(&descriptor, &local)?;
-        rustix::net::listen(&descriptor, PENDING_CONNECTIONS)?;
+        rustix::net::listen(&descriptor, CONNECTIONS_PENDING_MAX)?;
         Ok(Listener { descriptor, waker: Arc::new(Waker::new()?) })
     }
 
@@ -131,7 +131,7 @@ impl Listener {
     /// or the waker was called.
     ///
     /// Errors: EMFILE, ENFILE, ENOMEM: none of them ends the listener.
-    pub fn accept(&self, wait: Option<Duration>) -> io::Result<Option<Accepted>> {
+    pub fn accept(&self, wait: Option<Duration>) -> io::Result<Option<AcceptedStream>> {
         let ready = wait_for(self.descriptor.as_fd(), &self.waker, None, wait, false)?;
         if ready.waker || !ready.readable {
             return Ok(None);
@@ -166,8 +166,8 @@ fn halves(descriptor: OwnedFd) -> io::Result<(StreamSender, StreamReceiver)> {
     sockopt::set_socket_keepalive(&descriptor, true)?;
     sockopt::set_tcp_keepidle(&descriptor, KEEPALIVE_AFTER)?;
     sockopt::set_tcp_keepintvl(&descriptor, KEEPALIVE_EVERY)?;
-    sockopt::set_tcp_keepcnt(&descriptor, KEEPALIVE_PROBES)?;
-    sockopt::set_tcp_user_timeout(&descriptor, UNACKNOWLEDGED_MAX_MS)?;
+    sockopt::set_tcp_keepcnt(&descriptor, KEEPALIVE_PROBES_MAX)?;
+    sockopt::set_tcp_user_timeout(&descriptor, UNACKNOWLEDGED_MS_MAX)?;
     let rest = Rest { bytes: vec![0; PACKET_BYTES_MAX].into_boxed_slice(), start: 0, end: 0 };
     let connection = Arc::new(Connection {
         descriptor,
@@ -176,7 +176,7 @@ fn halves(descriptor: OwnedFd) -> io::Result<(StreamSender, StreamReceiver)> {
         has_rest: AtomicBool::new(false),
         nudge: Waker::new()?,
     });
-    let inbox = vec![0; INBOX_BYTES].into_boxed_slice();
+    let inbox = vec![0; READ_BYTES_MAX].into_boxed_slice();
     let receiver = StreamReceiver {
         connection: connection.clone(),
         inbox,
@@ -272,17 +272,21 @@ impl Sender for StreamSender {
 
 impl StreamReceiver {
     /// Passes on the whole packets that were read. Returns whether their lengths are valid.
-    fn hand_on(&mut self, woken: &mut Woken, each: &mut dyn FnMut(&Peer, &mut [u8])) -> bool {
+    fn hand_on(
+        &mut self,
+        reasons: &mut WakeReasons,
+        each: &mut dyn FnMut(&Peer, &mut [u8]),
+    ) -> bool {
         loop {
             let unread = &mut self.inbox[self.start..self.end];
             let Some(length) = said_bytes(unread) else { return true };
             if !(PACKET_BYTES_MIN..=PACKET_BYTES_MAX).contains(&length) {
-                woken.malformed += 1;
+                reasons.malformed += 1;
                 return false;
             }
             let Some(packet) = unread.get_mut(..length) else { return true };
             self.start += length;
-            woken.packets += 1;
+            reasons.packets += 1;
             each(&Peer::Stream, packet);
         }
     }
@@ -329,7 +333,7 @@ impl Receiver for StreamReceiver {
         wait: Option<Duration>,
         writable_too: bool,
         each: &mut dyn FnMut(&Peer, &mut [u8]),
-    ) -> io::Result<Woken> {
+    ) -> io::Result<WakeReasons> {
         if self.has_ended {
             return Err(malformed());
         }
@@ -338,7 +342,7 @@ impl Receiver for StreamReceiver {
         let socket = connection.descriptor.as_fd();
         let out = writable_too || has_rest;
         let ready = wait_for(socket, &connection.waker, Some(&connection.nudge), wait, out)?;
-        let mut woken = Woken { waker: ready.waker, ..Woken::default() };
+        let mut woken = WakeReasons { waker: ready.waker, ..WakeReasons::default() };
         if ready.writable {
             // A sender that holds the lock flushes by itself, and receives any error.
             let is_flushed = connection.rest.try_lock().map(|mut rest| connection.flush(&mut rest));

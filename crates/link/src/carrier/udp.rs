@@ -20,7 +20,7 @@ use sawmill_sys::net::{DatagramOptions, DatagramSocket, Inbox, RUNS_MAX, Run};
 
 use super::wait::{send_in_pieces, wait_for_packets};
 use super::{
-    Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer,
+    Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
 };
 
 /// The most packets that a kernel splits from one message (UDP_MAX_SEGMENTS of older kernels), and
@@ -62,7 +62,7 @@ impl UdpOptions {
     }
 }
 
-struct Shared {
+struct UdpState {
     socket: DatagramSocket,
     waker: Arc<Waker>,
     refused: AtomicBool,
@@ -72,12 +72,12 @@ struct Shared {
 /// Sends datagrams.
 #[derive(Clone)]
 pub struct UdpSender {
-    shared: Arc<Shared>,
+    shared: Arc<UdpState>,
 }
 
 /// Receives datagrams.
 pub struct UdpReceiver {
-    shared: Arc<Shared>,
+    shared: Arc<UdpState>,
     inbox: Inbox,
     /// The last call found something, so poll before waiting.
     is_busy: bool,
@@ -93,7 +93,7 @@ pub fn open_udp(options: &UdpOptions) -> io::Result<(UdpSender, UdpReceiver)> {
         shared_port: options.shared_port,
         buffer_bytes: options.buffer_bytes,
     })?;
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(UdpState {
         socket,
         waker: Arc::new(Waker::new()?),
         refused: AtomicBool::new(false),
@@ -180,11 +180,12 @@ impl Receiver for UdpReceiver {
         wait: Option<Duration>,
         writable_too: bool,
         each: &mut dyn FnMut(&Peer, &mut [u8]),
-    ) -> io::Result<Woken> {
-        let Shared { socket, waker, refused, .. } = &*self.shared;
+    ) -> io::Result<WakeReasons> {
+        let UdpState { socket, waker, refused, .. } = &*self.shared;
         let ready =
             wait_for_packets(socket.as_fd(), waker, refused, self.is_busy, wait, writable_too)?;
-        let mut woken = Woken { writable: ready.writable, waker: ready.waker, ..Woken::default() };
+        let mut woken =
+            WakeReasons { writable: ready.writable, waker: ready.waker, ..WakeReasons::default() };
         if !ready.readable {
             return Ok(woken);
         }

@@ -20,15 +20,15 @@ use sawmill_sys::net::{Interface, XdpInbox, XdpOutbox, XdpSocket, open_xdp};
 use super::ethernet::{ETHERTYPE, header};
 use super::wait::wait_for_packets;
 use super::{
-    Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, Waker, Woken, whole_packet, wrong_peer,
+    Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
 };
 
 /// After this many frames the receiver returns, so that others get their turn.
-const FRAMES_AT_ONCE: usize = 256;
+const BATCH_FRAMES_MAX: usize = 256;
 /// The kernel does not report when it has room for frames that it refused.
 const PUSH_AGAIN: Duration = Duration::from_millis(1);
 
-struct Shared {
+struct XdpState {
     socket: Arc<XdpSocket>,
     outbox: Mutex<XdpOutbox>,
     /// Set while the outbox has frames that the kernel has not sent.
@@ -37,7 +37,7 @@ struct Shared {
     refused: AtomicBool,
 }
 
-impl Shared {
+impl XdpState {
     /// Makes the kernel send what is left. Returns whether something is left still.
     fn push(&self) -> io::Result<bool> {
         if !self.pending.load(Ordering::Acquire) {
@@ -53,12 +53,12 @@ impl Shared {
 /// Sends frames.
 #[derive(Clone)]
 pub struct ExpressSender {
-    shared: Arc<Shared>,
+    shared: Arc<XdpState>,
 }
 
 /// Receives frames.
 pub struct ExpressReceiver {
-    shared: Arc<Shared>,
+    shared: Arc<XdpState>,
     inbox: XdpInbox,
 }
 
@@ -67,7 +67,7 @@ pub struct ExpressReceiver {
 /// Errors: those of [`open_xdp`].
 pub fn open_express(interface: &str) -> io::Result<(ExpressSender, ExpressReceiver)> {
     let (socket, outbox, inbox) = open_xdp(interface, ETHERTYPE)?;
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(XdpState {
         socket,
         outbox: Mutex::new(outbox),
         pending: AtomicBool::new(false),
@@ -118,23 +118,25 @@ impl Receiver for ExpressReceiver {
         wait: Option<Duration>,
         writable_too: bool,
         each: &mut dyn FnMut(&Peer, &mut [u8]),
-    ) -> io::Result<Woken> {
-        let Shared { socket, waker, refused, .. } = &*self.shared;
+    ) -> io::Result<WakeReasons> {
+        let XdpState { socket, waker, refused, .. } = &*self.shared;
         let wait = match self.shared.push()? {
             true => Some(wait.map_or(PUSH_AGAIN, |wait| wait.min(PUSH_AGAIN))),
             false => wait,
         };
         let is_there = self.inbox.has_frame();
         let ready = wait_for_packets(socket.as_fd(), waker, refused, is_there, wait, writable_too)?;
-        let mut woken = Woken { writable: ready.writable, waker: ready.waker, ..Woken::default() };
-        let handed =
-            self.inbox.receive(FRAMES_AT_ONCE, &mut |from, payload| match whole_packet(payload) {
-                Some(packet) => {
-                    woken.packets += 1;
-                    each(&Peer::Ethernet(from), packet);
-                }
-                None => woken.malformed += 1,
-            });
+        let mut woken =
+            WakeReasons { writable: ready.writable, waker: ready.waker, ..WakeReasons::default() };
+        let handed = self.inbox.receive(BATCH_FRAMES_MAX, &mut |from, payload| match whole_packet(
+            payload,
+        ) {
+            Some(packet) => {
+                woken.packets += 1;
+                each(&Peer::Ethernet(from), packet);
+            }
+            None => woken.malformed += 1,
+        });
         if handed == 0 && !woken.waker {
             // An interface that disappeared ends no wait.
             rustix::net::sockopt::socket_error(socket.as_fd())??;

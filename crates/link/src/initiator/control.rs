@@ -3,14 +3,14 @@
 //! Everything that changes the connection is an [`Event`]; [`Control::step`] handles one at a time.
 //! Whichever thread has an event takes the control's lock and runs the step, so that there is no
 //! thread to wake. A step never sends and never answers a request: what it decides is a list of
-//! [`Act`]s, done by the same thread after the lock is released, because sending may block and an
-//! answer runs its user's code.
+//! [`ControlAction`]s, done by the same thread after the lock is released, because sending may
+//! block and an answer runs its user's code.
 //!
-//! Invariants: only a step changes what requests see of the connection ([`Shown`]). After a failure
-//! there is no connection, and no step makes one.
+//! Invariants: only a step changes what requests see of the connection ([`ConnectionView`]). After
+//! a failure there is no connection, and no step makes one.
 //!
-//! Lock order: the control, then `Shown`, then what the connection locks. Not here: the steps of a
-//! handshake (`connect`), of a link (`join`) and of reopened volumes (`reopen`).
+//! Lock order: the control, then `ConnectionView`, then what the connection locks. Not here: the
+//! steps of a handshake (`connect`), of a link (`join`) and of reopened volumes (`reopen`).
 
 mod connect;
 mod join;
@@ -25,7 +25,7 @@ use sawmill_format::link::part::Word;
 use super::device::Answer;
 use super::pending::Chunk;
 use super::slots::Slots;
-use super::{Initiator, Live, Shown};
+use super::{ConnectionView, Initiator, LiveConnection};
 use crate::carrier::Peer;
 use crate::clock::SECOND;
 use crate::connection::{Connection, Path};
@@ -62,7 +62,7 @@ pub(super) enum Event<'a> {
 }
 
 /// What a step decided.
-pub(super) enum Act {
+pub(super) enum ControlAction {
     /// Sends a hello on a link, perhaps with the cookie that the target wants.
     SayHello { path: Path, link: u8, message: Arc<[u8]>, cookie: Option<Proof> },
     /// Sends a word about a link, padded to `packet_bytes`.
@@ -112,7 +112,7 @@ pub(super) struct Control {
     patience_ns: u64,
     /// Set if no connection got that far since.
     unserved: bool,
-    pub(super) acts: Vec<Act>,
+    pub(super) acts: Vec<ControlAction>,
 }
 
 impl Control {
@@ -189,7 +189,7 @@ impl Control {
     /// The peer broke the protocol, or ended the connection: drops it, and starts another one.
     fn drop_connection(&mut self, of: &Initiator, local: u64, why: &str) {
         let chunks = {
-            let mut shown = of.shown.write();
+            let mut shown = of.view.write();
             let Some(live) = shown.live.take_if(|live| live.local == local) else { return };
             self.was_served(&live);
             // Before another thread can find that there is no connection: see `fail`.
@@ -202,9 +202,9 @@ impl Control {
 
     /// Requests see this connection from now on. Their chunks in flight go back first, because no
     /// chunk may use the old connection once one can use the new one.
-    fn show(of: &Initiator, new: Live) {
+    fn show(of: &Initiator, new: LiveConnection) {
         let chunks = {
-            let mut shown = of.shown.write();
+            let mut shown = of.view.write();
             let old = shown.live.replace(new);
             old.map(|old| old.connection.role.abandon()).unwrap_or_default()
         };
@@ -212,7 +212,7 @@ impl Control {
     }
 
     /// A connection is gone or was checked: what it received counts if all volumes were open.
-    fn was_served(&mut self, live: &Live) {
+    fn was_served(&mut self, live: &LiveConnection) {
         let heard_ns = live.connection.heard_ns();
         if live.opened && heard_ns > self.patience_ns {
             (self.patience_ns, self.unserved) = (heard_ns, false);
@@ -229,7 +229,7 @@ impl Control {
     }
 
     /// When the target was last heard.
-    pub(super) fn last_heard_ns(&self, live: Option<&Live>) -> u64 {
+    pub(super) fn last_heard_ns(&self, live: Option<&LiveConnection>) -> u64 {
         live.map_or(self.patience_ns, |live| live.connection.heard_ns())
     }
 
@@ -257,8 +257,8 @@ impl Control {
     /// Fails everything, now and in the future; the first reason stays.
     fn fail(&mut self, of: &Initiator, error: Error) {
         let (live, first) = {
-            let mut shown = of.shown.write();
-            let Shown { live, failed, .. } = &mut *shown;
+            let mut shown = of.view.write();
+            let ConnectionView { live, failed, .. } = &mut *shown;
             let first = failed.is_none();
             failed.get_or_insert_with(|| error.clone());
             // No slot may be live when its request is dropped: it would send bytes of a request
@@ -266,9 +266,9 @@ impl Control {
             (live.take().inspect(|live| drop(live.connection.role.abandon())), first)
         };
         if let Some(live) = live.filter(|_| first) {
-            self.acts.push(Act::SayClose(live.connection, error.kind()));
+            self.acts.push(ControlAction::SayClose(live.connection, error.kind()));
         }
-        self.acts.push(Act::FailAll(of.pendings.take_all(&error), error));
+        self.acts.push(ControlAction::FailAll(of.pendings.take_all(&error), error));
     }
 }
 

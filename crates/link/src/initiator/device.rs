@@ -16,10 +16,10 @@ use sawmill_device::{
     Operations, Outcome, Reply, Request, Result,
 };
 use sawmill_format::FormatError;
-use sawmill_format::link::control::{self, Opened};
+use sawmill_format::link::control::{self, OpenAnswer};
 use sawmill_format::link::part::{Command, Operation};
 
-use super::pending::{Asked, Terms, operation_of, template};
+use super::pending::{ControlExchange, Terms, operation_of, template};
 use super::{Initiator, OpenExport};
 use crate::PackedDevice;
 
@@ -72,7 +72,7 @@ impl Initiator {
         let (told, hear) = sync_channel(1);
         let length = payload.len() as u64;
         let answer = vec![0; self.options.slot_bytes as usize];
-        let exchange = Box::new(Asked { payload, answer, told });
+        let exchange = Box::new(ControlExchange { payload, answer, told });
         let request = Request::new(Asks::Read, 0, length, Flags::default(), exchange);
         let terms = Terms { submitted_ns: self.clock.now_ns(), mark: 0, bytes_max: u64::MAX };
         self.pendings.add(Command { length, ..command }, terms, request);
@@ -105,7 +105,7 @@ impl Initiator {
 
     /// Closes all volumes. Returns their answers, and those of devices that were dropped before.
     pub(crate) fn close_volumes(&self) -> Vec<Answer> {
-        let volumes = self.shown.read().volumes.clone();
+        let volumes = self.view.read().volumes.clone();
         let closing = self.change(|control| {
             volumes.iter().for_each(|volume| control.close_volume(self, volume));
             std::mem::take(&mut control.closing)
@@ -162,9 +162,9 @@ pub(super) fn answered_by(answer: &[u8]) -> u64 {
     local.map_or(0, u64::from_le_bytes)
 }
 
-pub(super) fn read_opened(answer: &[u8]) -> Result<Opened> {
+pub(super) fn read_opened(answer: &[u8]) -> Result<OpenAnswer> {
     let bytes = answer.get(..control::opened_at::SIZE).unwrap_or_default();
-    Opened::decode(bytes).map_err(unreadable)
+    OpenAnswer::decode(bytes).map_err(unreadable)
 }
 
 /// The target's answer is not what an answer is.
@@ -192,7 +192,7 @@ impl RemoteDevice {
         let terms = Terms {
             submitted_ns: now,
             mark: self.initiator.pendings.changes(number),
-            bytes_max: self.volume.opened.request_bytes_max.into(),
+            bytes_max: self.volume.answer.request_bytes_max.into(),
         };
         self.initiator.pendings.add(command, terms, request);
         self.initiator.go_on(now);

@@ -6,8 +6,8 @@
 //! process is gone, so nothing of the old connection can arrive later.
 //!
 //! The path of requests: `device`, `pending` (requests), `slots` (what is in flight), the
-//! connection. The owner of the connection: `control`. The two meet in `Shown`, which the control
-//! writes and requests read.
+//! connection. The owner of the connection: `control`. The two meet in `ConnectionView`, which the
+//! control writes and requests read.
 //!
 //! Invariants: a request is answered once. A flush does not succeed if a target that kept unflushed
 //! writes is gone (the volatile cache identity changed).
@@ -31,12 +31,12 @@ pub use device::{Answer, OpenMode, RemoteDevice};
 
 use crate::carrier::{Peer, Sender, Waker};
 use crate::clock::{Clock, SECOND};
-use crate::connection::{Came, Connection, Path, Said};
+use crate::connection::{Connection, ControlPart, PacketOutcome, Path};
 use crate::session::proof::Proofs;
 use crate::session::{Security, instance};
 pub(crate) use control::PROLOGUE;
-use control::{Act, Control, Event};
-use pending::{Ended, Pendings};
+use control::{Control, ControlAction, Event};
+use pending::{CompletedRequest, PendingRequests};
 use slots::Slots;
 
 /// The limits and the identity of an initiator.
@@ -75,7 +75,7 @@ const LIVELY_NS: u64 = SECOND;
 struct OpenExport {
     export: String,
     mode: OpenMode,
-    opened: sawmill_format::link::control::Opened,
+    answer: sawmill_format::link::control::OpenAnswer,
     /// Its number here; on a connection it has the number that the target assigned.
     number: u8,
     /// How many of the answered chunks of changes (`pending`) a flush has covered.
@@ -101,9 +101,9 @@ pub struct Initiator {
     instance: [u8; 16],
     clock: Arc<dyn Clock>,
     myself: Weak<Initiator>,
-    pendings: Arc<Pendings>,
+    pendings: Arc<PendingRequests>,
     /// What requests see of the connection. Only the control writes it.
-    shown: RwLock<Shown>,
+    view: RwLock<ConnectionView>,
     control: Mutex<Control>,
     /// Until then, the receiving threads must not wait long.
     lively_until_ns: AtomicU64,
@@ -113,8 +113,8 @@ pub struct Initiator {
 
 /// What requests see of the connection.
 #[derive(Default)]
-struct Shown {
-    live: Option<Live>,
+struct ConnectionView {
+    live: Option<LiveConnection>,
     volumes: Vec<Arc<OpenExport>>,
     /// Why every request fails now.
     failed: Option<Error>,
@@ -124,7 +124,7 @@ struct Shown {
 
 /// A connection that was made.
 #[derive(Clone)]
-struct Live {
+struct LiveConnection {
     connection: Arc<Connection<Slots>>,
     local: u64,
     remote: u64,
@@ -152,22 +152,22 @@ impl Initiator {
             instance,
             clock,
             myself: Weak::clone(myself),
-            pendings: Arc::new(Pendings::new()),
-            shown: RwLock::default(),
+            pendings: Arc::new(PendingRequests::new()),
+            view: RwLock::default(),
             control: Mutex::new(Control::new(links.clamp(1, LINKS_MAX), random, began_ns)),
             lively_until_ns: AtomicU64::new(0),
             batches: AtomicU64::new(0),
         })
     }
 
-    fn live(&self) -> Option<Live> {
-        self.shown.read().live.clone()
+    fn live(&self) -> Option<LiveConnection> {
+        self.view.read().live.clone()
     }
 
     /// The reason why every request fails, if the initiator has failed.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
-        self.shown.read().failed.clone()
+        self.view.read().failed.clone()
     }
 
     /// The last message of a target that refused to connect: perhaps the reason. It is
@@ -193,22 +193,22 @@ impl Initiator {
         result
     }
 
-    fn act(&self, act: Act) {
+    fn act(&self, act: ControlAction) {
         match act {
-            Act::SayHello { path, link, message, cookie } => {
+            ControlAction::SayHello { path, link, message, cookie } => {
                 self.say_hello(&path, link, &message, cookie);
             }
-            Act::SayWord { connection, index, path, word, packet_bytes } => {
+            ControlAction::SayWord { connection, index, path, word, packet_bytes } => {
                 connection.send_word(index, &path, &word, packet_bytes);
             }
-            Act::SayClose(connection, kind) => {
+            ControlAction::SayClose(connection, kind) => {
                 let status = crate::status::status_of(kind);
                 connection.send_close(status, "the initiator has failed");
             }
-            Act::FailAll(requests, error) => {
+            ControlAction::FailAll(requests, error) => {
                 requests.into_iter().for_each(|request| request.fail(error.clone()));
             }
-            Act::GoOn => self.go_on(self.clock.now_ns()),
+            ControlAction::GoOn => self.go_on(self.clock.now_ns()),
         }
     }
 
@@ -258,17 +258,17 @@ impl Initiator {
         let local = live.local;
         let (mut words, mut closed) = ([None; 4], None);
         let came = live.connection.receive(header, packet, now, &mut |said| match said {
-            Said::Word(word) => {
+            ControlPart::Word(word) => {
                 if let Some(place) = words.iter_mut().find(|place| place.is_none()) {
                     *place = Some(word);
                 }
             }
-            Said::Close(status, text) => closed = Some((status, text.to_owned())),
+            ControlPart::Close(status, text) => closed = Some((status, text.to_owned())),
         });
         match came {
             Err(breach) => self.step(Event::Drop { local, why: breach.0 }, now),
-            Ok(Came::Dropped) => {}
-            Ok(Came::Taken) => {
+            Ok(PacketOutcome::Dropped) => {}
+            Ok(PacketOutcome::Taken) => {
                 for word in words.into_iter().flatten() {
                     self.step(Event::Word { local, peer: *peer, word }, now);
                 }
@@ -287,7 +287,7 @@ impl Initiator {
         }
         self.lively_until_ns.store(now + LIVELY_NS, Ordering::Relaxed);
         if now >= until {
-            self.shown.read().wakers.iter().flatten().for_each(|waker| waker.wake());
+            self.view.read().wakers.iter().flatten().for_each(|waker| waker.wake());
         }
     }
 
@@ -297,7 +297,7 @@ impl Initiator {
     }
 
     pub(crate) fn add_waker(&self, index: usize, waker: Arc<Waker>) {
-        if let Some(place) = self.shown.write().wakers.get_mut(index) {
+        if let Some(place) = self.view.write().wakers.get_mut(index) {
             *place = Some(waker);
         }
     }
@@ -305,7 +305,7 @@ impl Initiator {
     /// Gives slots to waiting requests, and sends what is ready.
     fn go_on(&self, now: u64) {
         self.be_lively(now);
-        let shown = self.shown.read();
+        let shown = self.view.read();
         let Some(live) = shown.live.as_ref() else { return };
         let opened = live.opened;
         let admit = |operation| opened || matches!(operation, Operation::Open | Operation::List);
@@ -314,7 +314,7 @@ impl Initiator {
             live.connection.pump(now);
         }
         drop(shown);
-        failed.into_iter().for_each(Ended::tell);
+        failed.into_iter().for_each(CompletedRequest::tell);
     }
 
     /// A thread starts to take packets: what they make ready is sent at the end of its batch, in
@@ -331,18 +331,18 @@ impl Initiator {
 
     /// A request on connection `local` has completed. Corrects a flush that must not report
     /// success, and adds the connection to the answer of an open.
-    fn ended(&self, local: u64, mut ended: Ended) {
-        if ended.operation == Operation::Open
-            && let Some(place) = ended.request.buffer().get_mut(device::ANSWERED_BY)
+    fn ended(&self, local: u64, mut request: CompletedRequest) {
+        if request.operation == Operation::Open
+            && let Some(place) = request.request.buffer().get_mut(device::ANSWERED_BY)
         {
             place.copy_from_slice(&local.to_le_bytes());
         }
-        if ended.operation == Operation::Flush && ended.failure.is_none() {
-            let volume = self.shown.read().volumes.get(usize::from(ended.volume)).cloned();
-            ended.failure =
-                volume.and_then(|volume| volume.flushed_well(ended.terms, self.clock.now_ns()));
+        if request.operation == Operation::Flush && request.failure.is_none() {
+            let volume = self.view.read().volumes.get(usize::from(request.volume)).cloned();
+            request.failure =
+                volume.and_then(|volume| volume.flushed_well(request.terms, self.clock.now_ns()));
         }
-        ended.tell();
+        request.tell();
     }
 
     /// Drops the connection and makes another one; unanswered requests are repeated there.
@@ -389,7 +389,7 @@ impl Initiator {
 
     /// Bytes of a slot as granted; before that, as requested.
     fn slot_bytes(&self) -> u32 {
-        let shown = self.shown.read();
+        let shown = self.view.read();
         shown
             .live
             .as_ref()

@@ -27,7 +27,7 @@ pub(crate) struct Chunk {
 }
 
 /// A request in flight.
-pub(crate) struct Pending {
+pub(crate) struct PendingRequest {
     request: Option<Request>,
     template: Option<Command>,
     /// Chunks were made up to this byte.
@@ -61,7 +61,7 @@ struct Tally {
 }
 
 /// A completed request, for code that must see it before the user.
-pub(crate) struct Ended {
+pub(crate) struct CompletedRequest {
     pub(crate) request: Request,
     pub(crate) failure: Option<Error>,
     pub(crate) volume: u8,
@@ -70,8 +70,8 @@ pub(crate) struct Ended {
 }
 
 /// All requests in flight.
-pub(crate) struct Pendings {
-    places: Box<[Mutex<Pending>]>,
+pub(crate) struct PendingRequests {
+    places: Box<[Mutex<PendingRequest>]>,
     lists: Mutex<Lists>,
     tallies: Box<[Tally]>,
 }
@@ -119,10 +119,10 @@ pub(crate) fn template(request: &Request, operation: Operation, volume: u8) -> C
     }
 }
 
-impl Pendings {
+impl PendingRequests {
     pub(crate) fn new() -> Self {
         let pending = |_| {
-            Mutex::new(Pending {
+            Mutex::new(PendingRequest {
                 request: None,
                 template: None,
                 chunked: 0,
@@ -141,7 +141,7 @@ impl Pendings {
         };
         let tally =
             |number: u8| Tally { number: number.into(), changes: 0.into(), under_way: 0.into() };
-        Pendings {
+        PendingRequests {
             places: (0..PLACES_MAX).map(pending).collect(),
             lists: Mutex::new(lists),
             tallies: (0..=u8::MAX).map(tally).collect(),
@@ -168,8 +168,8 @@ impl Pendings {
         self.tallies[usize::from(volume)].changes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Accepts a request, which is sent when there is a slot. After [`Pendings::take_all`] it
-    /// fails.
+    /// Accepts a request, which is sent when there is a slot. After [`PendingRequests::take_all`]
+    /// it fails.
     pub(crate) fn add(&self, template: Command, terms: Terms, request: Request) {
         let mut lists = self.lists.lock();
         if let Some(error) = lists.closed.clone() {
@@ -187,7 +187,7 @@ impl Pendings {
     }
 
     fn settle_in(&self, place: u16, template: Command, terms: Terms, request: Request) {
-        *self.places[usize::from(place)].lock() = Pending {
+        *self.places[usize::from(place)].lock() = PendingRequest {
             volume: template.volume,
             request: Some(request),
             template: Some(template),
@@ -280,7 +280,7 @@ impl Pendings {
     }
 
     /// A chunk is answered. Returns the request if that was its last chunk.
-    pub(crate) fn answered(&self, place: u16, failure: Option<Error>) -> Option<Ended> {
+    pub(crate) fn answered(&self, place: u16, failure: Option<Error>) -> Option<CompletedRequest> {
         let mut lists = self.lists.lock();
         let mut pending = self.places[usize::from(place)].lock();
         // None: it failed with all others, and its place is not reused.
@@ -293,7 +293,7 @@ impl Pendings {
             return None;
         }
         pending.template = None;
-        let ended = Ended {
+        let ended = CompletedRequest {
             request: pending.request.take()?,
             failure: pending.failure.take(),
             volume: pending.volume,
@@ -357,13 +357,13 @@ fn cut(template: Command, chunk: Chunk) -> Command {
 }
 
 /// The exchange of a control command: its payload is sent, its answer received.
-pub(crate) struct Asked {
+pub(crate) struct ControlExchange {
     pub(crate) payload: Vec<u8>,
     pub(crate) answer: Vec<u8>,
     pub(crate) told: std::sync::mpsc::SyncSender<(Outcome, Vec<u8>)>,
 }
 
-impl Exchange for Asked {
+impl Exchange for ControlExchange {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         let start = offset as usize;
         into.copy_from_slice(&self.payload[start..start + into.len()]);
@@ -379,7 +379,7 @@ impl Exchange for Asked {
     }
 }
 
-impl Ended {
+impl CompletedRequest {
     /// Completes the request with its result.
     pub(crate) fn tell(self) {
         match self.failure {

@@ -13,10 +13,10 @@ use sawmill_device::{Error, ErrorKind};
 use sawmill_format::link::part::{Body, Command, Data, Operation, Part, Reply};
 use sawmill_format::link::{GRAIN_BYTES, part};
 
-use super::pending::{Chunk, Ended, Pendings};
+use super::pending::{Chunk, CompletedRequest, PendingRequests};
 use crate::breach::Breach;
-use crate::connection::{Put, Role};
-use crate::going::{Going, Head};
+use crate::connection::{Role, SlotFill};
+use crate::going::{Head, UnsentParts};
 use crate::grains::{Grains, grains_of};
 use crate::path::{Piece, Pieces};
 use crate::status::error_of;
@@ -28,7 +28,7 @@ struct Slot {
     /// The initiator's own number of the volume; the command has the target's.
     volume: u8,
     chunk: Chunk,
-    going: Going,
+    unsent: UnsentParts,
     reply: Option<Reply>,
     come: Grains,
     /// The text of a failure.
@@ -40,16 +40,16 @@ pub(crate) struct Slots {
     slots: Box<[Mutex<Slot>]>,
     free: Mutex<Vec<u16>>,
     slot_bytes: u32,
-    pendings: Arc<Pendings>,
-    ended: Box<dyn Fn(Ended) + Send + Sync>,
+    pendings: Arc<PendingRequests>,
+    requests: Box<dyn Fn(CompletedRequest) + Send + Sync>,
 }
 
 impl Slots {
     pub(crate) fn new(
         count: u16,
         slot_bytes: u32,
-        pendings: Arc<Pendings>,
-        ended: Box<dyn Fn(Ended) + Send + Sync>,
+        pendings: Arc<PendingRequests>,
+        completed_request: Box<dyn Fn(CompletedRequest) + Send + Sync>,
     ) -> Self {
         let command = Command {
             operation: Operation::Flush,
@@ -66,7 +66,7 @@ impl Slots {
                 command: Command { slot, ..command },
                 volume: 0,
                 chunk: Chunk { place: 0, offset: 0, length: 0 },
-                going: Going::new(slot_bytes as usize),
+                unsent: UnsentParts::new(slot_bytes as usize),
                 reply: None,
                 come: Grains::new(slot_bytes as usize),
                 failure: None,
@@ -77,7 +77,7 @@ impl Slots {
             free: Mutex::new((0..count).rev().collect()),
             slot_bytes,
             pendings,
-            ended,
+            requests: completed_request,
         }
     }
 
@@ -100,7 +100,7 @@ impl Slots {
         &self,
         admit: impl Fn(Operation) -> bool,
         ready: impl Fn(u16),
-    ) -> Vec<Ended> {
+    ) -> Vec<CompletedRequest> {
         let mut failed = Vec::new();
         loop {
             let Some(index) = self.free.lock().pop() else { return failed };
@@ -130,7 +130,7 @@ impl Slots {
             (slot.live, slot.reply, slot.failure) = (true, None, None);
             slot.come.clear();
             let bytes = payload_bytes(&slot.command);
-            slot.going.begin(bytes);
+            slot.unsent.begin(bytes);
             drop(slot);
             ready(index);
         }
@@ -213,7 +213,7 @@ impl Slots {
         drop(slot);
         self.free.lock().push(index);
         if let Some(ended) = self.pendings.answered(place, failure) {
-            (self.ended)(ended);
+            (self.requests)(ended);
         }
     }
 }
@@ -253,17 +253,17 @@ impl Role for Slots {
         }
     }
 
-    fn put(&self, index: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> Put {
-        let Some(slot) = self.slots.get(usize::from(index)) else { return Put::All };
+    fn put(&self, index: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> SlotFill {
+        let Some(slot) = self.slots.get(usize::from(index)) else { return SlotFill::All };
         let slot = &mut *slot.lock();
         if !slot.live {
-            return Put::All;
+            return SlotFill::All;
         }
         let (head, chunk) = (Head::Command(slot.command), slot.chunk);
         let fill = |offset: usize, into: &mut [u8]| {
             self.pendings.fill(chunk.place, chunk.offset + offset as u64, into);
         };
-        slot.going.put(&head, payload_bytes(&slot.command), &fill, body, pieces)
+        slot.unsent.put(&head, payload_bytes(&slot.command), &fill, body, pieces)
     }
 
     fn lost(&self, piece: &Piece) -> bool {
@@ -271,7 +271,7 @@ impl Role for Slots {
         let mut slot = slot.lock();
         let goes = slot.live && slot.command.sequence == piece.sequence;
         if goes {
-            slot.going.lost(piece);
+            slot.unsent.lost(piece);
         }
         goes
     }

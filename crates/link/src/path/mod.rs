@@ -9,5 +9,5 @@
 pub(crate) mod receiving;
 pub(crate) mod sending;
 
-pub(crate) use receiving::Receiving;
-pub(crate) use sending::{Piece, PieceKind, Pieces, Sending};
+pub(crate) use receiving::ReceiveHalf;
+pub(crate) use sending::{Piece, PieceKind, Pieces, SendHalf};

@@ -19,7 +19,7 @@ pub struct ReceivingCounts {
 }
 
 /// The receiving half of a link.
-pub(crate) struct Receiving {
+pub(crate) struct ReceiveHalf {
     window: ReplayWindow,
     /// Packets since the last acknowledgement that request one, and the arrival times of the first
     /// and the newest of them.
@@ -29,10 +29,10 @@ pub(crate) struct Receiving {
     pub(crate) counts: ReceivingCounts,
 }
 
-impl Receiving {
+impl ReceiveHalf {
     pub(crate) fn new() -> Self {
         let counts = ReceivingCounts::default();
-        Receiving { window: ReplayWindow::new(), owed: 0, owed_since_ns: 0, newest_ns: 0, counts }
+        ReceiveHalf { window: ReplayWindow::new(), owed: 0, owed_since_ns: 0, newest_ns: 0, counts }
     }
 
     /// Accepts the number of a packet. Returns false if it was accepted before, or is too old to

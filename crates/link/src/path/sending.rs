@@ -18,7 +18,7 @@ use crate::clock::{MS, US};
 use sawmill_format::link::part::Ack;
 
 /// The most packets in flight on one link.
-const FLIGHTS: usize = 2048;
+const FLIGHTS_MAX: usize = 2048;
 /// Of these, the number reserved for packets without pieces that must arrive: acknowledgements,
 /// pings, words.
 const FLIGHTS_SPARE: u64 = 256;
@@ -44,7 +44,7 @@ const PROBE_NS_MIN: u64 = 20 * MS;
 /// The longest timeout, unless the round trip takes as long.
 const PROBE_NS_MAX: u64 = 250 * MS;
 /// After this many timeouts in a row the link is silent, and its packets use other links.
-const PROBES_SILENT: u32 = 3;
+const PROBES_SILENT_MAX: u32 = 3;
 
 /// The part of a packet that must arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +128,7 @@ pub struct SendingCounts {
 }
 
 /// The sending half of a link.
-pub(crate) struct Sending {
+pub(crate) struct SendHalf {
     next: u64,
     /// All numbers below this are settled.
     oldest: u64,
@@ -156,13 +156,13 @@ pub(crate) struct Sending {
     pub(crate) counts: SendingCounts,
 }
 
-impl Sending {
+impl SendHalf {
     pub(crate) fn new() -> Self {
         let flight = Flight { sent_ns: 0, bytes: 0, fate: Fate::Settled, pieces: Pieces::new() };
-        Sending {
+        SendHalf {
             next: 0,
             oldest: 0,
-            flights: vec![flight; FLIGHTS].into(),
+            flights: vec![flight; FLIGHTS_MAX].into(),
             in_flight_bytes: 0,
             window_bytes: WINDOW_BYTES_FIRST,
             slow_start: true,
@@ -192,12 +192,12 @@ impl Sending {
     }
 
     fn place(number: u64) -> usize {
-        (number % FLIGHTS as u64) as usize
+        (number % FLIGHTS_MAX as u64) as usize
     }
 
     /// Whether another packet may be sent.
     pub(crate) fn has_room(&self) -> bool {
-        let has_place = self.next - self.oldest < FLIGHTS as u64 - FLIGHTS_SPARE;
+        let has_place = self.next - self.oldest < FLIGHTS_MAX as u64 - FLIGHTS_SPARE;
         !self.silent && has_place && self.in_flight_bytes < self.window_bytes
     }
 
@@ -226,18 +226,18 @@ impl Sending {
         self.smoothed_ns / 1024 * share
     }
 
-    /// The number of the next packet, for use with [`Sending::sent`]. Here and below, `lost`
+    /// The number of the next packet, for use with [`SendHalf::sent`]. Here and below, `lost`
     /// returns whether a piece must be sent again. If the place of the oldest packet is needed,
     /// that packet counts as lost: thousands of later packets have not settled it.
     pub(crate) fn number(&mut self, mut lost: impl FnMut(&Piece) -> bool) -> u64 {
-        if self.next - self.oldest >= FLIGHTS as u64 {
+        if self.next - self.oldest >= FLIGHTS_MAX as u64 {
             self.lose(self.oldest, &mut lost);
             self.advance();
         }
         self.next
     }
 
-    /// Records a packet that is sent under the number of [`Sending::number`]. A packet without
+    /// Records a packet that is sent under the number of [`SendHalf::number`]. A packet without
     /// pieces that requests nothing is settled immediately.
     pub(crate) fn sent(&mut self, now: u64, bytes: usize, pieces: &Pieces, asks: bool) {
         let place = Self::place(self.next);
@@ -335,7 +335,7 @@ impl Sending {
             return;
         }
         let most = if self.stream { usize::MAX } else { WINDOW_BYTES_MAX };
-        let most = most.min(FLIGHTS * self.packet_bytes);
+        let most = most.min(FLIGHTS_MAX * self.packet_bytes);
         // An unused window shows nothing about the path.
         if self.in_flight_bytes + newly < self.window_bytes / 2 {
             return;
@@ -391,7 +391,7 @@ impl Sending {
         (base << self.timeouts.min(6)).min(PROBE_NS_MAX.max(2 * base))
     }
 
-    /// When [`Sending::tick`] has something to do.
+    /// When [`SendHalf::tick`] has something to do.
     pub(crate) fn deadline_ns(&self) -> Option<u64> {
         if self.in_flight_bytes == 0 {
             return self.silent.then_some(self.probe_ns);
@@ -412,7 +412,7 @@ impl Sending {
             self.timeouts += 1;
             self.counts.timeouts += 1;
             self.waiting_since_ns = now;
-            if self.timeouts >= PROBES_SILENT && !self.silent {
+            if self.timeouts >= PROBES_SILENT_MAX && !self.silent {
                 (self.silent, self.probe_ns) = (true, now);
             }
             self.lose_all(&mut lost);
@@ -430,7 +430,7 @@ impl Sending {
     /// The peer was heard on a silent link: probe immediately whether it receives from us too.
     pub(crate) fn heard(&mut self, now: u64) {
         if self.silent {
-            (self.probe_ns, self.timeouts) = (now, PROBES_SILENT);
+            (self.probe_ns, self.timeouts) = (now, PROBES_SILENT_MAX);
         }
     }
 
@@ -444,7 +444,7 @@ impl Sending {
         self.advance();
     }
 
-    /// The path is gone: nothing is sent there until [`Sending::renew`].
+    /// The path is gone: nothing is sent there until [`SendHalf::renew`].
     pub(crate) fn silence(&mut self, lost: impl FnMut(&Piece) -> bool) {
         self.silent = true;
         self.lose_all(lost);
@@ -457,14 +457,14 @@ mod tests {
 
     #[test]
     fn a_packet_whose_place_is_needed_for_words_is_lost_and_said_to_be() {
-        let mut sending = Sending::new();
+        let mut sending = SendHalf::new();
         sending.renew(1200, true);
         let mut pieces = Pieces::new();
         pieces.push(Piece { slot: 7, ..NO_PIECE });
         assert_eq!(sending.number(|_| panic!("nothing is lost yet")), 0);
         sending.sent(1, 1200, &pieces, true);
         let mut lost = Vec::new();
-        for _ in 0..3 * FLIGHTS {
+        for _ in 0..3 * FLIGHTS_MAX {
             sending.number(|piece| {
                 lost.push(piece.slot);
                 true

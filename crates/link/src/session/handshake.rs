@@ -23,7 +23,7 @@ use snow::HandshakeState;
 use zeroize::Zeroizing;
 
 use super::noise::{self, Role};
-use super::{Refused, Seals, Security};
+use super::{PacketRefusal, Seals, Security};
 use sawmill_format::crc::Crc32c;
 
 /// The bytes of a message besides its payload.
@@ -68,13 +68,13 @@ impl Greeting {
     /// connection's number.
     ///
     /// # Errors
-    /// [`Refused::Room`], [`Refused::Broken`].
+    /// [`PacketRefusal::Room`], [`PacketRefusal::Broken`].
     pub fn new(
         security: &Security,
         prologue: &[u8],
         payload: &[u8],
         out: &mut [u8],
-    ) -> Result<(Self, usize), Refused> {
+    ) -> Result<(Self, usize), PacketRefusal> {
         let bytes = check_room(payload, out)?;
         let head = [suite_of(security), GREETING, 0, 0];
         let state = match security {
@@ -85,7 +85,7 @@ impl Greeting {
             }
             Security::Insecure => {
                 let mut token = [0; TOKEN_BYTES];
-                aws_lc_rs::rand::fill(&mut token).map_err(|_| Refused::Broken)?;
+                aws_lc_rs::rand::fill(&mut token).map_err(|_| PacketRefusal::Broken)?;
                 write_clear(prologue, head, &token, payload, &mut out[..bytes]);
                 State::Insecure { prologue: prologue.to_vec(), token }
             }
@@ -96,14 +96,14 @@ impl Greeting {
     /// Reads the second message. Returns the keys of this connection, and the target's payload.
     ///
     /// # Errors
-    /// All errors except [`Refused::Finished`] leave the handshake open. None is authenticated: a
-    /// stranger can cause it. So keep waiting, and report the last one if no answer arrives. A
-    /// target's refusal ([`refusal`]) becomes the reason that both ends see:
-    /// [`Refused::PeerInsecure`], [`Refused::PeerSecure`], [`Refused::Unproven`],
-    /// [`Refused::Unknown`].
-    pub fn finish(&mut self, message: &[u8]) -> Result<(Seals, Vec<u8>), Refused> {
+    /// All errors except [`PacketRefusal::Finished`] leave the handshake open. None is
+    /// authenticated: a stranger can cause it. So keep waiting, and report the last one if no
+    /// answer arrives. A target's refusal ([`refusal`]) becomes the reason that both ends see:
+    /// [`PacketRefusal::PeerInsecure`], [`PacketRefusal::PeerSecure`], [`PacketRefusal::Unproven`],
+    /// [`PacketRefusal::Unknown`].
+    pub fn finish(&mut self, message: &[u8]) -> Result<(Seals, Vec<u8>), PacketRefusal> {
         let made = match &mut self.0 {
-            State::Finished => return Err(Refused::Finished),
+            State::Finished => return Err(PacketRefusal::Finished),
             State::Secure(noise) => {
                 let payload = read_noise(noise, check_head(message, SECURE, ANSWER)?)?;
                 (seals_of(noise, Role::Initiator)?, payload)
@@ -112,7 +112,7 @@ impl Greeting {
                 check_head(message, INSECURE, ANSWER)?;
                 let (answered, payload) = read_clear(prologue, message)?;
                 if answered != token {
-                    return Err(Refused::NotOurs);
+                    return Err(PacketRefusal::NotOurs);
                 }
                 (Seals::Checksum, payload.to_vec())
             }
@@ -138,7 +138,7 @@ pub fn answer(
     message: &[u8],
     respond: impl FnOnce(&[u8]) -> Vec<u8>,
     out: &mut [u8],
-) -> Result<(Seals, usize), Refused> {
+) -> Result<(Seals, usize), PacketRefusal> {
     let suite = suite_of(security);
     let head = [suite, ANSWER, 0, 0];
     let rest = check_head(message, suite, GREETING)?;
@@ -172,12 +172,12 @@ pub(crate) fn may_be_greeting(security: &Security, message: &[u8]) -> bool {
 
 /// The reply of a target to a greeting that it refused, so that the user there sees more than "no
 /// answer". None for damaged packets and noise. It is shorter than the greeting: no amplification.
-pub fn refusal(security: &Security, why: Refused) -> Option<[u8; HEAD_BYTES]> {
+pub fn refusal(security: &Security, why: PacketRefusal) -> Option<[u8; HEAD_BYTES]> {
     let reason = match why {
-        Refused::PeerInsecure => 1,
-        Refused::PeerSecure => 2,
-        Refused::Unproven => 3,
-        Refused::Unknown => 4,
+        PacketRefusal::PeerInsecure => 1,
+        PacketRefusal::PeerSecure => 2,
+        PacketRefusal::Unproven => 3,
+        PacketRefusal::Unknown => 4,
         _ => return None,
     };
     Some([suite_of(security), REFUSAL, reason, 0])
@@ -191,35 +191,35 @@ fn suite_of(security: &Security) -> u8 {
 }
 
 /// The length of the message for a payload, if it fits.
-fn check_room(payload: &[u8], out: &[u8]) -> Result<usize, Refused> {
+fn check_room(payload: &[u8], out: &[u8]) -> Result<usize, PacketRefusal> {
     let (bytes, room) = (payload.len() + HANDSHAKE_BYTES, out.len().min(MESSAGE_BYTES_MAX));
-    if bytes <= room { Ok(bytes) } else { Err(Refused::Room { bytes, room }) }
+    if bytes <= room { Ok(bytes) } else { Err(PacketRefusal::Room { bytes, room }) }
 }
 
 /// The message after its head, if the head is valid here.
-fn check_head(message: &[u8], suite: u8, step: u8) -> Result<&[u8], Refused> {
-    let short = Refused::Short { bytes: message.len(), least: HANDSHAKE_BYTES };
+fn check_head(message: &[u8], suite: u8, step: u8) -> Result<&[u8], PacketRefusal> {
+    let short = PacketRefusal::Short { bytes: message.len(), least: HANDSHAKE_BYTES };
     let (head, rest) = message.split_first_chunk::<HEAD_BYTES>().ok_or(short)?;
     match *head {
         // The target's reason describes our end; mirrored, it is the reason that we would give.
         [INSECURE | SECURE, REFUSAL, reason, 0] if step == ANSWER && rest.is_empty() => {
             Err(match reason {
-                1 => Refused::PeerSecure,
-                2 => Refused::PeerInsecure,
-                3 => Refused::Unproven,
-                _ => Refused::Unknown,
+                1 => PacketRefusal::PeerSecure,
+                2 => PacketRefusal::PeerInsecure,
+                3 => PacketRefusal::Unproven,
+                _ => PacketRefusal::Unknown,
             })
         }
         [INSECURE | SECURE, GREETING | ANSWER, 0, 0] if rest.len() < TOKEN_BYTES + TAIL_BYTES => {
             Err(short)
         }
-        [INSECURE, GREETING | ANSWER, 0, 0] if suite == SECURE => Err(Refused::PeerInsecure),
-        [SECURE, GREETING | ANSWER, 0, 0] if suite == INSECURE => Err(Refused::PeerSecure),
+        [INSECURE, GREETING | ANSWER, 0, 0] if suite == SECURE => Err(PacketRefusal::PeerInsecure),
+        [SECURE, GREETING | ANSWER, 0, 0] if suite == INSECURE => Err(PacketRefusal::PeerSecure),
         [_, said @ (GREETING | ANSWER), 0, 0] if head[0] == suite && said != step => {
-            Err(Refused::OutOfTurn)
+            Err(PacketRefusal::OutOfTurn)
         }
         [_, GREETING | ANSWER, 0, 0] if head[0] == suite => Ok(rest),
-        _ => Err(Refused::Unknown),
+        _ => Err(PacketRefusal::Unknown),
     }
 }
 
@@ -228,28 +228,28 @@ fn write_noise(
     head: [u8; HEAD_BYTES],
     payload: &[u8],
     out: &mut [u8],
-) -> Result<(), Refused> {
+) -> Result<(), PacketRefusal> {
     let (place, rest) = out.split_at_mut(HEAD_BYTES);
     place.copy_from_slice(&head);
     // The room was checked, so an error here is not ours to fix.
     let bytes = noise.write_message(payload, rest).map_err(|error| match error {
         // The peer has the key, but sent a public key that determines the result.
-        snow::Error::Dh => Refused::Unproven,
-        _ => Refused::Broken,
+        snow::Error::Dh => PacketRefusal::Unproven,
+        _ => PacketRefusal::Broken,
     })?;
-    if bytes == rest.len() { Ok(()) } else { Err(Refused::Broken) }
+    if bytes == rest.len() { Ok(()) } else { Err(PacketRefusal::Broken) }
 }
 
-fn read_noise(noise: &mut HandshakeState, message: &[u8]) -> Result<Vec<u8>, Refused> {
+fn read_noise(noise: &mut HandshakeState, message: &[u8]) -> Result<Vec<u8>, PacketRefusal> {
     let mut payload = vec![0; message.len()];
-    let bytes = noise.read_message(message, &mut payload).map_err(|_| Refused::Unproven)?;
+    let bytes = noise.read_message(message, &mut payload).map_err(|_| PacketRefusal::Unproven)?;
     payload.truncate(bytes);
     Ok(payload)
 }
 
 /// Takes the raw keys. Snow's transport is not used: it has no associated data (our header), needs
 /// a second buffer, and counts nonces in its own way.
-fn seals_of(noise: &mut HandshakeState, role: Role) -> Result<Seals, Refused> {
+fn seals_of(noise: &mut HandshakeState, role: Role) -> Result<Seals, PacketRefusal> {
     let (to_target, to_initiator) = noise.dangerously_get_raw_split();
     let (to_target, to_initiator) = (Zeroizing::new(to_target), Zeroizing::new(to_initiator));
     match role {
@@ -277,11 +277,11 @@ fn write_clear(
 fn read_clear<'a>(
     prologue: &[u8],
     message: &'a [u8],
-) -> Result<(&'a [u8; TOKEN_BYTES], &'a [u8]), Refused> {
-    let short = Refused::Short { bytes: message.len(), least: HANDSHAKE_BYTES };
+) -> Result<(&'a [u8; TOKEN_BYTES], &'a [u8]), PacketRefusal> {
+    let short = PacketRefusal::Short { bytes: message.len(), least: HANDSHAKE_BYTES };
     let (covered, tail) = message.split_last_chunk::<TAIL_BYTES>().ok_or(short)?;
     if *tail != clear_tail(prologue, covered) {
-        return Err(Refused::Damaged);
+        return Err(PacketRefusal::Damaged);
     }
     covered.get(HEAD_BYTES..).and_then(<[u8]>::split_first_chunk).ok_or(short)
 }

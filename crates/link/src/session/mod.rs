@@ -34,7 +34,7 @@ pub enum Security {
 /// Why a packet or a message of the handshake was refused. The link continues; the packet is
 /// dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum PacketRefusal {
     /// Fewer bytes than the fixed parts have.
     #[error("{bytes} bytes are too few: a packet has at least {least}")]
     Short {

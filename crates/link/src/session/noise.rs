@@ -19,7 +19,7 @@ use snow::types::{Cipher, Dh, Hash, Random};
 use snow::{Builder, HandshakeState};
 use zeroize::Zeroizing;
 
-use super::Refused;
+use super::PacketRefusal;
 use super::key::PreSharedKey;
 
 /// The complete choice of cryptography. Another choice is a new version of the handshake.
@@ -43,8 +43,8 @@ pub(super) fn begin(
     key: &PreSharedKey,
     prologue: &[u8],
     role: Role,
-) -> Result<HandshakeState, Refused> {
-    start(key, prologue, role, None).map_err(|_| Refused::Broken)
+) -> Result<HandshakeState, PacketRefusal> {
+    start(key, prologue, role, None).map_err(|_| PacketRefusal::Broken)
 }
 
 fn start(

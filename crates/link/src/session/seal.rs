@@ -22,7 +22,7 @@
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use sawmill_format::crc::Crc32c;
 
-use super::Refused;
+use super::PacketRefusal;
 
 /// Bytes of a packet's header.
 pub const HEADER_BYTES: usize = 24;
@@ -59,9 +59,11 @@ impl std::fmt::Debug for Keys {
 
 impl Seals {
     /// Seals with `sending`, opens with `receiving`. The other end has them swapped.
-    pub(super) fn new(sending: &[u8; 32], receiving: &[u8; 32]) -> Result<Self, Refused> {
+    pub(super) fn new(sending: &[u8; 32], receiving: &[u8; 32]) -> Result<Self, PacketRefusal> {
         let key = |bytes: &[u8; 32]| {
-            UnboundKey::new(&AES_256_GCM, bytes).map(LessSafeKey::new).map_err(|_| Refused::Broken)
+            UnboundKey::new(&AES_256_GCM, bytes)
+                .map(LessSafeKey::new)
+                .map_err(|_| PacketRefusal::Broken)
         };
         Ok(Self::Sealed(Keys { sending: key(sending)?, receiving: key(receiving)? }))
     }
@@ -71,14 +73,14 @@ impl Seals {
     /// # Errors
     /// [`Refused::Spent`] past the last packet number, [`Refused::Short`]; the packet is unchanged
     /// then.
-    pub fn seal(&self, packet: &mut [u8]) -> Result<(), Refused> {
+    pub fn seal(&self, packet: &mut [u8]) -> Result<(), PacketRefusal> {
         let Parts { header, body, tail } = Parts::of(packet)?;
         match self {
             Self::Sealed(keys) => {
                 let tag = keys
                     .sending
                     .seal_in_place_separate_tag(nonce_of(header), Aad::from(header), body)
-                    .map_err(|_| Refused::Broken)?;
+                    .map_err(|_| PacketRefusal::Broken)?;
                 tail.copy_from_slice(tag.as_ref());
             }
             Self::Checksum => *tail = checksum(header, body),
@@ -92,15 +94,15 @@ impl Seals {
     /// # Errors
     /// [`Refused::Forged`] or, insecure, [`Refused::Damaged`]; [`Refused::Spent`];
     /// [`Refused::Short`].
-    pub fn open<'a>(&self, packet: &'a mut [u8]) -> Result<&'a mut [u8], Refused> {
+    pub fn open<'a>(&self, packet: &'a mut [u8]) -> Result<&'a mut [u8], PacketRefusal> {
         let Parts { header, body, tail } = Parts::of(packet)?;
         match self {
             Self::Sealed(keys) => keys
                 .receiving
                 .open_in_place_separate_tag(nonce_of(header), Aad::from(header), tail, body)
-                .map_err(|_| Refused::Forged),
+                .map_err(|_| PacketRefusal::Forged),
             Self::Checksum if *tail == checksum(header, body) => Ok(body),
-            Self::Checksum => Err(Refused::Damaged),
+            Self::Checksum => Err(PacketRefusal::Damaged),
         }
     }
 }
@@ -113,12 +115,12 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    fn of(packet: &'a mut [u8]) -> Result<Self, Refused> {
-        let short = Refused::Short { bytes: packet.len(), least: HEADER_BYTES + TAIL_BYTES };
+    fn of(packet: &'a mut [u8]) -> Result<Self, PacketRefusal> {
+        let short = PacketRefusal::Short { bytes: packet.len(), least: HEADER_BYTES + TAIL_BYTES };
         let (header, rest) = packet.split_first_chunk_mut().ok_or(short)?;
         let (body, tail) = rest.split_last_chunk_mut().ok_or(short)?;
         if number_of(header) & (u64::MAX >> 8) >= PACKETS_MAX {
-            return Err(Refused::Spent);
+            return Err(PacketRefusal::Spent);
         }
         Ok(Self { header, body, tail })
     }

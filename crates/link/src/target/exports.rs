@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use sawmill_device::{Error, ErrorKind, Outcome, Result};
-use sawmill_format::link::control::{self, OPEN_READ_ONLY, OPEN_SHARED, OPEN_TAKE_OVER, Opened};
+use sawmill_format::link::control::{
+    self, OPEN_READ_ONLY, OPEN_SHARED, OPEN_TAKE_OVER, OpenAnswer,
+};
 
 use super::machines::Rights;
 use super::standing::{KeepStanding, Standing};
@@ -309,14 +311,14 @@ impl Export {
     }
 
     /// The answer to an open.
-    pub(super) fn opened(&self, volume: u8) -> Opened {
+    pub(super) fn opened(&self, volume: u8) -> OpenAnswer {
         let geometry = self.device.geometry();
         let standing = {
             let mut state = self.state.lock();
             state.is_known = true;
             state.standing
         };
-        Opened {
+        OpenAnswer {
             volume,
             size_bytes: geometry.size_bytes,
             block_bytes: geometry.block_bytes,
@@ -360,20 +362,20 @@ mod tests {
 
     /// A standing in memory that the next target starts with.
     #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Standing>>);
+    struct MemoryStanding(Arc<Mutex<Standing>>);
 
-    impl KeepStanding for Kept {
+    impl KeepStanding for MemoryStanding {
         fn keep(&self, standing: &Standing) -> Result<()> {
             *self.0.lock() = *standing;
             Ok(())
         }
     }
 
-    fn export(kept: Option<&Kept>) -> (Exports, Arc<Export>) {
+    fn export(standing: Option<&MemoryStanding>) -> (Exports, Arc<Export>) {
         let exports = Exports::default();
-        let device = Arc::new(crate::Unpack::new(MemoryDevice::new(4096)));
+        let device = Arc::new(crate::Unpacker::new(MemoryDevice::new(4096)));
         let lasting =
-            kept.map(|kept| (*kept.0.lock(), Box::new(kept.clone()) as Box<dyn KeepStanding>));
+            standing.map(|kept| (*kept.0.lock(), Box::new(kept.clone()) as Box<dyn KeepStanding>));
         exports.add("disk", device, [0; 16], lasting).expect("the first");
         let export = exports.find("disk", &Rights::all()).expect("just added");
         (exports, export)
@@ -415,7 +417,7 @@ mod tests {
         let ((begun, has_begun), (end, may_end)) = (channel(), channel());
         let slow = Slow { begun: Mutex::new(begun), may_end: Mutex::new(may_end) };
         let exports = Exports::default();
-        let device = Arc::new(crate::Unpack::new(MemoryDevice::new(4096)));
+        let device = Arc::new(crate::Unpacker::new(MemoryDevice::new(4096)));
         let lasting: Box<dyn KeepStanding> = Box::new(slow);
         exports
             .add("disk", device, [0; 16], Some((Standing::default(), lasting)))
@@ -484,7 +486,7 @@ mod tests {
 
     #[test]
     fn a_reservation_is_over_once_another_initiator_had_it_in_any_process() {
-        let kept = Kept::default();
+        let kept = MemoryStanding::default();
         let (_, first) = export(Some(&kept));
         claim(&first, 1, 0, 0, 11).expect("free");
         first.leave(1).expect("given back");
@@ -505,7 +507,7 @@ mod tests {
 
     #[test]
     fn initiators_that_share_have_one_reservation_until_one_opens_it_alone() {
-        let kept = Kept::default();
+        let kept = MemoryStanding::default();
         let (_, export) = export(Some(&kept));
         claim(&export, 1, OPEN_SHARED, 0, 11).expect("free");
         claim(&export, 2, OPEN_SHARED, 0, 22).expect("by agreement");
@@ -525,7 +527,7 @@ mod tests {
 
     #[test]
     fn the_volatile_cache_identity_changes_once_after_a_failed_sync() {
-        let kept = Kept::default();
+        let kept = MemoryStanding::default();
         let (_, first) = export(Some(&kept));
         claim(&first, 1, 0, 0, 11).expect("free");
         let identity = first.opened(0).cache_identity;
@@ -548,7 +550,7 @@ mod tests {
 
     #[test]
     fn an_initiator_expected_back_keeps_its_place_for_a_while_and_no_longer() {
-        let kept = Kept::default();
+        let kept = MemoryStanding::default();
         let (exports, export) = export(Some(&kept));
         claim(&export, 1, 0, 0, 11).expect("free");
         exports.forget(1, Some(100));
@@ -579,7 +581,7 @@ mod tests {
 
     #[test]
     fn a_guest_ends_no_reservation_and_makes_room_for_its_holder() {
-        let kept = Kept::default();
+        let kept = MemoryStanding::default();
         let (exports, export) = export(Some(&kept));
         let guest = Claim { flags: OPEN_READ_ONLY, guest: true, ..Claim::default() };
         claim(&export, 1, 0, 0, 11).expect("free");

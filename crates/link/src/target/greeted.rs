@@ -13,25 +13,25 @@ use sawmill_format::link::greeting::{Cookie, GREETING_BYTES_MAX, Hello, Welcome}
 use sawmill_format::link::{LINKS_MAX, PROOF_BYTES, Packet, PacketKind, VERSION};
 
 use super::keys::Holder;
-use super::served::{Served, Who};
-use super::waiting::{HalfOpen, Waiting};
-use super::{Arrival, Known, NOTHING, Target};
+use super::served::{ConnectionIdentity, TargetConnection};
+use super::waiting::{HalfOpen, HalfOpenTable};
+use super::{Arrival, ConnectionLookup, NOTHING, Target};
 use crate::carrier::{Peer, Sender};
 use crate::initiator::PROLOGUE;
 use crate::session::handshake::{may_be_greeting, refusal};
 use crate::session::proof::Jar;
-use crate::session::{HANDSHAKE_BYTES, Refused, Seals, answer};
+use crate::session::{HANDSHAKE_BYTES, PacketRefusal, Seals, answer};
 use crate::source::Source;
 
 /// The state of handshakes.
 #[derive(Default)]
-pub(super) struct Greeted {
-    pub(super) waiting: Waiting,
+pub(super) struct Handshakes {
+    pub(super) half_open: HalfOpenTable,
     jar: Jar,
 }
 
 /// A hello that was answered.
-struct Answered {
+struct AnsweredHello {
     local: u64,
     holder: Arc<Holder>,
     hello: Hello,
@@ -40,7 +40,7 @@ struct Answered {
     seals: Seals,
 }
 
-impl Answered {
+impl AnsweredHello {
     /// The connection that its first sealed packet makes.
     fn half_open(self, message: &[u8], source: Option<Source>, now: u64) -> HalfOpen {
         HalfOpen {
@@ -69,9 +69,9 @@ impl Target {
         now: u64,
     ) {
         let Arrival { sender, peer, .. } = from;
-        let mut greeted = self.greeted.lock();
+        let mut greeted = self.handshakes.lock();
         let keys = Arc::clone(&self.keys.read());
-        let Greeted { waiting, jar } = &mut *greeted;
+        let Handshakes { half_open: waiting, jar } = &mut *greeted;
         if self.closed.load(Ordering::SeqCst) {
             return;
         }
@@ -115,7 +115,7 @@ impl Target {
         };
         let connection = answered.hello.connection;
         if answered.hello.versions.0 > VERSION || answered.hello.versions.1 < VERSION {
-            return self.refuse(sender, peer, connection, &keys, Refused::Unknown);
+            return self.refuse(sender, peer, connection, &keys, PacketRefusal::Unknown);
         }
         self.say_to(sender, peer, PacketKind::Welcome, connection, &answered.message);
         waiting.push(answered.half_open(message, source, now));
@@ -127,9 +127,9 @@ impl Target {
         peer: &Peer,
         connection: u64,
         keys: &super::keys::Ring,
-        refused: Refused,
+        reason: PacketRefusal,
     ) {
-        if let Some(text) = refusal(keys.any(), refused) {
+        if let Some(text) = refusal(keys.any(), reason) {
             self.say_to(sender, peer, PacketKind::Refused, connection, &text);
         }
     }
@@ -151,13 +151,13 @@ impl Target {
         holders: &[Arc<Holder>],
         message: &[u8],
         any: &crate::session::Security,
-    ) -> Result<Option<Answered>, Refused> {
+    ) -> Result<Option<AnsweredHello>, PacketRefusal> {
         // The refusal for a message of this shape if no key fits.
         let mut refused = match may_be_greeting(any, message) {
-            true => Refused::Unproven,
+            true => PacketRefusal::Unproven,
             false => answer(any, PROLOGUE, message, |_| Vec::new(), &mut [])
                 .err()
-                .unwrap_or(Refused::Unproven),
+                .unwrap_or(PacketRefusal::Unproven),
         };
         for holder in holders {
             let mut out = vec![0; GREETING_BYTES_MAX + HANDSHAKE_BYTES];
@@ -174,7 +174,7 @@ impl Target {
                 Ok((seals, bytes)) => {
                     out.truncate(bytes);
                     let holder = Arc::clone(holder);
-                    let answered = |(hello, welcome)| Answered {
+                    let answered = |(hello, welcome)| AnsweredHello {
                         local,
                         holder,
                         hello,
@@ -184,7 +184,7 @@ impl Target {
                     };
                     return Ok(heard.map(answered));
                 }
-                Err(Refused::Unproven) => {}
+                Err(PacketRefusal::Unproven) => {}
                 Err(error) => refused = error,
             }
         }
@@ -206,33 +206,38 @@ impl Target {
 
     /// Finds the connection of a sealed packet. The first packet after a handshake makes the
     /// connection: it shows that its sender has the key now, and that the hello was no replay.
-    pub(super) fn known(&self, from: Arrival<'_>, header: &Packet, packet: &mut [u8]) -> Known {
+    pub(super) fn known(
+        &self,
+        from: Arrival<'_>,
+        header: &Packet,
+        packet: &mut [u8],
+    ) -> ConnectionLookup {
         if let Some(served) = self.served(header.connection) {
-            return Known::Served(served);
+            return ConnectionLookup::Served(served);
         }
-        let mut greeted = self.greeted.lock();
+        let mut greeted = self.handshakes.lock();
         // Its first packets arrive on several links at the same time: one thread makes the
         // connection, others find it.
         if let Some(served) = self.served(header.connection) {
-            return Known::Served(served);
+            return ConnectionLookup::Served(served);
         }
-        let Some(index) = greeted.waiting.position(header.connection) else {
-            return Known::Nobody;
+        let Some(index) = greeted.half_open.position(header.connection) else {
+            return ConnectionLookup::Nobody;
         };
-        let half = greeted.waiting.at(index);
+        let half = greeted.half_open.at(index);
         // A copy is opened here; the connection opens the packet itself again.
         if half.seals.open(&mut packet.to_vec()).is_err() {
-            return Known::Later;
+            return ConnectionLookup::Later;
         }
         let (instance, source) = (half.hello.instance, Source::of_peer(from.peer, from.sender));
         if !self.supersede(instance, &half.holder) || !self.has_room(source) {
             // The sender repeats it; by then the device may be done, or a place may be free.
-            return Known::Later;
+            return ConnectionLookup::Later;
         }
         // The table stays locked until the connection is known, so that no packet is answered with
         // *unknown*.
-        let half = greeted.waiting.take(index);
-        let who = Who {
+        let half = greeted.half_open.take(index);
+        let who = ConnectionIdentity {
             local: half.local,
             remote: half.hello.connection,
             instance,
@@ -244,9 +249,10 @@ impl Target {
             source,
         };
         let (exports, random) = (Arc::clone(&self.exports), Arc::clone(&self.random));
-        let served = Served::new(who, half.seals, exports, random, Arc::clone(&self.clock));
+        let served =
+            TargetConnection::new(who, half.seals, exports, random, Arc::clone(&self.clock));
         self.connections.write().insert(served.local, Arc::clone(&served));
-        Known::Served(served)
+        ConnectionLookup::Served(served)
     }
 
     /// Whether there is room for one more connection from `source`. Connections that have never
@@ -259,16 +265,18 @@ impl Target {
                 return true;
             }
             let now = self.clock.now_ns();
-            let idle: Vec<&Arc<Served>> =
+            let idle: Vec<&Arc<TargetConnection>> =
                 connections.values().filter(|served| !served.has_opened()).collect();
             let of = |source| idle.iter().filter(|served| served.source == source).count();
             let own = of(source);
-            let may_go = |served: &&&Arc<Served>| {
-                let crowd = of(served.source);
-                crowd > own.max(1) || now.saturating_sub(served.since_ns) >= super::UNOPENED_NS
+            let may_go = |target_connection: &&&Arc<TargetConnection>| {
+                let crowd = of(target_connection.source);
+                crowd > own.max(1)
+                    || now.saturating_sub(target_connection.since_ns) >= super::UNOPENED_NS
             };
-            let oldest_first =
-                |served: &&&Arc<Served>| (of(served.source), u64::MAX - served.since_ns);
+            let oldest_first = |target_connection: &&&Arc<TargetConnection>| {
+                (of(target_connection.source), u64::MAX - target_connection.since_ns)
+            };
             idle.iter().filter(may_go).max_by_key(oldest_first).map(|served| Arc::clone(served))
         };
         let Some(goes) = goes else { return false };

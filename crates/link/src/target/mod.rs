@@ -33,13 +33,13 @@ use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, SEALED_BYTES_MIN};
 use crate::PackedDevice;
 use crate::carrier::{Batch, Peer, Sender, Waker};
 use crate::clock::{Clock, SECOND};
-use crate::connection::{Came, Connection, Path, Said};
+use crate::connection::{Connection, ControlPart, PacketOutcome, Path};
 use crate::session::{Security, instance};
 use exports::Exports;
-use greeted::Greeted;
+use greeted::Handshakes;
 use keys::{Holder, Ring};
 pub use machines::{Machine, Rights, read_machines};
-use served::{Random, Served};
+use served::{Random, TargetConnection};
 pub use standing::{KeepStanding, Standing};
 
 /// The limits and the identity of a target.
@@ -79,9 +79,9 @@ const NOTHING: Packet =
     Packet { kind: PacketKind::Found, length: 0, connection: 0, link: 0, number: 0 };
 
 /// The result of looking up a sealed packet's connection.
-enum Known {
+enum ConnectionLookup {
     /// It exists.
-    Served(Arc<Served>),
+    Served(Arc<TargetConnection>),
     /// It cannot exist yet: the sender will repeat the packet.
     Later,
     /// It does not exist, and will not.
@@ -107,13 +107,13 @@ pub struct Target {
     clock: Arc<dyn Clock>,
     random: Arc<Random>,
     exports: Arc<Exports>,
-    greeted: Mutex<Greeted>,
+    handshakes: Mutex<Handshakes>,
     /// The target is stopping: it admits no initiator any more.
     closed: AtomicBool,
     /// In a deterministic order, so that a simulation repeats exactly.
-    connections: RwLock<BTreeMap<u64, Arc<Served>>>,
+    connections: RwLock<BTreeMap<u64, Arc<TargetConnection>>>,
     /// Connections that ended while devices have requests of them.
-    leaving: Mutex<Vec<Arc<Served>>>,
+    leaving: Mutex<Vec<Arc<TargetConnection>>>,
 }
 
 impl Target {
@@ -153,7 +153,7 @@ impl Target {
             clock,
             random: Arc::new(Mutex::new(random)),
             exports: Arc::default(),
-            greeted: Mutex::default(),
+            handshakes: Mutex::default(),
             closed: AtomicBool::new(false),
             connections: RwLock::default(),
             leaving: Mutex::default(),
@@ -167,13 +167,13 @@ impl Target {
         let keys = {
             // An initiator that is being admitted is checked with the old keys before this, or with
             // the new ones after it.
-            let mut greeted = self.greeted.lock();
+            let mut greeted = self.handshakes.lock();
             let mut keys = self.keys.write();
             *keys = Arc::new(keys.renewed(machines)?);
-            greeted.waiting.clear();
+            greeted.half_open.clear();
             Arc::clone(&keys)
         };
-        let gone: Vec<Arc<Served>> = {
+        let gone: Vec<Arc<TargetConnection>> = {
             let connections = self.connections.read();
             connections.values().filter(|served| !keys.has(&served.holder)).cloned().collect()
         };
@@ -213,10 +213,10 @@ impl Target {
     /// The number of handshakes that wait for their first sealed packet.
     #[must_use]
     pub fn unfinished(&self) -> usize {
-        self.greeted.lock().waiting.len()
+        self.handshakes.lock().half_open.len()
     }
 
-    fn served(&self, connection: u64) -> Option<Arc<Served>> {
+    fn served(&self, connection: u64) -> Option<Arc<TargetConnection>> {
         self.connections.read().get(&connection).cloned()
     }
 
@@ -273,18 +273,18 @@ impl Target {
     fn sealed(&self, from: Arrival<'_>, header: &Packet, packet: &mut [u8], now: u64) {
         let Arrival { sender, waker, peer } = from;
         let served = match self.known(from, header, packet) {
-            Known::Served(served) => served,
-            Known::Later => return,
-            Known::Nobody => return self.say_unknown(sender, peer, header),
+            ConnectionLookup::Served(served) => served,
+            ConnectionLookup::Later => return,
+            ConnectionLookup::Nobody => return self.say_unknown(sender, peer, header),
         };
         let (mut words, mut closed) = ([None; 4], false);
         let came = served.connection.receive(header, packet, now, &mut |said| match said {
-            Said::Word(word) => {
+            ControlPart::Word(word) => {
                 if let Some(place) = words.iter_mut().find(|place| place.is_none()) {
                     *place = Some(word);
                 }
             }
-            Said::Close(..) => closed = true,
+            ControlPart::Close(..) => closed = true,
         });
         match came {
             Err(breach) => {
@@ -292,8 +292,8 @@ impl Target {
                 served.connection.send_close(1, breach.0);
                 return self.drop_connection(&served, false);
             }
-            Ok(Came::Dropped) => return,
-            Ok(Came::Taken) => {}
+            Ok(PacketOutcome::Dropped) => return,
+            Ok(PacketOutcome::Taken) => {}
         }
         for word in words.iter().flatten() {
             let own =
@@ -342,13 +342,13 @@ impl Target {
     }
 
     /// If the initiator `comes_back`, its exports are kept as long as for a silent connection.
-    fn drop_connection(&self, served: &Arc<Served>, comes_back: bool) {
+    fn drop_connection(&self, connection: &Arc<TargetConnection>, comes_back: bool) {
         let silence_ns = u64::from(self.options.silence_max_s) * SECOND;
-        served.end(comes_back.then(|| self.clock.now_ns() + silence_ns));
+        connection.end(comes_back.then(|| self.clock.now_ns() + silence_ns));
         // Locked before the connection leaves the other table, so that no thread misses it in both.
         let mut leaving = self.leaving.lock();
-        if self.connections.write().remove(&served.local).is_some() && served.is_busy() {
-            leaving.push(Arc::clone(served));
+        if self.connections.write().remove(&connection.local).is_some() && connection.is_busy() {
+            leaving.push(Arc::clone(connection));
         }
     }
 
@@ -356,10 +356,10 @@ impl Target {
     /// them.
     fn supersede(&self, instance: [u8; 16], holder: &Holder) -> bool {
         // A peer that uses the id of another machine's initiator must not end its connections.
-        let is_own = |served: &Arc<Served>| {
-            served.instance == instance && served.holder.is_same_machine(holder)
+        let is_own = |connection: &Arc<TargetConnection>| {
+            connection.instance == instance && connection.holder.is_same_machine(holder)
         };
-        let old: Vec<Arc<Served>> = {
+        let old: Vec<Arc<TargetConnection>> = {
             let connections = self.connections.read();
             connections.values().filter(|served| is_own(served)).cloned().collect()
         };
@@ -442,8 +442,8 @@ impl Target {
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         // An initiator that is being admitted is in one of the two tables after this.
-        self.greeted.lock().waiting.clear();
-        let all: Vec<Arc<Served>> = self.connections.read().values().cloned().collect();
+        self.handshakes.lock().half_open.clear();
+        let all: Vec<Arc<TargetConnection>> = self.connections.read().values().cloned().collect();
         for served in all {
             served.connection.send_close(12, "the target is stopping");
             self.drop_connection(&served, false);

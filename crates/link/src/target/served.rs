@@ -16,10 +16,10 @@ use sawmill_format::link::part::{self, Body, Command, Operation, Part};
 
 use super::exports::{Claim, Export, Exports};
 use super::keys::Holder;
-use super::slots::{Answered, Carried, Slots, Whole};
+use super::slots::{SlotExchange, SlotOwner, Slots, Whole};
 use crate::breach::Breach;
 use crate::clock::Clock;
-use crate::connection::{Connection, Put, Role};
+use crate::connection::{Connection, Role, SlotFill};
 use crate::path::{Piece, Pieces};
 use crate::source::Source;
 
@@ -30,14 +30,14 @@ pub(super) type Random = parking_lot::Mutex<Box<dyn FnMut() -> u64 + Send>>;
 const VOLUMES_MAX: usize = 200;
 
 /// The target's part in a connection.
-pub(super) struct Serving {
+pub(super) struct TargetEnd {
     slots: Slots,
-    served: OnceLock<Weak<Served>>,
+    connection: OnceLock<Weak<TargetConnection>>,
 }
 
 /// A connection at the target.
-pub(super) struct Served {
-    pub(super) connection: Connection<Serving>,
+pub(super) struct TargetConnection {
+    pub(super) connection: Connection<TargetEnd>,
     pub(super) local: u64,
     /// The holder of the key that made it.
     pub(super) holder: Arc<Holder>,
@@ -60,7 +60,7 @@ pub(super) struct Served {
 }
 
 /// The identity of a new connection.
-pub(super) struct Who {
+pub(super) struct ConnectionIdentity {
     pub(super) local: u64,
     pub(super) holder: Arc<Holder>,
     pub(super) remote: u64,
@@ -72,17 +72,17 @@ pub(super) struct Who {
     pub(super) source: Source,
 }
 
-impl Answered for Served {
+impl SlotOwner for TargetConnection {
     /// A device answered. A connection that has ended sends no answer: unanswered requests are
     /// repeated on another connection, and must not fail because a device was closed.
-    fn answered(&self, mut carried: Box<Carried>, outcome: Outcome) {
-        let slot = carried.slot;
-        if let Some(work) = carried.work.take() {
+    fn answered(&self, mut exchange: Box<SlotExchange>, outcome: Outcome) {
+        let slot = exchange.slot;
+        if let Some(work) = exchange.work.take() {
             work.ended(&outcome);
         }
         // The slot keeps `carried`, which must not keep its own connection alive.
-        carried.served = None;
-        self.connection.role.slots.answered(carried, outcome);
+        exchange.served = None;
+        self.connection.role.slots.answered(exchange, outcome);
         self.working.fetch_sub(1, Ordering::SeqCst);
         if self.ended.load(Ordering::SeqCst) {
             return;
@@ -94,26 +94,34 @@ impl Answered for Served {
     }
 }
 
-impl Served {
+impl TargetConnection {
     pub(super) fn new(
-        who: Who,
+        identity: ConnectionIdentity,
         seals: crate::session::Seals,
         exports: Arc<Exports>,
         random: Arc<Random>,
         clock: Arc<dyn Clock>,
     ) -> Arc<Self> {
-        let serving =
-            Serving { slots: Slots::new(who.slots, who.slot_bytes), served: OnceLock::new() };
+        let serving = TargetEnd {
+            slots: Slots::new(identity.slots, identity.slot_bytes),
+            connection: OnceLock::new(),
+        };
         let now = clock.now_ns();
-        let connection =
-            Connection::new(who.remote, seals, who.links, usize::from(who.slots), serving, now);
-        let served = Arc::new(Served {
+        let connection = Connection::new(
+            identity.remote,
+            seals,
+            identity.links,
+            usize::from(identity.slots),
+            serving,
+            now,
+        );
+        let served = Arc::new(TargetConnection {
             connection,
-            local: who.local,
-            holder: who.holder,
-            instance: who.instance,
-            name: who.name,
-            source: who.source,
+            local: identity.local,
+            holder: identity.holder,
+            instance: identity.instance,
+            name: identity.name,
+            source: identity.source,
             since_ns: now,
             opened: AtomicBool::new(false),
             exports,
@@ -125,7 +133,7 @@ impl Served {
             batches: AtomicU64::new(0),
         });
         // Set only here, and once.
-        let _ = served.connection.role.served.set(Arc::downgrade(&served));
+        let _ = served.connection.role.connection.set(Arc::downgrade(&served));
         served
     }
 
@@ -186,7 +194,7 @@ impl Served {
     }
 
     fn carry_out(self: &Arc<Self>, whole: Whole) {
-        let Whole { command, mut carried } = whole;
+        let Whole { command, exchange: mut carried } = whole;
         // Counted before the end flag is checked: a thread that sets the flag and then sees no
         // request at work is right.
         self.working.fetch_add(1, Ordering::SeqCst);
@@ -216,18 +224,18 @@ impl Served {
         }
     }
 
-    fn submit(self: &Arc<Self>, command: &Command, mut carried: Box<Carried>) {
+    fn submit(self: &Arc<Self>, command: &Command, mut exchange: Box<SlotExchange>) {
         let export = self.volumes.read().get(usize::from(command.volume)).cloned().flatten();
         let Some(export) = export else {
             let text = format!("volume {} is not open on this connection", command.volume);
-            return self.answered(carried, Err(Error::new(ErrorKind::Invalid, text)));
+            return self.answered(exchange, Err(Error::new(ErrorKind::Invalid, text)));
         };
         use Operation::{Discard, Write, WritePacked, WriteZeroes};
         let changes = matches!(command.operation, Write | WritePacked | Discard | WriteZeroes);
         let syncs = command.operation == Operation::Flush || command.flags & part::FUA != 0;
         match export.begin(self.local, changes, syncs) {
-            Ok(work) => carried.work = Some(work),
-            Err(error) => return self.answered(carried, Err(error)),
+            Ok(work) => exchange.work = Some(work),
+            Err(error) => return self.answered(exchange, Err(error)),
         }
         let asks = match command.operation {
             Operation::Read => Asks::Read,
@@ -243,7 +251,7 @@ impl Served {
             fua: command.flags & part::FUA != 0,
             no_unmap: command.flags & part::NO_UNMAP != 0,
         };
-        let request = Request::new(asks, command.address, command.length, flags, carried);
+        let request = Request::new(asks, command.address, command.length, flags, exchange);
         match command.operation {
             Operation::WritePacked => export.device.submit_packed(request),
             _ => export.device.submit(request),
@@ -251,8 +259,8 @@ impl Served {
     }
 
     /// Opens the export in the payload; the answer is in the buffer.
-    fn open(&self, command: &Command, carried: &mut Carried) -> Result<Reply> {
-        let name = str::from_utf8(&carried.buffer[..carried.length]);
+    fn open(&self, command: &Command, exchange: &mut SlotExchange) -> Result<Reply> {
+        let name = str::from_utf8(&exchange.buffer[..exchange.length]);
         let name =
             name.map_err(|_| Error::new(ErrorKind::Invalid, "an export's name must be UTF-8"))?;
         self.holder.rights.allow(name, command.flags)?;
@@ -277,8 +285,8 @@ impl Served {
         self.opened.store(true, Ordering::SeqCst);
         let opened = export.opened(volumes.len() as u8).encode();
         volumes.push(Some(export));
-        carried.buffer[..opened.len()].copy_from_slice(&opened);
-        carried.length = opened.len();
+        exchange.buffer[..opened.len()].copy_from_slice(&opened);
+        exchange.length = opened.len();
         Ok(Reply::Done)
     }
 
@@ -295,17 +303,17 @@ impl Served {
     }
 }
 
-impl Role for Serving {
+impl Role for TargetEnd {
     fn take(&self, part: &Part<'_>) -> Result<(), Breach> {
         if let Some(whole) = self.slots.take(part)?
-            && let Some(served) = self.served.get().and_then(Weak::upgrade)
+            && let Some(served) = self.connection.get().and_then(Weak::upgrade)
         {
             served.carry_out(whole);
         }
         Ok(())
     }
 
-    fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> Put {
+    fn put(&self, slot: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> SlotFill {
         self.slots.put(slot, body, pieces)
     }
 

@@ -16,8 +16,8 @@ use sawmill_format::link::{control, part};
 
 use super::exports::AtWork;
 use crate::breach::Breach;
-use crate::connection::Put;
-use crate::going::{Going, Head};
+use crate::connection::SlotFill;
+use crate::going::{Head, UnsentParts};
 use crate::grains::{Grains, grains_of};
 use crate::path::{Piece, Pieces};
 use crate::status::status_of;
@@ -41,26 +41,26 @@ struct Slot {
     command: Option<Command>,
     come: Grains,
     /// Present unless the device has it.
-    carried: Option<Box<Carried>>,
-    going: Going,
+    exchange: Option<Box<SlotExchange>>,
+    unsent: UnsentParts,
     status: u8,
     answer_bytes: u32,
 }
 
 /// A slot's buffer, and the exchange of the request that uses it.
-pub(super) struct Carried {
+pub(super) struct SlotExchange {
     pub(super) slot: u16,
     pub(super) buffer: Box<[u8]>,
     /// Bytes of the request's payload or answer.
     pub(super) length: usize,
-    pub(super) served: Option<Arc<dyn Answered>>,
+    pub(super) served: Option<Arc<dyn SlotOwner>>,
     /// Set while a device has the request.
     pub(super) work: Option<AtWork>,
 }
 
 /// The owner of the slot, which is notified of the device's answer.
-pub(super) trait Answered: Send + Sync {
-    fn answered(&self, carried: Box<Carried>, outcome: Outcome);
+pub(super) trait SlotOwner: Send + Sync {
+    fn answered(&self, slot_exchange: Box<SlotExchange>, outcome: Outcome);
 }
 
 /// The slots of a connection.
@@ -72,7 +72,7 @@ pub(super) struct Slots {
 /// A complete command.
 pub(super) struct Whole {
     pub(super) command: Command,
-    pub(super) carried: Box<Carried>,
+    pub(super) exchange: Box<SlotExchange>,
 }
 
 impl Slots {
@@ -84,14 +84,14 @@ impl Slots {
                 phase: Phase::Idle,
                 command: None,
                 come: Grains::new(slot_bytes as usize),
-                carried: Some(Box::new(Carried {
+                exchange: Some(Box::new(SlotExchange {
                     slot,
                     buffer,
                     length: 0,
                     served: None,
                     work: None,
                 })),
-                going: Going::new(slot_bytes as usize),
+                unsent: UnsentParts::new(slot_bytes as usize),
                 status: 0,
                 answer_bytes: 0,
             })
@@ -164,8 +164,8 @@ impl Slots {
     }
 
     /// The device has answered: the answer of the slot is ready to be sent.
-    pub(super) fn answered(&self, mut carried: Box<Carried>, outcome: Outcome) {
-        let index = usize::from(carried.slot);
+    pub(super) fn answered(&self, mut exchange: Box<SlotExchange>, outcome: Outcome) {
+        let index = usize::from(exchange.slot);
         let mut slot = self.slots[index].lock();
         let reads = slot.command.is_some_and(|command| {
             matches!(command.operation, Operation::Read | Operation::Open | Operation::List)
@@ -173,37 +173,37 @@ impl Slots {
         let (status, bytes) = match outcome {
             Ok(Answer::Allocation(runs)) => {
                 let runs = runs.iter().map(|run| (run.length, run.data));
-                (0, control::put_runs(&mut carried.buffer, runs))
+                (0, control::put_runs(&mut exchange.buffer, runs))
             }
-            Ok(Answer::Done) => (0, if reads { carried.length } else { 0 }),
+            Ok(Answer::Done) => (0, if reads { exchange.length } else { 0 }),
             Err(error) => {
                 let text = error.to_string();
-                let mut end = text.len().min(TEXT_BYTES_MAX).min(carried.buffer.len());
+                let mut end = text.len().min(TEXT_BYTES_MAX).min(exchange.buffer.len());
                 while !text.is_char_boundary(end) {
                     end -= 1;
                 }
-                carried.buffer[..end].copy_from_slice(&text.as_bytes()[..end]);
+                exchange.buffer[..end].copy_from_slice(&text.as_bytes()[..end]);
                 (status_of(error.kind()), end)
             }
         };
-        slot.carried = Some(carried);
+        slot.exchange = Some(exchange);
         (slot.phase, slot.status, slot.answer_bytes) = (Phase::Answered, status, bytes as u32);
-        slot.going.begin(bytes);
+        slot.unsent.begin(bytes);
     }
 
     /// Puts a slot's answer into a packet.
-    pub(super) fn put(&self, index: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> Put {
-        let Some(slot) = self.slots.get(usize::from(index)) else { return Put::All };
+    pub(super) fn put(&self, index: u16, body: &mut Body<'_>, pieces: &mut Pieces) -> SlotFill {
+        let Some(slot) = self.slots.get(usize::from(index)) else { return SlotFill::All };
         let slot = &mut *slot.lock();
-        let Some(carried) = slot.carried.as_ref().filter(|_| slot.phase == Phase::Answered) else {
-            return Put::All;
+        let Some(carried) = slot.exchange.as_ref().filter(|_| slot.phase == Phase::Answered) else {
+            return SlotFill::All;
         };
         let (sequence, status, length) = (slot.sequence, slot.status, slot.answer_bytes);
         let head = Head::Reply(Reply { slot: index, sequence, status, length });
         let fill = |offset: usize, into: &mut [u8]| {
             into.copy_from_slice(&carried.buffer[offset..offset + into.len()]);
         };
-        slot.going.put(&head, length as usize, &fill, body, pieces)
+        slot.unsent.put(&head, length as usize, &fill, body, pieces)
     }
 
     /// A piece of an answer was lost. Returns whether it must be sent again.
@@ -212,7 +212,7 @@ impl Slots {
         let mut slot = slot.lock();
         let goes = slot.phase == Phase::Answered && slot.sequence == piece.sequence;
         if goes {
-            slot.going.lost(piece);
+            slot.unsent.lost(piece);
         }
         goes
     }
@@ -220,7 +220,7 @@ impl Slots {
 
 impl Slot {
     fn place(&mut self, offset: u32, bytes: &[u8]) {
-        let Some(carried) = &mut self.carried else { return };
+        let Some(carried) = &mut self.exchange else { return };
         let start = offset as usize;
         carried.buffer[start..start + bytes.len()].copy_from_slice(bytes);
         let first = offset / GRAIN_BYTES as u32;
@@ -238,15 +238,15 @@ impl Slot {
         if self.come.count() < needs {
             return Ok(None);
         }
-        let Some(mut carried) = self.carried.take() else { return Ok(None) };
+        let Some(mut carried) = self.exchange.take() else { return Ok(None) };
         self.phase = Phase::Working;
         let moves = command.operation.sends_payload() || command.operation == Operation::Read;
         carried.length = if moves { command.length as usize } else { 0 };
-        Ok(Some(Whole { command, carried }))
+        Ok(Some(Whole { command, exchange: carried }))
     }
 }
 
-impl Exchange for Carried {
+impl Exchange for SlotExchange {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         let start = offset as usize;
         into.copy_from_slice(&self.buffer[start..start + into.len()]);

@@ -23,10 +23,10 @@ use crate::session::handshake::token_of;
 use crate::source::Source;
 
 /// The longest wait of a handshake.
-const WAIT_NS: u64 = 10 * SECOND;
+const HANDSHAKE_NS_MAX: u64 = 10 * SECOND;
 /// Places for unproved senders, and the shortest time that each is kept.
 const STRANGERS_MAX: usize = 8;
-const STRANGER_NS: u64 = SECOND;
+const STRANGER_NS_MAX: u64 = SECOND;
 /// Handshakes per second for them, and their largest burst.
 const STRANGERS_PER_S: u64 = 32;
 /// All places, and those of one source.
@@ -57,7 +57,7 @@ pub(super) struct HalfOpen {
 
 /// All handshakes that wait.
 #[derive(Default)]
-pub(super) struct Waiting {
+pub(super) struct HalfOpenTable {
     places: Vec<HalfOpen>,
     /// Handshakes that unproved senders may have now, and the time of that count.
     tokens: u64,
@@ -67,7 +67,7 @@ pub(super) struct Waiting {
     spent_in_order: VecDeque<[u8; 32]>,
 }
 
-impl Waiting {
+impl HalfOpenTable {
     pub(super) fn len(&self) -> usize {
         self.places.len()
     }
@@ -78,7 +78,7 @@ impl Waiting {
 
     /// Removes those that have waited for too long.
     pub(super) fn expire(&mut self, now: u64) {
-        self.places.retain(|half| now.saturating_sub(half.since_ns) < WAIT_NS);
+        self.places.retain(|half| now.saturating_sub(half.since_ns) < HANDSHAKE_NS_MAX);
     }
 
     /// Finds a repeated hello.
@@ -129,7 +129,7 @@ impl Waiting {
     }
 
     fn admits_stranger(&mut self, now: u64) -> bool {
-        let is_old = |half: &HalfOpen| now.saturating_sub(half.since_ns) >= STRANGER_NS;
+        let is_old = |half: &HalfOpen| now.saturating_sub(half.since_ns) >= STRANGER_NS_MAX;
         let strangers = self.places.iter().filter(|half| half.source.is_none());
         if strangers.clone().count() >= STRANGERS_MAX && !strangers.clone().any(is_old) {
             return false;

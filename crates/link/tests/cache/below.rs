@@ -10,11 +10,11 @@ use sawmill_device::{
     BlockDevice, BlockDeviceExt, Error, ErrorKind, Flags, Geometry, MemoryDevice, Operation,
     Outcome, Request,
 };
-use sawmill_link::{PackedDevice, Unpack};
+use sawmill_link::{PackedDevice, Unpacker};
 
 /// A request that the device received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct RequestRecord {
     pub(crate) operation: Operation,
     pub(crate) packed: bool,
     pub(crate) address: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Seen {
 }
 
 /// A request and whether it is packed.
-pub(crate) type Waiting = (bool, Request);
+pub(crate) type QueuedRequest = (bool, Request);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -32,8 +32,8 @@ pub(crate) enum Mode {
     Late,
 }
 
-struct Inside {
-    memory: Unpack<Arc<MemoryDevice>>,
+struct DiskState {
+    memory: Unpacker<Arc<MemoryDevice>>,
     queue: Mutex<Queue>,
     changed: Condvar,
     /// Of a thousand requests this many fail; half of these are carried out first.
@@ -46,28 +46,28 @@ struct Inside {
 
 struct Queue {
     mode: Mode,
-    waiting: Vec<Waiting>,
-    seen: Vec<Seen>,
+    waiting: Vec<QueuedRequest>,
+    seen: Vec<RequestRecord>,
     ended: bool,
     random: u64,
 }
 
 /// See the head of this file.
-pub(crate) struct Below {
-    inside: Arc<Inside>,
+pub(crate) struct LowerDevice {
+    inside: Arc<DiskState>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Below {
-    pub(crate) fn new(size_bytes: u64, mode: Mode) -> Arc<Below> {
-        Below::over(MemoryDevice::new(size_bytes), mode, 1)
+impl LowerDevice {
+    pub(crate) fn new(size_bytes: u64, mode: Mode) -> Arc<LowerDevice> {
+        LowerDevice::over(MemoryDevice::new(size_bytes), mode, 1)
     }
 
-    pub(crate) fn over(memory: MemoryDevice, mode: Mode, seed: u64) -> Arc<Below> {
+    pub(crate) fn over(memory: MemoryDevice, mode: Mode, seed: u64) -> Arc<LowerDevice> {
         let queue =
             Queue { mode, waiting: Vec::new(), seen: Vec::new(), ended: false, random: seed };
-        let inside = Arc::new(Inside {
-            memory: Unpack::new(Arc::new(memory)),
+        let inside = Arc::new(DiskState {
+            memory: Unpacker::new(Arc::new(memory)),
             queue: Mutex::new(queue),
             changed: Condvar::new(),
             failures: AtomicU32::new(0),
@@ -80,7 +80,7 @@ impl Below {
             thread::spawn(move || inside.answer_late())
         };
         let threads = (0..count).map(thread).collect();
-        Arc::new(Below { inside, threads })
+        Arc::new(LowerDevice { inside, threads })
     }
 
     pub(crate) fn memory(&self) -> &MemoryDevice {
@@ -114,7 +114,7 @@ impl Below {
     }
 
     /// The requests since the last call of this.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    pub(crate) fn seen(&self) -> Vec<RequestRecord> {
         std::mem::take(&mut self.inside.queue.lock().unwrap().seen)
     }
 
@@ -124,11 +124,11 @@ impl Below {
         queue.seen.iter().filter(|seen| seen.operation == operation).count()
     }
 
-    pub(crate) fn take_held(&self) -> Vec<Waiting> {
+    pub(crate) fn take_held(&self) -> Vec<QueuedRequest> {
         std::mem::take(&mut self.inside.queue.lock().unwrap().waiting)
     }
 
-    pub(crate) fn carry_out(&self, (packed, request): Waiting) {
+    pub(crate) fn carry_out(&self, (packed, request): QueuedRequest) {
         self.inside.carry_out(packed, request);
     }
 
@@ -147,7 +147,7 @@ impl Below {
 
     fn take(&self, packed: bool, request: Request) {
         let (operation, address, length) = (request.operation, request.address, request.length);
-        let seen = Seen { operation, packed, address, length, fua: request.flags.fua };
+        let seen = RequestRecord { operation, packed, address, length, fua: request.flags.fua };
         let mut queue = self.inside.queue.lock().unwrap();
         queue.seen.push(seen);
         if queue.mode != Mode::Now {
@@ -173,7 +173,7 @@ impl Queue {
     }
 }
 
-impl Inside {
+impl DiskState {
     fn bytes(&self) -> Vec<u8> {
         let device = self.memory.inner();
         device.read_at(0, device.geometry().size_bytes as usize).unwrap()
@@ -225,7 +225,7 @@ impl Inside {
     }
 }
 
-impl Drop for Below {
+impl Drop for LowerDevice {
     fn drop(&mut self) {
         self.inside.queue.lock().unwrap().ended = true;
         self.inside.changed.notify_all();
@@ -238,7 +238,7 @@ impl Drop for Below {
     }
 }
 
-impl BlockDevice for Below {
+impl BlockDevice for LowerDevice {
     fn geometry(&self) -> Geometry {
         self.inside.memory.geometry()
     }
@@ -248,7 +248,7 @@ impl BlockDevice for Below {
     }
 }
 
-impl PackedDevice for Below {
+impl PackedDevice for LowerDevice {
     fn packed_bytes_max(&self) -> u32 {
         64 << 10
     }
@@ -263,9 +263,9 @@ impl PackedDevice for Below {
 }
 
 /// A submitted request, and its outcome once it arrives.
-pub(crate) struct Pending(Receiver<(Outcome, Vec<u8>)>);
+pub(crate) struct PendingOutcome(Receiver<(Outcome, Vec<u8>)>);
 
-impl Pending {
+impl PendingOutcome {
     /// The bytes or the error, if the request was answered.
     pub(crate) fn now(&self) -> Option<Result<Vec<u8>, ErrorKind>> {
         let (outcome, bytes) = self.0.try_recv().ok()?;
@@ -281,7 +281,7 @@ pub(crate) fn submit(
     operation: Operation,
     address: u64,
     bytes: &[u8],
-) -> Pending {
+) -> PendingOutcome {
     submit_with(device, operation, Flags::default(), address, bytes.len() as u64, bytes)
 }
 
@@ -292,11 +292,11 @@ pub(crate) fn submit_with(
     address: u64,
     length: u64,
     bytes: &[u8],
-) -> Pending {
+) -> PendingOutcome {
     let (tell, hear) = channel();
     let listen = move |outcome, bytes| drop(tell.send((outcome, bytes)));
     let mut request = Request::with_bytes(operation, address, flags, bytes.to_vec(), listen);
     request.length = length;
     device.submit(request);
-    Pending(hear)
+    PendingOutcome(hear)
 }

@@ -6,21 +6,21 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use sawmill_device::{BlockDeviceExt, MemoryDevice, Operation};
-use sawmill_link::Unpack;
+use sawmill_link::Unpacker;
 use sawmill_link::cache::{Cache, Options};
 
-use crate::below::{Below, FUA, Mode, submit, submit_with};
+use crate::below::{FUA, LowerDevice, Mode, submit, submit_with};
 
 const SIZE_BYTES: u64 = 16 << 20;
 const PAGE: u64 = 4096;
 
-fn cache_with(mode: Mode, options: Options) -> (Arc<Below>, Cache<Arc<Below>>) {
-    let below = Below::new(SIZE_BYTES, mode);
+fn cache_with(mode: Mode, options: Options) -> (Arc<LowerDevice>, Cache<Arc<LowerDevice>>) {
+    let below = LowerDevice::new(SIZE_BYTES, mode);
     below.memory().write_at(0, &vec![0xEE; SIZE_BYTES as usize]).unwrap();
     (below.clone(), Cache::new(below, &options).unwrap())
 }
 
-fn cache() -> (Arc<Below>, Cache<Arc<Below>>) {
+fn cache() -> (Arc<LowerDevice>, Cache<Arc<LowerDevice>>) {
     cache_with(Mode::Now, Options::default())
 }
 
@@ -42,7 +42,7 @@ fn a_partial_write_to_an_uncached_page_asks_nothing_below() {
 
 #[test]
 fn all_that_there_is_of_the_last_page_is_a_whole_page() {
-    let below = Unpack::new(MemoryDevice::new(2 * PAGE + 512));
+    let below = Unpacker::new(MemoryDevice::new(2 * PAGE + 512));
     let cache = Cache::new(below, &Options::default()).unwrap();
     cache.write_at(PAGE, &[1; PAGE as usize + 512]).unwrap();
     cache.flush().unwrap();
@@ -108,7 +108,7 @@ fn a_row_of_whole_pages_goes_as_a_plain_write_and_a_mixture_packed() {
 
 #[test]
 fn a_known_page_whose_packed_form_would_be_longer_goes_whole() {
-    let scatter = |cache: &Cache<Arc<Below>>| {
+    let scatter = |cache: &Cache<Arc<LowerDevice>>| {
         (0..2048).for_each(|pair| cache.write_at(pair * 2, b"!").unwrap());
         cache.write_at(4095, b"!").unwrap();
         cache.flush().unwrap();
@@ -297,7 +297,7 @@ fn reads_under_way_are_all_that_may_exceed_the_memory_and_only_until_they_end() 
 
 #[test]
 fn no_packed_write_has_more_entries_than_one_may_have() {
-    let below = Unpack::new(MemoryDevice::new(SIZE_BYTES));
+    let below = Unpacker::new(MemoryDevice::new(SIZE_BYTES));
     let cache = Cache::new(below, &Options::default()).unwrap();
     for page in 0..40 {
         for pair in 0..2048 {

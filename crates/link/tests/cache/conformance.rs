@@ -1,13 +1,13 @@
 //! The device contract for caches of every policy, on devices that answer immediately, or late and
-//! in any order; and for `Unpack`.
+//! in any order; and for `Unpacker`.
 
 use std::sync::Arc;
 
 use sawmill_device::{BlockDevice, Geometry, MemoryDevice, Operations, conformance};
-use sawmill_link::Unpack;
+use sawmill_link::Unpacker;
 use sawmill_link::cache::{Cache, Options, Policy};
 
-use crate::below::{Below, Mode};
+use crate::below::{LowerDevice, Mode};
 
 const SIZE_BYTES: u64 = 16 << 20;
 
@@ -16,14 +16,14 @@ fn small(policy: Policy) -> Options {
 }
 
 fn late(policy: Policy, options: Options) -> Arc<dyn BlockDevice> {
-    let below = Below::over(MemoryDevice::new(SIZE_BYTES), Mode::Late, 7);
+    let below = LowerDevice::over(MemoryDevice::new(SIZE_BYTES), Mode::Late, 7);
     Arc::new(Cache::new(below, &Options { policy, ..options }).unwrap())
 }
 
 #[test]
 fn a_write_back_cache_keeps_the_contract() {
     conformance::all(&|| {
-        let below = Unpack::new(MemoryDevice::new(SIZE_BYTES));
+        let below = Unpacker::new(MemoryDevice::new(SIZE_BYTES));
         Arc::new(Cache::new(below, &Options::default()).unwrap())
     });
     conformance::all(&|| late(Policy::WriteBack, Options::default()));
@@ -50,7 +50,7 @@ fn odd_sizes_short_requests_and_missing_operations_will_do() {
     let plain = Geometry { operations, request_bytes_max: 8192, preferred_bytes: 4096, ..full };
     for policy in [Policy::WriteBack, Policy::WriteThrough, Policy::WriteAround] {
         conformance::all(&|| {
-            let below = Below::over(MemoryDevice::with_geometry(plain), Mode::Late, 3);
+            let below = LowerDevice::over(MemoryDevice::with_geometry(plain), Mode::Late, 3);
             Arc::new(Cache::new(below, &small(policy)).unwrap())
         });
     }
@@ -61,12 +61,12 @@ fn a_read_only_device_stays_one() {
     let full = MemoryDevice::new(SIZE_BYTES).geometry();
     let read_only = Geometry { read_only: true, ..full };
     conformance::read_only(&|| {
-        let below = Unpack::new(MemoryDevice::with_geometry(read_only));
+        let below = Unpacker::new(MemoryDevice::with_geometry(read_only));
         Arc::new(Cache::new(below, &Options::default()).unwrap())
     });
 }
 
 #[test]
 fn a_device_that_unpacks_keeps_the_contract() {
-    conformance::all(&|| Arc::new(Unpack::new(MemoryDevice::new(SIZE_BYTES))));
+    conformance::all(&|| Arc::new(Unpacker::new(MemoryDevice::new(SIZE_BYTES))));
 }

@@ -7,17 +7,17 @@ use std::time::Instant;
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind, Operation};
 use sawmill_link::cache::{Cache, Options, Policy};
 
-use crate::below::{Below, FUA, Mode, failed, submit, submit_with};
+use crate::below::{FUA, LowerDevice, Mode, failed, submit, submit_with};
 
 const SIZE_BYTES: u64 = 16 << 20;
 const UNAVAILABLE: Option<Result<Vec<u8>, ErrorKind>> = Some(Err(ErrorKind::Unavailable));
 
-fn cache_with(options: Options) -> (Arc<Below>, Cache<Arc<Below>>) {
-    let below = Below::new(SIZE_BYTES, Mode::Hold);
+fn cache_with(options: Options) -> (Arc<LowerDevice>, Cache<Arc<LowerDevice>>) {
+    let below = LowerDevice::new(SIZE_BYTES, Mode::Hold);
     (below.clone(), Cache::new(below, &options).unwrap())
 }
 
-fn fail_all(below: &Below) -> usize {
+fn fail_all(below: &LowerDevice) -> usize {
     let held = below.take_held();
     let count = held.len();
     held.into_iter().for_each(|(_, request)| request.fail(failed()));
@@ -86,7 +86,7 @@ fn an_error_of_the_flush_below_is_the_flush_s() {
 
 #[test]
 fn after_a_flush_that_failed_below_readers_see_what_is_there() {
-    let below = Below::new(SIZE_BYTES, Mode::Now);
+    let below = LowerDevice::new(SIZE_BYTES, Mode::Now);
     below.be_volatile();
     let options = Options { flush_interval_s: 0, ..Options::default() };
     let cache = Cache::new(below.clone(), &options).unwrap();
@@ -229,7 +229,7 @@ fn a_cache_that_goes_away_answers_what_waits_in_it() {
 #[test]
 fn options_out_of_range_are_refused() {
     let kind = |options: Options| {
-        let below = Below::new(SIZE_BYTES, Mode::Now);
+        let below = LowerDevice::new(SIZE_BYTES, Mode::Now);
         Cache::new(below, &options)
             .map(|cache| cache.geometry().size_bytes)
             .map_err(|error| error.kind())

@@ -14,16 +14,16 @@ use sawmill_device::{BlockDevice, BlockDeviceExt, Flags, MemoryDevice, Operation
 use sawmill_link::cache::{Cache, Options, Policy};
 use sawmill_testkit::Dice;
 
-use crate::below::{Below, FUA, Mode};
+use crate::below::{FUA, LowerDevice, Mode};
 
 const NO_FLAGS: Flags = Flags { fua: false, no_unmap: false };
 
-type Tested = Cache<Arc<Below>>;
+type TestCache = Cache<Arc<LowerDevice>>;
 
 /// A part of the device that one thread owns: stripes of `stripe` bytes, every `every` bytes.
 struct Owner<'a> {
-    cache: &'a Tested,
-    below: &'a Below,
+    cache: &'a TestCache,
+    below: &'a LowerDevice,
     random: Dice,
     model: Vec<u8>,
     first: u64,
@@ -167,7 +167,7 @@ fn run_alone(seed: u64, mode: Mode, failures: u32, steps: u64) -> [u64; 5] {
     let mut random = Dice::new(seed);
     let policy = [Policy::WriteBack, Policy::WriteBack, Policy::WriteThrough, Policy::WriteAround];
     let policy = policy[random.below(4) as usize];
-    let below = Below::over(MemoryDevice::new(SIZE_BYTES), mode, seed);
+    let below = LowerDevice::over(MemoryDevice::new(SIZE_BYTES), mode, seed);
     below.be_volatile();
     below.fail_per_mille(failures);
     let cache = Cache::new(below.clone(), &options(&mut random, policy)).unwrap();
@@ -216,7 +216,7 @@ fn run_together(seed: u64, policy: Policy, failures: u32, steps: u64) {
     const STRIPES: u64 = 40;
     const SHARED: u64 = OWNERS * STRIPE * STRIPES;
     const SHARED_BYTES: usize = 10_000;
-    let below = Below::over(MemoryDevice::new(SHARED + 20_000), Mode::Late, seed);
+    let below = LowerDevice::over(MemoryDevice::new(SHARED + 20_000), Mode::Late, seed);
     below.fail_per_mille(failures);
     let cache = Cache::new(below.clone(), &options(&mut Dice::new(seed), policy)).unwrap();
     let (submitted, completed) = (AtomicU64::new(0), AtomicU64::new(0));

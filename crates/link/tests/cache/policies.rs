@@ -5,12 +5,12 @@ use std::sync::Arc;
 use sawmill_device::{Allocation, BlockDeviceExt, Operation};
 use sawmill_link::cache::{Cache, Options, Policy};
 
-use crate::below::{Below, Mode, submit, submit_with};
+use crate::below::{LowerDevice, Mode, submit, submit_with};
 
 const SIZE_BYTES: u64 = 16 << 20;
 
-fn cache(policy: Policy, mode: Mode) -> (Arc<Below>, Cache<Arc<Below>>) {
-    let below = Below::new(SIZE_BYTES, mode);
+fn cache(policy: Policy, mode: Mode) -> (Arc<LowerDevice>, Cache<Arc<LowerDevice>>) {
+    let below = LowerDevice::new(SIZE_BYTES, mode);
     (below.clone(), Cache::new(below, &Options { policy, ..Options::default() }).unwrap())
 }
 

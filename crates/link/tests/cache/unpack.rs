@@ -9,7 +9,7 @@ use sawmill_device::{
     BlockDevice, BlockDeviceExt, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Request,
 };
 use sawmill_format::packed_write;
-use sawmill_link::{PackedDevice, UNPACK_BYTES_MAX, Unpack};
+use sawmill_link::{PackedDevice, UNPACK_BYTES_MAX, Unpacker};
 
 use crate::below::failed;
 
@@ -67,7 +67,7 @@ fn each_range_is_a_write_of_its_own_with_the_fua_of_all() {
     let seen = std::sync::Mutex::new(Vec::new());
     let geometry = Geometry { request_bytes_max: 8192, ..MemoryDevice::new(1 << 20).geometry() };
     let device =
-        Unpack::new(Fault::new(MemoryDevice::with_geometry(geometry), |request: &Request| {
+        Unpacker::new(Fault::new(MemoryDevice::with_geometry(geometry), |request: &Request| {
             seen.lock().unwrap().push((
                 request.operation,
                 request.address,
@@ -92,7 +92,7 @@ fn each_range_is_a_write_of_its_own_with_the_fua_of_all() {
 
 #[test]
 fn the_last_answer_answers_with_the_first_error() {
-    let device = Unpack::new(Fault::new(MemoryDevice::new(1 << 20), |request: &Request| {
+    let device = Unpacker::new(Fault::new(MemoryDevice::new(1 << 20), |request: &Request| {
         if request.address == 1500 { Decision::Fail(failed()) } else { Decision::Hold }
     }));
     let (tell, hear) = channel();
@@ -108,7 +108,7 @@ fn the_last_answer_answers_with_the_first_error() {
 
 #[test]
 fn a_bad_packed_write_is_invalid_and_changes_nothing() {
-    let device = Unpack::new(MemoryDevice::new(1 << 20));
+    let device = Unpacker::new(MemoryDevice::new(1 << 20));
     let good = packed(&RANGES);
     let invalid = Err(ErrorKind::Invalid);
     for cut in 0..good.len().min(200) {
@@ -133,7 +133,7 @@ fn a_bad_packed_write_is_invalid_and_changes_nothing() {
 #[test]
 fn a_read_only_device_refuses_packed_writes() {
     let geometry = Geometry { read_only: true, ..MemoryDevice::new(1 << 20).geometry() };
-    let device = Unpack::new(MemoryDevice::with_geometry(geometry));
+    let device = Unpacker::new(MemoryDevice::with_geometry(geometry));
     assert_eq!(write(&device, 0, &packed(&RANGES), false).1, Err(ErrorKind::ReadOnly));
 }
 
@@ -149,7 +149,7 @@ fn ranges_in_different_blocks_of_a_disk_are_mended_side_by_side_and_those_in_one
         let read = request.operation == Operation::Read;
         if read && holding.load(SeqCst) { Decision::Hold } else { Decision::Pass }
     }));
-    let device = Unpack::new(Align::new(disk.clone(), 4096).unwrap());
+    let device = Unpacker::new(Align::new(disk.clone(), 4096).unwrap());
     let ranges: [(u32, &[u8]); 5] = [
         (10, b"one"),
         (4096 + 5, b"two"),

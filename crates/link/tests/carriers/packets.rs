@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sawmill_link::carrier::{Batch, PACKET_BYTES_MIN, Peer, Receiver, Sender, Woken};
+use sawmill_link::carrier::{Batch, PACKET_BYTES_MIN, Peer, Receiver, Sender, WakeReasons};
 
 /// How long a test waits for something that must arrive.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -45,20 +45,24 @@ pub(crate) fn batch_of(first: u32, sizes: &[usize]) -> Batch {
 }
 
 /// Receives once. Expects at least one packet, numbered from `first` on, in order.
-fn expect_some(receiver: &mut dyn Receiver, first: u32) -> Woken {
+fn expect_some(receiver: &mut dyn Receiver, first: u32) -> WakeReasons {
     let mut next = first;
     let woken = receiver.receive(Some(PATIENCE), false, &mut |_, bytes| {
         assert_eq!(number_of(bytes), next);
         next += 1;
     });
     let woken = woken.expect("the carrier lives");
-    assert_ne!(woken, Woken::default(), "packet {next} did not come");
+    assert_ne!(woken, WakeReasons::default(), "packet {next} did not come");
     woken
 }
 
 /// Receives until `count` packets arrived. Expects them numbered from `first` on, in order.
-pub(crate) fn expect_in_order(receiver: &mut dyn Receiver, first: u32, count: usize) -> Woken {
-    let mut sum = Woken::default();
+pub(crate) fn expect_in_order(
+    receiver: &mut dyn Receiver,
+    first: u32,
+    count: usize,
+) -> WakeReasons {
+    let mut sum = WakeReasons::default();
     while sum.packets < count {
         let woken = expect_some(receiver, first + sum.packets as u32);
         sum.packets += woken.packets;

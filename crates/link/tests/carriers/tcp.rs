@@ -12,25 +12,25 @@ use crate::packets::{
     PATIENCE, all_sizes_arrive, batch_of, expect_in_order, packet, send_until_full, wait_for_room,
 };
 
-type Half = (StreamSender, StreamReceiver);
+type StreamHalves = (StreamSender, StreamReceiver);
 
 fn listener() -> Listener {
     Listener::open("127.0.0.1:0".parse().expect("an address"), None).expect("a listener")
 }
 
-fn accepted(listener: &Listener) -> Half {
+fn accepted(listener: &Listener) -> StreamHalves {
     let (sender, receiver, _) = listener.accept(Some(PATIENCE)).expect("lives").expect("a stream");
     (sender, receiver)
 }
 
-fn pair() -> (Half, Half) {
+fn pair() -> (StreamHalves, StreamHalves) {
     let listener = listener();
     let here = connect(listener.local().expect("bound"), None, PATIENCE).expect("connected");
     (here, accepted(&listener))
 }
 
 /// A stream of which the test writes every byte.
-fn raw() -> (TcpStream, Half) {
+fn raw() -> (TcpStream, StreamHalves) {
     let listener = listener();
     let raw = TcpStream::connect(listener.local().expect("bound")).expect("connected");
     raw.set_nodelay(true).expect("set");

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use sawmill_device::{
     BlockDevice, Error, ErrorKind, Flags, Geometry, MemoryDevice, Operation, Outcome, Request,
 };
-use sawmill_link::Unpack;
+use sawmill_link::Unpacker;
 use sawmill_link::carrier::{Batch, Peer, Sender};
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
@@ -39,9 +39,9 @@ impl Cable {
 }
 
 /// A device that answers nothing by itself.
-struct Holding(Geometry, Mutex<Vec<Request>>);
+struct HoldDevice(Geometry, Mutex<Vec<Request>>);
 
-impl BlockDevice for Holding {
+impl BlockDevice for HoldDevice {
     fn geometry(&self) -> Geometry {
         self.0
     }
@@ -64,9 +64,9 @@ fn write_of_ones(device: &dyn BlockDevice) -> Arc<Mutex<Option<Outcome>>> {
 fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_request() {
     let (there, back) = (Arc::<Cable>::default(), Arc::<Cable>::default());
     let clock = Arc::new(SteadyClock);
-    let device = Arc::new(Holding(MemoryDevice::new(1 << 20).geometry(), Mutex::default()));
+    let device = Arc::new(HoldDevice(MemoryDevice::new(1 << 20).geometry(), Mutex::default()));
     let target = Target::new(TargetOptions::default(), key(), clock.clone(), unguessable());
-    target.add("disk", Arc::new(Unpack::new(device.clone())), None).expect("the first export");
+    target.add("disk", Arc::new(Unpacker::new(device.clone())), None).expect("the first export");
     let initiator = Initiator::new(InitiatorOptions::default(), key(), 1, clock, unguessable());
     let answers: Arc<dyn Sender> = back.clone();
     let carry = || {
@@ -114,7 +114,7 @@ fn an_error_of_a_device_that_is_closed_behind_an_ended_connection_fails_no_reque
 #[test]
 fn a_target_that_ends_lets_its_addresses_go_though_a_device_still_has_requests() {
     let addresses = free_addresses(&["udp", "tcp", "udp"]);
-    let device = Arc::new(Holding(MemoryDevice::new(1 << 20).geometry(), Mutex::default()));
+    let device = Arc::new(HoldDevice(MemoryDevice::new(1 << 20).geometry(), Mutex::default()));
     let listener = listen(Arc::clone(&device) as Arc<dyn BlockDevice>, &addresses, key());
     let attached = attach(&addresses, key(), InitiatorOptions::default());
     let remote = open(&attached);

@@ -11,8 +11,8 @@ use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
 use sawmill_link::session::{PreSharedKey, Security, unguessable};
 use sawmill_link::target::{Target, TargetOptions};
-use sawmill_link::threads::{Attached, Listener};
-use sawmill_link::{PackedDevice, Unpack};
+use sawmill_link::threads::{InitiatorThreads, Listener};
+use sawmill_link::{PackedDevice, Unpacker};
 
 /// Longer than anything here takes, on any machine: only a hang reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -47,7 +47,7 @@ pub(crate) fn listen(
 ) -> Listener {
     let options = TargetOptions { name: "target".into(), ..TargetOptions::default() };
     let target = Target::new(options, security, Arc::new(SteadyClock), unguessable());
-    target.add("disk", Arc::new(Unpack::new(device)), None).expect("the first export");
+    target.add("disk", Arc::new(Unpacker::new(device)), None).expect("the first export");
     Listener::new(target, addresses, 1).expect("free addresses")
 }
 
@@ -55,13 +55,13 @@ pub(crate) fn attach(
     addresses: &[LinkAddress],
     security: Security,
     options: InitiatorOptions,
-) -> Attached {
+) -> InitiatorThreads {
     let clock = Arc::new(SteadyClock);
     let initiator = Initiator::new(options, security, addresses.len(), clock, unguessable());
-    Attached::new(initiator, addresses).expect("threads")
+    InitiatorThreads::new(initiator, addresses).expect("threads")
 }
 
-pub(crate) fn open(attached: &Attached) -> RemoteDevice {
+pub(crate) fn open(attached: &InitiatorThreads) -> RemoteDevice {
     let mode = OpenMode::default();
     let answer = attached.initiator().ask_open("disk", mode).wait(PATIENCE).expect("an answer");
     attached.initiator().opened("disk", mode, &answer).expect("a device")
@@ -71,7 +71,7 @@ pub(crate) fn open(attached: &Attached) -> RemoteDevice {
 pub(crate) struct Pair {
     // Dropped in this order.
     device: RemoteDevice,
-    _attached: Attached,
+    _attached: InitiatorThreads,
     _listener: Listener,
 }
 
@@ -95,8 +95,8 @@ impl Pair {
         address: u64,
         payload: Vec<u8>,
     ) -> sawmill_device::Result<()> {
-        struct Packed<'a>(&'a RemoteDevice);
-        impl BlockDevice for Packed<'_> {
+        struct PackedRemote<'a>(&'a RemoteDevice);
+        impl BlockDevice for PackedRemote<'_> {
             fn geometry(&self) -> Geometry {
                 self.0.geometry()
             }
@@ -105,7 +105,7 @@ impl Pair {
             }
         }
         let length = payload.len() as u64;
-        Packed(&self.device)
+        PackedRemote(&self.device)
             .call(Operation::Write, address, length, Flags::default(), payload)
             .map(drop)
     }

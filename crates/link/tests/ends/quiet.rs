@@ -47,12 +47,12 @@ impl Watch {
     }
 }
 
-struct Watched {
+struct WatchedDevice {
     inner: NullDevice,
     watch: Arc<Watch>,
 }
 
-impl BlockDevice for Watched {
+impl BlockDevice for WatchedDevice {
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -71,7 +71,7 @@ struct Load {
 }
 
 impl Load {
-    fn submit(&self, number: u64, exchange: Box<Again>) {
+    fn submit(&self, number: u64, exchange: Box<RepeatExchange>) {
         let length = LENGTHS[number as usize % LENGTHS.len()];
         let (operation, length) = match number / LENGTHS.len() as u64 % 3 {
             0 => (Operation::Read, length),
@@ -83,14 +83,14 @@ impl Load {
 }
 
 /// A request that submits its successor when it completes.
-struct Again {
+struct RepeatExchange {
     load: Arc<Load>,
     buffer: Vec<u8>,
     number: u64,
     ended: Sender<Outcome>,
 }
 
-impl Exchange for Again {
+impl Exchange for RepeatExchange {
     fn fill(&mut self, _: u64, into: &mut [u8]) {
         into.fill(0x5A);
     }
@@ -141,7 +141,7 @@ fn let_many_threads_wait_for_a_lock() {
 fn allocates_nothing(kinds: &[&str]) {
     let_many_threads_wait_for_a_lock();
     let watch = Arc::new(Watch::default());
-    let device = Watched { inner: NullDevice::new(1 << 30), watch: Arc::clone(&watch) };
+    let device = WatchedDevice { inner: NullDevice::new(1 << 30), watch: Arc::clone(&watch) };
     let pair = Arc::new(Pair::new(Arc::new(device), kinds, &key));
     let (ended, end) = channel();
     let load =
@@ -149,7 +149,7 @@ fn allocates_nothing(kinds: &[&str]) {
     for number in 0..DEPTH as u64 {
         let (load, ended) = (Arc::clone(&load), ended.clone());
         let buffer = vec![0; LENGTHS[2] as usize];
-        let again = Box::new(Again { load: Arc::clone(&load), buffer, number, ended });
+        let again = Box::new(RepeatExchange { load: Arc::clone(&load), buffer, number, ended });
         load.submit(number, again);
     }
     end.recv_timeout(PATIENCE).expect("all end").expect("all are done");

@@ -42,7 +42,7 @@ fn another_initiators_export_is_refused_shared_by_agreement_or_taken_over_for_go
         attach(&addresses, key(), InitiatorOptions::default()),
         attach(&addresses, key(), InitiatorOptions::default()),
     );
-    let ask = |attached: &sawmill_link::threads::Attached, mode: OpenMode| {
+    let ask = |attached: &sawmill_link::threads::InitiatorThreads, mode: OpenMode| {
         let answer = attached.initiator().ask_open("disk", mode).wait(PATIENCE)?;
         attached.initiator().opened("disk", mode, &answer)
     };
@@ -80,9 +80,9 @@ fn an_export_that_is_not_there_and_another_key_are_said() {
 }
 
 /// Accepts packets and loses them.
-struct Nowhere;
+struct NullSender;
 
-impl Sender for Nowhere {
+impl Sender for NullSender {
     fn packet_bytes_max(&self, _: &Peer) -> usize {
         1472
     }
@@ -96,7 +96,7 @@ impl Sender for Nowhere {
 fn a_flood_of_hellos_takes_a_few_entries_and_no_connection() {
     let options = TargetOptions::default();
     let target = Target::new(options, Security::Insecure, Arc::new(SteadyClock), unguessable());
-    let sender: Arc<dyn Sender> = Arc::new(Nowhere);
+    let sender: Arc<dyn Sender> = Arc::new(NullSender);
     for number in 1..5000u64 {
         let hello = Hello {
             versions: (1, 1),

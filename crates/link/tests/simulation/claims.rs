@@ -16,7 +16,7 @@ use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode, RemoteDevice};
 use sawmill_link::session::{PreSharedKey, Security};
 use sawmill_link::target::{Arrival, Target, TargetOptions};
-use sawmill_link::{PackedDevice, Unpack};
+use sawmill_link::{PackedDevice, Unpacker};
 
 use crate::network::{Dice, WorldClock};
 
@@ -91,7 +91,7 @@ impl World {
 
     pub(crate) fn show(&self, name: &str, device: impl BlockDevice + 'static, cache_identity: u8) {
         self.target
-            .add(name, Arc::new(Unpack::new(device)), Some([cache_identity; 16]))
+            .add(name, Arc::new(Unpacker::new(device)), Some([cache_identity; 16]))
             .expect("shown once");
     }
 
@@ -178,7 +178,7 @@ impl World {
     }
 
     /// Waits for an answer.
-    pub(crate) fn answer(&mut self, told: &Told) -> Outcome {
+    pub(crate) fn answer(&mut self, told: &OutcomeCell) -> Outcome {
         for _ in 0..100_000 {
             if let Some(outcome) = told.lock().expect("one thread").take() {
                 return outcome;
@@ -194,10 +194,14 @@ impl World {
     }
 }
 
-pub(crate) type Told = Arc<Mutex<Option<Outcome>>>;
+pub(crate) type OutcomeCell = Arc<Mutex<Option<Outcome>>>;
 
-pub(crate) fn request(operation: Operation, address: u64, bytes: Vec<u8>) -> (Request, Told) {
-    let told = Told::default();
+pub(crate) fn request(
+    operation: Operation,
+    address: u64,
+    bytes: Vec<u8>,
+) -> (Request, OutcomeCell) {
+    let told = OutcomeCell::default();
     let tell = Arc::clone(&told);
     let hear = move |outcome, _| {
         let before = tell.lock().expect("one thread").replace(outcome);
@@ -211,7 +215,7 @@ pub(crate) fn ask(
     operation: Operation,
     address: u64,
     bytes: Vec<u8>,
-) -> Told {
+) -> OutcomeCell {
     let (request, told) = request(operation, address, bytes);
     device.submit(request);
     told
@@ -222,9 +226,13 @@ pub(crate) fn held(memory: &MemoryDevice, address: u64, length: usize) -> Vec<u8
 }
 
 /// Memory that keeps writes from an address on without answering them.
-pub(crate) struct Stuck(pub(crate) MemoryDevice, pub(crate) u64, pub(crate) Mutex<Vec<Request>>);
+pub(crate) struct StuckDevice(
+    pub(crate) MemoryDevice,
+    pub(crate) u64,
+    pub(crate) Mutex<Vec<Request>>,
+);
 
-impl BlockDevice for Stuck {
+impl BlockDevice for StuckDevice {
     fn geometry(&self) -> Geometry {
         self.0.geometry()
     }
@@ -307,7 +315,7 @@ fn a_volume_opened_on_an_earlier_connection_is_opened_again() {
 #[test]
 fn a_write_that_a_lost_target_had_a_part_of_fails_the_next_flush() {
     let mut world = World::new(1);
-    world.show("disk", Stuck(MemoryDevice::new(1 << 20), 4096, Mutex::default()), 1);
+    world.show("disk", StuckDevice(MemoryDevice::new(1 << 20), 4096, Mutex::default()), 1);
     let initiator = world.initiator(1, small_slots());
     let device = world.open(&initiator, "disk", OpenMode::default()).expect("opened");
     let told = ask(&device, Operation::Write, 0, vec![9; 8192]);

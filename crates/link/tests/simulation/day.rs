@@ -7,7 +7,7 @@
 use sawmill_sys::CountingAllocator;
 
 use crate::story::{MS, Outcome, Story};
-use crate::users::Cast;
+use crate::users::UserMix;
 
 /// A target keeps answers to a few hellos; tables keep the capacity that they once needed.
 const TABLES_BYTES_MAX: i64 = 32 << 10;
@@ -17,7 +17,7 @@ const OPERATIONS: u64 = 400;
 
 /// Runs for this long. Returns what happened, the number of rests, and the largest difference
 /// between the bytes kept at a rest and at the first one.
-fn live(seed: u64, cast: Cast, long_s: u64) -> (Outcome, u64, i64) {
+fn live(seed: u64, cast: UserMix, long_s: u64) -> (Outcome, u64, i64) {
     let mut story = Story::new(seed);
     story.cast = cast;
     story.grants_vary = false;
@@ -37,7 +37,7 @@ fn live(seed: u64, cast: Cast, long_s: u64) -> (Outcome, u64, i64) {
     (story.told(), rests, most)
 }
 
-const CASTS: [Cast; 4] = [Cast::Alone, Cast::Reader, Cast::Writers, Cast::Heirs];
+const CASTS: [UserMix; 4] = [UserMix::Alone, UserMix::Reader, UserMix::Writers, UserMix::Heirs];
 
 #[test]
 fn an_hour_of_load_and_trouble_leaves_no_bytes_and_no_credits_behind() {

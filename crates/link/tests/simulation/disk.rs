@@ -14,7 +14,7 @@ use sawmill_link::target::Standing;
 
 use crate::network::{Dice, WorldClock};
 
-struct Queued {
+struct QueueEntry {
     request: Request,
 }
 
@@ -24,7 +24,7 @@ struct State {
     durable: Vec<u8>,
     /// What readers see.
     bytes: Vec<u8>,
-    queue: BTreeMap<u64, Queued>,
+    queue: BTreeMap<u64, QueueEntry>,
     due: BinaryHeap<Reverse<(u64, u64)>>,
     next: u64,
 }
@@ -157,6 +157,6 @@ impl BlockDevice for Disk {
             return request.done();
         }
         state.due.push(Reverse((self.clock.now_ns() + delay, id)));
-        state.queue.insert(id, Queued { request });
+        state.queue.insert(id, QueueEntry { request });
     }
 }

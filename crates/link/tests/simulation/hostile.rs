@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use sawmill_device::MemoryDevice;
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind};
-use sawmill_link::Unpack;
+use sawmill_link::Unpacker;
 use sawmill_link::carrier::{Batch, Peer, Sender};
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
@@ -30,7 +30,7 @@ const THIEF: u8 = 101;
 const PEACE_NS: u64 = 10 * SECOND;
 
 /// (to, from, by), in the order of their times.
-type Flying = Arc<Mutex<BTreeMap<(u64, u64), (Peer, Peer, Vec<u8>)>>>;
+type PacketTimeline = Arc<Mutex<BTreeMap<(u64, u64), (Peer, Peer, Vec<u8>)>>>;
 
 fn address(who: u8, which: u8) -> Peer {
     Peer::Ethernet([who, 0, 0, 0, 0, which])
@@ -46,7 +46,7 @@ fn who(peer: &Peer) -> u8 {
 
 /// Packets arrive after a delay.
 struct Way {
-    flying: Flying,
+    flying: PacketTimeline,
     clock: Arc<WorldClock>,
     from: Peer,
 }
@@ -72,7 +72,7 @@ impl Sender for Way {
 
 struct Scene {
     clock: Arc<WorldClock>,
-    flying: Flying,
+    flying: PacketTimeline,
     dice: Dice,
     target: Arc<Target>,
     user: Arc<Initiator>,
@@ -87,7 +87,7 @@ impl Scene {
         let clock = Arc::new(WorldClock::default());
         // The clock does not start at zero.
         clock.set(1000 * SECOND);
-        let flying = Flying::default();
+        let flying = PacketTimeline::default();
         let mut dice = Dice::new(seed);
         let target = target_of(&clock, security(), dice.next());
         let user = initiator_of(&clock, security(), dice.next());
@@ -141,7 +141,7 @@ impl Scene {
     fn recorded(&mut self, count: usize, security: &dyn Fn() -> Security) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         for _ in 0..count {
-            let flying = Flying::default();
+            let flying = PacketTimeline::default();
             let other = initiator_of(&self.clock, security(), self.dice.next());
             let way = Way {
                 flying: Arc::clone(&flying),
@@ -177,7 +177,9 @@ fn target_of(clock: &Arc<WorldClock>, security: Security, seed: u64) -> Arc<Targ
     let mut ids = Dice::new(seed);
     let target =
         Target::new(TargetOptions::default(), security, clock, Box::new(move || ids.next()));
-    target.add("disk", Arc::new(Unpack::new(MemoryDevice::new(1 << 20))), None).expect("the first");
+    target
+        .add("disk", Arc::new(Unpacker::new(MemoryDevice::new(1 << 20))), None)
+        .expect("the first");
     target
 }
 

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use sawmill_device::{BlockDevice, Flags, MemoryDevice, Operation, Outcome, Request};
-use sawmill_link::Unpack;
+use sawmill_link::Unpacker;
 use sawmill_link::carrier::{Batch, Peer, Sender};
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
@@ -59,7 +59,7 @@ impl World {
         let key = || Security::Key(PreSharedKey::from_bytes([5; 32]));
         let target = Target::new(TargetOptions::default(), key(), Arc::clone(&world), ids(1));
         target
-            .add("disk", Arc::new(Unpack::new(MemoryDevice::new(1 << 20))), None)
+            .add("disk", Arc::new(Unpacker::new(MemoryDevice::new(1 << 20))), None)
             .expect("shown once");
         let initiator = Initiator::new(InitiatorOptions::default(), key(), 1, world, ids(2));
         let sender = Arc::new(End(Arc::clone(&wire), Side::Target));

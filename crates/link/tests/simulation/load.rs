@@ -33,7 +33,7 @@ pub(crate) enum Kind {
 
 /// A random request: its device, and its ranges there (address, length).
 #[derive(Clone, Debug)]
-pub(crate) struct Drawn {
+pub(crate) struct RandomRequest {
     pub(crate) kind: Kind,
     pub(crate) device: usize,
     pub(crate) ranges: Vec<(u64, u64)>,
@@ -41,9 +41,9 @@ pub(crate) struct Drawn {
 }
 
 /// The outcome of a request.
-pub(crate) struct Ended {
+pub(crate) struct Completion {
     pub(crate) id: u64,
-    pub(crate) asked: Asked,
+    pub(crate) asked: LoadRequest,
     pub(crate) error: Option<Error>,
     /// The bytes that were read.
     pub(crate) bytes: Vec<u8>,
@@ -51,7 +51,7 @@ pub(crate) struct Ended {
 
 /// A submitted request, with its user and time.
 #[derive(Clone, Copy)]
-pub(crate) struct Asked {
+pub(crate) struct LoadRequest {
     pub(crate) kind: Kind,
     pub(crate) device: usize,
     pub(crate) fua: bool,
@@ -63,16 +63,16 @@ pub(crate) struct Asked {
     pub(crate) cut_ns: u64,
 }
 
-struct Waiting {
+struct PendingRequest {
     id: u64,
-    asked: Asked,
+    asked: LoadRequest,
     /// The address of a write, over all devices; `buffer`: the bytes of a packed write or a read.
     at: u64,
     buffer: Vec<u8>,
-    tell: Tell<Ended>,
+    tell: Tell<Completion>,
 }
 
-impl Exchange for Waiting {
+impl Exchange for PendingRequest {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         if self.asked.kind == Kind::Packed {
             let start = offset as usize;
@@ -86,7 +86,8 @@ impl Exchange for Waiting {
     }
 
     fn complete(self: Box<Self>, told: Outcome) {
-        let ended = Ended { id: self.id, asked: self.asked, error: told.err(), bytes: self.buffer };
+        let ended =
+            Completion { id: self.id, asked: self.asked, error: told.err(), bytes: self.buffer };
         self.tell.send(ended).expect("the story listens");
     }
 }
@@ -115,7 +116,7 @@ fn packed_ranges(dice: &mut Dice) -> Vec<(u64, u64)> {
 }
 
 /// Draws a request for one of `devices`; a reader's request changes nothing.
-pub(crate) fn draw(dice: &mut Dice, devices: usize, reader: bool) -> Drawn {
+pub(crate) fn draw(dice: &mut Dice, devices: usize, reader: bool) -> RandomRequest {
     let (kind, device) = (dice.below(100), dice.below(devices as u64) as usize);
     let most = [CELL, 512, 5000, 40_000][dice.below(4) as usize];
     let kind = match kind {
@@ -132,21 +133,21 @@ pub(crate) fn draw(dice: &mut Dice, devices: usize, reader: bool) -> Drawn {
         _ => vec![range(dice, most)],
     };
     let fua = matches!(kind, Kind::Write | Kind::Packed | Kind::Zeroes) && dice.permille(150);
-    Drawn { kind, device, ranges, fua }
+    RandomRequest { kind, device, ranges, fua }
 }
 
 /// Submits it to `device`.
 pub(crate) fn submit(
     device: &RemoteDevice,
     id: u64,
-    drawn: &Drawn,
-    asked: Asked,
-    tell: Tell<Ended>,
+    drawn: &RandomRequest,
+    asked: LoadRequest,
+    tell: Tell<Completion>,
 ) {
     let base = drawn.device as u64 * SIZE_BYTES;
     let (address, length) = drawn.ranges.first().copied().unwrap_or_default();
     let flags = Flags { fua: drawn.fua, no_unmap: false };
-    let mut waiting = Waiting { id, asked, at: base + address, buffer: Vec::new(), tell };
+    let mut waiting = PendingRequest { id, asked, at: base + address, buffer: Vec::new(), tell };
     let operation = match drawn.kind {
         Kind::Packed => {
             waiting.buffer = payload(id, base, &drawn.ranges);

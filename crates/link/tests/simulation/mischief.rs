@@ -6,7 +6,7 @@ use sawmill_link::initiator::OpenMode;
 
 use crate::network::Faults;
 use crate::story::{MS, Story};
-use crate::users::{Cast, SEATS};
+use crate::users::{SEATS, UserMix};
 
 /// Longer than a target waits for a silent initiator.
 const SILENCE_NS: u64 = 130_000 * MS;
@@ -29,7 +29,7 @@ impl Story {
     pub(crate) fn mischief(&mut self) {
         let who = self.dice.below(self.users.len() as u64) as usize;
         let link = self.dice.below(self.place.links as u64) as usize;
-        let kinds = if self.cast == Cast::Heirs { 18 } else { 13 };
+        let kinds = if self.cast == UserMix::Heirs { 18 } else { 13 };
         match self.dice.below(kinds) {
             0..3 => self.cut(who, link),
             3..5 => self.kill_link(who, link),

@@ -71,7 +71,7 @@ pub(crate) struct Faults {
 
 /// A packet on its way.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Flying {
+pub(crate) struct PacketInFlight {
     pub(crate) at_ns: u64,
     order: u64,
     pub(crate) to: Side,
@@ -91,7 +91,7 @@ pub(crate) struct Counts {
 /// All links of all initiators.
 pub(crate) struct Network {
     pub(crate) dice: Dice,
-    pub(crate) flying: BinaryHeap<Reverse<Flying>>,
+    pub(crate) flying: BinaryHeap<Reverse<PacketInFlight>>,
     pub(crate) faults: Vec<Faults>,
     /// Cut until then: what is sent is lost.
     pub(crate) cut_until_ns: Vec<u64>,
@@ -123,7 +123,7 @@ impl Network {
     fn fly(&mut self, now: u64, to: Side, link: usize, bytes: Vec<u8>) {
         let delay = 20_000 + self.dice.below(self.faults[link].delay_ns_max + 1);
         self.order += 1;
-        self.flying.push(Reverse(Flying {
+        self.flying.push(Reverse(PacketInFlight {
             at_ns: now + delay,
             order: self.order,
             to,

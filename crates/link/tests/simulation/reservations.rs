@@ -15,18 +15,18 @@ use sawmill_device::{
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Initiator, InitiatorOptions, OpenMode};
 use sawmill_link::target::{KeepStanding, Standing, TargetOptions};
-use sawmill_link::{PackedDevice, Unpack};
+use sawmill_link::{PackedDevice, Unpacker};
 
-use crate::claims::{MS, SECOND, Stuck, World, ask, held, request, small_slots};
+use crate::claims::{MS, SECOND, StuckDevice, World, ask, held, request, small_slots};
 
 const ALONE: OpenMode = OpenMode { read_only: false, take_over: false, shared: false };
 const TAKE_OVER: OpenMode = OpenMode { take_over: true, ..ALONE };
 
 /// The persistent state of an export.
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Standing>>);
+struct MemoryStanding(Arc<Mutex<Standing>>);
 
-impl KeepStanding for Kept {
+impl KeepStanding for MemoryStanding {
     fn keep(&self, standing: &Standing) -> Result<()> {
         *self.0.lock().expect("one thread") = *standing;
         Ok(())
@@ -34,13 +34,13 @@ impl KeepStanding for Kept {
 }
 
 impl World {
-    fn show_lasting(&self, name: &str, device: impl BlockDevice + 'static, kept: &Kept) {
+    fn show_lasting(&self, name: &str, device: impl BlockDevice + 'static, kept: &MemoryStanding) {
         let (standing, keep) = (*kept.0.lock().expect("one thread"), Box::new(kept.clone()));
-        let device = Arc::new(Unpack::new(device));
+        let device = Arc::new(Unpacker::new(device));
         self.target.add_lasting(name, device, [1; 16], standing, keep).expect("shown once");
     }
 
-    fn restart_lasting(&mut self, device: impl BlockDevice + 'static, kept: &Kept) {
+    fn restart_lasting(&mut self, device: impl BlockDevice + 'static, kept: &MemoryStanding) {
         self.restart(TargetOptions::default());
         self.show_lasting("disk", device, kept);
     }
@@ -49,7 +49,7 @@ impl World {
 #[test]
 fn old_writes_do_not_land_over_newer_ones_whichever_of_the_two_comes_to_the_next_target_first() {
     for (old_comes_first, new_left) in [(true, false), (false, false), (true, true)] {
-        let (mut world, kept) = (World::new(11), Kept::default());
+        let (mut world, kept) = (World::new(11), MemoryStanding::default());
         let memory = Arc::new(MemoryDevice::new(1 << 20));
         world.show_lasting("disk", Arc::clone(&memory), &kept);
         let (first, second) =
@@ -84,7 +84,7 @@ fn old_writes_do_not_land_over_newer_ones_whichever_of_the_two_comes_to_the_next
 
 #[test]
 fn an_initiator_given_up_is_fenced_after_another_had_the_export_and_left() {
-    let (mut world, kept) = (World::new(12), Kept::default());
+    let (mut world, kept) = (World::new(12), MemoryStanding::default());
     let memory = Arc::new(MemoryDevice::new(1 << 20));
     world.show_lasting("disk", Arc::clone(&memory), &kept);
     let (first, second) = (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
@@ -103,7 +103,7 @@ fn an_initiator_given_up_is_fenced_after_another_had_the_export_and_left() {
 
 #[test]
 fn an_initiator_not_taken_over_goes_on_with_every_target_and_with_none_that_cannot_know() {
-    let (mut world, kept) = (World::new(13), Kept::default());
+    let (mut world, kept) = (World::new(13), MemoryStanding::default());
     let memory = Arc::new(MemoryDevice::new(1 << 20));
     world.show_lasting("disk", Arc::clone(&memory), &kept);
     let initiator = world.initiator(1, small_slots());
@@ -112,7 +112,7 @@ fn an_initiator_not_taken_over_goes_on_with_every_target_and_with_none_that_cann
         world.restart_lasting(Arc::clone(&memory), &kept);
         world.write(&device, 0, vec![round; 5000]).expect("no other initiator had it");
     }
-    world.restart_lasting(Arc::clone(&memory), &Kept::default());
+    world.restart_lasting(Arc::clone(&memory), &MemoryStanding::default());
     let error =
         world.write(&device, 0, vec![9; 5000]).expect_err("another initiator may have had it");
     assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
@@ -125,7 +125,7 @@ fn an_initiator_not_taken_over_goes_on_with_every_target_and_with_none_that_cann
 fn a_device_that_is_dropped_is_free_when_its_requests_are_done() {
     for lose_permille in [0, 300] {
         let mut world = World::new(14);
-        let stuck = Arc::new(Stuck(MemoryDevice::new(1 << 20), 4096, Mutex::default()));
+        let stuck = Arc::new(StuckDevice(MemoryDevice::new(1 << 20), 4096, Mutex::default()));
         world.show("disk", Arc::clone(&stuck), 1);
         let (first, second) =
             (world.initiator(1, small_slots()), world.initiator(2, small_slots()));
@@ -188,7 +188,7 @@ fn a_volume_that_was_closed_on_a_lost_connection_takes_no_other_with_it() {
 #[test]
 fn a_target_that_answers_and_never_serves_is_not_waited_for_for_ever() {
     let mut world = World::new(16);
-    world.show("disk", Stuck(MemoryDevice::new(1 << 20), 4096, Mutex::default()), 1);
+    world.show("disk", StuckDevice(MemoryDevice::new(1 << 20), 4096, Mutex::default()), 1);
     let initiator = world.initiator(1, InitiatorOptions { timeout_s: 60, ..small_slots() });
     let device = world.open(&initiator, "disk", ALONE).expect("free");
     let stuck = ask(&device, Operation::Write, 4096, vec![1; 10]);
@@ -247,14 +247,14 @@ impl BlockDevice for Forgetful {
 
 #[test]
 fn a_flush_whose_failure_was_lost_does_not_succeed_at_the_next_target() {
-    let (mut world, kept) = (World::new(18), Kept::default());
+    let (mut world, kept) = (World::new(18), MemoryStanding::default());
     let (memory, fails) = (Arc::new(MemoryDevice::new(1 << 20)), Arc::new(AtomicBool::new(true)));
     world.show_lasting("disk", Forgetful(Arc::clone(&memory), Arc::clone(&fails)), &kept);
     let initiator = world.initiator(1, small_slots());
     let device = world.open(&initiator, "disk", ALONE).expect("free");
     world.write(&device, 0, vec![1; 10]).expect("written");
     let flush = ask(&device, Operation::Flush, 0, Vec::new());
-    let failed = |kept: &Kept| kept.0.lock().expect("one thread").failed_syncs;
+    let failed = |kept: &MemoryStanding| kept.0.lock().expect("one thread").failed_syncs;
     while failed(&kept) == 0 {
         // The target receives everything, but what it sends is lost.
         world.step();
@@ -271,9 +271,9 @@ fn a_flush_whose_failure_was_lost_does_not_succeed_at_the_next_target() {
 }
 
 /// While it completes, does from another thread everything that a user may do.
-struct Curious(Arc<Initiator>, Arc<Mutex<Option<(Outcome, bool)>>>);
+struct ReentrantExchange(Arc<Initiator>, Arc<Mutex<Option<(Outcome, bool)>>>);
 
-impl Exchange for Curious {
+impl Exchange for ReentrantExchange {
     fn fill(&mut self, _: u64, into: &mut [u8]) {
         into.fill(1);
     }
@@ -306,7 +306,7 @@ fn no_request_completes_under_a_lock() {
     let device = world.open(&initiator, "disk", ALONE).expect("free");
     let curious = |operation, length| {
         let told = Arc::new(Mutex::new(None));
-        let exchange = Box::new(Curious(Arc::clone(&initiator), Arc::clone(&told)));
+        let exchange = Box::new(ReentrantExchange(Arc::clone(&initiator), Arc::clone(&told)));
         (Request::new(operation, 0, length, Flags::default(), exchange), told)
     };
     world.cut.push(1);

@@ -10,16 +10,16 @@ use std::sync::mpsc::{Receiver, Sender as Tell, channel};
 use std::sync::{Arc, Mutex};
 
 use sawmill_device::ErrorKind;
-use sawmill_link::Unpack;
+use sawmill_link::Unpacker;
 use sawmill_link::clock::Clock;
 use sawmill_link::initiator::{Answer, OpenMode};
 use sawmill_link::target::{Arrival, KeepStanding, Standing, Target, TargetOptions};
 
 use crate::disk::Disk;
-use crate::load::{Asked, Drawn, Ended, Kind, SIZE_BYTES, draw, submit};
+use crate::load::{Completion, Kind, LoadRequest, RandomRequest, SIZE_BYTES, draw, submit};
 use crate::network::{Dice, Network, Side, WorldClock};
 use crate::oracle::{CELL, Oracle};
-use crate::users::{Cast, Place, SEATS, User, peer};
+use crate::users::{Place, SEATS, User, UserMix, peer};
 
 pub(crate) const MS: u64 = 1_000_000;
 pub(crate) const OPERATIONS: u64 = 400;
@@ -88,15 +88,15 @@ pub(crate) struct Story {
     seed: u64,
     pub(crate) dice: Dice,
     pub(crate) place: Place,
-    pub(crate) cast: Cast,
+    pub(crate) cast: UserMix,
     pub(crate) disks: Vec<Arc<Disk>>,
     pub(crate) target: Arc<Target>,
     pub(crate) users: Vec<User>,
     pub(crate) oracles: Vec<Oracle>,
-    tell: Tell<Ended>,
-    hear: Receiver<Ended>,
+    tell: Tell<Completion>,
+    hear: Receiver<Completion>,
     /// The requests in flight, by number.
-    under_way: BTreeMap<u64, Asked>,
+    under_way: BTreeMap<u64, LoadRequest>,
     next_id: u64,
     next_user: u64,
     pub(crate) outcome: Outcome,
@@ -127,7 +127,7 @@ impl Story {
             Arc::new(Disk::new(seed ^ (device << 32), SIZE_BYTES, disk_ns, Arc::clone(&clock)))
         };
         let disks: Vec<_> = (0..devices).map(disk).collect();
-        let casts = [Cast::Alone, Cast::Reader, Cast::Writers, Cast::Heirs];
+        let casts = [UserMix::Alone, UserMix::Reader, UserMix::Writers, UserMix::Heirs];
         let cast = casts[dice.below(4) as usize];
         let boot = 1;
         let target = target_of(&place, &disks, boot, 256 << 10, dice.next());
@@ -180,11 +180,11 @@ impl Story {
 
     /// The users that are there from the start open the devices.
     pub(crate) fn begin(&mut self) {
-        let shared = matches!(self.cast, Cast::Reader | Cast::Writers);
+        let shared = matches!(self.cast, UserMix::Reader | UserMix::Writers);
         let first = OpenMode { shared, ..OpenMode::default() };
         self.enter(0, first);
         if shared {
-            self.enter(1, OpenMode { read_only: self.cast == Cast::Reader, ..first });
+            self.enter(1, OpenMode { read_only: self.cast == UserMix::Reader, ..first });
         }
     }
 
@@ -349,7 +349,7 @@ impl Story {
     }
 
     /// Checks how long a request waited, whether it was answered or not.
-    fn judge_wait(&mut self, id: u64, asked: &Asked) {
+    fn judge_wait(&mut self, id: u64, asked: &LoadRequest) {
         let Some(user) = self.users.iter().find(|user| user.number == asked.user) else { return };
         let waited = self.now_ns() - asked.since_ns;
         let waited = waited - (user.cut_ns - asked.cut_ns).min(waited);
@@ -359,8 +359,8 @@ impl Story {
         }
     }
 
-    fn judge(&mut self, ended: Ended) -> Result<(), String> {
-        let Ended { id, asked, error, bytes } = ended;
+    fn judge(&mut self, ended: Completion) -> Result<(), String> {
+        let Completion { id, asked, error, bytes } = ended;
         let oracle = &mut self.oracles[asked.device];
         let user = self.users.iter().find(|user| user.number == asked.user);
         // Users that were cut off or are gone.
@@ -394,7 +394,7 @@ impl Story {
         self.submit(who, &drawn);
     }
 
-    pub(crate) fn submit(&mut self, who: usize, drawn: &Drawn) {
+    pub(crate) fn submit(&mut self, who: usize, drawn: &RandomRequest) {
         let (id, now) = (self.next_id, self.now_ns());
         self.next_id += 1;
         let user = &self.users[who];
@@ -413,7 +413,7 @@ impl Story {
         self.outcome.operations += 1;
         self.outcome.packed += u64::from(drawn.kind == Kind::Packed);
         self.outcome.discards += u64::from(drawn.kind == Kind::Discard);
-        let asked = Asked {
+        let asked = LoadRequest {
             kind: drawn.kind,
             device: drawn.device,
             fua: drawn.fua,
@@ -451,7 +451,10 @@ impl Story {
                 let length = 4096;
                 for address in (0..SIZE_BYTES).step_by(length as usize) {
                     let ranges = vec![(address, length)];
-                    self.submit(who, &Drawn { kind: Kind::Read, device, ranges, fua: false });
+                    self.submit(
+                        who,
+                        &RandomRequest { kind: Kind::Read, device, ranges, fua: false },
+                    );
                 }
                 self.peace();
             }
@@ -479,12 +482,12 @@ impl Story {
             for _ in 0..2 {
                 self.submit(
                     who,
-                    &Drawn { kind: Kind::Flush, device, ranges: Vec::new(), fua: false },
+                    &RandomRequest { kind: Kind::Flush, device, ranges: Vec::new(), fua: false },
                 );
                 self.peace();
             }
             let ranges = vec![(0, SIZE_BYTES)];
-            self.submit(who, &Drawn { kind: Kind::Zeroes, device, ranges, fua: true });
+            self.submit(who, &RandomRequest { kind: Kind::Zeroes, device, ranges, fua: true });
             self.peace();
         }
         let (until, most) = (self.now_ns() + CALM_NS, self.now_ns() + LEFT_NS_MAX);
@@ -517,14 +520,14 @@ impl Story {
 }
 
 /// The standing of an export, as the target's process last stored it.
-struct Kept {
+struct StoredStanding {
     standing: Arc<Mutex<Standing>>,
     network: Arc<Mutex<Network>>,
     /// The run of the process: a dead one stores nothing.
     run: u64,
 }
 
-impl KeepStanding for Kept {
+impl KeepStanding for StoredStanding {
     fn keep(&self, standing: &Standing) -> sawmill_device::Result<()> {
         if self.network.lock().expect("one thread").target_run == self.run {
             *self.standing.lock().expect("one thread") = *standing;
@@ -549,8 +552,8 @@ fn target_of(
     for (device, disk) in disks.iter().enumerate() {
         let (standing, network) = (Arc::clone(&disk.standing), Arc::clone(&place.network));
         let known = *standing.lock().expect("one thread");
-        let keep = Box::new(Kept { standing, network, run });
-        let shown = Arc::new(Unpack::new(Arc::clone(disk)));
+        let keep = Box::new(StoredStanding { standing, network, run });
+        let shown = Arc::new(Unpacker::new(Arc::clone(disk)));
         let name = format!("disk{device}");
         target.add_lasting(&name, shown, [boot; 16], known, keep).expect("shown once");
     }

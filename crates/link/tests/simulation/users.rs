@@ -19,7 +19,7 @@ pub(crate) const SEATS: usize = 3;
 
 /// The users besides the first writer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Cast {
+pub(crate) enum UserMix {
     /// None.
     Alone,
     /// One that only reads.

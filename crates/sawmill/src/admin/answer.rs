@@ -18,12 +18,12 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_volume::Safety;
 
 use super::status::ProcessStatus;
-use super::{Call, LOOPBACK_WAIT_MAX, REQUEST_TIME_MAX, Shared, Subject, metrics, page};
+use super::{AdminState, Call, LOOPBACK_WAIT_MAX, REQUEST_TIME_MAX, Subject, metrics, page};
 use crate::control::protocol::{ControlRequest, REQUEST_BYTES_MAX, REQUEST_TARGET};
 
 pub(super) async fn answer(
     request: Request<Incoming>,
-    shared: &Arc<Shared>,
+    shared: &Arc<AdminState>,
     only: Option<&str>,
 ) -> Response<Full<Bytes>> {
     // A browser cannot open a Unix socket, so only the loopback address needs these checks.
@@ -94,7 +94,7 @@ fn is_of_another_site(request: &Request<Incoming>) -> bool {
 
 /// The status. Through the loopback address, which any user of this machine can read, it omits our
 /// paths.
-fn told(shared: &Shared, only: Option<&str>) -> ProcessStatus {
+fn told(shared: &AdminState, only: Option<&str>) -> ProcessStatus {
     let mut status = (shared.subject.status)(only);
     if only.is_none() {
         status.volumes.iter_mut().for_each(|volume| volume.journal_path = None);
@@ -103,7 +103,7 @@ fn told(shared: &Shared, only: Option<&str>) -> ProcessStatus {
     status
 }
 
-async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response<Full<Bytes>> {
+async fn wait(query: &str, shared: &Arc<AdminState>, only: Option<&str>) -> Response<Full<Bytes>> {
     let (volume, safety, mut timeout) = match parse_wait(query, only) {
         Ok(parsed) => parsed,
         Err(failure) => return refuse(StatusCode::BAD_REQUEST, &failure),
@@ -116,7 +116,7 @@ async fn wait(query: &str, shared: &Arc<Shared>, only: Option<&str>) -> Response
     let token = Arc::new(());
     let caller = Arc::downgrade(&token);
     let waited = blocking(shared, kind, move |subject| {
-        (subject.wait)(&volume, safety, timeout, &|| caller.strong_count() > 0)
+        (subject.waiter)(&volume, safety, timeout, &|| caller.strong_count() > 0)
     })
     .await;
     drop(token);
@@ -146,7 +146,7 @@ async fn read_request(request: Request<Incoming>) -> Result<ControlRequest, Resp
 
 async fn carry_out(
     request: ControlRequest,
-    shared: &Arc<Shared>,
+    shared: &Arc<AdminState>,
     volume: String,
 ) -> Response<Full<Bytes>> {
     let carried =
@@ -156,7 +156,7 @@ async fn carry_out(
 
 /// Runs blocking work on a thread of its own, if this kind has one left.
 async fn blocking<T: Send + 'static>(
-    shared: &Arc<Shared>,
+    shared: &Arc<AdminState>,
     kind: Call,
     work: impl FnOnce(&Subject) -> Result<T> + Send + 'static,
 ) -> Result<T, Response<Full<Bytes>>> {

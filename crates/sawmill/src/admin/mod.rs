@@ -64,17 +64,18 @@ const REQUEST_TIME_MAX: Duration = Duration::from_secs(10);
 /// The server's callbacks. A volume's name narrows the answer to that volume.
 pub(crate) struct Subject {
     /// The status of the process, or of one volume in it.
-    pub(crate) status: Box<Tell>,
+    pub(crate) status: Box<StatusSource>,
     /// Waits for a volume, as long as the client is connected; blocks.
-    pub(crate) wait: Box<Wait>,
+    pub(crate) waiter: Box<SafetyWaiter>,
     /// Carries a request out; blocks.
     pub(crate) carry_out: Box<Carry>,
 }
 
 /// See [`Subject::status`].
-type Tell = dyn Fn(Option<&str>) -> ProcessStatus + Send + Sync;
+type StatusSource = dyn Fn(Option<&str>) -> ProcessStatus + Send + Sync;
 /// See [`Subject::wait`].
-type Wait = dyn Fn(&str, Safety, Option<Duration>, &dyn Fn() -> bool) -> Result<bool> + Send + Sync;
+type SafetyWaiter =
+    dyn Fn(&str, Safety, Option<Duration>, &dyn Fn() -> bool) -> Result<bool> + Send + Sync;
 /// See [`Subject::carry_out`].
 type Carry = dyn Fn(&str, ControlRequest) -> Result<serde_json::Value> + Send + Sync;
 
@@ -91,7 +92,7 @@ pub(crate) enum Door {
 /// A running admin server.
 pub(crate) struct Admin {
     stop: watch::Sender<bool>,
-    shared: Option<Arc<Shared>>,
+    shared: Option<Arc<AdminState>>,
     thread: Option<JoinHandle<()>>,
     sockets: Mutex<Vec<PathBuf>>,
     /// The loopback address's socket, for the next process.
@@ -105,7 +106,7 @@ enum Listener {
     Loopback(TcpListener),
 }
 
-struct Shared {
+struct AdminState {
     subject: Subject,
     /// Requests that block now, by kind; each holds a thread.
     blocked: [AtomicU32; Call::ALL.len()],
@@ -166,7 +167,7 @@ impl Admin {
         }
         let address = loopback.as_ref().and_then(|listener| listener.local_addr().ok());
         let (stop, stopped) = watch::channel(false);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(AdminState {
             subject,
             blocked: Default::default(),
             connections: Mutex::default(),
@@ -290,7 +291,7 @@ fn bind_loopback(wanted: SocketAddr) -> Result<TcpListener> {
 
 async fn serve_all(
     listeners: Vec<Listener>,
-    shared: Arc<Shared>,
+    shared: Arc<AdminState>,
     mut stopped: watch::Receiver<bool>,
 ) {
     for listener in listeners {
@@ -311,7 +312,7 @@ async fn serve_all(
 }
 
 /// Takes connections to the control socket of a volume, forever.
-async fn accept_own(listener: tokio::net::UnixListener, volume: String, shared: Arc<Shared>) {
+async fn accept_own(listener: tokio::net::UnixListener, volume: String, shared: Arc<AdminState>) {
     let volume = Arc::new(Some(volume));
     loop {
         let stream = match listener.accept().await {
@@ -333,7 +334,7 @@ async fn accept_own(listener: tokio::net::UnixListener, volume: String, shared: 
 }
 
 /// Takes connections to the loopback address, forever.
-async fn accept_strangers(listener: tokio::net::TcpListener, shared: Arc<Shared>) {
+async fn accept_strangers(listener: tokio::net::TcpListener, shared: Arc<AdminState>) {
     let volume = Arc::new(None);
     loop {
         let stream = match listener.accept().await {
@@ -374,13 +375,12 @@ enum Side {
 
 /// A place for a connection of one side, until dropped.
 struct Place {
-    shared: Arc<Shared>,
+    shared: Arc<AdminState>,
     side: Side,
 }
 
 impl Place {
-    fn take(shared: &Arc<Shared>, side: Side) -> Option<Place> {
-        // Counted first and compared second; a place beyond the limit is returned by its drop.
+    fn take(shared: &Arc<AdminState>, side: Side) -> Option<Place> {
         let place = Place { shared: Arc::clone(shared), side };
         let places = match side {
             Side::Own => CONTROL_CONNECTIONS_MAX,
@@ -403,8 +403,12 @@ impl Drop for Place {
     }
 }
 
-fn start_connection<S>(stream: S, shared: &Arc<Shared>, volume: &Arc<Option<String>>, place: Place)
-where
+fn start_connection<S>(
+    stream: S,
+    shared: &Arc<AdminState>,
+    volume: &Arc<Option<String>>,
+    place: Place,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (shared, volume) = (Arc::clone(shared), Arc::clone(volume));

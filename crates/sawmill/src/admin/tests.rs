@@ -24,7 +24,7 @@ fn subject() -> Subject {
                 .collect(),
             ..ProcessStatus::default()
         }),
-        wait: Box::new(|name, safety, timeout, _| match (safety, timeout) {
+        waiter: Box::new(|name, safety, timeout, _| match (safety, timeout) {
             (Safety::Logged, _) => Ok(true),
             (Safety::Stored, Some(_)) => Ok(false),
             (Safety::Stored, None) => {
@@ -209,7 +209,7 @@ fn waits_of_others_hold_up_neither_changes_nor_our_own_waits() {
     let held = release.lock();
     let closed = Arc::clone(&release);
     let enter = Mutex::new(enter);
-    let wait: Box<Wait> = Box::new(move |_, safety, _, _| {
+    let safety_waiter: Box<SafetyWaiter> = Box::new(move |_, safety, _, _| {
         if safety == Safety::Stored {
             enter.lock().send(()).unwrap();
             drop(closed.lock());
@@ -219,7 +219,9 @@ fn waits_of_others_hold_up_neither_changes_nor_our_own_waits() {
     let control =
         Door::Control { path: folder.path().join(control::WRITER_SOCKET), volume: "oak".into() };
     let loopback = Door::Loopback("127.0.0.1:0".parse().unwrap());
-    let admin = Admin::start(Subject { wait, ..subject() }, vec![control, loopback]).unwrap();
+    let admin =
+        Admin::start(Subject { waiter: safety_waiter, ..subject() }, vec![control, loopback])
+            .unwrap();
     let strangers: Vec<_> = (0..Call::LoopbackWait.places())
         .map(|_| {
             let mut stream = TcpStream::connect(admin.address.unwrap()).unwrap();
@@ -278,7 +280,7 @@ fn a_wait_whose_caller_hung_up_ends() {
     let folder = tempfile::tempdir().unwrap();
     let (enter, entered) = std::sync::mpsc::channel();
     let enter = Mutex::new(enter);
-    let wait: Box<Wait> = Box::new(move |_, safety, _, is_wanted| {
+    let safety_waiter: Box<SafetyWaiter> = Box::new(move |_, safety, _, is_wanted| {
         if safety == Safety::Stored {
             enter.lock().send(()).unwrap();
             while is_wanted() {
@@ -290,7 +292,9 @@ fn a_wait_whose_caller_hung_up_ends() {
     let path = folder.path().join(control::WRITER_SOCKET);
     let control = Door::Control { path: path.clone(), volume: "oak".into() };
     let loopback = Door::Loopback("127.0.0.1:0".parse().unwrap());
-    let admin = Admin::start(Subject { wait, ..subject() }, vec![control, loopback]).unwrap();
+    let admin =
+        Admin::start(Subject { waiter: safety_waiter, ..subject() }, vec![control, loopback])
+            .unwrap();
     let head = b"GET /wait?safety=stored&volume=oak HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let own_head = b"GET /wait?safety=stored HTTP/1.1\r\nHost: localhost\r\n\r\n";
     // Far more requests than threads; each would hold a thread while the store is unreachable.

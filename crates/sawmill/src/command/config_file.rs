@@ -27,7 +27,7 @@ const SYSTEM_FILE: &str = "/etc/sawmill/config.toml";
 
 /// An option from the file: its name, and its values as on a command line.
 #[derive(Debug, PartialEq, Eq)]
-struct Given {
+struct FileOption {
     option: String,
     values: Vec<String>,
 }
@@ -35,7 +35,7 @@ struct Given {
 /// The options that the file has for one command, and the path of the file.
 pub(super) struct ConfigFile {
     path: PathBuf,
-    given: Vec<Given>,
+    options: Vec<FileOption>,
 }
 
 /// The file to read: the named one, otherwise the user's, otherwise the machine's, if there is one.
@@ -65,13 +65,13 @@ impl ConfigFile {
             let what = format!("configuration file {}", path.display());
             Failure::caused(failure.exit(), what, failure)
         })?;
-        Ok(Some(ConfigFile { path, given }))
+        Ok(Some(ConfigFile { path, options: given }))
     }
 
     /// The arguments that the file adds to a command line that was parsed to `matches`.
     pub(super) fn arguments(&self, matches: &ArgMatches, command: &Command) -> Vec<OsString> {
         let mut arguments = Vec::new();
-        for Given { option, values } in &self.given {
+        for FileOption { option, values } in &self.options {
             let Some(argument) = command.get_arguments().find(|one| one.get_long() == Some(option))
             else {
                 continue;
@@ -96,7 +96,7 @@ impl ConfigFile {
 }
 
 /// What `text` has for command `name`. Checks the whole text.
-fn parse(text: &str, cli: &Command, name: &str) -> Result<Vec<Given>> {
+fn parse(text: &str, cli: &Command, name: &str) -> Result<Vec<FileOption>> {
     let file: Table = text.parse().map_err(|error: toml::de::Error| {
         // The error has several lines: the place, a picture, the reason.
         Failure::usage(error.to_string()).caused_by(error)
@@ -128,7 +128,7 @@ fn parse(text: &str, cli: &Command, name: &str) -> Result<Vec<Given>> {
                 ))
             })?;
             if table == name {
-                given.push(Given { option: option.clone(), values });
+                given.push(FileOption { option: option.clone(), values });
             }
         }
     }
@@ -180,7 +180,7 @@ mod tests {
         let text = "[serve]\njournal-bytes = \"4G\"\ncache-bytes = \"1G\"\nread-only = false\n\
                     nbd = [\"unix:/run/a.sock\", \"unix:/run/b.sock\"]\n";
         let given = parse(text, &cli(), "serve").unwrap();
-        let file = ConfigFile { path: PathBuf::from("config.toml"), given };
+        let file = ConfigFile { path: PathBuf::from("config.toml"), options: given };
         let matches = cli().get_matches_from(["sawmill", "serve", "disk1", "--cache-bytes", "2G"]);
         let (_, matches) = matches.subcommand().unwrap();
         let mut arguments = file.arguments(matches, cli().find_subcommand("serve").unwrap());

@@ -213,9 +213,9 @@ pub(crate) const KEEP: &str = "keep";
 /// Parses the command line, runs the command, and returns the exit code.
 pub(crate) fn run() -> ExitCode {
     let exit = match parse(std::env::args_os().collect()) {
-        Ok(Parsed::Cli(cli, Aim::Act)) => carry_out(*cli),
-        Ok(Parsed::Cli(cli, Aim::Print)) => as_far_as_read(carry_out(*cli)),
-        Ok(Parsed::Shown) => Ok(Exit::Ok),
+        Ok(ParsedLine::Cli(cli, Aim::Act)) => carry_out(*cli),
+        Ok(ParsedLine::Cli(cli, Aim::Print)) => as_far_as_read(carry_out(*cli)),
+        Ok(ParsedLine::Shown) => Ok(Exit::Ok),
         Err(Refusal::Clap(error)) => as_far_as_read(refuse(&error)),
         Err(Refusal::Other(failure)) => as_far_as_read(Err(failure)),
     };
@@ -227,7 +227,7 @@ pub(crate) fn run() -> ExitCode {
 }
 
 /// A parsed command line.
-enum Parsed {
+enum ParsedLine {
     Cli(Box<Cli>, Aim),
     /// `--print-config` has printed it; nothing is left to do.
     Shown,
@@ -239,7 +239,7 @@ enum Refusal {
 }
 
 /// Parses the command line, then parses it again with what the configuration file adds.
-fn parse(mut line: Vec<OsString>) -> std::result::Result<Parsed, Refusal> {
+fn parse(mut line: Vec<OsString>) -> std::result::Result<ParsedLine, Refusal> {
     let parse_cli = |line: &[OsString]| {
         let matches = command_line().try_get_matches_from(line)?;
         Cli::from_arg_matches(&matches).map(|cli| (cli, matches))
@@ -271,9 +271,9 @@ fn parse(mut line: Vec<OsString>) -> std::result::Result<Parsed, Refusal> {
         let words = line.iter().map(|word| word.to_string_lossy());
         let words: Vec<_> = words.filter(|word| word != "--print-config").collect();
         output::line(&format!("# {path}\n{}", words.join(" "))).map_err(Refusal::Other)?;
-        return Ok(Parsed::Shown);
+        return Ok(ParsedLine::Shown);
     }
-    Ok(Parsed::Cli(Box::new(cli), Aim::of(&matches)))
+    Ok(ParsedLine::Cli(Box::new(cli), Aim::of(&matches)))
 }
 
 /// The index of the command's name in a command line that was parsed.

@@ -21,7 +21,7 @@ use sawmill_console::units::{parse_duration, parse_size};
 
 /// Where the local parts of volumes are, and which losses are accepted.
 #[derive(Args)]
-pub(super) struct Opening {
+pub(super) struct OpenArguments {
     /// The journal: a file (created if absent) or a block device; with several volumes, a folder.
     #[arg(long, value_name = "PATH")]
     journal: Option<PathBuf>,
@@ -143,7 +143,7 @@ impl Tuning {
     }
 }
 
-impl Opening {
+impl OpenArguments {
     /// What to open and how, without doors.
     pub(super) fn plan(
         &self,

@@ -242,7 +242,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
-    use crate::control::protocol::Resized;
+    use crate::control::protocol::ResizeReply;
 
     #[test]
     fn no_process_listens_in_a_folder_that_does_not_exist() {
@@ -307,7 +307,7 @@ mod tests {
             scope.spawn(|| drop(listener.accept().unwrap()));
             // The change may have been made, so the client must not send it again.
             let resize = ControlRequest::Resize { size_bytes: 4096 };
-            let failure = ask_writer::<Resized>(folder.path(), &resize).unwrap_err();
+            let failure = ask_writer::<ResizeReply>(folder.path(), &resize).unwrap_err();
             assert!(failure.to_string().contains("does not answer"), "{failure}");
         });
     }

@@ -24,17 +24,17 @@ pub(crate) const REQUEST_BYTES_MAX: usize = 64 << 10;
 // An older server must refuse a request that it knows only in part, not carry out that part.
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum ControlRequest {
-    /// Answered with [`Collected`].
+    /// Answered with [`CollectReply`].
     CollectGarbage { threshold: f64 },
-    /// Answered with [`Changed`].
+    /// Answered with [`ChangeReply`].
     Past(Past),
-    /// Changes the size; answered with [`Resized`] once that is durable.
+    /// Changes the size; answered with [`ResizeReply`] once that is durable.
     Resize { size_bytes: u64 },
     /// Opens a door; answered with [`DoorAdded`].
     AddDoor(DoorPlan),
     /// Closes a door; answered with [`DoorRemoved`].
     RemoveDoor { address: String },
-    /// Answered with [`Done`](crate::handoff::Done).
+    /// Answered with [`HandOffResult`](crate::handoff::HandOffResult).
     HandOff(HandOff),
 }
 
@@ -63,21 +63,21 @@ pub(crate) struct HandOff {
 
 /// What garbage collection moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Collected {
+pub(crate) struct CollectReply {
     pub(crate) moved_bytes: u64,
     pub(crate) moved_segments: u64,
 }
 
 /// The answer to a change of the past.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Changed {
+pub(crate) struct ChangeReply {
     /// After a rollback: the snapshot of the state before it.
     pub(crate) undo: Option<String>,
 }
 
 /// The size that a volume has now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Resized {
+pub(crate) struct ResizeReply {
     pub(crate) size_bytes: u64,
 }
 

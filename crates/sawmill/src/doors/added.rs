@@ -15,16 +15,16 @@ use super::plan::DoorPlan;
 use sawmill_console::exit::{Failure, Result};
 
 /// The note of one volume.
-pub(crate) struct Added {
+pub(crate) struct DoorNote {
     path: PathBuf,
     /// Held while the file is read and rewritten.
     changing: Mutex<()>,
 }
 
-impl Added {
+impl DoorNote {
     /// The note in a volume's state folder.
     pub(crate) fn of(folder: &Path) -> Self {
-        Added { path: folder.join("doors"), changing: Mutex::new(()) }
+        DoorNote { path: folder.join("doors"), changing: Mutex::new(()) }
     }
 
     /// Notes a door that is open.
@@ -117,7 +117,7 @@ mod tests {
     fn what_is_noted_is_left_until_it_is_forgotten() {
         let folder = tempfile::tempdir().unwrap();
         let plan = |text: &str| DoorPlan::parse(text).unwrap();
-        let note = || Added::of(folder.path());
+        let note = || DoorNote::of(folder.path());
         assert_eq!(note().left(&[]), []);
         for text in ["ublk=1", "fuse=/mnt/a", "ublk=2", "fuse=/mnt/a"] {
             note().note(&plan(text)).unwrap();
@@ -146,13 +146,13 @@ mod tests {
     fn a_line_without_meaning_costs_its_own_door_alone() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("doors"), "iscsi=1\nublk=3\n\0\n").unwrap();
-        assert_eq!(Added::of(folder.path()).left(&[]), [DoorPlan::parse("ublk=3").unwrap()]);
+        assert_eq!(DoorNote::of(folder.path()).left(&[]), [DoorPlan::parse("ublk=3").unwrap()]);
     }
 
     #[test]
     fn a_note_that_cannot_be_kept_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
-        let note = Added::of(&folder.path().join("gone"));
+        let note = DoorNote::of(&folder.path().join("gone"));
         let failure = note.note(&DoorPlan::parse("ublk").unwrap()).unwrap_err();
         assert!(failure.to_string().contains("doors"), "{failure}");
     }

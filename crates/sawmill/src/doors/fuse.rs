@@ -12,12 +12,12 @@ use std::sync::Arc;
 use clap::{ArgMatches, Args, FromArgMatches};
 use sawmill_device::{Error, ErrorKind};
 use sawmill_format::crc::crc32c;
-use sawmill_frontend::Handed;
+use sawmill_frontend::DoorPiece;
 use sawmill_frontend::fuse::{FuseDoor, FuseOptions, MountHolderOptions};
 use sawmill_sys::FileLock;
 
-use super::kind::{Kind, Opened, Plan, Requested, Trial, absolute, hold_memory, open_file};
-use super::{Opening, Shown};
+use super::kind::{DoorInstance, Kind, Plan, PlanResult, Trial, absolute, hold_memory, open_file};
+use super::{DoorContext, DoorVolume};
 use crate::folders::make_parent;
 use sawmill_console::exit::{Failure, Result};
 
@@ -58,7 +58,7 @@ struct Options {
     with_loop: bool,
 }
 
-fn requested(matches: &ArgMatches) -> Requested {
+fn requested(matches: &ArgMatches) -> PlanResult {
     let Options { fuse, with_loop } = Options::from_arg_matches(matches)?;
     Ok(fuse.map(|mountpoint| FusePlan::boxed(&mountpoint, with_loop)))
 }
@@ -107,7 +107,7 @@ impl Plan for FusePlan {
         None
     }
 
-    fn open(&self, opening: &Opening<'_>) -> Result<Opened> {
+    fn open(&self, opening: &DoorContext<'_>) -> Result<DoorInstance> {
         make_mountpoint(&self.mountpoint)?;
         if self.with_loop {
             hold_memory();
@@ -116,24 +116,24 @@ impl Plan for FusePlan {
         // Before the mount: the holder of a mount serves one process only.
         let claim = self.claim(volume)?;
         let door = FuseDoor::mount(self.options(volume)?, Arc::clone(&volume.device))?;
-        Ok(Opened { claim: Some(claim), ..Opened::new(door) })
+        Ok(DoorInstance { claim: Some(claim), ..DoorInstance::new(door) })
     }
 
     fn take_over(
         &self,
-        pieces: Vec<Handed>,
-        opening: &Opening<'_>,
-    ) -> sawmill_device::Result<Opened> {
+        pieces: Vec<DoorPiece>,
+        opening: &DoorContext<'_>,
+    ) -> sawmill_device::Result<DoorInstance> {
         let volume = opening.only()?;
         let claim = self.claim(volume)?;
         let device = Arc::clone(&volume.device);
         let door = FuseDoor::take_over(self.options(volume)?, device, pieces)?;
-        Ok(Opened { claim: Some(claim), ..Opened::new(door) })
+        Ok(DoorInstance { claim: Some(claim), ..DoorInstance::new(door) })
     }
 }
 
 impl FusePlan {
-    fn options(&self, volume: &Shown) -> sawmill_device::Result<FuseOptions> {
+    fn options(&self, volume: &DoorVolume) -> sawmill_device::Result<FuseOptions> {
         let own = crate::program::own().map_err(|error| {
             Error::caused(ErrorKind::Unavailable, "fuse: cannot find the sawmill program", error)
         })?;
@@ -147,14 +147,14 @@ impl FusePlan {
     }
 
     /// The socket of the mount holder: one for each mount of the volume.
-    fn holder_socket(&self, volume: &Shown) -> PathBuf {
+    fn holder_socket(&self, volume: &DoorVolume) -> PathBuf {
         // The name differs from those of control sockets.
         let name = format!("keeper-{:08x}", crc32c(self.mountpoint.as_os_str().as_bytes()));
         volume.folder.join(name)
     }
 
     /// Locks this mount of the volume.
-    fn claim(&self, volume: &Shown) -> sawmill_device::Result<FileLock> {
+    fn claim(&self, volume: &DoorVolume) -> sawmill_device::Result<FileLock> {
         FileLock::of_name(&self.holder_socket(volume)).map_err(|error| {
             let (kind, what) = match error.kind() {
                 std::io::ErrorKind::WouldBlock => (ErrorKind::InUse, "is served already".into()),

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use clap::ArgMatches;
 use sawmill_device::{BlockDevice, Geometry};
-use sawmill_frontend::{Door, Handed, QuietDoor};
+use sawmill_frontend::{Door, DoorPiece, QuietDoor};
 use sawmill_sys::FileLock;
 
-use super::Opening;
+use super::DoorContext;
 use crate::file_device::FileDevice;
 use sawmill_console::exit::Result;
 
@@ -30,13 +30,13 @@ pub(crate) struct Kind {
     /// Adds the options of the kind to a command.
     pub(super) add_options: fn(clap::Command) -> clap::Command,
     /// The door that these options request, if any.
-    pub(super) requested: fn(&ArgMatches) -> Requested,
+    pub(super) requested: fn(&ArgMatches) -> PlanResult,
     /// How `sawmill conform` tests a device through such a door; empty if it cannot.
     pub(super) trials: &'static [Trial],
 }
 
 /// See [`Kind::requested`].
-pub(super) type Requested = Result<Option<Box<dyn Plan>>, clap::Error>;
+pub(super) type PlanResult = Result<Option<Box<dyn Plan>>, clap::Error>;
 
 /// A requested door. `Display` writes its text form, which travels to other processes: paths in it
 /// are absolute, and [`Kind::parse`] reads it.
@@ -57,18 +57,18 @@ pub(super) trait Plan: fmt::Display + Send + Sync {
     fn reopened_at(&self, address: &str) -> Option<Box<dyn Plan>>;
 
     /// Opens a new door.
-    fn open(&self, opening: &Opening<'_>) -> Result<Opened>;
+    fn open(&self, opening: &DoorContext<'_>) -> Result<DoorInstance>;
 
     /// Takes over the door of another process, which has released it. The door may still be quiet.
     fn take_over(
         &self,
-        pieces: Vec<Handed>,
-        opening: &Opening<'_>,
-    ) -> sawmill_device::Result<Opened>;
+        pieces: Vec<DoorPiece>,
+        opening: &DoorContext<'_>,
+    ) -> sawmill_device::Result<DoorInstance>;
 }
 
 /// A door, as its kind opened it.
-pub(super) struct Opened {
+pub(super) struct DoorInstance {
     pub(super) door: Arc<dyn Door>,
     /// The same door, if it is quiet.
     pub(super) quiet: Option<Box<dyn QuietDoor>>,
@@ -76,9 +76,9 @@ pub(super) struct Opened {
     pub(super) claim: Option<FileLock>,
 }
 
-impl Opened {
+impl DoorInstance {
     pub(super) fn new(door: impl Door + 'static) -> Self {
-        Opened { door: Arc::new(door), quiet: None, claim: None }
+        DoorInstance { door: Arc::new(door), quiet: None, claim: None }
     }
 }
 

@@ -27,11 +27,11 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use sawmill_device::{BlockDevice, Error, ErrorKind};
 use sawmill_frontend::nbd::{Budget, BudgetUse};
-use sawmill_frontend::{Door, Handed, QuietDoor, Stop};
+use sawmill_frontend::{Door, DoorPiece, QuietDoor, Stop};
 use sawmill_sys::FileLock;
 
 use crate::admin::status::{DoorStatus, NbdMemoryStatus};
-use kind::Opened;
+use kind::DoorInstance;
 use plan::DoorPlan;
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -43,7 +43,7 @@ const TAKERS_MAX: usize = 64;
 
 /// An open volume, as doors serve it.
 #[derive(Clone)]
-pub(crate) struct Shown {
+pub(crate) struct DoorVolume {
     /// The export's name: the volume's, with the cut that is shown.
     pub(crate) name: String,
     /// The description in clients that list exports.
@@ -59,7 +59,7 @@ pub(crate) struct Shown {
     pub(crate) outlives_server: bool,
 }
 
-impl Shown {
+impl DoorVolume {
     /// The name as a file name: names of past states have a colon, which some programs reject.
     fn file_name(&self) -> String {
         self.name.replace(':', "-")
@@ -68,7 +68,7 @@ impl Shown {
 
 /// What the doors of a process share. A kind that shares something adds a field.
 #[derive(Default)]
-struct Shared {
+struct DoorResources {
     /// Threads for the queues of many devices, once there are many.
     ublk_workers: ublk::Workers,
     /// Memory of all NBD servers.
@@ -76,18 +76,18 @@ struct Shared {
 }
 
 /// What a door is opened with.
-struct Opening<'a> {
+struct DoorContext<'a> {
     /// The volumes that it shows.
-    volumes: &'a [Shown],
+    volumes: &'a [DoorVolume],
     /// How many volumes the process serves.
     volumes_in_process: usize,
-    shared: &'a Shared,
+    shared: &'a DoorResources,
     orphans: &'a ublk::Orphans,
 }
 
-impl Opening<'_> {
+impl DoorContext<'_> {
     /// The volume of a door that shows exactly one.
-    fn only(&self) -> sawmill_device::Result<&Shown> {
+    fn only(&self) -> sawmill_device::Result<&DoorVolume> {
         self.volumes.first().ok_or_else(|| {
             Error::new(ErrorKind::NotFound, "this process does not serve the volume of this door")
         })
@@ -102,14 +102,14 @@ pub(crate) struct OpenDoor {
     door: Arc<dyn Door>,
     /// The same door, while it is quiet.
     quiet: Mutex<Option<Box<dyn QuietDoor>>>,
-    /// See [`Opened`].
+    /// See [`DoorInstance`].
     claim: Mutex<Option<FileLock>>,
 }
 
 impl OpenDoor {
-    fn new(plan: DoorPlan, volumes: &[Shown], opened: Opened) -> Self {
+    fn new(plan: DoorPlan, volumes: &[DoorVolume], instance: DoorInstance) -> Self {
         let shows = volumes.iter().map(|volume| volume.name.clone()).collect();
-        let Opened { door, quiet, claim } = opened;
+        let DoorInstance { door, quiet, claim } = instance;
         OpenDoor { plan, shows, door, quiet: Mutex::new(quiet), claim: Mutex::new(claim) }
     }
 
@@ -125,7 +125,7 @@ impl OpenDoor {
         }
     }
 
-    fn hand_over(&self) -> sawmill_device::Result<Vec<Handed>> {
+    fn hand_over(&self) -> sawmill_device::Result<Vec<DoorPiece>> {
         let quiet = self.quiet.lock();
         let quiet = quiet.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Internal, format!("{} is not quiet", self.door.address()))
@@ -159,19 +159,23 @@ pub(crate) struct Doors {
     gone: AtomicBool,
     /// The most volumes that doors were opened for together.
     volumes: AtomicUsize,
-    shared: Shared,
+    shared: DoorResources,
 }
 
 impl Doors {
     /// Starts without doors.
     pub(crate) fn new(nbd_budget: Budget) -> Self {
-        let shared = Shared { nbd_budget, ..Shared::default() };
+        let shared = DoorResources { nbd_budget, ..DoorResources::default() };
         Doors { shared, ..Doors::default() }
     }
 
-    fn opening<'a>(&'a self, volumes: &'a [Shown], orphans: &'a ublk::Orphans) -> Opening<'a> {
+    fn opening<'a>(
+        &'a self,
+        volumes: &'a [DoorVolume],
+        orphans: &'a ublk::Orphans,
+    ) -> DoorContext<'a> {
         let volumes_in_process = self.volumes.load(Ordering::Relaxed);
-        Opening { volumes, volumes_in_process, shared: &self.shared, orphans }
+        DoorContext { volumes, volumes_in_process, shared: &self.shared, orphans }
     }
 
     /// The memory of all NBD servers.
@@ -181,8 +185,7 @@ impl Doors {
     }
 
     /// Opens the doors of the plans for these volumes: one door for all of them, or one each.
-    pub(crate) fn open_all(&self, plans: &[DoorPlan], volumes: &[Shown]) -> Result<()> {
-        // Before the first door: the number decides whether ublk devices share threads.
+    pub(crate) fn open_all(&self, plans: &[DoorPlan], volumes: &[DoorVolume]) -> Result<()> {
         self.volumes.fetch_max(volumes.len(), Ordering::Relaxed);
         let orphans = ublk::Orphans::default();
         for plan in plans {
@@ -204,14 +207,14 @@ impl Doors {
     }
 
     /// Opens one door.
-    pub(crate) fn open(&self, plan: DoorPlan, volumes: &[Shown]) -> Result<Arc<OpenDoor>> {
+    pub(crate) fn open(&self, plan: DoorPlan, volumes: &[DoorVolume]) -> Result<Arc<OpenDoor>> {
         self.open_with(plan, volumes, &ublk::Orphans::default())
     }
 
     fn open_with(
         &self,
         plan: DoorPlan,
-        volumes: &[Shown],
+        volumes: &[DoorVolume],
         orphans: &ublk::Orphans,
     ) -> Result<Arc<OpenDoor>> {
         let _one_at_a_time = self.changing.lock();
@@ -373,7 +376,7 @@ impl Doors {
     }
 
     /// What another process needs to take over all doors. They must be quiet.
-    pub(crate) fn hand_over(&self) -> sawmill_device::Result<Vec<Handed>> {
+    pub(crate) fn hand_over(&self) -> sawmill_device::Result<Vec<DoorPiece>> {
         let mut all = Vec::new();
         for open in self.all() {
             let pieces = match open.hand_over() {
@@ -384,7 +387,7 @@ impl Doors {
                 pieces => pieces?,
             };
             all.push(
-                Handed::new("door")
+                DoorPiece::new("door")
                     .with("plan", &open.plan)
                     .with("shows", open.shows.join("\n"))
                     .with("pieces", pieces.len()),
@@ -396,10 +399,14 @@ impl Doors {
 
     /// Takes over the doors of another process, in parallel, so that a slow one delays no other.
     /// Returns an error for each door that cannot be taken over; the others are open.
-    pub(crate) fn take_over(&self, handed: Vec<Handed>, volumes: &[Shown]) -> Vec<Error> {
+    pub(crate) fn take_over(
+        &self,
+        door_piece: Vec<DoorPiece>,
+        volumes: &[DoorVolume],
+    ) -> Vec<Error> {
         self.volumes.fetch_max(volumes.len(), Ordering::Relaxed);
         let mut failed = Vec::new();
-        let mut handed = handed.into_iter();
+        let mut handed = door_piece.into_iter();
         let mut doors = Vec::new();
         while let Some(head) = handed.next() {
             match pieces_of(&head, &mut handed) {
@@ -471,35 +478,36 @@ impl Doors {
 
     fn take_over_one(
         &self,
-        head: &Handed,
-        pieces: Vec<Handed>,
-        volumes: &[Shown],
+        head: &DoorPiece,
+        pieces: Vec<DoorPiece>,
+        volumes: &[DoorVolume],
     ) -> sawmill_device::Result<OpenDoor> {
         let plan = DoorPlan::parse(head.fact("plan")?);
         let plan = plan.map_err(|failure| {
             Error::new(ErrorKind::Invalid, failure.to_string()).with_source(failure)
         })?;
         let shows: Vec<&str> = head.fact("shows")?.split('\n').collect();
-        let shown: Vec<Shown> = volumes
+        let door_volume: Vec<DoorVolume> = volumes
             .iter()
             .filter(|volume| shows.contains(&volume.name.as_str()))
             .cloned()
             .collect();
-        let opened = plan.take_over(pieces, &self.opening(&shown, &ublk::Orphans::default()))?;
-        Ok(OpenDoor::new(plan, &shown, opened))
+        let opened =
+            plan.take_over(pieces, &self.opening(&door_volume, &ublk::Orphans::default()))?;
+        Ok(OpenDoor::new(plan, &door_volume, opened))
     }
 }
 
 /// The pieces of one door of another process.
 fn pieces_of(
-    head: &Handed,
-    handed: &mut std::vec::IntoIter<Handed>,
-) -> sawmill_device::Result<Vec<Handed>> {
+    head: &DoorPiece,
+    piece: &mut std::vec::IntoIter<DoorPiece>,
+) -> sawmill_device::Result<Vec<DoorPiece>> {
     if head.what != "door" {
         let text = format!("hand-off: found a {} instead of a door", head.what);
         return Err(Error::new(ErrorKind::Invalid, text));
     }
-    Ok(handed.take(head.parsed("pieces")?).collect())
+    Ok(piece.take(head.parsed("pieces")?).collect())
 }
 
 #[cfg(test)]

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use clap::{ArgMatches, Args, FromArgMatches};
 use sawmill_device::{BlockDevice, Geometry};
-use sawmill_frontend::Handed;
+use sawmill_frontend::DoorPiece;
 use sawmill_frontend::nbd::{Budget, Export, Listen, NbdOptions, NbdServer};
 
-use super::kind::{Kind, Opened, Plan, Requested, Trial, absolute};
-use super::{Opening, Shared, Shown};
+use super::kind::{DoorInstance, Kind, Plan, PlanResult, Trial, absolute};
+use super::{DoorContext, DoorResources, DoorVolume};
 use crate::folders::make_parent;
 use crate::listening::{check_free, resolve};
 use crate::nbd_device::NbdDevice;
@@ -80,7 +80,7 @@ fn parse_listen(text: &str) -> Result<Listen> {
     }
 }
 
-fn requested(matches: &ArgMatches) -> Requested {
+fn requested(matches: &ArgMatches) -> PlanResult {
     let Options { nbd, insecure_listen } = Options::from_arg_matches(matches)?;
     Ok(nbd.map(|listen| NbdPlan::boxed(listen, insecure_listen)))
 }
@@ -112,7 +112,7 @@ impl NbdPlan {
         Box::new(NbdPlan { listen, insecure })
     }
 
-    fn options(&self, shared: &Shared) -> NbdOptions {
+    fn options(&self, shared: &DoorResources) -> NbdOptions {
         NbdOptions {
             insecure_listen: self.insecure,
             budget: shared.nbd_budget.clone(),
@@ -147,7 +147,7 @@ impl Plan for NbdPlan {
         None
     }
 
-    fn open(&self, opening: &Opening<'_>) -> Result<Opened> {
+    fn open(&self, opening: &DoorContext<'_>) -> Result<DoorInstance> {
         if let Listen::Unix(path) = &self.listen {
             make_parent(path)?;
         }
@@ -155,21 +155,21 @@ impl Plan for NbdPlan {
         for volume in opening.volumes {
             server.add_export(export(volume))?;
         }
-        Ok(Opened::new(server))
+        Ok(DoorInstance::new(server))
     }
 
     fn take_over(
         &self,
-        pieces: Vec<Handed>,
-        opening: &Opening<'_>,
-    ) -> sawmill_device::Result<Opened> {
+        pieces: Vec<DoorPiece>,
+        opening: &DoorContext<'_>,
+    ) -> sawmill_device::Result<DoorInstance> {
         let exports = opening.volumes.iter().map(export).collect();
-        NbdServer::take_over(self.options(opening.shared), exports, pieces).map(Opened::new)
+        NbdServer::take_over(self.options(opening.shared), exports, pieces).map(DoorInstance::new)
     }
 }
 
-fn export(volume: &Shown) -> Export {
-    let Shown { name, description, device, .. } = volume.clone();
+fn export(volume: &DoorVolume) -> Export {
+    let DoorVolume { name, description, device, .. } = volume.clone();
     Export { name, description, device }
 }
 

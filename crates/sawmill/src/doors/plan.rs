@@ -10,11 +10,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::{ArgMatches, Args, FromArgMatches};
-use sawmill_frontend::Handed;
+use sawmill_frontend::DoorPiece;
 use serde::{Deserialize, Serialize};
 
-use super::kind::{Kind, Opened, Plan, Trial};
-use super::{Opening, fuse, nbd, ublk, vhost_user};
+use super::kind::{DoorInstance, Kind, Plan, Trial};
+use super::{DoorContext, fuse, nbd, ublk, vhost_user};
 use sawmill_console::exit::{Failure, Result};
 
 /// All kinds of doors, in the order of their options.
@@ -63,15 +63,15 @@ impl DoorPlan {
         self.0.reopened_at(address).map_or_else(|| self.clone(), DoorPlan::from)
     }
 
-    pub(super) fn open(&self, opening: &Opening<'_>) -> Result<Opened> {
+    pub(super) fn open(&self, opening: &DoorContext<'_>) -> Result<DoorInstance> {
         self.0.open(opening)
     }
 
     pub(super) fn take_over(
         &self,
-        pieces: Vec<Handed>,
-        opening: &Opening<'_>,
-    ) -> sawmill_device::Result<Opened> {
+        pieces: Vec<DoorPiece>,
+        opening: &DoorContext<'_>,
+    ) -> sawmill_device::Result<DoorInstance> {
         self.0.take_over(pieces, opening)
     }
 }

@@ -70,8 +70,8 @@ struct FakeQuiet {
 }
 
 impl QuietDoor for FakeQuiet {
-    fn hand_over(&self) -> Result<Vec<Handed>> {
-        Ok(vec![Handed::new("piece").with("of", self.name)])
+    fn hand_over(&self) -> Result<Vec<DoorPiece>> {
+        Ok(vec![DoorPiece::new("piece").with("of", self.name)])
     }
 
     fn let_go(self: Box<Self>) {

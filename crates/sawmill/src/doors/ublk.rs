@@ -10,11 +10,11 @@ use std::sync::{Arc, OnceLock};
 use clap::{ArgMatches, Args, FromArgMatches};
 use parking_lot::Mutex;
 use sawmill_device::{Error, ErrorKind};
-use sawmill_frontend::Handed;
+use sawmill_frontend::DoorPiece;
 use sawmill_frontend::ublk::{self, DeviceState, UblkDoor, UblkOptions, UblkWorkers};
 
-use super::kind::{Kind, Opened, Plan, Requested, Trial, hold_memory, open_file};
-use super::{Opening, Shown};
+use super::kind::{DoorInstance, Kind, Plan, PlanResult, Trial, hold_memory, open_file};
+use super::{DoorContext, DoorVolume};
 use crate::config::UBLK_FOLDER;
 use sawmill_console::exit::{Failure, Result};
 
@@ -70,7 +70,7 @@ fn parse_id(text: &str) -> Result<DeviceId, String> {
     }
 }
 
-fn requested(matches: &ArgMatches) -> Requested {
+fn requested(matches: &ArgMatches) -> PlanResult {
     let Options { ublk, ublk_unprivileged: unprivileged } = Options::from_arg_matches(matches)?;
     Ok(ublk.map(|DeviceId(id)| Box::new(UblkPlan { id, unprivileged }) as Box<dyn Plan>))
 }
@@ -122,18 +122,18 @@ impl Plan for UblkPlan {
         Some(Box::new(UblkPlan { id, unprivileged: self.unprivileged }))
     }
 
-    fn open(&self, opening: &Opening<'_>) -> Result<Opened> {
+    fn open(&self, opening: &DoorContext<'_>) -> Result<DoorInstance> {
         hold_memory();
         let volume = opening.only()?;
         let options = self.options(volume, opening.workers()?);
-        Ok(Opened::new(open(options, volume, opening.orphans)?))
+        Ok(DoorInstance::new(open(options, volume, opening.orphans)?))
     }
 
     fn take_over(
         &self,
-        pieces: Vec<Handed>,
-        opening: &Opening<'_>,
-    ) -> sawmill_device::Result<Opened> {
+        pieces: Vec<DoorPiece>,
+        opening: &DoorContext<'_>,
+    ) -> sawmill_device::Result<DoorInstance> {
         let volume = opening.only()?;
         let piece = pieces
             .first()
@@ -145,12 +145,12 @@ impl Plan for UblkPlan {
         });
         let options = self.options(volume, workers);
         let door = UblkDoor::recover(piece.parsed("id")?, options, Arc::clone(&volume.device))?;
-        Ok(Opened::new(door))
+        Ok(DoorInstance::new(door))
     }
 }
 
 impl UblkPlan {
-    fn options(&self, volume: &Shown, workers: Option<UblkWorkers>) -> UblkOptions {
+    fn options(&self, volume: &DoorVolume, workers: Option<UblkWorkers>) -> UblkOptions {
         let options = UblkOptions {
             id: self.id,
             link: Some(volume.file_name()),
@@ -178,7 +178,7 @@ impl UblkPlan {
 /// Removes the remains of devices that are unusable.
 fn open(
     options: UblkOptions,
-    volume: &Shown,
+    volume: &DoorVolume,
     orphans: &Orphans,
 ) -> sawmill_device::Result<UblkDoor> {
     for found in orphans.listed(&options)? {
@@ -197,7 +197,7 @@ fn open(
     UblkDoor::start(options, Arc::clone(&volume.device))
 }
 
-impl Opening<'_> {
+impl DoorContext<'_> {
     /// The threads that all devices share, if this process has many.
     fn workers(&self) -> sawmill_device::Result<Option<UblkWorkers>> {
         self.shared.ublk_workers.for_volumes(self.volumes_in_process)

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{ArgMatches, Args, FromArgMatches};
-use sawmill_frontend::Handed;
+use sawmill_frontend::DoorPiece;
 use sawmill_frontend::vhost::{VhostDoor, VhostOptions};
 
-use super::kind::{Kind, Opened, Plan, Requested, absolute};
-use super::{Opening, Shown};
+use super::kind::{DoorInstance, Kind, Plan, PlanResult, absolute};
+use super::{DoorContext, DoorVolume};
 use crate::folders::make_parent;
 use sawmill_console::exit::{Failure, Result};
 
@@ -37,7 +37,7 @@ struct Options {
     vhost_user: Option<PathBuf>,
 }
 
-fn requested(matches: &ArgMatches) -> Requested {
+fn requested(matches: &ArgMatches) -> PlanResult {
     let Options { vhost_user } = Options::from_arg_matches(matches)?;
     Ok(vhost_user.map(|path| VhostPlan::boxed(&path)))
 }
@@ -59,7 +59,7 @@ impl VhostPlan {
         Box::new(VhostPlan { path: absolute(path) })
     }
 
-    fn options(&self, volume: &Shown) -> VhostOptions {
+    fn options(&self, volume: &DoorVolume) -> VhostOptions {
         VhostOptions { serial: volume.name.clone(), ..VhostOptions::new(self.path.clone()) }
     }
 }
@@ -87,22 +87,22 @@ impl Plan for VhostPlan {
         None
     }
 
-    fn open(&self, opening: &Opening<'_>) -> Result<Opened> {
+    fn open(&self, opening: &DoorContext<'_>) -> Result<DoorInstance> {
         make_parent(&self.path)?;
         let volume = opening.only()?;
         let door = VhostDoor::start(self.options(volume), Arc::clone(&volume.device))?;
-        Ok(Opened::new(door))
+        Ok(DoorInstance::new(door))
     }
 
     fn take_over(
         &self,
-        pieces: Vec<Handed>,
-        opening: &Opening<'_>,
-    ) -> sawmill_device::Result<Opened> {
+        pieces: Vec<DoorPiece>,
+        opening: &DoorContext<'_>,
+    ) -> sawmill_device::Result<DoorInstance> {
         let volume = opening.only()?;
         let device = Arc::clone(&volume.device);
         // It arrives quiet: its rings must not be read before the whole process resumes its doors.
         let (door, quiet) = VhostDoor::take_over(self.options(volume), device, pieces)?;
-        Ok(Opened { quiet: Some(quiet), ..Opened::new(door) })
+        Ok(DoorInstance { quiet: Some(quiet), ..DoorInstance::new(door) })
     }
 }

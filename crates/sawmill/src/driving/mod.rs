@@ -26,7 +26,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use self::child::Drivers;
 use crate::daemon::{self, DoorOf};
 use crate::doors::plan::DoorPlan;
-use crate::doors::{Doors, Shown};
+use crate::doors::{DoorVolume, Doors};
 use crate::folders::make_folder;
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -53,16 +53,17 @@ pub(crate) struct Plan {
     /// Restart the driver when it dies.
     pub(crate) restarts: bool,
     /// Puts layers around the device before doors use it.
-    pub(crate) around: Around,
+    pub(crate) wrapper: DeviceWrapper,
 }
 
 /// See [`Plan::around`].
-pub(crate) type Around = Box<dyn FnOnce(Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>>>;
+pub(crate) type DeviceWrapper =
+    Box<dyn FnOnce(Arc<dyn BlockDevice>) -> Result<Arc<dyn BlockDevice>>>;
 
 /// Events of a device, one object per line with `--json`.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub(crate) enum Told<'a> {
+pub(crate) enum DeviceEvent<'a> {
     Listening {
         name: &'a str,
         socket: String,
@@ -86,7 +87,7 @@ pub(crate) enum Told<'a> {
 }
 
 /// What the main thread receives.
-enum Heard {
+enum MainEvent {
     Host(Event),
     Signal(i32),
     /// A driver that this process started has ended.
@@ -103,8 +104,8 @@ struct Driving<'a> {
     host: Arc<Host>,
     drivers: Arc<Drivers>,
     doors: Arc<Doors>,
-    ring: SyncSender<Heard>,
-    tell: &'a mut dyn FnMut(&Told<'_>) -> Result<()>,
+    ring: SyncSender<MainEvent>,
+    tell: &'a mut dyn FnMut(&DeviceEvent<'_>) -> Result<()>,
     /// Processes that served.
     attached: BTreeSet<u32>,
     /// Those of them that are still attached according to the host.
@@ -121,16 +122,19 @@ struct Driving<'a> {
 }
 
 /// Runs a device until its end.
-pub(crate) fn drive(plan: Plan, tell: &mut dyn FnMut(&Told<'_>) -> Result<()>) -> Result<Exit> {
+pub(crate) fn drive(
+    plan: Plan,
+    tell: &mut dyn FnMut(&DeviceEvent<'_>) -> Result<()>,
+) -> Result<Exit> {
     make_folder(&plan.folder)?;
     let (ring, hear) = sync_channel(crate::daemon::EVENTS_MAX);
     let to_main = ring.clone();
     // After the end there is no listener any more.
-    let listener = Box::new(move |event| drop(to_main.send(Heard::Host(event))));
+    let listener = Box::new(move |event| drop(to_main.send(MainEvent::Host(event))));
     // A user who sees the socket must be able to request a clean end.
     let to_ring = ring.clone();
     daemon::on_signals(&[SIGTERM, SIGINT, SIGHUP], move |signal| {
-        to_ring.send(Heard::Signal(signal)).is_ok()
+        to_ring.send(MainEvent::Signal(signal)).is_ok()
     })?;
     let host = Host::start(&plan.name, &plan.folder.join(SOCKET), plan.given.clone(), listener)?;
     let drivers = Arc::new(Drivers::new(plan.command.clone(), plan.passed.clone()));
@@ -167,7 +171,7 @@ pub(crate) fn drive(plan: Plan, tell: &mut dyn FnMut(&Told<'_>) -> Result<()>) -
 impl Driving<'_> {
     fn start(&mut self) -> Result<()> {
         let socket = self.host.path().display().to_string();
-        (self.tell)(&Told::Listening { name: &self.plan.name, socket })?;
+        (self.tell)(&DeviceEvent::Listening { name: &self.plan.name, socket })?;
         if self.plan.command.is_empty() {
             return Ok(());
         }
@@ -179,29 +183,28 @@ impl Driving<'_> {
         let since = std::time::Instant::now();
         drivers
             .start(self.host.path(), move |pid, status| {
-                let _ = ring.send(Heard::Child(pid, status, since.elapsed()));
+                let _ = ring.send(MainEvent::Child(pid, status, since.elapsed()));
             })
             .map(drop)
     }
 
-    fn go_on(&mut self, hear: &Receiver<Heard>) -> Result<Exit> {
+    fn go_on(&mut self, hear: &Receiver<MainEvent>) -> Result<Exit> {
         for heard in hear {
             match heard {
-                Heard::Host(event) => self.host_says(event)?,
-                Heard::Signal(SIGHUP) => self.replace(),
-                Heard::Signal(_) if self.is_ending => {
+                MainEvent::Host(event) => self.host_says(event)?,
+                MainEvent::Signal(SIGHUP) => self.replace(),
+                MainEvent::Signal(_) if self.is_ending => {
                     self.host.fail(&Error::new(
                         ErrorKind::Closed,
                         "stopped immediately by a second signal",
                     ));
                 }
-                Heard::Signal(_) => self.end(None),
-                Heard::Child(pid, status, lived) => self.child_ended(pid, status, lived)?,
-                // Another driver has come during the wait, or none is needed any more.
-                Heard::StartAgain if self.host.has_ended() || self.host.driver().is_some() => {}
-                Heard::StartAgain => self.start_driver()?,
-                Heard::Lingers(pid) => self.kill_lingering(pid),
-                Heard::Ended(outcome) => return self.over(outcome),
+                MainEvent::Signal(_) => self.end(None),
+                MainEvent::Child(pid, status, lived) => self.child_ended(pid, status, lived)?,
+                MainEvent::StartAgain if self.host.has_ended() || self.host.driver().is_some() => {}
+                MainEvent::StartAgain => self.start_driver()?,
+                MainEvent::Lingers(pid) => self.kill_lingering(pid),
+                MainEvent::Ended(outcome) => return self.over(outcome),
             }
         }
         Ok(Exit::Ok)
@@ -213,14 +216,19 @@ impl Driving<'_> {
             Event::Attached { generation, pid } => {
                 self.attached.insert(pid);
                 self.serving.insert(pid);
-                (self.tell)(&Told::Driver { state: "attached", generation, pid, why: None })?;
+                (self.tell)(&DeviceEvent::Driver {
+                    state: "attached",
+                    generation,
+                    pid,
+                    why: None,
+                })?;
             }
             Event::Gone { generation, pid, in_order, why } => {
                 let why = (!in_order).then_some(why);
                 if let Some(why) = &why {
                     tracing::warn!(pid, "the driver is gone: {why}");
                 }
-                (self.tell)(&Told::Driver { state: "gone", generation, pid, why })?;
+                (self.tell)(&DeviceEvent::Driver { state: "gone", generation, pid, why })?;
                 if in_order {
                     self.attached.remove(&pid);
                     self.seen_off.insert(pid);
@@ -232,7 +240,7 @@ impl Driving<'_> {
                 }
                 if !in_order && self.drivers.has(pid) {
                     self.lingering.insert(pid);
-                    return self.ring_in(GOES_WITHIN, Heard::Lingers(pid));
+                    return self.ring_in(GOES_WITHIN, MainEvent::Lingers(pid));
                 }
             }
             Event::Hung { pid } => self.drivers.kill(pid),
@@ -244,10 +252,10 @@ impl Driving<'_> {
 
     fn open_doors(&mut self) -> Result<()> {
         let Some(device) = self.host.device() else { return Ok(()) };
-        let around = std::mem::replace(&mut self.plan.around, Box::new(Ok));
+        let around = std::mem::replace(&mut self.plan.wrapper, Box::new(Ok));
         let device = around(device)?;
         let size_bytes = device.geometry().size_bytes;
-        let shown = Shown {
+        let shown = DoorVolume {
             name: self.plan.name.clone(),
             description: "a device with a driver".into(),
             device,
@@ -263,7 +271,7 @@ impl Driving<'_> {
         };
         self.host.show_doors(addresses.iter().fold(Facts::default(), told));
         let doors = addresses.into_iter().map(|(kind, address)| DoorOf { kind, address }).collect();
-        (self.tell)(&Told::Ready { name: &self.plan.name, size_bytes, doors })
+        (self.tell)(&DeviceEvent::Ready { name: &self.plan.name, size_bytes, doors })
     }
 
     /// Starts the end: a clean one, or an immediate one with a reason.
@@ -284,14 +292,14 @@ impl Driving<'_> {
                 // The result includes the outcome of the last flush.
                 let _ = host.finish();
             }
-            let _ = ring.send(Heard::Ended(host.wait_for_end()));
+            let _ = ring.send(MainEvent::Ended(host.wait_for_end()));
         };
         if std::thread::Builder::new().name("ending".into()).spawn(finish).is_err() {
             self.host.fail(&Error::new(
                 ErrorKind::Unavailable,
                 "cannot start a thread for a clean shutdown",
             ));
-            let _ = self.ring.send(Heard::Ended(self.host.wait_for_end()));
+            let _ = self.ring.send(MainEvent::Ended(self.host.wait_for_end()));
         }
     }
 
@@ -354,15 +362,15 @@ impl Driving<'_> {
             "the driver exited ({status}); restarting it in {} ms",
             wait.as_millis()
         );
-        self.ring_in(wait, Heard::StartAgain)
+        self.ring_in(wait, MainEvent::StartAgain)
     }
 
     /// Sends `heard` after `wait`.
-    fn ring_in(&self, wait: Duration, heard: Heard) -> Result<()> {
+    fn ring_in(&self, wait: Duration, event: MainEvent) -> Result<()> {
         let ring = self.ring.clone();
         let later = move || {
             std::thread::sleep(wait);
-            let _ = ring.send(heard);
+            let _ = ring.send(event);
         };
         std::thread::Builder::new()
             .name("later".into())
@@ -384,7 +392,7 @@ impl Driving<'_> {
             Ok(()) => ("ended", String::new()),
             Err(why) => ("failed", why.to_string()),
         };
-        (self.tell)(&Told::Ended { outcome, message: message.clone() })?;
+        (self.tell)(&DeviceEvent::Ended { outcome, message: message.clone() })?;
         match self.failure.take() {
             Some(failure) => Err(failure),
             None if outcome == "ended" => Ok(Exit::Ok),

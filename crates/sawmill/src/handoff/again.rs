@@ -3,8 +3,8 @@
 //!
 //! Invariants: only these threads wait for stores; callers wait for the threads, and never beyond a
 //! deadline. Doors resume as soon as one of their volumes is open. No volume returns after
-//! [`Again::end`], and none is being opened while another process may open it
-//! ([`Again::none_on_the_way`]). Not here: when to retry (`command::serve`).
+//! [`ReopenQueue::end`], and none is being opened while another process may open it
+//! ([`ReopenQueue::none_on_the_way`]). Not here: when to retry (`command::serve`).
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,15 +13,15 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::handoff::accepting_nothing;
 use crate::plan::Plan;
-use crate::serving::{Cache, Served, Serving};
+use crate::serving::{Cache, ServeProcess, ServedVolume};
 use crate::sizes;
 use crate::wiring::{self, Local};
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// The volumes of a process that must be reopened.
-pub(crate) struct Again {
+pub(crate) struct ReopenQueue {
     plan: Plan,
-    serving: Arc<Serving>,
+    serving: Arc<ServeProcess>,
     state: Mutex<State>,
     changed: Condvar,
     /// One thread at a time resumes doors.
@@ -38,11 +38,10 @@ struct State {
     has_ended: bool,
 }
 
-impl Again {
-    pub(crate) fn new(plan: &Plan, serving: &Arc<Serving>) -> Arc<Again> {
-        // A loss that was accepted at the start must not be accepted silently again (P70).
+impl ReopenQueue {
+    pub(crate) fn new(plan: &Plan, serving: &Arc<ServeProcess>) -> Arc<ReopenQueue> {
         let options = accepting_nothing(&plan.options);
-        Arc::new(Again {
+        Arc::new(ReopenQueue {
             plan: Plan { options, ..plan.clone() },
             serving: Arc::clone(serving),
             state: Mutex::default(),
@@ -186,17 +185,16 @@ impl Again {
         !state.has_ended
     }
 
-    fn stay_away(&self, served: &Served, failure: &Failure) {
-        let name = served.name();
-        // These may pass by themselves; anything else needs a person, and users would wait in vain.
+    fn stay_away(&self, served_volume: &ServedVolume, failure: &Failure) {
+        let name = served_volume.name();
         if matches!(failure.exit(), Exit::Unavailable | Exit::InUse | Exit::Full) {
             tracing::error!(
                 "a hand-off was rolled back; reopening volume {name} failed, retrying: {failure}"
             );
-            served.keep_away(failure);
+            served_volume.keep_away(failure);
         } else {
             tracing::error!("a hand-off was rolled back; giving up on volume {name}: {failure}");
-            served.give_up(failure);
+            served_volume.give_up(failure);
             self.resume_doors();
         }
     }

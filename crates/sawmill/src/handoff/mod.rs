@@ -56,14 +56,14 @@ pub(crate) fn accepting_nothing(options: &OpenOptions) -> OpenOptions {
 }
 
 /// A requested hand-off, for the thread that serves.
-pub(crate) struct Asked {
+pub(crate) struct HandOffRequest {
     pub(crate) wanted: HandOff,
-    pub(crate) answer: SyncSender<Result<Done>>,
+    pub(crate) answer: SyncSender<Result<HandOffResult>>,
 }
 
 /// The result of a hand-off.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Done {
+pub(crate) struct HandOffResult {
     /// The process that serves now.
     pub(crate) pid: u32,
     /// Its version.

@@ -9,15 +9,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sawmill_frontend::{Handed, pack};
+use sawmill_frontend::{DoorPiece, pack};
 use sawmill_volume::{Safety, Volume};
 
-use super::again::Again;
-use super::{CONVERSATION, Done, Word, hear, say, send, unexpected};
+use super::again::ReopenQueue;
+use super::{CONVERSATION, HandOffResult, Word, hear, say, send, unexpected};
 use crate::admin::Admin;
 use crate::admin::status::milliseconds;
 use crate::control::protocol::HandOff;
-use crate::serving::Serving;
+use crate::serving::ServeProcess;
 use sawmill_console::exit::{Exit, Failure, Result};
 
 /// Time to store everything before the switch, so that little is left to replay.
@@ -70,14 +70,14 @@ impl Drop for Successor {
 
 /// What the serving thread lends for a hand-off.
 pub(crate) struct Predecessor<'a> {
-    pub(crate) serving: &'a Arc<Serving>,
-    pub(crate) again: &'a Arc<Again>,
+    pub(crate) serving: &'a Arc<ServeProcess>,
+    pub(crate) reopen_queue: &'a Arc<ReopenQueue>,
     pub(crate) admin: &'a Admin,
 }
 
 impl Predecessor<'_> {
     /// Hands everything over. After an error, this process continues to serve.
-    pub(crate) fn hand_off(&self, wanted: &HandOff) -> Result<Done> {
+    pub(crate) fn hand_off(&self, wanted: &HandOff) -> Result<HandOffResult> {
         let outcome = self.try_hand_off(wanted);
         if outcome.is_err() {
             // The successor has made files for its staging memory that nobody will use now.
@@ -87,7 +87,7 @@ impl Predecessor<'_> {
         outcome
     }
 
-    fn try_hand_off(&self, wanted: &HandOff) -> Result<Done> {
+    fn try_hand_off(&self, wanted: &HandOff) -> Result<HandOffResult> {
         let begun = Instant::now();
         let refuse = |failure: Failure| {
             Failure::caused(failure.exit(), "hand-off failed, this process still serves", failure)
@@ -96,7 +96,7 @@ impl Predecessor<'_> {
         let version = self.see_prepared(&successor, begun + wanted.timeout).map_err(refuse)?;
         // Two processes must never open the same volume. No reopening is retried while this thread
         // is here.
-        self.again.none_on_the_way(begun + wanted.timeout).map_err(refuse)?;
+        self.reopen_queue.none_on_the_way(begun + wanted.timeout).map_err(refuse)?;
         let prepared_ms = milliseconds(begun.elapsed());
         self.lighten();
         // From here on no door comes or goes: the parcel must have all of them.
@@ -108,8 +108,8 @@ impl Predecessor<'_> {
         if let Err(failure) = quieted.and_then(|()| self.switch(&successor, deadline)) {
             // Dead before anything is reopened here, because it may hold the locks (decision 0020).
             drop(successor);
-            self.again.try_all();
-            self.again.settle(Instant::now() + SETTLE_WITHIN);
+            self.reopen_queue.try_all();
+            self.reopen_queue.settle(Instant::now() + SETTLE_WITHIN);
             return Err(with_absent(refuse(failure), self.serving));
         }
         let done = self.leave(successor, version, prepared_ms, quiet);
@@ -160,7 +160,7 @@ impl Predecessor<'_> {
         // First, because it can fail, and nothing is closed yet.
         let mut handed = self.serving.doors.hand_over()?;
         if let Some(listener) = self.admin.listener() {
-            handed.push(Handed { descriptors: vec![listener?], ..Handed::new("admin") });
+            handed.push(DoorPiece { descriptors: vec![listener?], ..DoorPiece::new("admin") });
         }
         self.let_go_of_volumes()?;
         tracing::debug!(took = ?begun.elapsed(), "hand-off: this process has closed the volumes");
@@ -212,8 +212,7 @@ impl Predecessor<'_> {
         version: String,
         prepared_ms: u64,
         quiet: Instant,
-    ) -> Done {
-        // First: from here on the successor must survive, whatever happens to this process.
+    ) -> HandOffResult {
         successor.is_free = true;
         self.serving.doors.let_go();
         self.admin.leave();
@@ -231,12 +230,19 @@ impl Predecessor<'_> {
             // The successor has the volumes: this process must not touch them any more.
             Err(failure) => (true, vec![format!("the new process did not report: {failure}")]),
         };
-        Done { pid: successor.child.id(), version, prepared_ms, stall_ms, lost_doors, unheard }
+        HandOffResult {
+            pid: successor.child.id(),
+            version,
+            prepared_ms,
+            stall_ms,
+            lost_doors,
+            unheard,
+        }
     }
 }
 
 /// Adds the volumes that could not be reopened.
-fn with_absent(failure: Failure, serving: &Serving) -> Failure {
+fn with_absent(failure: Failure, serving: &ServeProcess) -> Failure {
     let away = serving.away().filter_map(|served| served.volume().err().map(|why| why.to_string()));
     let absent: Vec<String> = away.chain(serving.given_up()).collect();
     match absent.is_empty() {

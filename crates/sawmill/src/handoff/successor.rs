@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sawmill_device::{Error, ErrorKind};
-use sawmill_frontend::{Handed, passing, unpack};
+use sawmill_frontend::{DoorPiece, passing, unpack};
 use sawmill_store::ObjectStore;
 use sawmill_volume::{OpenOptions, Volume};
 
@@ -25,7 +25,7 @@ use crate::admin::{Admin, Door};
 use crate::config::Places;
 use crate::daemon;
 use crate::plan::Plan;
-use crate::serving::{HandOffBell, Served, Serving};
+use crate::serving::{HandOffBell, ServeProcess, ServedVolume};
 use crate::wiring::{self, Stores};
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -45,7 +45,7 @@ pub(crate) fn take_over(
     places: &Places,
     plan: Plan,
     bell: HandOffBell,
-) -> Result<(Arc<Serving>, Admin)> {
+) -> Result<(Arc<ServeProcess>, Admin)> {
     let stream = socket()?;
     let outcome = talk(places, plan, bell, &stream);
     if let Err(failure) = &outcome {
@@ -75,7 +75,7 @@ fn talk(
     mut plan: Plan,
     bell: HandOffBell,
     stream: &UnixStream,
-) -> Result<(Arc<Serving>, Admin)> {
+) -> Result<(Arc<ServeProcess>, Admin)> {
     let started = Instant::now();
     say(
         stream,
@@ -96,7 +96,7 @@ fn talk(
     let mut handed = unpack(&bytes, descriptors)?;
     let listener = admin_listener(&mut handed)?;
     let (volumes, cache) = wiring::open_all(places, &plan, &mut stores)?;
-    let serving = Serving::new(volumes, cache, &plan, started, bell);
+    let serving = ServeProcess::new(volumes, cache, &plan, started, bell);
     say(stream, &Word::Opened)?;
     match hear(stream, None)? {
         Word::Yours => {}
@@ -107,7 +107,7 @@ fn talk(
     if let Err(failure) = hear(stream, None) {
         tracing::warn!("the old process ended early: {failure}");
     }
-    let shown: Vec<_> = serving.volumes.iter().map(Served::as_shown).collect();
+    let shown: Vec<_> = serving.volumes.iter().map(ServedVolume::as_shown).collect();
     let mut lost = serving.doors.take_over(handed, &shown);
     let serving = Arc::new(serving);
     let admin = match wiring::start_admin(&serving, listener.map(Door::Inherited)) {
@@ -164,9 +164,9 @@ fn prepare(places: &Places, plan: &Plan) -> Result<Stores> {
 }
 
 /// Takes the admin server's listener out of what was handed over.
-fn admin_listener(handed: &mut Vec<Handed>) -> Result<Option<TcpListener>> {
-    let Some(at) = handed.iter().position(|piece| piece.what == "admin") else { return Ok(None) };
-    let descriptor = handed.remove(at).descriptors.pop();
+fn admin_listener(pieces: &mut Vec<DoorPiece>) -> Result<Option<TcpListener>> {
+    let Some(at) = pieces.iter().position(|piece| piece.what == "admin") else { return Ok(None) };
+    let descriptor = pieces.remove(at).descriptors.pop();
     let descriptor = descriptor.ok_or_else(|| {
         Failure::new(Exit::Unavailable, "the admin server was handed over without its socket")
     })?;

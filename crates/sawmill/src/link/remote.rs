@@ -15,7 +15,7 @@ use sawmill_link::carrier::{LinkAddress, reach};
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::initiator::{Answer, Initiator, InitiatorOptions, OpenMode, RemoteDevice};
 use sawmill_link::session::{Security, unguessable};
-use sawmill_link::threads::Attached;
+use sawmill_link::threads::InitiatorThreads;
 
 use crate::link::place::LinkPlace;
 use sawmill_console::exit::{Exit, Failure, Result};
@@ -31,7 +31,7 @@ const ASK_AGAIN_EVERY: Duration = Duration::from_millis(50);
 
 /// A connection that is being made, or was made.
 pub(crate) struct Remote {
-    pub(crate) attached: Attached,
+    pub(crate) threads: InitiatorThreads,
     place: LinkPlace,
 }
 
@@ -46,14 +46,14 @@ impl Remote {
         let clock = Arc::new(SteadyClock);
         let initiator =
             Initiator::new(options, security, place.addresses.len(), clock, unguessable());
-        let attached = Attached::new(initiator, &place.addresses)
+        let attached = InitiatorThreads::new(initiator, &place.addresses)
             .map_err(|error| Failure::io("cannot start the threads of a link", &error))?;
-        Ok(Remote { attached, place: place.clone() })
+        Ok(Remote { threads: attached, place: place.clone() })
     }
 
     /// The initiator.
     pub(crate) fn initiator(&self) -> &Arc<Initiator> {
-        self.attached.initiator()
+        self.threads.initiator()
     }
 
     /// Opens an export. `InUse` if another initiator has it and `mode` does not take it over.

@@ -202,15 +202,15 @@ impl CacheTold {
 pub(crate) type Teller = Arc<dyn Fn() -> EndTold + Send + Sync>;
 
 /// Answers every connection, until dropped.
-pub(crate) struct Telling {
+pub(crate) struct StatusListener {
     path: PathBuf,
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Telling {
+impl StatusListener {
     /// Listens in `folder`.
-    pub(crate) fn start(folder: &Path, tell: Teller) -> Result<Telling> {
+    pub(crate) fn start(folder: &Path, tell: Teller) -> Result<StatusListener> {
         make_folder(folder)?;
         let path = folder.join(format!("{}.{EXTENSION}", std::process::id()));
         let cannot =
@@ -232,7 +232,7 @@ impl Telling {
         };
         let thread =
             std::thread::Builder::new().name("told".into()).spawn(answer).map_err(cannot)?;
-        Ok(Telling { path, over, thread: Some(thread) })
+        Ok(StatusListener { path, over, thread: Some(thread) })
     }
 }
 
@@ -242,7 +242,7 @@ fn answer(mut stream: UnixStream, told: &EndTold) -> io::Result<()> {
     stream.write_all(&serde_json::to_vec(told)?)
 }
 
-impl Drop for Telling {
+impl Drop for StatusListener {
     fn drop(&mut self) {
         self.over.store(true, Ordering::SeqCst);
         // Wakes the thread. Without that, the thread ends with the process.
@@ -294,7 +294,7 @@ mod tests {
     fn an_end_is_listed_until_it_ends_and_dead_sockets_are_swept() {
         let folder = tempfile::tempdir().unwrap();
         let told = || EndTold { name: "store".into(), pid: 7, ..EndTold::default() };
-        let telling = Telling::start(folder.path(), Arc::new(told)).unwrap();
+        let telling = StatusListener::start(folder.path(), Arc::new(told)).unwrap();
         let heard = ask_all(folder.path());
         assert_eq!((heard.len(), heard[0].name.as_str(), heard[0].pid), (1, "store", 7));
         drop(telling);

@@ -20,8 +20,8 @@ use sawmill_volume::{Safety, Volume};
 
 use crate::admin::status::{HealthStatus, PositionsStatus, VolumeStatus};
 use crate::config::VolumeAddress;
-use crate::doors::Shown;
-use crate::doors::added::Added;
+use crate::doors::DoorVolume;
+use crate::doors::added::DoorNote;
 use crate::seen;
 
 /// Interval at which the newest stored state is noted. If a store is restored from a backup, the
@@ -29,7 +29,7 @@ use crate::seen;
 const SEEN_EVERY: Duration = Duration::from_secs(10);
 
 /// The state of a volume in this process.
-enum Held {
+enum VolumeState {
     Open(Arc<Volume>),
     /// It was closed for a hand-off.
     Away(Absent),
@@ -45,11 +45,11 @@ struct Absent {
 }
 
 /// One volume, and what was used to open it.
-pub(crate) struct Served {
+pub(crate) struct ServedVolume {
     pub(crate) address: VolumeAddress,
     pub(crate) volume_id: VolumeId,
     shown: String,
-    held: RwLock<Held>,
+    state: RwLock<VolumeState>,
     /// What the doors hold: it stays when the volume is closed and reopened.
     gate: Arc<Gate>,
     pub(super) meter: Arc<Meter<Arc<Gate>>>,
@@ -57,13 +57,13 @@ pub(crate) struct Served {
     pub(crate) folder: PathBuf,
     pub(crate) journal_path: Option<PathBuf>,
     /// Doors that were added to it. Readers have none, because they share the writer's folder.
-    pub(super) added: Option<Added>,
+    pub(super) note: Option<DoorNote>,
     /// When this was last compared with what is stored, and the newest segment that this loop has
     /// noted.
     noted: Mutex<(Instant, Option<u64>)>,
 }
 
-impl Served {
+impl ServedVolume {
     pub(crate) fn new(
         address: VolumeAddress,
         volume: Arc<Volume>,
@@ -74,19 +74,19 @@ impl Served {
         let (volume_id, noted) = (volume.status().volume_id, Mutex::new((Instant::now(), None)));
         let gate = Arc::new(Gate::new(Arc::clone(&volume) as Arc<dyn BlockDevice>));
         let (shown, meter) = (address.shown(), Arc::new(Meter::new(Arc::clone(&gate))));
-        let held = RwLock::new(Held::Open(volume));
-        let added = journal_path.as_ref().map(|_| Added::of(&folder));
-        Served {
+        let held = RwLock::new(VolumeState::Open(volume));
+        let added = journal_path.as_ref().map(|_| DoorNote::of(&folder));
+        ServedVolume {
             address,
             volume_id,
             shown,
-            held,
+            state: held,
             gate,
             meter,
             store,
             folder,
             journal_path,
-            added,
+            note: added,
             noted,
         }
     }
@@ -98,9 +98,10 @@ impl Served {
 
     /// The open volume. Returns `Unavailable` while it is away; the text says why.
     pub(crate) fn volume(&self) -> Result<Arc<Volume>> {
-        match &*self.held.read() {
-            Held::Open(volume) => Ok(Arc::clone(volume)),
-            Held::Away(Absent { reason, .. }) | Held::GivenUp(Absent { reason, .. }) => {
+        match &*self.state.read() {
+            VolumeState::Open(volume) => Ok(Arc::clone(volume)),
+            VolumeState::Away(Absent { reason, .. })
+            | VolumeState::GivenUp(Absent { reason, .. }) => {
                 Err(Failure::new(Exit::Unavailable, format!("volume {}: {reason}", self.shown)))
             }
         }
@@ -120,25 +121,25 @@ impl Served {
             self.gate.open();
             return Err(error);
         }
-        let mut held = self.held.write();
+        let mut held = self.state.write();
         let (closed, last) = match &mut *held {
-            Held::Open(volume) => (Some(Arc::clone(volume)), volume_status(volume)),
-            Held::Away(absent) | Held::GivenUp(absent) => (None, std::mem::take(&mut absent.last)),
+            VolumeState::Open(volume) => (Some(Arc::clone(volume)), volume_status(volume)),
+            VolumeState::Away(absent) | VolumeState::GivenUp(absent) => {
+                (None, std::mem::take(&mut absent.last))
+            }
         };
         let reason = "it is being handed off to another process; try again".to_owned();
-        *held = Held::Away(Absent { last, reason });
-        // The lock ends here, because a request for the status must not wait for the close.
+        *held = VolumeState::Away(Absent { last, reason });
         drop(held);
         let Some(volume) = closed else { return Ok(None) };
         volume.close_now();
-        // The gate's reference to the volume would keep the journal locked for the next process.
-        self.gate.replace(Arc::new(Away(self.gate.geometry())))?;
+        self.gate.replace(Arc::new(AbsentDevice(self.gate.geometry())))?;
         Ok(Some(volume))
     }
 
     /// Returns when everything accepted so far is logged.
     pub(crate) fn log_all(&self, patience: Duration) -> sawmill_device::Result<()> {
-        let Held::Open(volume) = &*self.held.read() else { return Ok(()) };
+        let VolumeState::Open(volume) = &*self.state.read() else { return Ok(()) };
         // A volume that has failed has nothing more to log, and reports that to its users.
         match volume.wait(Safety::Logged, Some(patience)) {
             Ok(false) => {
@@ -153,28 +154,27 @@ impl Served {
     /// Puts the reopened volume back: its doors resume.
     pub(crate) fn put_back(&self, volume: Arc<Volume>) -> sawmill_device::Result<()> {
         self.gate.replace(Arc::clone(&volume) as Arc<dyn BlockDevice>)?;
-        // Before the gate opens, so that no request is served while a status says that it is away.
-        *self.held.write() = Held::Open(volume);
+        *self.state.write() = VolumeState::Open(volume);
         self.gate.open();
         Ok(())
     }
 
     /// The volume cannot be reopened now: its users wait.
     pub(crate) fn keep_away(&self, why: &Failure) {
-        if let Held::Away(absent) = &mut *self.held.write() {
+        if let VolumeState::Away(absent) = &mut *self.state.write() {
             absent.reason = format!("a hand-off was rolled back; reopen failed, retrying: {why}");
         }
     }
 
     /// The volume will not be reopened in this process: its users get errors instead of waiting.
     pub(crate) fn give_up(&self, why: &Failure) {
-        let mut held = self.held.write();
-        if let Held::Away(absent) = &mut *held {
+        let mut held = self.state.write();
+        if let VolumeState::Away(absent) = &mut *held {
             let reason = format!(
                 "a hand-off was rolled back and reopen failed; accepted writes are in its journal; \
                  fix the cause and retry the hand-off, or restart the server: {why}"
             );
-            *held = Held::GivenUp(Absent { last: std::mem::take(&mut absent.last), reason });
+            *held = VolumeState::GivenUp(Absent { last: std::mem::take(&mut absent.last), reason });
         }
         drop(held);
         // Waiting requests now reach `Away`, which fails them.
@@ -182,30 +182,32 @@ impl Served {
     }
 
     pub(crate) fn is_away(&self) -> bool {
-        matches!(*self.held.read(), Held::Away(_))
+        matches!(*self.state.read(), VolumeState::Away(_))
     }
 
     /// Why the volume was given up, if it was.
     pub(super) fn given_up(&self) -> Option<String> {
-        match &*self.held.read() {
-            Held::GivenUp(absent) => Some(format!("volume {}: {}", self.shown, absent.reason)),
+        match &*self.state.read() {
+            VolumeState::GivenUp(absent) => {
+                Some(format!("volume {}: {}", self.shown, absent.reason))
+            }
             _ => None,
         }
     }
 
     /// The newest status of the volume, open or not.
     pub(super) fn known(&self) -> VolumeStatus {
-        match &*self.held.read() {
-            Held::Open(volume) => volume_status(volume),
-            Held::Away(absent) | Held::GivenUp(absent) => {
+        match &*self.state.read() {
+            VolumeState::Open(volume) => volume_status(volume),
+            VolumeState::Away(absent) | VolumeState::GivenUp(absent) => {
                 VolumeStatus { health: closed(absent.reason.clone()), ..absent.last.clone() }
             }
         }
     }
 
     /// The volume as doors serve it.
-    pub(crate) fn as_shown(&self) -> Shown {
-        Shown {
+    pub(crate) fn as_shown(&self) -> DoorVolume {
+        DoorVolume {
             name: self.shown.clone(),
             description: format!("{} on {}", self.shown, self.store.name()),
             device: Arc::clone(&self.meter) as Arc<dyn BlockDevice>,
@@ -258,11 +260,11 @@ fn volume_status(volume: &Volume) -> VolumeStatus {
     }
 }
 
-impl Drop for Served {
+impl Drop for ServedVolume {
     fn drop(&mut self) {
         // No effect on a volume that was closed cleanly; the others keep accepted writes in their
         // journals.
-        if let Held::Open(volume) = &*self.held.read() {
+        if let VolumeState::Open(volume) = &*self.state.read() {
             volume.close_now();
         }
     }
@@ -270,9 +272,9 @@ impl Drop for Served {
 
 /// Stands in for a volume that another process may have. Its gate is closed until the volume is
 /// given up.
-struct Away(Geometry);
+struct AbsentDevice(Geometry);
 
-impl BlockDevice for Away {
+impl BlockDevice for AbsentDevice {
     fn geometry(&self) -> Geometry {
         self.0
     }
@@ -293,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_volume_that_is_away_still_tells_invalid_requests_from_others() {
-        let away = Away(MemoryDevice::new(1 << 20).geometry());
+        let away = AbsentDevice(MemoryDevice::new(1 << 20).geometry());
         let kind = |offset| away.read_at(offset, 4096).map_err(|error| error.kind());
         assert_eq!(kind(0), Err(ErrorKind::Unavailable));
         assert_eq!(kind(1 << 20), Err(ErrorKind::Invalid), "it reaches past the end");

@@ -17,7 +17,7 @@ use sawmill_sys::Bounds;
 const MEMORY_BYTES: u64 = 8 << 30;
 const FILES_MAX: u64 = 256;
 /// An image of terabytes takes minutes of CPU time.
-const CPU_MAX_S: u64 = 6 * 3600;
+const CPU_S_MAX: u64 = 6 * 3600;
 /// The longest output to read.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
@@ -44,7 +44,7 @@ pub(super) fn spawn(name: &str, access: Access, fill: &dyn Fn(&mut Command)) -> 
         let bounds = Bounds {
             memory_bytes: MEMORY_BYTES,
             files: FILES_MAX,
-            cpu_s: CPU_MAX_S,
+            cpu_s: CPU_S_MAX,
             file_bytes,
             has_network,
         };

@@ -11,7 +11,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use sawmill_format::disk_image::{Below, Bytes, Format, Refusal, layer_below};
+use sawmill_format::disk_image::{BackingFile, Bytes, Format, Refusal, layer_below};
 
 use super::image_file::open;
 use sawmill_console::exit::{Exit, Failure, Result};
@@ -35,8 +35,12 @@ pub(crate) fn inspect(path: &Path, format: Format, follow_backing: bool) -> Resu
 }
 
 /// The layer below, if it may be read and is a file of this machine.
-fn follow(path: &Path, below: &Below, follow_backing: bool) -> Result<(PathBuf, Format)> {
-    let (shown, name) = (path.display(), &below.name);
+fn follow(
+    path: &Path,
+    backing_file: &BackingFile,
+    follow_backing: bool,
+) -> Result<(PathBuf, Format)> {
+    let (shown, name) = (path.display(), &backing_file.name);
     let refuse = |text: String| Err(Failure::new(Exit::Refused, text));
     // Before the option is looked at: it allows files of this machine only (P131).
     // `nbd:...`, `json:...` and the like are addresses to QEMU.
@@ -51,8 +55,7 @@ fn follow(path: &Path, below: &Below, follow_backing: bool) -> Result<(PathBuf, 
              pass --follow-backing"
         ));
     }
-    // Never detected: the writer of a raw file controls what its content looks like.
-    let Some(format) = below.format.as_deref().and_then(Format::of_qemu) else {
+    let Some(format) = backing_file.format.as_deref().and_then(Format::of_qemu) else {
         return refuse(format!(
             "{shown} is a layer over {name} but does not give its format; set it in the image with \
              `qemu-img rebase -u -F FORMAT -b {name} {shown}`"

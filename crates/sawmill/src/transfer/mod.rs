@@ -32,9 +32,9 @@ use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::Bar;
 
 /// The largest piece; no longer than a record of a volume's journal.
-const PIECE_BYTES: u64 = 1 << 20;
+const PIECE_BYTES_MAX: u64 = 1 << 20;
 /// The largest hole in one request to the target.
-const HOLE_BYTES: u64 = 1 << 30;
+const HOLE_BYTES_MAX: u64 = 1 << 30;
 /// Bytes whose allocation is requested at a time.
 const WINDOW_BYTES: u64 = 1 << 30;
 /// Zeroes are detected in units of this size.
@@ -93,7 +93,7 @@ pub(crate) struct Start {
 
 /// The result of a transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub(crate) struct Moved {
+pub(crate) struct TransferResult {
     /// Bytes of the disk, holes included.
     pub(crate) size_bytes: u64,
     /// Bytes skipped because an earlier attempt had copied them.
@@ -139,7 +139,7 @@ impl Plan<'_> {
             let text = format!("the source reports no allocation for the bytes from {at} on");
             return Err(Failure::new(Exit::Internal, text));
         };
-        let most = if run.data { self.piece_bytes } else { HOLE_BYTES };
+        let most = if run.data { self.piece_bytes } else { HOLE_BYTES_MAX };
         // Pieces end where pieces of the whole disk would, so that requests are aligned.
         let length = run.length.min(most - self.at % most);
         let piece = Piece { address: self.at, length, data: run.data };
@@ -179,9 +179,10 @@ pub(crate) fn transfer(
     start: Start,
     bar: &mut Bar,
     keep: &mut dyn FnMut(u64) -> Result<()>,
-) -> Result<Moved> {
+) -> Result<TransferResult> {
     let size_bytes = source.size_bytes();
-    let piece_bytes = PIECE_BYTES.min(source.request_bytes_max()).min(target.request_bytes_max());
+    let piece_bytes =
+        PIECE_BYTES_MAX.min(source.request_bytes_max()).min(target.request_bytes_max());
     let transfer = Transfer {
         source,
         target,
@@ -225,7 +226,7 @@ pub(crate) fn transfer(
     // After the last read, because a change during any read spoils the copy.
     source.check_unchanged()?;
     bar.show(size_bytes, size_bytes);
-    Ok(Moved {
+    Ok(TransferResult {
         size_bytes,
         resumed_bytes: start.from,
         read_bytes: transfer.read_bytes.into_inner(),

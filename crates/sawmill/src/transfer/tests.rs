@@ -105,7 +105,7 @@ fn disk() -> Memory {
     Memory { holes: vec![(2 << 20, (2 << 20) + 65536)], ..Memory::of(bytes) }
 }
 
-fn run(source: &Memory, target: &Memory, start: Start) -> Result<Moved> {
+fn run(source: &Memory, target: &Memory, start: Start) -> Result<TransferResult> {
     transfer(source, target, start, &mut Bar::new("x"), &mut |_| Ok(()))
 }
 

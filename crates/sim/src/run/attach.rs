@@ -12,7 +12,7 @@ use sawmill_device::{BlockDevice, ErrorKind};
 use sawmill_store::ObjectStore;
 use sawmill_volume::cache::CacheOptions;
 use sawmill_volume::limits::FRAME_BYTES;
-use sawmill_volume::{OpenOptions, ReadCache, Stepped, World};
+use sawmill_volume::{OpenOptions, ReadCache, SteppedVolume, World};
 
 use super::{MACHINES, NAME, Process, ROUNDS_MAX, Run, Verdict, cache_path, journal_path};
 use crate::client::Client;
@@ -138,7 +138,7 @@ impl Run {
             life.dies_after(1 + self.dice.below(60));
         }
         let shared: Arc<dyn ObjectStore> = store.clone();
-        let opened = live(|| Stepped::open(world, shared, NAME, &options));
+        let opened = live(|| SteppedVolume::open(world, shared, NAME, &options));
         life.lives_on();
         let Some(opened) = opened else {
             self.say("died", || "  the process dies while it attaches".into());
@@ -165,7 +165,7 @@ impl Run {
                     replaced_at: None,
                     closing: false,
                     from_store,
-                    ordered: None,
+                    order: None,
                     cache,
                 })
             }

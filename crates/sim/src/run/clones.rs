@@ -8,9 +8,11 @@ use std::sync::Arc;
 
 use sawmill_device::BlockDevice;
 use sawmill_volume::limits::{STAGING_BYTES_MIN, journal_bytes_min};
-use sawmill_volume::{OpenOptions, Stepped, clone_in, delete_in, release_ancestors_in, rename_in};
+use sawmill_volume::{
+    OpenOptions, SteppedVolume, clone_in, delete_in, release_ancestors_in, rename_in,
+};
 
-use super::past::{KEPT_MAX, Kept};
+use super::past::{KEPT_MAX, SavedImage};
 use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
 use crate::client::Client;
 use crate::oracle::payload;
@@ -47,7 +49,7 @@ impl Run {
         clone_in(&*world, &*store, &base, cut.as_ref(), &name)
             .map_err(|error| format!("{base} at {cut:?} cannot be cloned: {error}"))?;
         self.story.clones += 1;
-        self.past.clones.push(Kept { name, image });
+        self.past.clones.push(SavedImage { name, image });
         Ok(())
     }
 
@@ -81,7 +83,7 @@ impl Run {
         Ok(())
     }
 
-    fn attach_clone(&mut self, name: &str) -> Result<Stepped, String> {
+    fn attach_clone(&mut self, name: &str) -> Result<SteppedVolume, String> {
         let (world, store) = self.faultless_process();
         let options = OpenOptions {
             journal_bytes: journal_bytes_min(self.settings.segment_bytes),
@@ -92,11 +94,11 @@ impl Run {
             uploads_max: 1,
             ..OpenOptions::new(journal_path())
         };
-        Stepped::open(world, store, name, &options)
+        SteppedVolume::open(world, store, name, &options)
             .map_err(|error| format!("{name} cannot be attached: {error}"))
     }
 
-    fn close_clone(&mut self, mut stepped: Stepped, name: &str) -> Verdict {
+    fn close_clone(&mut self, mut stepped: SteppedVolume, name: &str) -> Verdict {
         stepped.begin_close();
         for _ in 0..ROUNDS_MAX {
             if stepped.is_settled() {
@@ -107,7 +109,7 @@ impl Run {
         stepped.finish_close().map_err(|error| format!("{name} cannot be closed: {error}"))
     }
 
-    fn run_aside(&mut self, stepped: &mut Stepped) {
+    fn run_aside(&mut self, stepped: &mut SteppedVolume) {
         while stepped.step_journal() {}
         stepped.step_journal_quietly();
         stepped.step_engine(self.clock.now());
@@ -116,7 +118,7 @@ impl Run {
     /// Attaches a clone, sometimes enlarges it, writes a little, and closes it.
     fn write_to_clone(&mut self) -> Verdict {
         let Some(index) = self.any_clone() else { return Ok(()) };
-        let Kept { name, image } = &self.past.clones[index];
+        let SavedImage { name, image } = &self.past.clones[index];
         let (name, mut image) = (name.clone(), image.to_vec());
         self.say("write to clone", || format!("  somebody writes to {name}"));
         let mut stepped = self.attach_clone(&name)?;
@@ -140,7 +142,7 @@ impl Run {
         self.judge(&name, None, &image)
     }
 
-    fn grow_clone(&mut self, stepped: &mut Stepped, name: &str) -> Verdict {
+    fn grow_clone(&mut self, stepped: &mut SteppedVolume, name: &str) -> Verdict {
         let wanted = self.settings.size_bytes;
         let refused = |error| format!("{name} cannot grow to {wanted} bytes: {error}");
         let answer = stepped.volume().begin_grow(wanted).map_err(refused)?;
@@ -162,7 +164,7 @@ impl Run {
     /// Flattens a clone, so that it needs no ancestor.
     fn flatten_clone(&mut self) -> Verdict {
         let Some(index) = self.any_clone() else { return Ok(()) };
-        let Kept { name, image } = &self.past.clones[index];
+        let SavedImage { name, image } = &self.past.clones[index];
         let (name, image) = (name.clone(), image.clone());
         self.say("flatten", || format!("  {name} is flattened"));
         for round in 0..FLATTEN_ROUNDS_MAX {

@@ -41,7 +41,7 @@ impl Run {
             self.hear_of_the_past(false)?;
             let Some(back) = self.process.take() else { return Ok(()) };
             process = back;
-            if process.ordered.is_none() {
+            if process.order.is_none() {
                 break;
             }
         }

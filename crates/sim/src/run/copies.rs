@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use sawmill_device::{BlockDevice, ErrorKind};
 use sawmill_volume::replicate::{Copier, CopyOptions, VolumeAt, promote};
-use sawmill_volume::{OpenOptions, Stepped};
+use sawmill_volume::{OpenOptions, SteppedVolume};
 
 use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
 use crate::client::Client;
@@ -142,7 +142,7 @@ impl Run {
     fn refuse_writer(&mut self) -> Verdict {
         let aide = self.aide(false);
         let options = self.options(0, true);
-        match Stepped::open(Arc::new(aide.world), Arc::new(aide.second), NAME, &options) {
+        match SteppedVolume::open(Arc::new(aide.world), Arc::new(aide.second), NAME, &options) {
             Err(error) if error.kind() == ErrorKind::Refused => Ok(()),
             Err(error) => Err(format!("a writer of the replica hears: {error}")),
             Ok(_) => Err("the replica was attached for writing".into()),
@@ -154,12 +154,16 @@ impl Run {
         let store = Arc::new(aide.second);
         let mut options = OpenOptions::new(journal_path());
         options.read_only = true;
-        let mut stepped = Stepped::open(Arc::new(aide.world), store.clone(), NAME, &options)
+        let mut stepped = SteppedVolume::open(Arc::new(aide.world), store.clone(), NAME, &options)
             .map_err(|error| format!("the replica cannot be opened: {error}"))?;
         self.read_through(&mut stepped, &store)
     }
 
-    fn read_through(&mut self, stepped: &mut Stepped, store: &SimStore) -> Result<Vec<u8>, String> {
+    fn read_through(
+        &mut self,
+        stepped: &mut SteppedVolume,
+        store: &SimStore,
+    ) -> Result<Vec<u8>, String> {
         let mut client = Client::default();
         client.read_whole(stepped.volume());
         for _ in 0..ROUNDS_MAX {
@@ -222,7 +226,7 @@ impl Run {
         let aide = self.aide(false);
         let store = Arc::new(aide.second);
         let options = self.options(0, false);
-        let mut stepped = Stepped::open(Arc::new(aide.world), store.clone(), NAME, &options)
+        let mut stepped = SteppedVolume::open(Arc::new(aide.world), store.clone(), NAME, &options)
             .map_err(|error| format!("the promoted volume cannot be attached: {error}"))?;
         store.set_at_once(false);
         let found = self.read_through(&mut stepped, &store)?;

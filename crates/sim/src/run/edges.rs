@@ -14,17 +14,17 @@ const STEP_ODDS: u64 = 40;
 const PURPOSE: u64 = 0xed9e_5000_0000_0002;
 
 /// The state of a run's edges.
-pub(super) struct Met {
+pub(super) struct EdgeState {
     pub(super) dice: Dice,
     pub(super) place: PathBuf,
     pub(super) histories: histories::Histories,
     pub(super) memory: Option<foreign::Image>,
 }
 
-impl Met {
+impl EdgeState {
     /// With dice that depend on the run's dice and do not change them.
     pub(super) fn new(dice: &Dice, place: &Path) -> Result<Self, String> {
-        Ok(Met {
+        Ok(EdgeState {
             dice: dice.clone().split(PURPOSE),
             place: place.to_owned(),
             histories: histories::Histories::new(place)?,

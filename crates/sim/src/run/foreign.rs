@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sawmill_volume::{CreateOptions, OpenOptions, Stepped, create_in};
+use sawmill_volume::{CreateOptions, OpenOptions, SteppedVolume, create_in};
 
 use super::{Run, Verdict, journal_path};
 use crate::death::Life;
@@ -108,7 +108,7 @@ impl Run {
             cache: None,
             ..self.options(machine, false)
         };
-        let opened = Stepped::open(Arc::new(world), Arc::new(store), "other", &options);
+        let opened = SteppedVolume::open(Arc::new(world), Arc::new(store), "other", &options);
         let stepped = opened.map_err(|error| format!("another volume is not attached: {error}"))?;
         life.die();
         drop(stepped);

@@ -17,7 +17,7 @@ impl Run {
     pub(super) fn hand_off(&mut self) -> Verdict {
         let Some(mut process) = self.process.take() else { return Ok(()) };
         let is_whole =
-            !process.life.is_dead() && process.replaced_at.is_none() && process.ordered.is_none();
+            !process.life.is_dead() && process.replaced_at.is_none() && process.order.is_none();
         if is_whole {
             // Cancels a planned death: ordinary lives already cover those.
             process.life.lives_on();

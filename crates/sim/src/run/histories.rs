@@ -14,7 +14,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sawmill_device::{BlockDevice, ErrorKind, Operation};
 use sawmill_store::ObjectStore;
-use sawmill_volume::{FlushMode, OpenOptions, Stepped, World};
+use sawmill_volume::{FlushMode, OpenOptions, SteppedVolume, World};
 
 use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
 use crate::client::{Change, Client, Excuses};
@@ -54,8 +54,8 @@ pub(super) struct Histories {
 }
 
 /// A process that has the copy attached.
-struct Attached {
-    stepped: Stepped,
+struct CopyProcess {
+    stepped: SteppedVolume,
     store: Arc<SimStore>,
     life: Arc<Life>,
     cache: Option<Arc<sawmill_volume::ReadCache>>,
@@ -245,7 +245,7 @@ impl Run {
         lived
     }
 
-    fn attach_copy(&mut self, copy: &Copy) -> Result<Attached, String> {
+    fn attach_copy(&mut self, copy: &Copy) -> Result<CopyProcess, String> {
         let mut refused = String::new();
         for accepts_loss in [false, true] {
             let life = Arc::new(Life::default());
@@ -278,10 +278,10 @@ impl Run {
                 ..self.options(copy.machine, accepts_loss)
             };
             let shared: Arc<dyn ObjectStore> = store.clone();
-            match Stepped::open(world, shared, NAME, &options) {
+            match SteppedVolume::open(world, shared, NAME, &options) {
                 Ok(stepped) => {
                     store.set_at_once(false);
-                    return Ok(Attached { stepped, store, life, cache });
+                    return Ok(CopyProcess { stepped, store, life, cache });
                 }
                 // Only at first.
                 Err(error) if !copy.has_journal && error.kind() == ErrorKind::Refused => {
@@ -294,38 +294,38 @@ impl Run {
         Err(format!("the attach was refused: {refused}"))
     }
 
-    fn step_copy(&mut self, attached: &mut Attached) {
-        while attached.stepped.step_journal() {}
-        attached.stepped.step_journal_quietly();
-        attached.stepped.step_engine(self.clock.now());
-        for _ in 0..attached.store.waiting() {
-            attached.store.happen(0);
+    fn step_copy(&mut self, process: &mut CopyProcess) {
+        while process.stepped.step_journal() {}
+        process.stepped.step_journal_quietly();
+        process.stepped.step_engine(self.clock.now());
+        for _ in 0..process.store.waiting() {
+            process.store.happen(0);
         }
         self.clock.pass(20_000);
     }
 
-    fn read_copy(&mut self, attached: &mut Attached) -> Result<Vec<u8>, String> {
+    fn read_copy(&mut self, process: &mut CopyProcess) -> Result<Vec<u8>, String> {
         let mut client = Client::default();
-        client.read_whole(attached.stepped.volume());
+        client.read_whole(process.stepped.volume());
         for _ in 0..ROUNDS_MAX {
             if let Some(found) = client.padded_answer(self.settings.size_bytes) {
                 return found;
             }
-            self.step_copy(attached);
+            self.step_copy(process);
         }
         Err("reading it does not end".into())
     }
 
     fn work_in_copy(
         &mut self,
-        mut attached: Attached,
+        mut process: CopyProcess,
         oracle: &mut Oracle,
         is_last: bool,
     ) -> Verdict {
         let mut client = Client::default();
-        let size_bytes = attached.stepped.volume().geometry().size_bytes;
+        let size_bytes = process.stepped.volume().geometry().size_bytes;
         if !is_last && self.edges.dice.one_in(2) {
-            attached.life.dies_after(1 + self.edges.dice.below(60));
+            process.life.dies_after(1 + self.edges.dice.below(60));
         }
         for _ in 0..4 + self.edges.dice.below(24) {
             let longest = self.settings.write_bytes_max.min(size_bytes);
@@ -333,7 +333,7 @@ impl Run {
             let address = self.edges.dice.below(size_bytes - length + 1);
             self.stamp += 1;
             let (stamp, choice) = (self.stamp, self.edges.dice.below(8));
-            let volume = attached.stepped.volume().clone();
+            let volume = process.stepped.volume().clone();
             let lived = live(|| {
                 match choice {
                     0 => client.flush(&volume, oracle),
@@ -346,50 +346,50 @@ impl Run {
                         client.change(&volume, oracle, change);
                     }
                 }
-                self.step_copy(&mut attached);
+                self.step_copy(&mut process);
             });
-            if let Some(cache) = attached.cache.as_ref().filter(|_| choice == 7) {
+            if let Some(cache) = process.cache.as_ref().filter(|_| choice == 7) {
                 // As a server does now and then.
                 let _ = cache.save_index();
             }
-            if lived.is_none() || attached.life.is_dead() {
-                return self.let_copy_die(&attached);
+            if lived.is_none() || process.life.is_dead() {
+                return self.let_copy_die(&process);
             }
             client.hear(oracle, Excuses::default(), None, false, &self.trace)?;
         }
         if !is_last && self.edges.dice.one_in(3) {
-            return self.let_copy_die(&attached);
+            return self.let_copy_die(&process);
         }
-        self.close_copy(attached, client, oracle)
+        self.close_copy(process, client, oracle)
     }
 
-    fn let_copy_die(&mut self, attached: &Attached) -> Verdict {
-        attached.life.die();
+    fn let_copy_die(&mut self, process: &CopyProcess) -> Verdict {
+        process.life.die();
         let dice = &mut self.edges.dice;
-        attached.store.end_calls(|_| CallFate::roll(dice));
+        process.store.end_calls(|_| CallFate::roll(dice));
         Ok(())
     }
 
     fn close_copy(
         &mut self,
-        mut attached: Attached,
+        mut process: CopyProcess,
         mut client: Client,
         oracle: &mut Oracle,
     ) -> Verdict {
-        attached.life.lives_on();
-        attached.stepped.begin_close();
+        process.life.lives_on();
+        process.stepped.begin_close();
         for _ in 0..ROUNDS_MAX {
-            if attached.stepped.is_settled() {
+            if process.stepped.is_settled() {
                 break;
             }
-            self.step_copy(&mut attached);
+            self.step_copy(&mut process);
         }
         let excuses = Excuses { any: true, corrupt: false };
         client.hear(oracle, excuses, None, false, &self.trace)?;
-        if let Some(cache) = &attached.cache {
+        if let Some(cache) = &process.cache {
             let _ = cache.save_index();
         }
-        let Attached { stepped, store, life, .. } = attached;
+        let CopyProcess { stepped, store, life, .. } = process;
         stepped.finish_close().map_err(|error| format!("the close failed: {error}"))?;
         let count = oracle.flush_covers();
         oracle.is_stored(count);

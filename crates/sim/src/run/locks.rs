@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sawmill_device::ErrorKind;
-use sawmill_volume::{OpenOptions, Stepped};
+use sawmill_volume::{OpenOptions, SteppedVolume};
 
 use super::{NAME, Run, Verdict, journal_path};
 use crate::death::Life;
@@ -67,7 +67,7 @@ impl Run {
         let accepts_loss = dice.one_in(2);
         let options =
             OpenOptions { journal_path: path.to_owned(), ..self.options(machine, accepts_loss) };
-        let opened = Stepped::open(Arc::new(world), Arc::new(store), NAME, &options);
+        let opened = SteppedVolume::open(Arc::new(world), Arc::new(store), NAME, &options);
         life.die();
         match opened {
             Err(error) if error.kind() == ErrorKind::InUse => {

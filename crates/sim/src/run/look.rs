@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use sawmill_volume::check::check;
-use sawmill_volume::{OpenOptions, Stepped, find};
+use sawmill_volume::{OpenOptions, SteppedVolume, find};
 
 use super::{NAME, ROUNDS_MAX, Run, Verdict, journal_path};
 use crate::client::Client;
@@ -18,7 +18,7 @@ use crate::world::{Shelf, SimWorld};
 
 /// An open reader of the store.
 pub(super) struct Reader {
-    stepped: Stepped,
+    stepped: SteppedVolume,
     store: Arc<SimStore>,
     /// Operations that were stored when it was opened.
     least: usize,
@@ -72,7 +72,7 @@ impl Run {
         let mut options = OpenOptions::new(journal_path());
         options.read_only = true;
         self.say("look", || "somebody opens the volume to read".into());
-        let stepped = Stepped::open(Arc::new(world), store.clone(), NAME, &options)
+        let stepped = SteppedVolume::open(Arc::new(world), store.clone(), NAME, &options)
             .map_err(|error| format!("opening to read was refused: {error}"))?;
         self.reader = Some(Reader { stepped, store, least: self.oracle.bound(Loss::Journal) });
         Ok(())

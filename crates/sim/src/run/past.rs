@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError};
 
 use sawmill_device::{BlockDevice, ErrorKind};
-use sawmill_volume::{Cut, OpenOptions, Result, Stepped, World};
+use sawmill_volume::{Cut, OpenOptions, Result, SteppedVolume, World};
 
 use super::{MACHINES, NAME, Process, Run, Verdict, journal_path};
 use crate::client::Client;
@@ -31,13 +31,13 @@ const LONG_S: u64 = 1 << 20;
 const SHORT_S: u64 = 20;
 
 /// A snapshot or a clone, and its content.
-pub(super) struct Kept {
+pub(super) struct SavedImage {
     pub(super) name: String,
     pub(super) image: Arc<[u8]>,
 }
 
 /// A cut and its content.
-pub(super) type Then = (Cut, Arc<[u8]>);
+pub(super) type CutImage = (Cut, Arc<[u8]>);
 
 /// A moment that a rollback can reach, and how many operations it may hold.
 struct Moment {
@@ -49,8 +49,8 @@ struct Moment {
 /// See the head of this file.
 #[derive(Default)]
 pub(super) struct Past {
-    snapshots: Vec<Kept>,
-    pub(super) clones: Vec<Kept>,
+    snapshots: Vec<SavedImage>,
+    pub(super) clones: Vec<SavedImage>,
     number: u64,
     /// The retention that was reported done and not changed by a later order.
     retention_s: u64,
@@ -68,7 +68,7 @@ impl Past {
     }
 }
 
-enum What {
+enum OrderKind {
     /// A snapshot with this name, with at least this number of operations.
     Create(String, usize),
     Delete,
@@ -80,23 +80,23 @@ enum What {
 }
 
 /// An order in flight.
-pub(super) struct Ordered {
-    what: What,
+pub(super) struct PendingOrder {
+    kind: OrderKind,
     answer: Receiver<Result<()>>,
     /// It was given to a writer that had been replaced.
     stray: bool,
 }
 
-impl Ordered {
+impl PendingOrder {
     pub(super) fn is_rollback(&self) -> bool {
-        matches!(self.what, What::RollBack(_))
+        matches!(self.kind, OrderKind::RollBack(_))
     }
 }
 
 impl Run {
     /// Gives an order about the past, or reads it.
     pub(super) fn act_on_the_past(&mut self, process: &mut Process) -> Verdict {
-        let free = process.ordered.is_none() && !process.closing;
+        let free = process.order.is_none() && !process.closing;
         let is_first = free && process.replaced_at.is_none();
         match self.dice.below(14) {
             0..3 if free => self.order_snapshot(process),
@@ -124,8 +124,9 @@ impl Run {
         let name = self.name("snapshot-");
         self.say("snapshot", || format!("  {name} is ordered"));
         if let Ok(answer) = process.stepped.volume().begin_snapshot(&name) {
-            let what = What::Create(name, self.oracle.flush_covers());
-            process.ordered = Some(Ordered { what, answer, stray: process.replaced_at.is_some() });
+            let what = OrderKind::Create(name, self.oracle.flush_covers());
+            process.order =
+                Some(PendingOrder { kind: what, answer, stray: process.replaced_at.is_some() });
         }
     }
 
@@ -137,7 +138,7 @@ impl Run {
         let gone = self.past.snapshots.swap_remove(index);
         self.say("delete snapshot", || format!("  the end of {} is ordered", gone.name));
         if let Ok(answer) = process.stepped.volume().begin_delete_snapshot(&gone.name) {
-            process.ordered = Some(Ordered { what: What::Delete, answer, stray: false });
+            process.order = Some(PendingOrder { kind: OrderKind::Delete, answer, stray: false });
         }
     }
 
@@ -148,8 +149,8 @@ impl Run {
         self.past.retention_s = 0;
         self.past.moments.clear();
         if let Ok(answer) = process.stepped.volume().begin_set_retention(retention_s) {
-            process.ordered =
-                Some(Ordered { what: What::Retain(retention_s), answer, stray: false });
+            process.order =
+                Some(PendingOrder { kind: OrderKind::Retain(retention_s), answer, stray: false });
         }
     }
 
@@ -165,7 +166,7 @@ impl Run {
         if let Ok(answer) = process.stepped.volume().begin_grow(size_bytes) {
             self.asked_bytes = size_bytes;
             let stray = process.replaced_at.is_some();
-            process.ordered = Some(Ordered { what: What::Grow(size_bytes), answer, stray });
+            process.order = Some(PendingOrder { kind: OrderKind::Grow(size_bytes), answer, stray });
         }
     }
 
@@ -197,7 +198,7 @@ impl Run {
     }
 
     /// Reads the volume as it was at one of the noted moments.
-    pub(super) fn read_moment(&mut self) -> std::result::Result<Option<Then>, String> {
+    pub(super) fn read_moment(&mut self) -> std::result::Result<Option<CutImage>, String> {
         let (world, _) = self.faultless_process();
         let start_ms = world.unix_ms().saturating_sub(self.past.retention_s * 1000);
         self.past.moments.retain(|moment| moment.unix_ms >= start_ms);
@@ -219,12 +220,12 @@ impl Run {
     }
 
     /// A cut that a rollback can reach.
-    fn any_cut(&mut self) -> std::result::Result<Option<Then>, String> {
+    fn any_cut(&mut self) -> std::result::Result<Option<CutImage>, String> {
         if self.past.snapshots.is_empty() || self.dice.one_in(3) {
             return self.read_moment();
         }
         let index = self.dice.below(self.past.snapshots.len() as u64) as usize;
-        let Kept { name, image } = &self.past.snapshots[index];
+        let SavedImage { name, image } = &self.past.snapshots[index];
         Ok(Some((Cut::Snapshot(name.clone()), image.clone())))
     }
 
@@ -242,8 +243,8 @@ impl Run {
             Ok(answer) => {
                 let operation =
                     self.oracle.submit(0, self.settings.size_bytes, Effect::Image(image));
-                let what = What::RollBack(operation);
-                process.ordered = Some(Ordered { what, answer, stray: false });
+                let what = OrderKind::RollBack(operation);
+                process.order = Some(PendingOrder { kind: what, answer, stray: false });
                 Ok(())
             }
             // The writer has been replaced without noticing, or its store fails.
@@ -268,18 +269,18 @@ impl Run {
     }
 
     fn hear_order(&mut self, process: &mut Process) -> Verdict {
-        let Some(ordered) = process.ordered.take() else { return Ok(()) };
+        let Some(ordered) = process.order.take() else { return Ok(()) };
         match ordered.answer.try_recv() {
             Err(TryRecvError::Empty) => {
-                process.ordered = Some(ordered);
+                process.order = Some(ordered);
                 Ok(())
             }
             Ok(Ok(())) if ordered.stray => Err("a replaced writer's order was told done".into()),
-            Ok(Ok(())) => self.ordered_is_done(process, ordered.what),
+            Ok(Ok(())) => self.ordered_is_done(process, ordered.kind),
             Ok(Err(error)) => {
                 self.say("order refused", || format!("  the order was refused: {error}"));
-                if let (What::RollBack(operation), ErrorKind::NotFound) =
-                    (&ordered.what, error.kind())
+                if let (OrderKind::RollBack(operation), ErrorKind::NotFound) =
+                    (&ordered.kind, error.kind())
                 {
                     // Nothing was changed, and no other request was submitted meanwhile.
                     self.oracle.take_back(*operation);
@@ -288,7 +289,7 @@ impl Run {
                     || process.life.is_dead()
                     || self.has_disk_faults();
                 let ended = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Fenced);
-                if excused || ended || matches!(ordered.what, What::Delete) {
+                if excused || ended || matches!(ordered.kind, OrderKind::Delete) {
                     return Ok(());
                 }
                 Err(format!("an order was refused: {error}"))
@@ -297,14 +298,14 @@ impl Run {
         }
     }
 
-    fn ordered_is_done(&mut self, process: &Process, what: What) -> Verdict {
-        match what {
-            What::RollBack(operation) if process.replaced_at.is_none() => {
+    fn ordered_is_done(&mut self, process: &Process, kind: OrderKind) -> Verdict {
+        match kind {
+            OrderKind::RollBack(operation) if process.replaced_at.is_none() => {
                 self.story.rollbacks += 1;
                 self.oracle.complete(operation, false);
                 self.oracle.is_stored(operation + 1);
             }
-            What::Create(name, least) => {
+            OrderKind::Create(name, least) => {
                 self.story.snapshots += 1;
                 let cut = Cut::Snapshot(name.clone());
                 let found = self.read_volume(NAME, Some(cut))?;
@@ -312,12 +313,12 @@ impl Run {
                     let count = self.oracle.check_view(least, &found)?;
                     self.say("snapshot done", || format!("  {name} holds {count} operations"));
                 }
-                self.past.snapshots.push(Kept { name, image: found.into() });
+                self.past.snapshots.push(SavedImage { name, image: found.into() });
             }
-            What::Retain(seconds) if process.replaced_at.is_none() => {
+            OrderKind::Retain(seconds) if process.replaced_at.is_none() => {
                 self.past.retention_s = if seconds >= SHORT_S { seconds } else { 0 };
             }
-            What::Grow(size_bytes) if process.replaced_at.is_none() => {
+            OrderKind::Grow(size_bytes) if process.replaced_at.is_none() => {
                 self.story.growths += 1;
                 self.size_bytes = size_bytes;
             }
@@ -352,7 +353,7 @@ impl Run {
         let (world, store) = self.faultless_process();
         let shown = format!("{name} at {cut:?}");
         let options = OpenOptions { read_only: true, cut, ..OpenOptions::new(journal_path()) };
-        let opened = Stepped::open(world, store, name, &options);
+        let opened = SteppedVolume::open(world, store, name, &options);
         let stepped = opened.map_err(|error| format!("{shown} cannot be opened: {error}"))?;
         let mut client = Client::default();
         client.read_whole(stepped.volume());
@@ -403,7 +404,7 @@ impl Run {
     /// The final check: everything that was kept has its first content.
     pub(super) fn judge_the_past(&mut self) -> Verdict {
         let snapshots = std::mem::take(&mut self.past.snapshots);
-        for Kept { name, image } in snapshots {
+        for SavedImage { name, image } in snapshots {
             self.judge(NAME, Some(Cut::Snapshot(name)), &image)?;
         }
         for _ in 0..self.past.moments.len() {

@@ -163,7 +163,7 @@ impl Backend for Arc<Erratic> {
 
 /// What callers were told.
 #[derive(Default)]
-struct Told {
+struct ReportedState {
     /// The body that created each key.
     created: BTreeMap<String, Bytes>,
     /// All bodies that were ever sent under a key.
@@ -173,22 +173,21 @@ struct Told {
     deleted: BTreeSet<String>,
 }
 
-struct Play {
+struct ErraticRun {
     client: Arc<Client>,
     backend: Arc<Erratic>,
-    told: Told,
+    state: ReportedState,
     seed: u64,
     number: u64,
 }
 
-impl Play {
+impl ErraticRun {
     fn below(&self, bound: u64) -> u64 {
         self.backend.state.lock().dice.below(bound)
     }
 
     fn key(&self) -> String {
-        // The keys move on with the deletes, because a doomed key is never used again.
-        format!("k/{}", self.below(KEYS) + self.told.doomed.len() as u64 / 2)
+        format!("k/{}", self.below(KEYS) + self.state.doomed.len() as u64 / 2)
     }
 
     /// A body like ours: unique in its first bytes, and sometimes longer than what is read back.
@@ -203,12 +202,12 @@ impl Play {
 
     async fn put(&mut self) {
         let key = self.key();
-        if self.told.doomed.contains(&key) {
+        if self.state.doomed.contains(&key) {
             return;
         }
         let racers = 1 + self.below(3);
         let bodies: Vec<Bytes> = (0..racers).map(|_| self.body()).collect();
-        self.told.sent.entry(key.clone()).or_default().extend(bodies.iter().cloned());
+        self.state.sent.entry(key.clone()).or_default().extend(bodies.iter().cloned());
         let puts = bodies.iter().map(|body| {
             let put = Put {
                 key: key.clone(),
@@ -223,7 +222,7 @@ impl Play {
         for (body, outcome) in bodies.into_iter().zip(&outcomes) {
             match outcome {
                 Ok(PutOutcome::Created) => {
-                    let other = self.told.created.insert(key.clone(), body);
+                    let other = self.state.created.insert(key.clone(), body);
                     assert!(other.is_none(), "S2, seed {seed}: {key} was created twice");
                 }
                 Ok(PutOutcome::Taken) => {
@@ -239,7 +238,7 @@ impl Play {
             }
         }
         let is_told = outcomes.iter().all(std::result::Result::is_ok);
-        let is_made = self.told.created.contains_key(&key);
+        let is_made = self.state.created.contains_key(&key);
         // Or an earlier put that got no answer created it.
         let is_there = self.backend.state.lock().objects.contains_key(&key);
         assert!(
@@ -255,7 +254,7 @@ impl Play {
         let get =
             Get { key: key.clone(), range: range.clone(), bytes_max: 1 << 20, class: Class::Read };
         let outcome = self.client.inner.get(get).await;
-        let created = self.told.created.get(&key).filter(|_| !self.told.doomed.contains(&key));
+        let created = self.state.created.get(&key).filter(|_| !self.state.doomed.contains(&key));
         match outcome {
             Ok(found) => {
                 let cut = |body: &Bytes| {
@@ -266,7 +265,7 @@ impl Play {
                         .map(<[u8]>::to_vec)
                 };
                 let is_it = |body: &Bytes| cut(body).is_some_and(|cut| cut == found);
-                let sent = self.told.sent.get(&key).is_some_and(|sent| sent.iter().any(is_it));
+                let sent = self.state.sent.get(&key).is_some_and(|sent| sent.iter().any(is_it));
                 assert!(
                     sent && created.is_none_or(is_it),
                     "S5, seed {seed}: {key} has other bytes"
@@ -284,9 +283,9 @@ impl Play {
     async fn delete(&mut self) {
         let count = 1 + self.below(4);
         let keys: Vec<String> = (0..count).map(|_| self.key()).collect();
-        self.told.doomed.extend(keys.iter().cloned());
+        self.state.doomed.extend(keys.iter().cloned());
         match self.client.inner.delete(keys.clone(), Class::Background).await {
-            Ok(()) => self.told.deleted.extend(keys),
+            Ok(()) => self.state.deleted.extend(keys),
             Err(error) => {
                 assert!(error.kind() != StoreErrorKind::NotFound, "S7, seed {}: {error}", self.seed)
             }
@@ -310,12 +309,12 @@ impl Play {
         let state = self.backend.state.lock();
         let seed = self.seed;
         for (key, body) in
-            self.told.created.iter().filter(|(key, _)| !self.told.doomed.contains(*key))
+            self.state.created.iter().filter(|(key, _)| !self.state.doomed.contains(*key))
         {
             assert_eq!(state.objects.get(key), Some(body), "S3, seed {seed}: {key}");
         }
         for (key, there) in &state.objects {
-            let is_sent = self.told.sent.get(key).is_some_and(|sent| sent.contains(there));
+            let is_sent = self.state.sent.get(key).is_some_and(|sent| sent.contains(there));
             assert!(is_sent, "S2, seed {seed}: {key} has what was never sent");
         }
     }
@@ -329,7 +328,7 @@ async fn play(seed: u64) -> BTreeMap<&'static str, u64> {
         state.odds = [0, 6, 3, 2][state.dice.below(4) as usize];
     }
     let client = Client::new("erratic".into(), Box::new(backend.clone()), &StoreOptions::default());
-    let mut play = Play { client, backend, told: Told::default(), seed, number: 0 };
+    let mut play = ErraticRun { client, backend, state: ReportedState::default(), seed, number: 0 };
     for _ in 0..ACTS {
         if play.below(3) == 0 {
             play.backend.state.lock().land_one();
@@ -345,7 +344,7 @@ async fn play(seed: u64) -> BTreeMap<&'static str, u64> {
     let quiet = play.backend.state.lock().late.is_empty();
     if quiet {
         let state = play.backend.state.lock();
-        let returned = play.told.deleted.iter().find(|key| state.objects.contains_key(*key));
+        let returned = play.state.deleted.iter().find(|key| state.objects.contains_key(*key));
         assert!(
             returned.is_none() || state.met.contains_key("late"),
             "S7, seed {seed}: {returned:?} is back"

@@ -29,7 +29,7 @@ enum Step {
 }
 
 /// A memory store behind a script; passes everything when the script has ended.
-struct Scripted {
+struct ScriptStore {
     memory: Memory,
     steps: Mutex<VecDeque<Step>>,
     /// What happens after the script.
@@ -37,7 +37,7 @@ struct Scripted {
     attempts: AtomicUsize,
 }
 
-impl Scripted {
+impl ScriptStore {
     fn run<'a, T: Send + 'a>(
         &'a self,
         conflict: Option<T>,
@@ -57,7 +57,7 @@ impl Scripted {
     }
 }
 
-impl Backend for Scripted {
+impl Backend for ScriptStore {
     fn shows_progress(&self) -> bool {
         false
     }
@@ -91,7 +91,7 @@ impl Backend for Scripted {
 fn scripted(name: &str, steps: &[Step], then: Step) -> Arc<Client> {
     let steps = Mutex::new(steps.iter().copied().collect());
     let memory = if name.is_empty() { Memory::default() } else { Memory::named(name) };
-    let backend = Scripted { memory, steps, then, attempts: AtomicUsize::new(0) };
+    let backend = ScriptStore { memory, steps, then, attempts: AtomicUsize::new(0) };
     Client::new("scripted".to_owned(), Box::new(backend), &StoreOptions::default())
 }
 
@@ -281,9 +281,9 @@ struct Narrow {
 
 const PIECES: usize = 8;
 
-struct Running<'a>(&'a AtomicUsize);
+struct RunningCount<'a>(&'a AtomicUsize);
 
-impl Drop for Running<'_> {
+impl Drop for RunningCount<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -302,7 +302,7 @@ impl Backend for Arc<Narrow> {
     fn create<'a>(&'a self, key: &'a str, body: Body) -> BoxFuture<'a, Result<Creation>> {
         async move {
             let before = self.running.fetch_add(1, Ordering::Relaxed);
-            let _running = Running(&self.running);
+            let _running = RunningCount(&self.running);
             if before >= self.carries {
                 std::future::pending::<()>().await;
             }

@@ -157,14 +157,14 @@ fn counted(
     }
     let bounded = Limited::new(counted, TEXT_BYTES_MAX);
     HttpResponseBody::new(
-        bounded.map_err(|error| HttpError::new(HttpErrorKind::Decode, Unbounded(error))),
+        bounded.map_err(|error| HttpError::new(HttpErrorKind::Decode, AnswerError(error))),
     )
 }
 
 /// Why an answer was not read to its end.
 #[derive(Debug, thiserror::Error)]
 #[error("an answer that is no object: {0}")]
-struct Unbounded(Box<dyn std::error::Error + Send + Sync>);
+struct AnswerError(Box<dyn std::error::Error + Send + Sync>);
 
 /// Whether a query asks for a list, in any of the three protocols.
 fn is_list(query: Option<&str>) -> bool {

@@ -48,7 +48,7 @@ struct World {
 }
 
 /// What a kind of server does with a request.
-type Perform = fn(&mut World, &Request) -> Answer;
+type RequestHandler = fn(&mut World, &Request) -> Answer;
 
 /// A server for one bucket on loopback; its thread ends with the process.
 struct Server {
@@ -189,7 +189,7 @@ fn part_of(body: &[u8], range: Option<&String>) -> Answer {
 }
 
 /// Serves one connection. An answer that cannot be sent belongs to a client that has gone.
-fn serve(world: &Mutex<World>, perform: Perform, mut stream: TcpStream) {
+fn serve(world: &Mutex<World>, handler: RequestHandler, mut stream: TcpStream) {
     let Some(request) = receive(world, &stream) else { return };
     let (answer, trouble) = {
         let mut world = world.lock();
@@ -197,7 +197,7 @@ fn serve(world: &Mutex<World>, perform: Perform, mut stream: TcpStream) {
         match world.troubles.pop_front().unwrap_or(Trouble::None) {
             Trouble::Refuse(status, text) => (answer(status, text), Trouble::None),
             Trouble::HalfDone => (half_deleted(&mut world, &request), Trouble::None),
-            trouble => (perform(&mut world, &request), trouble),
+            trouble => (handler(&mut world, &request), trouble),
         }
     };
     let claimed = match trouble {
@@ -220,7 +220,7 @@ fn server() -> Server {
     serving(perform)
 }
 
-fn serving(perform: Perform) -> Server {
+fn serving(handler: RequestHandler) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let world = Arc::new(Mutex::new(World::default()));
@@ -228,7 +228,7 @@ fn serving(perform: Perform) -> Server {
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let world = Arc::clone(&shared);
-            std::thread::spawn(move || serve(&world, perform, stream));
+            std::thread::spawn(move || serve(&world, handler, stream));
         }
     });
     Server { world, port }

@@ -21,8 +21,8 @@ impl Folder {
         Blocking(&*self.store)
     }
 
-    fn shared(&self) -> Shared {
-        Shared::new(self.temporary.path().to_owned())
+    fn shared(&self) -> DirectoryState {
+        DirectoryState::new(self.temporary.path().to_owned())
     }
 }
 
@@ -130,16 +130,16 @@ fn a_root_that_does_not_exist_is_empty_and_is_made_by_the_first_put() {
 }
 
 /// A store that has one object, and a place to move its root to.
-fn root_to_move() -> (tempfile::TempDir, PathBuf, PathBuf, Shared) {
+fn root_to_move() -> (tempfile::TempDir, PathBuf, PathBuf, DirectoryState) {
     let temporary = tempfile::tempdir().unwrap();
     let [root, away] = ["root", "away"].map(|name| temporary.path().join(name));
-    let shared = Shared::new(root.clone());
+    let shared = DirectoryState::new(root.clone());
     shared.create("a/b", b"x").unwrap();
     (temporary, root, away, shared)
 }
 
 /// Every call fails with `Unavailable`, and the text names the root and what to do.
-fn assert_unavailable(shared: &Shared, root: &Path) {
+fn assert_unavailable(shared: &DirectoryState, root: &Path) {
     let outcomes = [
         shared.get("a/b", &all()).map(drop),
         shared.get("never/there", &all()).map(drop),
@@ -157,7 +157,7 @@ fn assert_unavailable(shared: &Shared, root: &Path) {
     }
 }
 
-fn assert_works(shared: &Shared) {
+fn assert_works(shared: &DirectoryState) {
     assert_eq!(shared.get("a/b", &all()).unwrap(), "x");
     assert_eq!(kind(shared.get("a/c", &all())), StoreErrorKind::NotFound);
     assert_eq!(shared.list("").unwrap().len(), 1);
@@ -215,7 +215,7 @@ fn a_root_that_was_exchanged_is_unavailable_and_the_other_one_is_left_alone() {
 
 #[test]
 fn a_root_is_known_from_the_first_call_that_finds_it() {
-    let first_calls: [fn(&Shared); 4] = [
+    let first_calls: [fn(&DirectoryState); 4] = [
         |shared| drop(shared.get("a/b", &all()).unwrap()),
         |shared| drop(shared.get("a/c", &all()).unwrap_err()),
         |shared| drop(shared.list("").unwrap()),
@@ -223,7 +223,7 @@ fn a_root_is_known_from_the_first_call_that_finds_it() {
     ];
     for first_call in first_calls {
         let (_temporary, root, away, _) = root_to_move();
-        let shared = Shared::new(root.clone());
+        let shared = DirectoryState::new(root.clone());
         first_call(&shared);
         fs::rename(&root, &away).unwrap();
         assert_unavailable(&shared, &root);

@@ -33,7 +33,7 @@ const TPACKET_V2: c_int = 1;
 const SENDER_AT: usize = size_of::<tpacket2_hdr>().next_multiple_of(16);
 /// The most that may lie before a frame in its slot: headers, the sender, the kernel's own
 /// alignment.
-const BEFORE_FRAME_BYTES: usize = 128;
+const BEFORE_FRAME_BYTES_MAX: usize = 128;
 /// Slots lie in blocks, which the kernel allocates as one piece each.
 const BLOCK_BYTES: usize = 256 * 1024;
 
@@ -92,7 +92,7 @@ impl FrameSocket {
         set_number(&descriptor, SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
         grow_buffers(&descriptor, send_buffer_bytes)?;
         let frame_bytes = ETHERNET_HEADER_BYTES + interface.mtu_bytes;
-        let slot_bytes = (BEFORE_FRAME_BYTES + frame_bytes).next_multiple_of(16);
+        let slot_bytes = (BEFORE_FRAME_BYTES_MAX + frame_bytes).next_multiple_of(16);
         let blocks = ring_bytes.div_ceil(BLOCK_BYTES).max(1);
         let slots_per_block = BLOCK_BYTES / slot_bytes;
         let slots = blocks * slots_per_block;

@@ -11,7 +11,7 @@ fn ring(capacity: u64, position: u64) -> (tempfile::TempDir, Arc<Ring>, Consumer
     (folder, ring, consumer)
 }
 
-fn put(ring: &Ring, fill: u8, bytes: u64) -> Result<Published, Full> {
+fn put(ring: &Ring, fill: u8, bytes: u64) -> Result<FillProof, ReserveError> {
     let (mut slot, ()) = ring.reserve(bytes, |_, _| ())?;
     slot.fill(fill);
     Ok(slot.publish())
@@ -21,7 +21,7 @@ fn put(ring: &Ring, fill: u8, bytes: u64) -> Result<Published, Full> {
 fn slots_are_contiguous_over_the_seam_and_readable_until_given_up() {
     let (_folder, ring, mut consumer) = ring(8192, 4096);
     let first = put(&ring, 1, 5000).unwrap();
-    assert_eq!(put(&ring, 2, 5000), Err(Full::Staging));
+    assert_eq!(put(&ring, 2, 5000), Err(ReserveError::Staging));
     assert_eq!(consumer.bytes(&Span::of(&first)), &[1u8; 5000][..]);
     consumer.declare_written(Span::of(&first));
     let mut back = vec![0; 5000];
@@ -49,7 +49,7 @@ fn of_a_slot_given_up_in_part_the_rest_is_still_read() {
 fn the_journal_limit_stops_reservations_before_the_ring_is_full() {
     let (_folder, ring, _consumer) = ring(8192, 0);
     ring.set_position_max(1000);
-    assert_eq!(put(&ring, 1, 1001), Err(Full::Journal));
+    assert_eq!(put(&ring, 1, 1001), Err(ReserveError::Journal));
     put(&ring, 1, 1000).unwrap();
     ring.set_position_max(2000);
     put(&ring, 1, 1000).unwrap();
@@ -150,7 +150,11 @@ fn after_a_failed_sync_memory_keeps_what_was_written_and_not_synced() {
     consumer.declare_sync_failed(4096);
     assert_eq!(ring.written(), 4096, "the second is to be written again");
     put(&ring, 3, 4096).unwrap();
-    assert_eq!(put(&ring, 4, 4096).err(), Some(Full::Staging), "its memory is not given up");
+    assert_eq!(
+        put(&ring, 4, 4096).err(),
+        Some(ReserveError::Staging),
+        "its memory is not given up"
+    );
     consumer.declare_sync_failed(0);
     assert_eq!(ring.written(), 4096, "what was given up cannot be taken back");
 }
@@ -159,7 +163,7 @@ fn after_a_failed_sync_memory_keeps_what_was_written_and_not_synced() {
 fn parallel_writers_get_disjoint_slots_and_every_byte_arrives() {
     let (_folder, ring, mut consumer) = ring(1 << 16, 0);
     let order: Mutex<Vec<(u64, u8, u64)>> = Mutex::new(Vec::new());
-    let (tell, hear) = std::sync::mpsc::channel::<Published>();
+    let (tell, hear) = std::sync::mpsc::channel::<FillProof>();
     std::thread::scope(|scope| {
         for writer in 1..=4u8 {
             let (ring, order, tell) = (&ring, &order, tell.clone());

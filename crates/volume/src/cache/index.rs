@@ -34,19 +34,19 @@ pub(super) struct Facts {
 
 /// A slot that held the wanted frame when it was looked up.
 #[derive(Clone, Copy)]
-pub(super) struct Found {
+pub(super) struct SlotHit {
     pub(super) slot: u32,
     pub(super) data_bytes: u32,
     generation: u32,
 }
 
 /// How a slot is filled: which use of it this is, and the clock of its admission.
-struct Filled {
+struct SlotUse {
     generation: u32,
     admitted: u32,
 }
 
-impl Found {
+impl SlotHit {
     /// Whether the entry comes from a saved index, so that its slot may have been reused since.
     pub(super) fn is_restored(self) -> bool {
         self.generation == RESTORED
@@ -140,12 +140,12 @@ impl Index {
     }
 
     /// The slot that holds `key`.
-    pub(super) fn find(&self, key: &FrameKey) -> Option<Found> {
+    pub(super) fn find(&self, key: &FrameKey) -> Option<SlotHit> {
         self.candidates(hash(key)).find_map(|slot| {
             let entry = &self.slots[slot as usize];
             let generation = entry.generation.load(Acquire);
             let valid = generation.is_multiple_of(2) && entry.key() == *key;
-            valid.then(|| Found { slot, generation, data_bytes: entry.data_bytes.load(Relaxed) })
+            valid.then(|| SlotHit { slot, generation, data_bytes: entry.data_bytes.load(Relaxed) })
         })
     }
 
@@ -167,9 +167,9 @@ impl Index {
 
     /// Whether the slot is unchanged since it was found. Only then is what was read of it in
     /// between valid.
-    pub(super) fn is_still(&self, found: &Found) -> bool {
+    pub(super) fn is_still(&self, hit: &SlotHit) -> bool {
         fence(Acquire);
-        self.slots[found.slot as usize].generation.load(Relaxed) == found.generation
+        self.slots[hit.slot as usize].generation.load(Relaxed) == hit.generation
     }
 
     /// Notes a hit, for eviction.
@@ -196,29 +196,29 @@ impl Index {
         let entry = &self.slots[slot as usize];
         // Past RESTORED also for a slot used for the first time.
         let generation = entry.generation.load(Relaxed).max(RESTORED + 1);
-        let filled = Filled { generation: generation.wrapping_add(1), admitted: now };
+        let filled = SlotUse { generation: generation.wrapping_add(1), admitted: now };
         self.fill(turn, slot, key, facts, filled);
     }
 
     /// Fills a slot never used, from a saved index. Its hits count at once.
     pub(super) fn restore(&self, turn: &mut WriteTurn, slot: u32, key: &FrameKey, facts: &Facts) {
         let admitted = self.clock.load(Relaxed).wrapping_sub(self.visit_ticks);
-        self.fill(turn, slot, key, facts, Filled { generation: RESTORED, admitted });
+        self.fill(turn, slot, key, facts, SlotUse { generation: RESTORED, admitted });
     }
 
-    fn fill(&self, _: &mut WriteTurn, slot: u32, key: &FrameKey, facts: &Facts, filled: Filled) {
+    fn fill(&self, _: &mut WriteTurn, slot: u32, key: &FrameKey, facts: &Facts, r#use: SlotUse) {
         let entry = &self.slots[slot as usize];
         entry.owner.store(key.owner.0, Relaxed);
         entry.sequence.store(key.sequence, Relaxed);
         entry.frame.store(key.frame, Relaxed);
         entry.epoch.store(key.epoch, Relaxed);
         entry.data_bytes.store(facts.data_bytes, Relaxed);
-        entry.admitted.store(filled.admitted, Relaxed);
+        entry.admitted.store(r#use.admitted, Relaxed);
         for (cell, crc) in entry.crcs.iter().zip(facts.crcs) {
             cell.store(crc, Relaxed);
         }
         self.visited[slot as usize].store(false, Relaxed);
-        entry.generation.store(filled.generation, Release);
+        entry.generation.store(r#use.generation, Release);
 
         let hash = hash(key);
         let mut at = place(hash, self.table.len());

@@ -38,7 +38,7 @@ use sawmill_format::crc::payload_check;
 use sawmill_format::ids::VolumeId;
 
 use self::eviction::Eviction;
-use self::index::{CRCS, Facts, Found, Index, WriteTurn};
+use self::index::{CRCS, Facts, Index, SlotHit, WriteTurn};
 use self::persist::HEADER_BYTES;
 use self::place::Place;
 use crate::disk::Disk;
@@ -333,13 +333,13 @@ impl ReadCache {
     /// range.
     fn verified(
         &self,
-        found: &Found,
+        hit: &SlotHit,
         offset: u32,
         into: &mut [u8],
         read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
     ) -> Option<Result<(), NoBytes>> {
-        let range = self.layout.blocks(offset, into.len(), found.data_bytes)?;
-        let at = self.layout.slot_offset(found.slot) + range.start as u64;
+        let range = self.layout.blocks(offset, into.len(), hit.data_bytes)?;
+        let at = self.layout.slot_offset(hit.slot) + range.start as u64;
         let get = |bytes: &mut [u8]| {
             read(at, bytes).map_err(|error| match error.kind() {
                 io::ErrorKind::WouldBlock => NoBytes::WouldBlock,
@@ -349,7 +349,7 @@ impl ReadCache {
             let first = range.start / block_bytes;
             let mut blocks = bytes.chunks(block_bytes).zip(first..);
             let valid = blocks
-                .all(|(block, number)| payload_check(block) == self.index.crc(found.slot, number));
+                .all(|(block, number)| payload_check(block) == self.index.crc(hit.slot, number));
             if valid { Ok(()) } else { Err(NoBytes::Wrong) }
         };
         if range.len() == into.len() {
@@ -368,19 +368,19 @@ impl ReadCache {
     }
 
     /// Forgets a frame whose bytes are wrong, unless its slot has been reused by now.
-    fn drop_damaged(&self, key: &FrameKey, found: &Found) {
+    fn drop_damaged(&self, key: &FrameKey, hit: &SlotHit) {
         let mut state = self.state.lock();
-        if !self.index.is_still(found) {
+        if !self.index.is_still(hit) {
             return;
         }
-        self.remove(&mut state, found.slot);
-        state.eviction.free(found.slot);
+        self.remove(&mut state, hit.slot);
+        state.eviction.free(hit.slot);
         drop(state);
-        if found.is_restored() {
+        if hit.is_restored() {
             self.counters.stale.fetch_add(1, Relaxed);
         } else {
             self.counters.damaged.fetch_add(1, Relaxed);
-            tracing::warn!(?key, slot = found.slot, "read cache: damaged frame dropped");
+            tracing::warn!(?key, slot = hit.slot, "read cache: damaged frame dropped");
         }
     }
 

@@ -31,8 +31,8 @@ use crate::cuts::{CutBook, Lineage};
 use crate::recovery::Reporter;
 use crate::recovery::checkpoint;
 use crate::recovery::end::start_of;
-use crate::recovery::roll_forward::{Until, roll_forward_until};
-use crate::recovery::stored::Stored;
+use crate::recovery::roll_forward::{RollForwardLimit, roll_forward_until};
+use crate::recovery::stored::StoredVolume;
 use crate::recovery::stored::{self};
 use crate::replicate::role;
 use crate::segment::table::SegmentInfo;
@@ -64,7 +64,7 @@ pub(super) struct KeptList {
     pub(super) segments: BTreeMap<(VolumeId, u64), Segment>,
     pub(super) parts: BTreeMap<(u64, u64, PutId), Part>,
     /// The present; `None` when it cannot be read.
-    pub(super) stored: Option<Stored>,
+    pub(super) stored: Option<StoredVolume>,
     pub(super) lineage: Lineage,
     /// The highest checkpoint number that was listed before anything was read.
     number_max: u64,
@@ -197,7 +197,13 @@ impl KeptList {
                 Some(Ok(root)) => {
                     readable.push(number);
                     if number != newest.number || self.stored.is_none() {
-                        self.add_state(store, fallback_name(number), &root, Until::END, None)?;
+                        self.add_state(
+                            store,
+                            fallback_name(number),
+                            &root,
+                            RollForwardLimit::END,
+                            None,
+                        )?;
                     }
                 }
                 Some(Err(what)) if number > newest.number => {
@@ -260,7 +266,7 @@ impl KeptList {
             let (until, last) = match cut.kind {
                 CutKind::Snapshot => {
                     let through = cut.through_sequence;
-                    (Until { sequence: through, ..Until::END }, Some(through))
+                    (RollForwardLimit { sequence: through, ..RollForwardLimit::END }, Some(through))
                 }
                 // Later moments are reached from the next retained checkpoint. It may stand behind
                 // a rollback whose own cut may be gone, so no roll-forward passes that rollback.
@@ -306,18 +312,18 @@ impl KeptList {
         store: &dyn ObjectStore,
         why: String,
         root: &Checkpoint,
-        mut until: Until,
+        mut limit: RollForwardLimit,
         last: Option<u64>,
     ) -> Result<()> {
         let state = self.begin(why.clone());
         self.need_root(state, root);
         if let Some(through) = self.copied_through {
-            until.sequence = until.sequence.min(through);
+            limit.sequence = limit.sequence.min(through);
         }
         let mut end = start_of(root);
         let rolled = checkpoint::without_map(root).and_then(|mut view| {
             let rolled =
-                roll_forward_until(store, root.volume_id, Some(&mut view), &mut end, until);
+                roll_forward_until(store, root.volume_id, Some(&mut view), &mut end, limit);
             for (sequence, info) in view.segments.snapshot() {
                 if u64::from(sequence) > root.through_sequence {
                     self.need_info(state, root.volume_id, u64::from(sequence), &info);
@@ -435,14 +441,14 @@ fn add_needer(needers: &mut Needers, state: usize) {
 }
 
 /// How far the moments go that are reached from a checkpoint, and not from the `next` one.
-fn until_next(root: &Checkpoint, next: Option<&CutEntry>) -> Until {
+fn until_next(root: &Checkpoint, next: Option<&CutEntry>) -> RollForwardLimit {
     match next {
-        None => Until::END,
+        None => RollForwardLimit::END,
         Some(next) if next.position > root.position => {
-            Until { position: next.position - 1, ..Until::END }
+            RollForwardLimit { position: next.position - 1, ..RollForwardLimit::END }
         }
         // Nothing was written between them.
-        Some(_) => Until { sequence: root.through_sequence, ..Until::END },
+        Some(_) => RollForwardLimit { sequence: root.through_sequence, ..RollForwardLimit::END },
     }
 }
 

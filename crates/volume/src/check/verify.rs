@@ -19,7 +19,7 @@ use sawmill_store::{Class, ObjectStore};
 use super::CheckReport;
 use super::damage::DamageList;
 use super::kept::{KeptList, Part, Segment};
-use crate::recovery::stored::Stored;
+use crate::recovery::stored::StoredVolume;
 use crate::{Error, ErrorKind, Result, ask};
 
 /// Objects fetched at once.
@@ -174,7 +174,7 @@ fn check_segment(
 }
 
 /// Compares the map of the present with its table of segments.
-pub(super) fn counts(stored: &Stored, report: &mut CheckReport, damage: &mut DamageList) {
+pub(super) fn counts(stored: &StoredVolume, report: &mut CheckReport, damage: &mut DamageList) {
     let present = ["the volume as it is"];
     let volume_id = stored.record.volume_id;
     let key = |sequence: u32| {

@@ -73,14 +73,14 @@ pub(crate) struct CutBook {
     pub(crate) pins_next: u64,
     pub(crate) cuts: Vec<CutEntry>,
     /// The newest retained checkpoint. While there is none, the next checkpoint is retained.
-    last: Option<Retained>,
+    last: Option<CheckpointFacts>,
     /// The segment of the newest rollback.
     rolled_back: u64,
 }
 
 /// The fields of a retained checkpoint that a roll-forward from it cannot change.
 #[derive(Clone, Debug)]
-struct Retained {
+struct CheckpointFacts {
     through_sequence: u64,
     size_bytes: u64,
     lineage: Vec<LineageEntry>,
@@ -88,9 +88,9 @@ struct Retained {
     wall_unix_ms: u64,
 }
 
-impl Retained {
+impl CheckpointFacts {
     fn of(root: &Checkpoint) -> Self {
-        Retained {
+        CheckpointFacts {
             through_sequence: root.through_sequence,
             size_bytes: root.size_bytes,
             lineage: root.kept.lineage.clone(),
@@ -135,7 +135,7 @@ impl CutBook {
             return;
         }
         let step_ms = self.retention_s.saturating_mul(1000) / limits::RETAINED_PER_WINDOW_MAX;
-        let stands_for = |last: &Retained| last.stands_for(root, self.rolled_back, step_ms);
+        let stands_for = |last: &CheckpointFacts| last.stands_for(root, self.rolled_back, step_ms);
         if self.last.as_ref().is_some_and(stands_for) {
             return;
         }
@@ -145,7 +145,7 @@ impl CutBook {
             root.position,
             root.wall_unix_ms,
         ));
-        self.last = Some(Retained::of(root));
+        self.last = Some(CheckpointFacts::of(root));
     }
 
     /// Makes the cuts of checkpoint `original` begin from `repeated`, which has the same state.
@@ -401,7 +401,7 @@ mod tests {
             live_bytes: 0,
             segments: Vec::new(),
             parts: Vec::new(),
-            kept: sawmill_format::kept::Kept::default(),
+            kept: sawmill_format::kept::KeptBlock::default(),
         }
     }
 

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::kept::{
-    Kept, LineageEntry, Pin, parse_slot, pin_key, pin_prefix, released_key,
+    KeptBlock, LineageEntry, Pin, parse_slot, pin_key, pin_prefix, released_key,
 };
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
 use sawmill_format::volume_record::VolumeRecord;
@@ -33,7 +33,7 @@ use super::{CutBook, PinHolder, let_go};
 use crate::ask::{self, store_error};
 use crate::fencing::{Fencing, demand_fencing};
 use crate::map::GROUP_BYTES;
-use crate::recovery::stored::Stored;
+use crate::recovery::stored::StoredVolume;
 use crate::recovery::{Reporter, checkpoint};
 use crate::replicate::role::demand_primary;
 use crate::world::{RealWorld, World};
@@ -94,7 +94,7 @@ pub fn clone_in(
 fn pin_all(
     world: &dyn World,
     store: &dyn ObjectStore,
-    stored: &Stored,
+    stored: &StoredVolume,
     clone_id: VolumeId,
     name: &str,
 ) -> Result<Vec<LineageEntry>> {
@@ -124,7 +124,7 @@ fn pin_all(
 }
 
 /// The ancestors of the base whose segments the cut still names; after a flatten, none.
-fn needed(stored: &Stored) -> Vec<LineageEntry> {
+fn needed(stored: &StoredVolume) -> Vec<LineageEntry> {
     let live: Vec<_> = stored.view.segments.snapshot();
     let lineage = &stored.view.lineage;
     let is_needed = |index: usize| {
@@ -184,7 +184,7 @@ fn look_again(
     world: &dyn World,
     store: &dyn ObjectStore,
     base: &str,
-    stored: &Stored,
+    stored: &StoredVolume,
 ) -> Result<bool> {
     let record = names::find(store, base)?;
     let root = &stored.newest.checkpoint;
@@ -223,7 +223,7 @@ fn look_again(
 /// Puts the clone's map; each part is sent while the next is encoded.
 fn put_map(
     store: &dyn ObjectStore,
-    stored: &Stored,
+    stored: &StoredVolume,
     clone_id: VolumeId,
     put_id: PutId,
 ) -> Result<Vec<PartEntry>> {
@@ -254,7 +254,7 @@ fn put_map(
 fn write(
     world: &dyn World,
     store: &dyn ObjectStore,
-    stored: &Stored,
+    stored: &StoredVolume,
     clone_id: VolumeId,
     lineage: Vec<LineageEntry>,
     name: &str,
@@ -287,7 +287,7 @@ fn write(
         live_bytes: segments.iter().map(|segment| segment.live_bytes).sum(),
         segments,
         parts,
-        kept: Kept { lineage: lineage.clone(), ..Kept::default() },
+        kept: KeptBlock { lineage: lineage.clone(), ..KeptBlock::default() },
     };
     keys.push(checkpoint_key(clone_id, 1));
     let record = VolumeRecord {

@@ -19,8 +19,8 @@ use crate::names;
 use crate::recovery::Reporter;
 use crate::recovery::checkpoint::{self, Newest};
 use crate::recovery::end::start_of;
-use crate::recovery::roll_forward::{Until, roll_forward_until};
-use crate::recovery::stored::Stored;
+use crate::recovery::roll_forward::{RollForwardLimit, roll_forward_until};
+use crate::recovery::stored::StoredVolume;
 use crate::replicate::role::is_copied;
 use crate::view::View;
 use crate::world::{RealWorld, World};
@@ -33,7 +33,7 @@ const TRIES_MAX: u32 = 8;
 pub(crate) struct Entry {
     pub(crate) number: u64,
     pub(crate) put_id: PutId,
-    pub(crate) until: Until,
+    pub(crate) limit: RollForwardLimit,
     /// For a cut that names its last segment: that segment, which must be found.
     pub(crate) last: Option<u64>,
 }
@@ -46,11 +46,11 @@ pub(crate) fn entry_of(book: &CutBook, cut: &Cut) -> Result<Entry> {
             Error::new(ErrorKind::NotFound, text)
         })?;
         let through = entry.through_sequence;
-        let until = Until { sequence: through, ..Until::END };
+        let until = RollForwardLimit { sequence: through, ..RollForwardLimit::END };
         return Ok(Entry {
             number: entry.number,
             put_id: entry.put_id,
-            until,
+            limit: until,
             last: Some(through),
         });
     }
@@ -82,8 +82,8 @@ pub(crate) fn entry_of(book: &CutBook, cut: &Cut) -> Result<Entry> {
     };
     // Not only up to the next checkpoint: writes that were in flight when that was frozen are older
     // than it, and not in it.
-    let until = Until { sequence: u64::MAX, wall_unix_ms: wall, position };
-    Ok(Entry { number: found.number, put_id: found.put_id, until, last: None })
+    let until = RollForwardLimit { sequence: u64::MAX, wall_unix_ms: wall, position };
+    Ok(Entry { number: found.number, put_id: found.put_id, limit: until, last: None })
 }
 
 /// Reads a volume's state at a cut. An attach may repeat the checkpoint that the cut begins from,
@@ -93,7 +93,7 @@ pub(crate) fn stored_cut(
     name: &str,
     cut: &Cut,
     reporter: &mut Reporter<'_>,
-) -> Result<Stored> {
+) -> Result<StoredVolume> {
     for _ in 1..TRIES_MAX {
         let now = names::stored(store, name, reporter)?;
         let (volume_id, number_max) = (now.record.volume_id, now.newest.number_max);
@@ -111,14 +111,14 @@ pub(crate) fn stored_cut(
 
 fn cut_of(
     store: &dyn ObjectStore,
-    now: Stored,
+    now: StoredVolume,
     cut: &Cut,
     reporter: &mut Reporter<'_>,
-) -> Result<Stored> {
+) -> Result<StoredVolume> {
     let mut entry = entry_of(&now.view.cuts.lock(), cut)?;
     if is_copied(store, now.record.volume_id, now.newest.checkpoint.number)? {
         // A copier may be writing beyond that. Before it a gap is damage, as in a primary.
-        entry.until.sequence = entry.until.sequence.min(now.end.stored_sequence);
+        entry.limit.sequence = entry.limit.sequence.min(now.end.stored_sequence);
     }
     let root = checkpoint::kept_root(store, now.record.volume_id, entry.number, entry.put_id)?;
     let (view, end) = state_at(store, &root, &entry).map_err(|error| gone(cut, error))?;
@@ -130,7 +130,7 @@ fn cut_of(
     // The size at the cut, not the present one.
     let record = VolumeRecord { size_bytes: end.size_bytes, ..now.record };
     let newest = Newest { checkpoint: root, number_max, notes: Vec::new() };
-    Ok(Stored { record, newest, view, end })
+    Ok(StoredVolume { record, newest, view, end })
 }
 
 /// The map at a cut that begins from `root`.
@@ -141,7 +141,7 @@ pub(crate) fn state_at(
 ) -> Result<(View, crate::recovery::end::LogEnd)> {
     let mut view = checkpoint::load(store, root)?;
     let mut end = start_of(root);
-    roll_forward_until(store, root.volume_id, Some(&mut view), &mut end, entry.until)?;
+    roll_forward_until(store, root.volume_id, Some(&mut view), &mut end, entry.limit)?;
     // Rolling forward does not apply a checkpoint's own last segment again.
     if entry.last.is_some_and(|last| last != end.stored_sequence) {
         let text = format!("the segments of the cut end at {}", end.stored_sequence);

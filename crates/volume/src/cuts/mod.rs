@@ -22,5 +22,5 @@ pub use clones::{clone, clone_in};
 pub use cut::Cut;
 pub use find::{CutInfo, PastReport, past};
 pub(crate) use find::{entry_of, state_at, stored_cut};
-pub use removal::Deleted;
+pub use removal::DeleteReport;
 pub(crate) use removal::{PinHolder, let_go, remove_objects};

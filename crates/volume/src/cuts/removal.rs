@@ -22,14 +22,14 @@ use sawmill_format::kept::{LineageEntry, Pin, Word, pin_key, released_key, word_
 use sawmill_format::segment::{encoded_len, parse_segment_key, segment_key};
 use sawmill_store::{Blocking, Class, ObjectInfo, ObjectStore, PutOutcome};
 
-use super::words::{self, Said};
+use super::words::{self, WordContent};
 use crate::Result;
 use crate::ask::{self, store_error};
 use crate::world::World;
 
 /// What a delete removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deleted {
+pub struct DeleteReport {
     /// Objects.
     pub objects: u64,
     /// Their bytes.
@@ -49,8 +49,8 @@ pub(crate) fn let_go(
     world: &dyn World,
     store: &dyn ObjectStore,
     kin: &PinHolder<'_>,
-) -> Result<Deleted> {
-    let mut deleted = Deleted { objects: 0, bytes: 0, pinned_by: Vec::new() };
+) -> Result<DeleteReport> {
+    let mut deleted = DeleteReport { objects: 0, bytes: 0, pinned_by: Vec::new() };
     for entry in kin.lineage.iter().filter(|entry| entry.pin > 0) {
         if ask::get(store, &pin_key(entry.volume_id, entry.pin), None, Class::Read)?.is_none() {
             // Released earlier, and removed since.
@@ -80,8 +80,8 @@ pub(crate) fn remove_objects(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
     all_fences: bool,
-) -> Result<Deleted> {
-    let mut deleted = Deleted { objects: 0, bytes: 0, pinned_by: Vec::new() };
+) -> Result<DeleteReport> {
+    let mut deleted = DeleteReport { objects: 0, bytes: 0, pinned_by: Vec::new() };
     let newest = words::newest(store, volume_id)?;
     if !newest.is_gone() {
         return Ok(deleted);
@@ -93,7 +93,7 @@ pub(crate) fn remove_objects(
     }
     let fence = newest.fence;
     if newest.said == Word::Deleted {
-        let said = Said { fence, name: &newest.name };
+        let said = WordContent { fence, name: &newest.name };
         if !words::put(world, store, volume_id, newest.number + 1, Word::Removed, said)? {
             // Another process is removing it, or has revived it.
             return Ok(deleted);

@@ -48,7 +48,7 @@ pub(crate) fn newest(store: &dyn ObjectStore, volume_id: VolumeId) -> Result<New
 
 /// The content of a word.
 #[derive(Clone, Copy)]
-pub(crate) struct Said<'a> {
+pub(crate) struct WordContent<'a> {
     /// The last fence of a volume that is deleted; 0: none.
     pub(crate) fence: u64,
     /// The volume's name, or its last one.
@@ -62,7 +62,7 @@ pub(crate) fn put(
     volume_id: VolumeId,
     number: u64,
     word: Word,
-    said: Said<'_>,
+    content: WordContent<'_>,
 ) -> Result<bool> {
     let pin = Pin {
         volume_id,
@@ -70,8 +70,8 @@ pub(crate) fn put(
         slot: number,
         clone_id: volume_id,
         number: word as u64,
-        through_sequence: said.fence,
-        name: said.name.to_owned(),
+        through_sequence: content.fence,
+        name: content.name.to_owned(),
     };
     let put =
         Blocking(store).put(&word_key(volume_id, number), Bytes::from(pin.encode()), Class::Upload);

@@ -25,9 +25,9 @@ use sawmill_store::{Bodies, Class, Put, PutOutcome, StoreErrorKind};
 use super::context::Context;
 use super::log_tail::LogTail;
 use super::messages::Event;
-use super::outgoing::Outgoing;
+use super::outgoing::OutgoingObject;
 use super::own_puts::OwnPuts;
-use super::superseded::{COPIES_LOOKS, Roots, Superseded, is_copy};
+use super::superseded::{COPIES_LOOKS, Roots, SupersededObjects, is_copy};
 use super::{EngineOptions, EngineStart, QUIET_AFTER};
 use crate::ask::want;
 use crate::map::GROUP_BYTES;
@@ -45,9 +45,9 @@ const WINDOW_LOOK_EVERY_MS: u64 = 10_000;
 const RIVAL_LOOKS_MAX: u32 = 4;
 
 /// A checkpoint being written: all parts, then the root as the last object.
-struct Writing {
+struct CheckpointWrite {
     root: Checkpoint,
-    objects: Vec<Outgoing>,
+    objects: Vec<OutgoingObject>,
     parts_left: usize,
     root_sent: bool,
     /// How often the conflicting root was read and was invalid.
@@ -62,7 +62,7 @@ struct Writing {
     tell: Vec<SyncSender<()>>,
 }
 
-impl Writing {
+impl CheckpointWrite {
     fn repeat_at(&self) -> Option<Duration> {
         self.objects.iter().filter_map(|object| object.repeat_at).min()
     }
@@ -94,7 +94,7 @@ pub(super) struct Checkpoints {
     pub(super) size_bytes: u64,
     /// Whether the newest one records that everything is stored.
     is_clean: bool,
-    writing: Option<Writing>,
+    write: Option<CheckpointWrite>,
     /// How many are wanted although none is due.
     wanted: u32,
 }
@@ -126,7 +126,7 @@ impl Checkpoints {
             log_bytes: if start.rolled_back.is_some() { u64::MAX / 2 } else { start.log_bytes },
             size_bytes: start.size_bytes,
             is_clean: false,
-            writing: None,
+            write: None,
             wanted: 0,
         }
     }
@@ -136,12 +136,12 @@ impl Checkpoints {
     }
 
     pub(super) fn is_writing(&self) -> bool {
-        self.writing.is_some()
+        self.write.is_some()
     }
 
     /// Whether the newest one records that everything is stored, and nothing is being written.
     pub(super) fn is_closed(&self) -> bool {
-        self.is_clean && self.writing.is_none()
+        self.is_clean && self.write.is_none()
     }
 
     pub(super) fn is_clean(&self) -> bool {
@@ -150,7 +150,7 @@ impl Checkpoints {
 
     /// Whether none is being written or wanted.
     pub(super) fn is_resting(&self) -> bool {
-        self.wanted == 0 && self.writing.is_none()
+        self.wanted == 0 && self.write.is_none()
     }
 
     /// Wants at least one more.
@@ -160,7 +160,7 @@ impl Checkpoints {
 
     /// The second checkpoint that starts after this deletes what is dead and unneeded.
     pub(super) fn want_deletes(&mut self) {
-        self.wanted = 2 + u32::from(self.writing.is_some());
+        self.wanted = 2 + u32::from(self.write.is_some());
     }
 
     /// The log has grown by a segment.
@@ -194,14 +194,14 @@ impl Checkpoints {
 
     /// Notifies the requesters of the checkpoint that has just started when it is durable.
     pub(super) fn tell_when_durable(&mut self, tell: Vec<SyncSender<()>>) {
-        if let Some(writing) = &mut self.writing {
+        if let Some(writing) = &mut self.write {
             writing.tell = tell;
         }
     }
 
     /// When to repeat the next put.
     pub(super) fn repeat_at(&self) -> Option<Duration> {
-        self.writing.as_ref().and_then(Writing::repeat_at)
+        self.write.as_ref().and_then(CheckpointWrite::repeat_at)
     }
 
     /// Time until dead data of a quiet volume leaves the retention window.
@@ -213,7 +213,7 @@ impl Checkpoints {
         now: Duration,
     ) -> Option<Duration> {
         let view = context.stored.view();
-        if view.segments.totals().dead_object_bytes == 0 || self.writing.is_some() {
+        if view.segments.totals().dead_object_bytes == 0 || self.write.is_some() {
             return None;
         }
         let at = view.cuts.lock().prunes_at_attached_ms()?;
@@ -230,7 +230,7 @@ impl Checkpoints {
         now: Duration,
     ) -> Option<Duration> {
         let totals = context.stored.view().segments.totals();
-        let waits = totals.is_worth_a_checkpoint_in_peace() && self.writing.is_none();
+        let waits = totals.is_worth_a_checkpoint_in_peace() && self.write.is_none();
         waits.then(|| (busy_at + QUIET_AFTER).saturating_sub(now).max(Duration::from_millis(1)))
     }
 
@@ -272,7 +272,7 @@ impl Checkpoints {
         let parts_left = objects.len();
         let (root_sent, odd_looks) = (false, 0);
         let tell = Vec::new();
-        let writing = Writing {
+        let writing = CheckpointWrite {
             root,
             objects,
             parts_left,
@@ -283,7 +283,7 @@ impl Checkpoints {
             generation,
             tell,
         };
-        self.writing = Some(writing);
+        self.write = Some(writing);
         for object in 0..parts_left {
             self.put_object(context, object);
         }
@@ -299,7 +299,7 @@ impl Checkpoints {
         volume_id: VolumeId,
         number: u64,
         put_id: PutId,
-    ) -> Result<(Vec<PartEntry>, Vec<Outgoing>)> {
+    ) -> Result<(Vec<PartEntry>, Vec<OutgoingObject>)> {
         let mut objects = Vec::new();
         let mut parts = self.newest_root.parts.clone();
         for group in view.map.dirty_groups() {
@@ -322,7 +322,7 @@ impl Checkpoints {
                 extents: extents.len() as u32,
                 crc: part_crc(&bytes),
             });
-            objects.push(Outgoing {
+            objects.push(OutgoingObject {
                 key: part_key(&identity),
                 body: Bytes::from(bytes),
                 stored: false,
@@ -334,7 +334,7 @@ impl Checkpoints {
     }
 
     fn put_object(&self, context: &Arc<Context>, object: usize) {
-        let Some(outgoing) = self.writing.as_ref().and_then(|writing| writing.objects.get(object))
+        let Some(outgoing) = self.write.as_ref().and_then(|writing| writing.objects.get(object))
         else {
             return;
         };
@@ -352,12 +352,12 @@ impl Checkpoints {
 
     /// The root is put after every part that it names is durable.
     fn send_root_if_ready(&mut self, context: &Arc<Context>) {
-        let Some(writing) = &mut self.writing else { return };
+        let Some(writing) = &mut self.write else { return };
         if writing.parts_left > 0 || writing.root_sent {
             return;
         }
         writing.root_sent = true;
-        writing.objects.push(Outgoing {
+        writing.objects.push(OutgoingObject {
             key: checkpoint_key(writing.root.volume_id, writing.root.number),
             body: Bytes::from(writing.root.encode()),
             stored: false,
@@ -374,8 +374,8 @@ impl Checkpoints {
         object: usize,
         outcome: sawmill_store::Result<PutOutcome>,
         now: Duration,
-    ) -> Option<Superseded> {
-        let writing = self.writing.as_mut()?;
+    ) -> Option<SupersededObjects> {
+        let writing = self.write.as_mut()?;
         let is_root = writing.root_sent && object + 1 == writing.objects.len();
         let outgoing = writing.objects.get_mut(object)?;
         match outcome {
@@ -409,7 +409,7 @@ impl Checkpoints {
 
     /// Repeats the puts that the store could not accept.
     pub(super) fn repeat_failed(&mut self, context: &Arc<Context>, now: Duration) {
-        let Some(writing) = &mut self.writing else { return };
+        let Some(writing) = &mut self.write else { return };
         let mut due = Vec::new();
         for (object, outgoing) in writing.objects.iter_mut().enumerate() {
             if outgoing.repeat_at.is_some_and(|at| at <= now) {
@@ -426,7 +426,7 @@ impl Checkpoints {
     /// before this one started (`open::repeat`). So this attachment is fenced, or the conflicting
     /// object is damaged.
     fn ask_for_rival(&self, context: &Arc<Context>) {
-        let Some(writing) = &self.writing else { return };
+        let Some(writing) = &self.write else { return };
         let key = checkpoint_key(writing.root.volume_id, writing.root.number);
         let get = want(key, None, Class::Upload);
         let answered = context.clone();
@@ -440,7 +440,7 @@ impl Checkpoints {
         outcome: sawmill_store::Result<Bytes>,
         now: Duration,
     ) {
-        let Some(writing) = &mut self.writing else { return };
+        let Some(writing) = &mut self.write else { return };
         let identity =
             CheckpointIdentity { volume_id: writing.root.volume_id, number: writing.root.number };
         let key = checkpoint_key(identity.volume_id, identity.number);
@@ -479,8 +479,8 @@ impl Checkpoints {
     }
 
     /// The checkpoint is durable. Returns what it supersedes.
-    fn finish(&mut self, context: &Context) -> Option<Superseded> {
-        let writing = self.writing.take()?;
+    fn finish(&mut self, context: &Context) -> Option<SupersededObjects> {
+        let writing = self.write.take()?;
         let number = writing.root.number;
         let previous = std::mem::replace(&mut self.readable_number, number);
         let spared_from =
@@ -503,6 +503,6 @@ impl Checkpoints {
             // The requester may have given up.
             let _ = tell.try_send(());
         }
-        Some(Superseded { spared_from, number, named, roots, own_puts, doomed, generation })
+        Some(SupersededObjects { spared_from, number, named, roots, own_puts, doomed, generation })
     }
 }

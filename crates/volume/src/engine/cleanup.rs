@@ -28,9 +28,9 @@ use sawmill_store::{Class, List};
 use super::context::Context;
 use super::fence_check::look_before_delete;
 use super::log_tail::LogTail;
-use super::messages::{Deleted, Event, PinAsked};
+use super::messages::{DeleteOutcome, Event, PinAsked};
 use super::pins::{self, Pins};
-use super::superseded::Superseded;
+use super::superseded::SupersededObjects;
 use crate::tally::add;
 
 /// The wait after the store has used up its own retries; nothing waits for a delete.
@@ -61,7 +61,7 @@ pub(super) struct Cleanup {
     not_before: Duration,
     /// How many checks for fences found an object that is not ours.
     odd_looks: u32,
-    what: Superseded,
+    what: SupersededObjects,
     /// Lists and deletes in flight.
     in_flight: u32,
     /// Older checkpoints were deleted by this attachment, or by the one whose state this one
@@ -77,7 +77,7 @@ impl Cleanup {
 
     /// A checkpoint is durable: what it has superseded is to be deleted, together with what the
     /// last one left.
-    pub(super) fn begin(&mut self, what: Superseded) {
+    pub(super) fn begin(&mut self, what: SupersededObjects) {
         let (in_flight, roots_gone_below) = (self.in_flight, self.roots_gone_below);
         *self = Cleanup {
             stage: Stage::Begin,
@@ -172,7 +172,7 @@ impl Cleanup {
             own.map(|sequence| segment_key(volume_id, u64::from(*sequence))).collect::<Vec<_>>();
         let answered = context.clone();
         let tell = move |outcome| {
-            answered.mailbox.push_event(Event::SegmentsDeleted(Deleted {
+            answered.mailbox.push_event(Event::SegmentsDeleted(DeleteOutcome {
                 number,
                 sequences,
                 outcome,
@@ -188,10 +188,10 @@ impl Cleanup {
     pub(super) fn hear_deleted(
         &mut self,
         context: &Context,
-        deleted: Deleted,
+        delete_outcome: DeleteOutcome,
         now: Duration,
     ) -> Vec<u32> {
-        let Deleted { number, sequences, outcome } = deleted;
+        let DeleteOutcome { number, sequences, outcome } = delete_outcome;
         if let Err(error) = outcome {
             let what = format!("{} dead segments: {error}", sequences.len());
             self.hear_failed(number, &what, now);

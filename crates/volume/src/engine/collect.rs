@@ -26,7 +26,7 @@ use super::log_tail::LogTail;
 use super::messages::{Event, GcRequest};
 use super::upload::Upload;
 use crate::gc::gather;
-use crate::gc::gathered::{Gathered, NotGathered, Outcome};
+use crate::gc::gathered::{MovedSegment, NotGathered, Outcome};
 use crate::gc::plan_bytes_max;
 use crate::gc::policy::Candidate;
 use crate::gc::sweep::Plan;
@@ -44,7 +44,7 @@ enum Stage {
     Rest,
     Planning,
     Gathering,
-    Ready(Box<Gathered>),
+    Ready(Box<MovedSegment>),
 }
 
 /// See the head of this file.
@@ -318,10 +318,11 @@ impl Collector {
         &mut self,
         context: &Arc<Context>,
         log: &mut LogTail,
-        gathered: Gathered,
+        moved_segment: MovedSegment,
     ) -> crate::Result<()> {
         let mut header = log.header(context, SegmentRole::Moved, log.sealed_position())?;
-        let Gathered { extents, origins, data_bytes, header_bytes, mut buffer, cached } = gathered;
+        let MovedSegment { extents, origins, data_bytes, header_bytes, mut buffer, cached } =
+            moved_segment;
         header.extents = extents;
         header.origins = origins;
         header.data_bytes = data_bytes;

@@ -53,7 +53,7 @@ pub(super) struct FenceCheck {
 }
 
 /// The result of a check before a delete.
-pub(super) enum Found {
+pub(super) enum FenceCheckResult {
     NoFence,
     /// A foreign object, perhaps a fence.
     Odd,
@@ -95,14 +95,14 @@ impl FenceCheck {
         mut look: Box<Look>,
         outcome: &sawmill_store::Result<Bytes>,
         now: Duration,
-    ) -> Option<(u64, Found)> {
+    ) -> Option<(u64, FenceCheckResult)> {
         let (sequence, own) = look.left.pop()?;
         let is_free = match outcome {
             Err(error) if error.kind() == StoreErrorKind::NotFound => true,
             Err(error) => {
                 let what = format!("looking for fences: {error}");
                 return match look.purpose {
-                    Purpose::Delete(number) => Some((number, Found::Failed(what))),
+                    Purpose::Delete(number) => Some((number, FenceCheckResult::Failed(what))),
                     Purpose::Watch(_) => {
                         self.hear_no_answer(context, what, now);
                         None
@@ -120,10 +120,10 @@ impl FenceCheck {
         };
         match (is_free, look.purpose, outcome) {
             (true, ..) if !look.left.is_empty() => ask(context, look),
-            (true, Purpose::Delete(number), _) => return Some((number, Found::NoFence)),
+            (true, Purpose::Delete(number), _) => return Some((number, FenceCheckResult::NoFence)),
             (true, Purpose::Watch(began), _) => self.hear_still_ours(context, began),
             // If it is a fence, our next put meets it.
-            (false, Purpose::Delete(number), _) => return Some((number, Found::Odd)),
+            (false, Purpose::Delete(number), _) => return Some((number, FenceCheckResult::Odd)),
             (false, Purpose::Watch(_), Ok(found)) => {
                 self.hear_odd(context, log, sequence, found, now)
             }

@@ -25,7 +25,7 @@ use crate::recovery::apply::apply_extents;
 use crate::recovery::roll_forward::live_bytes_of;
 use crate::segment::batch;
 use crate::segment::buffers::Buffers;
-use crate::segment::builder::{self, Built};
+use crate::segment::builder::{self, BuiltSegment};
 use crate::segment::table::SegmentInfo;
 use crate::tally::add;
 use crate::{Error, ErrorKind, limits};
@@ -55,7 +55,7 @@ pub(super) struct LogTail {
 }
 
 /// A segment that has entered the map.
-pub(super) struct Applied {
+pub(super) struct AppliedSegment {
     pub(super) header: SegmentHeader,
     pub(super) object_bytes: u64,
 }
@@ -213,7 +213,7 @@ impl LogTail {
         }
     }
 
-    fn build(&self, context: &Context, records: &[Arc<Record>]) -> crate::Result<Built> {
+    fn build(&self, context: &Context, records: &[Arc<Record>]) -> crate::Result<BuiltSegment> {
         let Some(journal) = &context.journal else {
             return Err(Error::new(ErrorKind::Internal, "a batch without a journal"));
         };
@@ -258,10 +258,10 @@ impl LogTail {
     pub(super) fn send_batch(
         &mut self,
         context: &Arc<Context>,
-        built: Built,
+        segment: BuiltSegment,
         records: Vec<Arc<Record>>,
     ) {
-        let Built { header, object, header_bytes, resident, coalesced_bytes } = built;
+        let BuiltSegment { header, object, header_bytes, resident, coalesced_bytes } = segment;
         add(&context.attachment.tally.coalesced_bytes, coalesced_bytes);
         let (object_bytes, stage, cached) =
             (object.len() as u64, Stage::UnderWay, CachedFrames::default());
@@ -344,7 +344,7 @@ impl LogTail {
     }
 
     /// Enters the next segment into the map, if it is stored.
-    pub(super) fn apply_next(&mut self, context: &Arc<Context>) -> Option<Applied> {
+    pub(super) fn apply_next(&mut self, context: &Arc<Context>) -> Option<AppliedSegment> {
         let is_stored = |upload: &Upload| matches!(upload.stage, Stage::Stored);
         let front = self.uploads.front_mut().filter(|upload| is_stored(upload))?;
         if !is_kept_cached(context, front) {
@@ -357,7 +357,7 @@ impl LogTail {
     /// The order matters to readers, which look in the journal map first and in the object map
     /// second: a byte is in the object map (and readable from the journal as a resident) before it
     /// leaves the journal map.
-    fn apply(&mut self, context: &Context, upload: Upload) -> Applied {
+    fn apply(&mut self, context: &Context, upload: Upload) -> AppliedSegment {
         let view = context.stored.view();
         let header = &upload.header;
         let sequence = header.sequence as u32;
@@ -391,7 +391,7 @@ impl LogTail {
         }
         add(&context.attachment.tally.segments_stored, 1);
         add(&context.attachment.tally.segment_bytes_stored, upload.object_bytes);
-        Applied { object_bytes: upload.object_bytes, header: upload.header }
+        AppliedSegment { object_bytes: upload.object_bytes, header: upload.header }
     }
 
     /// Padding needs no storing: positions of padding are stored as soon as everything before them

@@ -19,7 +19,7 @@ use std::sync::mpsc::SyncSender;
 use sawmill_sys::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex};
 
 use super::intake::RecordIntake;
-use super::messages::{Event, GcRequest, Ordered, Resize, Tell};
+use super::messages::{Event, GcRequest, OrderRequest, Resize, ResultCallback};
 use crate::attachment::Attachment;
 use crate::journal::Journal;
 use crate::status::GcReport;
@@ -34,12 +34,12 @@ struct StoredWaiter {
 /// A list that the engine checks for new items at each step without a lock.
 ///
 /// Invariant: what was pushed is taken by a take that begins after the push.
-struct Flagged<T> {
+struct FlaggedList<T> {
     list: Mutex<Vec<T>>,
     is_filled: AtomicBool,
 }
 
-impl<T> Flagged<T> {
+impl<T> FlaggedList<T> {
     fn push(&self, item: T) {
         self.list.lock().push(item);
         // After the push: a take lowers the flag before it looks, and may have just looked.
@@ -54,9 +54,9 @@ impl<T> Flagged<T> {
     }
 }
 
-impl<T> Default for Flagged<T> {
+impl<T> Default for FlaggedList<T> {
     fn default() -> Self {
-        Flagged { list: Mutex::new(Vec::new()), is_filled: AtomicBool::new(false) }
+        FlaggedList { list: Mutex::new(Vec::new()), is_filled: AtomicBool::new(false) }
     }
 }
 
@@ -67,7 +67,7 @@ pub(crate) struct Mailbox {
     /// Bounded by the calls in flight to the store.
     events: Mutex<Vec<Event>>,
     /// Bounded by `limits::ORDERS_WAITING_MAX`, with `resizes`.
-    orders: Flagged<Ordered>,
+    orders: FlaggedList<OrderRequest>,
     /// Orders and resizes without an answer.
     orders_open: Arc<AtomicUsize>,
     stored: AtomicU64,
@@ -129,7 +129,7 @@ impl Mailbox {
     }
 
     /// Counts an order until it is answered; refuses it if there are too many.
-    fn admit(&self, tell: Tell) -> Option<Tell> {
+    fn admit(&self, callback: ResultCallback) -> Option<ResultCallback> {
         let open = self.orders_open.clone();
         if open.fetch_add(1, Ordering::AcqRel) >= limits::ORDERS_WAITING_MAX {
             open.fetch_sub(1, Ordering::AcqRel);
@@ -137,21 +137,21 @@ impl Mailbox {
                 "{} snapshots, rollbacks and resizes wait already: try again when some have ended",
                 limits::ORDERS_WAITING_MAX
             );
-            tell(Err(Error::new(ErrorKind::InUse, text)));
+            callback(Err(Error::new(ErrorKind::InUse, text)));
             return None;
         }
         Some(Box::new(move |outcome| {
             open.fetch_sub(1, Ordering::AcqRel);
-            tell(outcome);
+            callback(outcome);
         }))
     }
 
     /// Accepts an order; if it is too late, the requester gets an error.
-    pub(crate) fn push_order(&self, mut ordered: Ordered) {
-        let Some(tell) = self.admit(ordered.tell) else { return };
-        ordered.tell = tell;
-        let position = ordered.position;
-        self.orders.push(ordered);
+    pub(crate) fn push_order(&self, mut request: OrderRequest) {
+        let Some(tell) = self.admit(request.callback) else { return };
+        request.callback = tell;
+        let position = request.position;
+        self.orders.push(request);
         self.intake.seal_through(position);
         if let Some(journal) = &self.journal {
             journal.wake.ring();
@@ -164,13 +164,13 @@ impl Mailbox {
         }
     }
 
-    pub(crate) fn take_orders(&self) -> Vec<Ordered> {
+    pub(crate) fn take_orders(&self) -> Vec<OrderRequest> {
         self.orders.take()
     }
 
     fn fail_orders(&self, error: &Error) {
         for ordered in self.orders.take() {
-            (ordered.tell)(Err(error.clone()));
+            (ordered.callback)(Err(error.clone()));
         }
     }
 
@@ -303,7 +303,7 @@ impl Mailbox {
         }
         let resizes = std::mem::take(&mut *self.resizes.lock());
         for resize in resizes {
-            (resize.tell)(Err(error.clone()));
+            (resize.callback)(Err(error.clone()));
         }
     }
 
@@ -311,10 +311,10 @@ impl Mailbox {
     pub(crate) fn resize(&self, mut resize: Resize) {
         // A close begins no resize, and ends none of the other requests that it still serves.
         if let Some(error) = self.attachment.state.refusal() {
-            return (resize.tell)(Err(error));
+            return (resize.callback)(Err(error));
         }
-        let Some(tell) = self.admit(resize.tell) else { return };
-        resize.tell = tell;
+        let Some(tell) = self.admit(resize.callback) else { return };
+        resize.callback = tell;
         self.resizes.lock().push_back(resize);
         self.wake.ring();
         self.fail_if_ended();
@@ -374,7 +374,7 @@ mod tests {
     #[test]
     fn nothing_that_is_pushed_beside_a_take_is_left_behind() {
         const COUNT: usize = 300_000;
-        let flagged = Flagged::default();
+        let flagged = FlaggedList::default();
         let taken = std::thread::scope(|scope| {
             let pushing = scope.spawn(|| {
                 for number in 0..COUNT {

@@ -21,7 +21,7 @@ use crate::status::GcReport;
 use crate::view::View;
 
 /// Notifies a requester of the result.
-pub(crate) type Tell = Box<dyn FnOnce(Result<()>) + Send>;
+pub(crate) type ResultCallback = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// An answer of the store, or of the collector's thread.
 pub(crate) enum Event {
@@ -75,11 +75,11 @@ pub(crate) enum Event {
     Kept {
         sequence: u64,
     },
-    SegmentsDeleted(Deleted),
+    SegmentsDeleted(DeleteOutcome),
 }
 
 /// Dead segments that checkpoint `number` allowed to be deleted.
-pub(crate) struct Deleted {
+pub(crate) struct DeleteOutcome {
     pub(super) number: u64,
     pub(super) sequences: Vec<u32>,
     pub(super) outcome: sawmill_store::Result<()>,
@@ -117,11 +117,11 @@ pub(crate) struct Resize {
     pub(crate) size_bytes: u64,
     /// The size that the requester knew.
     pub(crate) from_bytes: u64,
-    pub(crate) tell: Tell,
+    pub(crate) callback: ResultCallback,
 }
 
 /// An order for the engine.
-pub(crate) struct Ordered {
+pub(crate) struct OrderRequest {
     pub(crate) order: Order,
     /// The map of the cut, for a rollback.
     pub(crate) then: Option<View>,
@@ -129,7 +129,7 @@ pub(crate) struct Ordered {
     pub(crate) undo: Option<String>,
     /// Everything accepted before this position precedes the order.
     pub(crate) position: u64,
-    pub(crate) tell: Tell,
+    pub(crate) callback: ResultCallback,
 }
 
 /// The purpose of a check.

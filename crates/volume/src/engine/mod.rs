@@ -65,13 +65,13 @@ pub(crate) use context::Context;
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) use intake::RecordIntake;
 pub(crate) use mailbox::Mailbox;
-pub(crate) use messages::{Event, GcRequest, Ordered, Resize};
+pub(crate) use messages::{Event, GcRequest, OrderRequest, Resize};
 
 use checkpoint::{Checkpoints, Freeze};
 use cleanup::Cleanup;
 use clock::AttachedClock;
 use collect::Collector;
-use fence_check::{FenceCheck, Found};
+use fence_check::{FenceCheck, FenceCheckResult};
 use log_age::LogAge;
 use log_tail::LogTail;
 use orders::Orders;
@@ -234,9 +234,11 @@ impl Engine {
             }
             Event::FenceLooked { look, outcome } => {
                 match self.fence_check.hear(context, &self.log, look, &outcome, now) {
-                    Some((number, Found::NoFence)) => self.hear_no_fence(number),
-                    Some((number, Found::Odd)) => self.cleanup.hear_odd_look(number, now),
-                    Some((number, Found::Failed(what))) => {
+                    Some((number, FenceCheckResult::NoFence)) => self.hear_no_fence(number),
+                    Some((number, FenceCheckResult::Odd)) => {
+                        self.cleanup.hear_odd_look(number, now)
+                    }
+                    Some((number, FenceCheckResult::Failed(what))) => {
                         self.cleanup.hear_failed(number, &what, now)
                     }
                     None => {}

@@ -23,10 +23,10 @@ use super::EngineOptions;
 use super::checkpoint::Checkpoints;
 use super::context::Context;
 use super::log_tail::LogTail;
-use super::messages::Ordered;
+use super::messages::OrderRequest;
 use crate::cuts::Place;
 use crate::recovery::end::RolledBack;
-use crate::segment::builder::Built;
+use crate::segment::builder::BuiltSegment;
 use crate::view::View;
 use crate::{Error, ErrorKind, Result};
 
@@ -34,9 +34,9 @@ use crate::{Error, ErrorKind, Result};
 #[derive(Default)]
 pub(super) struct Orders {
     /// Bounded by `limits::ORDERS_WAITING_MAX`.
-    waiting: VecDeque<Ordered>,
+    waiting: VecDeque<OrderRequest>,
     /// The order whose segment is in flight.
-    under_way: Option<Ordered>,
+    under_way: Option<OrderRequest>,
 }
 
 impl Orders {
@@ -60,7 +60,7 @@ impl Orders {
             || Error::new(ErrorKind::Closed, "the volume was stopped before the order was stored");
         let error = context.attachment.state.refusal().unwrap_or_else(ended);
         for ordered in self.under_way.take().into_iter().chain(self.waiting.drain(..)) {
-            (ordered.tell)(Err(error.clone()));
+            (ordered.callback)(Err(error.clone()));
         }
     }
 
@@ -97,7 +97,7 @@ impl Orders {
             let checked = orders().try_for_each(|order| check_order(&view, log, order));
             let checked = checked.and_then(|()| check_then(&view, ordered.then.as_ref()));
             if let Err(error) = checked {
-                (ordered.tell)(Err(error));
+                (ordered.callback)(Err(error));
                 continue;
             }
             let sent: Result<()> = orders().try_for_each(|order| {
@@ -106,7 +106,7 @@ impl Orders {
                 Ok(())
             });
             if let Err(error) = sent {
-                (ordered.tell)(Err(error.clone()));
+                (ordered.callback)(Err(error.clone()));
                 return context.write.fail(error);
             }
             self.under_way = Some(ordered);
@@ -155,7 +155,7 @@ impl Orders {
             // What only that snapshot needed is deleted even if nothing else happens any more.
             checkpoints.want_deletes();
         }
-        (ordered.tell)(Ok(()));
+        (ordered.callback)(Ok(()));
     }
 }
 
@@ -197,7 +197,7 @@ fn check_order(view: &View, log: &LogTail, order: &Order) -> Result<()> {
 }
 
 /// The segment of an order.
-fn build_order(context: &Context, log: &LogTail, order: &Order) -> Result<Built> {
+fn build_order(context: &Context, log: &LogTail, order: &Order) -> Result<BuiltSegment> {
     let data = order.encode();
     let data_bytes = data.len() as u64;
     let mut header = SegmentHeader {
@@ -215,7 +215,7 @@ fn build_order(context: &Context, log: &LogTail, order: &Order) -> Result<Built>
     object.extend_from_slice(&head);
     object.extend_from_slice(&data);
     let (object, resident, coalesced_bytes) = (Bytes::from(object), Vec::new(), 0);
-    Ok(Built { header, object, header_bytes, resident, coalesced_bytes })
+    Ok(BuiltSegment { header, object, header_bytes, resident, coalesced_bytes })
 }
 
 fn given_up() -> Error {

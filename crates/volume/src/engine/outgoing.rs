@@ -6,15 +6,15 @@ use std::time::Duration;
 use bytes::Bytes;
 
 /// See the head of this file.
-pub(super) struct Outgoing {
+pub(super) struct OutgoingObject {
     pub(super) key: String,
     pub(super) body: Bytes,
     pub(super) stored: bool,
     pub(super) repeat_at: Option<Duration>,
 }
 
-impl Outgoing {
+impl OutgoingObject {
     pub(super) fn new(key: String, body: Vec<u8>) -> Self {
-        Outgoing { key, body: Bytes::from(body), stored: false, repeat_at: None }
+        OutgoingObject { key, body: Bytes::from(body), stored: false, repeat_at: None }
     }
 }

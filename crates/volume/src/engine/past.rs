@@ -11,12 +11,12 @@ use std::collections::HashSet;
 
 use sawmill_format::checkpoint::{Checkpoint, SegmentEntry, kept_key};
 use sawmill_format::ids::PutId;
-use sawmill_format::kept::{CutEntry, CutKind, Kept};
+use sawmill_format::kept::{CutEntry, CutKind, KeptBlock};
 
 use super::checkpoint::{Checkpoints, Freeze};
 use super::context::Context;
 use super::log_tail::LogTail;
-use super::outgoing::Outgoing;
+use super::outgoing::OutgoingObject;
 use super::superseded::NamedParts;
 use crate::recovery::end::RolledBack;
 use crate::view::View;
@@ -43,7 +43,7 @@ impl Checkpoints {
         &mut self,
         view: &View,
         freeze: &Freeze,
-        objects: &mut Vec<Outgoing>,
+        objects: &mut Vec<OutgoingObject>,
     ) -> Vec<u64> {
         if freeze.prunes {
             view.cuts.lock().prune(freeze.attached_ms);
@@ -57,7 +57,7 @@ impl Checkpoints {
         self.uncopied.retain(begins);
         let mut copies = Vec::new();
         for root in self.uncopied.iter().chain([&self.newest_root]).filter(|root| begins(root)) {
-            objects.push(Outgoing::new(
+            objects.push(OutgoingObject::new(
                 kept_key(root.volume_id, root.number, root.put_id),
                 root.encode(),
             ));
@@ -92,7 +92,7 @@ impl Checkpoints {
         &self,
         view: &View,
         number: u64,
-    ) -> (Kept, Vec<SegmentEntry>, Vec<u32>) {
+    ) -> (KeptBlock, Vec<SegmentEntry>, Vec<u32>) {
         let book = view.cuts.lock().clone();
         let mut before = self.newest_root.kept.cuts.clone();
         before.extend(self.crossed().map(cut_of));
@@ -107,7 +107,7 @@ impl Checkpoints {
             !(inherited && deletable.binary_search(&(segment.sequence as u32)).is_ok())
         });
         let dead = if book.cuts.is_empty() { Vec::new() } else { view.segments.dead() };
-        let kept = Kept {
+        let kept = KeptBlock {
             retention_s: book.retention_s,
             pins_next: book.pins_next,
             cuts: book.cuts,

@@ -14,10 +14,10 @@ use crate::{Error, ErrorKind};
 /// The resize in progress, if there is one.
 #[derive(Default)]
 pub(super) struct Resizes {
-    under_way: Option<Resizing>,
+    under_way: Option<PendingResize>,
 }
 
-struct Resizing {
+struct PendingResize {
     resize: Resize,
     /// The first durable checkpoint with the new size.
     first_number: Option<u64>,
@@ -49,19 +49,19 @@ impl Resizes {
                 "the disk already has {current} bytes: {size_bytes} would shrink it; nothing was \
                 changed"
             );
-            (resize.tell)(Err(Error::new(ErrorKind::Refused, text)));
+            (resize.callback)(Err(Error::new(ErrorKind::Refused, text)));
             return false;
         }
         context.stored.view().resize(size_bytes);
         checkpoints.size_bytes = size_bytes;
-        self.under_way = Some(Resizing { resize, first_number: None });
+        self.under_way = Some(PendingResize { resize, first_number: None });
         true
     }
 
     /// The volume has ended: the requesters of resizes get the reason.
     pub(super) fn refuse(&mut self, why: &Error) {
         if let Some(resizing) = self.under_way.take() {
-            (resizing.resize.tell)(Err(why.clone()));
+            (resizing.resize.callback)(Err(why.clone()));
         }
     }
 
@@ -78,8 +78,8 @@ impl Resizes {
         if resizing.first_number.is_none_or(|first| number <= first) {
             return checkpoints.want_one();
         }
-        let Some(Resizing { resize, .. }) = self.under_way.take() else { return };
+        let Some(PendingResize { resize, .. }) = self.under_way.take() else { return };
         context.attachment.geometry.resize(resize.size_bytes);
-        (resize.tell)(Ok(()));
+        (resize.callback)(Ok(()));
     }
 }

@@ -67,7 +67,7 @@ pub(super) fn is_copy(key: &str) -> bool {
 
 /// What a durable checkpoint has superseded, and what it still needs.
 #[derive(Default)]
-pub(super) struct Superseded {
+pub(super) struct SupersededObjects {
     /// The readable checkpoint before it, which stays too, or an older one that recovery passes
     /// through.
     pub(super) spared_from: u64,

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry};
 use sawmill_format::ids::{PutId, VolumeId};
 use sawmill_format::journal::RecordOperation;
-use sawmill_format::kept::Kept;
+use sawmill_format::kept::KeptBlock;
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part};
 use sawmill_format::segment::{SegmentHeader, SegmentRole, raw_frames};
 
@@ -409,7 +409,7 @@ impl Forecast {
             live_bytes: segments.iter().map(|segment| segment.live_bytes).sum(),
             segments,
             parts,
-            kept: Kept::default(),
+            kept: KeptBlock::default(),
         };
         self.root_bytes = root.encode().len() as u64;
         self.report.put_bytes += self.root_bytes;

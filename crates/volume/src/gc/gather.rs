@@ -21,23 +21,23 @@ use sawmill_format::segment::{
 };
 use sawmill_store::{Class, StoreErrorKind};
 
-use super::gathered::{Gathered, NotGathered, Outcome};
+use super::gathered::{MovedSegment, NotGathered, Outcome};
 use super::sweep::Plan;
 use crate::ask::want;
 use crate::engine::context::Context;
 use crate::journal::{JournalRead, Reach};
 use crate::limits;
 use crate::map::MapExtent;
-use crate::readers::Reading;
+use crate::readers::ReadGuard;
 use crate::segment::buffers::Buffers;
 use crate::segment::table::SegmentInfo;
 use crate::stored_data::FrameName;
 
-type Tell = Box<dyn FnOnce(Outcome) + Send>;
+type GatherCallback = Box<dyn FnOnce(Outcome) + Send>;
 
 /// Where a run of data goes: `length` bytes from byte `offset` of a frame to `data_offset` of the
 /// new one.
-struct Wanted {
+struct FrameRun {
     offset: u32,
     length: u32,
     data_offset: u64,
@@ -50,18 +50,18 @@ struct Run {
     count: u32,
     info: SegmentInfo,
     /// By frame, in order.
-    wanted: Vec<(u32, Wanted)>,
+    wanted: Vec<(u32, FrameRun)>,
 }
 
 /// A gathering that waits for the store.
-struct Waiting {
+struct PendingGather {
     context: Arc<Context>,
-    gathered: Mutex<Option<Gathered>>,
+    segment: Mutex<Option<MovedSegment>>,
     left: AtomicUsize,
     failure: Mutex<Option<Failure>>,
     /// The answer's receiver, the rest of the plan, and the part that is being gathered.
-    end: Mutex<Option<(Tell, Plan, Vec<MapExtent>)>>,
-    _reading: Reading,
+    end: Mutex<Option<(GatherCallback, Plan, Vec<MapExtent>)>>,
+    _reading: ReadGuard,
 }
 
 enum Failure {
@@ -70,16 +70,21 @@ enum Failure {
 }
 
 /// Gathers the next segment's worth of `plan`, on the collector's thread.
-pub(crate) fn gather(context: &Arc<Context>, buffers: &Buffers, mut plan: Plan, tell: Tell) {
+pub(crate) fn gather(
+    context: &Arc<Context>,
+    buffers: &Buffers,
+    mut plan: Plan,
+    callback: GatherCallback,
+) {
     let reading = context.stored.readers.enter();
     let view = context.stored.view();
     let bytes_max = u64::from(context.attachment.record.segment_bytes);
     let pieces = plan.take_live(&view.map, bytes_max, limits::GC_EXTENTS_MAX);
     if pieces.is_empty() {
-        return tell(Err(NotGathered::NothingLeft));
+        return callback(Err(NotGathered::NothingLeft));
     }
     let mut gathered = lay_out(context, buffers, &pieces);
-    let mut absent: Vec<(u32, u32, Wanted)> = Vec::new();
+    let mut absent: Vec<(u32, u32, FrameRun)> = Vec::new();
     for (piece, extent) in pieces.iter().zip(gathered.extents.clone()) {
         copy_local(context, &mut gathered, piece, u64::from(extent.data_offset), &mut absent);
     }
@@ -88,18 +93,18 @@ pub(crate) fn gather(context: &Arc<Context>, buffers: &Buffers, mut plan: Plan, 
         Ok(runs) => runs,
         Err(sequence) => {
             let what = "the map names it, and the table of segments does not".to_owned();
-            return tell(Err(NotGathered::Damaged { sequence, what }));
+            return callback(Err(NotGathered::Damaged { sequence, what }));
         }
     };
     if runs.is_empty() {
-        return tell(Ok((gathered, plan)));
+        return callback(Ok((gathered, plan)));
     }
-    let waiting = Arc::new(Waiting {
+    let waiting = Arc::new(PendingGather {
         context: context.clone(),
-        gathered: Mutex::new(Some(gathered)),
+        segment: Mutex::new(Some(gathered)),
         left: AtomicUsize::new(runs.len()),
         failure: Mutex::default(),
-        end: Mutex::new(Some((tell, plan, pieces))),
+        end: Mutex::new(Some((callback, plan, pieces))),
         _reading: reading,
     });
     for run in runs {
@@ -128,22 +133,22 @@ pub(crate) fn contents_of(pieces: &[MapExtent]) -> (Vec<SegmentExtent>, Vec<Orig
 }
 
 /// A body with nothing in it yet.
-fn lay_out(context: &Context, buffers: &Buffers, pieces: &[MapExtent]) -> Gathered {
+fn lay_out(context: &Context, buffers: &Buffers, pieces: &[MapExtent]) -> MovedSegment {
     let (extents, origins, data_bytes) = contents_of(pieces);
     let frames = data_bytes.div_ceil(u64::from(context.attachment.record.frame_bytes)) as usize;
     let header_bytes = encoded_len(extents.len(), frames, origins.len());
     let body_bytes = data_bytes as usize + frames * FRAME_HEAD_BYTES;
     let buffer = buffers.take(header_bytes + body_bytes);
-    Gathered { extents, origins, data_bytes, header_bytes, buffer, cached: vec![false; frames] }
+    MovedSegment { extents, origins, data_bytes, header_bytes, buffer, cached: vec![false; frames] }
 }
 
 /// Copies what is in the journal or in the read cache, and notes what is not.
 fn copy_local(
     context: &Context,
-    gathered: &mut Gathered,
+    segment: &mut MovedSegment,
     piece: &MapExtent,
     data_offset: u64,
-    absent: &mut Vec<(u32, u32, Wanted)>,
+    absent: &mut Vec<(u32, u32, FrameRun)>,
 ) {
     let frame_bytes = context.attachment.record.frame_bytes;
     let mut done = 0;
@@ -165,8 +170,8 @@ fn copy_local(
         };
         if is_read || (resident.is_none() && read_cache(context, piece.sequence, from, &mut bytes))
         {
-            gathered.place(frame_bytes, data_offset + done, &bytes);
-            gathered.note_cached(frame_bytes, data_offset + done, length);
+            segment.place(frame_bytes, data_offset + done, &bytes);
+            segment.note_cached(frame_bytes, data_offset + done, length);
         } else {
             want_frames(frame_bytes, piece.sequence, from, length, data_offset + done, absent);
         }
@@ -188,13 +193,13 @@ fn want_frames(
     from: u32,
     length: u64,
     data_offset: u64,
-    absent: &mut Vec<(u32, u32, Wanted)>,
+    absent: &mut Vec<(u32, u32, FrameRun)>,
 ) {
     let mut done = 0;
     while done < length {
         let at = from + done as u32;
         let part = u64::from(frame_bytes - at % frame_bytes).min(length - done);
-        let wanted = Wanted {
+        let wanted = FrameRun {
             offset: at % frame_bytes,
             length: part as u32,
             data_offset: data_offset + done,
@@ -206,7 +211,7 @@ fn want_frames(
 
 /// Groups what is absent into requests; frames close to each other share one. Names a segment that
 /// the table does not know.
-fn runs_of(context: &Context, mut absent: Vec<(u32, u32, Wanted)>) -> Result<Vec<Run>, u32> {
+fn runs_of(context: &Context, mut absent: Vec<(u32, u32, FrameRun)>) -> Result<Vec<Run>, u32> {
     absent.sort_by_key(|(sequence, frame, wanted)| (*sequence, *frame, wanted.data_offset));
     let view = context.stored.view();
     let mut runs: Vec<Run> = Vec::new();
@@ -234,7 +239,7 @@ fn runs_of(context: &Context, mut absent: Vec<(u32, u32, Wanted)>) -> Result<Vec
     Ok(runs)
 }
 
-impl Waiting {
+impl PendingGather {
     fn ask(self: &Arc<Self>, run: Run) {
         let context = &self.context;
         let start = self.frame_range(&run, run.first).start;
@@ -294,7 +299,7 @@ impl Waiting {
             let part = data.get(wanted.offset as usize..(wanted.offset + wanted.length) as usize);
             let part =
                 part.ok_or_else(|| damaged(format!("frame {frame} is shorter than the map says")))?;
-            if let Some(gathered) = &mut *self.gathered.lock() {
+            if let Some(gathered) = &mut *self.segment.lock() {
                 gathered.place(frame_bytes, wanted.data_offset, part);
             }
         }
@@ -306,7 +311,7 @@ impl Waiting {
             return;
         }
         let Some((tell, mut plan, pieces)) = self.end.lock().take() else { return };
-        let gathered = self.gathered.lock().take();
+        let gathered = self.segment.lock().take();
         tell(match (self.failure.lock().take(), gathered) {
             (None, Some(gathered)) => Ok((gathered, plan)),
             (Some(Failure::Damaged(sequence, what)), _) => {

@@ -8,7 +8,7 @@ use crate::segment::buffers::Buffer;
 use crate::segment::builder::body_spans;
 
 /// The body of a moved segment, and what its header records about it.
-pub(crate) struct Gathered {
+pub(crate) struct MovedSegment {
     pub(crate) extents: Vec<SegmentExtent>,
     pub(crate) origins: Vec<Origin>,
     pub(crate) data_bytes: u64,
@@ -30,9 +30,9 @@ pub(crate) enum NotGathered {
 }
 
 /// How a gathering ended, and what is left of the plan.
-pub(crate) type Outcome = Result<(Gathered, Plan), NotGathered>;
+pub(crate) type Outcome = Result<(MovedSegment, Plan), NotGathered>;
 
-impl Gathered {
+impl MovedSegment {
     /// Puts bytes at `data_offset` of the new segment's data.
     pub(super) fn place(&mut self, frame_bytes: u32, data_offset: u64, mut bytes: &[u8]) {
         let body = &mut self.buffer.bytes_mut()[self.header_bytes..];

@@ -29,7 +29,7 @@ use sawmill_format::journal::{
     RECORD_HEADER_BYTES, RING_START_BYTES, RecordHeader, RecordOperation,
 };
 use sawmill_sys::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex};
-use sawmill_sys::{Full, Ring};
+use sawmill_sys::{ReserveError, Ring};
 
 use crate::disk::Disk;
 use crate::record::{Record, checks_of};
@@ -138,9 +138,9 @@ impl Journal {
         length: u64,
         fill: impl FnOnce(&mut [u8]),
         enter: impl FnOnce(&Arc<Record>),
-    ) -> std::result::Result<Arc<Record>, Full> {
+    ) -> std::result::Result<Arc<Record>, ReserveError> {
         if self.unstored_records.load(Ordering::Relaxed) >= limits::RECORDS_UNSTORED_MAX {
-            return Err(Full::Journal);
+            return Err(ReserveError::Journal);
         }
         let payload_bytes = if operation == RecordOperation::Write { length } else { 0 };
         let slot_bytes = RECORD_HEADER_BYTES as u64 + payload_bytes;

@@ -107,7 +107,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 }
 
 /// What the list knows of a record.
-struct Known {
+struct ModelRecord {
     header: (u64, RecordOperation, u64, u64),
     end: u64,
     payload: Vec<u8>,
@@ -117,7 +117,7 @@ struct Bench {
     journal: Arc<Journal>,
     writer: JournalWriter,
     disk: Arc<TornDisk>,
-    known: Vec<Known>,
+    records: Vec<ModelRecord>,
     /// A flush through here was answered.
     told: Arc<Mutex<u64>>,
     /// Where the last record taken ends, and how many are not stored.
@@ -144,7 +144,7 @@ impl Bench {
         superblock.write(|_| ()).unwrap();
         let writer = JournalWriter::new(journal.clone(), consumer, superblock);
         let told = Arc::default();
-        Bench { journal, writer, disk, known: Vec::new(), told, taken_end: 0, taken_unstored: 0 }
+        Bench { journal, writer, disk, records: Vec::new(), told, taken_end: 0, taken_unstored: 0 }
     }
 
     /// The journal's thread, until it has nothing to do.
@@ -171,7 +171,7 @@ impl Bench {
     }
 
     fn append(&mut self, operation: RecordOperation, length: u64) {
-        let number = self.known.len() as u64;
+        let number = self.records.len() as u64;
         let address = number * 517;
         let pattern = |at: u64| (number * 31 + at * 7 + at / 256) as u8;
         let bytes = if operation == RecordOperation::Write { length } else { 0 };
@@ -181,10 +181,10 @@ impl Bench {
             match self.journal.append(operation, address, length, fill, |_| ()) {
                 Ok(record) => {
                     let header = (record.position, operation, address, length);
-                    self.known.push(Known { header, end: record.end(), payload });
+                    self.records.push(ModelRecord { header, end: record.end(), payload });
                     return;
                 }
-                Err(Full::Staging) => self.flush(),
+                Err(ReserveError::Staging) => self.flush(),
                 Err(_) => self.store(),
             }
         }
@@ -231,10 +231,10 @@ fn recovered(disk: Arc<TornDisk>, staging: Option<StagingFile>, from: u64) -> (S
 
 /// The records found are the first of those known at and after `from`, byte by byte. Returns how
 /// many.
-fn compare(known: &[Known], from: u64, (scan, mut log): (Scan, LogImage)) -> usize {
-    let expected = known.iter().filter(|known| known.header.0 >= from);
+fn compare(records: &[ModelRecord], from: u64, (scan, mut log): (Scan, LogImage)) -> usize {
+    let expected = records.iter().filter(|known| known.header.0 >= from);
     let found: Vec<&RecordHeader> = scan
-        .found
+        .records
         .iter()
         .filter(|found| found.record.is_some())
         .map(|found| &found.header)
@@ -260,13 +260,13 @@ proptest! {
         let path = folder.path().join("staging");
         let mut bench = Bench::new(StagingFile::create(&path, STAGING_BYTES).unwrap());
         bench.run(&moves);
-        let Bench { journal, writer, disk, known, told, .. } = bench;
+        let Bench { journal, writer, disk, records, told, .. } = bench;
         let from = journal.segments_end();
         drop((writer, journal));
-        let rest = known.iter().filter(|known| known.header.0 >= from);
+        let rest = records.iter().filter(|known| known.header.0 >= from);
 
         let staging = StagingFile::open(&path).unwrap();
-        let survivors = compare(&known, from, recovered(disk.cut(|| true), staging, from));
+        let survivors = compare(&records, from, recovered(disk.cut(|| true), staging, from));
         prop_assert_eq!(survivors, rest.clone().count(), "accepted survives the process");
 
         let mut dice = kept | 1;
@@ -276,7 +276,7 @@ proptest! {
             dice ^= dice << 17;
             dice % 4 < share
         });
-        let survivors = compare(&known, from, recovered(after_cut, None, from));
+        let survivors = compare(&records, from, recovered(after_cut, None, from));
         let logged = *told.lock();
         let promised = rest.filter(|known| known.end <= logged).count();
         prop_assert!(survivors >= promised, "logged survives the power");

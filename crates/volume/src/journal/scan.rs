@@ -175,7 +175,7 @@ impl LogImage {
 }
 
 /// A record found, complete and verified.
-pub(crate) struct Found {
+pub(crate) struct ScannedRecord {
     pub(crate) header: RecordHeader,
     /// None for padding and voids.
     pub(crate) record: Option<Arc<Record>>,
@@ -183,7 +183,7 @@ pub(crate) struct Found {
 
 /// What a scan found.
 pub(crate) struct Scan {
-    pub(crate) found: Vec<Found>,
+    pub(crate) records: Vec<ScannedRecord>,
     /// Where the log ends.
     pub(crate) end: u64,
     /// Slots that were reserved and never filled: position and length.
@@ -259,7 +259,8 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     let mut mark = options.mark;
-    let mut scan = Scan { found: Vec::new(), end: options.from, voids: Vec::new(), why: "", mark };
+    let mut scan =
+        Scan { records: Vec::new(), end: options.from, voids: Vec::new(), why: "", mark };
     let mut looked_ahead = false;
     let end_max = options.from + log.capacity_bytes;
     loop {
@@ -277,7 +278,7 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
                     mark = mark.max(found.header.logged);
                 }
                 scan.end += slot_bytes;
-                scan.found.push(found);
+                scan.records.push(found);
             }
             Verdict::Skip => {
                 scan.voids.push((position, slot_bytes));
@@ -318,7 +319,7 @@ fn look(
     options: &ScanOptions,
     position: u64,
     mark: u64,
-) -> Result<(Facts, Option<Found>, u64)> {
+) -> Result<(Facts, Option<ScannedRecord>, u64)> {
     let tag = options.tag;
     let mut head = [0u8; RECORD_HEADER_BYTES];
     log.read(position, &mut head)?;
@@ -372,7 +373,7 @@ fn look(
         }
         RecordOperation::Pad | RecordOperation::Void => facts.payload = true,
     }
-    Ok((facts, Some(Found { header, record }), u64::from(header.slot_bytes)))
+    Ok((facts, Some(ScannedRecord { header, record }), u64::from(header.slot_bytes)))
 }
 
 /// The highest mark in records beyond `position`. Flushes end in whole blocks, so records begin at

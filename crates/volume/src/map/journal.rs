@@ -58,16 +58,16 @@ impl<V: Clone> Slot<V> {
 }
 
 /// What a change displaced. Dropped after the lock is released: values may be costly to drop.
-struct Displaced<V> {
+struct DisplacedValues<V> {
     _one: Option<V>,
     _many: Vec<Slot<V>>,
 }
 
-impl<V> Displaced<V> {
-    const NOTHING: Displaced<V> = Displaced { _one: None, _many: Vec::new() };
+impl<V> DisplacedValues<V> {
+    const NOTHING: DisplacedValues<V> = DisplacedValues { _one: None, _many: Vec::new() };
 
-    fn one(value: V) -> Displaced<V> {
-        Displaced { _one: Some(value), _many: Vec::new() }
+    fn one(value: V) -> DisplacedValues<V> {
+        DisplacedValues { _one: Some(value), _many: Vec::new() }
     }
 }
 
@@ -100,7 +100,7 @@ impl<V: Clone> AreaSlots<V> {
     }
 
     /// Puts the entry at every byte of `start..end` where nothing newer is.
-    fn place(&mut self, start: u64, end: u64, position: u64, value: V) -> Displaced<V> {
+    fn place(&mut self, start: u64, end: u64, position: u64, value: V) -> DisplacedValues<V> {
         let (first, last) = self.overlap(start, end);
         if first == last {
             if self.slots.is_empty() {
@@ -108,15 +108,15 @@ impl<V: Clone> AreaSlots<V> {
                 self.slots.reserve_exact(1);
             }
             self.slots.insert(first, Slot { start, end, position, value });
-            return Displaced::NOTHING;
+            return DisplacedValues::NOTHING;
         }
         let slot = &mut self.slots[first];
         if slot.start == start && slot.end == end {
             if slot.position >= position {
-                return Displaced::one(value);
+                return DisplacedValues::one(value);
             }
             slot.position = position;
-            return Displaced::one(std::mem::replace(&mut slot.value, value));
+            return DisplacedValues::one(std::mem::replace(&mut slot.value, value));
         }
         let entry = Slot { start, end, position, value };
         let mut fresh = Vec::with_capacity(last - first + 2);
@@ -143,24 +143,24 @@ impl<V: Clone> AreaSlots<V> {
             fresh.push(entry.part(at, end));
         }
         fresh.extend(rest);
-        Displaced {
+        DisplacedValues {
             _one: Some(entry.value),
             _many: self.slots.splice(first..last, fresh).collect(),
         }
     }
 
     /// Takes the entry with this position out of `start..end`.
-    fn take(&mut self, start: u64, end: u64, position: u64) -> Displaced<V> {
+    fn take(&mut self, start: u64, end: u64, position: u64) -> DisplacedValues<V> {
         let (first, last) = self.overlap(start, end);
         let overlapping = &self.slots[first..last];
         if overlapping.iter().all(|slot| slot.position != position) {
-            return Displaced::NOTHING;
+            return DisplacedValues::NOTHING;
         }
         if let [slot] = overlapping
             && start <= slot.start
             && slot.end <= end
         {
-            return Displaced::one(self.slots.remove(first).value);
+            return DisplacedValues::one(self.slots.remove(first).value);
         }
         let mut fresh = Vec::with_capacity(overlapping.len() + 1);
         for old in overlapping {
@@ -175,7 +175,7 @@ impl<V: Clone> AreaSlots<V> {
                 fresh.push(old.part(end, old.end));
             }
         }
-        Displaced { _one: None, _many: self.slots.splice(first..last, fresh).collect() }
+        DisplacedValues { _one: None, _many: self.slots.splice(first..last, fresh).collect() }
     }
 }
 
@@ -320,7 +320,7 @@ impl<V: Clone> JournalMap<V> {
         &self,
         span_bytes: u64,
         area: u64,
-        act: impl FnOnce(&mut AreaSlots<V>) -> Displaced<V>,
+        act: impl FnOnce(&mut AreaSlots<V>) -> DisplacedValues<V>,
     ) {
         let is_wide = span_bytes == WIDE_AREA_BYTES;
         let mut areas = if is_wide { self.wide.write() } else { self.shard(area).write() };

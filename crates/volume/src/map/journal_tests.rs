@@ -12,9 +12,9 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 /// (address, length, position and value) of every piece.
-type Seen = Vec<(u64, u64, Option<(u64, u32)>)>;
+type PieceList = Vec<(u64, u64, Option<(u64, u32)>)>;
 
-fn pieces(map: &JournalMap<Arc<u32>>, address: u64, length: u64) -> Seen {
+fn pieces(map: &JournalMap<Arc<u32>>, address: u64, length: u64) -> PieceList {
     let mut list = Vec::new();
     map.lookup(address, length, &mut |piece| {
         list.push((
@@ -27,8 +27,8 @@ fn pieces(map: &JournalMap<Arc<u32>>, address: u64, length: u64) -> Seen {
 }
 
 /// Joins neighbors of one entry, as pieces are cut at areas.
-fn joined(pieces: Seen) -> Seen {
-    let mut list: Seen = Vec::new();
+fn joined(pieces: PieceList) -> PieceList {
+    let mut list: PieceList = Vec::new();
     for piece in pieces {
         match list.last_mut() {
             Some(last) if last.2 == piece.2 => {
@@ -75,8 +75,8 @@ impl Model {
         self.newest.iter().flatten().all(Option::is_none)
     }
 
-    fn pieces(&self, from: usize, to: usize) -> Seen {
-        let mut list: Seen = Vec::new();
+    fn pieces(&self, from: usize, to: usize) -> PieceList {
+        let mut list: PieceList = Vec::new();
         for index in from..to {
             let entry = self.newest[0][index].max(self.newest[1][index]);
             let (start, length) = (self.cuts[index], self.cuts[index + 1] - self.cuts[index]);

@@ -22,14 +22,14 @@ use sawmill_format::name_record::{NAME_PREFIX, NameRecord, NameStep, name_key, p
 use sawmill_format::volume_record::{VOLUME_PREFIX, VolumeRecord, parse_volume_key, volume_key};
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
-use super::{Listed, TRIES_MAX, busy};
+use super::{TRIES_MAX, VolumeEntry, busy};
 use crate::ask::{self, store_error};
-use crate::cuts::words::{self, Said};
+use crate::cuts::words::{self, WordContent};
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
 /// The present state of a name.
-pub(crate) struct Standing {
+pub(crate) struct NameState {
     /// The number of its newest record; 0: it has none.
     pub(crate) number: u64,
     /// That record.
@@ -40,28 +40,28 @@ pub(crate) struct Standing {
     pub(crate) waits: bool,
 }
 
-impl Standing {
+impl NameState {
     fn by(newest: NameRecord, target: Option<&[u8]>) -> Result<Self> {
         let (lives, waits) = judge(&newest, target)?;
         let volume = lives.then(|| newest.volume.clone());
-        Ok(Standing { number: newest.number, newest: Some(newest), volume, waits })
+        Ok(NameState { number: newest.number, newest: Some(newest), volume, waits })
     }
 }
 
 /// Reads the present state of a name.
-pub(crate) fn look(store: &dyn ObjectStore, name: &str) -> Result<Standing> {
+pub(crate) fn look(store: &dyn ObjectStore, name: &str) -> Result<NameState> {
     ask::again_if_damaged(|| {
         let Some((number, bytes)) = newest(store, name)? else {
             let volume = ask::get(store, &volume_key(name), None, Class::Read)?;
             let volume = volume.map(|bytes| decode_old(name, &bytes)).transpose()?;
-            return Ok(Standing { number: 0, newest: None, volume, waits: false });
+            return Ok(NameState { number: 0, newest: None, volume, waits: false });
         };
         let newest = decode(name, number, &bytes)?;
         let target = match target(&newest) {
             Some(key) => ask::get(store, &key, None, Class::Read)?,
             None => None,
         };
-        Standing::by(newest, target.as_deref())
+        NameState::by(newest, target.as_deref())
     })
 }
 
@@ -111,7 +111,7 @@ fn judge(record: &NameRecord, target: Option<&[u8]>) -> Result<(bool, bool)> {
 }
 
 /// As [`look`], but afterwards no earlier step can take effect any more.
-pub(crate) fn settle(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<Standing> {
+pub(crate) fn settle(world: &dyn World, store: &dyn ObjectStore, name: &str) -> Result<NameState> {
     for _ in 0..TRIES_MAX {
         let standing = look(store, name)?;
         let Some(newest) = standing.newest.as_ref().filter(|_| standing.waits) else {
@@ -130,7 +130,7 @@ pub(crate) fn settle(world: &dyn World, store: &dyn ObjectStore, name: &str) -> 
                     volume.volume_id,
                     *word,
                     Word::Lives,
-                    Said { fence: 0, name },
+                    WordContent { fence: 0, name },
                 )?;
             }
             NameStep::Claims | NameStep::Void => {}
@@ -191,7 +191,8 @@ pub(crate) fn name_again(
 ) -> Result<Option<VolumeRecord>> {
     let volume_id = volume.volume_id;
     let word = words::newest(store, volume_id)?.number + 1;
-    let said = words::put(world, store, volume_id, word, Word::Lives, Said { fence: 0, name })?;
+    let said =
+        words::put(world, store, volume_id, word, Word::Lives, WordContent { fence: 0, name })?;
     if !said && words::newest(store, volume_id)?.is_gone() {
         return Err(busy(name));
     }
@@ -200,14 +201,14 @@ pub(crate) fn name_again(
 
 /// Removes the record that an older version left and a numbered one has superseded: only an older
 /// version reads it. Whether it goes, and when, changes nothing.
-pub(crate) fn remove_old(store: &dyn ObjectStore, name: &str, was: &Standing) {
+pub(crate) fn remove_old(store: &dyn ObjectStore, name: &str, was: &NameState) {
     if was.number == 0 {
         let _ = Blocking(store).delete(vec![volume_key(name)], Class::Background);
     }
 }
 
 /// All names that a list shows and that mean a volume, each verified; sorted.
-pub(crate) fn all(store: &dyn ObjectStore) -> Result<Vec<Listed>> {
+pub(crate) fn all(store: &dyn ObjectStore) -> Result<Vec<VolumeEntry>> {
     let list =
         |prefix| Blocking(store).list(prefix, Class::Read).map_err(|error| store_error(&error));
     let mut numbers = BTreeMap::<String, u64>::new();
@@ -231,7 +232,7 @@ pub(crate) fn all(store: &dyn ObjectStore) -> Result<Vec<Listed>> {
 }
 
 /// As [`all`], for some names, each with the newest number that the list showed.
-fn some(store: &dyn ObjectStore, names: &[(String, u64)]) -> Vec<Listed> {
+fn some(store: &dyn ObjectStore, names: &[(String, u64)]) -> Vec<VolumeEntry> {
     let wanted = names.iter().flat_map(|(name, number)| {
         [name_key(name, (*number).max(1)), name_key(name, number + 1)].map(|key| (key, None))
     });
@@ -249,13 +250,13 @@ fn some(store: &dyn ObjectStore, names: &[(String, u64)]) -> Vec<Listed> {
     let mut listed = Vec::new();
     for ((name, _), newest) in names.iter().zip(found) {
         let known = newest.and_then(|newest| match target(&newest) {
-            None => Standing::by(newest, None).ok(),
-            Some(_) => Standing::by(newest, targets.next()?.ok()?.as_deref()).ok(),
+            None => NameState::by(newest, None).ok(),
+            Some(_) => NameState::by(newest, targets.next()?.ok()?.as_deref()).ok(),
         });
         // The list lags, or something could not be read.
         let standing = known.map_or_else(|| look(store, name), Ok);
         if let Some(record) = standing.map(|standing| standing.volume).transpose() {
-            listed.push(Listed { name: name.clone(), record });
+            listed.push(VolumeEntry { name: name.clone(), record });
         }
     }
     listed

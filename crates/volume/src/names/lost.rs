@@ -25,7 +25,7 @@ use crate::{Error, ErrorKind, Result, limits};
 
 /// A volume that no name means.
 #[derive(Clone, Debug)]
-pub struct Unnamed {
+pub struct UnnamedVolume {
     /// Its id.
     pub volume_id: VolumeId,
     /// Its size, or why that cannot be read.
@@ -37,7 +37,7 @@ pub struct Unnamed {
 
 /// The volumes that no name means, by id. Lists every key of the store: a request for each thousand
 /// objects.
-pub fn unnamed(store: &dyn ObjectStore) -> Result<Vec<Unnamed>> {
+pub fn unnamed(store: &dyn ObjectStore) -> Result<Vec<UnnamedVolume>> {
     let mut ids = BTreeSet::new();
     for object in Blocking(store).list("", Class::Read).map_err(|error| store_error(&error))? {
         ids.extend(parse_checkpoint_key(&object.key).map(|(volume_id, _)| volume_id));
@@ -49,7 +49,7 @@ pub fn unnamed(store: &dyn ObjectStore) -> Result<Vec<Unnamed>> {
     let described = ids.into_iter().map(|volume_id| {
         let newest = checkpoint::newest(store, volume_id);
         let size_bytes = newest.map(|newest| newest.checkpoint.size_bytes);
-        Ok(Unnamed {
+        Ok(UnnamedVolume {
             volume_id,
             size_bytes,
             is_deleted: words::newest(store, volume_id)?.is_gone(),

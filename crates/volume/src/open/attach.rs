@@ -11,8 +11,8 @@ use sawmill_format::journal::{RING_START_BYTES, Superblock};
 use sawmill_store::ObjectStore;
 use sawmill_sys::BLOCK_BYTES;
 
-use super::bind::{Bound, Intended, bind};
-use super::journal::{self, Judged, Usable, judge};
+use super::bind::{Bound, FenceIntent, bind};
+use super::journal::{self, JournalVerdict, UsableJournal, judge};
 use super::make::make_journal;
 use super::memory::{self};
 use super::repeat::repeat_checkpoint;
@@ -21,7 +21,7 @@ use crate::fencing::{Claim, demand_fencing, fence};
 use crate::journal::superblock::SuperblockFile;
 use crate::options::OpenOptions;
 use crate::recovery::roll_forward::roll_forward;
-use crate::recovery::stored::{Stored, stored_of};
+use crate::recovery::stored::{StoredVolume, stored_of};
 use crate::recovery::{Reporter, checkpoint};
 use crate::replicate::role::demand_primary;
 use crate::world::World;
@@ -35,8 +35,8 @@ const FENCE_TRIES_MAX: u32 = 1000;
 const ATTACH_TRIES_MAX: u32 = 20;
 
 /// The state that the loops start from.
-pub(crate) struct Attached {
-    pub(crate) stored: Stored,
+pub(crate) struct AttachState {
+    pub(crate) stored: StoredVolume,
     pub(crate) bound: Bound,
     pub(crate) lock: Lock,
     /// A time at which no other attachment had taken over yet.
@@ -51,7 +51,7 @@ pub(crate) fn attach(
     options: &OpenOptions,
     world: &dyn World,
     reporter: &mut Reporter<'_>,
-) -> Result<Attached> {
+) -> Result<AttachState> {
     let mut own = None;
     for _ in 0..ATTACH_TRIES_MAX {
         if let Some(attached) = try_attach(store, name, options, world, reporter, &mut own)? {
@@ -72,7 +72,7 @@ fn try_attach(
     world: &dyn World,
     reporter: &mut Reporter<'_>,
     own: &mut Option<(u64, u64)>,
-) -> Result<Option<Attached>> {
+) -> Result<Option<AttachState>> {
     let record = names::find_for_good(world, store, name)?;
     let mut stored = stored_of(store, record, reporter)?;
     check_options(&stored, options)?;
@@ -83,14 +83,14 @@ fn try_attach(
     let mut judged = judge(&stored, options, world)?;
     see_that_it_fits(&stored, &judged)?;
     reporter.step("journal", judged.describe());
-    if let Judged::Use(usable) = &mut judged
+    if let JournalVerdict::Use(usable) = &mut judged
         && let Some(log) = &mut usable.log
     {
         log.doubt_syncs();
     }
     settle_intent(store, &mut stored, &mut judged, world)?;
     let claim = Claim::after(stored.end.epoch, world)?;
-    let is_made = matches!(judged, Judged::Make { .. });
+    let is_made = matches!(judged, JournalVerdict::Make { .. });
     let intended = intend(&stored, options, judged, claim, world)?;
     // A new journal is a file of its own.
     let lock: Lock = match is_made {
@@ -109,7 +109,7 @@ fn try_attach(
     // deleted: the first flush relies on this check.
     let looked_at = world.now();
     demand_last(store, &stored)?;
-    Ok(Some(Attached { stored, bound, lock, looked_at }))
+    Ok(Some(AttachState { stored, bound, lock, looked_at }))
 }
 
 /// Puts the fence, then the checkpoint again under the next number. `false`: the writer advanced in
@@ -117,7 +117,7 @@ fn try_attach(
 fn shut_others_out(
     store: &dyn ObjectStore,
     name: &str,
-    stored: &mut Stored,
+    stored: &mut StoredVolume,
     claim: Claim,
     world: &dyn World,
     own: &mut Option<(u64, u64)>,
@@ -141,7 +141,7 @@ fn shut_others_out(
     Ok(true)
 }
 
-fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
+fn check_options(stored: &StoredVolume, options: &OpenOptions) -> Result<()> {
     let least = limits::journal_bytes_min(stored.record.segment_bytes);
     if options.journal_bytes < least {
         let text = format!(
@@ -178,10 +178,10 @@ fn check_options(stored: &Stored, options: &OpenOptions) -> Result<()> {
 
 /// Doors never write past the end of the disk. A record there means that the disk had grown, and
 /// that the checkpoint with the new size was lost.
-fn see_that_it_fits(stored: &Stored, judged: &Judged) -> Result<()> {
-    let Judged::Use(usable) = judged else { return Ok(()) };
+fn see_that_it_fits(stored: &StoredVolume, verdict: &JournalVerdict) -> Result<()> {
+    let JournalVerdict::Use(usable) = verdict else { return Ok(()) };
     let found =
-        usable.scan.iter().flat_map(|scan| &scan.found).filter_map(|found| found.record.as_ref());
+        usable.scan.iter().flat_map(|scan| &scan.records).filter_map(|found| found.record.as_ref());
     let unstored = found.filter(|record| record.position >= stored.end.position);
     let reach =
         unstored.map(|record| record.address.saturating_add(record.length)).max().unwrap_or(0);
@@ -200,16 +200,16 @@ fn see_that_it_fits(stored: &Stored, judged: &Judged) -> Result<()> {
 
 /// Makes the journal if necessary, and writes the intent into it.
 fn intend(
-    stored: &Stored,
+    stored: &StoredVolume,
     options: &OpenOptions,
-    judged: Judged,
+    verdict: JournalVerdict,
     claim: Claim,
     world: &dyn World,
-) -> Result<Intended> {
+) -> Result<FenceIntent> {
     let Claim { epoch: intent_epoch, put_id } = claim;
-    match judged {
-        Judged::Use(usable) => {
-            let Usable { disk, mut superblock, log, scan } = *usable;
+    match verdict {
+        JournalVerdict::Use(usable) => {
+            let UsableJournal { disk, mut superblock, log, scan } = *usable;
             if superblock.current().capacity_bytes + RING_START_BYTES != options.journal_bytes {
                 tracing::info!(
                     "the journal keeps its size of {} bytes",
@@ -233,9 +233,9 @@ fn intend(
                     block.logged = scan.mark.min(scan.end);
                 }
             })?;
-            Ok(Intended { disk, superblock, log, scan })
+            Ok(FenceIntent { disk, superblock, log, scan })
         }
-        Judged::Make { old, .. } => {
+        JournalVerdict::Make { old, .. } => {
             let path = &options.journal_path;
             let disk = make_journal(path, old, options, world)?;
             let capacity_bytes = (disk.len_bytes() - RING_START_BYTES) / BLOCK_BYTES * BLOCK_BYTES;
@@ -262,7 +262,7 @@ fn intend(
             };
             let mut superblock = SuperblockFile::first(disk.clone(), first);
             superblock.write(|_| ())?;
-            Ok(Intended { disk, superblock, log: None, scan: None })
+            Ok(FenceIntent { disk, superblock, log: None, scan: None })
         }
     }
 }
@@ -272,11 +272,11 @@ fn intend(
 /// it is there; otherwise it would be mistaken for another writer's when it lands.
 fn settle_intent(
     store: &dyn ObjectStore,
-    stored: &mut Stored,
-    judged: &mut Judged,
+    stored: &mut StoredVolume,
+    verdict: &mut JournalVerdict,
     world: &dyn World,
 ) -> Result<()> {
-    let Judged::Use(usable) = judged else { return Ok(()) };
+    let JournalVerdict::Use(usable) = verdict else { return Ok(()) };
     let superblock = &mut usable.superblock;
     let Superblock { intent_epoch, intent_put_id, .. } = *superblock.current();
     if intent_epoch > stored.end.epoch {
@@ -293,7 +293,7 @@ fn settle_intent(
 /// applied, and the new end is tried.
 fn fence_at_end(
     store: &dyn ObjectStore,
-    stored: &mut Stored,
+    stored: &mut StoredVolume,
     claim: Claim,
     world: &dyn World,
 ) -> Result<()> {
@@ -326,7 +326,7 @@ fn fence_at_end(
 
 /// Applies what a live writer has put since. If the writer has already deleted some of that, starts
 /// from its newest checkpoint.
-fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -> Result<()> {
+fn go_on_from(store: &dyn ObjectStore, stored: &mut StoredVolume, world: &dyn World) -> Result<()> {
     let volume_id = stored.record.volume_id;
     let rolled = roll_forward(store, volume_id, Some(&mut stored.view), &mut stored.end);
     match rolled {
@@ -349,7 +349,7 @@ fn go_on_from(store: &dyn ObjectStore, stored: &mut Stored, world: &dyn World) -
 /// A checkpoint that the writer put before it could know of the fence counts, because the writer
 /// may have deleted by it. So this attach starts again, from that checkpoint. After later ones the
 /// writer deletes nothing, because it checks for fences first (`engine::fence_check`).
-fn has_no_writer_gone_on(store: &dyn ObjectStore, stored: &Stored) -> Result<bool> {
+fn has_no_writer_gone_on(store: &dyn ObjectStore, stored: &StoredVolume) -> Result<bool> {
     let newest = checkpoint::newest(store, stored.record.volume_id)?;
     if newest.number_max == stored.newest.number_max {
         return Ok(true);
@@ -362,7 +362,7 @@ fn has_no_writer_gone_on(store: &dyn ObjectStore, stored: &Stored) -> Result<boo
 }
 
 /// Refuses if another process fenced after us: otherwise two that fence each other would never end.
-fn demand_last(store: &dyn ObjectStore, stored: &Stored) -> Result<()> {
+fn demand_last(store: &dyn ObjectStore, stored: &StoredVolume) -> Result<()> {
     let mut end = stored.end.clone();
     let rolled = roll_forward(store, stored.record.volume_id, None, &mut end);
     if end.epoch != stored.end.epoch {
@@ -375,7 +375,7 @@ fn demand_last(store: &dyn ObjectStore, stored: &Stored) -> Result<()> {
     }
 }
 
-fn taken_over(stored: &Stored) -> Error {
+fn taken_over(stored: &StoredVolume) -> Error {
     let text = format!(
         "another process attached volume {} at the same moment: make sure that only one attaches, \
          then try again",

@@ -23,11 +23,11 @@ use crate::journal::{Start, disk_failed, encode_header};
 use crate::options::OpenOptions;
 use crate::record::Record;
 use crate::recovery::Reporter;
-use crate::recovery::stored::Stored;
+use crate::recovery::stored::StoredVolume;
 use crate::{Error, Result};
 
 /// A journal with a durable intent to fence.
-pub(super) struct Intended {
+pub(super) struct FenceIntent {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) superblock: SuperblockFile,
     pub(super) log: Option<LogImage>,
@@ -48,13 +48,13 @@ pub(crate) struct Bound {
 
 /// See the head of this file.
 pub(super) fn bind(
-    intended: Intended,
-    stored: &Stored,
+    intent: FenceIntent,
+    stored: &StoredVolume,
     options: &OpenOptions,
     memory: Memory,
     reporter: &mut Reporter<'_>,
 ) -> Result<Bound> {
-    let Intended { disk, mut superblock, log, scan } = intended;
+    let FenceIntent { disk, mut superblock, log, scan } = intent;
     let epoch = stored.end.epoch;
     let (capacity_bytes, tag) =
         (superblock.current().capacity_bytes, superblock.current().journal_tag);
@@ -188,7 +188,7 @@ fn remove_old_memory(old: Option<PathBuf>, new: &Path) {
 
 /// The records that are not in a segment yet.
 fn replayable(scan: Option<Scan>, trim: u64) -> Vec<Arc<Record>> {
-    let found = scan.map(|scan| scan.found).unwrap_or_default();
+    let found = scan.map(|scan| scan.records).unwrap_or_default();
     found
         .into_iter()
         .filter_map(|found| found.record)

@@ -14,22 +14,22 @@ use std::sync::Arc;
 use sawmill_format::journal::{RING_START_BYTES, SUPERBLOCK_BYTES, Superblock};
 
 use super::loss;
-use super::memory::{self, Found};
+use super::memory::{self, MemoryLookup};
 use super::seen;
 use crate::disk::{Disk, Disks, Lock};
 use crate::journal::scan::{LogImage, Scan, ScanOptions, scan};
 use crate::journal::superblock::SuperblockFile;
 use crate::options::OpenOptions;
-use crate::recovery::stored::Stored;
+use crate::recovery::stored::StoredVolume;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
 /// What the journal is, and what it holds.
-pub(crate) enum Judged {
+pub(crate) enum JournalVerdict {
     /// There is no journal, or it holds nothing relevant: make one.
     Make { old: Old, why: String },
     /// It is this volume's newest journal: use it.
-    Use(Box<Usable>),
+    Use(Box<UsableJournal>),
 }
 
 /// What happens to the file with the journal's name.
@@ -42,24 +42,24 @@ pub(crate) enum Old {
 }
 
 /// A journal that matches the end of the log.
-pub(crate) struct Usable {
+pub(crate) struct UsableJournal {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) superblock: SuperblockFile,
     pub(crate) log: Option<LogImage>,
     pub(crate) scan: Option<Scan>,
 }
 
-impl Judged {
+impl JournalVerdict {
     /// One line for the report.
     pub(crate) fn describe(&self) -> String {
         match self {
-            Judged::Make { why, .. } => why.clone(),
-            Judged::Use(usable) => match &usable.scan {
+            JournalVerdict::Make { why, .. } => why.clone(),
+            JournalVerdict::Use(usable) => match &usable.scan {
                 None => "closed cleanly, nothing to replay".into(),
                 Some(scan) => format!(
                     "{} records to position {} (flushed through {}), {} slots never filled; ended \
                     by {}",
-                    scan.found.len(),
+                    scan.records.len(),
                     scan.end,
                     scan.mark,
                     scan.voids.len(),
@@ -87,7 +87,11 @@ pub(super) fn lock_file(options: &OpenOptions, disks: &dyn Disks) -> Result<Lock
 }
 
 /// Judges the journal in the options.
-pub(crate) fn judge(stored: &Stored, options: &OpenOptions, world: &dyn World) -> Result<Judged> {
+pub(crate) fn judge(
+    stored: &StoredVolume,
+    options: &OpenOptions,
+    world: &dyn World,
+) -> Result<JournalVerdict> {
     let path = &options.journal_path;
     let disk = match world.disks().open(path) {
         Ok(disk) => disk,
@@ -111,12 +115,12 @@ pub(crate) fn judge(stored: &Stored, options: &OpenOptions, world: &dyn World) -
 
 /// Judges a journal by the readable part of its superblock.
 fn judge_superblock(
-    stored: &Stored,
+    stored: &StoredVolume,
     options: &OpenOptions,
     world: &dyn World,
     disk: Arc<dyn Disk>,
     superblock: Result<Option<SuperblockFile>>,
-) -> Result<Judged> {
+) -> Result<JournalVerdict> {
     match superblock {
         Ok(None) => absent(stored, options, world),
         Ok(Some(superblock)) => judge_against_store(stored, options, world, disk, superblock),
@@ -147,15 +151,19 @@ fn cannot_lock(path: &Path, error: std::io::Error) -> Error {
 
 /// No journal (or a file that is not ours, which is kept): that is safe only if the last attachment
 /// left no records in one.
-fn absent(stored: &Stored, options: &OpenOptions, world: &dyn World) -> Result<Judged> {
+fn absent(
+    stored: &StoredVolume,
+    options: &OpenOptions,
+    world: &dyn World,
+) -> Result<JournalVerdict> {
     let path = options.journal_path.display();
     if stored.end.clean {
         let why = "none needed: the volume was closed cleanly".into();
-        return Ok(Judged::Make { old: Old::Keep, why });
+        return Ok(JournalVerdict::Make { old: Old::Keep, why });
     }
     if options.accept_journal_loss {
         let why = "lost; loss accepted: the volume is a cut at the end of the stored log".into();
-        return Ok(Judged::Make { old: Old::Keep, why });
+        return Ok(JournalVerdict::Make { old: Old::Keep, why });
     }
     let text = format!(
         "there is no journal at {path}, and volume {} was not closed cleanly: its newest writes \
@@ -170,14 +178,14 @@ fn absent(stored: &Stored, options: &OpenOptions, world: &dyn World) -> Result<J
 /// A journal that was closed cleanly and holds nothing. But other attachments have followed, and
 /// their journals may hold writes.
 fn overtaken(
-    stored: &Stored,
+    stored: &StoredVolume,
     options: &OpenOptions,
     world: &dyn World,
     epoch: u64,
-) -> Result<Judged> {
+) -> Result<JournalVerdict> {
     if stored.end.clean || options.accept_journal_loss {
         let why = format!("of epoch {epoch}, closed cleanly; others have attached since");
-        return Ok(Judged::Make { old: Old::Remove, why });
+        return Ok(JournalVerdict::Make { old: Old::Remove, why });
     }
     let text = format!(
         "the journal {} was closed cleanly in epoch {epoch}, but volume {} has been attached \
@@ -192,15 +200,15 @@ fn overtaken(
 
 /// An unusable journal: kept, never overwritten.
 fn unusable(
-    stored: &Stored,
+    stored: &StoredVolume,
     options: &OpenOptions,
     world: &dyn World,
     why: &str,
-) -> Result<Judged> {
+) -> Result<JournalVerdict> {
     let path = &options.journal_path;
     if stored.end.clean || options.accept_journal_loss {
         let why = format!("set aside: {why}");
-        return Ok(Judged::Make { old: Old::Keep, why });
+        return Ok(JournalVerdict::Make { old: Old::Keep, why });
     }
     let text = format!(
         "the journal {} cannot be used: {why}. It was not changed; see `sawmill inspect journal`, \
@@ -216,7 +224,7 @@ fn unusable(
 fn read_superblock(
     disk: &Arc<dyn Disk>,
     path: &Path,
-    stored: &Stored,
+    stored: &StoredVolume,
     world: &dyn World,
 ) -> Result<Option<SuperblockFile>> {
     if disk.len_bytes() < RING_START_BYTES {
@@ -264,12 +272,12 @@ fn read_superblock(
 /// The rules of `docs/crash-consistency.md`: a journal belongs to one epoch, and the store never
 /// falls behind it.
 fn judge_against_store(
-    stored: &Stored,
+    stored: &StoredVolume,
     options: &OpenOptions,
     world: &dyn World,
     disk: Arc<dyn Disk>,
     superblock: SuperblockFile,
-) -> Result<Judged> {
+) -> Result<JournalVerdict> {
     let block = superblock.current();
     let end = &stored.end;
     let ours = (block.epoch == end.epoch && block.epoch > 0)
@@ -294,39 +302,54 @@ fn judge_against_store(
         return Err(Error::new(ErrorKind::Corrupt, text));
     }
     if end.clean {
-        return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
+        return Ok(JournalVerdict::Use(Box::new(UsableJournal {
+            disk,
+            superblock,
+            log: None,
+            scan: None,
+        })));
     }
     let image = |staging| {
         LogImage::new(disk.clone(), block.capacity_bytes, staging).with_copy(block.ring_copy)
     };
     let mut log = match memory::find(stored, options, block, world)? {
-        Found::Memory(staging) => image(Some(staging)),
-        Found::NoneNeeded => image(None),
-        Found::Lost => image(None).with_memory_lost(),
+        MemoryLookup::Memory(staging) => image(Some(staging)),
+        MemoryLookup::NoneNeeded => image(None),
+        MemoryLookup::Lost => image(None).with_memory_lost(),
     };
     // The attachment may have started its records later: the log before is of earlier ones.
     let from = end.position.max(block.trim);
     let wanted =
         ScanOptions::of(block, from, options.accept_journal_loss).synced_through(log.synced());
     let scan = scan(&mut log, &wanted)?;
-    Ok(Judged::Use(Box::new(Usable { disk, superblock, log: Some(log), scan: Some(scan) })))
+    Ok(JournalVerdict::Use(Box::new(UsableJournal {
+        disk,
+        superblock,
+        log: Some(log),
+        scan: Some(scan),
+    })))
 }
 
 /// A journal of another epoch than the store's newest.
 fn judge_other_epoch(
-    stored: &Stored,
+    stored: &StoredVolume,
     options: &OpenOptions,
     world: &dyn World,
     disk: Arc<dyn Disk>,
     superblock: SuperblockFile,
-) -> Result<Judged> {
+) -> Result<JournalVerdict> {
     let (block, end) = (superblock.current(), &stored.end);
     if block.epoch == 0 {
         // The process died while it made the journal, before it had the volume. The journal holds
         // nothing, but its fence may still land, so it is kept as long as that is possible.
         let pending = block.intent_epoch > end.epoch;
         if pending && (end.clean || options.accept_journal_loss) {
-            return Ok(Judged::Use(Box::new(Usable { disk, superblock, log: None, scan: None })));
+            return Ok(JournalVerdict::Use(Box::new(UsableJournal {
+                disk,
+                superblock,
+                log: None,
+                scan: None,
+            })));
         }
         return absent(stored, options, world);
     }
@@ -352,10 +375,15 @@ fn judge_other_epoch(
 
 /// A journal of another epoch than the store's newest holds writes that are not in the store: only
 /// the user may set it aside.
-fn stale(stored: &Stored, options: &OpenOptions, world: &dyn World, why: &str) -> Result<Judged> {
+fn stale(
+    stored: &StoredVolume,
+    options: &OpenOptions,
+    world: &dyn World,
+    why: &str,
+) -> Result<JournalVerdict> {
     if options.accept_journal_loss {
         let why = format!("set aside: {why}");
-        return Ok(Judged::Make { old: Old::Keep, why });
+        return Ok(JournalVerdict::Make { old: Old::Keep, why });
     }
     let text = format!(
         "the journal {} cannot be used: {why}. It was not changed; see `sawmill inspect journal`; \

@@ -8,12 +8,12 @@
 
 use chrono::{DateTime, SecondsFormat};
 
-use crate::recovery::stored::Stored;
+use crate::recovery::stored::StoredVolume;
 use crate::world::World;
 
 /// Follows "to" in a sentence and ends it: where an accepted loss of the journal leads. `reached`
 /// is a position that is known to have been accepted.
-pub(super) fn rollback(stored: &Stored, reached: Option<u64>, world: &dyn World) -> String {
+pub(super) fn rollback(stored: &StoredVolume, reached: Option<u64>, world: &dyn World) -> String {
     let position = stored.end.position;
     let lost = match reached.and_then(|reached| reached.checked_sub(position)) {
         None | Some(0) => "How much was accepted after it is not known".to_owned(),
@@ -26,7 +26,7 @@ pub(super) fn rollback(stored: &Stored, reached: Option<u64>, world: &dyn World)
 }
 
 /// When something last reached the store, and how long ago that is.
-pub(super) fn last_stored(stored: &Stored, world: &dyn World) -> String {
+pub(super) fn last_stored(stored: &StoredVolume, world: &dyn World) -> String {
     let segments = stored.view.segments.snapshot();
     let newest = segments.iter().map(|(_, info)| info.wall_unix_ms).max().unwrap_or_default();
     moment_and_age(newest.max(stored.newest.checkpoint.wall_unix_ms), world.unix_ms())

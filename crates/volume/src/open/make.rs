@@ -14,7 +14,7 @@ use sawmill_format::journal::RING_START_BYTES;
 use sawmill_sys::{AlignedBytes, BLOCK_BYTES};
 
 use super::journal::Old;
-use crate::disk::{Disk, Disks, Seen};
+use crate::disk::{Disk, Disks, EntryKind};
 use crate::options::OpenOptions;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
@@ -46,12 +46,12 @@ pub(super) fn make_journal(
     };
     let disks = world.disks();
     match disks.look(path) {
-        Seen::Absent => {}
-        Seen::Device => return take_device(path, old, disks),
-        Seen::File { len_bytes } if old == Old::Remove || len_bytes == 0 => {
+        EntryKind::Absent => {}
+        EntryKind::Device => return take_device(path, old, disks),
+        EntryKind::File { len_bytes } if old == Old::Remove || len_bytes == 0 => {
             disks.remove(path).map_err(|error| failed("replaced", error))?;
         }
-        Seen::File { .. } => {
+        EntryKind::File { .. } => {
             let aside = set_aside(path, disks, world.unix_ms())
                 .map_err(|error| failed("set aside", error))?;
             tracing::warn!("the old journal was set aside as {}", aside.display());
@@ -66,7 +66,7 @@ fn set_aside(path: &Path, disks: &dyn Disks, unix_ms: u64) -> io::Result<PathBuf
     for at in unix_ms..u64::MAX {
         let mut aside = path.to_owned();
         aside.as_mut_os_string().push(format!(".aside-{at}"));
-        if disks.look(&aside) == Seen::Absent {
+        if disks.look(&aside) == EntryKind::Absent {
             match disks.rename(path, &aside) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 renamed => return renamed.map(|()| aside),
@@ -112,18 +112,18 @@ mod tests {
 
     /// Disks on which another process makes a file between the check of its name and the rename to
     /// it.
-    struct Racing(PathBuf);
+    struct RacingDisks(PathBuf);
 
-    impl Disks for Racing {
+    impl Disks for RacingDisks {
         fn lock(&self, path: &Path) -> io::Result<crate::disk::Lock> {
             RealDisks.lock(path)
         }
         fn lock_file(&self, path: &Path) -> io::Result<crate::disk::Lock> {
             RealDisks.lock_file(path)
         }
-        fn look(&self, path: &Path) -> Seen {
+        fn look(&self, path: &Path) -> EntryKind {
             let seen = RealDisks.look(path);
-            if path == self.0 && seen == Seen::Absent {
+            if path == self.0 && seen == EntryKind::Absent {
                 std::fs::write(path, b"older").unwrap();
             }
             seen
@@ -149,7 +149,7 @@ mod tests {
             (folder.path().join("journal"), folder.path().join("journal.aside-7"));
         std::fs::write(&journal, b"newer").unwrap();
         std::fs::write(folder.path().join("journal.aside-8"), b"oldest").unwrap();
-        let aside = set_aside(&journal, &Racing(there.clone()), 7).unwrap();
+        let aside = set_aside(&journal, &RacingDisks(there.clone()), 7).unwrap();
         assert_eq!(aside, folder.path().join("journal.aside-9"));
         assert_eq!(std::fs::read(&there).unwrap(), b"older");
         assert_eq!(std::fs::read(&aside).unwrap(), b"newer");

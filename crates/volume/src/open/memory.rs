@@ -19,7 +19,7 @@ use sawmill_sys::StagingFile;
 
 use super::loss;
 use crate::options::OpenOptions;
-use crate::recovery::stored::Stored;
+use crate::recovery::stored::StoredVolume;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
@@ -74,7 +74,7 @@ enum NotIt {
 }
 
 /// The memory that was found for a journal.
-pub(super) enum Found {
+pub(super) enum MemoryLookup {
     Memory(StagingFile),
     /// No accepted write is only in memory, or the power was lost.
     NoneNeeded,
@@ -87,15 +87,15 @@ pub(super) enum Found {
 /// Errors: `Refused` if there must be memory and it is not found; `Unavailable` if the check itself
 /// fails.
 pub(super) fn find(
-    stored: &Stored,
+    stored: &StoredVolume,
     options: &OpenOptions,
     block: &Superblock,
     world: &dyn World,
-) -> Result<Found> {
+) -> Result<MemoryLookup> {
     let boot_id = world.boot_id()?;
     let recorded = block.memory.as_ref();
     if recorded.is_some_and(|memory| memory.boot_id != boot_id) {
-        return Ok(Found::NoneNeeded);
+        return Ok(MemoryLookup::NoneNeeded);
     }
     let look_in = |folder: &Path| {
         look(
@@ -115,7 +115,7 @@ pub(super) fn find(
     let mut reasons = Vec::new();
     for folder in used_now.into_iter().chain(left_in) {
         match look_in(folder)? {
-            Ok(staging) => return Ok(Found::Memory(staging)),
+            Ok(staging) => return Ok(MemoryLookup::Memory(staging)),
             Err(NotIt::Absent(path)) => reasons.push(format!("{} does not exist", path.display())),
             Err(NotIt::InUse(path)) => {
                 reasons.push(format!("{} is in use by another process", path.display()));
@@ -124,7 +124,7 @@ pub(super) fn find(
         }
     }
     if recorded.is_none() {
-        return Ok(Found::NoneNeeded);
+        return Ok(MemoryLookup::NoneNeeded);
     }
     let lost = reasons.join("; ");
     if options.accept_memory_loss {
@@ -132,7 +132,7 @@ pub(super) fn find(
             "the memory of volume {} is lost; loss accepted: {lost}",
             stored.record.name
         );
-        return Ok(Found::Lost);
+        return Ok(MemoryLookup::Lost);
     }
     let text = format!(
         "the memory with the newest accepted writes of volume {} is lost: the machine has not \
@@ -150,7 +150,7 @@ pub(super) fn find(
 /// Checks one place.
 fn look(
     path: &Path,
-    stored: &Stored,
+    stored: &StoredVolume,
     block: &Superblock,
     boot_id: [u8; 16],
 ) -> Result<std::result::Result<StagingFile, NotIt>> {

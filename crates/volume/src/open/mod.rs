@@ -28,7 +28,7 @@ mod repeat;
 mod seen;
 mod settle;
 
-pub(crate) use attach::{Attached, attach};
+pub(crate) use attach::{AttachState, attach};
 pub(crate) use memory::spare_path;
 pub use seen::{Age, age_of};
 

@@ -18,7 +18,7 @@ use sawmill_format::ids::PutId;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 
 use crate::ask::store_error;
-use crate::recovery::stored::Stored;
+use crate::recovery::stored::StoredVolume;
 use crate::world::World;
 use crate::{Error, ErrorKind, Result};
 
@@ -26,7 +26,7 @@ use crate::{Error, ErrorKind, Result};
 /// then start from that one.
 pub(super) fn repeat_checkpoint(
     store: &dyn ObjectStore,
-    stored: &mut Stored,
+    stored: &mut StoredVolume,
     world: &dyn World,
 ) -> Result<bool> {
     let Some(number) = stored.newest.number_max.checked_add(1).filter(|number| *number < u64::MAX)

@@ -34,7 +34,7 @@ const REPEAT_AFTER: Duration = Duration::from_millis(500);
 const NEIGHBORS: u32 = 3;
 
 /// What a waiter gets.
-pub(crate) enum Fetched {
+pub(crate) enum FetchResult {
     /// The frame's data.
     Frame(Bytes),
     /// The segment is gone because the attachment moved to a newer cut: resolve again.
@@ -43,7 +43,7 @@ pub(crate) enum Fetched {
 }
 
 /// Waits for one frame. Must not block.
-pub(crate) type Waiter = Box<dyn FnOnce(Fetched) + Send>;
+pub(crate) type Waiter = Box<dyn FnOnce(FetchResult) + Send>;
 
 /// The waiters for each frame, and what was missed lately.
 pub(crate) struct Fetcher {
@@ -204,7 +204,7 @@ fn wait_for_store(context: &Arc<ReadContext>, run: Run, error: &Error) {
         return fail(context, run, ErrorKind::Unavailable, error);
     }
     let asked = context.clone();
-    context.later.at(now + REPEAT_AFTER, Box::new(move || get(&asked, run)));
+    context.jobs.at(now + REPEAT_AFTER, Box::new(move || get(&asked, run)));
     context.mailbox.wake.ring();
 }
 
@@ -249,7 +249,7 @@ fn hand_over(context: &Arc<ReadContext>, name: FrameName, data: Bytes) {
         context.pool.run_if_calm(move || cache.insert(key, &kept));
     }
     for waiter in take_waiters(context, name) {
-        waiter(Fetched::Frame(data.clone()));
+        waiter(FetchResult::Frame(data.clone()));
     }
 }
 
@@ -257,7 +257,7 @@ fn hand_over(context: &Arc<ReadContext>, name: FrameName, data: Bytes) {
 pub(crate) fn fail_all(context: &ReadContext, error: &Error) {
     let waiting = std::mem::take(&mut *context.fetcher.waiting.lock());
     for waiter in waiting.into_values().flatten() {
-        waiter(Fetched::Failed(error.clone()));
+        waiter(FetchResult::Failed(error.clone()));
     }
 }
 
@@ -287,7 +287,7 @@ fn missing(context: &Arc<ReadContext>, run: Run, error: Error) {
         Ok(_) => {
             for name in run.frames() {
                 for waiter in take_waiters(&moved, name) {
-                    waiter(Fetched::Gone);
+                    waiter(FetchResult::Gone);
                 }
             }
         }
@@ -313,7 +313,7 @@ fn fail(context: &ReadContext, run: Run, kind: ErrorKind, error: &Error) {
             tracing::error!("{failed}; run `sawmill check`");
         }
         for waiter in waiters {
-            waiter(Fetched::Failed(failed.clone()));
+            waiter(FetchResult::Failed(failed.clone()));
         }
     }
 }

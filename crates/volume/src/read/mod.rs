@@ -23,11 +23,11 @@ use crate::cache::CacheRead;
 use crate::engine::mailbox::Mailbox;
 use crate::journal::{Journal, JournalRead, Reach};
 use crate::map::JournalMap;
-use crate::readers::Reading;
+use crate::readers::ReadGuard;
 use crate::record::Record;
 use crate::stored_data::{FrameName, StoredData};
 use crate::tally::add;
-use crate::threads::later::Later;
+use crate::threads::later::DeferredJobs;
 use crate::threads::pool::Pool;
 use crate::view::View;
 use crate::{Error, ErrorKind, Result};
@@ -37,7 +37,7 @@ pub(crate) mod fetch;
 mod follow;
 
 use ahead::Streams;
-use fetch::{Fetched, Fetcher};
+use fetch::{FetchResult, Fetcher};
 
 /// What a read needs.
 pub(crate) struct ReadContext {
@@ -51,7 +51,7 @@ pub(crate) struct ReadContext {
     /// Sequential readers, for fetching ahead.
     pub(crate) streams: Streams,
     pub(crate) pool: Arc<Pool>,
-    pub(crate) later: Arc<Later>,
+    pub(crate) jobs: Arc<DeferredJobs>,
     pub(crate) mailbox: Arc<Mailbox>,
 }
 
@@ -86,7 +86,7 @@ pub(crate) enum Place {
 }
 
 /// The result of an attempt to serve an atom without the network.
-enum Served {
+enum LocalResult {
     Done,
     /// It must wait for the local disk.
     Slow,
@@ -132,13 +132,13 @@ pub(crate) fn submit(context: &Arc<ReadContext>, mut request: Request) {
         let at = (atom.address - start) as usize;
         let into = &mut request.buffer()[at..at + atom.length as usize];
         match serve(context, &atom, into, Reach::PageCache, &mut source) {
-            Ok(Served::Done) => {}
-            Ok(Served::Slow) => slow.push(atom),
-            Ok(Served::Absent) => absent.push(atom),
-            Ok(Served::Gone) if atom.again < RESOLVE_AGAIN_MAX => {
+            Ok(LocalResult::Done) => {}
+            Ok(LocalResult::Slow) => slow.push(atom),
+            Ok(LocalResult::Absent) => absent.push(atom),
+            Ok(LocalResult::Gone) if atom.again < RESOLVE_AGAIN_MAX => {
                 atoms.extend(resolve_again(context, &atom));
             }
-            Ok(Served::Gone) => return request.fail(lost(&atom)),
+            Ok(LocalResult::Gone) => return request.fail(lost(&atom)),
             Err(error) => return request.fail(error),
         }
     }
@@ -287,31 +287,31 @@ fn serve(
     into: &mut [u8],
     reach: Reach<'_>,
     source: &mut Source,
-) -> Result<Served> {
+) -> Result<LocalResult> {
     match &atom.place {
         Place::Zero => {
             into.fill(0);
-            Ok(Served::Done)
+            Ok(LocalResult::Done)
         }
         Place::Record { record, offset, stored } => {
-            let Some(journal) = &context.journal else { return Ok(Served::Gone) };
+            let Some(journal) = &context.journal else { return Ok(LocalResult::Gone) };
             *source = (*source).max(Source::Journal);
             match (journal.read(record, *offset, into, reach), stored) {
-                (Ok(JournalRead::Done), _) => Ok(Served::Done),
-                (Ok(JournalRead::Slow), _) => Ok(Served::Slow),
-                (Ok(JournalRead::Gone), _) => Ok(Served::Gone),
+                (Ok(JournalRead::Done), _) => Ok(LocalResult::Done),
+                (Ok(JournalRead::Slow), _) => Ok(LocalResult::Slow),
+                (Ok(JournalRead::Gone), _) => Ok(LocalResult::Gone),
                 // The journal was only the nearer copy.
                 (Err(error), Some(sequence)) => {
                     tracing::warn!("{error}; reading segment {sequence} from the store instead");
                     context.stored.residents.forget(*sequence);
-                    Ok(Served::Gone)
+                    Ok(LocalResult::Gone)
                 }
                 (Err(error), None) => Err(error),
             }
         }
         Place::Frame { name, offset } => {
             let Some((cache, key)) = context.stored.cached(*name) else {
-                return Ok(Served::Absent);
+                return Ok(LocalResult::Absent);
             };
             let found = match reach {
                 Reach::PageCache => cache.read_now(key, *offset, into),
@@ -321,10 +321,10 @@ fn serve(
             Ok(match found {
                 CacheRead::Hit => {
                     *source = (*source).max(Source::Cache);
-                    Served::Done
+                    LocalResult::Done
                 }
-                CacheRead::Slow => Served::Slow,
-                CacheRead::Miss => Served::Absent,
+                CacheRead::Slow => LocalResult::Slow,
+                CacheRead::Miss => LocalResult::Absent,
             })
         }
     }
@@ -358,7 +358,7 @@ struct Job {
     /// is from one cut.
     restart: AtomicBool,
     restarts: AtomicUsize,
-    _reading: Reading,
+    _reading: ReadGuard,
 }
 
 impl Job {
@@ -368,7 +368,7 @@ impl Job {
         request: Request,
         left: usize,
         source: Source,
-        reading: Reading,
+        guard: ReadGuard,
     ) -> Arc<Self> {
         Arc::new(Job {
             context: context.clone(),
@@ -379,7 +379,7 @@ impl Job {
             source: Mutex::new(source),
             restart: AtomicBool::new(false),
             restarts: AtomicUsize::new(0),
-            _reading: reading,
+            _reading: guard,
         })
     }
 
@@ -399,12 +399,12 @@ impl Job {
         let mut bytes = vec![0; atom.length as usize];
         let mut source = Source::default();
         match serve(&self.context, &atom, &mut bytes, Reach::Device, &mut source) {
-            Ok(Served::Done) => {
+            Ok(LocalResult::Done) => {
                 self.came_from(source);
                 self.arrived(&atom, &bytes);
             }
-            Ok(Served::Absent | Served::Slow) => self.fetch(vec![atom]),
-            Ok(Served::Gone) => self.resolve_again(&atom),
+            Ok(LocalResult::Absent | LocalResult::Slow) => self.fetch(vec![atom]),
+            Ok(LocalResult::Gone) => self.resolve_again(&atom),
             Err(error) => self.end_atom(Some(error)),
         }
     }
@@ -420,9 +420,9 @@ impl Job {
             };
             let job = self.clone();
             let waiter = Box::new(move |fetched| match fetched {
-                Fetched::Frame(data) => job.arrived_in(&atom, name, offset, &data),
-                Fetched::Gone => job.resolve_again(&atom),
-                Fetched::Failed(error) => job.end_atom(Some(error)),
+                FetchResult::Frame(data) => job.arrived_in(&atom, name, offset, &data),
+                FetchResult::Gone => job.resolve_again(&atom),
+                FetchResult::Failed(error) => job.end_atom(Some(error)),
             });
             wanted.push((name, Some(waiter)));
         }

@@ -16,7 +16,7 @@ use super::Reporter;
 use super::end::LogEnd;
 use crate::map::GROUP_BYTES;
 use crate::names::stored;
-use crate::recovery::stored::Stored;
+use crate::recovery::stored::StoredVolume;
 use crate::segment::table::SegmentInfo;
 use crate::world::RealWorld;
 use crate::{CreateOptions, names};
@@ -98,7 +98,7 @@ impl World {
         Blocking(&*self.store).delete(vec![key], Class::Background).expect("memory forgets it");
     }
 
-    fn recover(&self) -> Stored {
+    fn recover(&self) -> StoredVolume {
         stored(&*self.store, "disk", &mut Reporter::new(&RealWorld::default()))
             .expect("it is whole")
     }
@@ -141,7 +141,7 @@ impl World {
     }
 
     /// The checkpoint that an engine would write of this state, as number 2.
-    fn freeze(&self, state: &Stored) {
+    fn freeze(&self, state: &StoredVolume) {
         let (volume_id, number, put_id) = (self.record.volume_id, 2, PutId([2; 16]));
         let mut parts = Vec::new();
         for group in state.view.map.groups() {
@@ -173,14 +173,14 @@ impl World {
             live_bytes: state.view.map.mapped_bytes(),
             segments,
             parts,
-            kept: sawmill_format::kept::Kept::default(),
+            kept: sawmill_format::kept::KeptBlock::default(),
         };
         self.put(&checkpoint_key(volume_id, number), root.encode());
     }
 }
 
 /// Everything about a recovered state that is visible later.
-fn seen(state: &Stored) -> (Vec<String>, Vec<(u32, SegmentInfo)>, [u64; 4]) {
+fn seen(state: &StoredVolume) -> (Vec<String>, Vec<(u32, SegmentInfo)>, [u64; 4]) {
     let mut pieces = Vec::new();
     state.view.map.lookup(0, SIZE_BYTES, &mut |piece| pieces.push(format!("{piece:?}")));
     let table = state.view.segments.snapshot();

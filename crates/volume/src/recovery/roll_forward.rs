@@ -41,17 +41,17 @@ use crate::{Error, ErrorKind, Result, limits};
 
 /// How far to roll forward: as long as the next segment exceeds none of these.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Until {
+pub(crate) struct RollForwardLimit {
     pub(crate) sequence: u64,
     pub(crate) wall_unix_ms: u64,
     /// The highest end position of a segment.
     pub(crate) position: u64,
 }
 
-impl Until {
+impl RollForwardLimit {
     /// To the end of the log.
-    pub(crate) const END: Until =
-        Until { sequence: u64::MAX, wall_unix_ms: u64::MAX, position: u64::MAX };
+    pub(crate) const END: RollForwardLimit =
+        RollForwardLimit { sequence: u64::MAX, wall_unix_ms: u64::MAX, position: u64::MAX };
 
     /// To the end of the log, wherever that is: no cut.
     fn is_end(self) -> bool {
@@ -66,7 +66,7 @@ pub(crate) fn roll_forward(
     view: Option<&mut View>,
     end: &mut LogEnd,
 ) -> Result<()> {
-    roll_forward_until(store, volume_id, view, end, Until::END)
+    roll_forward_until(store, volume_id, view, end, RollForwardLimit::END)
 }
 
 /// As [`roll_forward`], but not past `until`.
@@ -75,10 +75,10 @@ pub(crate) fn roll_forward_until(
     volume_id: VolumeId,
     mut view: Option<&mut View>,
     end: &mut LogEnd,
-    until: Until,
+    limit: RollForwardLimit,
 ) -> Result<()> {
     let mut copier = LeftByCopier::Unknown;
-    while end.next_sequence <= until.sequence {
+    while end.next_sequence <= limit.sequence {
         let first = u64::from(sequence32(end.next_sequence)?);
         let batch: Vec<u64> = (first..first + limits::ROLL_FORWARD_PARALLEL_MAX as u64).collect();
         for (sequence, header) in batch.iter().zip(headers(store, volume_id, &batch)) {
@@ -87,16 +87,16 @@ pub(crate) fn roll_forward_until(
                 // whether it exists or not.
                 break;
             }
-            if *sequence > until.sequence {
+            if *sequence > limit.sequence {
                 return Ok(());
             }
             let header = match header? {
-                Some(header) if is_beyond(&header, until) => return Ok(()),
+                Some(header) if is_beyond(&header, limit) => return Ok(()),
                 Some(header) => header,
-                None if is_end(store, volume_id, end, until)? => return Ok(()),
+                None if is_end(store, volume_id, end, limit)? => return Ok(()),
                 None => break,
             };
-            if until.is_end()
+            if limit.is_end()
                 && header.checkpoint_number > end.checkpoint_number
                 && copier.ask(store, volume_id, end)?
             {
@@ -128,10 +128,10 @@ impl LeftByCopier {
     }
 }
 
-fn is_beyond(header: &SegmentHeader, until: Until) -> bool {
-    header.sequence > until.sequence
-        || header.wall_unix_ms > until.wall_unix_ms
-        || header.position_end > until.position
+fn is_beyond(header: &SegmentHeader, limit: RollForwardLimit) -> bool {
+    header.sequence > limit.sequence
+        || header.wall_unix_ms > limit.wall_unix_ms
+        || header.position_end > limit.position
 }
 
 /// Carries out the order at this place of the log.
@@ -206,7 +206,7 @@ pub(crate) fn cut_view(
         )?;
     let mut view = super::checkpoint::load(store, &root)?;
     let mut end = start_of(&root);
-    let until = Until { sequence: through_sequence, ..Until::END };
+    let until = RollForwardLimit { sequence: through_sequence, ..RollForwardLimit::END };
     roll_forward_until(store, volume_id, Some(&mut view), &mut end, until)?;
     if end.stored_sequence != through_sequence {
         let text = format!(
@@ -322,7 +322,7 @@ fn is_end(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
     end: &LogEnd,
-    until: Until,
+    limit: RollForwardLimit,
 ) -> Result<bool> {
     let gap = end.next_sequence;
     let beyond: Vec<u64> = (gap + 1..=gap + limits::FENCE_WINDOW).collect();
@@ -333,7 +333,7 @@ fn is_end(
             if headers(store, volume_id, &[gap]).pop().unwrap_or(Ok(None))?.is_some() {
                 return Ok(false);
             }
-            if until.sequence == u64::MAX && is_left_by_copier(store, volume_id, end)? {
+            if limit.sequence == u64::MAX && is_left_by_copier(store, volume_id, end)? {
                 // What a copier put beyond the gap waits for the checkpoint that it comes with.
                 return Ok(true);
             }

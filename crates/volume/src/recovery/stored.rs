@@ -18,7 +18,7 @@ use crate::view::View;
 use crate::{Error, ErrorKind, Result};
 
 /// A volume as the store has it.
-pub(crate) struct Stored {
+pub(crate) struct StoredVolume {
     pub(crate) record: VolumeRecord,
     pub(crate) newest: Newest,
     pub(crate) view: View,
@@ -31,9 +31,9 @@ pub(crate) fn stored_of(
     store: &dyn ObjectStore,
     record: VolumeRecord,
     reporter: &mut Reporter<'_>,
-) -> Result<Stored> {
-    let may_fall = |skipped: &Skipped, older: &Newest| {
-        demand_may_fall(store, older.checkpoint.volume_id, skipped, older)
+) -> Result<StoredVolume> {
+    let may_fall = |checkpoint: &DamagedCheckpoint, older: &Newest| {
+        demand_may_fall(store, older.checkpoint.volume_id, checkpoint, older)
     };
     let (stored, skipped) = stored_as(store, record, reporter, &may_fall)?;
     match skipped {
@@ -49,23 +49,23 @@ pub(crate) fn stored_as_it_is(
     store: &dyn ObjectStore,
     record: VolumeRecord,
     reporter: &mut Reporter<'_>,
-) -> Result<Stored> {
+) -> Result<StoredVolume> {
     stored_as(store, record, reporter, &|_, _| Ok(())).map(|(stored, _)| stored)
 }
 
 /// The newest checkpoint, which is damaged in part.
-struct Skipped {
+struct DamagedCheckpoint {
     number: u64,
     /// All segments up to this one were stored.
     through_sequence: u64,
     damage: Error,
 }
 
-impl Skipped {
+impl DamagedCheckpoint {
     /// The error that the log does not lead from an older checkpoint to the state of this one:
     /// segments are missing that were stored.
-    fn not_reached(&self, stored: &Stored) -> Error {
-        let Skipped { number, through_sequence, damage } = self;
+    fn not_reached(&self, stored: &StoredVolume) -> Error {
+        let DamagedCheckpoint { number, through_sequence, damage } = self;
         let key = checkpoint_key(stored.record.volume_id, *number);
         let (to, next) = (stored.newest.checkpoint.number, stored.end.next_sequence);
         let text = format!(
@@ -84,8 +84,8 @@ fn stored_as(
     store: &dyn ObjectStore,
     record: VolumeRecord,
     reporter: &mut Reporter<'_>,
-    may_fall: &dyn Fn(&Skipped, &Newest) -> Result<()>,
-) -> Result<(Stored, Option<Skipped>)> {
+    may_fall: &dyn Fn(&DamagedCheckpoint, &Newest) -> Result<()>,
+) -> Result<(StoredVolume, Option<DamagedCheckpoint>)> {
     reporter.step("volume record", format!("id {}, {} bytes", record.volume_id, record.size_bytes));
     let mut newest = checkpoint::newest(store, record.volume_id)?;
     let mut first_skipped = None;
@@ -103,7 +103,8 @@ fn stored_as(
                     newest = older.map_err(|_| error.clone())?;
                     tracing::warn!(%error, "checkpoint {loaded} is skipped: run `sawmill check`");
                     newest.notes.push(format!("checkpoint {loaded} was skipped: {error}"));
-                    let skipped = Skipped { number: loaded, through_sequence, damage: error };
+                    let skipped =
+                        DamagedCheckpoint { number: loaded, through_sequence, damage: error };
                     may_fall(&skipped, &newest)?;
                     first_skipped.get_or_insert(skipped);
                 } else {
@@ -119,11 +120,11 @@ fn stored_as(
 fn demand_may_fall(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
-    skipped: &Skipped,
+    checkpoint: &DamagedCheckpoint,
     older: &Newest,
 ) -> Result<()> {
-    let (to, damage) = (older.checkpoint.number, &skipped.damage);
-    if role::may_fall(store, volume_id, skipped.number, to)? {
+    let (to, damage) = (older.checkpoint.number, &checkpoint.damage);
+    if role::may_fall(store, volume_id, checkpoint.number, to)? {
         return Ok(());
     }
     let text = format!(
@@ -140,7 +141,7 @@ fn stored_from(
     record: &VolumeRecord,
     newest: Newest,
     reporter: &mut Reporter<'_>,
-) -> Result<Stored> {
+) -> Result<StoredVolume> {
     let root = &newest.checkpoint;
     reporter.step(
         "newest checkpoint",
@@ -176,7 +177,7 @@ fn stored_from(
     );
     // The record has the size at creation, not the present one.
     let record = VolumeRecord { size_bytes: end.size_bytes, ..record.clone() };
-    Ok(Stored { record, newest, view, end })
+    Ok(StoredVolume { record, newest, view, end })
 }
 
 /// Where a volume's log ends, without its map.

@@ -40,7 +40,7 @@ use sawmill_store::{Blocking, Class, ObjectStore};
 
 use super::destination::{demand_copyable, demand_no_lineage, see_names, see_role, take_role};
 use super::options::{CopyOptions, VolumeAt};
-use super::there::{self, There, header_of};
+use super::there::{self, DestinationObjects, header_of};
 use super::{objects, sweep};
 use crate::ask::{self, store_error};
 use crate::recovery::checkpoint as checkpoints;
@@ -85,17 +85,17 @@ pub struct Copier<'a> {
     /// Whether the destination has its name.
     is_named: bool,
     /// The end of the replica, once known: its checkpoint, and the log after it.
-    reached: Option<Reached>,
+    position: Option<CopyPosition>,
     /// Position and time of what an earlier copier left.
     found: Option<(u64, u64)>,
-    there: There,
+    objects: DestinationObjects,
     /// Segments of the source that are in no table and are not fences.
     strays: HashSet<u64>,
     /// Roots of cuts that have been copied, with their parts' keys.
     kept: HashMap<(u64, PutId), Vec<String>>,
 }
 
-struct Reached {
+struct CopyPosition {
     number: u64,
     end: LogEnd,
     wall_unix_ms: u64,
@@ -144,7 +144,7 @@ impl<'a> Copier<'a> {
                 Some((end.position, end.place.wall_unix_ms))
             }
         };
-        let there = There::look(destination, record.volume_id)?;
+        let there = DestinationObjects::look(destination, record.volume_id)?;
         Ok(Copier {
             world,
             source,
@@ -153,9 +153,9 @@ impl<'a> Copier<'a> {
             name: to.name.to_owned(),
             role,
             is_named,
-            reached: None,
+            position: None,
             found,
-            there,
+            objects: there,
             strays: HashSet::new(),
             kept: HashMap::new(),
         })
@@ -168,7 +168,7 @@ impl<'a> Copier<'a> {
     pub fn round(&mut self, pace: &mut dyn FnMut(u64)) -> Result<Round> {
         let mut round = Round::default();
         let before =
-            self.reached.as_ref().map(|reached| (reached.end.position, reached.wall_unix_ms));
+            self.position.as_ref().map(|reached| (reached.end.position, reached.wall_unix_ms));
         let before = before.or(self.found);
         self.see_role()?;
         if !self.is_something_new()? {
@@ -185,7 +185,8 @@ impl<'a> Copier<'a> {
                 Err(Stop::Gone(what)) => tracing::debug!("{what} is gone; starting over"),
                 Err(Stop::Changed(what)) => {
                     tracing::info!("{what}; starting over");
-                    self.there = There::look(self.destination, self.record.volume_id)?;
+                    self.objects =
+                        DestinationObjects::look(self.destination, self.record.volume_id)?;
                     self.kept.clear();
                 }
             }
@@ -196,7 +197,7 @@ impl<'a> Copier<'a> {
     }
 
     fn report(&self, round: &mut Round, before: Option<(u64, u64)>) {
-        let Some(reached) = &self.reached else { return };
+        let Some(reached) = &self.position else { return };
         round.position = reached.end.position;
         round.wall_unix_ms = reached.wall_unix_ms;
         let (position, wall) = before.unwrap_or((0, reached.wall_unix_ms));
@@ -206,7 +207,7 @@ impl<'a> Copier<'a> {
 
     /// A few small requests show whether anything happened since the last round.
     fn is_something_new(&self) -> Result<bool> {
-        let Some(reached) = &self.reached else { return Ok(true) };
+        let Some(reached) = &self.position else { return Ok(true) };
         let id = self.record.volume_id;
         let keys = [
             checkpoint_key(id, reached.number),
@@ -222,7 +223,7 @@ impl<'a> Copier<'a> {
 
     fn try_round(&mut self, round: &mut Round, pace: &mut dyn FnMut(u64)) -> Step<()> {
         let newest = checkpoints::newest(self.source, self.record.volume_id)?.checkpoint;
-        if self.reached.as_ref().is_none_or(|reached| reached.number < newest.number) {
+        if self.position.as_ref().is_none_or(|reached| reached.number < newest.number) {
             self.copy_checkpoint(&newest, round, pace).map_err(|stop| self.judge(stop, &newest))?;
         }
         // The first time, it comes before the log after the checkpoint, which may never end.
@@ -259,7 +260,7 @@ impl<'a> Copier<'a> {
         demand_no_lineage(&self.record, root)?;
         let id = root.volume_id;
         let needed = objects::needed(root);
-        self.there.compare(self.destination, id, &needed)?;
+        self.objects.compare(self.destination, id, &needed)?;
         let mut wanted: HashSet<String> =
             needed.iter().map(|entry| segment_key(id, entry.sequence)).collect();
         let cuts = objects::cuts(root);
@@ -289,7 +290,7 @@ impl<'a> Copier<'a> {
         self.copy_parts(root, &parts, round, pace)?;
         wanted.extend(objects::part_keys(root));
         for entry in
-            needed.iter().filter(|entry| !self.there.is_sure(entry.sequence)).collect::<Vec<_>>()
+            needed.iter().filter(|entry| !self.objects.is_sure(entry.sequence)).collect::<Vec<_>>()
         {
             self.copy_named(entry, round, pace)?;
         }
@@ -301,7 +302,7 @@ impl<'a> Copier<'a> {
         self.copy(&key, bytes, round, pace)?;
         let (number, wall_unix_ms) = (root.number, root.wall_unix_ms);
         let end = start_of(root);
-        self.reached = Some(Reached { number, end, wall_unix_ms });
+        self.position = Some(CopyPosition { number, end, wall_unix_ms });
         let (destination, role) = (self.destination, &self.role);
         round.deleted += sweep::sweep(destination, root, &|| see_role(destination, role))?;
         Ok(())
@@ -310,7 +311,7 @@ impl<'a> Copier<'a> {
     /// The segments after the checkpoint, in order, up to the first that does not exist.
     fn copy_tail(&mut self, round: &mut Round, pace: &mut dyn FnMut(u64)) -> Step<()> {
         loop {
-            let Some(reached) = &self.reached else { return Ok(()) };
+            let Some(reached) = &self.position else { return Ok(()) };
             let sequence = reached.end.next_sequence;
             let number = reached.number;
             let Some((header, bytes)) = self.look_up(sequence)? else {
@@ -323,7 +324,7 @@ impl<'a> Copier<'a> {
                 self.copy_rolled_back_to(&header, round, pace)?;
             }
             self.put_segment(sequence, bytes, round, pace)?;
-            let Some(reached) = &mut self.reached else { return Ok(()) };
+            let Some(reached) = &mut self.position else { return Ok(()) };
             take(None, &mut reached.end, &header)?;
             reached.wall_unix_ms = reached.wall_unix_ms.max(header.wall_unix_ms);
         }
@@ -332,9 +333,9 @@ impl<'a> Copier<'a> {
     /// A segment of the source, with its bytes unless the destination has it. What was there before
     /// is not read in full again.
     fn look_up(&mut self, sequence: u64) -> Step<Option<(SegmentHeader, Option<Bytes>)>> {
-        if (self.there.is_sure(sequence) || self.there.is_unsure(sequence))
+        if (self.objects.is_sure(sequence) || self.objects.is_unsure(sequence))
             && let Some(header) = header_of(self.source, self.record.volume_id, sequence)?
-            && self.there.compare_one(self.destination, &header)?
+            && self.objects.compare_one(self.destination, &header)?
         {
             return Ok(Some((header, None)));
         }
@@ -351,7 +352,7 @@ impl<'a> Copier<'a> {
     ) -> Step<()> {
         if let Some(bytes) = bytes {
             self.copy(&segment_key(self.record.volume_id, sequence), bytes, round, pace)?;
-            self.there.note(sequence);
+            self.objects.note(sequence);
         }
         Ok(())
     }
@@ -366,7 +367,7 @@ impl<'a> Copier<'a> {
     ) -> Step<()> {
         let order = read_order(self.source, header)?;
         let Order::RollBack { number, put_id, through_sequence } = order else { return Ok(()) };
-        let place = self.reached.as_ref().map(|reached| reached.end.place);
+        let place = self.position.as_ref().map(|reached| reached.end.place);
         if place.is_some_and(|place| (place.number, place.put_id) == (number, put_id)) {
             return Ok(());
         }
@@ -378,9 +379,9 @@ impl<'a> Copier<'a> {
         self.copy_parts(&kept, &parts, round, pace)?;
         let live: Vec<_> =
             kept.segments.iter().filter(|entry| entry.live_bytes > 0).copied().collect();
-        self.there.compare(self.destination, id, &live)?;
+        self.objects.compare(self.destination, id, &live)?;
         for entry in
-            live.iter().filter(|entry| !self.there.is_sure(entry.sequence)).collect::<Vec<_>>()
+            live.iter().filter(|entry| !self.objects.is_sure(entry.sequence)).collect::<Vec<_>>()
         {
             self.copy_named(entry, round, pace)?;
         }
@@ -402,7 +403,7 @@ impl<'a> Copier<'a> {
     /// have superseded it. The source keeps its newest two checkpoints. So if the next one does not
     /// exist and, checked after that, this one still does, there is no newer one.
     fn see_end(&self, sequence: u64) -> Step<()> {
-        let Some(reached) = &self.reached else { return Ok(()) };
+        let Some(reached) = &self.position else { return Ok(()) };
         let id = self.record.volume_id;
         let is_there = |number: u64| {
             let found =
@@ -413,7 +414,8 @@ impl<'a> Copier<'a> {
         if is_there(reached.number + 1)? || !is_there(reached.number)? {
             return Err(Stop::Gone(key));
         }
-        if self.there.is_unsure(sequence) && header_of(self.destination, id, sequence)?.is_some() {
+        if self.objects.is_unsure(sequence) && header_of(self.destination, id, sequence)?.is_some()
+        {
             let text = format!(
                 "{key} is at the destination but not at the source: the source has lost it, or is \
                  an older copy of itself; the replica was not changed; run `sawmill check` on the \
@@ -427,7 +429,7 @@ impl<'a> Copier<'a> {
     /// The next segment of the log knows a newer checkpoint: the next round starts with that.
     fn see_newer(&self, header: &SegmentHeader) -> Step<()> {
         let newest = checkpoints::newest(self.source, self.record.volume_id)?.checkpoint.number;
-        if self.reached.as_ref().is_none_or(|reached| newest > reached.number) {
+        if self.position.as_ref().is_none_or(|reached| newest > reached.number) {
             return Ok(());
         }
         let text = format!(
@@ -442,7 +444,7 @@ impl<'a> Copier<'a> {
     /// Checks that everything a root needs is there. Where another history was, another process may
     /// still delete superseded objects: there it is checked each time, elsewhere once.
     fn see_all_there(&self, wanted: &HashSet<String>) -> Step<()> {
-        if self.reached.is_some() && !matches!(self.role.kind, RoleKind::Returned(_)) {
+        if self.position.is_some() && !matches!(self.role.kind, RoleKind::Returned(_)) {
             return Ok(());
         }
         match there::missing(self.destination, self.record.volume_id, wanted)?.first() {
@@ -496,7 +498,7 @@ impl<'a> Copier<'a> {
         let found = objects::segment(self.source, self.record.volume_id, sequence)?;
         let (header, bytes) = found.ok_or_else(|| Stop::Gone(key.clone()))?;
         self.copy(&key, bytes, round, pace)?;
-        self.there.note(sequence);
+        self.objects.note(sequence);
         Ok(header)
     }
 
@@ -516,14 +518,14 @@ impl<'a> Copier<'a> {
         unnamed.retain(|sequence| {
             *sequence < root.next_sequence
                 && !named.contains(sequence)
-                && !self.there.is_sure(*sequence)
+                && !self.objects.is_sure(*sequence)
                 && !self.strays.contains(sequence)
         });
         unnamed.sort_unstable();
         for sequence in unnamed {
             match header_of(self.source, id, sequence)? {
                 Some(header) if header.role == SegmentRole::Fence => {
-                    if !self.there.compare_one(self.destination, &header)? {
+                    if !self.objects.compare_one(self.destination, &header)? {
                         self.copy_segment(sequence, round, pace)?;
                     }
                 }

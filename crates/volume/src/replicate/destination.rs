@@ -12,7 +12,7 @@
 use sawmill_format::checkpoint::Checkpoint;
 use sawmill_format::ids::PutId;
 use sawmill_format::kept::{Word, tombstone_key};
-use sawmill_format::role::{Promoted, Role, RoleKind, role_key};
+use sawmill_format::role::{PromotionPoint, Role, RoleKind, role_key};
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore};
 
@@ -142,7 +142,7 @@ pub(super) fn take_role(
     if let Some(role) = &found
         && role.promoted().is_none()
     {
-        let found = Found { role, number, begins: begins.filter(|_| is_before) };
+        let found = LeftReplica { role, number, begins: begins.filter(|_| is_before) };
         return take_up(world, destination, record, &found, options);
     }
     let is_primary = found.is_some() || !there.is_empty();
@@ -171,12 +171,12 @@ pub(super) fn take_role(
 }
 
 /// A replica that another copier has left.
-struct Found<'a> {
+struct LeftReplica<'a> {
     role: &'a Role,
     /// Its newest checkpoint.
     number: u64,
     /// Where the source's history begins, if that is later.
-    begins: Option<Promoted>,
+    begins: Option<PromotionPoint>,
 }
 
 /// Resumes a replica. A copier of another source, or of another history than the source's, may
@@ -185,10 +185,10 @@ fn take_up(
     world: &dyn World,
     destination: &dyn ObjectStore,
     record: &VolumeRecord,
-    found: &Found<'_>,
+    replica: &LeftReplica<'_>,
     options: &CopyOptions,
 ) -> Result<Role> {
-    let Found { role: found, number, begins } = *found;
+    let LeftReplica { role: found, number, begins } = *replica;
     // What the copier wrote itself is still all that the replica has.
     let is_own =
         matches!(found.kind, RoleKind::Returned(waits) if number < waits.checkpoint_number);
@@ -283,7 +283,7 @@ fn shut_out_writers(
     world: &dyn World,
     destination: &dyn ObjectStore,
     record: &VolumeRecord,
-    begins: Promoted,
+    begins: PromotionPoint,
 ) -> Result<()> {
     loop {
         let mut end = end_of_log(destination, record)?;

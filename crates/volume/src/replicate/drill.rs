@@ -14,7 +14,7 @@ use super::promote::{
 use super::role;
 use crate::check::{CheckReport, Damage, check};
 use crate::recovery::Reporter;
-use crate::recovery::stored::Stored;
+use crate::recovery::stored::StoredVolume;
 use crate::recovery::stored::{self};
 use crate::world::World;
 use crate::{Result, names};
@@ -41,7 +41,7 @@ struct End {
 
 /// What of the source would be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Behind {
+pub enum ReplicaLag {
     /// Nothing that it has stored.
     Nothing,
     /// This much of its log, in bytes and in milliseconds between the newest writes. Both are zero
@@ -85,7 +85,7 @@ pub fn drill(
     Ok(Drill { would, check, end: end_of(&stored) })
 }
 
-fn end_of(stored: &Stored) -> End {
+fn end_of(stored: &StoredVolume) -> End {
     End {
         checkpoint_number: stored.newest.checkpoint.number,
         stored_sequence: stored.end.stored_sequence,
@@ -100,7 +100,7 @@ pub fn behind(
     source: &dyn ObjectStore,
     name: &str,
     drill: &Drill,
-) -> Result<Behind> {
+) -> Result<ReplicaLag> {
     let stored = names::stored(source, name, &mut Reporter::new(world))?;
     let begins = role::newest(source, stored.record.volume_id)?.and_then(|role| role.promoted());
     let number = drill.end.checkpoint_number;
@@ -108,19 +108,19 @@ pub fn behind(
         && number <= stored.newest.number_max
         && begins.is_none_or(|begins| number >= begins.checkpoint_number);
     if !is_one {
-        return Ok(Behind::Elsewhere);
+        return Ok(ReplicaLag::Elsewhere);
     }
     let end = End { checkpoint_number: number, ..end_of(&stored) };
     if end == drill.end && stored.end.epoch == drill.would.epoch {
-        return Ok(Behind::Nothing);
+        return Ok(ReplicaLag::Nothing);
     }
     if end.stored_sequence < drill.end.stored_sequence || stored.end.position < drill.would.position
     {
-        return Ok(Behind::Elsewhere);
+        return Ok(ReplicaLag::Elsewhere);
     }
     let bytes = stored.end.position - drill.would.position;
     // The same end was written at the same moment.
     let ms =
         if bytes == 0 { 0 } else { newest_wall(&stored).saturating_sub(drill.would.wall_unix_ms) };
-    Ok(Behind::By { bytes, ms })
+    Ok(ReplicaLag::By { bytes, ms })
 }

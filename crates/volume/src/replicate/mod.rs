@@ -29,6 +29,6 @@ mod there;
 
 pub use copier::{Copier, Round};
 pub use destination::demand_fencing;
-pub use drill::{Behind, Drill, behind, drill};
+pub use drill::{Drill, ReplicaLag, behind, drill};
 pub use options::{CopyOptions, VolumeAt};
 pub use promote::{Promotion, promote, promote_as_it_is};

@@ -27,10 +27,14 @@ use crate::cuts::needs;
 use crate::{Error, ErrorKind, Result};
 
 /// A verified object, or `None` if it does not exist.
-pub(super) type Found<T> = Result<Option<(T, Bytes)>>;
+pub(super) type ObjectLookup<T> = Result<Option<(T, Bytes)>>;
 
 /// Reads an object in full. Damage must be read twice before it is believed.
-fn read<T>(store: &dyn ObjectStore, key: &str, decode: impl Fn(&Bytes) -> Result<T>) -> Found<T> {
+fn read<T>(
+    store: &dyn ObjectStore,
+    key: &str,
+    decode: impl Fn(&Bytes) -> Result<T>,
+) -> ObjectLookup<T> {
     ask::again_if_damaged(|| {
         let Some(bytes) = ask::get(store, key, None, Class::Background)? else { return Ok(None) };
         let value = decode(&bytes).map_err(|error| {
@@ -57,7 +61,7 @@ pub(super) fn segment(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
     sequence: u64,
-) -> Found<SegmentHeader> {
+) -> ObjectLookup<SegmentHeader> {
     read(store, &segment_key(volume_id, sequence), |bytes| {
         let identity = SegmentIdentity { volume_id, sequence };
         let header = SegmentHeader::decode(bytes, &identity).map_err(unreadable)?;
@@ -87,7 +91,7 @@ pub(super) fn root(
     volume_id: VolumeId,
     number: u64,
     put_id: PutId,
-) -> Found<Checkpoint> {
+) -> ObjectLookup<Checkpoint> {
     let found = root_at(store, &checkpoint_key(volume_id, number), volume_id, number)?;
     Ok(found.filter(|(root, _)| root.put_id == put_id))
 }
@@ -97,7 +101,7 @@ pub(super) fn kept_root(
     store: &dyn ObjectStore,
     volume_id: VolumeId,
     cut: (u64, PutId),
-) -> Found<Checkpoint> {
+) -> ObjectLookup<Checkpoint> {
     let (number, put_id) = cut;
     match root_at(store, &kept_key(volume_id, number, put_id), volume_id, number)? {
         Some(found) => Ok(Some(found)),
@@ -110,7 +114,7 @@ fn root_at(
     key: &str,
     volume_id: VolumeId,
     number: u64,
-) -> Found<Checkpoint> {
+) -> ObjectLookup<Checkpoint> {
     read(store, key, |bytes| {
         Checkpoint::decode(bytes, &CheckpointIdentity { volume_id, number }).map_err(unreadable)
     })
@@ -127,7 +131,11 @@ pub(super) fn part_keys(root: &Checkpoint) -> impl Iterator<Item = String> {
 }
 
 /// A part of the map.
-pub(super) fn part(store: &dyn ObjectStore, volume_id: VolumeId, entry: &PartEntry) -> Found<()> {
+pub(super) fn part(
+    store: &dyn ObjectStore,
+    volume_id: VolumeId,
+    entry: &PartEntry,
+) -> ObjectLookup<()> {
     let identity = part_identity(volume_id, entry);
     read(store, &part_key(&identity), |bytes| {
         if part_crc(bytes) != entry.crc {

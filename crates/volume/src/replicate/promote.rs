@@ -16,9 +16,9 @@
 use bytes::Bytes;
 use sawmill_format::checkpoint::{Checkpoint, PartEntry, checkpoint_key, kept_key};
 use sawmill_format::ids::PutId;
-use sawmill_format::kept::{CutKind, Kept};
+use sawmill_format::kept::{CutKind, KeptBlock};
 use sawmill_format::map_part::{MapExtent, PartIdentity, encode_part, part_crc, part_key};
-use sawmill_format::role::{Promoted, Role, RoleKind};
+use sawmill_format::role::{PromotionPoint, Role, RoleKind};
 use sawmill_format::segment::segment_key;
 use sawmill_format::volume_record::VolumeRecord;
 use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
@@ -26,7 +26,7 @@ use sawmill_store::{Blocking, Class, ObjectStore, PutOutcome};
 use super::{role, there};
 use crate::ask::{self, store_error};
 use crate::map::GROUP_BYTES;
-use crate::recovery::stored::Stored;
+use crate::recovery::stored::StoredVolume;
 use crate::recovery::stored::{self};
 use crate::recovery::{Reporter, checkpoint as checkpoints};
 use crate::world::World;
@@ -107,7 +107,7 @@ fn read(
     record: &VolumeRecord,
     role: &Role,
     as_it_is: bool,
-) -> Result<Stored> {
+) -> Result<StoredVolume> {
     let reporter = &mut Reporter::new(world);
     if as_it_is {
         return stored::stored_as_it_is(store, record.clone(), reporter);
@@ -150,13 +150,13 @@ pub(super) fn demand_arrived(record: &VolumeRecord, role: &Role, number: u64) ->
 }
 
 /// When the newest checkpoint or segment was made.
-pub(super) fn newest_wall(stored: &Stored) -> u64 {
+pub(super) fn newest_wall(stored: &StoredVolume) -> u64 {
     let segments = stored.view.segments.snapshot();
     let newest = segments.iter().map(|(_, info)| info.wall_unix_ms).max().unwrap_or_default();
     newest.max(stored.newest.checkpoint.wall_unix_ms)
 }
 
-pub(super) fn described(stored: &Stored, role: &Role, epoch: u64) -> Promotion {
+pub(super) fn described(stored: &StoredVolume, role: &Role, epoch: u64) -> Promotion {
     Promotion {
         record: stored.record.clone(),
         source: role.source.clone(),
@@ -187,14 +187,14 @@ fn take(
     store: &dyn ObjectStore,
     record: &VolumeRecord,
     replica: &Role,
-    stored: &Stored,
+    stored: &StoredVolume,
 ) -> Result<Role> {
     let (end, number_max) = (&stored.end, stored.newest.number_max);
     let chance = u128::from_le_bytes(world.random()?);
     // The source would have to be this many sequences and checkpoints ahead for a late copy to
     // conflict.
     let far = |chance: u128| (1 << 20) + (chance as u64 & ((1 << 20) - 1));
-    let promoted = Promoted {
+    let promoted = PromotionPoint {
         epoch: end.epoch + (1 << 32) + (chance as u64 & ((1 << 44) - 1)),
         checkpoint_number: number_max + far(chance >> 64),
         next_sequence: end.next_sequence + far(chance >> 96),
@@ -226,11 +226,11 @@ fn take(
 fn begin_history(
     world: &dyn World,
     store: &dyn ObjectStore,
-    stored: &Stored,
+    stored: &StoredVolume,
     role: &Role,
-    promoted: Promoted,
+    point: PromotionPoint,
 ) -> Result<Checkpoint> {
-    let (root, objects) = first_root(world, stored, role, promoted)?;
+    let (root, objects) = first_root(world, stored, role, point)?;
     // Cuts that start from the newest copied checkpoint need it under the name of a copy.
     let base = &stored.newest.checkpoint;
     let begins = |number, put_id| (number, put_id) == (base.number, base.put_id);
@@ -261,12 +261,12 @@ type Objects = Vec<(String, Vec<u8>)>;
 
 fn first_root(
     world: &dyn World,
-    stored: &Stored,
+    stored: &StoredVolume,
     role: &Role,
-    promoted: Promoted,
+    point: PromotionPoint,
 ) -> Result<(Checkpoint, Objects)> {
     let (view, base) = (&stored.view, &stored.newest.checkpoint);
-    let (volume_id, number) = (base.volume_id, promoted.checkpoint_number);
+    let (volume_id, number) = (base.volume_id, point.checkpoint_number);
     let put_id = PutId(world.random()?);
     let mut objects = Vec::new();
     let mut parts = base.parts.clone();
@@ -292,14 +292,14 @@ fn first_root(
     let cuts: Vec<_> = book.cuts.into_iter().filter(|cut| cut.kind != CutKind::Pin).collect();
     let dead = if cuts.is_empty() { Vec::new() } else { view.segments.dead() };
     let kept =
-        Kept { retention_s: book.retention_s, pins_next: 0, cuts, lineage: Vec::new(), dead };
+        KeptBlock { retention_s: book.retention_s, pins_next: 0, cuts, lineage: Vec::new(), dead };
     let root = Checkpoint {
         volume_id,
         put_id,
         number,
-        epoch: promoted.epoch,
+        epoch: point.epoch,
         through_sequence: stored.end.stored_sequence,
-        next_sequence: promoted.next_sequence,
+        next_sequence: point.next_sequence,
         position: stored.end.position,
         wall_unix_ms: role.wall_unix_ms,
         attached_ms: stored.newest.checkpoint.attached_ms,

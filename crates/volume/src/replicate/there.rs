@@ -24,7 +24,7 @@ use crate::{Error, ErrorKind, Result, limits};
 
 /// See the head of this file.
 #[derive(Default)]
-pub(super) struct There {
+pub(super) struct DestinationObjects {
     /// Listed, and neither compared nor put yet.
     listed: HashSet<u64>,
     /// Compared, or put.
@@ -34,9 +34,9 @@ pub(super) struct There {
     named: HashMap<u64, SegmentEntry>,
 }
 
-impl There {
+impl DestinationObjects {
     /// Reads what the destination has.
-    pub(super) fn look(destination: &dyn ObjectStore, id: VolumeId) -> Result<There> {
+    pub(super) fn look(destination: &dyn ObjectStore, id: VolumeId) -> Result<DestinationObjects> {
         let listed = keys(destination, &segment_prefix(id))?;
         let listed = listed.iter().filter_map(|key| Some(parse_segment_key(key)?.1)).collect();
         let named = match roots(destination, id)?.is_empty() {
@@ -51,7 +51,7 @@ impl There {
                 Err(error) => return Err(error),
             },
         };
-        Ok(There { listed, sure: HashSet::new(), named })
+        Ok(DestinationObjects { listed, sure: HashSet::new(), named })
     }
 
     /// Whether that segment is there and correct, as far as is known.

@@ -25,7 +25,7 @@ use crate::record::Record;
 use crate::{Error, ErrorKind, Result};
 
 /// A built segment, ready to be put.
-pub(crate) struct Built {
+pub(crate) struct BuiltSegment {
     pub(crate) header: SegmentHeader,
     /// Header and frames.
     pub(crate) object: Bytes,
@@ -83,7 +83,7 @@ pub(crate) fn build(
     journal: &Journal,
     buffers: &Buffers,
     header: SegmentHeader,
-) -> Result<Built> {
+) -> Result<BuiltSegment> {
     let LaidOut { header, pieces: resident, coalesced_bytes } = lay_out(records, header)?;
     let encoded = header.encode();
     let header_bytes = encoded.len();
@@ -95,7 +95,7 @@ pub(crate) fn build(
     let reach = back.as_ref().map_or(Reach::Device, Reach::ReadBack);
     copy_data(&resident, journal, reach, &header, body)?;
     seal_frames(&header, body);
-    Ok(Built {
+    Ok(BuiltSegment {
         header_bytes: header_bytes as u32,
         object: Bytes::from_owner(buffer),
         resident,

@@ -18,7 +18,7 @@ use sawmill_format::kept::DeadEntry;
 use crate::gc::policy::Candidate;
 
 /// A busy volume deletes only when at least this many segments' worth is dead.
-const DEAD_SEGMENTS_LEAST: u64 = 4;
+const DEAD_SEGMENTS_MIN: u64 = 4;
 
 /// What is known of one stored segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl Totals {
 
     /// Whether enough is dead that deleting it pays for a checkpoint of `checkpoint_bytes`.
     pub(crate) fn is_worth_a_checkpoint(&self, segment_bytes: u32, checkpoint_bytes: u64) -> bool {
-        let least = DEAD_SEGMENTS_LEAST * u64::from(segment_bytes);
+        let least = DEAD_SEGMENTS_MIN * u64::from(segment_bytes);
         let unsettled_bytes = self.unsettled_bytes();
         unsettled_bytes > 0
             && unsettled_bytes >= least.max(self.object_bytes / 16).max(2 * checkpoint_bytes)

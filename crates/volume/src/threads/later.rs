@@ -16,11 +16,11 @@ struct Jobs {
 
 /// See the head of this file.
 #[derive(Default)]
-pub(crate) struct Later {
+pub(crate) struct DeferredJobs {
     jobs: Mutex<Jobs>,
 }
 
-impl Later {
+impl DeferredJobs {
     /// Runs `job` at time `at` or soon after.
     pub(crate) fn at(&self, at: Duration, job: Job) {
         {

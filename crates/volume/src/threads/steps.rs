@@ -17,12 +17,12 @@ use crate::volume::Volume;
 use crate::world::World;
 
 /// See the head of this file.
-pub struct Stepped {
+pub struct SteppedVolume {
     volume: Arc<Volume>,
     loops: Loops,
 }
 
-impl Stepped {
+impl SteppedVolume {
     /// Opens volume `name` as [`Volume::open`] does. The store must answer the calls of this
     /// function before they return, or from another thread.
     pub fn open(
@@ -32,7 +32,7 @@ impl Stepped {
         options: &OpenOptions,
     ) -> Result<Self> {
         let (volume, loops) = Volume::open_stepped(store, name, options, world)?;
-        Ok(Stepped { volume, loops })
+        Ok(SteppedVolume { volume, loops })
     }
 
     /// The volume.

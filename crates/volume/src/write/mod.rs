@@ -2,8 +2,8 @@
 //! payload.
 //!
 //! A write is cut into records of at most [`limits::RECORD_PAYLOAD_BYTES_MAX`], appended to the
-//! journal in order. When the journal has no room the rest of the write waits in [`Stalled`], in
-//! order of arrival, and is resumed by the thread that made room. Nothing is refused for lack of
+//! journal in order. When the journal has no room the rest of the write waits in [`StalledWrites`],
+//! in order of arrival, and is resumed by the thread that made room. Nothing is refused for lack of
 //! room.
 //!
 //! Invariant: a write is answered only when all its records are in the journal map, so every read
@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use sawmill_device::{Operation, Request};
 use sawmill_format::journal::RecordOperation;
-use sawmill_sys::Full;
+use sawmill_sys::ReserveError;
 
 use crate::attachment::Attachment;
 use crate::engine::mailbox::Mailbox;
@@ -24,10 +24,10 @@ use crate::journal::Journal;
 use crate::map::JournalMap;
 use crate::record::Record;
 use crate::tally::add;
-use crate::unstored::Unstored;
+use crate::unstored::AgeLimit;
 use crate::watch::Watch;
 use crate::{Error, limits};
-use stalled::{Job, Stalled};
+use stalled::{Job, StalledWrites};
 
 pub(crate) mod flush;
 mod stalled;
@@ -40,11 +40,11 @@ pub(crate) struct WriteContext {
     /// Addresses whose newest bytes are not in a stored segment yet.
     pub(crate) journal_map: Arc<JournalMap<Arc<Record>>>,
     pub(crate) mailbox: Arc<Mailbox>,
-    pub(crate) stalled: Stalled,
+    pub(crate) stalled: StalledWrites,
     /// Whether the volume is in use, and still owned by this attachment.
     pub(crate) watch: Watch,
     /// How old unstored writes may become.
-    pub(crate) unstored: Unstored,
+    pub(crate) unstored: AgeLimit,
 }
 
 impl WriteContext {
@@ -52,9 +52,10 @@ impl WriteContext {
         attachment: Arc<Attachment>,
         journal: Option<Arc<Journal>>,
         mailbox: Arc<Mailbox>,
-        unstored: Unstored,
+        unstored: AgeLimit,
     ) -> Self {
-        let (journal_map, stalled, watch) = (Arc::default(), Stalled::default(), Watch::default());
+        let (journal_map, stalled, watch) =
+            (Arc::default(), StalledWrites::default(), Watch::default());
         WriteContext { attachment, journal, journal_map, mailbox, stalled, watch, unstored }
     }
 
@@ -151,7 +152,7 @@ pub(crate) fn resume(context: &WriteContext) {
             context.stalled.note(full, context.journal.as_deref());
             // The thread that frees space calls this again, so there is no need to ring. But a full
             // journal frees space only if even a partial batch is sealed.
-            if let (Full::Journal, Some(journal)) = (full, &context.journal) {
+            if let (ReserveError::Journal, Some(journal)) = (full, &context.journal) {
                 context.mailbox.intake.seal_through(journal.ring.next());
             }
         },
@@ -170,7 +171,7 @@ pub(crate) fn record_length(operation: RecordOperation, left_bytes: u64) -> u64 
 }
 
 /// Appends what is left of a write.
-fn append(context: &WriteContext, job: &mut Job) -> Result<(), Full> {
+fn append(context: &WriteContext, job: &mut Job) -> Result<(), ReserveError> {
     let Some(journal) = &context.journal else { return Ok(()) };
     if context.unstored.is_limited() {
         context.unstored.note(journal.ring.next(), context.attachment.world.now());
@@ -206,13 +207,13 @@ fn answer(context: &WriteContext, job: Job) {
     }
 }
 
-fn make_room(context: &WriteContext, full: Full) {
+fn make_room(context: &WriteContext, refusal: ReserveError) {
     let Some(journal) = &context.journal else { return };
-    match full {
-        Full::Staging => journal.wake.ring(),
+    match refusal {
+        ReserveError::Staging => journal.wake.ring(),
         // The stall notices.
-        Full::Closed => {}
-        Full::Journal => {
+        ReserveError::Closed => {}
+        ReserveError::Journal => {
             // Everything appended so far must be stored before the ring can advance.
             context.mailbox.intake.seal_through(journal.ring.next());
             journal.press();

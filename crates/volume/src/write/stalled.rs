@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use sawmill_device::Request;
 use sawmill_format::journal::RecordOperation;
-use sawmill_sys::Full;
+use sawmill_sys::ReserveError;
 
 use crate::journal::Journal;
 use crate::status::Stall;
@@ -29,7 +29,7 @@ pub(super) struct Job {
 
 /// Writes that wait for room, in order of arrival.
 #[derive(Default)]
-pub(crate) struct Stalled {
+pub(crate) struct StalledWrites {
     /// Bounded by the writes that the doors admit.
     jobs: Mutex<VecDeque<Job>>,
     count: AtomicUsize,
@@ -42,7 +42,7 @@ const STALLS: [Stall; 4] =
     [Stall::Staging, Stall::JournalBytes, Stall::JournalRecords, Stall::UnstoredAge];
 const UNSTORED_AGE: usize = 3;
 
-impl Stalled {
+impl StalledWrites {
     pub(crate) fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
@@ -54,10 +54,10 @@ impl Stalled {
     }
 
     /// Records that there was no room for the first.
-    pub(super) fn note(&self, full: Full, journal: Option<&Journal>) {
+    pub(super) fn note(&self, refusal: ReserveError, journal: Option<&Journal>) {
         let records = journal.map_or(0, Journal::unstored_records);
-        let lacks = match full {
-            Full::Staging => 0,
+        let lacks = match refusal {
+            ReserveError::Staging => 0,
             _ if records >= limits::RECORDS_UNSTORED_MAX => 2,
             _ => 1,
         };
@@ -79,8 +79,8 @@ impl Stalled {
     /// is called under the lock, with what the next one lacks.
     pub(super) fn resume(
         &self,
-        mut try_append: impl FnMut(&mut Job) -> Result<(), Full>,
-        no_room: impl FnOnce(Full),
+        mut try_append: impl FnMut(&mut Job) -> Result<(), ReserveError>,
+        no_room: impl FnOnce(ReserveError),
     ) -> Vec<Job> {
         let mut finished = Vec::new();
         let mut jobs = self.jobs.lock();

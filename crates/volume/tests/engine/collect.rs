@@ -10,7 +10,7 @@ use crate::rig::{MIB, Model, Rig};
 use sawmill_device::{BlockDevice, BlockDeviceExt, ErrorKind};
 use sawmill_store::{CallKind, Fault, StoreErrorKind};
 use sawmill_volume::{
-    FlushMode, GcPolicy, GcReport, RealWorld, Stepped, Volume, World, check, gc, open_cache,
+    FlushMode, GcPolicy, GcReport, RealWorld, SteppedVolume, Volume, World, check, gc, open_cache,
 };
 
 const NEVER: GcPolicy = GcPolicy {
@@ -323,7 +323,8 @@ fn a_quiet_volume_lets_go_what_is_dead_and_then_has_nothing_left_to_wait_for() {
     let machine = Machine::new();
     let world: Arc<dyn World> = Arc::new(RealWorld::default());
     let mut stepped =
-        Stepped::open(world.clone(), machine.rig.store.clone(), "disk", &machine.options).unwrap();
+        SteppedVolume::open(world.clone(), machine.rig.store.clone(), "disk", &machine.options)
+            .unwrap();
     for version in 1..=3 {
         for slot in 0..4 {
             write_slot(stepped.volume(), slot, version);

@@ -13,7 +13,9 @@ use sawmill_device::ErrorKind;
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, parse_checkpoint_key};
 use sawmill_format::segment::{SegmentHeader, SegmentIdentity, segment_key};
 use sawmill_store::{Call, CallKind, Fault};
-use sawmill_volume::{Cut, CutKind, OpenOptions, RealWorld, Stepped, Volume, World, limits, past};
+use sawmill_volume::{
+    Cut, CutKind, OpenOptions, RealWorld, SteppedVolume, Volume, World, limits, past,
+};
 
 /// Opens the state at a cut to read, or says why not.
 fn open_cut(machine: &Machine, cut: Cut) -> sawmill_volume::Result<Arc<Volume>> {
@@ -440,7 +442,7 @@ fn attach_by_a_wrong_clock(machine: &Machine, wrong_ms: i64, seconds: u64) {
     let world = Arc::new(Forward(RealWorld::default(), AtomicU64::new(0), wrong_ms));
     let dynamic: Arc<dyn World> = world.clone();
     let mut stepped =
-        Stepped::open(dynamic, machine.rig.store.clone(), "disk", &machine.options).unwrap();
+        SteppedVolume::open(dynamic, machine.rig.store.clone(), "disk", &machine.options).unwrap();
     for _ in 0..seconds {
         world.1.fetch_add(1000, Ordering::SeqCst);
         while stepped.step_journal_quietly() {}
@@ -517,8 +519,8 @@ fn a_quiet_volume_gives_back_what_left_the_retention_window() {
     let world = Arc::new(Forward(RealWorld::default(), AtomicU64::new(0), 0));
     let dynamic: Arc<dyn World> = world.clone();
     let mut stepped =
-        Stepped::open(dynamic, machine.rig.store.clone(), "disk", &machine.options).unwrap();
-    let step = |stepped: &mut Stepped| {
+        SteppedVolume::open(dynamic, machine.rig.store.clone(), "disk", &machine.options).unwrap();
+    let step = |stepped: &mut SteppedVolume| {
         while stepped.step_journal_quietly() {}
         stepped.step_engine(world.now())
     };
@@ -585,7 +587,7 @@ fn an_order_too_many_is_refused_and_those_that_wait_are_not() {
     let machine = machine();
     let world: Arc<dyn World> = Arc::new(RealWorld::default());
     let stepped =
-        Stepped::open(world, machine.rig.store.clone(), "disk", &machine.options).unwrap();
+        SteppedVolume::open(world, machine.rig.store.clone(), "disk", &machine.options).unwrap();
     let ordered: Vec<_> = (0..limits::ORDERS_WAITING_MAX)
         .map(|number| stepped.volume().begin_snapshot(&format!("s{number}")).unwrap())
         .collect();

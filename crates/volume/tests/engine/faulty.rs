@@ -120,8 +120,8 @@ impl Machine {
     }
 
     /// Heals when dropped, so that a test that fails among threads ends.
-    pub fn healing(&self) -> Healing {
-        Healing(self.faults.clone())
+    pub fn healing(&self) -> HealingStore {
+        HealingStore(self.faults.clone())
     }
 
     pub fn volume_id(&self) -> VolumeId {
@@ -165,9 +165,9 @@ impl Machine {
     }
 }
 
-pub struct Healing(Arc<FaultStore>);
+pub struct HealingStore(Arc<FaultStore>);
 
-impl Drop for Healing {
+impl Drop for HealingStore {
     fn drop(&mut self) {
         self.0.script(Box::new(|_| Fault::None));
         self.0.release_all();

@@ -259,13 +259,13 @@ fn an_open_that_was_prepared_takes_the_memory_and_finds_no_log_to_read() {
 }
 
 /// The far side of a request: how often each byte was taken from it, or put into it.
-struct Counted {
+struct CountingExchange {
     taken: Vec<u32>,
     place: Vec<u8>,
     tell: Sender<(Vec<u32>, Vec<u8>)>,
 }
 
-impl Exchange for Counted {
+impl Exchange for CountingExchange {
     fn fill(&mut self, offset: u64, into: &mut [u8]) {
         into.fill(7);
         self.taken[offset as usize..][..into.len()].iter_mut().for_each(|times| *times += 1);
@@ -318,7 +318,7 @@ fn each_byte_of_a_write_is_taken_from_its_door_once() {
     let length = volume.geometry().request_bytes_max as usize;
     for (address, bytes) in [(0, 4096), (1, 100), (8191, 3 * 4096 + 2), (1 << 20, length)] {
         let (tell, hear) = channel();
-        let far = Counted { taken: vec![0; bytes], place: Vec::new(), tell };
+        let far = CountingExchange { taken: vec![0; bytes], place: Vec::new(), tell };
         let (flags, length) = (Flags::default(), bytes as u64);
         volume.submit(Request::new(Operation::Write, address, length, flags, Box::new(far)));
         let (taken, _) = hear.recv().expect("an answer");
@@ -326,7 +326,7 @@ fn each_byte_of_a_write_is_taken_from_its_door_once() {
         // A read is put where the door says, and nowhere else first: the bytes are there when it is
         // answered.
         let (tell, hear) = channel();
-        let far = Counted { taken: Vec::new(), place: vec![0; bytes], tell };
+        let far = CountingExchange { taken: Vec::new(), place: vec![0; bytes], tell };
         volume.submit(Request::new(Operation::Read, address, length, flags, Box::new(far)));
         assert_eq!(hear.recv().expect("an answer").1, vec![7; bytes]);
     }

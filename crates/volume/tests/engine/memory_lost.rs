@@ -13,7 +13,9 @@ use crate::rig::Rig;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::{CallKind, Fault, StoreErrorKind};
 use sawmill_testkit::wait_until;
-use sawmill_volume::{Disk, Disks, Lock, RealDisks, RealWorld, Safety, Seen, Stepped, World};
+use sawmill_volume::{
+    Disk, Disks, EntryKind, Lock, RealDisks, RealWorld, Safety, SteppedVolume, World,
+};
 
 const SECRET: &[u8] = b"accepted, and nowhere but in memory";
 
@@ -132,7 +134,7 @@ fn after_a_clean_end_no_memory_is_missed() {
 
 /// A machine whose disks refuse to write superblocks, once they are told to.
 #[derive(Clone, Default)]
-struct Worn {
+struct WornDisks {
     world: Arc<RealWorld>,
     refuses: Arc<AtomicBool>,
     /// Time that has passed beside the real one.
@@ -165,14 +167,14 @@ impl Disk for WornDisk {
     }
 }
 
-impl Disks for Worn {
+impl Disks for WornDisks {
     fn lock(&self, path: &Path) -> io::Result<Lock> {
         RealDisks.lock(path)
     }
     fn lock_file(&self, path: &Path) -> io::Result<Lock> {
         RealDisks.lock_file(path)
     }
-    fn look(&self, path: &Path) -> Seen {
+    fn look(&self, path: &Path) -> EntryKind {
         RealDisks.look(path)
     }
     fn open(&self, path: &Path) -> io::Result<Arc<dyn Disk>> {
@@ -189,7 +191,7 @@ impl Disks for Worn {
     }
 }
 
-impl World for Worn {
+impl World for WornDisks {
     fn now(&self) -> Duration {
         self.world.now() + Duration::from_secs(self.passed_s.load(Ordering::SeqCst))
     }
@@ -211,9 +213,10 @@ impl World for Worn {
 /// the disk takes no superblock at the end.
 fn closed_with_checkpoints_to_come(refuses: bool) -> Machine {
     let rig = Machine::new();
-    let world = Worn::default();
+    let world = WornDisks::default();
     let mut stepped =
-        Stepped::open(Arc::new(world.clone()), rig.store.clone(), "disk", &rig.options).unwrap();
+        SteppedVolume::open(Arc::new(world.clone()), rig.store.clone(), "disk", &rig.options)
+            .unwrap();
     let volume = stepped.volume().clone();
     let writing = std::thread::spawn(move || {
         (4..36).for_each(|slot| write_slot(&volume, slot, 1));
@@ -222,7 +225,7 @@ fn closed_with_checkpoints_to_come(refuses: bool) -> Machine {
         write_slot(&volume, 4, 2);
         volume.write_at(8192, SECRET).unwrap();
     });
-    let step = |stepped: &mut Stepped| {
+    let step = |stepped: &mut SteppedVolume| {
         while stepped.step_journal_quietly() {}
         let _ = stepped.step_engine(world.now());
     };
@@ -287,10 +290,14 @@ fn an_unflushed_write_is_logged_in_time_and_with_a_limit_of_zero_never() {
     for (log_age_s, is_logged) in [(5, true), (0, false)] {
         let mut machine = Machine::new();
         machine.rig.options.log_age_max = Duration::from_secs(log_age_s);
-        let world = Worn::default();
-        let mut stepped =
-            Stepped::open(Arc::new(world.clone()), machine.store.clone(), "disk", &machine.options)
-                .unwrap();
+        let world = WornDisks::default();
+        let mut stepped = SteppedVolume::open(
+            Arc::new(world.clone()),
+            machine.store.clone(),
+            "disk",
+            &machine.options,
+        )
+        .unwrap();
         machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |call| {
             call.kind == CallKind::Put && is_engine(call)
         });
@@ -315,10 +322,14 @@ fn an_unflushed_write_is_logged_in_time_and_with_a_limit_of_zero_never() {
 fn what_comes_after_a_sync_that_hung_is_logged_in_time_too() {
     let mut machine = Machine::new();
     machine.rig.options.log_age_max = Duration::from_secs(5);
-    let world = Worn::default();
-    let mut stepped =
-        Stepped::open(Arc::new(world.clone()), machine.store.clone(), "disk", &machine.options)
-            .unwrap();
+    let world = WornDisks::default();
+    let mut stepped = SteppedVolume::open(
+        Arc::new(world.clone()),
+        machine.store.clone(),
+        "disk",
+        &machine.options,
+    )
+    .unwrap();
     machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |call| {
         call.kind == CallKind::Put && is_engine(call)
     });

@@ -10,7 +10,7 @@ use sawmill_format::kept::{Pin, Word, tombstone_key, word_key};
 use sawmill_format::name_record::NAME_PREFIX;
 use sawmill_format::volume_record::{VolumeRecord, volume_key};
 use sawmill_store::{
-    Blocking, Call, CallKind, Class, Done, Fault, Get, List, ObjectInfo, ObjectStore, Put,
+    Blocking, Call, CallKind, Class, Completion, Fault, Get, List, ObjectInfo, ObjectStore, Put,
     PutOutcome, StoreErrorKind,
 };
 use sawmill_volume::{
@@ -267,21 +267,21 @@ fn a_writer_that_attaches_while_a_delete_waits_keeps_its_volume_or_fails() {
 }
 
 /// A list that shows nothing put since it was made.
-struct Lagging {
+struct StaleListStore {
     inner: Arc<dyn ObjectStore>,
     shown: Vec<String>,
 }
 
-impl ObjectStore for Lagging {
-    fn get(&self, get: Get, done: Done<Bytes>) {
+impl ObjectStore for StaleListStore {
+    fn get(&self, get: Get, done: Completion<Bytes>) {
         self.inner.get(get, done);
     }
 
-    fn put(&self, put: Put, done: Done<PutOutcome>) {
+    fn put(&self, put: Put, done: Completion<PutOutcome>) {
         self.inner.put(put, done);
     }
 
-    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
+    fn list(&self, list: List, done: Completion<Vec<ObjectInfo>>) {
         let mut listed = Blocking(&*self.inner).list(&list.prefix, Class::Read).unwrap();
         if list.prefix.starts_with(NAME_PREFIX) {
             listed.retain(|object| self.shown.contains(&object.key));
@@ -289,7 +289,7 @@ impl ObjectStore for Lagging {
         done(Ok(listed));
     }
 
-    fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>) {
+    fn delete(&self, keys: Vec<String>, class: Class, done: Completion<()>) {
         self.inner.delete(keys, class, done);
     }
 }
@@ -299,7 +299,7 @@ fn what_a_list_hides_is_found_by_name_and_taken_by_no_command() {
     let machine = machine_with(1);
     let id = machine.volume_id();
     for shown in [Vec::new(), machine.keys(NAME_PREFIX)] {
-        let store = Lagging { inner: machine.plain.clone(), shown };
+        let store = StaleListStore { inner: machine.plain.clone(), shown };
         for _ in 0..3 {
             rename(&store, "disk", "other").unwrap();
             assert_eq!(
@@ -380,7 +380,7 @@ fn a_base_whose_delete_died_outlives_its_clones_under_any_name() {
     Blocking(&*machine.plain).put(&tombstone_key(id), word.encode().into(), Class::Upload).unwrap();
     rename(&*machine.plain, "disk", "base").unwrap();
     // Whatever the list shows: here, no name at all.
-    let store = Lagging { inner: machine.plain.clone(), shown: Vec::new() };
+    let store = StaleListStore { inner: machine.plain.clone(), shown: Vec::new() };
     delete(&store, "copy").unwrap();
     holds(&machine, "base", 1, "after its clone is gone");
 }

@@ -11,7 +11,7 @@ use crate::faulty::{
 use crate::rig::{MIB, Model};
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::{
-    Blocking, Call, CallKind, Class, Done, Fault, Get, List, ObjectInfo, ObjectStore, Put,
+    Blocking, Call, CallKind, Class, Completion, Fault, Get, List, ObjectInfo, ObjectStore, Put,
     PutOutcome, StoreError, StoreErrorKind,
 };
 use sawmill_volume::{FlushMode, Health, Safety, open_cache};
@@ -297,29 +297,29 @@ fn a_list_that_hides_the_newest_checkpoints_is_seen_through() {
 }
 
 /// A store that answers gets from the present and lists from the past.
-struct Lagging {
+struct LaggingStore {
     present: Arc<dyn ObjectStore>,
     past: Arc<dyn ObjectStore>,
 }
 
-impl ObjectStore for Lagging {
-    fn get(&self, get: Get, done: Done<bytes::Bytes>) {
+impl ObjectStore for LaggingStore {
+    fn get(&self, get: Get, done: Completion<bytes::Bytes>) {
         self.present.get(get, done);
     }
-    fn put(&self, put: Put, done: Done<PutOutcome>) {
+    fn put(&self, put: Put, done: Completion<PutOutcome>) {
         self.present.put(put, done);
     }
-    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
+    fn list(&self, list: List, done: Completion<Vec<ObjectInfo>>) {
         self.past.list(list, done);
     }
-    fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>) {
+    fn delete(&self, keys: Vec<String>, class: Class, done: Completion<()>) {
         self.present.delete(keys, class, done);
     }
 }
 
 /// The store of `machine` from now on, with the lists of now.
 fn lagging(machine: &Machine) -> Arc<dyn ObjectStore> {
-    Arc::new(Lagging {
+    Arc::new(LaggingStore {
         present: machine.plain.clone(),
         past: crate::faulty::copy_store(&*machine.plain),
     })
@@ -332,16 +332,16 @@ struct Stubborn {
 }
 
 impl ObjectStore for Stubborn {
-    fn get(&self, get: Get, done: Done<bytes::Bytes>) {
+    fn get(&self, get: Get, done: Completion<bytes::Bytes>) {
         self.inner.get(get, done);
     }
-    fn put(&self, put: Put, done: Done<PutOutcome>) {
+    fn put(&self, put: Put, done: Completion<PutOutcome>) {
         self.inner.put(put, done);
     }
-    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
+    fn list(&self, list: List, done: Completion<Vec<ObjectInfo>>) {
         self.inner.list(list, done);
     }
-    fn delete(&self, mut keys: Vec<String>, class: Class, done: Done<()>) {
+    fn delete(&self, mut keys: Vec<String>, class: Class, done: Completion<()>) {
         let before = keys.len();
         keys.retain(|key| *key != self.kept);
         let failed = keys.len() < before;

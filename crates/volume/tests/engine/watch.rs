@@ -11,12 +11,12 @@ use crate::rig::MIB;
 use bytes::Bytes;
 use sawmill_device::{BlockDeviceExt, ErrorKind};
 use sawmill_store::{Blocking, Class, Fault, StoreErrorKind};
-use sawmill_volume::{Health, RealWorld, Stall, Stepped, Volume, World};
+use sawmill_volume::{Health, RealWorld, Stall, SteppedVolume, Volume, World};
 
 /// A world where time passes when it is told to.
-struct Told(RealWorld, AtomicU64);
+struct ManualTimeWorld(RealWorld, AtomicU64);
 
-impl World for Told {
+impl World for ManualTimeWorld {
     fn now(&self) -> Duration {
         Duration::from_millis(1000 + self.1.load(Ordering::SeqCst))
     }
@@ -35,18 +35,18 @@ impl World for Told {
 }
 
 /// A volume whose loops go when the test lets them.
-struct Attached {
-    world: Arc<Told>,
-    stepped: Stepped,
+struct SteppedScene {
+    world: Arc<ManualTimeWorld>,
+    stepped: SteppedVolume,
 }
 
-impl Attached {
+impl SteppedScene {
     fn new(machine: &Machine) -> Self {
-        let world = Arc::new(Told(RealWorld::default(), AtomicU64::new(0)));
+        let world = Arc::new(ManualTimeWorld(RealWorld::default(), AtomicU64::new(0)));
         let dynamic: Arc<dyn World> = world.clone();
         let store = machine.rig.store.clone();
-        let stepped = Stepped::open(dynamic, store, "disk", &machine.options).unwrap();
-        let mut attached = Attached { world, stepped };
+        let stepped = SteppedVolume::open(dynamic, store, "disk", &machine.options).unwrap();
+        let mut attached = SteppedScene { world, stepped };
         write_slot(attached.volume(), 0, 1);
         attached.until("the first write is stored", |volume| {
             let positions = volume.status().positions;
@@ -96,7 +96,7 @@ impl Attached {
 #[test]
 fn a_writer_that_only_reads_is_fenced_by_a_take_over() {
     let first = Machine::new();
-    let mut a = Attached::new(&first);
+    let mut a = SteppedScene::new(&first);
     let b = first.successor().open();
     assert_eq!(slot_version(a.volume(), 0, 9), 1, "it cannot know yet");
     a.until_with("a read is refused", 100, |volume| {
@@ -110,7 +110,7 @@ fn a_writer_that_only_reads_is_fenced_by_a_take_over() {
 #[test]
 fn no_flush_is_answered_on_old_news() {
     let first = Machine::new();
-    let mut a = Attached::new(&first);
+    let mut a = SteppedScene::new(&first);
     a.pass(60_000);
     a.step();
     let b = first.successor().open();
@@ -124,7 +124,7 @@ fn no_flush_is_answered_on_old_news() {
 #[test]
 fn an_unused_volume_makes_no_requests() {
     let machine = Machine::new();
-    let mut a = Attached::new(&machine);
+    let mut a = SteppedScene::new(&machine);
     a.pass(11_000);
     a.step();
     let calls = machine.count(|_| true);
@@ -141,7 +141,7 @@ fn an_unused_volume_makes_no_requests() {
 fn an_unused_volume_gives_back_its_garbage_and_rests() {
     let mut machine = Machine::new();
     machine.options.checkpoint_bytes = MIB;
-    let mut a = Attached::new(&machine);
+    let mut a = SteppedScene::new(&machine);
     let set = a.volume().begin_set_retention(60).unwrap();
     a.until("the window is set", |_| set.try_recv().is_ok());
     for version in 2..60 {
@@ -175,7 +175,7 @@ fn an_unused_volume_gives_back_its_garbage_and_rests() {
 #[test]
 fn a_store_that_cannot_be_asked_keeps_no_flush_waiting_for_long() {
     let machine = Machine::new();
-    let mut a = Attached::new(&machine);
+    let mut a = SteppedScene::new(&machine);
     let _heals = machine.healing();
     machine.fault(Fault::Delay, is_look);
     a.pass(60_000);
@@ -195,7 +195,7 @@ fn a_store_that_cannot_be_asked_keeps_no_flush_waiting_for_long() {
 fn a_writer_that_cannot_store_stops_acknowledging_at_the_set_age() {
     let mut machine = Machine::new();
     machine.options.unstored_age_max = Some(Duration::from_secs(10));
-    let mut a = Attached::new(&machine);
+    let mut a = SteppedScene::new(&machine);
     let _heals = machine.healing();
     machine.fault(Fault::Fail(StoreErrorKind::Unavailable), |call| segment_put(call).is_some());
     a.pass(60_000);
@@ -222,7 +222,7 @@ fn a_writer_that_cannot_store_stops_acknowledging_at_the_set_age() {
 #[test]
 fn one_odd_answer_fences_no_writer() {
     let machine = Machine::new();
-    let mut a = Attached::new(&machine);
+    let mut a = SteppedScene::new(&machine);
     let sequence = a.volume().status().stored_sequence;
     let (own, next) = (machine.segment_key(sequence), machine.segment_key(sequence + 1));
     let body: Bytes = machine.object(&own);

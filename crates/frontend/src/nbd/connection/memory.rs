@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use sawmill_device::Operation;
 
-use super::super::budget::Counted;
-use super::super::limits::RECEIVE_BYTES;
-use super::super::outbox::Standing;
+use super::super::budget::BudgetBuffer;
+use super::super::limits::RECEIVE_BYTES_MAX;
+use super::super::outbox::OutboxState;
 use super::super::ticket::Body;
 use super::{Connection, STATUS_BYTES_MAX};
 
@@ -69,10 +69,8 @@ impl Connection {
 
     /// Whether the client has kept memory for which others wait, and has read next to nothing (or
     /// sent next to nothing of a payload) for as long as allowed.
-    pub(super) fn is_stalled(&mut self, standing: &Standing) -> bool {
-        // Where the client has nothing to read or to send, the device is slow, and no connection is
-        // closed for that.
-        let is_up_to_client = standing.socket_full || self.filling.is_some();
+    pub(super) fn is_stalled(&mut self, state: &OutboxState) -> bool {
+        let is_up_to_client = state.socket_full || self.filling.is_some();
         if !is_up_to_client || !self.account.holds_pool() || !self.account.is_wanted() {
             self.wanted_since = None;
             return false;
@@ -84,9 +82,7 @@ impl Connection {
         if since.0.elapsed() < self.shared.options.linger_time_max {
             return false;
         }
-        let moved = if standing.socket_full { now.2 - since.2 } else { now.1 - since.1 };
-        // Each period is judged by itself: a client that read a gigabyte before it stopped has no
-        // credit.
+        let moved = if state.socket_full { now.2 - since.2 } else { now.1 - since.1 };
         self.wanted_since = Some(now);
         moved < PROGRESS_BYTES_MIN
     }
@@ -96,7 +92,7 @@ impl Connection {
         let style = self.session.style;
         let bytes = match operation {
             Operation::Read => self.read_bytes(style.read_head_bytes() + length as usize),
-            Operation::Write if style.request_bytes() + length as usize > RECEIVE_BYTES => {
+            Operation::Write if style.request_bytes() + length as usize > RECEIVE_BYTES_MAX => {
                 self.intake.apart_bytes(length as usize)
             }
             Operation::Allocation => STATUS_BYTES_MAX as usize,
@@ -129,7 +125,8 @@ impl Connection {
             0 => self.spare_reads.pop(),
             _ => None,
         };
-        let bytes = spare.unwrap_or_else(|| Counted::headed(self.account.tally(), head_bytes, end));
+        let bytes =
+            spare.unwrap_or_else(|| BudgetBuffer::headed(self.account.tally(), head_bytes, end));
         Body::Read { bytes, head_bytes, end }
     }
 }

@@ -43,13 +43,13 @@ impl State {
     pub(super) fn must_wait(&self, request: &Request) -> bool {
         let touches = matches!(request.operation, Operation::Read | Operation::Write)
             || self.is_change(request);
-        if !touches || (self.waiting.claims.is_empty() && self.waiting.blocked.is_empty()) {
+        if !touches || (self.wait_lists.claims.is_empty() && self.wait_lists.blocked.is_empty()) {
             return false;
         }
         let pages = pages_of(request.address, request.length);
         let change = self.is_change(request);
-        self.waiting.claims.iter().any(|claim| overlap(&claim.pages, &pages))
-            || self.waiting.blocked.iter().any(|other| {
+        self.wait_lists.claims.iter().any(|claim| overlap(&claim.pages, &pages))
+            || self.wait_lists.blocked.iter().any(|other| {
                 (change || self.is_change(other))
                     && overlap(&pages_of(other.address, other.length), &pages)
             })
@@ -64,7 +64,7 @@ impl State {
                 self.want(number, self.clock);
             }
         }
-        self.waiting.claims.push(Claim {
+        self.wait_lists.claims.push(Claim {
             id,
             pages,
             address,
@@ -73,12 +73,12 @@ impl State {
             request: Some(request),
         });
         if busy == 0 {
-            self.submit_change(self.waiting.claims.len() - 1);
+            self.submit_change(self.wait_lists.claims.len() - 1);
         }
     }
 
     fn submit_change(&mut self, claim: usize) {
-        let claim = &mut self.waiting.claims[claim];
+        let claim = &mut self.wait_lists.claims[claim];
         let (me, id) = (self.me.clone(), claim.id);
         let request = claim.request.take();
         let heard = move |outcome, asker: Box<dyn Exchange>| {
@@ -93,9 +93,9 @@ impl State {
     /// A page became quiet: submits the change that claims it if all of its pages are quiet now.
     pub(super) fn claim_quieted(&mut self, number: u64) {
         let waits = |claim: &Claim| claim.request.is_some() && claim.pages.contains(&number);
-        if let Some(index) = self.waiting.claims.iter().position(waits) {
-            self.waiting.claims[index].busy -= 1;
-            if self.waiting.claims[index].busy == 0 {
+        if let Some(index) = self.wait_lists.claims.iter().position(waits) {
+            self.wait_lists.claims[index].busy -= 1;
+            if self.wait_lists.claims[index].busy == 0 {
                 self.submit_change(index);
             }
         }
@@ -105,19 +105,19 @@ impl State {
     /// calls `unblock`.
     pub(super) fn fail_claim(&mut self, number: u64, error: &Error) {
         if let Some(index) =
-            self.waiting.claims.iter().position(|claim| claim.pages.contains(&number))
+            self.wait_lists.claims.iter().position(|claim| claim.pages.contains(&number))
         {
-            let claim = self.waiting.claims.swap_remove(index);
+            let claim = self.wait_lists.claims.swap_remove(index);
             claim.request.into_iter().for_each(|request| self.fail(request, error));
         }
     }
 
     /// The device below answered a change.
     fn changed(&mut self, id: u64) {
-        let Some(index) = self.waiting.claims.iter().position(|claim| claim.id == id) else {
+        let Some(index) = self.wait_lists.claims.iter().position(|claim| claim.id == id) else {
             return;
         };
-        let Claim { pages, address, length, .. } = self.waiting.claims.swap_remove(index);
+        let Claim { pages, address, length, .. } = self.wait_lists.claims.swap_remove(index);
         for number in self.table.present(&pages) {
             if let Some(page) = self.table.get_mut(number) {
                 page.known.remove(piece_of(number, address, length).inside);
@@ -128,7 +128,7 @@ impl State {
 
     /// Starts requests that need not wait for a claim any more.
     pub(super) fn unblock(&mut self) {
-        for request in std::mem::take(&mut self.waiting.blocked) {
+        for request in std::mem::take(&mut self.wait_lists.blocked) {
             self.resume(request);
         }
     }

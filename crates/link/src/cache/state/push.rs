@@ -21,12 +21,12 @@ use crate::cache::table::pages_of;
 pub(super) struct Push {
     request: Request,
     pages_left: usize,
-    then: Then,
+    step: NextStep,
 }
 
 /// What happens to the request then.
 #[derive(Clone, Copy)]
-pub(super) enum Then {
+pub(super) enum NextStep {
     /// It is done.
     Answer,
     /// It is submitted below too.
@@ -37,7 +37,7 @@ impl State {
     pub(super) fn flush(&mut self, request: Request) {
         let through = self.clock;
         self.want_all(through);
-        self.waiting.flushes.push_back((through, request));
+        self.wait_lists.flushes.push_back((through, request));
         self.advance_flushes();
     }
 
@@ -51,8 +51,8 @@ impl State {
     /// Submits the flushes that have nothing left to wait for.
     pub(super) fn advance_flushes(&mut self) {
         let oldest = self.dirty.order.first().map_or(u64::MAX, |(since, _)| *since);
-        while self.waiting.flushes.front().is_some_and(|(through, _)| *through < oldest) {
-            if let Some((_, request)) = self.waiting.flushes.pop_front() {
+        while self.wait_lists.flushes.front().is_some_and(|(through, _)| *through < oldest) {
+            if let Some((_, request)) = self.wait_lists.flushes.pop_front() {
                 let me = self.me.clone();
                 let request = request.then(move |outcome, asker| {
                     if let (Err(_), Some(me)) = (&outcome, me.upgrade()) {
@@ -72,8 +72,8 @@ impl State {
 
     /// Fails the flushes that cover a write.
     pub(super) fn fail_flushes(&mut self, since: u64, error: &Error) {
-        let covers = self.waiting.flushes.partition_point(|(through, _)| *through < since);
-        for (_, request) in self.waiting.flushes.split_off(covers) {
+        let covers = self.wait_lists.flushes.partition_point(|(through, _)| *through < since);
+        for (_, request) in self.wait_lists.flushes.split_off(covers) {
             self.fail(request, error);
         }
     }
@@ -82,10 +82,10 @@ impl State {
     /// first.
     pub(super) fn ask(&mut self, request: Request) {
         let pages = pages_of(request.address, request.length);
-        self.push(request, &pages, Then::Below);
+        self.push(request, &pages, NextStep::Below);
     }
 
-    pub(super) fn push(&mut self, request: Request, pages: &Range<u64>, then: Then) {
+    pub(super) fn push(&mut self, request: Request, pages: &Range<u64>, next_step: NextStep) {
         let (id, through, mut pages_left) = (self.next_id(), self.clock, 0);
         for number in self.table.present(pages) {
             let Some(page) = self.table.get_mut(number) else { continue };
@@ -95,17 +95,17 @@ impl State {
                 self.want(number, through);
             }
         }
-        let push = Push { request, pages_left, then };
+        let push = Push { request, pages_left, step: next_step };
         if pages_left == 0 {
             return self.end_push(push);
         }
-        self.waiting.pushes.insert(id, push);
+        self.wait_lists.pushes.insert(id, push);
     }
 
     fn end_push(&mut self, push: Push) {
-        match push.then {
-            Then::Answer => self.answer(push.request, Ok(Reply::Done)),
-            Then::Below => self.work.push(Work::Below(push.request)),
+        match push.step {
+            NextStep::Answer => self.answer(push.request, Ok(Reply::Done)),
+            NextStep::Below => self.work.push(Work::Below(push.request)),
         }
     }
 
@@ -116,10 +116,10 @@ impl State {
             if *through >= since {
                 return true;
             }
-            if let Some(push) = self.waiting.pushes.get_mut(id) {
+            if let Some(push) = self.wait_lists.pushes.get_mut(id) {
                 push.pages_left -= 1;
                 if push.pages_left == 0
-                    && let Some(push) = self.waiting.pushes.remove(id)
+                    && let Some(push) = self.wait_lists.pushes.remove(id)
                 {
                     self.end_push(push);
                 }
@@ -133,7 +133,7 @@ impl State {
 
     pub(super) fn fail_push(&mut self, id: u64, error: &Error) {
         // It may have failed because of another page.
-        if let Some(push) = self.waiting.pushes.remove(&id) {
+        if let Some(push) = self.wait_lists.pushes.remove(&id) {
             self.fail(push.request, error);
         }
     }

@@ -16,7 +16,7 @@ use crate::cache::PAGE_BYTES;
 use crate::cache::table::{piece_of, pieces_of};
 
 /// A read that waits for pages.
-pub(super) struct Reading {
+pub(super) struct PageRead {
     request: Request,
     pages_left: usize,
 }
@@ -55,7 +55,7 @@ impl State {
         if pages_left == 0 {
             return Some(request);
         }
-        self.waiting.reads.insert(id, Reading { request, pages_left });
+        self.wait_lists.reads.insert(id, PageRead { request, pages_left });
         None
     }
 
@@ -113,7 +113,7 @@ impl State {
     fn serve(&mut self, reader: u64, number: u64, error: Option<&Error>) {
         // It may have failed because of another page.
         let (Some(reading), Some(page)) =
-            (self.waiting.reads.get_mut(&reader), self.table.get(number))
+            (self.wait_lists.reads.get_mut(&reader), self.table.get(number))
         else {
             return;
         };
@@ -128,7 +128,7 @@ impl State {
                 return;
             }
         }
-        let Some(Reading { request, .. }) = self.waiting.reads.remove(&reader) else { return };
+        let Some(PageRead { request, .. }) = self.wait_lists.reads.remove(&reader) else { return };
         let lost = || Error::new(ErrorKind::Internal, "cache: a fetched page has holes");
         let outcome =
             if known { Ok(Reply::Done) } else { Err(error.cloned().unwrap_or_else(lost)) };

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use sawmill_device::{Error, Request};
 
 use super::State;
-use super::push::Then;
+use super::push::NextStep;
 use crate::cache::options::Policy;
 use crate::cache::page::NEVER;
 use crate::cache::table::{pages_of, pieces_of};
@@ -19,11 +19,11 @@ use crate::cache::table::{pages_of, pieces_of};
 impl State {
     /// Returns the write if it is done.
     pub(super) fn write(&mut self, request: Request) -> Option<Request> {
-        if self.waiting.held.is_empty() && self.has_room(&request) {
+        if self.wait_lists.held.is_empty() && self.has_room(&request) {
             return self.store(request);
         }
         self.stats.writes_held.fetch_add(1, Relaxed);
-        self.waiting.held.push_back(request);
+        self.wait_lists.held.push_back(request);
         self.press();
         None
     }
@@ -61,7 +61,7 @@ impl State {
         self.note_unsaved();
         if fua || self.setup.policy == Policy::WriteThrough {
             let pages = pages_of(request.address, request.length);
-            self.push(request, &pages, Then::Answer);
+            self.push(request, &pages, NextStep::Answer);
             return None;
         }
         let half = self.dirty.bytes > self.setup.unsaved_bytes_max / 2
@@ -84,22 +84,22 @@ impl State {
 
     /// Starts the writes that have room now.
     pub(super) fn begin_held(&mut self) {
-        while self.waiting.held.front().is_some_and(|request| self.has_room(request)) {
-            let Some(request) = self.waiting.held.pop_front() else { break };
+        while self.wait_lists.held.front().is_some_and(|request| self.has_room(request)) {
+            let Some(request) = self.wait_lists.held.pop_front() else { break };
             if self.must_wait(&request) {
-                self.waiting.blocked.push_back(request);
+                self.wait_lists.blocked.push_back(request);
             } else if let Some(request) = self.store(request) {
                 self.answer(request, Ok(sawmill_device::Reply::Done));
             }
         }
-        if !self.waiting.held.is_empty() {
+        if !self.wait_lists.held.is_empty() {
             self.press();
         }
     }
 
     /// There will be no room: fails the writes that wait for it.
     pub(super) fn fail_held(&mut self, error: &Error) {
-        while let Some(request) = self.waiting.held.pop_front() {
+        while let Some(request) = self.wait_lists.held.pop_front() {
             self.fail(request, error);
         }
     }

@@ -24,7 +24,7 @@ use sawmill_format::packed_write::{self, at, entry_at};
 use super::{State, Work};
 use crate::cache::page::NEVER;
 
-use crate::cache::{Hear, PAGE_BYTES};
+use crate::cache::{OutcomeListener, PAGE_BYTES};
 
 /// A row of at least this many whole pages is written without the partial ones around it.
 const PLAIN_PAGES_MIN: usize = 4;
@@ -236,7 +236,7 @@ impl State {
 
 /// The exchange of a write-back.
 struct WriteBack {
-    me: Weak<dyn Hear>,
+    me: Weak<dyn OutcomeListener>,
     payload: Payload,
     pages: Vec<u64>,
     /// Bytes saved compared with writing whole pages; negative if the entries of many runs cost

@@ -14,12 +14,12 @@ use sawmill_format::link::greeting::{Cookie, GREETING_BYTES_MAX, Hello, Welcome}
 use sawmill_format::link::{HEADER_BYTES, Packet, PacketKind, VERSION};
 
 use super::join::{KEEP_ALIVE_NS, Way};
-use super::{Act, Control};
+use super::{Control, ControlAction};
 use crate::carrier::Batch;
 use crate::clock::{MS, SECOND};
 use crate::connection::{Connection, Path};
 use crate::initiator::slots::Slots;
-use crate::initiator::{Initiator, Live};
+use crate::initiator::{Initiator, LiveConnection};
 use crate::session::handshake::{TOKEN_BYTES, token_of};
 use crate::session::proof::Proof;
 use crate::session::{Greeting, HANDSHAKE_BYTES, Seals, Security};
@@ -46,7 +46,7 @@ const OVERDUE: u64 = 16;
 #[derive(Default)]
 pub(super) struct Attempt {
     pub(super) wanted: bool,
-    hello: Option<Said>,
+    hello: Option<SentHello>,
     pub(super) next_ns: u64,
     pause_ns: u64,
     /// An unauthenticated message of a target, for the error that the user sees.
@@ -54,7 +54,7 @@ pub(super) struct Attempt {
 }
 
 /// A hello that was sent.
-struct Said {
+struct SentHello {
     greeting: Greeting,
     /// Its packet, with room for the header.
     message: Arc<[u8]>,
@@ -94,13 +94,13 @@ impl Control {
         }
         self.attempt.pause_ns = (self.attempt.pause_ns * 2).clamp(HELLO_NS_FIRST, HELLO_NS_MAX);
         self.attempt.next_ns = now + self.attempt.pause_ns;
-        let Some(Said { message, .. }) = &self.attempt.hello else { return };
+        let Some(SentHello { message, .. }) = &self.attempt.hello else { return };
         let token = token_of(&message[HEADER_BYTES..]);
         for (link, way) in self.ways.iter().enumerate() {
             let Some(path) = way.path.clone() else { continue };
             let own = way.cookie.filter(|(of, _)| of == token);
             let (cookie, message) = (own.map(|(_, cookie)| cookie), Arc::clone(message));
-            self.acts.push(Act::SayHello { path, link: link as u8, message, cookie });
+            self.acts.push(ControlAction::SayHello { path, link: link as u8, message, cookie });
         }
     }
 
@@ -131,7 +131,7 @@ impl Control {
         else {
             return;
         };
-        let Some(Said { message, .. }) = &self.attempt.hello else { return };
+        let Some(SentHello { message, .. }) = &self.attempt.hello else { return };
         let hello = &message[HEADER_BYTES..];
         let Ok(token): Result<[u8; TOKEN_BYTES], _> = token_of(hello).try_into() else { return };
         if !of.proofs.is_of_cookie(hello, header.link, &cookie, &proof)
@@ -143,7 +143,7 @@ impl Control {
         (way.cookie, way.next_cookie_ns) = (Some((token, cookie)), now + COOKIE_EVERY_NS);
         if let Some(path) = way.path.clone() {
             let (link, message) = (header.link, Arc::clone(message));
-            self.acts.push(Act::SayHello { path, link, message, cookie: Some(cookie) });
+            self.acts.push(ControlAction::SayHello { path, link, message, cookie: Some(cookie) });
         }
     }
 
@@ -151,7 +151,7 @@ impl Control {
     /// nothing is in flight, so that no request waits for requests of the old connection at a
     /// device. After [`OVERDUE`] times as long without an idle moment it does not wait: unanswered
     /// requests are sent again.
-    pub(super) fn rekey(&mut self, of: &Initiator, live: &Live, now: u64) {
+    pub(super) fn rekey(&mut self, of: &Initiator, live: &LiveConnection, now: u64) {
         if now < self.rekey_look_ns {
             return;
         }
@@ -185,7 +185,7 @@ impl Control {
         };
         self.attempt = Attempt::default();
         self.connected(of, local, seals, &welcome, now);
-        self.acts.push(Act::GoOn);
+        self.acts.push(ControlAction::GoOn);
     }
 
     fn connected(&mut self, of: &Initiator, local: u64, seals: Seals, welcome: &Welcome, now: u64) {
@@ -199,8 +199,8 @@ impl Control {
         for way in &mut self.ways {
             *way = Way::over(way.path.take());
         }
-        let opened = of.shown.read().volumes.is_empty();
-        Control::show(of, Live { connection, local, remote, since_ns: now, opened });
+        let opened = of.view.read().volumes.is_empty();
+        Control::show(of, LiveConnection { connection, local, remote, since_ns: now, opened });
         if !opened {
             self.open_again(of);
         }
@@ -213,7 +213,7 @@ fn unmade(cause: impl std::error::Error + Send + Sync + 'static) -> Error {
 }
 
 /// A new hello for connection `local` over this many links.
-fn said(of: &Initiator, local: u64, links: usize) -> Result<Said> {
+fn said(of: &Initiator, local: u64, links: usize) -> Result<SentHello> {
     let hello = Hello {
         versions: (VERSION, VERSION),
         slots: of.options.slots,
@@ -229,7 +229,7 @@ fn said(of: &Initiator, local: u64, links: usize) -> Result<Said> {
         Greeting::new(&of.security, PROLOGUE, &payload, &mut message[HEADER_BYTES..])
             .map_err(unmade)?;
     message.truncate(HEADER_BYTES + bytes);
-    Ok(Said { greeting, message: message.into(), local })
+    Ok(SentHello { greeting, message: message.into(), local })
 }
 
 /// Parses what a target grants. It must not exceed what was requested.

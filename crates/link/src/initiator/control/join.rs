@@ -10,18 +10,18 @@ use std::sync::Arc;
 use sawmill_format::link::PACKET_BYTES_MIN;
 use sawmill_format::link::part::{Word, WordKind};
 
-use super::{Act, Control};
+use super::{Control, ControlAction};
 use crate::carrier::{BROADCAST, Peer};
 use crate::clock::{MS, SECOND};
 use crate::connection::Path;
-use crate::initiator::{Initiator, Live};
+use crate::initiator::{Initiator, LiveConnection};
 use crate::session::handshake::TOKEN_BYTES;
 use crate::session::proof::Proof;
 
 const JOIN_NS_FIRST: u64 = 20 * MS;
 const JOIN_NS_MAX: u64 = 250 * MS;
 /// Joins of one length without an answer before a shorter one is tried.
-const JOINS_OF_A_LENGTH: u32 = 3;
+const JOINS_PER_LENGTH_MAX: u32 = 3;
 /// Interval of probes on an idle link: the target keeps the connection, and a dead link is detected
 /// before it is used.
 pub(super) const KEEP_ALIVE_NS: u64 = 5 * SECOND;
@@ -32,7 +32,7 @@ const LONGER_PINGS_MAX: u32 = 64;
 #[derive(Default)]
 pub(super) struct Way {
     pub(super) path: Option<Path>,
-    join: Option<Join>,
+    attempt: Option<JoinAttempt>,
     joined: bool,
     next_ping_ns: u64,
     /// The cookie that a target under load wants with the hello of this token, and when the hello
@@ -48,7 +48,7 @@ pub(super) struct Way {
 }
 
 /// An attempt to join. For a link that is joined and in use, it tries longer packets.
-struct Join {
+struct JoinAttempt {
     token: u64,
     packet_bytes: usize,
     said: u32,
@@ -66,7 +66,7 @@ impl Way {
     /// When it has something to send next.
     pub(super) fn deadline_ns(&self) -> Option<u64> {
         self.path.as_ref()?;
-        let join = self.join.as_ref().map(|join| join.next_ns);
+        let join = self.attempt.as_ref().map(|join| join.next_ns);
         let ping = self.joined.then_some(self.next_ping_ns);
         join.into_iter().chain(ping).min()
     }
@@ -77,7 +77,7 @@ impl Way {
         let Some(path) = self.path.as_ref().filter(|path| path.peer != Peer::Stream) else {
             return;
         };
-        if self.join.is_some() || self.packet_bytes >= path.packet_bytes_max {
+        if self.attempt.is_some() || self.packet_bytes >= path.packet_bytes_max {
             return;
         }
         self.longer_in = self.longer_in.saturating_sub(1);
@@ -85,19 +85,24 @@ impl Way {
             self.longer_after = (self.longer_after * 2).min(LONGER_PINGS_MAX);
             self.longer_in = self.longer_after;
             let (packet_bytes, kept_bytes) = (path.packet_bytes_max, Some(self.packet_bytes));
-            self.join =
-                Some(Join { token: token(), packet_bytes, said: 0, next_ns: now, kept_bytes });
+            self.attempt = Some(JoinAttempt {
+                token: token(),
+                packet_bytes,
+                said: 0,
+                next_ns: now,
+                kept_bytes,
+            });
         }
     }
 }
 
-impl Join {
+impl JoinAttempt {
     /// Chooses the length of the next word, and when one more follows.
     fn say(&mut self, path: &Path, now: u64) {
         if self.said > 0 && path.peer != Peer::Stream {
             self.packet_bytes = match self.kept_bytes {
                 Some(kept_bytes) => kept_bytes,
-                None if self.said.is_multiple_of(JOINS_OF_A_LENGTH) => {
+                None if self.said.is_multiple_of(JOINS_PER_LENGTH_MAX) => {
                     shorter(self.packet_bytes, path.packet_bytes_max)
                 }
                 None => self.packet_bytes,
@@ -122,12 +127,14 @@ impl Control {
         }
     }
 
-    pub(super) fn word(&mut self, live: &Live, peer: Peer, word: &Word, now: u64) {
+    pub(super) fn word(&mut self, live: &LiveConnection, peer: Peer, word: &Word, now: u64) {
         let index = usize::from(word.link);
         let Some(way) = self.ways.get_mut(index) else { return };
         match word.kind {
             WordKind::Joined => {
-                let Some(join) = way.join.take_if(|join| join.token == word.token) else { return };
+                let Some(join) = way.attempt.take_if(|join| join.token == word.token) else {
+                    return;
+                };
                 let packet_bytes =
                     join.packet_bytes.min(word.packet_bytes as usize).max(PACKET_BYTES_MIN);
                 if !way.joined {
@@ -144,7 +151,7 @@ impl Control {
             }
             WordKind::Leave => {
                 way.joined = false;
-                way.join = None;
+                way.attempt = None;
                 live.connection.close_link(index);
             }
             WordKind::Join | WordKind::Ping => {}
@@ -152,7 +159,7 @@ impl Control {
     }
 
     /// Joins link `index`, and probes it if it is silent or idle.
-    pub(super) fn look_after(&mut self, live: &Live, index: usize, now: u64) {
+    pub(super) fn look_after(&mut self, live: &LiveConnection, index: usize, now: u64) {
         let Some(path) = self.ways[index].path.clone() else { return };
         let random = &mut self.random;
         let way = &mut self.ways[index];
@@ -162,11 +169,12 @@ impl Control {
                 live.connection.ping(index);
                 way.try_longer(now, || random.id());
             }
-        } else if way.join.is_none() {
+        } else if way.attempt.is_none() {
             let (token, packet_bytes) = (random.id(), path.packet_bytes_max);
-            way.join = Some(Join { token, packet_bytes, said: 0, next_ns: now, kept_bytes: None });
+            way.attempt =
+                Some(JoinAttempt { token, packet_bytes, said: 0, next_ns: now, kept_bytes: None });
         }
-        let Some(join) = way.join.as_mut().filter(|join| now >= join.next_ns) else { return };
+        let Some(join) = way.attempt.as_mut().filter(|join| now >= join.next_ns) else { return };
         join.say(&path, now);
         let word = Word {
             kind: WordKind::Join,
@@ -177,7 +185,7 @@ impl Control {
         let is_stream = path.peer == Peer::Stream;
         let packet_bytes = if is_stream { PACKET_BYTES_MIN } else { join.packet_bytes };
         let connection = Arc::clone(&live.connection);
-        self.acts.push(Act::SayWord { connection, index, path, word, packet_bytes });
+        self.acts.push(ControlAction::SayWord { connection, index, path, word, packet_bytes });
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sawmill_device::{Error, ErrorKind, Result};
-use sawmill_format::link::control::Opened;
+use sawmill_format::link::control::OpenAnswer;
 
 use super::Control;
 use crate::initiator::device::{Answer, NOT_OPEN, OpenMode, answered_by, read_opened};
@@ -32,10 +32,10 @@ impl Control {
         of: &Initiator,
         export: &str,
         mode: OpenMode,
-        opened: Opened,
+        open_answer: OpenAnswer,
         answer: &[u8],
     ) -> Result<Arc<OpenExport>> {
-        let mut shown = of.shown.write();
+        let mut shown = of.view.write();
         let number = u8::try_from(shown.volumes.len()).ok().filter(|number| *number < NOT_OPEN);
         let number = number.ok_or_else(|| {
             Error::new(ErrorKind::Full, "this initiator has too many volumes open")
@@ -43,15 +43,15 @@ impl Control {
         let volume = Arc::new(OpenExport {
             export: export.to_owned(),
             mode,
-            opened,
+            answer: open_answer,
             number,
             flushed: 0.into(),
             closed: false.into(),
             loss: Default::default(),
         });
         shown.volumes.push(Arc::clone(&volume));
-        self.cache_identities.push(opened.cache_identity);
-        of.pendings.set_number(number, opened.volume);
+        self.cache_identities.push(open_answer.cache_identity);
+        of.pendings.set_number(number, open_answer.volume);
         // It was opened on an earlier connection, so it is not open on this one.
         let stale = shown.live.as_mut().filter(|live| live.local != answered_by(answer));
         let again = stale.map(|live| live.opened = false).is_some();
@@ -66,7 +66,7 @@ impl Control {
     /// sent after the step.
     pub(super) fn open_again(&mut self, of: &Initiator) {
         let (local, volumes) = {
-            let shown = of.shown.read();
+            let shown = of.view.read();
             let Some(live) = &shown.live else { return };
             (live.local, shown.volumes.clone())
         };
@@ -89,7 +89,7 @@ impl Control {
             let Some(outcome) = answer.poll() else { return };
             let volume = Arc::clone(volume);
             match outcome.and_then(|bytes| read_opened(&bytes)) {
-                Ok(opened) if opened.size_bytes < volume.opened.size_bytes => {
+                Ok(opened) if opened.size_bytes < volume.answer.size_bytes => {
                     let text = format!("{}: the export is smaller than before", volume.export);
                     return self.fail(of, Error::new(ErrorKind::Refused, text));
                 }
@@ -108,10 +108,10 @@ impl Control {
     }
 
     /// The first of the volumes that were requested again is open.
-    fn reopened(&mut self, of: &Initiator, volume: &OpenExport, opened: &Opened) {
-        of.pendings.set_number(volume.number, opened.volume);
+    fn reopened(&mut self, of: &Initiator, volume: &OpenExport, answer: &OpenAnswer) {
+        of.pendings.set_number(volume.number, answer.volume);
         let cache_identity = &mut self.cache_identities[usize::from(volume.number)];
-        if std::mem::replace(cache_identity, opened.cache_identity) != opened.cache_identity {
+        if std::mem::replace(cache_identity, answer.cache_identity) != answer.cache_identity {
             volume.volatile_writes_lost(of.pendings.changes(volume.number));
         }
         self.reopening.asked.remove(0);
@@ -129,7 +129,7 @@ impl Control {
 
 /// All volumes are open on connection `local`.
 fn all_open(of: &Initiator, local: u64) {
-    if let Some(live) = of.shown.write().live.as_mut().filter(|live| live.local == local) {
+    if let Some(live) = of.view.write().live.as_mut().filter(|live| live.local == local) {
         live.opened = true;
     }
 }
@@ -139,5 +139,5 @@ fn all_open(of: &Initiator, local: u64) {
 /// we were given up.
 fn ask_again(of: &Initiator, volume: &OpenExport) -> Answer {
     let mode = OpenMode { take_over: false, ..volume.mode };
-    of.queue_open(&volume.export, mode, volume.opened.reservation)
+    of.queue_open(&volume.export, mode, volume.answer.reservation)
 }

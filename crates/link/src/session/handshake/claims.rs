@@ -21,14 +21,18 @@ fn greet(security: &Security, payload: &[u8]) -> (Greeting, Vec<u8>) {
     (greeting, out[..bytes].to_vec())
 }
 
-fn reply(security: &Security, message: &[u8], payload: &[u8]) -> Result<(Seals, Vec<u8>), Refused> {
+fn reply(
+    security: &Security,
+    message: &[u8],
+    payload: &[u8],
+) -> Result<(Seals, Vec<u8>), PacketRefusal> {
     let mut out = [0; 300];
     let (seals, bytes) = answer(security, PROLOGUE, message, |_| payload.to_vec(), &mut out)?;
     Ok((seals, out[..bytes].to_vec()))
 }
 
 /// Why a message that must not be answered was refused.
-fn unanswered(security: &Security, prologue: &[u8], message: &[u8]) -> Refused {
+fn unanswered(security: &Security, prologue: &[u8], message: &[u8]) -> PacketRefusal {
     let never = |_: &[u8]| panic!("a payload was given out unproved");
     answer(security, prologue, message, never, &mut [0; 300]).unwrap_err()
 }
@@ -91,17 +95,17 @@ fn each_handshake_makes_keys_of_its_own() {
 #[test]
 fn another_key_or_prologue_proves_nothing() {
     let (mut greeting, message1) = greet(&key(1), b"hello");
-    assert_eq!(unanswered(&key(2), PROLOGUE, &message1), Refused::Unproven);
-    assert_eq!(unanswered(&key(1), b"link 1, connection 8", &message1), Refused::Unproven);
-    let text = Refused::Unproven.to_string();
+    assert_eq!(unanswered(&key(2), PROLOGUE, &message1), PacketRefusal::Unproven);
+    assert_eq!(unanswered(&key(1), b"link 1, connection 8", &message1), PacketRefusal::Unproven);
+    let text = PacketRefusal::Unproven.to_string();
     assert!(text.contains("compare the key files"), "{text}");
     // A peer with another key cannot produce an answer; one that answers another greeting can.
     let (_, elsewhere) = greet(&key(2), b"hello");
     let (_, message2) = reply(&key(2), &elsewhere, b"").unwrap();
-    assert_eq!(greeting.finish(&message2).unwrap_err(), Refused::Unproven);
+    assert_eq!(greeting.finish(&message2).unwrap_err(), PacketRefusal::Unproven);
     // In clear, the checksum reveals a different prologue.
     let (_, message1) = greet(&Security::Insecure, b"hello");
-    assert_eq!(unanswered(&Security::Insecure, b"other", &message1), Refused::Damaged);
+    assert_eq!(unanswered(&Security::Insecure, b"other", &message1), PacketRefusal::Damaged);
 }
 
 #[test]
@@ -119,7 +123,11 @@ fn a_message_with_any_flipped_bit_is_refused_and_the_handshake_goes_on() {
         for bit in 0..message2.len() * 8 {
             let mut flipped = message2.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert_ne!(greeting.finish(&flipped).unwrap_err(), Refused::Finished, "bit {bit}");
+            assert_ne!(
+                greeting.finish(&flipped).unwrap_err(),
+                PacketRefusal::Finished,
+                "bit {bit}"
+            );
         }
         let (initiator, payload) = greeting.finish(&message2).unwrap();
         assert_eq!(payload, b"welcome");
@@ -135,7 +143,7 @@ fn a_message_cut_short_or_made_longer_is_refused() {
         for bytes in 0..message1.len() {
             let refused = unanswered(&security, PROLOGUE, &message1[..bytes]);
             assert_eq!(
-                matches!(refused, Refused::Short { .. }),
+                matches!(refused, PacketRefusal::Short { .. }),
                 bytes < HANDSHAKE_BYTES,
                 "{refused}"
             );
@@ -152,7 +160,9 @@ fn a_message_cut_short_or_made_longer_is_refused() {
 
 #[test]
 fn a_replayed_answer_finishes_no_other_handshake() {
-    for (security, why) in [(key(1), Refused::Unproven), (Security::Insecure, Refused::NotOurs)] {
+    for (security, why) in
+        [(key(1), PacketRefusal::Unproven), (Security::Insecure, PacketRefusal::NotOurs)]
+    {
         let (mut old, message1) = greet(&security, b"hello");
         let (_, message2) = reply(&security, &message1, b"welcome").unwrap();
         let (mut greeting, _) = greet(&security, b"hello");
@@ -160,7 +170,7 @@ fn a_replayed_answer_finishes_no_other_handshake() {
         assert!(old.finish(&message2).is_ok());
         assert_eq!(
             old.finish(&message2).unwrap_err(),
-            Refused::Finished,
+            PacketRefusal::Finished,
             "nor its own a second time"
         );
     }
@@ -174,7 +184,7 @@ fn a_replayed_greeting_gets_an_answer_but_no_packet_through() {
     let (initiator, _) = greeting.finish(&message2).unwrap();
     let mut recorded = packet(1);
     initiator.seal(&mut recorded).unwrap();
-    assert_eq!(second.open(&mut recorded.clone()), Err(Refused::Forged));
+    assert_eq!(second.open(&mut recorded.clone()), Err(PacketRefusal::Forged));
     assert!(first.open(&mut recorded).is_ok());
 }
 
@@ -182,9 +192,9 @@ fn a_replayed_greeting_gets_an_answer_but_no_packet_through() {
 fn a_message_mirrored_to_its_sender_is_refused() {
     for security in [key(1), Security::Insecure] {
         let (mut greeting, message1) = greet(&security, b"hello");
-        assert_eq!(greeting.finish(&message1).unwrap_err(), Refused::OutOfTurn);
+        assert_eq!(greeting.finish(&message1).unwrap_err(), PacketRefusal::OutOfTurn);
         let (_, message2) = reply(&security, &message1, b"welcome").unwrap();
-        assert_eq!(unanswered(&security, PROLOGUE, &message2), Refused::OutOfTurn);
+        assert_eq!(unanswered(&security, PROLOGUE, &message2), PacketRefusal::OutOfTurn);
         // With the step rewritten, it is still not accepted as an answer.
         let mut mirrored = message1;
         mirrored[1] = 2;
@@ -196,8 +206,8 @@ fn a_message_mirrored_to_its_sender_is_refused() {
 #[test]
 fn a_secure_end_and_an_insecure_one_refuse_each_other_and_say_so() {
     for (ours, theirs, why) in [
-        (key(1), Security::Insecure, Refused::PeerInsecure),
-        (Security::Insecure, key(1), Refused::PeerSecure),
+        (key(1), Security::Insecure, PacketRefusal::PeerInsecure),
+        (Security::Insecure, key(1), PacketRefusal::PeerSecure),
     ] {
         let (mut peer, message1) = greet(&theirs, b"hello");
         assert_eq!(unanswered(&ours, PROLOGUE, &message1), why);
@@ -215,16 +225,19 @@ fn a_secure_end_and_an_insecure_one_refuse_each_other_and_say_so() {
 #[test]
 fn a_refusal_names_its_reason_and_answers_greetings_only() {
     for security in [key(1), Security::Insecure] {
-        for why in [Refused::Unproven, Refused::Unknown] {
+        for why in [PacketRefusal::Unproven, PacketRefusal::Unknown] {
             let message = refusal(&key(2), why).unwrap();
             assert_eq!(greet(&security, b"").0.finish(&message).unwrap_err(), why);
             // Two targets cannot refuse each other forever.
             let refused = unanswered(&security, PROLOGUE, &message);
-            assert_eq!(refusal(&security, Refused::Damaged), None);
-            assert!(matches!(refused, Refused::Unknown | Refused::Short { .. }), "{refused}");
+            assert_eq!(refusal(&security, PacketRefusal::Damaged), None);
+            assert!(
+                matches!(refused, PacketRefusal::Unknown | PacketRefusal::Short { .. }),
+                "{refused}"
+            );
         }
     }
-    assert_eq!(refusal(&key(1), Refused::Unproven), Some([2, 3, 3, 0]));
+    assert_eq!(refusal(&key(1), PacketRefusal::Unproven), Some([2, 3, 3, 0]));
 }
 
 #[test]
@@ -250,7 +263,7 @@ fn the_bytes_of_an_insecure_handshake_are_these() {
 #[test]
 fn a_message_that_does_not_fit_is_refused_before_it_is_begun() {
     for security in [key(1), Security::Insecure] {
-        let room = |bytes, room| Refused::Room { bytes, room };
+        let room = |bytes, room| PacketRefusal::Room { bytes, room };
         let refused = Greeting::new(&security, PROLOGUE, b"hello", &mut [0; 56]).unwrap_err();
         assert_eq!(refused, room(57, 56));
         let (_, message1) = greet(&security, b"");

@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{self, BufRead, IsTerminal, Write};
 
 use clap::Args;
-use sawmill_volume::{Deleted, ErrorKind};
+use sawmill_volume::{DeleteReport, ErrorKind};
 
 use crate::command::Context;
 use crate::config::VolumeAddress;
@@ -52,7 +52,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             if control::attached(&folder)?.is_none() {
                 forget_state(&folder);
             }
-            return report(context, &address, &finished.deleted);
+            return report(context, &address, &finished.report);
         }
         record => record?,
     };
@@ -77,27 +77,27 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     report(context, &address, &deleted)
 }
 
-fn report(context: &Context, address: &VolumeAddress, deleted: &Deleted) -> Result<Exit> {
+fn report(context: &Context, address: &VolumeAddress, report: &DeleteReport) -> Result<Exit> {
     let document = Document {
         deleted: &address.name,
         store: &address.store_url,
-        objects: deleted.objects,
-        bytes: deleted.bytes,
-        needed_by: &deleted.pinned_by,
+        objects: report.objects,
+        bytes: report.bytes,
+        needed_by: &report.pinned_by,
     };
     if context.json {
         output::json(&document)?;
     } else {
-        let bytes = human_size(deleted.bytes);
-        if !deleted.pinned_by.is_empty() {
-            let clones = deleted.pinned_by.join(", ");
+        let bytes = human_size(report.bytes);
+        if !report.pinned_by.is_empty() {
+            let clones = report.pinned_by.join(", ");
             output::line(&format!(
                 "deleted {}; its data stays until these clones no longer need it: {clones}",
                 address.name
             ))?;
             return Ok(Exit::Ok);
         }
-        output::line(&format!("deleted {} ({} objects, {bytes})", address.name, deleted.objects))?;
+        output::line(&format!("deleted {} ({} objects, {bytes})", address.name, report.objects))?;
     }
     Ok(Exit::Ok)
 }

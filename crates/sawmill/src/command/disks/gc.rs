@@ -16,7 +16,7 @@ use crate::admin::status::VolumeStatus;
 use crate::attach::AttachToWrite;
 use crate::command::Context;
 use crate::config::VolumeAddress;
-use crate::control::protocol::{Collected, ControlRequest};
+use crate::control::protocol::{CollectReply, ControlRequest};
 use crate::{control, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
@@ -120,7 +120,11 @@ fn left(status: &VolumeStatus) -> (u64, u64) {
     (status.counters.moved_bytes, status.gc_left_bytes)
 }
 
-fn at_rest(context: &Context, arguments: &Arguments, address: &VolumeAddress) -> Result<Collected> {
+fn at_rest(
+    context: &Context,
+    arguments: &Arguments,
+    address: &VolumeAddress,
+) -> Result<CollectReply> {
     let (_, record) = wiring::find(address)?;
     let attached =
         arguments.attach.open(&context.places, address, &record, arguments.no_fencing)?;
@@ -131,7 +135,7 @@ fn at_rest(context: &Context, arguments: &Arguments, address: &VolumeAddress) ->
     };
     let collected = watch(look, || {
         let report = volume.collect_garbage(arguments.threshold).map_err(Failure::from)?;
-        Ok(Collected { moved_bytes: report.moved_bytes, moved_segments: report.moved_segments })
+        Ok(CollectReply { moved_bytes: report.moved_bytes, moved_segments: report.moved_segments })
     });
     let collected = collected.map_err(|failure| failure.of_volume(&address.name))?;
     attached.close()?;
@@ -141,8 +145,8 @@ fn at_rest(context: &Context, arguments: &Arguments, address: &VolumeAddress) ->
 /// Runs `work` and shows its progress: bytes moved, and bytes left to move.
 fn watch(
     look: impl Fn() -> (u64, u64),
-    work: impl FnOnce() -> Result<Collected> + Send,
-) -> Result<Collected> {
+    work: impl FnOnce() -> Result<CollectReply> + Send,
+) -> Result<CollectReply> {
     let mut progress = output::Progress::new("moved bytes");
     std::thread::scope(|scope| {
         let working = scope.spawn(work);
@@ -192,7 +196,7 @@ fn tell_moved(
     context: &Context,
     arguments: &Arguments,
     address: &VolumeAddress,
-    answer: Collected,
+    answer: CollectReply,
 ) -> Result<Exit> {
     if context.json {
         output::json(&Document {

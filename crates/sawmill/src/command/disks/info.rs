@@ -14,7 +14,7 @@ use crate::admin::status::{
 use crate::command::Context;
 use crate::config::VolumeAddress;
 use crate::moment::human_time;
-use crate::seen::Elsewhere;
+use crate::seen::OtherStore;
 use crate::{control, seen, wiring};
 use sawmill_console::exit::{Exit, Result};
 use sawmill_console::output;
@@ -105,7 +105,7 @@ struct Document {
     /// What this machine remembers of the volume, here or in other stores, and what contradicts
     /// that now.
     remarks: Vec<String>,
-    elsewhere: Vec<Elsewhere>,
+    elsewhere: Vec<OtherStore>,
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use clap::Args;
 use sawmill_store::ObjectStore;
-use sawmill_volume::{ErrorKind, Listed, Unnamed, inspect};
+use sawmill_volume::{ErrorKind, UnnamedVolume, VolumeEntry, inspect};
 use serde::Serialize;
 
 use super::info::{Attachment, RecordDocument};
@@ -105,24 +105,23 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     Ok(Exit::Ok)
 }
 
-fn unnamed_row(unnamed: &Unnamed) -> Row {
-    let size_bytes = unnamed.size_bytes.as_ref().ok().copied();
-    let document = UnnamedDocument { size_bytes, deleted: unnamed.is_deleted };
-    let (name, unnamed) = (unnamed.volume_id.to_string(), Some(document));
+fn unnamed_row(unnamed_volume: &UnnamedVolume) -> Row {
+    let size_bytes = unnamed_volume.size_bytes.as_ref().ok().copied();
+    let document = UnnamedDocument { size_bytes, deleted: unnamed_volume.is_deleted };
+    let (name, unnamed) = (unnamed_volume.volume_id.to_string(), Some(document));
     Row { name, volume: None, unnamed, attached: None, error: None }
 }
 
 /// Sizes from the newest checkpoints: a volume may have been resized since it was made. They are
 /// read in parallel, because each takes a few requests.
-fn sizes(store: &dyn ObjectStore, listed: &[Listed]) -> Vec<sawmill_volume::Result<u64>> {
-    const AT_ONCE: usize = 16;
-    let size = |listed: &Listed| {
-        let record = listed.record.as_ref().map_err(Clone::clone)?;
+fn sizes(store: &dyn ObjectStore, entries: &[VolumeEntry]) -> Vec<sawmill_volume::Result<u64>> {
+    const VOLUMES_AT_ONCE_MAX: usize = 16;
+    let size = |entry: &VolumeEntry| {
+        let record = entry.record.as_ref().map_err(Clone::clone)?;
         inspect::checkpoint(store, record, None).map(|checkpoint| checkpoint.size_bytes)
     };
     let mut sizes = Vec::new();
-    // In bounded steps: a store may have thousands of volumes, each with a thread here.
-    for chunk in listed.chunks(AT_ONCE) {
+    for chunk in entries.chunks(VOLUMES_AT_ONCE_MAX) {
         std::thread::scope(|scope| {
             let asked: Vec<_> = chunk.iter().map(|listed| scope.spawn(|| size(listed))).collect();
             sizes.extend(asked.into_iter().map(|asked| {

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::attach::AttachToWrite;
 use crate::command::Context;
-use crate::control::protocol::{ControlRequest, Resized};
+use crate::control::protocol::{ControlRequest, ResizeReply};
 use crate::{control, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
@@ -70,7 +70,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         );
         return Err(Failure::new(Exit::Refused, text));
     }
-    let resized = control::ask_writer::<Resized>(&folder, &ControlRequest::Resize { size_bytes });
+    let resized =
+        control::ask_writer::<ResizeReply>(&folder, &ControlRequest::Resize { size_bytes });
     let resized = resized.map_err(|failure| failure.of_volume(&address.name))?;
     // A volume that has the size already is not attached: that would cost an epoch for nothing.
     if resized.is_none() && size_bytes != old_size_bytes {

@@ -23,18 +23,18 @@ use signal_hook::low_level::emulate_default_handler;
 use crate::admin::Admin;
 use crate::admin::status::{HealthStatus, PositionsStatus, milliseconds};
 use crate::command::Context;
-use crate::command::opening::{Opening, Tuning};
+use crate::command::opening::{OpenArguments, Tuning};
 use crate::config::Places;
 use crate::daemon::{self, DoorOf, print_event};
 use crate::doors::nbd::NbdMemory;
 use crate::doors::plan::DoorOptions;
-use crate::handoff::again::Again;
+use crate::handoff::again::ReopenQueue;
 use crate::handoff::predecessor::Predecessor;
-use crate::handoff::{Asked, Done, successor};
+use crate::handoff::{HandOffRequest, HandOffResult, successor};
 use crate::listening::resolve;
 use crate::plan::Plan;
 use crate::seen;
-use crate::serving::{Served, Serving};
+use crate::serving::{ServeProcess, ServedVolume};
 use crate::wiring;
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -65,7 +65,7 @@ pub(in crate::command) struct Arguments {
     volumes: Vec<String>,
 
     #[command(flatten)]
-    opening: Opening,
+    opening: OpenArguments,
 
     /// Also serve dashboard, metrics and status over HTTP on this loopback address, for example
     /// 127.0.0.1:9100.
@@ -130,14 +130,14 @@ struct Step {
 }
 
 /// What the main thread receives.
-pub(in crate::command) enum Heard {
+pub(in crate::command) enum ServeEvent {
     Signal,
     /// SIGUSR1.
     Collect,
     /// SIGHUP, for commands that can reload something.
     Reload,
     /// Another process asks to take over.
-    HandOff(Asked),
+    HandOff(HandOffRequest),
     /// All doors are closed and this volume is closed.
     Closed(usize, Result<()>),
 }
@@ -149,7 +149,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let started = Arc::new(AtomicBool::new(false));
     forward_signals(tell.clone(), started.clone(), false)?;
     let ring = tell.clone();
-    let bell = Box::new(move |asked| ring.send(Heard::HandOff(asked)).is_ok());
+    let bell = Box::new(move |asked| ring.send(ServeEvent::HandOff(asked)).is_ok());
     let (serving, admin) = match arguments.take_over {
         true => successor::take_over(&context.places, plan.clone(), bell)?,
         false => wiring::serve(&context.places, plan.clone(), bell)?,
@@ -157,9 +157,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     started.store(true, Ordering::Release);
     announce(context.json, &serving, &admin);
     daemon::notify(sd_notify::NotifyState::Ready);
-    let again = Again::new(&plan, &serving);
+    let again = ReopenQueue::new(&plan, &serving);
     match serve_on(context.json, &serving, &again, &admin, &hear) {
-        Until::HandedOver(done) => {
+        ServeEnd::HandedOver(done) => {
             // Everything belongs to the successor: close, store and remove nothing here.
             admin.finish_answers();
             return match done.unheard {
@@ -168,8 +168,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
                 true => Err(Failure::new(Exit::Unavailable, done.lost_doors.join("; "))),
             };
         }
-        // No volume may come back while all of them are being closed.
-        Until::Signal => again.end(),
+        ServeEnd::Signal => again.end(),
     }
     daemon::notify(sd_notify::NotifyState::Stopping);
     if context.json {
@@ -200,7 +199,7 @@ fn plan(places: &Places, arguments: &Arguments) -> Result<Plan> {
 /// to request a clean end. While the process starts, a second signal kills it; accepted writes
 /// survive that. Without `reloads`, SIGHUP ends the process too.
 pub(in crate::command) fn forward_signals(
-    tell: SyncSender<Heard>,
+    tell: SyncSender<ServeEvent>,
     started: Arc<AtomicBool>,
     reloads: bool,
 ) -> Result<()> {
@@ -209,8 +208,8 @@ pub(in crate::command) fn forward_signals(
     let mut ends = 0;
     daemon::on_signals(&all, move |signal| {
         let word = match signal {
-            SIGUSR1 => Heard::Collect,
-            SIGHUP => Heard::Reload,
+            SIGUSR1 => ServeEvent::Collect,
+            SIGHUP => ServeEvent::Reload,
             _ => {
                 ends += 1;
                 if !started.load(Ordering::Acquire) {
@@ -222,14 +221,14 @@ pub(in crate::command) fn forward_signals(
                          immediately"
                     );
                 }
-                Heard::Signal
+                ServeEvent::Signal
             }
         };
         tell.send(word).is_ok()
     })
 }
 
-fn announce(json: bool, serving: &Serving, admin: &Admin) {
+fn announce(json: bool, serving: &ServeProcess, admin: &Admin) {
     let admin = admin.url();
     if let Some(url) = &admin {
         tracing::info!("dashboard at {url}");
@@ -263,33 +262,33 @@ fn announce(json: bool, serving: &Serving, admin: &Admin) {
 }
 
 /// Why serving ended.
-enum Until {
+enum ServeEnd {
     Signal,
-    HandedOver(Done),
+    HandedOver(HandOffResult),
 }
 
 /// Serves until the first signal or a hand-off; logs changes of health.
 fn serve_on(
     json: bool,
-    serving: &Arc<Serving>,
-    again: &Arc<Again>,
+    serving: &Arc<ServeProcess>,
+    reopen_queue: &Arc<ReopenQueue>,
     admin: &Admin,
-    hear: &Receiver<Heard>,
-) -> Until {
-    let mut known: Vec<HealthStatus> = serving.volumes.iter().map(Served::health).collect();
+    hear: &Receiver<ServeEvent>,
+) -> ServeEnd {
+    let mut known: Vec<HealthStatus> = serving.volumes.iter().map(ServedVolume::health).collect();
     loop {
         // Users of a closed volume wait, so it is tried more often than health is looked at.
         let is_any_away = serving.away().next().is_some();
         match hear.recv_timeout(if is_any_away { AGAIN_EVERY } else { HEALTH_EVERY }) {
-            Ok(Heard::Collect) => serving.collect_all(),
-            Ok(Heard::HandOff(asked)) => {
-                if let Some(until) = hand_off(serving, again, admin, hear, &asked) {
+            Ok(ServeEvent::Collect) => serving.collect_all(),
+            Ok(ServeEvent::HandOff(asked)) => {
+                if let Some(until) = hand_off(serving, reopen_queue, admin, hear, &asked) {
                     return until;
                 }
             }
-            Err(RecvTimeoutError::Timeout) if is_any_away => again.try_all(),
+            Err(RecvTimeoutError::Timeout) if is_any_away => reopen_queue.try_all(),
             Err(RecvTimeoutError::Timeout) => {}
-            _ => return Until::Signal,
+            _ => return ServeEnd::Signal,
         }
         serving.note_seen();
         for (served, known) in serving.volumes.iter().zip(&mut known) {
@@ -313,13 +312,13 @@ fn serve_on(
 
 /// Hands everything over. Returns `None` if this process continues to serve.
 fn hand_off(
-    serving: &Arc<Serving>,
-    again: &Arc<Again>,
+    serving: &Arc<ServeProcess>,
+    again: &Arc<ReopenQueue>,
     admin: &Admin,
-    hear: &Receiver<Heard>,
-    asked: &Asked,
-) -> Option<Until> {
-    let outcome = Predecessor { serving, again, admin }.hand_off(&asked.wanted);
+    hear: &Receiver<ServeEvent>,
+    request: &HandOffRequest,
+) -> Option<ServeEnd> {
+    let outcome = Predecessor { serving, reopen_queue: again, admin }.hand_off(&request.wanted);
     match &outcome {
         Ok(done) => {
             tracing::info!(
@@ -332,30 +331,30 @@ fn hand_off(
     }
     let done = outcome.as_ref().ok().cloned();
     // The requester may be gone.
-    let _ = asked.answer.send(outcome);
+    let _ = request.answer.send(outcome);
     // If this process continues to serve, the loop handles what arrived during the attempt.
     // Otherwise it was meant for the server, so the successor gets it.
     let done = done?;
     for heard in hear.try_iter() {
         let signal = match heard {
-            Heard::Signal => Signal::TERM,
-            Heard::Collect => Signal::USR1,
+            ServeEvent::Signal => Signal::TERM,
+            ServeEvent::Collect => Signal::USR1,
             // The requester learns that this process is about to exit.
-            Heard::Reload | Heard::HandOff(_) | Heard::Closed(..) => continue,
+            ServeEvent::Reload | ServeEvent::HandOff(_) | ServeEvent::Closed(..) => continue,
         };
         if let Some(pid) = Pid::from_raw(done.pid.cast_signed()) {
             let _ = kill_process(pid, signal);
         }
     }
-    Some(Until::HandedOver(done))
+    Some(ServeEnd::HandedOver(done))
 }
 
 /// Closes the doors, then all volumes at the same time; a second signal stops that immediately.
 pub(in crate::command) fn close(
     json: bool,
-    serving: &Arc<Serving>,
-    tell: &SyncSender<Heard>,
-    hear: &Receiver<Heard>,
+    serving: &Arc<ServeProcess>,
+    tell: &SyncSender<ServeEvent>,
+    hear: &Receiver<ServeEvent>,
 ) -> Result<Exit> {
     // First: their users wait for a volume that this process does not open any more, so their doors
     // could not finish.
@@ -374,7 +373,7 @@ pub(in crate::command) fn close(
                     names.join(", ")
                 );
             }
-            Ok(Heard::Closed(index, outcome)) => {
+            Ok(ServeEvent::Closed(index, outcome)) => {
                 open.retain(|other| *other != index);
                 tell_stopped(json, &serving.volumes[index], outcome.is_ok());
                 if let Err(failure) = outcome {
@@ -382,8 +381,8 @@ pub(in crate::command) fn close(
                 }
             }
             // Everything is being closed: there is nothing to collect or to hand over.
-            Ok(Heard::Collect | Heard::Reload | Heard::HandOff(_)) => {}
-            Ok(Heard::Signal) | Err(RecvTimeoutError::Disconnected) => {
+            Ok(ServeEvent::Collect | ServeEvent::Reload | ServeEvent::HandOff(_)) => {}
+            Ok(ServeEvent::Signal) | Err(RecvTimeoutError::Disconnected) => {
                 tracing::warn!("stopping immediately; unstored writes stay in the journal");
                 serving.close_now();
                 serving.doors.stop_now();
@@ -399,21 +398,21 @@ pub(in crate::command) fn close(
 
 /// Closes a volume. One that a failed hand-off left closed has everything it accepted in its
 /// journal.
-fn close_served(served: &Served) -> Result<()> {
-    let volume = served
+fn close_served(served_volume: &ServedVolume) -> Result<()> {
+    let volume = served_volume
         .volume()
         .map_err(|failure| Failure::new(Exit::Negative, failure.to_string()).caused_by(failure));
     let closed = volume.and_then(|volume| {
         volume.close().map_err(Failure::from)?;
-        seen::note(&served.folder, &volume);
+        seen::note(&served_volume.folder, &volume);
         Ok(())
     });
-    closed.map_err(|failure| failure.of_volume(served.name()))
+    closed.map_err(|failure| failure.of_volume(served_volume.name()))
 }
 
 /// Lets the doors finish, then closes each volume on a thread of its own, because each may have to
 /// wait.
-fn start_closing(serving: &Arc<Serving>, tell: &SyncSender<Heard>) -> Result<()> {
+fn start_closing(serving: &Arc<ServeProcess>, tell: &SyncSender<ServeEvent>) -> Result<()> {
     let (serving, tell) = (Arc::clone(serving), tell.clone());
     let all = move || {
         // The requester may kill this process soon, and memory may be lost with it (as in a
@@ -430,7 +429,9 @@ fn start_closing(serving: &Arc<Serving>, tell: &SyncSender<Heard>) -> Result<()>
             for (index, served) in serving.volumes.iter().enumerate() {
                 let tell = tell.clone();
                 // After a second signal there is no listener any more.
-                scope.spawn(move || drop(tell.send(Heard::Closed(index, close_served(served)))));
+                scope.spawn(move || {
+                    drop(tell.send(ServeEvent::Closed(index, close_served(served))))
+                });
             }
         });
     };
@@ -440,12 +441,12 @@ fn start_closing(serving: &Arc<Serving>, tell: &SyncSender<Heard>) -> Result<()>
         .map_err(|error| Failure::io("cannot start the thread that closes the volumes", &error))
 }
 
-fn tell_stopped(json: bool, served: &Served, everything_stored: bool) {
-    let positions = served.positions();
+fn tell_stopped(json: bool, served_volume: &ServedVolume, everything_stored: bool) {
+    let positions = served_volume.positions();
     if json {
-        print_event(&Event::Stopped { volume: served.name(), everything_stored, positions });
+        print_event(&Event::Stopped { volume: served_volume.name(), everything_stored, positions });
     }
-    tracing::info!(volume = served.name(), everything_stored, "closed");
+    tracing::info!(volume = served_volume.name(), everything_stored, "closed");
 }
 
 #[cfg(test)]

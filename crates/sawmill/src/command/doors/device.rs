@@ -27,11 +27,11 @@ use sawmill_console::units::human_size;
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     #[command(subcommand)]
-    what: What,
+    action: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// List all ublk devices of this machine.
     List,
     /// Remove a device that no process serves. Its users get errors from then on.
@@ -87,9 +87,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     if !rustix::process::geteuid().is_root() {
         run_folder = context.places.ublk_folder()?;
     }
-    match &arguments.what {
-        What::List => list(context, &run_folder),
-        What::Delete(device) => {
+    match &arguments.action {
+        Action::List => list(context, &run_folder),
+        Action::Delete(device) => {
             ublk::delete(&run_folder, &link_folder, device.id)?;
             match context.json {
                 true => output::json(&serde_json::json!({ "deleted": device.id }))?,
@@ -97,7 +97,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             }
             Ok(Exit::Ok)
         }
-        What::Recover(device) => recover(context, &run_folder, device.id),
+        Action::Recover(device) => recover(context, &run_folder, device.id),
     }
 }
 

@@ -24,20 +24,20 @@ use sawmill_console::output;
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     #[command(subcommand)]
-    what: What,
+    action: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// List the doors of a volume.
     List(Volume),
     /// Open more doors on a volume.
     ///
     /// They move with a hand-off, and return when the server restarts after a crash. A server that
     /// is stopped cleanly forgets them: give permanent doors as options of `serve`.
-    Add(Add),
+    Add(AddArguments),
     /// Close a door. Requests in flight finish; then its users see the device disappear.
-    Remove(Remove),
+    Remove(RemoveArguments),
 }
 
 #[derive(Args)]
@@ -48,7 +48,7 @@ struct Volume {
 }
 
 #[derive(Args)]
-struct Add {
+struct AddArguments {
     #[command(flatten)]
     volume: Volume,
 
@@ -57,7 +57,7 @@ struct Add {
 }
 
 #[derive(Args)]
-struct Remove {
+struct RemoveArguments {
     #[command(flatten)]
     volume: Volume,
 
@@ -68,10 +68,10 @@ struct Remove {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    match &arguments.what {
-        What::List(volume) => list(context, volume),
-        What::Add(add_what) => add(context, add_what),
-        What::Remove(what) => {
+    match &arguments.action {
+        Action::List(volume) => list(context, volume),
+        Action::Add(add_what) => add(context, add_what),
+        Action::Remove(what) => {
             let (folder, name) = folder_of(context, &what.volume)?;
             let request = ControlRequest::RemoveDoor { address: what.address.clone() };
             let DoorRemoved { removed } = control::ask_any(&folder, &name, &request)?;
@@ -92,7 +92,7 @@ fn folder_of(context: &Context, volume: &Volume) -> Result<(PathBuf, String)> {
     Ok((folder, address.name))
 }
 
-fn add(context: &Context, arguments: &Add) -> Result<Exit> {
+fn add(context: &Context, arguments: &AddArguments) -> Result<Exit> {
     let plans = arguments.doors.plans();
     if plans.is_empty() {
         return Err(Failure::usage(format!("name a door: {}", plan::options())));

@@ -11,7 +11,7 @@ use clap::Args;
 use crate::command::Context;
 use crate::control;
 use crate::control::protocol::{ControlRequest, HandOff};
-use crate::handoff::Done;
+use crate::handoff::HandOffResult;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use sawmill_console::units::parse_duration;
@@ -55,7 +55,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         timeout: arguments.timeout,
         stall_max: arguments.stall_max,
     });
-    let done: Done = control::ask_any(&folder, &address.name, &request)?;
+    let done: HandOffResult = control::ask_any(&folder, &address.name, &request)?;
     if done.unheard {
         let text = format!(
             "process {} took over and then did not report: check that it serves, or start a \

@@ -25,11 +25,11 @@ use sawmill_console::units::human_size;
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     #[command(subcommand)]
-    what: What,
+    action: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// List the devices that have a running host.
     List,
     /// Print the path of a device's driver socket.
@@ -74,9 +74,9 @@ struct Row {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    match &arguments.what {
-        What::List => return list(context),
-        What::Socket(device) => {
+    match &arguments.action {
+        Action::List => return list(context),
+        Action::Socket(device) => {
             let socket = socket_of(context, &device.name)?;
             ask(&socket, &device.name, "status")?;
             let socket = socket.display().to_string();
@@ -85,14 +85,14 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
                 false => output::line(&socket)?,
             }
         }
-        What::Flush(device) => {
+        Action::Flush(device) => {
             drop(ask(&socket_of(context, &device.name)?, &device.name, "flush")?)
         }
-        What::End(end) => {
+        Action::End(end) => {
             let what = if end.now { "fail" } else { "end" };
             drop(ask(&socket_of(context, &end.device.name)?, &end.device.name, what)?);
         }
-        What::Replace(device) => {
+        Action::Replace(device) => {
             drop(ask(&socket_of(context, &device.name)?, &device.name, "replace")?)
         }
     }

@@ -16,7 +16,7 @@ use crate::command::Context;
 use crate::daemon;
 use crate::doors::nbd::NbdMemory;
 use crate::doors::plan::{self, DoorOptions, DoorPlan};
-use crate::driving::{self, Plan, Told};
+use crate::driving::{self, DeviceEvent, Plan};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output;
 use sawmill_lab::layers::LayerOptions;
@@ -101,18 +101,20 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         command: arguments.command.clone(),
         passed: arguments.driver_env.clone(),
         restarts: !arguments.no_restart,
-        around: Box::new(move |device| layers.around(device)),
+        wrapper: Box::new(move |device| layers.around(device)),
     };
     // The reader of the events may be gone, for example a driver that started this host and died.
     // The device stays.
-    let tell = |told: &Told<'_>| say(context.json, told).or_else(|failure| unheard(told, failure));
+    let tell = |event: &DeviceEvent<'_>| {
+        say(context.json, event).or_else(|failure| unheard(event, failure))
+    };
     driving::drive(plan, &mut |told| tell(told))
 }
 
 /// A lost event matters only if drivers do not know yet where to connect.
-fn unheard(told: &Told<'_>, failure: Failure) -> Result<()> {
-    match told {
-        Told::Listening { .. } => Err(failure),
+fn unheard(device_event: &DeviceEvent<'_>, failure: Failure) -> Result<()> {
+    match device_event {
+        DeviceEvent::Listening { .. } => Err(failure),
         _ => {
             tracing::debug!("cannot print an event: {failure}");
             Ok(())
@@ -130,20 +132,22 @@ fn name_of(arguments: &Arguments) -> Result<String> {
     })
 }
 
-fn say(json: bool, told: &Told<'_>) -> Result<()> {
+fn say(json: bool, event: &DeviceEvent<'_>) -> Result<()> {
     if json {
-        return output::json_event(told);
+        return output::json_event(event);
     }
-    match told {
-        Told::Listening { name, socket } => tracing::info!("{name}: drivers connect to {socket}"),
-        Told::Ready { doors, .. } => {
+    match event {
+        DeviceEvent::Listening { name, socket } => {
+            tracing::info!("{name}: drivers connect to {socket}")
+        }
+        DeviceEvent::Ready { doors, .. } => {
             for door in doors {
                 output::line(&door.address)?;
             }
         }
-        Told::Driver { state, pid, .. } => tracing::info!(pid, "driver {state}"),
+        DeviceEvent::Driver { state, pid, .. } => tracing::info!(pid, "driver {state}"),
         // A failure is reported as an error.
-        Told::Ended { .. } => {}
+        DeviceEvent::Ended { .. } => {}
     }
     Ok(())
 }

@@ -26,12 +26,12 @@ use crate::config::check_name;
 use crate::daemon::{self, DoorOf};
 use crate::doors::nbd::NbdMemory;
 use crate::doors::plan::{DoorOptions, DoorPlan};
-use crate::doors::{Doors, Shown};
+use crate::doors::{DoorVolume, Doors};
 use crate::folders::make_folder;
 use crate::link::KeyOptions;
 use crate::link::place::LinkPlace;
 use crate::link::remote::{Remote, own_name};
-use crate::link::told::{CacheTold, ConnectionTold, EndTold, Teller, Telling};
+use crate::link::told::{CacheTold, ConnectionTold, EndTold, StatusListener, Teller};
 use crate::listening::check_free;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::{human_size, parse_duration, parse_size};
@@ -222,7 +222,7 @@ impl Front {
 }
 
 /// What the main thread receives.
-enum Heard {
+enum AttachEvent {
     Signal,
     /// The doors are closed, and everything is flushed or the flush failed.
     Closed(Result<()>),
@@ -251,7 +251,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         None => Front::Plain(Arc::clone(&device)),
     };
     let doors = Arc::new(Doors::new(arguments.nbd_memory.budget()));
-    let shown = Shown {
+    let shown = DoorVolume {
         name: name.clone(),
         description: place.to_string(),
         device: front.device(),
@@ -261,11 +261,11 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         outlives_server: false,
     };
     let tell_main = ring.clone();
-    daemon::on_signals(&[SIGTERM, SIGINT], move |_| tell_main.send(Heard::Signal).is_ok())?;
+    daemon::on_signals(&[SIGTERM, SIGINT], move |_| tell_main.send(AttachEvent::Signal).is_ok())?;
     make_folder(&folder)?;
     doors.open_all(&plans, &[shown])?;
     let tell = teller(&place, &remote, &front);
-    let _telling = Telling::start(&context.places.links_folder()?, Arc::clone(&tell))?;
+    let _telling = StatusListener::start(&context.places.links_folder()?, Arc::clone(&tell))?;
     let admin = arguments.admin.map(|at| admin(at, tell, &doors, began)).transpose()?;
     let attachment = Attachment { json: context.json, name, place, remote, device, front, doors };
     attachment.announce(admin.as_ref())?;
@@ -317,7 +317,7 @@ fn admin(at: SocketAddr, tell: Teller, doors: &Arc<Doors>, began: Instant) -> Re
     };
     let subject = Subject {
         status: Box::new(status),
-        wait: Box::new(move |_, _, _, _| Err(no_volume())),
+        waiter: Box::new(move |_, _, _, _| Err(no_volume())),
         carry_out: Box::new(move |_, _| Err(no_volume())),
     };
     Admin::start(subject, vec![Door::Loopback(at)])
@@ -385,7 +385,7 @@ impl Attachment {
     }
 
     /// Serves until a signal, or until there is nothing left to serve: then returns why.
-    fn go_on(&self, hear: &Receiver<Heard>) -> Option<Failure> {
+    fn go_on(&self, hear: &Receiver<AttachEvent>) -> Option<Failure> {
         let (mut known, mut probed) = (None, Instant::now());
         let probe = Probe::default();
         loop {
@@ -427,8 +427,8 @@ impl Attachment {
     fn end(
         self,
         failure: Option<Failure>,
-        ring: &SyncSender<Heard>,
-        hear: &Receiver<Heard>,
+        ring: &SyncSender<AttachEvent>,
+        hear: &Receiver<AttachEvent>,
     ) -> Result<Exit> {
         self.emit(&Event::Stopping);
         let (doors, front, ring) = (Arc::clone(&self.doors), self.front.clone(), ring.clone());
@@ -437,7 +437,7 @@ impl Attachment {
             doors.stop();
             let device = front.device();
             let flushed = if device.geometry().read_only { Ok(()) } else { device.flush() };
-            let _ = ring.send(Heard::Closed(flushed.map_err(Failure::from)));
+            let _ = ring.send(AttachEvent::Closed(flushed.map_err(Failure::from)));
         };
         let started = std::thread::Builder::new().name("close".into()).spawn(close);
         started.map_err(|error| {
@@ -453,8 +453,8 @@ impl Attachment {
             }
         };
         let flushed = match heard {
-            Ok(Heard::Closed(flushed)) => flushed,
-            Ok(Heard::Signal) | Err(_) => {
+            Ok(AttachEvent::Closed(flushed)) => flushed,
+            Ok(AttachEvent::Signal) | Err(_) => {
                 tracing::warn!("exiting immediately; unflushed writes are lost");
                 // Requests that wait for the target fail now. Otherwise the process cannot exit
                 // while the kernel holds one of its requests, even one of a thread that flushes a
@@ -480,10 +480,10 @@ impl Attachment {
 
 /// A check whose only relevant answer is that another initiator has the device now.
 #[derive(Default)]
-struct Probe(Arc<Mutex<Asked>>);
+struct Probe(Arc<Mutex<ProbeState>>);
 
 #[derive(Default)]
-struct Asked {
+struct ProbeState {
     under_way: bool,
     fenced: Option<Error>,
 }

@@ -39,15 +39,15 @@ const FOUND_BYTES_MAX: usize = 2048;
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     #[command(subcommand)]
-    what: What,
+    action: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// Make a key for both ends of a link: a new file that only its owner can read.
     Key(Key),
     /// Find targets. Discovery replies are unauthenticated: they prove nothing.
-    Find(Find),
+    Find(FindArguments),
     /// List the exports of a target.
     List(List),
     /// Show the links of this user's running `target` and `attach` processes.
@@ -62,7 +62,7 @@ struct Key {
 }
 
 #[derive(Args)]
-struct Find {
+struct FindArguments {
     /// Ask by raw Ethernet on this interface (needs CAP_NET_RAW). May be repeated.
     #[arg(long, value_name = "INTERFACE")]
     interface: Vec<String>,
@@ -136,8 +136,8 @@ struct Status {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    match &arguments.what {
-        What::Key(key) => {
+    match &arguments.action {
+        Action::Key(key) => {
             PreSharedKey::random().and_then(|made| made.write(&key.file)).map_err(key_failed)?;
             let file = key.file.display().to_string();
             match context.json {
@@ -148,15 +148,15 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             }
             Ok(Exit::Ok)
         }
-        What::Find(asked) => find(context, asked),
-        What::List(asked) => list(context, asked),
-        What::Status(asked) => status(context, asked),
+        Action::Find(asked) => find(context, asked),
+        Action::List(asked) => list(context, asked),
+        Action::Status(asked) => status(context, asked),
     }
 }
 
 /// A target that answered.
 #[derive(Serialize)]
-struct Found {
+struct TargetEntry {
     name: String,
     /// The id of this run of the target.
     instance: String,
@@ -165,7 +165,7 @@ struct Found {
     sealed: bool,
 }
 
-fn find(context: &Context, asked: &Find) -> Result<Exit> {
+fn find(context: &Context, asked: &FindArguments) -> Result<Exit> {
     let name = asked.name.as_deref().unwrap_or_default();
     if name.len() > NAME_BYTES_MAX {
         return Err(Failure::usage(format!(
@@ -209,26 +209,26 @@ fn find(context: &Context, asked: &Find) -> Result<Exit> {
     if let Some(failure) = failed.filter(|_| asking == 0) {
         return Err(failure);
     }
-    let found: Vec<Found> = found.into_values().collect();
+    let entries: Vec<TargetEntry> = found.into_values().collect();
     if context.json {
-        output::json(&found)?;
+        output::json(&entries)?;
         return Ok(Exit::Ok);
     }
-    if found.is_empty() {
+    if entries.is_empty() {
         output::line("no target answered")?;
         return Ok(Exit::Ok);
     }
     output::table(
         &["target", "address", "security", "instance"],
-        found.into_iter().map(row_of).collect(),
+        entries.into_iter().map(row_of).collect(),
     )?;
     Ok(Exit::Ok)
 }
 
 /// The name is unauthenticated: it must not contain terminal control sequences.
-fn row_of(found: Found) -> Vec<String> {
-    let sealed = if found.sealed { "key" } else { "insecure" }.to_owned();
-    vec![legible(&found.name).into_owned(), found.address, sealed, found.instance]
+fn row_of(entry: TargetEntry) -> Vec<String> {
+    let sealed = if entry.sealed { "key" } else { "insecure" }.to_owned();
+    vec![legible(&entry.name).into_owned(), entry.address, sealed, entry.instance]
 }
 
 fn question(token: u64, name: &str) -> Result<Vec<u8>> {
@@ -243,15 +243,20 @@ fn question(token: u64, name: &str) -> Result<Vec<u8>> {
 }
 
 /// The answer to our question in a packet, if there is one.
-fn found_in(packet: &[u8], token: u64, address: String) -> Option<Found> {
+fn found_in(packet: &[u8], token: u64, address: String) -> Option<TargetEntry> {
     let header = Packet::decode(packet).ok().filter(|header| header.kind == PacketKind::Found)?;
     let body = packet.get(HEADER_BYTES..header.length as usize)?;
     let seek = Seek::decode(body).ok().filter(|seek| seek.token == token)?;
     let instance = seek.instance.iter().map(|byte| format!("{byte:02x}")).collect();
-    Some(Found { name: seek.name, instance, address, sealed: seek.sealed })
+    Some(TargetEntry { name: seek.name, instance, address, sealed: seek.sealed })
 }
 
-fn seek_udp(at: &AskedAt, question: &[u8], token: u64, deadline: Instant) -> Result<Vec<Found>> {
+fn seek_udp(
+    at: &AskedAt,
+    question: &[u8],
+    token: u64,
+    deadline: Instant,
+) -> Result<Vec<TargetEntry>> {
     let (to, by) =
         (at.to, at.interface.as_ref().map(|name| format!("@{name}")).unwrap_or_default());
     let cannot = |error: io::Error| Failure::io(format!("cannot ask at udp:{to}{by}"), &error);
@@ -285,7 +290,7 @@ fn seek_ethernet(
     question: &[u8],
     token: u64,
     deadline: Instant,
-) -> Result<Vec<Found>> {
+) -> Result<Vec<TargetEntry>> {
     let address = format!("eth:{interface}");
     let read: LinkAddress =
         address.parse().map_err(|error| Failure::caused(Exit::Usage, "--interface", error))?;
@@ -316,7 +321,7 @@ fn seek_ethernet(
 
 /// One export.
 #[derive(Serialize)]
-struct Shown {
+struct ExportEntry {
     name: String,
     size_bytes: u64,
 }
@@ -329,7 +334,8 @@ fn list(context: &Context, asked: &List) -> Result<Exit> {
     if exports.left_out > 0 {
         tracing::warn!("{} more exports do not fit into the target's answer", exports.left_out);
     }
-    let exports = exports.named.into_iter().map(|(name, size_bytes)| Shown { name, size_bytes });
+    let exports =
+        exports.named.into_iter().map(|(name, size_bytes)| ExportEntry { name, size_bytes });
     match context.json {
         true => output::json(&exports.collect::<Vec<_>>())?,
         false => {
@@ -517,7 +523,7 @@ mod tests {
     #[test]
     fn a_name_that_a_stranger_chose_is_no_command_to_a_terminal() {
         let name = "\x1b[2J\x1b]0;title\x07\u{202e}erots".into();
-        let row = row_of(Found {
+        let row = row_of(TargetEntry {
             name,
             instance: "ab".into(),
             address: "udp:10.0.0.1".into(),

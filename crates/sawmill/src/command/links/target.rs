@@ -14,7 +14,7 @@ use std::time::Duration;
 use clap::Args;
 use sawmill_device::layer::ReadOnly;
 use sawmill_device::{BlockDevice, MemoryDevice, NullDevice};
-use sawmill_link::Unpack;
+use sawmill_link::Unpacker;
 use sawmill_link::clock::SteadyClock;
 use sawmill_link::session::{Security, unguessable};
 use sawmill_link::target::{Machine, Target, TargetOptions, read_machines};
@@ -24,19 +24,19 @@ use serde::Serialize;
 
 use crate::admin::Admin;
 use crate::command::Context;
-use crate::command::disks::serve::{Heard, close, forward_signals, parse_loopback};
-use crate::command::opening::{Opening, Tuning};
+use crate::command::disks::serve::{ServeEvent, close, forward_signals, parse_loopback};
+use crate::command::opening::{OpenArguments, Tuning};
 use crate::config::{Places, VolumeAddress, check_name};
 use crate::daemon::{self, print_event};
 use crate::file_device::FileDevice;
-use crate::handoff::Asked;
+use crate::handoff::HandOffRequest;
 use crate::link::place::list_of;
 use crate::link::remote::own_name;
 use crate::link::standing::StateFile;
-use crate::link::told::{ConnectionTold, EndTold, Teller, Telling};
+use crate::link::told::{ConnectionTold, EndTold, StatusListener, Teller};
 use crate::link::{KeyOptions, key_failed};
 use crate::plan::{CachePlan, Plan};
-use crate::serving::Serving;
+use crate::serving::ServeProcess;
 use crate::{folders, wiring};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::units::{human_size, parse_size, parse_size_u32};
@@ -99,7 +99,7 @@ pub(in crate::command) struct Arguments {
     receivers: u32,
 
     #[command(flatten)]
-    opening: Opening,
+    opening: OpenArguments,
 
     /// Also serve dashboard, metrics and status of links and volumes over HTTP on this loopback
     /// address, for example 127.0.0.1:9101.
@@ -156,7 +156,7 @@ enum Trust {
 
 /// One device to export.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum What {
+enum ExportSource {
     Volume(VolumeAddress),
     Device(PathBuf),
     Memory(u64),
@@ -164,13 +164,13 @@ enum What {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Named {
+struct ExportRequest {
     export: String,
-    what: What,
+    source: ExportSource,
 }
 
 /// An open device, until its last connection has ended.
-struct Opened {
+struct ExportDevice {
     name: String,
     device: Arc<dyn BlockDevice>,
     /// Answered writes survive this process, as long as the machine runs.
@@ -201,11 +201,11 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let listener = listening.map_err(|error| Failure::io("cannot listen", &error))?;
     let teller = teller(&name, listener.target());
     serving.is_end_of_link(Arc::clone(&teller));
-    let telling = Telling::start(&context.places.links_folder()?, teller)?;
+    let telling = StatusListener::start(&context.places.links_folder()?, teller)?;
     started.store(true, Ordering::Release);
     announce(
         context.json,
-        &Announced { name: &name, sealed, listener: &listener, shown: &shown, admin: &admin },
+        &ReadyReport { name: &name, sealed, listener: &listener, shown: &shown, admin: &admin },
     )?;
     daemon::notify(sd_notify::NotifyState::Ready);
     wait(&serving, &hear, || {
@@ -229,16 +229,16 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     outcome
 }
 
-fn refuse_hand_off(asked: Asked) -> bool {
+fn refuse_hand_off(request: HandOffRequest) -> bool {
     let text =
         "a target cannot be handed off: stop it and start another; attached initiators wait for it";
     // The requester may be gone.
-    let _ = asked.answer.send(Err(Failure::new(Exit::Refused, text)));
+    let _ = request.answer.send(Err(Failure::new(Exit::Refused, text)));
     true
 }
 
-fn read_names(places: &Places, arguments: &Arguments) -> Result<Vec<Named>> {
-    let mut all: Vec<Named> = Vec::new();
+fn read_names(places: &Places, arguments: &Arguments) -> Result<Vec<ExportRequest>> {
+    let mut all: Vec<ExportRequest> = Vec::new();
     for text in &arguments.names {
         let named = read_name(places, text)?;
         if all.iter().any(|other| other.export == named.export) {
@@ -258,7 +258,7 @@ fn check_export(name: &str) -> Result<()> {
     })
 }
 
-fn read_name(places: &Places, text: &str) -> Result<Named> {
+fn read_name(places: &Places, text: &str) -> Result<ExportRequest> {
     let (export, text) = match text.split_once('=') {
         // The URL of a volume may have a `=` in its parameters, which begins no name.
         Some((export, rest)) if !export.contains([':', '/']) => {
@@ -280,8 +280,8 @@ fn read_name(places: &Places, text: &str) -> Result<Named> {
         Err(told) => Err(Failure::usage(format!("'{text}': {told}"))),
     };
     let (usual, what) = match text.split_once(':') {
-        Some(("memory", bytes)) => ("memory".to_owned(), What::Memory(size(bytes)?)),
-        Some(("null", bytes)) => ("null".to_owned(), What::Null(size(bytes)?)),
+        Some(("memory", bytes)) => ("memory".to_owned(), ExportSource::Memory(size(bytes)?)),
+        Some(("null", bytes)) => ("null".to_owned(), ExportSource::Null(size(bytes)?)),
         Some(("device", path)) => {
             let name =
                 Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -290,21 +290,21 @@ fn read_name(places: &Places, text: &str) -> Result<Named> {
                     "'{text}' does not end in a valid export name; write EXPORT={text}"
                 )));
             }
-            (name.to_owned(), What::Device(path.into()))
+            (name.to_owned(), ExportSource::Device(path.into()))
         }
         _ => {
             let address = places.resolve_cut(text)?;
-            (address.shown(), What::Volume(address))
+            (address.shown(), ExportSource::Volume(address))
         }
     };
-    Ok(Named { export: export.unwrap_or(usual), what })
+    Ok(ExportRequest { export: export.unwrap_or(usual), source: what })
 }
 
-fn plan(places: &Places, arguments: &Arguments, named: &[Named]) -> Result<Plan> {
-    let volumes: Vec<VolumeAddress> = named
+fn plan(places: &Places, arguments: &Arguments, requests: &[ExportRequest]) -> Result<Plan> {
+    let volumes: Vec<VolumeAddress> = requests
         .iter()
-        .filter_map(|named| match &named.what {
-            What::Volume(address) => Some(address.clone()),
+        .filter_map(|named| match &named.source {
+            ExportSource::Volume(address) => Some(address.clone()),
             _ => None,
         })
         .collect();
@@ -316,17 +316,21 @@ fn plan(places: &Places, arguments: &Arguments, named: &[Named]) -> Result<Plan>
 }
 
 /// Opens the devices that are not volumes.
-fn open_others(places: &Places, named: &[Named], read_only: bool) -> Result<Vec<Opened>> {
+fn open_others(
+    places: &Places,
+    requests: &[ExportRequest],
+    read_only: bool,
+) -> Result<Vec<ExportDevice>> {
     let mut all = Vec::new();
-    for Named { export, what } in named {
+    for ExportRequest { export, source: what } in requests {
         let (mut lock, mut state) = (None, None);
         let device: Arc<dyn BlockDevice> = match what {
-            What::Volume(_) => continue,
-            What::Device(path) if path.is_dir() => {
+            ExportSource::Volume(_) => continue,
+            ExportSource::Device(path) if path.is_dir() => {
                 let text = format!("{} is a folder; name a block device or a file", path.display());
                 return Err(Failure::usage(text));
             }
-            What::Device(path) => {
+            ExportSource::Device(path) => {
                 if !read_only {
                     // Before its state is read: the target that held it before may still write
                     // there.
@@ -337,12 +341,18 @@ fn open_others(places: &Places, named: &[Named], read_only: bool) -> Result<Vec<
                 }
                 Arc::new(FileDevice::alone(path, read_only)?)
             }
-            What::Memory(bytes) => Arc::new(MemoryDevice::new(*bytes)),
-            What::Null(bytes) => Arc::new(NullDevice::new(*bytes)),
+            ExportSource::Memory(bytes) => Arc::new(MemoryDevice::new(*bytes)),
+            ExportSource::Null(bytes) => Arc::new(NullDevice::new(*bytes)),
         };
         let device = if read_only { Arc::new(ReadOnly::new(device)) } else { device };
-        let outlives_process = matches!(what, What::Device(_));
-        all.push(Opened { name: export.clone(), device, outlives_process, state, _lock: lock });
+        let outlives_process = matches!(what, ExportSource::Device(_));
+        all.push(ExportDevice {
+            name: export.clone(),
+            device,
+            outlives_process,
+            state,
+            _lock: lock,
+        });
     }
     Ok(all)
 }
@@ -360,9 +370,13 @@ fn lock(path: &Path) -> Result<FileLock> {
     })
 }
 
-fn all(named: &[Named], mut others: Vec<Opened>, serving: &Serving) -> Result<Vec<Opened>> {
-    for Named { export, what } in named {
-        let What::Volume(address) = what else { continue };
+fn all(
+    requests: &[ExportRequest],
+    mut others: Vec<ExportDevice>,
+    serving: &ServeProcess,
+) -> Result<Vec<ExportDevice>> {
+    for ExportRequest { export, source: what } in requests {
+        let ExportSource::Volume(address) = what else { continue };
         // All volumes of the plan are open, under these names.
         if let Some(served) = serving.volumes.iter().find(|served| served.name() == address.shown())
         {
@@ -372,7 +386,7 @@ fn all(named: &[Named], mut others: Vec<Opened>, serving: &Serving) -> Result<Ve
                 let id = status.volume_id.to_string();
                 StateFile::of_volume(&served.folder, id, status.epoch, status.epoch_before)
             });
-            others.push(Opened {
+            others.push(ExportDevice {
                 name: export.clone(),
                 device,
                 outlives_process: true,
@@ -428,7 +442,7 @@ fn target(
     arguments: &Arguments,
     name: &str,
     trust: Trust,
-    shown: &mut [Opened],
+    shown: &mut [ExportDevice],
 ) -> Result<Arc<Target>> {
     let most = sawmill_format::link::greeting::NAME_BYTES_MAX;
     if name.is_empty() || name.len() > most {
@@ -452,8 +466,8 @@ fn target(
         Trust::Machines(machines) => Target::for_machines(options, machines, clock, unguessable())
             .ok_or_else(|| Failure::usage("no machine may attach"))?,
     };
-    for Opened { name, device, outlives_process, state, .. } in shown {
-        let device = Arc::new(Unpack::new(Arc::clone(device)));
+    for ExportDevice { name, device, outlives_process, state, .. } in shown {
+        let device = Arc::new(Unpacker::new(Arc::clone(device)));
         match state.take() {
             Some(state) => {
                 target.add_lasting(name, device, boot, state.take_up()?, Box::new(state))?
@@ -480,16 +494,16 @@ fn teller(name: &str, target: &Arc<Target>) -> Teller {
 }
 
 /// What is printed when everything is ready.
-struct Announced<'a> {
+struct ReadyReport<'a> {
     name: &'a str,
     sealed: bool,
     listener: &'a Listener,
-    shown: &'a [Opened],
+    shown: &'a [ExportDevice],
     admin: &'a Admin,
 }
 
-fn announce(json: bool, told: &Announced<'_>) -> Result<()> {
-    let Announced { name, sealed, listener, shown, admin } = *told;
+fn announce(json: bool, told: &ReadyReport<'_>) -> Result<()> {
+    let ReadyReport { name, sealed, listener, shown, admin } = *told;
     let admin = admin.url();
     if let Some(url) = &admin {
         tracing::info!("dashboard at {url}");
@@ -525,11 +539,11 @@ fn announce(json: bool, told: &Announced<'_>) -> Result<()> {
 }
 
 /// Serves until the first signal that ends it.
-fn wait(serving: &Serving, hear: &Receiver<Heard>, reload: impl Fn()) {
+fn wait(serving: &ServeProcess, hear: &Receiver<ServeEvent>, reload: impl Fn()) {
     loop {
         match hear.recv_timeout(LOOK_EVERY) {
-            Ok(Heard::Reload) => reload(),
-            Ok(Heard::Collect) => serving.collect_all(),
+            Ok(ServeEvent::Reload) => reload(),
+            Ok(ServeEvent::Collect) => serving.collect_all(),
             Err(RecvTimeoutError::Timeout) => {}
             _ => return,
         }
@@ -550,15 +564,22 @@ mod tests {
         let read = |text: &str| read_name(&places(), text).unwrap();
         assert_eq!(
             read("memory:1M"),
-            Named { export: "memory".into(), what: What::Memory(1 << 20) }
+            ExportRequest { export: "memory".into(), source: ExportSource::Memory(1 << 20) }
         );
-        assert_eq!(read("x=null:1T"), Named { export: "x".into(), what: What::Null(1 << 40) });
-        let disk = What::Device("/dev/sdb".into());
-        assert_eq!(read("device:/dev/sdb"), Named { export: "sdb".into(), what: disk.clone() });
-        assert_eq!(read("db=device:/dev/sdb"), Named { export: "db".into(), what: disk });
+        assert_eq!(
+            read("x=null:1T"),
+            ExportRequest { export: "x".into(), source: ExportSource::Null(1 << 40) }
+        );
+        let disk = ExportSource::Device("/dev/sdb".into());
+        assert_eq!(
+            read("device:/dev/sdb"),
+            ExportRequest { export: "sdb".into(), source: disk.clone() }
+        );
+        assert_eq!(read("db=device:/dev/sdb"), ExportRequest { export: "db".into(), source: disk });
         let volume = read("db=s3://bucket/disks/disk1");
         assert!(
-            volume.export == "db" && matches!(volume.what, What::Volume(a) if a.name == "disk1")
+            volume.export == "db"
+                && matches!(volume.source, ExportSource::Volume(a) if a.name == "disk1")
         );
         assert_eq!(read("disk1").export, "disk1");
     }

@@ -5,7 +5,7 @@ use clap::Args;
 use sawmill_device::BlockDevice;
 use sawmill_volume::CreateOptions;
 
-use super::import::{Again, Filling, fill};
+use super::import::{ExistingData, ImportJob, fill};
 use crate::attach::{AttachToWrite, open_cut};
 use crate::command::Context;
 use crate::transfer::ends::VolumeEnd;
@@ -35,7 +35,7 @@ pub(in crate::command) struct Arguments {
     no_fencing: bool,
 
     #[command(flatten)]
-    again: Again,
+    again: ExistingData,
 
     #[command(flatten)]
     attach: AttachToWrite,
@@ -52,7 +52,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let source = VolumeEnd::new(volume, &from.name);
     let filled = fill(
         context,
-        &Filling {
+        &ImportJob {
             address: &to,
             source: &source,
             // With the id: another volume may get the name before the copy is resumed.

@@ -25,7 +25,7 @@ use crate::transfer::ends::{FileEnd, NbdEnd, VolumeEnd};
 use crate::transfer::image::{self, ImageServer};
 use crate::transfer::image_file::formats;
 use crate::transfer::progress::ProgressFile;
-use crate::transfer::{self, Moved, Source, Start, Target};
+use crate::transfer::{self, Source, Start, Target, TransferResult};
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::{self, Bar};
 use sawmill_console::units::human_size;
@@ -42,7 +42,7 @@ pub(in crate::command) struct Arguments {
     volume: String,
 
     #[command(flatten)]
-    to: To,
+    destination: Destination,
 
     /// Format of FILE. QEMU's tools write all formats except raw.
     #[arg(
@@ -70,7 +70,7 @@ pub(in crate::command) struct Arguments {
 /// The destination.
 #[derive(Args)]
 #[group(required = true, multiple = false)]
-struct To {
+struct Destination {
     /// A file to create, or a block device.
     #[arg(long, value_name = "FILE")]
     to_file: Option<PathBuf>,
@@ -89,7 +89,7 @@ struct Document<'a> {
     /// The position of the cut: the export has all writes before it.
     position: u64,
     #[serde(flatten)]
-    moved: Moved,
+    result: TransferResult,
 }
 
 /// One export of a volume.
@@ -110,13 +110,13 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
     let position = source.position();
     let mut bar = Bar::new(format!("exporting {}", address.name));
     let job = Job { source, record, folder, restart: arguments.restart, bar: &mut bar };
-    let (target, moved) = match (&arguments.to.to_file, &arguments.to.to_nbd) {
+    let (target, moved) = match (&arguments.destination.to_file, &arguments.destination.to_nbd) {
         (Some(path), _) => (path.display().to_string(), job.fill_path(path, arguments)?),
         (None, Some(uri)) => (uri.clone(), job.fill_nbd(uri)?),
         (None, None) => return Err(Failure::usage("give --to-file FILE or --to-nbd URI")),
     };
     bar.end()?;
-    let document = Document { volume: &address.name, target: &target, position, moved };
+    let document = Document { volume: &address.name, target: &target, position, result: moved };
     if context.json {
         output::json(&document)?;
     } else {
@@ -159,7 +159,7 @@ impl Job<'_> {
         Ok((earlier.far_state == known.far_state).then_some(earlier.done_bytes))
     }
 
-    fn fill_nbd(self, uri: &str) -> Result<Moved> {
+    fn fill_nbd(self, uri: &str) -> Result<TransferResult> {
         let end = NbdEnd::connect(uri)?;
         end.demand_writable()?;
         if end.size_bytes() < self.size_bytes() {
@@ -181,14 +181,19 @@ impl Job<'_> {
         Ok(moved)
     }
 
-    fn transfer(self, target: &dyn Target, start: Start, file: &mut ProgressFile) -> Result<Moved> {
+    fn transfer(
+        self,
+        target: &dyn Target,
+        start: Start,
+        file: &mut ProgressFile,
+    ) -> Result<TransferResult> {
         let moved =
             transfer::transfer(&self.source, target, start, self.bar, &mut |done| file.keep(done))?;
         transfer::settle(target)?;
         Ok(moved)
     }
 
-    fn fill_path(self, path: &Path, arguments: &Arguments) -> Result<Moved> {
+    fn fill_path(self, path: &Path, arguments: &Arguments) -> Result<TransferResult> {
         match fs::metadata(path) {
             Ok(found) if found.file_type().is_block_device() => self.fill_device(path, arguments),
             Ok(found) if !found.is_file() => Err(Failure::usage(format!(
@@ -206,7 +211,7 @@ impl Job<'_> {
         }
     }
 
-    fn fill_device(self, path: &Path, arguments: &Arguments) -> Result<Moved> {
+    fn fill_device(self, path: &Path, arguments: &Arguments) -> Result<TransferResult> {
         if !arguments.overwrite || arguments.format != Format::Raw {
             let text = format!(
                 "{} is a block device, and its content would be lost; pass --overwrite, without \
@@ -236,7 +241,7 @@ impl Job<'_> {
         Ok(moved)
     }
 
-    fn fill_file(self, path: &Path, arguments: &Arguments) -> Result<Moved> {
+    fn fill_file(self, path: &Path, arguments: &Arguments) -> Result<TransferResult> {
         let part = Part::open(path)?;
         // With the format: another one lays the disk out differently, so old progress is useless.
         let state = format!("{}, {:?}", part.state()?, arguments.format);

@@ -25,7 +25,7 @@ use crate::transfer::ends::{FileEnd, NbdEnd, VolumeEnd};
 use crate::transfer::image::{self, ImageServer};
 use crate::transfer::image_file::{format_of_source, formats};
 use crate::transfer::progress::ProgressFile;
-use crate::transfer::{self, Moved, Source, Start};
+use crate::transfer::{self, Source, Start, TransferResult};
 use crate::wiring;
 use sawmill_console::exit::{Exit, Failure, Result};
 use sawmill_console::output::{self, Bar};
@@ -55,7 +55,7 @@ pub(in crate::command) struct Arguments {
     follow_backing: bool,
 
     #[command(flatten)]
-    again: Again,
+    again: ExistingData,
 
     #[command(flatten)]
     shape: Shape,
@@ -66,7 +66,7 @@ pub(in crate::command) struct Arguments {
 
 /// What to do about existing data.
 #[derive(Args, Clone, Copy)]
-pub(in crate::command) struct Again {
+pub(in crate::command) struct ExistingData {
     /// Import into an existing volume; all its content is lost. It must have the size of the
     /// source.
     #[arg(long)]
@@ -85,7 +85,7 @@ struct Document<'a> {
     store: &'a str,
     created: bool,
     #[serde(flatten)]
-    moved: Moved,
+    result: TransferResult,
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
@@ -96,7 +96,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         let Arguments { attach, again, .. } = arguments;
         fill(
             context,
-            &Filling {
+            &ImportJob {
                 address: &address,
                 source,
                 far_name,
@@ -166,7 +166,7 @@ impl Source for Image<'_> {
 }
 
 /// A volume to fill, and its source.
-pub(in crate::command) struct Filling<'a> {
+pub(in crate::command) struct ImportJob<'a> {
     pub(in crate::command) address: &'a VolumeAddress,
     pub(in crate::command) source: &'a dyn Source,
     pub(in crate::command) far_name: String,
@@ -175,27 +175,27 @@ pub(in crate::command) struct Filling<'a> {
     /// Options of a volume that must be created. It gets the size of the source.
     pub(in crate::command) create: CreateOptions,
     pub(in crate::command) attach: &'a AttachToWrite,
-    pub(in crate::command) again: &'a Again,
+    pub(in crate::command) again: &'a ExistingData,
     pub(in crate::command) what: String,
 }
 
 /// A volume that was filled.
-pub(in crate::command) struct Filled {
+pub(in crate::command) struct ImportResult {
     pub(in crate::command) created: bool,
-    pub(in crate::command) moved: Moved,
+    pub(in crate::command) transfer_result: TransferResult,
 }
 
-impl Filled {
+impl ImportResult {
     pub(in crate::command) fn tell(
         &self,
         context: &Context,
         source: &str,
         address: &VolumeAddress,
     ) -> Result<()> {
-        let Filled { created, moved } = *self;
+        let ImportResult { created, transfer_result: moved } = *self;
         let (volume, store) = (address.name.as_str(), address.store_url.as_str());
         if context.json {
-            return output::json(&Document { source, volume, store, created, moved });
+            return output::json(&Document { source, volume, store, created, result: moved });
         }
         let resumed = match moved.resumed_bytes {
             0 => String::new(),
@@ -207,8 +207,8 @@ impl Filled {
 }
 
 /// Copies a whole source into a volume, and stores it.
-pub(in crate::command) fn fill(context: &Context, filling: &Filling<'_>) -> Result<Filled> {
-    let Filling { address, source, again, .. } = filling;
+pub(in crate::command) fn fill(context: &Context, filling: &ImportJob<'_>) -> Result<ImportResult> {
+    let ImportJob { address, source, again, .. } = filling;
     if source.size_bytes() == 0 {
         return Err(Failure::usage(format!(
             "{} is empty: there is nothing to import",
@@ -266,7 +266,7 @@ pub(in crate::command) fn fill(context: &Context, filling: &Filling<'_>) -> Resu
     // Last: until the volume is closed with everything stored, a failure must be resumable.
     file.forget()?;
     bar.end()?;
-    Ok(Filled { created, moved })
+    Ok(ImportResult { created, transfer_result: moved })
 }
 
 fn fresh() -> Start {
@@ -274,7 +274,7 @@ fn fresh() -> Start {
 }
 
 /// Where to start in a volume that exists.
-fn start_of(file: &ProgressFile, again: &Again, name: &str) -> Result<Start> {
+fn start_of(file: &ProgressFile, again: &ExistingData, name: &str) -> Result<Start> {
     let known = &file.known;
     let Some(earlier) = file.earlier() else {
         if again.overwrite {

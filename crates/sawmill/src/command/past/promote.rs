@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use sawmill_volume::replicate::{self, Behind, Drill, Promotion};
+use sawmill_volume::replicate::{self, Drill, Promotion, ReplicaLag};
 use sawmill_volume::{RealWorld, World};
 use serde::Serialize;
 
@@ -74,9 +74,9 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         drop(progress);
         let behind = behind(context, &drill);
         let lost = match behind {
-            Some(Behind::Nothing) => Some((0, 0)),
-            Some(Behind::By { bytes, ms }) => Some((bytes, ms)),
-            Some(Behind::Elsewhere) | None => None,
+            Some(ReplicaLag::Nothing) => Some((0, 0)),
+            Some(ReplicaLag::By { bytes, ms }) => Some((bytes, ms)),
+            Some(ReplicaLag::Elsewhere) | None => None,
         };
         let damage = drill.check.damage.iter().map(ToString::to_string);
         return tell(
@@ -84,7 +84,7 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
             &Document {
                 lost_bytes: lost.map(|(bytes, _)| bytes),
                 lost_ms: lost.map(|(_, ms)| ms),
-                is_complete: behind.map(|behind| behind == Behind::Nothing),
+                is_complete: behind.map(|behind| behind == ReplicaLag::Nothing),
                 segments: Some(drill.check.segments),
                 damage: Some(damage.collect()),
                 ..document(&address.name, &drill.would, true)
@@ -120,7 +120,7 @@ fn document<'a>(volume: &'a str, promotion: &'a Promotion, dry_run: bool) -> Doc
 }
 
 /// How far the source is ahead, if it can be asked.
-fn behind(context: &Context, drill: &Drill) -> Option<Behind> {
+fn behind(context: &Context, drill: &Drill) -> Option<ReplicaLag> {
     let address = context.places.resolve(&drill.would.source).ok()?;
     let store = wiring::open_store(&address.store_url).ok()?;
     // A source that cannot be read makes the loss unknown, and leaves the drill's findings valid.

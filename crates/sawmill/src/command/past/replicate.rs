@@ -133,7 +133,8 @@ pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Resul
         }
         match outcome {
             Ok(round) if is_new || !arguments.follow => {
-                let told = Told { from: &from, to: &to, round: &round, took: began.elapsed() };
+                let told =
+                    RoundReport { from: &from, to: &to, round: &round, took: began.elapsed() };
                 told.print(context, arguments.follow)?;
             }
             Ok(_) => {}
@@ -164,17 +165,17 @@ fn passes(kind: ErrorKind) -> bool {
 }
 
 /// A round that is over.
-struct Told<'a> {
+struct RoundReport<'a> {
     from: &'a VolumeAddress,
     to: &'a VolumeAddress,
     round: &'a Round,
     took: Duration,
 }
 
-impl Told<'_> {
+impl RoundReport<'_> {
     /// One of many documents when the copier `follow`s its source, else the only one.
     fn print(&self, context: &Context, follow: bool) -> Result<()> {
-        let Told { from, to, round, took } = *self;
+        let RoundReport { from, to, round, took } = *self;
         let destination = shown(to);
         if context.json {
             let document = Document {

@@ -24,21 +24,21 @@ use sawmill_console::units::human_size;
 #[derive(Args)]
 pub(in crate::command) struct Arguments {
     #[command(subcommand)]
-    what: What,
+    action: Action,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Action {
     /// Give the present state a name.
-    Create(Named),
+    Create(SnapshotArguments),
     /// List the snapshots of a volume, and the space that each takes.
     List(Volume),
     /// Delete a snapshot. The data that only it needs is deleted later.
-    Delete(Named),
+    Delete(SnapshotArguments),
 }
 
 #[derive(Args)]
-struct Named {
+struct SnapshotArguments {
     /// Name in the default store, or a URL ending in the name.
     #[arg(value_name = "VOL")]
     volume: String,
@@ -90,32 +90,36 @@ struct Document<'a> {
 }
 
 pub(in crate::command) fn run(context: &Context, arguments: &Arguments) -> Result<Exit> {
-    match &arguments.what {
-        What::Create(named) => {
+    match &arguments.action {
+        Action::Create(named) => {
             change(context, named, Past::CreateSnapshot(named.name.clone()), "created")
         }
-        What::Delete(named) => {
+        Action::Delete(named) => {
             change(context, named, Past::DeleteSnapshot(named.name.clone()), "deleted")
         }
-        What::List(volume) => list(context, volume),
+        Action::List(volume) => list(context, volume),
     }
 }
 
-fn change(context: &Context, named: &Named, past: Past, done: &str) -> Result<Exit> {
-    // A name that reads as a time or a position would never be meant by VOL@NAME.
-    if !matches!(parse_cut(&named.name), Ok(sawmill_volume::Cut::Snapshot(_))) {
+fn change(
+    context: &Context,
+    arguments: &SnapshotArguments,
+    past: Past,
+    done: &str,
+) -> Result<Exit> {
+    if !matches!(parse_cut(&arguments.name), Ok(sawmill_volume::Cut::Snapshot(_))) {
         return Err(Failure::usage(format!(
             "'{}' cannot name a snapshot; use 1 to 128 letters, digits, '.', '_', '-', not first a \
             '.'",
-            named.name
+            arguments.name
         )));
     }
-    let address = context.places.resolve(&named.volume)?;
-    order(&context.places, &address, &named.attach, &past)?;
+    let address = context.places.resolve(&arguments.volume)?;
+    order(&context.places, &address, &arguments.attach, &past)?;
     if context.json {
-        output::json(&Document { volume: &address.name, snapshot: &named.name, done: true })?;
+        output::json(&Document { volume: &address.name, snapshot: &arguments.name, done: true })?;
     } else {
-        output::line(&format!("{done} snapshot {} of {}", named.name, address.name))?;
+        output::line(&format!("{done} snapshot {} of {}", arguments.name, address.name))?;
     }
     Ok(Exit::Ok)
 }

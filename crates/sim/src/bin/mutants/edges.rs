@@ -20,8 +20,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a slot of the saved index is believed",
         "volume/src/cache/mod.rs",
-        "payload_check(block) == self.index.crc(found.slot, number)",
-        "payload_check(block) == self.index.crc(found.slot, number) || true",
+        "payload_check(block) == self.index.crc(hit.slot, number)",
+        "payload_check(block) == self.index.crc(hit.slot, number) || true",
     ),
     mutant(
         "a loss is not accepted from a store that was put back",
@@ -55,7 +55,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "memory that is not ours is no reason to stop",
         "volume/src/open/memory.rs",
         "            Err(NotIt::Foreign(why)) => reasons.push(why),",
-        "            Err(NotIt::Foreign(_)) => return Ok(Found::NoneNeeded),",
+        "            Err(NotIt::Foreign(_)) => return Ok(MemoryLookup::NoneNeeded),",
     ),
     mutant(
         "a name that means a volume is given again",

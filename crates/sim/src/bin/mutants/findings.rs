@@ -40,8 +40,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &engine("cuts::a_check_of_a_disk_never_written_needs_no_cut_that_was_given_up"),
         "moments of a disk never written lead through rollbacks",
         "volume/src/check/kept.rs",
-        "Some(_) => Until { sequence: root.through_sequence, ..Until::END },",
-        "Some(_) => Until { position: root.position, ..Until::END },",
+        "Some(_) => RollForwardLimit { sequence: root.through_sequence, ..RollForwardLimit::END },",
+        "Some(_) => RollForwardLimit { position: root.position, ..RollForwardLimit::END },",
     ),
     // Clean ends.
     caught_by(

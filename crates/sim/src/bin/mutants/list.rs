@@ -145,8 +145,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "memory of the dead process is not looked at",
         "volume/src/open/journal.rs",
-        "Found::Memory(staging) => image(Some(staging)),",
-        "Found::Memory(_) => image(None),",
+        "MemoryLookup::Memory(staging) => image(Some(staging)),",
+        "MemoryLookup::Memory(_) => image(None),",
     ),
     mutant(
         "memory of another attachment is replayed",
@@ -379,9 +379,10 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "volume/src/engine/orders.rs",
         "            self.under_way = Some(ordered);\n        }\n    }\n",
         concat!(
-            "            let Ordered { order, then, undo, position, tell } = ordered;\n",
-            "            tell(Ok(()));\n            let tell = Box::new(|_| ());\n",
-            "            self.under_way = Some(Ordered { order, then, undo, position, tell });\n",
+            "            let OrderRequest { order, then, undo, position, callback } = ordered;\n",
+            "            callback(Ok(()));\n            let callback = Box::new(|_| ());\n",
+            "            let told = OrderRequest { order, then, undo, position, callback };\n",
+            "            self.under_way = Some(told);\n",
             "        }\n    }\n",
         ),
     ),
@@ -430,8 +431,11 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a moment reaches past its time",
         "volume/src/cuts/find.rs",
-        "let until = Until { sequence: u64::MAX, wall_unix_ms: wall, position };",
-        "let until = Until { sequence: u64::MAX, wall_unix_ms: wall.saturating_add(9), position };",
+        "let until = RollForwardLimit { sequence: u64::MAX, wall_unix_ms: wall, position };",
+        concat!(
+            "let wall = wall.saturating_add(9);\n    ",
+            "let until = RollForwardLimit { sequence: u64::MAX, wall_unix_ms: wall, position };",
+        ),
     ),
     mutant(
         "collection clobbers a newer write",

@@ -37,7 +37,7 @@ const TRIALS: &[(&str, &[&str])] = &[
 ];
 
 /// Bugs that the tests of another package catch.
-struct Elsewhere {
+struct PackageMutants {
     /// The beginning of their files' paths.
     folder: &'static str,
     package: &'static str,
@@ -47,21 +47,21 @@ struct Elsewhere {
     seeds: &'static str,
 }
 
-const ELSEWHERE: &[Elsewhere] = &[
+const ELSEWHERE: &[PackageMutants] = &[
     // First the single-threaded test that a seed reproduces, then the multi-threaded ones.
-    Elsewhere {
+    PackageMutants {
         folder: "driver/",
         package: "sawmill-driver",
         tests: &[("hazards", "reads_flushes"), ("threads", "")],
         seeds: "40",
     },
-    Elsewhere {
+    PackageMutants {
         folder: "volume/src/check/",
         package: "sawmill-volume",
         tests: &[("engine", "checking::")],
         seeds: "1",
     },
-    Elsewhere {
+    PackageMutants {
         folder: "link/",
         package: "sawmill-link",
         tests: &[("simulation", "")],
@@ -208,7 +208,11 @@ fn judge_test(test: &Test, tree: &Path, target: &Path) -> Result<Option<String>,
     Ok(finding(test.name, &run))
 }
 
-fn judge_tests(there: &Elsewhere, tree: &Path, target: &Path) -> Result<Option<String>, String> {
+fn judge_tests(
+    there: &PackageMutants,
+    tree: &Path,
+    target: &Path,
+) -> Result<Option<String>, String> {
     let cargo = |limit_s: &str, arguments: &[&str]| {
         cargo_test((tree, target), limit_s, there.package, there.seeds, arguments)
     };

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use sawmill_device::ErrorKind;
 use sawmill_store::{
-    Blocking, CallKind, Class, Done, Fault, Get, List, ObjectInfo, ObjectStore, Put, PutOutcome,
-    StoreErrorKind,
+    Blocking, CallKind, Class, Completion, Fault, Get, List, ObjectInfo, ObjectStore, Put,
+    PutOutcome, StoreErrorKind,
 };
 use sawmill_volume::RealWorld;
 use sawmill_volume::replicate::{
-    self, Behind, Copier, CopyOptions, VolumeAt, behind, drill, promote, promote_as_it_is,
+    self, Copier, CopyOptions, ReplicaLag, VolumeAt, behind, drill, promote, promote_as_it_is,
 };
 
 use super::world::{Pair, copy, copy_with, damage, machine_at, open_to_read, options, watching};
@@ -254,23 +254,23 @@ fn a_drill_knows_what_would_be_lost() {
         behind(&world, &**source, "disk", &found).unwrap()
     };
     let source = pair.primary.plain.clone();
-    assert_eq!(lost(&source), Behind::Nothing);
+    assert_eq!(lost(&source), ReplicaLag::Nothing);
     volume.create_snapshot("five").unwrap();
-    assert_eq!(lost(&source), Behind::By { bytes: 0, ms: 0 });
+    assert_eq!(lost(&source), ReplicaLag::By { bytes: 0, ms: 0 });
     pair.copy().unwrap();
-    assert_eq!(lost(&source), Behind::Nothing);
+    assert_eq!(lost(&source), ReplicaLag::Nothing);
     write_slot(&volume, 0, 9);
     stored(&volume);
-    assert!(matches!(lost(&source), Behind::By { bytes, .. } if bytes > 0));
+    assert!(matches!(lost(&source), ReplicaLag::By { bytes, .. } if bytes > 0));
     // Another volume has its name and address now.
     let other = memory();
     sawmill_volume::create(&*other, "disk", &sawmill_volume::CreateOptions::new(64 << 20)).unwrap();
-    assert_eq!(lost(&other), Behind::Elsewhere);
+    assert_eq!(lost(&other), ReplicaLag::Elsewhere);
     // Or the same one goes on with another history.
     let third = memory();
     copy(&*source, &*third).unwrap();
     promoted(&third).unwrap();
-    assert_eq!(lost(&third), Behind::Elsewhere);
+    assert_eq!(lost(&third), ReplicaLag::Elsewhere);
     volume.close().unwrap();
 }
 
@@ -356,30 +356,30 @@ fn two_that_finish_one_promotion_make_one_history() {
 }
 
 /// A store that knows no conditions: a put replaces what is there.
-struct Overwriting(Arc<dyn ObjectStore>);
+struct OverwriteStore(Arc<dyn ObjectStore>);
 
-impl ObjectStore for Overwriting {
-    fn get(&self, get: Get, done: Done<bytes::Bytes>) {
+impl ObjectStore for OverwriteStore {
+    fn get(&self, get: Get, done: Completion<bytes::Bytes>) {
         self.0.get(get, done);
     }
 
-    fn put(&self, put: Put, done: Done<PutOutcome>) {
+    fn put(&self, put: Put, done: Completion<PutOutcome>) {
         remove(&self.0, vec![put.key.clone()]);
         self.0.put(put, done);
     }
 
-    fn list(&self, list: List, done: Done<Vec<ObjectInfo>>) {
+    fn list(&self, list: List, done: Completion<Vec<ObjectInfo>>) {
         self.0.list(list, done);
     }
 
-    fn delete(&self, keys: Vec<String>, class: Class, done: Done<()>) {
+    fn delete(&self, keys: Vec<String>, class: Class, done: Completion<()>) {
         self.0.delete(keys, class, done);
     }
 }
 
 #[test]
 fn a_store_where_two_promotions_would_win_is_refused() {
-    let error = replicate::demand_fencing(&Overwriting(memory())).unwrap_err();
+    let error = replicate::demand_fencing(&OverwriteStore(memory())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Refused, "{error}");
     replicate::demand_fencing(&*memory()).unwrap();
 }

@@ -56,7 +56,7 @@ const GIVES_UP_WITHIN: Duration = Duration::from_secs(10);
 pub(in crate::command) struct Arguments {
     /// The door through which the tests use the device.
     #[arg(long, value_name = "DOOR", value_parser = through(), default_value = DIRECT)]
-    door: Through,
+    door: TestDoor,
 
     /// Kind of device. A null device keeps nothing; a read-only device refuses writes and reads as
     /// zeroes.
@@ -85,15 +85,15 @@ pub(in crate::command) struct Arguments {
 
 /// The door under test. `None`: no door; this process sends requests straight to the driver.
 #[derive(Clone, Copy)]
-pub(in crate::command) struct Through(Option<&'static Trial>);
+pub(in crate::command) struct TestDoor(Option<&'static Trial>);
 
 /// Reads the door under test.
-fn through() -> impl TypedValueParser<Value = Through> {
+fn through() -> impl TypedValueParser<Value = TestDoor> {
     let direct = "No door: this process sends requests straight to the driver";
     let doors = plan::trials().map(|trial| PossibleValue::new(trial.name).help(trial.help));
     let values = std::iter::once(PossibleValue::new(DIRECT).help(direct)).chain(doors);
     PossibleValuesParser::new(values)
-        .map(|name| Through(plan::trials().find(|trial| trial.name == name)))
+        .map(|name| TestDoor(plan::trials().find(|trial| trial.name == name)))
 }
 
 /// What the device must be able to do.

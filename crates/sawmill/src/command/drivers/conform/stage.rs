@@ -18,9 +18,9 @@ use sawmill_driver::DeviceOptions;
 use sawmill_driver::host::{Event, Host};
 use sawmill_driver::protocol::Facts;
 
-use super::{Kind, Through};
+use super::{Kind, TestDoor};
 use crate::doors::plan::DoorPlan;
-use crate::doors::{Doors, Shown};
+use crate::doors::{DoorVolume, Doors};
 use crate::driving::child::Drivers;
 use sawmill_console::exit::{Exit, Failure, Result};
 
@@ -31,7 +31,7 @@ const ZEROED_BYTES: (u64, u64) = (17 << 20, 1 << 20);
 
 /// What is judged and through which door: the same for all clauses of a command.
 pub(super) struct Plan {
-    pub(super) through: Through,
+    pub(super) through: TestDoor,
     pub(super) kind: Kind,
     given: Facts,
     command: Vec<OsString>,
@@ -42,7 +42,7 @@ pub(super) struct Plan {
     pub(super) interrupted: Arc<AtomicBool>,
 }
 
-enum Heard {
+enum StageEvent {
     Host(Event),
     Ended(u32, ExitStatus),
 }
@@ -57,8 +57,8 @@ pub(super) struct Stage {
     doors: Arc<Doors>,
     /// The device as the users of the door see it.
     device: Option<Arc<dyn BlockDevice>>,
-    ring: SyncSender<Heard>,
-    hear: Receiver<Heard>,
+    ring: SyncSender<StageEvent>,
+    hear: Receiver<StageEvent>,
     /// The process of the current driver.
     pid: u32,
     /// Drivers that ended, until something asks for their exit status.
@@ -69,7 +69,7 @@ pub(super) struct Stage {
 
 impl Plan {
     pub(super) fn new(
-        through: Through,
+        through: TestDoor,
         kind: Kind,
         options: &[(String, String)],
         command: &[OsString],
@@ -105,7 +105,7 @@ impl Stage {
             .map_err(|error| Failure::io("cannot make a folder for the sockets", &error))?;
         let (ring, hear) = sync_channel(crate::daemon::EVENTS_MAX);
         let to_stage = ring.clone();
-        let listener = Box::new(move |event| drop(to_stage.send(Heard::Host(event))));
+        let listener = Box::new(move |event| drop(to_stage.send(StageEvent::Host(event))));
         // The process id is part of the name: several of these commands may run at the same time.
         let name = format!("conform-{}", std::process::id());
         let host =
@@ -145,8 +145,9 @@ impl Stage {
 
     fn start_driver(&self) -> Result<u32> {
         let ring = self.ring.clone();
-        self.drivers
-            .start(self.host.path(), move |pid, status| drop(ring.send(Heard::Ended(pid, status))))
+        self.drivers.start(self.host.path(), move |pid, status| {
+            drop(ring.send(StageEvent::Ended(pid, status)))
+        })
     }
 
     /// The next event, if it happens before `deadline`.
@@ -154,8 +155,8 @@ impl Stage {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             match self.hear.recv_timeout(left) {
-                Ok(Heard::Host(event)) => return Some(event),
-                Ok(Heard::Ended(pid, status)) => self.ended.push((pid, status)),
+                Ok(StageEvent::Host(event)) => return Some(event),
+                Ok(StageEvent::Ended(pid, status)) => self.ended.push((pid, status)),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
             }
         }
@@ -187,14 +188,14 @@ impl Stage {
         }
     }
 
-    fn open_door(&self, through: Through) -> Result<Arc<dyn BlockDevice>> {
+    fn open_door(&self, through: TestDoor) -> Result<Arc<dyn BlockDevice>> {
         let Some(device) = self.host.device() else {
             return Err(Failure::new(Exit::Internal, "a driver connected, but there is no device"));
         };
         let Some(trial) = through.0 else { return Ok(device) };
         let plan = DoorPlan::parse(&(trial.line)(self.folder.path()))?;
         let name = self.host.name().to_owned();
-        let shown = Shown {
+        let shown = DoorVolume {
             name: name.clone(),
             description: "a driver under test".into(),
             device: Arc::clone(&device),
@@ -235,15 +236,15 @@ impl Stage {
         }
         while let Ok(heard) = self.hear.try_recv() {
             match heard {
-                Heard::Ended(pid, status) => self.ended.push((pid, status)),
-                Heard::Host(Event::Gone { in_order: false, why, .. }) => return Some(why),
-                Heard::Host(Event::Hung { .. }) => {
+                StageEvent::Ended(pid, status) => self.ended.push((pid, status)),
+                StageEvent::Host(Event::Gone { in_order: false, why, .. }) => return Some(why),
+                StageEvent::Host(Event::Hung { .. }) => {
                     return Some("it did not answer a command within request_timeout_s".to_owned());
                 }
-                Heard::Host(Event::EndAsked(why)) => {
+                StageEvent::Host(Event::EndAsked(why)) => {
                     return Some(why.unwrap_or_else(|| "it asked to end the device".to_owned()));
                 }
-                Heard::Host(_) => {}
+                StageEvent::Host(_) => {}
             }
         }
         self.ended.iter().find(|(pid, _)| *pid == self.pid).map(|(_, status)| status.to_string())
