@@ -30,7 +30,7 @@ const WORKERS_MAX: usize = 2;
 const WORKERS_DIRECT_MAX: usize = 32;
 const REQUEST_BYTES_MAX: u32 = 32 << 20;
 
-fn geometry(size_bytes: u64, discard: bool, write_zeroes: bool) -> Geometry {
+fn geometry(size_bytes: u64, operations: Operations) -> Geometry {
     Geometry {
         size_bytes,
         block_bytes: 512,
@@ -38,7 +38,7 @@ fn geometry(size_bytes: u64, discard: bool, write_zeroes: bool) -> Geometry {
         request_bytes_max: REQUEST_BYTES_MAX,
         read_only: false,
         shared_cache: false,
-        operations: Operations { discard, write_zeroes, allocation: false },
+        operations,
     }
 }
 
@@ -55,7 +55,9 @@ impl FileTarget {
         let failed = |error: io::Error| Error::io("cannot open", path, error);
         let mut file = File::options().read(true).write(true).open(path).map_err(failed)?;
         let size_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
-        Self::serve(file, geometry(size_bytes, false, false), WORKERS_MAX).map_err(failed)
+        let operations = Operations { discard: false, write_zeroes: false, allocation: false };
+        let geometry = geometry(size_bytes, operations);
+        Self::serve(file, geometry, WORKERS_MAX).map_err(failed)
     }
 
     /// Opens it for reading and writing without the page cache, with many requests in flight.
@@ -70,7 +72,8 @@ impl FileTarget {
             options.read(true).write(true).custom_flags(flags).open(path).map_err(failed)?;
         let size_bytes = file.seek(SeekFrom::End(0)).map_err(failed)?;
         let block_bytes = logical_block_bytes(&file).map_err(failed)?;
-        let geometry = Geometry { block_bytes, ..geometry(size_bytes, true, true) };
+        let operations = Operations { discard: true, write_zeroes: true, allocation: false };
+        let geometry = Geometry { block_bytes, ..geometry(size_bytes, operations) };
         Self::serve(file, geometry, WORKERS_DIRECT_MAX).map_err(failed)
     }
 
@@ -164,8 +167,12 @@ impl NbdTarget {
         if !able(flag::SEND_FLUSH) || able(flag::READ_ONLY) {
             return Err(Error::Usage(format!("{uri} cannot be written, or cannot be flushed")));
         }
-        let usual =
-            geometry(export.size_bytes, able(flag::SEND_TRIM), able(flag::SEND_WRITE_ZEROES));
+        let operations = Operations {
+            discard: able(flag::SEND_TRIM),
+            write_zeroes: able(flag::SEND_WRITE_ZEROES),
+            allocation: false,
+        };
+        let usual = geometry(export.size_bytes, operations);
         let longest = match export.block_bytes_max {
             0 => usual.request_bytes_max,
             told => told.min(usual.request_bytes_max),

@@ -21,7 +21,7 @@ use super::intake::{Intake, Payload};
 use super::limits::{
     DRAIN_BYTES_MAX, EXTENTS_MAX, IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, RECEIVE_BYTES_MAX,
 };
-use super::outbox::{Link, OutboxState};
+use super::outbox::{Link, OutboxState, SocketNews};
 use super::protocol::{Command, RequestHeader, RequestIdentity, Violation, command_flag};
 use super::server::NbdState;
 use super::session::{
@@ -39,6 +39,13 @@ enum Pause {
     /// A limit is reached.
     Full,
     Disconnect,
+}
+
+/// The directions of a socket: those to wait for, or those that are ready.
+#[derive(Clone, Copy, Default)]
+struct Directions {
+    read: bool,
+    write: bool,
 }
 
 /// The result of one receive.
@@ -150,14 +157,13 @@ impl Connection {
             let pause = match self.parse() {
                 Ok(pause) => pause,
                 Err(violation) => {
-                    // Ends the batch, so that the replies that are ready go out before the
-                    // connection is closed.
-                    self.settle(room, false);
+                    self.settle(SocketNews { has_room: room, alert: false });
                     return End::Violation(violation);
                 }
             };
             let full = matches!(pause, Pause::Full) || !self.may_receive();
-            let standing = self.settle(std::mem::take(&mut room), full);
+            let standing =
+                self.settle(SocketNews { has_room: std::mem::take(&mut room), alert: full });
             if standing.closed {
                 return if self.link.is_stopping() {
                     End::Stopping
@@ -173,9 +179,9 @@ impl Connection {
                 _ if full && self.link.is_stopping() => return End::Stopping,
                 _ if full && self.may_go_on() => continue,
                 _ if full => {
-                    // Not for input: the socket may well be readable, and the loop would spin until
-                    // there is memory.
-                    room = self.wait(false, standing.socket_full, None).1;
+                    room = self
+                        .wait(Directions { read: false, write: standing.socket_full }, None)
+                        .write;
                     continue;
                 }
                 Pause::Hungry(wanted) => wanted,
@@ -185,11 +191,9 @@ impl Connection {
                 return End::Stopping;
             }
             if standing.socket_full {
-                // Both ways: a client with one thread may have to send the rest of a request before
-                // it reads the replies that fill the socket.
-                let (readable, writable) = self.wait(true, true, None);
-                room = writable;
-                if !readable {
+                let ready = self.wait(Directions { read: true, write: true }, None);
+                room = ready.write;
+                if !ready.read {
                     continue;
                 }
             }
@@ -199,7 +203,9 @@ impl Connection {
                     if standing.idle {
                         self.rest_memory();
                     }
-                    room = self.wait(true, standing.socket_full, None).1;
+                    room = self
+                        .wait(Directions { read: true, write: standing.socket_full }, None)
+                        .write;
                 }
                 ReceiveOutcome::End(end) => return end,
             }
@@ -220,7 +226,7 @@ impl Connection {
                 }
                 continue;
             }
-            let standing = self.settle(room, true);
+            let standing = self.settle(SocketNews { has_room: room, alert: true });
             if self.link.is_stopping() {
                 return Some(End::Stopping);
             }
@@ -233,7 +239,8 @@ impl Connection {
                 self.shared.hold(self.id, &self.link, self.held());
                 room = false;
             } else {
-                room = self.wait(false, standing.socket_full, None).1;
+                room =
+                    self.wait(Directions { read: false, write: standing.socket_full }, None).write;
             }
         }
         self.link.is_let_go().then_some(End::LetGo)
@@ -266,7 +273,7 @@ impl Connection {
             if self.shared.is_pausing() && matches!(self.rest(), Some(End::LetGo)) {
                 return true;
             }
-            let standing = self.settle(room, true);
+            let standing = self.settle(SocketNews { has_room: room, alert: true });
             if standing.closed || standing.idle || self.is_stalled(&standing) {
                 return false;
             }
@@ -291,12 +298,13 @@ impl Connection {
                 }
                 patience = Some(left);
             }
-            room = self.wait(false, standing.socket_full, patience).1;
+            room =
+                self.wait(Directions { read: false, write: standing.socket_full }, patience).write;
         }
     }
 
-    fn settle(&mut self, room: bool, alert: bool) -> OutboxState {
-        let standing = self.link.settle(self.submitted, self.submitted_bytes, room, alert);
+    fn settle(&mut self, news: SocketNews) -> OutboxState {
+        let standing = self.link.settle(self.submitted, self.submitted_bytes, news);
         self.allowance = (
             IN_FLIGHT_MAX.saturating_sub(standing.in_flight),
             IN_FLIGHT_BYTES_MAX.saturating_sub(standing.held_bytes),
@@ -312,7 +320,7 @@ impl Connection {
     /// Sleeps until the client has sent something (if `read`), the socket accepts more (if
     /// `write`), or another thread wakes this one. Returns whether the socket is readable and
     /// whether it is writable.
-    fn wait(&mut self, read: bool, write: bool, time_max: Option<Duration>) -> (bool, bool) {
+    fn wait(&mut self, wanted: Directions, time_max: Option<Duration>) -> Directions {
         let mut time_max = time_max;
         // The budget wakes those to which it grants memory, not those who have it: a holder has to
         // look from time to time whether others wait.
@@ -320,8 +328,8 @@ impl Connection {
             time_max = Some(time_max.map_or(LOOK_EVERY, |time| time.min(LOOK_EVERY)));
         }
         let mut interest = PollFlags::empty();
-        interest.set(PollFlags::IN, read);
-        interest.set(PollFlags::OUT, write);
+        interest.set(PollFlags::IN, wanted.read);
+        interest.set(PollFlags::OUT, wanted.write);
         let mut fds = [
             PollFd::new(&self.link.waker, PollFlags::IN),
             PollFd::new(&self.link.socket, interest),
@@ -330,7 +338,7 @@ impl Connection {
         let asked = if interest.is_empty() { 1 } else { 2 };
         let timeout = time_max.and_then(|time| Timespec::try_from(time).ok());
         if poll(&mut fds[..asked], timeout.as_ref()).is_err() {
-            return (false, false);
+            return Directions::default();
         }
         let (woken, ready) = (fds[0].revents(), fds[1].revents());
         if woken.contains(PollFlags::IN) {
@@ -338,10 +346,10 @@ impl Connection {
             self.link.waker.clear();
         }
         let gone = ready.intersects(PollFlags::ERR | PollFlags::HUP);
-        (
-            read && (gone || ready.contains(PollFlags::IN)),
-            write && (gone || ready.contains(PollFlags::OUT)),
-        )
+        Directions {
+            read: wanted.read && (gone || ready.contains(PollFlags::IN)),
+            write: wanted.write && (gone || ready.contains(PollFlags::OUT)),
+        }
     }
 
     /// Receives once; with `patient`, waits a little for bytes.

@@ -181,6 +181,15 @@ impl Outbox {
     }
 }
 
+/// What the connection's thread knows of its socket, and whether it is about to sleep.
+#[derive(Clone, Copy)]
+pub(super) struct SocketNews {
+    /// The socket has room again.
+    pub(super) has_room: bool,
+    /// The next reply wakes the thread, and so does the end of a send by another thread.
+    pub(super) alert: bool,
+}
+
 /// The state after the connection's thread has sent what it could.
 pub(super) struct OutboxState {
     /// Nothing is in flight and nothing is queued: no other thread will act on this connection.
@@ -340,22 +349,17 @@ impl Link {
     }
 
     /// The connection's thread sends what is queued, and gets the state. `submitted` and
-    /// `submitted_bytes` are the totals that it ever gave to the device. `room` says whether the
-    /// socket has room again. With `alert`, the next reply wakes the thread, and so does the end of
-    /// a send by another thread.
+    /// `submitted_bytes` are the totals that it ever gave to the device.
     pub(super) fn settle(
         &self,
         submitted: u64,
         submitted_bytes: u64,
-        room: bool,
-        alert: bool,
+        news: SocketNews,
     ) -> OutboxState {
         let mut outbox = self.outbox.lock();
         outbox.in_batch = false;
-        outbox.socket_full &= !room;
-        // Before sending: a reply that comes while the lock is free for the system call must wake
-        // the thread, too.
-        outbox.alert = alert;
+        outbox.socket_full &= !news.has_room;
+        outbox.alert = news.alert;
         if !outbox.socket_full {
             self.send_some(&mut outbox, u32::MAX);
         }

@@ -19,7 +19,7 @@ use rustix::time::{ClockId, clock_gettime};
 use sawmill_sys::net::{ETHERNET_HEADER_BYTES, FrameRing, FrameSocket, Interface};
 
 use super::pace::{FrameBurst, Pace};
-use super::wait::{nap, send_in_pieces, wait_for_packets};
+use super::wait::{PacketWait, nap, send_in_pieces, wait_for_packets};
 use super::{
     Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
 };
@@ -141,7 +141,8 @@ impl Receiver for EthernetReceiver {
             slept = Some((began_ns, time_of_day_ns()));
         }
         let is_there = self.has_frame();
-        let ready = wait_for_packets(socket.as_fd(), waker, refused, is_there, wait, writable_too)?;
+        let until = PacketWait { is_there, wait, writable_too };
+        let ready = wait_for_packets(socket.as_fd(), waker, refused, until)?;
         let mut woken =
             WakeReasons { writable: ready.writable, waker: ready.waker, ..WakeReasons::default() };
         let mut taken = FrameBurst::default();

@@ -18,7 +18,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use sawmill_sys::net::{DatagramOptions, DatagramSocket, Inbox, RUNS_MAX, Run};
 
-use super::wait::{send_in_pieces, wait_for_packets};
+use super::wait::{PacketWait, send_in_pieces, wait_for_packets};
 use super::{
     Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
 };
@@ -182,8 +182,8 @@ impl Receiver for UdpReceiver {
         each: &mut dyn FnMut(&Peer, &mut [u8]),
     ) -> io::Result<WakeReasons> {
         let UdpState { socket, waker, refused, .. } = &*self.shared;
-        let ready =
-            wait_for_packets(socket.as_fd(), waker, refused, self.is_busy, wait, writable_too)?;
+        let until = PacketWait { is_there: self.is_busy, wait, writable_too };
+        let ready = wait_for_packets(socket.as_fd(), waker, refused, until)?;
         let mut woken =
             WakeReasons { writable: ready.writable, waker: ready.waker, ..WakeReasons::default() };
         if !ready.readable {

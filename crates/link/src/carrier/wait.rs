@@ -102,15 +102,22 @@ pub(super) fn nap(waker: &Waker, most: Duration) -> io::Result<()> {
     }
 }
 
+/// What to wait for, and how long.
+#[derive(Clone, Copy)]
+pub(super) struct PacketWait {
+    /// A packet was received already.
+    pub(super) is_there: bool,
+    pub(super) wait: Option<Duration>,
+    pub(super) writable_too: bool,
+}
+
 /// As [`wait_for`], for a socket of datagrams or frames: without a system call if `is_there`
 /// reports something and nothing else was requested; slower if the kernel refused the last packets.
 pub(super) fn wait_for_packets(
     socket: BorrowedFd<'_>,
     waker: &Waker,
     refused: &AtomicBool,
-    is_there: bool,
-    wait: Option<Duration>,
-    writable_too: bool,
+    PacketWait { is_there, wait, writable_too }: PacketWait,
 ) -> io::Result<Ready> {
     if is_there && !writable_too {
         return Ok(Ready { readable: true, waker: waker.take_if_called(), ..Ready::default() });
@@ -200,7 +207,8 @@ mod tests {
     fn a_refused_sender_is_woken_to_retry_though_nothing_happens() {
         let (waker, idle) = (Waker::new().expect("an eventfd"), Waker::new().expect("an eventfd"));
         let refused = AtomicBool::new(true);
-        let ready = wait_for_packets(idle.event.as_fd(), &waker, &refused, false, None, true);
+        let until = PacketWait { is_there: false, wait: None, writable_too: true };
+        let ready = wait_for_packets(idle.event.as_fd(), &waker, &refused, until);
         assert!(ready.expect("polled").writable && !refused.load(Ordering::Acquire));
     }
 }

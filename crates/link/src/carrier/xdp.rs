@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use sawmill_sys::net::{Interface, XdpInbox, XdpOutbox, XdpSocket, open_xdp};
 
 use super::ethernet::{ETHERTYPE, header};
-use super::wait::wait_for_packets;
+use super::wait::{PacketWait, wait_for_packets};
 use super::{
     Batch, PACKET_BYTES_MAX, Peer, Receiver, Sender, WakeReasons, Waker, whole_packet, wrong_peer,
 };
@@ -125,7 +125,8 @@ impl Receiver for ExpressReceiver {
             false => wait,
         };
         let is_there = self.inbox.has_frame();
-        let ready = wait_for_packets(socket.as_fd(), waker, refused, is_there, wait, writable_too)?;
+        let until = PacketWait { is_there, wait, writable_too };
+        let ready = wait_for_packets(socket.as_fd(), waker, refused, until)?;
         let mut woken =
             WakeReasons { writable: ready.writable, waker: ready.waker, ..WakeReasons::default() };
         let handed = self.inbox.receive(BATCH_FRAMES_MAX, &mut |from, payload| match whole_packet(

@@ -68,6 +68,13 @@ pub(super) struct Claim {
     pub(super) now_ns: u64,
 }
 
+/// What a request does to the export.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Effects {
+    pub(super) changes: bool,
+    pub(super) syncs: bool,
+}
+
 /// A user's request at a device: the user counts as busy until this is dropped.
 pub(super) struct AtWork {
     export: Arc<Export>,
@@ -257,12 +264,7 @@ impl Export {
 
     /// A request of `connection` goes to the device, if the connection may still use and change the
     /// export.
-    pub(super) fn begin(
-        self: &Arc<Self>,
-        connection: u64,
-        changes: bool,
-        syncs: bool,
-    ) -> Result<AtWork> {
+    pub(super) fn begin(self: &Arc<Self>, connection: u64, effects: Effects) -> Result<AtWork> {
         let state = self.state.lock();
         let is_his = |user: &&User| {
             user.connection == connection && !user.cut && user.away_until_ns.is_none()
@@ -271,11 +273,12 @@ impl Export {
         let user = user.ok_or_else(|| {
             Error::new(ErrorKind::Fenced, "another initiator has taken over the export")
         })?;
-        if changes && user.flags & OPEN_READ_ONLY != 0 {
+        if effects.changes && user.flags & OPEN_READ_ONLY != 0 {
             return Err(Error::new(ErrorKind::ReadOnly, "the export was opened read-only"));
         }
         user.at_work.fetch_add(1, Ordering::SeqCst);
-        Ok(AtWork { export: Arc::clone(self), count: Arc::clone(&user.at_work), syncs })
+        let (export, count) = (Arc::clone(self), Arc::clone(&user.at_work));
+        Ok(AtWork { export, count, syncs: effects.syncs })
     }
 
     /// `connection` closes the export.
@@ -360,6 +363,8 @@ mod tests {
     use sawmill_device::{MemoryDevice, Reply};
     use std::sync::mpsc::{Receiver, Sender, channel};
 
+    const CHANGE: Effects = Effects { changes: true, syncs: false };
+
     /// A standing in memory that the next target starts with.
     #[derive(Clone, Default)]
     struct MemoryStanding(Arc<Mutex<Standing>>);
@@ -431,27 +436,23 @@ mod tests {
                 export.claim(2, Claim { flags: OPEN_TAKE_OVER, ..Claim::default() }, || 8)
             });
             has_begun.recv().expect("the takeover");
-            drop(
-                export
-                    .begin(1, true, false)
-                    .expect("it has the export until the takeover is durable"),
-            );
+            drop(export.begin(1, CHANGE).expect("it has the export until the takeover is durable"));
             end.send(()).expect("kept");
             taking.join().expect("no panic").expect("nothing is in flight");
         });
-        let fenced = export.begin(1, true, false).err().map(|error| error.kind());
+        let fenced = export.begin(1, CHANGE).err().map(|error| error.kind());
         assert_eq!(fenced, Some(ErrorKind::Fenced));
-        export.begin(2, true, false).expect("its own");
+        export.begin(2, CHANGE).expect("its own");
     }
 
     #[test]
     fn no_initiator_is_admitted_while_the_device_has_requests_of_one_that_is_gone() {
         let (exports, export) = export(None);
         claim(&export, 1, 0, 0, 11).expect("free");
-        let work = export.begin(1, true, false).expect("its owner");
+        let work = export.begin(1, CHANGE).expect("its owner");
         assert_eq!(export.leave(1).expect_err("it is under way").kind(), ErrorKind::Invalid);
         exports.forget(1, None);
-        assert!(export.begin(1, false, false).is_err());
+        assert!(export.begin(1, Effects::default()).is_err());
         let early = claim(&export, 2, 0, 0, 22).expect_err("1 has requests at the device");
         assert_eq!(early.kind(), ErrorKind::Unavailable);
         drop(work);
@@ -464,19 +465,19 @@ mod tests {
     fn a_fenced_initiator_may_reopen_and_does_not_block_itself() {
         let (_, export) = export(None);
         claim(&export, 1, 0, 0, 11).expect("free");
-        let _work = export.begin(1, true, false).expect("its owner");
+        let _work = export.begin(1, CHANGE).expect("its owner");
         let early =
             claim(&export, 2, OPEN_TAKE_OVER, 0, 22).expect_err("1 has requests at the device");
         assert_eq!(early.kind(), ErrorKind::Unavailable);
-        assert_eq!(export.begin(1, true, false).err().expect("cut off").kind(), ErrorKind::Fenced);
+        assert_eq!(export.begin(1, CHANGE).err().expect("cut off").kind(), ErrorKind::Fenced);
         claim(&export, 1, OPEN_TAKE_OVER, 0, 33).expect("its own request is under way");
-        drop(export.begin(1, true, false).expect("its owner again"));
+        drop(export.begin(1, CHANGE).expect("its owner again"));
     }
 
     #[test]
     fn an_initiator_that_opened_to_read_does_not_write() {
         let (_, export) = export(None);
-        let changes = |connection| export.begin(connection, true, false).map(drop);
+        let changes = |connection| export.begin(connection, CHANGE).map(drop);
         claim(&export, 1, OPEN_READ_ONLY, 0, 11).expect("free");
         assert_eq!(changes(1).expect_err("a change").kind(), ErrorKind::ReadOnly);
         claim(&export, 1, 0, 0, 12).expect("no other initiator is there");
@@ -532,7 +533,7 @@ mod tests {
         claim(&first, 1, 0, 0, 11).expect("free");
         let identity = first.opened(0).cache_identity;
         let end = |syncs, outcome: Outcome| {
-            first.begin(1, true, syncs).expect("its owner").ended(&outcome)
+            first.begin(1, Effects { changes: true, syncs }).expect("its owner").ended(&outcome)
         };
         let failed = |kind| Err(Error::new(kind, "the disk"));
         end(true, Ok(Reply::Done));
@@ -554,7 +555,7 @@ mod tests {
         let (exports, export) = export(Some(&kept));
         claim(&export, 1, 0, 0, 11).expect("free");
         exports.forget(1, Some(100));
-        assert!(export.begin(1, true, false).is_err(), "its connection has ended");
+        assert!(export.begin(1, CHANGE).is_err(), "its connection has ended");
         for flags in [0, OPEN_SHARED, OPEN_READ_ONLY] {
             assert_eq!(
                 claim(&export, 2, flags, 0, 22).expect_err("the place of initiator 2").kind(),
@@ -591,7 +592,7 @@ mod tests {
         assert_eq!(kept.0.lock().reservation, 11);
         claim(&export, 3, 0, 11, 33).expect("initiator 3 continues");
         assert_eq!(
-            export.begin(2, false, false).err().expect("it had to go").kind(),
+            export.begin(2, Effects::default()).err().expect("it had to go").kind(),
             ErrorKind::Fenced
         );
     }

@@ -14,7 +14,7 @@ use parking_lot::RwLock;
 use sawmill_device::{Error, ErrorKind, Flags, Operation as Asks, Outcome, Reply, Request, Result};
 use sawmill_format::link::part::{self, Body, Command, Operation, Part};
 
-use super::exports::{Claim, Export, Exports};
+use super::exports::{Claim, Effects, Export, Exports};
 use super::keys::Holder;
 use super::slots::{SlotExchange, SlotOwner, Slots, Whole};
 use crate::breach::Breach;
@@ -233,7 +233,7 @@ impl TargetConnection {
         use Operation::{Discard, Write, WritePacked, WriteZeroes};
         let changes = matches!(command.operation, Write | WritePacked | Discard | WriteZeroes);
         let syncs = command.operation == Operation::Flush || command.flags & part::FUA != 0;
-        match export.begin(self.local, changes, syncs) {
+        match export.begin(self.local, Effects { changes, syncs }) {
             Ok(work) => exchange.work = Some(work),
             Err(error) => return self.answered(exchange, Err(error)),
         }

@@ -36,7 +36,12 @@ impl Plan {
                 if let Some(Location { sequence, data_offset }) = piece.location {
                     let (address, length) = (piece.address, piece.length);
                     let piece = MapExtent { address, length, sequence, data_offset };
-                    sweep.visit(piece, is_victim(sequence), may_plug(sequence));
+                    let role = match (is_victim(sequence), may_plug(sequence)) {
+                        (true, _) => PieceRole::Victim,
+                        (false, true) => PieceRole::Plug,
+                        (false, false) => PieceRole::Other,
+                    };
+                    sweep.visit(piece, role);
                 }
             });
             if sweep.bytes >= bytes_max {
@@ -96,6 +101,15 @@ impl Plan {
     }
 }
 
+/// What a plan may do with a piece.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PieceRole {
+    Victim,
+    /// It moves along if it lies in a small hole between pieces of victims.
+    Plug,
+    Other,
+}
+
 struct Sweep {
     pieces: Vec<MapExtent>,
     bytes: u64,
@@ -106,9 +120,9 @@ struct Sweep {
 }
 
 impl Sweep {
-    fn visit(&mut self, piece: MapExtent, is_victim: bool, may_plug: bool) {
+    fn visit(&mut self, piece: MapExtent, role: PieceRole) {
         let near = self.end.is_some_and(|end| piece.address - end <= HOLE_BYTES_MAX);
-        if is_victim {
+        if role == PieceRole::Victim {
             if near {
                 self.bytes += self.plugs.iter().map(|plug| plug.length).sum::<u64>();
                 self.pieces.append(&mut self.plugs);
@@ -117,7 +131,7 @@ impl Sweep {
             self.bytes += piece.length;
             self.end = Some(piece.address + piece.length);
             self.pieces.push(piece);
-        } else if near && may_plug {
+        } else if near && role == PieceRole::Plug {
             self.plugs.push(piece);
         }
     }

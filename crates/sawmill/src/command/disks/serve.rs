@@ -375,7 +375,7 @@ pub(in crate::command) fn close(
             }
             Ok(ServeEvent::Closed(index, outcome)) => {
                 open.retain(|other| *other != index);
-                tell_stopped(json, &serving.volumes[index], outcome.is_ok());
+                tell_stopped(json, &serving.volumes[index], &outcome);
                 if let Err(failure) = outcome {
                     worst.get_or_insert(failure);
                 }
@@ -441,7 +441,8 @@ fn start_closing(serving: &Arc<ServeProcess>, tell: &SyncSender<ServeEvent>) -> 
         .map_err(|error| Failure::io("cannot start the thread that closes the volumes", &error))
 }
 
-fn tell_stopped(json: bool, served_volume: &ServedVolume, everything_stored: bool) {
+fn tell_stopped(json: bool, served_volume: &ServedVolume, outcome: &Result<()>) {
+    let everything_stored = outcome.is_ok();
     let positions = served_volume.positions();
     if json {
         print_event(&Event::Stopped { volume: served_volume.name(), everything_stored, positions });
