@@ -177,9 +177,9 @@ pub fn undisturbed(
 /// When a byte is lost, or a request fails.
 pub fn longest_request(
     place: &Place,
-    device: &mut Driven,
+    device: &mut DrivenDevice,
     rounds: u64,
-    mut disturb: impl FnMut(&mut Driven),
+    mut disturb: impl FnMut(&mut DrivenDevice),
 ) -> Duration {
     let (is_over, longest_ns) = (AtomicBool::new(false), AtomicU64::new(0));
     let uri = device.uri.clone();

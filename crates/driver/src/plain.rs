@@ -127,7 +127,7 @@ impl Plain {
         let moves = matches!(request.operation, Operation::Read | Operation::Write);
         let mut lease = None;
         if moves && !pending.ready.front()?.is_written {
-            // A request without room stays at the front: those behind it must not pass it for ever.
+            // A request without room stays at the front: those behind it must not pass it forever.
             lease = Some(pending.memory.lease(request.length as usize)?);
         }
         let mut waiting = pending.ready.pop_front()?;

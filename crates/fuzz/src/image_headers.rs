@@ -83,7 +83,7 @@ impl Bytes for Sparse<'_> {
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         assert!(into.len() <= PIECE_BYTES_MAX, "{} bytes at a time", into.len());
         self.read_bytes.set(self.read_bytes.get() + into.len() as u64);
-        // Headers without an end must not be followed for ever (P137).
+        // Headers without an end must not be followed forever (P137).
         assert!(self.read_bytes.get() <= READ_BYTES_MAX, "it reads on and on");
         let end = at.checked_add(into.len() as u64).filter(|end| *end <= self.length);
         let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;

@@ -136,7 +136,7 @@ fn a_driver_that_is_killed_under_load_is_followed_by_one_that_loses_nothing() {
 fn a_driver_is_replaced_under_load_and_no_client_notices() {
     requires!(has_go());
     let place = Place::new(&store::folder());
-    let replace = |place: &Place, device: &mut Driven| device.replace_driver(place, "disk");
+    let replace = |place: &Place, device: &mut DrivenDevice| device.replace_driver(place, "disk");
     examples::undisturbed(&place, &driver, "replacements", replace);
 }
 

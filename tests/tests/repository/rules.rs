@@ -85,7 +85,7 @@ fn what_doors_admit_is_as_architecture_states_it() {
                 && row.contains(&format!("`{path}`"))
                 && row.contains(value)
         };
-        if !rows.iter().any(|row| is_stated(row)) {
+        if !rows.iter().any(is_stated) {
             faults.push(format!("no row of ARCHITECTURE.md says {value} for `{name}` in `{path}`"));
         }
     }

@@ -79,7 +79,7 @@ impl Batch {
     pub fn end(&self) {
         let closed = Error::new(ErrorKind::Closed, "the device is being removed");
         // First: a write that comes behind the closing of the chunks below would otherwise stay in
-        // an open one for ever.
+        // an open one forever.
         self.life.end();
         self.fail_stalled(&closed);
         for (number, queue) in self.queues.iter().enumerate() {

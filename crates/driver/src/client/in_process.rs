@@ -122,7 +122,7 @@ impl WorkerContext {
             let received = self.requests.lock().recv();
             let Ok(mut request) = received else { return };
             // A panic of the driver fails one request. Without this, the thread would be gone, and
-            // later requests would wait for ever.
+            // later requests would wait forever.
             let outcome = catch_unwind(AssertUnwindSafe(|| self.handle(&mut request)));
             request.complete(match outcome {
                 Ok(Ok(())) => Ok(Reply::Done),

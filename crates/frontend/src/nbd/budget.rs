@@ -140,7 +140,7 @@ impl Budget {
                 break;
             };
             // The first is never overtaken by one that wants less: under a stream of short
-            // requests, one of 32 MiB would otherwise wait for ever (decision 0035).
+            // requests, one of 32 MiB would otherwise wait forever (decision 0035).
             if state.pool_bytes + first.wants > self.pool_bytes_max() {
                 break;
             }

@@ -72,7 +72,7 @@ impl Exchange for Ticket {
                 link.answer_read(charged_bytes, OutputPiece::Read { bytes, end });
             }
             // The protocol demands at least one run. Without one, a client would ask for the same
-            // range for ever, so an empty answer is an error of the device.
+            // range forever, so an empty answer is an error of the device.
             (Ok(Reply::Allocation(runs)), Body::Status { one, room }) if !runs.is_empty() => {
                 link.answer(charged_bytes, |out| answered.push_block_status(out, &runs, one));
                 drop(room);

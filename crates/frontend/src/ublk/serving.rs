@@ -140,7 +140,7 @@ impl ServiceState {
             worker.inbox.tell(Message::Stop);
         }
         // Shared threads release the queues only when all their devices are let go, so waiting for
-        // that here could last for ever.
+        // that here could last forever.
         if !workers.is_empty() {
             progress.wait_gone(links.len());
         }

@@ -245,7 +245,7 @@ impl<W: Write> Lines<W> {
             .open
             .front()
             // In the order of submission, as traces are read. One request without an answer must
-            // not hold the others back for ever.
+            // not hold the others back forever.
             .is_some_and(|(_, answer)| answer.is_some() || self.open.len() > OPEN_MAX)
         {
             self.put_first();

@@ -276,10 +276,8 @@ impl<'a> Judge<'a> {
         ))
     }
 
-    /// Clause 3, by sorting the cut: edges are → (through the line of moments) and "under what is
-    /// seen".
-    fn check_one_order(&self, in_cut: &[bool]) -> Result<(), Violation> {
-        let writes = &self.log.writes;
+    /// For each sector the write that the image shows there; `usize::MAX`: none.
+    fn top_writes(&self) -> Vec<usize> {
         let mut over = vec![usize::MAX; self.origins.len()];
         for (sector, what) in self.origins.iter().enumerate() {
             match (what, self.maker[sector]) {
@@ -287,6 +285,14 @@ impl<'a> Judge<'a> {
                 _ => {}
             }
         }
+        over
+    }
+
+    /// Clause 3, by sorting the cut: edges are → (through the line of moments) and "under what is
+    /// seen".
+    fn check_one_order(&self, in_cut: &[bool]) -> Result<(), Violation> {
+        let writes = &self.log.writes;
+        let over = self.top_writes();
         let members: Vec<usize> = (0..writes.len()).filter(|&place| in_cut[place]).collect();
         // Nodes: the writes, then one per completion in order of time. A completion follows its
         // write and the completion before it; a write follows the last completion before its
