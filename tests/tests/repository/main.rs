@@ -4,6 +4,7 @@ mod causes;
 mod circles;
 mod folders;
 mod lengths;
+mod line_counts;
 mod nesting;
 mod rules;
 mod supply_chain;

@@ -1,7 +1,9 @@
 //! A kind of door as the rest of this crate sees it: an entry of the table [`super::plan::KINDS`],
 //! and a type for the doors that users request, with [`Plan`].
 //!
-//! Invariant: only the file of a kind knows its peculiarities. Not here: the kinds.
+//! Invariant: only the file of a kind knows its peculiarities. What doors of one kind share in a
+//! process is the exception: `mod.rs` keeps it for them (memory of NBD clients, threads of ublk
+//! devices, ublk devices without a server). Not here: the kinds.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
