@@ -6,6 +6,9 @@ Not here: the text of a page.
 import datetime
 import json
 import re
+import shlex
+import sys
+from pathlib import Path
 
 from frame import machine
 from frame.cli import say
@@ -46,10 +49,12 @@ def kept(is_kept):
 
 
 def stamped(text):
-    """The page with the line below its title that says when, on what code and where."""
+    """The page with the line below its title that says when, on what code, where and how."""
     facts = machine.describe()
+    words = ["PATH" if word.startswith("/") else word for word in sys.argv[1:]]
+    command = shlex.join([f"bench/{Path(sys.argv[0]).name}", *words])
     line = (f"Measured on {datetime.date.today()}, on the code of {machine.commit()}, "
-            f"on {facts['cores']} cores of {facts['cpu']}.\n\n")
+            f"on {facts['cores']} cores of {facts['cpu']}, with `{command}`.\n\n")
     title, _, rest = text.partition("\n\n")
     return f"{title}\n\n{line}{re.sub(STAMP, '', rest, count=1, flags=re.MULTILINE)}"
 

@@ -5,6 +5,7 @@ mod circles;
 mod folders;
 mod lengths;
 mod line_counts;
+mod measured;
 mod nesting;
 mod rules;
 mod supply_chain;

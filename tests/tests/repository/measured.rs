@@ -1,0 +1,50 @@
+//! Figures have a date: each page of measurements states when, on what code, where and by which
+//! command it was measured, and a document that cites the page names that date.
+//!
+//! Not here: the figures. `docs/measurements/fuzz.md` is a list of runs, each with its own date.
+
+use std::collections::BTreeMap;
+
+use super::tidy::{files, none};
+
+const STAMP: [&str; 5] = ["Measured on ", ", on the code of ", ", on ", " cores of ", ", with `"];
+const FOLDER: &str = "docs/measurements";
+
+/// The date of each page by its name, and the pages without a whole line about their making.
+fn dates() -> (BTreeMap<String, String>, Vec<String>) {
+    let (mut dates, mut faults) = (BTreeMap::new(), Vec::new());
+    for (path, text) in files(&[".md"]) {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if !path.starts_with(FOLDER) || name == "fuzz.md" {
+            continue;
+        }
+        let line = text.lines().nth(2).unwrap_or_default();
+        let date = line.strip_prefix(STAMP[0]).and_then(|rest| rest.split_once(','));
+        match date {
+            Some((date, _)) if STAMP.iter().all(|part| line.contains(part)) => {
+                dates.insert(name, date.to_owned());
+            }
+            _ => faults.push(format!("{}: {line}", path.display())),
+        }
+    }
+    (dates, faults)
+}
+
+#[test]
+fn every_page_of_measurements_states_its_making_and_is_cited_with_its_date() {
+    let (dates, mut faults) = dates();
+    assert!(dates.len() >= 10 || !faults.is_empty(), "{FOLDER} has {} pages", dates.len());
+    for (path, text) in files(&[".md"]) {
+        // `[text](../measurements/page.md)`
+        let parts: Vec<&str> = text.split("](../measurements/").collect();
+        for pair in parts.windows(2) {
+            let cited = pair[0].rsplit('[').next().unwrap_or_default();
+            let name = pair[1].split([')', '#']).next().unwrap_or_default();
+            if dates.get(name).is_some_and(|date| !cited.contains(date)) {
+                let (path, date) = (path.display(), &dates[name]);
+                faults.push(format!("{path} cites {name} as {cited:?} without {date}"));
+            }
+        }
+    }
+    none(&faults);
+}
