@@ -436,22 +436,29 @@ fn functions() -> BTreeMap<String, BTreeSet<String>> {
     found
 }
 
-/// `a/b/tests.rs` is known as `b` and as `tests`, `a/b.rs` as `b`.
+/// Names of files that say nothing of what is in them: a name of a test says the folder too.
+const NAMELESS: [&str; 3] = ["lib", "main", "tests"];
+
+/// `a/b/tests.rs` is known as `b` and as `tests`, `a/b.rs` as `b`, `a/src/lib.rs` as `a` too.
 fn module_names(path: &Path) -> Vec<String> {
+    let above = path.ancestors().skip(1);
+    let names = above.filter_map(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-    let folder =
-        path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
-    stem.into_iter().chain(folder).collect()
+    let count = 1 + usize::from(path.ends_with("src/lib.rs"));
+    stem.into_iter().chain(names.take(count)).collect()
 }
 
-/// The `module::function` names in backquotes of a line.
+/// The `module::function` names in backquotes of a line; of `b::tests::function` the module is `b`.
 fn names_in(line: &str) -> Vec<(String, String)> {
     line.split('`')
         .skip(1)
         .step_by(2)
         .filter_map(|quoted| quoted.rsplit_once("::"))
         .map(|(module, function)| {
-            (module.rsplit("::").next().unwrap_or(module).to_owned(), function.to_owned())
+            let mut parts = module.rsplit("::");
+            let last = parts.next().unwrap_or(module);
+            let module = parts.next().filter(|_| NAMELESS.contains(&last)).unwrap_or(last);
+            (module.to_owned(), function.to_owned())
         })
         .collect()
 }
@@ -461,10 +468,17 @@ fn missing_in(row: &str, functions: &BTreeMap<String, BTreeSet<String>>) -> Vec<
     let exists = |module: &str, function: &str| {
         functions.get(module).is_some_and(|names| names.contains(function))
     };
-    let named = names_in(row).into_iter();
+    let named = names_in(row);
+    let nameless = named.iter().filter(|(module, _)| NAMELESS.contains(&module.as_str()));
+    let nameless = nameless.map(|(module, function)| {
+        format!("{module}::{function} does not say where: write the folder before it")
+    });
+    let nameless: Vec<String> = nameless.collect();
+    let named = named.into_iter();
     named
         .filter(|(module, function)| !exists(module, function))
         .map(|(module, function)| format!("{module}::{function} does not exist"))
+        .chain(nameless)
         .collect()
 }
 
