@@ -58,7 +58,8 @@ struct bdus_ctx {
 
 /* The driver.  A callback that is NULL is not supported.  All return 0 or bdus_abort; read to
  * discard also ENOLINK, ENOSPC or ETIMEDOUT, which users of a ublk device see
- * (docs/guide/doors.md has the other doors), or another error, which becomes EIO. */
+ * (docs/guide/doors.md has the other doors), or another error, which becomes EIO.  Callbacks must
+ * stay valid until bdus_run() or bdus_rerun() returns.  C++: no exception may leave one. */
 struct bdus_ops {
     int (*initialize)(struct bdus_ctx *ctx);
     int (*on_device_available)(struct bdus_ctx *ctx);

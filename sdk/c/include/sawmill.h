@@ -47,9 +47,10 @@ struct sawmill_record {
     uint64_t flag;     /* 1: a write */
 };
 
-/* A driver.  Functions may be NULL: without write() and write_chunk() the device is read-only,
- * without flush() every answered write is durable.  A driver that takes chunks has write_chunk()
- * and flush_queue() instead of write() and flush(). */
+/* A driver.  Its functions must stay valid until sawmill_serve returns.  They may be NULL: without
+ * write() and write_chunk() the device is read-only, without flush() every answered write is
+ * durable.  A driver that takes chunks has write_chunk() and flush_queue() instead of write() and
+ * flush(). */
 struct sawmill_driver {
     size_t struct_bytes; /* sizeof(struct sawmill_driver) */
     unsigned abilities;  /* SAWMILL_FUA | SAWMILL_ANY_BYTE */
@@ -75,7 +76,10 @@ struct sawmill_driver {
  * Pointers: `driver` and `options` are read during the call only, which lasts as long as the
  * device.  `user` is yours; it is passed on as it is, and must stay valid until the call returns.
  * `into`, `bytes`, `chunk` and `chunk->bytes` are the library's, valid only during the function
- * that gets them.  The library frees nothing of yours. */
+ * that gets them.  The library frees nothing of yours.
+ *
+ * C++: no exception may leave a function of the table.  The library's frames below it cannot be
+ * unwound: catch it there, and return an errno. */
 int sawmill_serve(const struct sawmill_driver *driver, void *user, const char *const *options);
 
 /* Replaces the driver of the device of this name.  Otherwise like sawmill_serve. */

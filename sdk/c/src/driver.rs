@@ -1,7 +1,9 @@
 //! A table of C functions as a driver.
 //!
 //! Invariant: a function is called with memory that is its own until it returns, as the header
-//! states. Not here: the callers (`sawmill_driver::client`).
+//! states. Each call of a function of the table is sound because the header demands that these
+//! functions can be called, by several threads at once, until `sawmill_serve` returns; no thread of
+//! the library outlives that. Not here: the callers (`sawmill_driver::client`).
 
 use std::ffi::{CString, c_char, c_int, c_uint};
 use std::io;
@@ -62,7 +64,7 @@ impl CDriver {
     pub(crate) unsafe fn new(table: *const DriverTable, user: UserPointer) -> Result<Self> {
         let bad = |text: &'static str| Err(Error::new(ErrorKind::Invalid, text));
         if table.is_null() {
-            return bad("NULL where a driver is wanted");
+            return bad("expected a driver, got NULL");
         }
         // SAFETY: every version of the structure has this first field.
         let bytes = unsafe { ptr::addr_of!((*table).struct_bytes).read() };
@@ -74,13 +76,15 @@ impl CDriver {
         // SAFETY: it has the size of our structure, so it is of this version.
         let table = unsafe { table.read() };
         if table.read.is_none() {
-            return bad("a driver has a function read()");
+            return bad("a driver must have read()");
         }
         if table.write_chunk.is_some() != table.flush_queue.is_some() {
-            return bad("write_chunk() and flush_queue() come together");
+            return bad("a driver needs both write_chunk() and flush_queue(), or neither");
         }
         if table.write_chunk.is_some() && (table.write.is_some() || table.flush.is_some()) {
-            return bad("a driver has either write() or write_chunk()");
+            return bad(
+                "a driver has write() and flush(), or write_chunk() and flush_queue(), not both",
+            );
         }
         Ok(CDriver { table, user, device: std::sync::OnceLock::new() })
     }
@@ -103,27 +107,29 @@ impl CDriver {
 
     fn read_into(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let read = self.table.read.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the program's function, with memory that is its own meanwhile.
+        // SAFETY: the function can be called while `self` lives (head of this file); `into` is
+        // borrowed, so no one else has that memory until it returns.
         told(unsafe { read(self.user, offset, into.as_mut_ptr(), into.len()) })
     }
 
     fn give_up(&self, offset: u64, length: u64) -> io::Result<()> {
         let discard = self.table.discard.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the program's function.
+        // SAFETY: the function can be called while `self` lives (head of this file).
         told(unsafe { discard(self.user, offset, length) })
     }
 
     fn zero(&self, offset: u64, length: u64, keep_space: bool) -> io::Result<()> {
         let write_zeroes = self.table.write_zeroes.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the program's function.
+        // SAFETY: the function can be called while `self` lives (head of this file).
         told(unsafe { write_zeroes(self.user, offset, length, c_int::from(keep_space)) })
     }
 
     fn tell_attached(&self, device: &Device) {
         let device = self.device.get_or_init(|| Box::new(device.clone()));
         if let Some(attached) = self.table.attached {
-            // SAFETY: the program's function; it hands the pointer only to functions that change
-            // nothing there, and only while the driver lives.
+            // SAFETY: the function can be called while `self` lives (head of this file). The header
+            // lets the program hand the pointer to our functions only, which change nothing there,
+            // and only until `sawmill_serve` returns; `self` owns it for that long.
             unsafe { attached(self.user, device) }
         }
     }
@@ -135,7 +141,8 @@ impl CDriver {
         let lines: Vec<CString> = lines.map(Result::unwrap_or_default).collect();
         let mut list: Vec<*const c_char> = lines.iter().map(|line| line.as_ptr()).collect();
         list.push(ptr::null());
-        // SAFETY: the program's function, with strings that live until it returns.
+        // SAFETY: the function can be called while `self` lives (head of this file); the strings
+        // live until it returns, as the header says.
         unsafe { ready(self.user, list.as_ptr()) }
     }
 }
@@ -156,13 +163,14 @@ impl Driver for CDriver {
 
     fn write(&self, offset: u64, bytes: &[u8], fua: bool) -> io::Result<()> {
         let write = self.table.write.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the program's function, with bytes that do not change meanwhile.
+        // SAFETY: the function can be called while `self` lives (head of this file); the bytes are
+        // borrowed, so they do not change until it returns.
         told(unsafe { write(self.user, offset, bytes.as_ptr(), bytes.len(), c_int::from(fua)) })
     }
 
     fn flush(&self) -> io::Result<()> {
         let Some(flush) = self.table.flush else { return Ok(()) };
-        // SAFETY: the program's function.
+        // SAFETY: the function can be called while `self` lives (head of this file).
         told(unsafe { flush(self.user) })
     }
 
@@ -200,7 +208,8 @@ impl ChunkDriver for CDriver {
             queue: u32::try_from(chunk.queue).unwrap_or(u32::MAX),
             again: u32::from(chunk.command.again),
         };
-        // SAFETY: the program's function, with bytes that do not change meanwhile.
+        // SAFETY: the function can be called while `self` lives (head of this file); the bytes are
+        // borrowed, so they do not change until it returns.
         told(unsafe { write_chunk(self.user, &told_of) })
     }
 
@@ -210,7 +219,7 @@ impl ChunkDriver for CDriver {
 
     fn flush(&self, queue: usize) -> io::Result<()> {
         let flush_queue = self.table.flush_queue.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the program's function.
+        // SAFETY: the function can be called while `self` lives (head of this file).
         told(unsafe { flush_queue(self.user, u32::try_from(queue).unwrap_or(u32::MAX)) })
     }
 

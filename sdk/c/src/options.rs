@@ -68,7 +68,7 @@ mod tests {
         let told = unsafe { read(bad.as_ptr()) }.err().unwrap().to_string();
         assert!(told.contains("'size'"), "{told}");
         let bad = [c"threads=many".as_ptr(), std::ptr::null()];
-        // SAFETY: as above.
+        // SAFETY: a list of strings with a null pointer at its end.
         assert!(unsafe { read(bad.as_ptr()) }.is_err());
         let good = [
             c"door=ublk".as_ptr(),
@@ -76,7 +76,7 @@ mod tests {
             c"size=4096".as_ptr(),
             std::ptr::null(),
         ];
-        // SAFETY: as above.
+        // SAFETY: a list of strings with a null pointer at its end.
         assert_eq!(unsafe { read(good.as_ptr()) }.unwrap().doors, ["ublk", "nbd=unix:/a"]);
     }
 }

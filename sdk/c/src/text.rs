@@ -17,9 +17,9 @@ thread_local! {
 /// It is null, or ends with a NUL and stays as it is for as long as the result is used.
 pub(crate) unsafe fn borrowed<'a>(text: *const c_char) -> Result<&'a str> {
     if text.is_null() {
-        return Err(Error::new(ErrorKind::Invalid, "NULL where a string is wanted"));
+        return Err(Error::new(ErrorKind::Invalid, "expected a string, got NULL"));
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: it is not null, and the caller promises that it ends with a NUL and stays as it is.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().map_err(|_| Error::new(ErrorKind::Invalid, "a string that is not UTF-8"))
 }

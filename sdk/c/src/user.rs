@@ -13,7 +13,7 @@ pub struct UserPointer(*mut c_void);
 // SAFETY: the headers say that functions are called by several threads with this pointer, and
 // nothing here reads through it.
 unsafe impl Send for UserPointer {}
-// SAFETY: as above.
+// SAFETY: a shared reference to it gives the pointer's value, which anyone may copy.
 unsafe impl Sync for UserPointer {}
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ pub(super) struct SharedContext(NonNull<Context>);
 // SAFETY: callbacks are called by several threads with the context when the program allows more
 // than one; ours changes it only while one thread serves.
 unsafe impl Send for SharedContext {}
-// SAFETY: as above.
+// SAFETY: a shared reference gives the pointer's value and no access to the context.
 unsafe impl Sync for SharedContext {}
 
 impl Drop for SharedContext {
@@ -196,7 +196,8 @@ impl Driver for Callbacks {
 
     fn flush(&self) -> io::Result<()> {
         let flush = self.callback(self.ops.flush)?;
-        // SAFETY: the program's callback.
+        // SAFETY: `bdus.h` demands that callbacks can be called until `bdus_run` returns; the
+        // context lives as long as `self`.
         let errno = unsafe { flush(self.context.pointer()) };
         self.told("flush", "", errno)
     }
@@ -204,7 +205,8 @@ impl Driver for Callbacks {
     fn discard(&self, offset: u64, length: u64) -> io::Result<()> {
         self.pieces((offset, length), self.attrs.max_discard_erase_size, |offset, size| {
             let discard = self.callback(self.ops.discard)?;
-            // SAFETY: the program's callback.
+            // SAFETY: `bdus.h` demands that callbacks can be called until `bdus_run` returns; the
+            // context lives as long as `self`.
             let errno = unsafe { discard(offset, size, self.context.pointer()) };
             self.told("discard", &format!("{offset}, {size}"), errno)
         })
@@ -213,7 +215,8 @@ impl Driver for Callbacks {
     fn write_zeroes(&self, offset: u64, length: u64, keep_space: bool) -> io::Result<()> {
         self.pieces((offset, length), self.attrs.max_write_zeros_size, |offset, size| {
             let write_zeros = self.callback(self.ops.write_zeros)?;
-            // SAFETY: the program's callback.
+            // SAFETY: `bdus.h` demands that callbacks can be called until `bdus_run` returns; the
+            // context lives as long as `self`.
             let errno = unsafe { write_zeros(offset, size, !keep_space, self.context.pointer()) };
             self.told("write_zeros", &format!("{offset}, {size}, {}", !keep_space), errno)
         })

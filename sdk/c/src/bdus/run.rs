@@ -70,7 +70,8 @@ fn doors() -> Result<Vec<String>, Fault> {
     // SAFETY: a system call without arguments that cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         let text = format!(
-            "block devices are root's to make; others name another door in {DOORS_VARIABLE}"
+            "only root can create ublk devices: run as root, or name another door in \
+             {DOORS_VARIABLE}"
         );
         return Err(Fault::new(libc::EPERM, &text));
     }
