@@ -157,7 +157,11 @@ pub fn doctor(store: &dyn ObjectStore) -> Vec<CheckResult> {
     let (name, body) = match random_name().and_then(|name| Ok((name, random_body()?))) {
         Ok(made) => made,
         Err(error) => {
-            return vec![check("random numbers", Err(error), "mend this machine")];
+            return vec![check(
+                "random numbers",
+                Err(error),
+                "check why getrandom(2) fails on this machine",
+            )];
         }
     };
     let calls = Blocking(store);
@@ -295,7 +299,7 @@ fn random_body() -> Result<Bytes> {
 fn no_random(error: getrandom::Error) -> StoreError {
     StoreError::new(
         StoreErrorKind::Unavailable,
-        format!("the system gives no random numbers: {error}"),
+        format!("the kernel returned no random bytes: {error}"),
     )
     .with_source(error)
 }

@@ -95,7 +95,8 @@ impl Files {
             // there or not.
             let wanted = record.durable < moment.promised && !going;
             if wanted && read(root, &record.name)? != Some(content(record)) {
-                let synced = "was synced before power failed and is not there as it was";
+                let synced =
+                    "was synced before the power failure, but is missing or has other content";
                 return Err(format!("{} ({} bytes) {synced}", record.name, record.length));
             }
         }

@@ -46,7 +46,7 @@ impl World for RealWorld {
     fn random(&self) -> Result<[u8; 16]> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(|error| {
-            Error::caused(ErrorKind::Unavailable, "the kernel gives no random numbers", error)
+            Error::caused(ErrorKind::Unavailable, "the kernel returned no random bytes", error)
         })?;
         Ok(bytes)
     }

@@ -107,7 +107,7 @@ impl Host {
                 _ => {}
             }
         }
-        Err(host.failed("it gave no reason; see its messages"))
+        Err(host.failed("no reason was given; see its log"))
     }
 
     fn next_event(&mut self) -> Option<serde_json::Value> {

@@ -100,7 +100,7 @@ const VOLUME: &[Metric<VolumeStatus>] = &[
     }),
     counter(
         "sawmill_writes_stalled_total",
-        "Requests that had to wait as those in sawmill_stalled_requests do.",
+        "Requests that had to wait (see sawmill_stalled_requests).",
         |v| v.counters.writes_stalled,
     ),
     counter("sawmill_journal_syncs_total", "Syncs of the journal's disk.", |v| {

@@ -293,10 +293,10 @@ pub(crate) fn scan(log: &mut LogImage, options: &ScanOptions) -> Result<Scan> {
             }
             Verdict::Refuse if !options.accept_loss => {
                 let text = format!(
-                    "the journal is damaged at position {position} ({label}); it was flushed \
-                     through {mark}; nothing was changed; see `sawmill inspect journal`, restore \
-                     the journal disk, or pass --accept-journal-loss to continue with what is \
-                     before it: {}",
+                    "the journal is damaged at position {position} ({label}), and it was flushed \
+                     through {mark}: {}; nothing was changed; restore the journal disk (`sawmill \
+                     inspect journal` shows it), or pass --accept-journal-loss to continue with \
+                     what is before the damage",
                     lost_behind(position, mark)
                 );
                 return Err(Error::new(ErrorKind::Corrupt, text));

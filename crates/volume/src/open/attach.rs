@@ -190,10 +190,10 @@ fn see_that_it_fits(stored: &StoredVolume, verdict: &JournalVerdict) -> Result<(
         return Ok(());
     }
     let text = format!(
-        "the journal of volume {} writes up to byte {reach} of a disk of {size_bytes}: the disk \
-         had grown, and the checkpoint that says so cannot be read; nothing was changed; run \
-         `sawmill check`",
-        stored.record.name
+        "the journal of volume {name} has writes up to byte {reach}, past the end of the disk \
+         ({size_bytes} bytes): the disk had grown, and the checkpoint that recorded it cannot be \
+         read; nothing was changed; run `sawmill check {name}`",
+        name = stored.record.name
     );
     Err(Error::new(ErrorKind::Corrupt, text))
 }

@@ -340,8 +340,11 @@ fn resolve_again(context: &ReadContext, atom: &Atom) -> Vec<Atom> {
 }
 
 fn lost(atom: &Atom) -> Error {
-    let text =
-        format!("{} bytes at {} moved faster than they could be read", atom.length, atom.address);
+    let text = format!(
+        "{} bytes at {} were moved {RESOLVE_AGAIN_MAX} times while they were being read: report \
+         this, with the log",
+        atom.length, atom.address
+    );
     Error::new(ErrorKind::Internal, text)
 }
 

@@ -291,8 +291,8 @@ fn add_segment(view: &View, header: &SegmentHeader) -> Result<()> {
     let (reach, size_bytes) = (reach.max().unwrap_or(0), view.map.size_bytes());
     if reach > size_bytes {
         let what = format!(
-            "it writes up to byte {reach} of a disk of {size_bytes}: the disk had grown, and the \
-             checkpoint that says so cannot be read"
+            "it has writes up to byte {reach}, past the end of the disk ({size_bytes} bytes): the \
+             disk had grown, and the checkpoint that recorded it cannot be read"
         );
         return Err(misplaced(header, &what));
     }
