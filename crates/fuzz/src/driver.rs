@@ -1,5 +1,7 @@
-//! Packets between a host and a driver: a decoded packet is the same after it is encoded again, and
-//! a packet of several commands is decoded as a whole or refused.
+//! Packets between a host and a driver.
+//!
+//! Invariants: a decoded packet is the same after it is encoded again, and a packet of several
+//! commands is decoded as a whole or refused.
 //!
 //! Not here: what a host or a driver does with a packet (`sawmill_driver::client`, `host`).
 

@@ -1,5 +1,7 @@
-//! Pieces of doors from another process: any bytes are refused or are the only encoding of what
-//! they mean, and a server takes over from any pieces or reports why it cannot.
+//! Pieces of doors from another process.
+//!
+//! Invariants: any bytes are refused or are the only encoding of what they mean, and a server takes
+//! over from any pieces or reports why it cannot.
 //!
 //! Not here: the messages in which pieces travel (`sawmill_frontend::passing`); taking over doors
 //! other than NBD.

@@ -1,9 +1,11 @@
 //! Headers of disk images: passes a sparse file made of the input's pieces to the check that
 //! precedes any other program's read.
 //!
-//! A check reads within its bounds and gives the same result each time. It returns a layer's name
-//! as the image has it, and its refusal is one short line. An image that it accepts is what its
-//! content claims to be.
+//! Invariants: a check reads within its bounds and gives the same result each time. It returns a
+//! layer's name as the image has it, and its refusal is one short line. An image that it accepts is
+//! what its content claims to be.
+//!
+//! Not here: images as files, and what an import does with them (`crates/sawmill`).
 
 use std::cell::Cell;
 use std::io;

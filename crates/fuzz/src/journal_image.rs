@@ -4,6 +4,9 @@
 //! Input: a byte of choices (see `MEND`), a byte of ring blocks, the first 160 bytes of either
 //! superblock copy, and the ring's bytes from its first on; missing bytes are zero.
 //!
+//! Invariants: the same bytes give the same result twice; what is found is no more than the ring
+//! holds, and the log is flushed through the superblock's mark at least.
+//!
 //! Not here: memory that outlives the process, which recovery reads beside the journal; superblocks
 //! and records one by one (`objects`).
 

@@ -1,5 +1,7 @@
-//! Requests of the kernel, through FUSE and ublk: every decoded request lies within the bytes that
-//! the kernel sent and within the device.
+//! Requests of the kernel, through FUSE and ublk.
+//!
+//! Invariant: every decoded request lies within the bytes that the kernel sent and within the
+//! device.
 //!
 //! Not here: what must hold of a parsed request (`sawmill_frontend::fuzzing`), serving it.
 

@@ -1,6 +1,7 @@
-//! The fuzz targets: one function per place where Sawmill reads bytes from outside. Each must end,
-//! must not use more memory than its input justifies, and checks every promise about accepted
-//! input.
+//! The fuzz targets: one function per place where Sawmill reads bytes from outside.
+//!
+//! Invariants: each ends, uses no more memory than its input justifies, and checks every promise
+//! about accepted input.
 //!
 //! The targets are used twice: by `tests/` (the corpora and seeded mutations of them, in every
 //! `make test`) and by `libfuzzer/` (guided by coverage, for any length of time: `make fuzz`). Each

@@ -1,5 +1,7 @@
 //! Passes a peer's bytes to the link's decoders: packets and their parts, greetings, controls,
-//! packed writes. Accepted input is what the encoder writes, keeps its rules, and lies within its
+//! packed writes.
+//!
+//! Invariant: accepted input is what the encoder writes, keeps its rules, and lies within its
 //! packet.
 //!
 //! Not here: an initiator or a target that gets such bytes (`link_peer`).

@@ -1,8 +1,8 @@
 //! A peer of the link that sends anything, valid packets and invalid ones, to a real target and a
 //! real initiator without a key.
 //!
-//! A sender's bytes can end only its own connection: afterwards another initiator opens the export,
-//! writes and reads. Each request of an initiator is answered once.
+//! Invariants: a sender's bytes can end only its own connection: afterwards another initiator opens
+//! the export, writes and reads. Each request of an initiator is answered once.
 //!
 //! Not here: the decoders alone (`link`); honest peers over a network that loses and reorders
 //! (`crates/link/tests/simulation`).

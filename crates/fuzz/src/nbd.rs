@@ -1,6 +1,7 @@
-//! A client's bytes to the NBD server over a memory device. The connection ends or answers: every
-//! request that arrives complete is answered exactly once, whatever else the client sends, and no
-//! thread of the server panics.
+//! A client's bytes to the NBD server over a memory device.
+//!
+//! Invariants: the connection ends or answers: every request that arrives complete is answered
+//! exactly once, whatever else the client sends, and no thread of the server panics.
 //!
 //! Not here: what a request does to the device; a server that was handed over (`hand_over`).
 

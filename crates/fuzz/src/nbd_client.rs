@@ -1,9 +1,11 @@
 //! Passes an NBD server's bytes to the client: a handshake, a list of exports, answers to requests.
 //!
-//! Whatever the server sends, each request has one outcome, no thread of the client panics, and
-//! every result was sent: the size and flags of an export, the names of a list, each byte of a
-//! read, each run of a block status, each error. The client understands a server that follows the
-//! protocol in full.
+//! Invariants: whatever the server sends, each request has one outcome, no thread of the client
+//! panics, and every result was sent: the size and flags of an export, the names of a list, each
+//! byte of a read, each run of a block status, each error. The client understands a server that
+//! follows the protocol in full.
+//!
+//! Not here: the server (`nbd`), and a client whose network fails (`crates/nbd-client`).
 
 use std::io::{self, Write};
 use std::net::Shutdown;

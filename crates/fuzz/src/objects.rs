@@ -1,8 +1,9 @@
-//! The decoders of `crates/format` for data in a store or on a machine. Accepted input is what the
-//! encoder writes, keeps its rules, and takes no more memory than its bytes justify; with another
-//! identity it is refused.
+//! The decoders of `crates/format` for data in a store or on a machine.
 //!
-//! Not here: the link's structures and packed writes (`link`); write logs, which no target decodes.
+//! Invariant: accepted input is what the encoder writes, keeps its rules, and takes no more memory
+//! than its bytes justify; with another identity it is refused.
+//!
+//! Not here: the link's structures and packed writes (`link`); write logs (`write_log`).
 
 use sawmill_format::cache_index::{CacheEntry, CacheIndex};
 use sawmill_format::checkpoint::{Checkpoint, CheckpointIdentity, PartEntry, SegmentEntry};

@@ -3,6 +3,9 @@
 //! Input: a byte of choices (see `MEND`), then objects, each with its length (32 bits) in front. An
 //! object lies under the key that its own fields name, so that a changed number moves it.
 //!
+//! Invariant: the same objects give the same result twice, with no more data than a volume may
+//! have.
+//!
 //! Not here: objects one by one (`objects`), the journal (`journal_image`), attaching.
 
 use std::collections::BTreeMap;

@@ -1,5 +1,7 @@
-//! Text from people and stores: sizes, durations, URLs, ids and keys. Accepted text has one
-//! meaning, shown text can be parsed again, and no secret gets into a text.
+//! Text from people and stores: sizes, durations, URLs, ids and keys.
+//!
+//! Invariants: accepted text has one meaning, shown text can be parsed again, and no secret gets
+//! into a text.
 //!
 //! Not here: command lines and configuration files (`crates/sawmill`).
 

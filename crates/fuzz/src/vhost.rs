@@ -1,6 +1,7 @@
-//! Passes a frontend's bytes and a guest's memory to a vhost-user door over a memory device. The
-//! frontend gets an answer or loses its connection; a guest's queue serves or stops. Nothing hangs,
-//! no thread of the door panics, and the next frontend is served.
+//! Passes a frontend's bytes and a guest's memory to a vhost-user door over a memory device.
+//!
+//! Invariants: the frontend gets an answer or loses its connection; a guest's queue serves or
+//! stops. Nothing hangs, no thread of the door panics, and the next frontend is served.
 //!
 //! Not here: descriptors that do not fit their message: a frontend's bytes come with none, a
 //! guest's memory with valid ones.

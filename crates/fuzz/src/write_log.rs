@@ -1,10 +1,12 @@
 //! A write log of another program: passes any bytes to the reader, and what it read to cuts, plans
 //! and the writer.
 //!
-//! An accepted log has no more entries than its file has sectors. Each entry is the only encoding
-//! of what the file has, and all lie on a disk of a valid size. A cut holds what a plain model of a
-//! disk holds; a torn one holds, sector by sector, what some write left. A log that is written
-//! again is read as the same log.
+//! Invariants: an accepted log has no more entries than its file has sectors. Each entry is the
+//! only encoding of what the file has, and all lie on a disk of a valid size. A cut holds what a
+//! plain model of a disk holds; a torn one holds, sector by sector, what some write left. A log
+//! that is written again is read as the same log.
+//!
+//! Not here: logs of our own recorder (`crates/verify`).
 
 use std::path::{Path, PathBuf};
 

@@ -1,9 +1,9 @@
 //! Names: several actors in turn create, rename, clone and delete volumes of one store, and die at
 //! any call; their lists lag and show deleted objects; their puts and deletes may take effect late.
 //!
-//! Checked with a fault-free store: a volume reported as created, and not requested to be deleted,
-//! has exactly one name at any time; what was reported done stays done; no name means two volumes;
-//! every volume that exists can be opened and checked, and `list` shows all of them.
+//! Invariants, checked with a fault-free store: a volume reported as created, and not requested to
+//! be deleted, has exactly one name at any time; what was reported done stays done; no name means
+//! two volumes; every volume that exists can be opened and checked, and `list` shows all of them.
 //!
 //! Not here: the content of a volume.
 

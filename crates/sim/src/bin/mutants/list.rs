@@ -1,5 +1,8 @@
 //! The bugs: each a small change of the engine that breaks a promise.
 //!
+//! Invariant: a change names text that the engine's sources have exactly once, so that a bug is
+//! never put into another place (`make test` tries all places).
+//!
 //! Not here: bugs that seeds with edges catch (`edges`) or a test each (`findings`), those of
 //! drivers (`driver`) and of the link (`link`); putting a bug in and trying it (`main`).
 
