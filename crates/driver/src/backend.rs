@@ -77,7 +77,7 @@ pub(crate) enum Next {
     Ended,
 }
 
-/// The states of a device (thesis figure 4.2).
+/// The states of a device (BUSE thesis, figure 4.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// No driver is connected. Accepted requests are kept; new ones wait or fail (the host

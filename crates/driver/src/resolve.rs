@@ -1,4 +1,4 @@
-//! Ignores late writes (thesis section 4.3.2): chunks of several queues may be applied in any
+//! Ignores late writes (BUSE thesis, section 4.3.2): chunks of several queues may be applied in any
 //! order, and by several threads, and every byte ends with what was written last.
 //!
 //! Invariants: two writes of one collision area are never applied at the same time. A byte is never

@@ -1,4 +1,4 @@
-"""Late writes are ignored (thesis section 4.3.2): chunks of several queues are applied in any
+"""Late writes are ignored (BUSE thesis, section 4.3.2): chunks of several queues are applied in any
 order, by several threads, and every byte ends with what was written last.
 
 Invariants: two writes of one collision area are never applied at the same time; a byte is never

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 use sawmill_tests::machine::{repository, run};
 
-/// Source files directly in one folder.
+/// Source files directly in one folder. A list of documents, each of which stands for itself
+/// (`docs/decisions`), is no folder of sources.
 const FOLDER_FILES_MAX: usize = 25;
 /// Endings of what people write in lines: all but Markdown, whose lines are paragraphs and tables.
 pub(crate) const WRITTEN_IN_LINES: [&str; 13] = [

@@ -1,5 +1,5 @@
 //! Collision areas: which of two writes is newer, and which writes a driver does not have yet
-//! (thesis section 4.3).
+//! (BUSE thesis, section 4.3).
 //!
 //! Invariants: in an area, a write that was submitted after another had completed has the higher
 //! sequence number. Numbers are never reused during the life of a device, whatever happens to its

@@ -1,4 +1,4 @@
-//! The bytes of a write chunk: records, then their data in the same order (thesis tables 4.2 and
+//! The bytes of a write chunk: records, then their data in the same order (BUSE thesis, tables 4.2,
 //! 4.3). Little endian; sectors have 512 bytes whatever the block size.
 //! `docs/format/write_chunk.md`.
 //!

@@ -1,6 +1,6 @@
 //! Flush: one item on every queue after all chunks there. The request completes when all items are
-//! acknowledged (thesis section 4.2.1); with `weak_flush` there are no items, and it completes when
-//! the chunks are closed.
+//! acknowledged (BUSE thesis, section 4.2.1); with `weak_flush` there are no items, and it
+//! completes when the chunks are closed.
 //!
 //! Not here: when a chunk is closed otherwise (`write`), how the driver gets the items (`deliver`).
 

@@ -1,5 +1,5 @@
 //! BUSE in user space: a device that collects writes of many cores into chunks of shared memory,
-//! completes them immediately, and delivers the chunks to a driver (thesis chapter 4).
+//! completes them immediately, and delivers the chunks to a driver (BUSE thesis, chapter 4).
 //!
 //! Invariants:
 //! 1. A write completes when its bytes are in a chunk. The device has a volatile cache: what

@@ -1,4 +1,4 @@
-//! The options of a batching device: BUSE's, with its names and defaults (thesis section 4.4.2),
+//! The options of a batching device: BUSE's, with its names and defaults (thesis, section 4.4.2),
 //! and additional ones.
 //!
 //! Invariants: `set` compares no options; `check` does, when the device is made, so their order
@@ -16,7 +16,7 @@ use super::chunk::RECORD_BYTES;
 /// The largest collision table: a counter of eight bytes for each area.
 pub const AREAS_MAX: u64 = 1 << 24;
 /// The largest write chunk, and the largest shared memory of a queue. Larger offsets have another
-/// meaning (thesis section 4.2.1).
+/// meaning (BUSE thesis, section 4.2.1).
 pub const SHARED_BYTES_MAX: u64 = 1 << 32;
 /// The most queues of a device.
 pub const QUEUES_MAX: u32 = 256;
@@ -53,7 +53,7 @@ pub struct BatchOptions {
     pub can_discard: bool,
     /// Whether write-zeroes go to the driver; otherwise zeroes are written as data.
     pub can_write_zeroes: bool,
-    /// A flush orders writes and makes nothing durable (thesis section 4.2.1): it completes
+    /// A flush orders writes and makes nothing durable (BUSE thesis, section 4.2.1): it completes
     /// immediately.
     pub weak_flush: bool,
     /// A chunk of this age goes to the driver even if it is not full. Zero: never by age, as in

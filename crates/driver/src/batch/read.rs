@@ -1,5 +1,5 @@
 //! Reads, and the order of requests: a read follows the writes that it must see (read-after-write,
-//! thesis section 4.3.1).
+//! BUSE thesis, section 4.3.1).
 //!
 //! Invariants: `has_waiting` is set before a request looks for writes in its way, so it misses no
 //! acknowledgement. Of two overlapping requests that wait, one of them a discard or write-zeroes,

@@ -1,4 +1,4 @@
-//! A driver connects, leaves or dies, and the device ends (thesis sections 4.4.3 to 4.4.5).
+//! A driver connects, leaves or dies, and the device ends (BUSE thesis, sections 4.4.3 to 4.4.5).
 //!
 //! | from | event | to |
 //! |---|---|---|
