@@ -64,7 +64,8 @@ pub(crate) fn credentials(environment: &Environment) -> Result<Vec<(String, Stri
         None if asked.is_none() => Ok(Vec::new()),
         None => {
             let text = format!(
-                "{} has no profile {profile:?}: correct AWS_PROFILE, or add the profile to the file",
+                "{} has no profile {profile:?}: correct AWS_PROFILE, or add that profile to \
+                 the file",
                 path.display()
             );
             Err(StoreError::new(StoreErrorKind::Invalid, text))
