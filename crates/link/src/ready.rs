@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-/// The queue.
+/// The queue. Its length is kept beside it, so that a thread that looks whether there is anything
+/// to send does not wait for the lock of one that adds.
 pub(crate) struct Ready {
     /// Bounded by the number of slots.
     queue: Mutex<VecDeque<u16>>,

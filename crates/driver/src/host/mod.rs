@@ -55,7 +55,7 @@ pub enum Event {
     Attached {
         /// The number of drivers so far, including this one.
         generation: u64,
-        /// The process.
+        /// The driver's process, for messages.
         pid: u32,
     },
     /// A driver no longer serves.
@@ -72,7 +72,7 @@ pub enum Event {
     /// A driver takes too long for a command and counts as gone: the listener should end the
     /// process.
     Hung {
-        /// The process.
+        /// The driver's process, for the listener to end.
         pid: u32,
     },
     /// The device must end: see [`Host::finish`]; with a reason, immediately: see [`Host::fail`].

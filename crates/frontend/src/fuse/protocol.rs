@@ -72,7 +72,7 @@ pub(super) enum Malformed {
     },
 }
 
-/// A request.
+/// A request. Names and payload lie in the buffer that it was read into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Message<'a> {
     /// Its number; the answer repeats it.
@@ -82,7 +82,8 @@ pub(super) struct Message<'a> {
     pub(super) operation: Operation<'a>,
 }
 
-/// The operation.
+/// What the kernel asks for, with the arguments that a file system of one file needs. An unknown
+/// operation is answered with ENOSYS, after which the kernel sends no more of that kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation<'a> {
     Init { major: u32, minor: u32, readahead_bytes_max: u32, flags: u64 },

@@ -38,7 +38,7 @@ pub struct Budget(Arc<Inner>);
 /// The usage of a [`Budget`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BudgetUse {
-    /// The limit.
+    /// The most bytes that all connections may hold together (`--nbd-memory-max`).
     pub bytes_max: u64,
     /// Reserved for connections, and taken from the pool.
     pub bytes: u64,

@@ -27,7 +27,8 @@ pub(super) struct Queue {
     pub(super) state: QueueState,
 }
 
-/// The state of a queue.
+/// What a queue knows of its requests. Only the thread that serves the queue has it, so it needs no
+/// lock.
 #[derive(Default)]
 pub(super) struct QueueState {
     /// Requests submitted to the device and not answered.

@@ -245,7 +245,8 @@ impl Queue {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// The thread.
+    /// The body of the thread `vhost-qN`: serves the ring until the door stops, or the guest breaks
+    /// a rule of it.
     fn work(self: &Arc<Self>) {
         // What an earlier connection left in the device is finished first: an old write must not
         // land after a newer one (P53).

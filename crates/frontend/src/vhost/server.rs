@@ -140,7 +140,8 @@ fn common(options: &VhostOptions, device: Arc<dyn BlockDevice>) -> Result<Arc<Co
 }
 
 impl VhostState {
-    /// The thread.
+    /// The body of the thread `vhost-serve`: one poll for the listener, the frontend and the waker,
+    /// so that a stop never waits for a silent frontend.
     fn serve(&self) {
         let mut told_of_second = false;
         let mut pause = None;

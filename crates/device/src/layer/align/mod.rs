@@ -235,7 +235,8 @@ impl<D: BlockDevice + 'static> Core<D> {
         self.pass(to(request, &blocks));
     }
 
-    /// A change of whole blocks.
+    /// A change of whole blocks: no edge to read, but it must not slip in between the read and the
+    /// write of a read-modify-write of the same blocks.
     fn pass(self: &Arc<Self>, request: Request) {
         if let Some(stripe) = self.passes.pass() {
             return self.inner.submit(request.then(move |outcome, asker| {
