@@ -84,6 +84,15 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_millis(total))
 }
 
+/// Parses a duration of whole seconds, as volumes store it.
+pub fn parse_whole_seconds(text: &str) -> Result<Duration, String> {
+    let duration = parse_duration(text)?;
+    if duration.subsec_nanos() > 0 {
+        return Err(format!("'{text}' is not a whole number of seconds; write 1s or more, or 0"));
+    }
+    Ok(duration)
+}
+
 enum Fault {
     Number,
     TooLarge,
@@ -215,6 +224,11 @@ mod tests {
         assert!(parse_duration("30").unwrap_err().contains("30s"));
         assert!(parse_duration("soon").unwrap_err().contains("'soon'"));
         assert!(parse_duration("0.0001s").unwrap_err().contains("finer"));
+        assert_eq!(parse_whole_seconds("1.5m"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_whole_seconds("0"), Ok(Duration::ZERO));
+        for rounded_away in ["500ms", "1.5s"] {
+            assert!(parse_whole_seconds(rounded_away).unwrap_err().contains("whole number"));
+        }
     }
 
     #[test]

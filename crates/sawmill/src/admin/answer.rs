@@ -154,28 +154,45 @@ async fn carry_out(
     carried.map_or_else(|refused| refused, |answer| reply("application/json", answer.to_string()))
 }
 
+/// One of the threads for a kind of blocking work. Given back on drop, also after a panic: else a
+/// few of them would close that kind of request for good.
+struct Place {
+    shared: Arc<AdminState>,
+    kind: Call,
+}
+
+impl Place {
+    /// None if all are in use.
+    fn take(shared: &Arc<AdminState>, kind: Call) -> Option<Self> {
+        let in_use = &shared.blocked[kind as usize];
+        if in_use.fetch_add(1, Ordering::Relaxed) >= kind.places() {
+            in_use.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(Place { shared: Arc::clone(shared), kind })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.shared.blocked[self.kind as usize].fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Runs blocking work on a thread of its own, if this kind has one left.
 async fn blocking<T: Send + 'static>(
     shared: &Arc<AdminState>,
     kind: Call,
     work: impl FnOnce(&Subject) -> Result<T> + Send + 'static,
 ) -> Result<T, Response<Full<Bytes>>> {
-    let places = kind.places();
-    if shared.blocked[kind as usize].fetch_add(1, Ordering::Relaxed) >= places {
-        shared.blocked[kind as usize].fetch_sub(1, Ordering::Relaxed);
+    let Some(place) = Place::take(shared, kind) else {
         let failure = Failure::new(
             Exit::Unavailable,
-            format!("{places} other requests wait already; try again later"),
+            format!("{} other requests wait already; try again later", kind.places()),
         );
         return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, &failure));
-    }
-    let waiting = Arc::clone(shared);
-    let outcome = tokio::task::spawn_blocking(move || {
-        let outcome = work(&waiting.subject);
-        waiting.blocked[kind as usize].fetch_sub(1, Ordering::Relaxed);
-        outcome
-    })
-    .await;
+    };
+    let outcome = tokio::task::spawn_blocking(move || work(&place.shared.subject)).await;
     match outcome {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(failure)) => Err(refuse(StatusCode::CONFLICT, &failure)),

@@ -7,12 +7,14 @@
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use sawmill_driver::protocol::SOCKET_VARIABLE;
 
 use sawmill_console::exit::{Exit, Failure, Result};
@@ -63,7 +65,22 @@ impl Drivers {
         {
             driver.env_remove(name);
         }
-        let mut child = driver.spawn().map_err(|error| {
+        // The thread first: a driver that nobody waits for would count as alive forever.
+        let (sender, receiver) = sync_channel::<Child>(1);
+        let alive = Arc::clone(&self.alive);
+        let wait = move || {
+            // No driver comes if it could not be started.
+            let Ok(mut child) = receiver.recv() else { return };
+            let pid = child.id();
+            if let Ok(status) = reap(&mut child, &alive) {
+                ended(pid, status);
+            }
+        };
+        std::thread::Builder::new()
+            .name("driver-wait".into())
+            .spawn(wait)
+            .map_err(|error| Failure::io("cannot wait for the driver", &error))?;
+        let child = driver.spawn().map_err(|error| {
             let exit = match error.kind() {
                 std::io::ErrorKind::NotFound => Exit::NotFound,
                 std::io::ErrorKind::PermissionDenied => Exit::Denied,
@@ -72,20 +89,10 @@ impl Drivers {
             Failure::caused(exit, format!("cannot start the driver {shown}"), error)
         })?;
         let pid = child.id();
-        // Before the thread below, which removes the number when the process has ended.
+        // Before the thread knows the driver: it removes the number when the process has ended.
         self.alive.lock().insert(pid);
-        let alive = Arc::clone(&self.alive);
-        let wait = move || {
-            let status = child.wait();
-            alive.lock().remove(&pid);
-            if let Ok(status) = status {
-                ended(pid, status);
-            }
-        };
-        std::thread::Builder::new()
-            .name("driver-wait".into())
-            .spawn(wait)
-            .map_err(|error| Failure::io("cannot wait for the driver", &error))?;
+        // The thread ends only after it has received, so this cannot fail.
+        let _ = sender.send(child);
         Ok(pid)
     }
 
@@ -123,13 +130,28 @@ impl Drivers {
     }
 
     fn signal(&self, pid: u32, signal: Signal) {
-        // Under the lock, so that the number still belongs to that process.
+        // Under the lock, in which `reap` gives numbers back: this one still means that process.
         let alive = self.alive.lock();
         if let Some(pid) = Pid::from_raw(pid.cast_signed()).filter(|_| alive.contains(&pid)) {
             // The process may have exited just now and not have been waited for.
             let _ = kill_process(pid, signal);
         }
     }
+}
+
+/// Waits for the end of a process, and removes its number from `alive`.
+fn reap(child: &mut Child, alive: &Mutex<BTreeSet<u32>>) -> std::io::Result<ExitStatus> {
+    let pid = child.id();
+    if let Some(process) = Pid::from_raw(pid.cast_signed()) {
+        // Leaves the process as a zombie, so that its number is not given to another yet. An error
+        // is met again by the wait below.
+        let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        let _ = retry_on_intr(|| waitid(WaitId::Pid(process), ended));
+    }
+    // Both under the lock: a signal goes only to numbers that are still ours.
+    let mut alive = alive.lock();
+    alive.remove(&pid);
+    child.wait()
 }
 
 /// Whether a variable of this name gives access to a store.
@@ -151,6 +173,21 @@ mod tests {
         assert_eq!(waits[..4], [50, 100, 200, 400]);
         assert_eq!(waits.last(), Some(&5_000));
         assert_eq!(drivers.next_wait(Duration::from_secs(11)).as_millis(), 50);
+    }
+
+    #[test]
+    fn a_driver_that_ended_is_reaped_and_counts_as_gone() {
+        let drivers = Drivers::new(vec!["false".into()], Vec::new());
+        let (sender, ended) = sync_channel(1);
+        let pid = drivers
+            .start(Path::new("/x"), move |pid, status| sender.send((pid, status)).unwrap())
+            .unwrap();
+        let (of, status) = ended.recv().unwrap();
+        assert_eq!((of, status.code()), (pid, Some(1)));
+        assert!(drivers.are_gone() && !drivers.has(pid));
+        let again =
+            waitid(WaitId::Pid(Pid::from_raw(pid.cast_signed()).unwrap()), WaitIdOptions::EXITED);
+        assert_eq!(again.unwrap_err(), rustix::io::Errno::CHILD, "nobody left to wait for");
     }
 
     #[test]

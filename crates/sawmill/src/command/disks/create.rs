@@ -16,7 +16,7 @@ use crate::sizes;
 use crate::wiring;
 use sawmill_console::exit::{Exit, Result};
 use sawmill_console::output;
-use sawmill_console::units::{human_size, parse_duration, parse_size, parse_size_u32};
+use sawmill_console::units::{human_size, parse_size, parse_size_u32, parse_whole_seconds};
 
 /// Create a volume.
 #[derive(Args)]
@@ -52,7 +52,7 @@ pub(in crate::command) struct Shape {
     flush: Flush,
 
     /// Keep every stored moment for this long: 24h, 90m; 0: none. `sawmill set` changes it.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "0")]
+    #[arg(long, value_name = "DURATION", value_parser = parse_whole_seconds, default_value = "0")]
     retention: Duration,
 
     /// Accept a store that cannot fence (no atomic conditional PUT); you guarantee a single writer.

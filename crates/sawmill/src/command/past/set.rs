@@ -13,7 +13,7 @@ use crate::control::protocol::Past;
 use crate::past::order;
 use sawmill_console::exit::{Exit, Result};
 use sawmill_console::output;
-use sawmill_console::units::{human_duration, parse_duration};
+use sawmill_console::units::{human_duration, parse_whole_seconds};
 
 /// Change a setting of a volume.
 #[derive(Args)]
@@ -23,7 +23,7 @@ pub(in crate::command) struct Arguments {
     volume: String,
 
     /// Keep every stored moment for this long: 24h, 90m; 0: none.
-    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_whole_seconds)]
     retention: Duration,
 
     #[command(flatten)]
