@@ -251,7 +251,7 @@ impl TestTarget {
 }
 
 fn command(operation: Operation, sequence: u64, flags: u8, length: u64) -> Command {
-    Command { operation, slot: 0, flags, volume: 0, sequence, address: 1000, length }
+    Command { operation, slot: 0, flags, export: 0, sequence, address: 1000, length }
 }
 
 /// Any bytes to a target, as its peer's.
@@ -272,7 +272,7 @@ pub(crate) fn target(input: &[u8]) {
     // (P81).
     let mut other = shown.connect(2);
     let (status, opened) = shown.reply(1).expect("another is served all the same");
-    assert_eq!((status, OpenAnswer::decode(&opened).map(|opened| opened.volume)), (0, Ok(0)));
+    assert_eq!((status, OpenAnswer::decode(&opened).map(|opened| opened.export)), (0, Ok(0)));
     let write = command(Operation::Write, 2, 0, 130);
     shown.hear(other.say(|body| assert!(body.command(&write, 130, |into| into.fill(0x5a)))));
     assert_eq!(shown.reply(2), Some((0, Vec::new())));
@@ -354,7 +354,7 @@ impl Asker {
         });
         let open = open.expect("it asks");
         let opened = OpenAnswer {
-            volume: 0,
+            export: 0,
             size_bytes: DEVICE_BYTES,
             block_bytes: 512,
             preferred_bytes: 4096,

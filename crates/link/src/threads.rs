@@ -35,7 +35,7 @@ const WAIT_NS_MAX: u64 = SECOND;
 const REACH_MAX: Duration = Duration::from_secs(3);
 const REOPEN_FIRST: Duration = Duration::from_millis(100);
 const REOPEN_MAX: Duration = Duration::from_millis(250);
-/// The longest time for a target to learn that volumes are closed.
+/// The longest time for a target to learn that exports are closed.
 const LEAVE_MAX: Duration = Duration::from_secs(2);
 /// The most connections in one batch.
 const TOUCHED_MAX: usize = 64;
@@ -115,7 +115,7 @@ impl Drop for Threads {
     }
 }
 
-/// The threads of an initiator. Dropping this closes its volumes and ends the threads; after that,
+/// The threads of an initiator. Dropping this closes its exports and ends the threads; after that,
 /// its devices answer nothing.
 pub struct InitiatorThreads {
     initiator: Arc<Initiator>,
@@ -144,7 +144,7 @@ impl InitiatorThreads {
 
 impl Drop for InitiatorThreads {
     fn drop(&mut self) {
-        let closing = self.initiator.close_volumes();
+        let closing = self.initiator.close_exports();
         // A thread of ours would wait for answers that it must receive itself.
         let is_own = self.threads.include_current();
         if self.initiator.status().connected && !is_own {

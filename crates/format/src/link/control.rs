@@ -17,7 +17,7 @@ layout! {
     BLOCK_BYTES: 8, 4, "block_bytes";
     PREFERRED_BYTES: 12, 4, "preferred_bytes";
     REQUEST_BYTES_MAX: 16, 4, "request_bytes_max";
-    VOLUME: 20, 1, "volume";
+    EXPORT: 20, 1, "export";
     ABILITIES: 21, 1, "abilities";
     RESERVED: 22, 2, "reserved";
     RESERVATION: 24, 8, "reservation";
@@ -60,7 +60,7 @@ const ALL: u8 = 31;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenAnswer {
     /// Its number in commands of this connection.
-    pub volume: u8,
+    pub export: u8,
     /// The size of the device, in bytes.
     pub size_bytes: u64,
     /// Its logical block.
@@ -98,7 +98,7 @@ impl OpenAnswer {
         opened_at::BLOCK_BYTES.put(&mut bytes, self.block_bytes.to_le_bytes());
         opened_at::PREFERRED_BYTES.put(&mut bytes, self.preferred_bytes.to_le_bytes());
         opened_at::REQUEST_BYTES_MAX.put(&mut bytes, self.request_bytes_max.to_le_bytes());
-        opened_at::VOLUME.put(&mut bytes, [self.volume]);
+        opened_at::EXPORT.put(&mut bytes, [self.export]);
         let flags = [
             (self.read_only, READ_ONLY),
             (self.shared_cache, SHARED_CACHE),
@@ -133,7 +133,7 @@ impl OpenAnswer {
         let reservation = opened_at::RESERVATION.u64(bytes);
         check_field(Self::WHAT, "reservation", "zero", reservation != 0)?;
         Ok(OpenAnswer {
-            volume: opened_at::VOLUME.u8(bytes),
+            export: opened_at::EXPORT.u8(bytes),
             size_bytes: opened_at::SIZE_BYTES.u64(bytes),
             block_bytes,
             preferred_bytes: opened_at::PREFERRED_BYTES.u32(bytes),

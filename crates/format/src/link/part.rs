@@ -18,7 +18,7 @@ layout! {
     OPERATION: 1, 1, "operation";
     SLOT: 2, 2, "slot";
     FLAGS: 4, 1, "flags";
-    VOLUME: 5, 1, "volume";
+    EXPORT: 5, 1, "export";
     INLINE_BYTES: 6, 2, "inline_bytes";
     SEQUENCE: 8, 8, "sequence";
     ADDRESS: 16, 8, "address";
@@ -120,7 +120,7 @@ pub enum Operation {
     Allocation = 8,
     /// Open an export: its name is the payload.
     Open = 16,
-    /// Close a volume.
+    /// Close an open export.
     Close = 17,
     /// Name all exports.
     List = 18,
@@ -178,8 +178,8 @@ pub struct Command {
     pub slot: u16,
     /// [`FUA`], [`NO_UNMAP`]; for an open see [`super::control`].
     pub flags: u8,
-    /// The volume's number, from the answer to its open.
-    pub volume: u8,
+    /// The open export's number, from the answer to its open.
+    pub export: u8,
     /// Which use of the slot: grows with each use.
     pub sequence: u64,
     /// First byte of the range.
@@ -311,7 +311,7 @@ impl<'a> Parts<'a> {
             operation,
             slot: command_at::SLOT.u16(at),
             flags: command_at::FLAGS.u8(at),
-            volume: command_at::VOLUME.u8(at),
+            export: command_at::EXPORT.u8(at),
             sequence: command_at::SEQUENCE.u64(at),
             address: command_at::ADDRESS.u64(at),
             length: command_at::LENGTH.u64(at),
@@ -492,7 +492,7 @@ impl<'a> Body<'a> {
         command_at::OPERATION.put(at, [command.operation as u8]);
         command_at::SLOT.put(at, command.slot.to_le_bytes());
         command_at::FLAGS.put(at, [command.flags]);
-        command_at::VOLUME.put(at, [command.volume]);
+        command_at::EXPORT.put(at, [command.export]);
         command_at::INLINE_BYTES.put(at, (inline as u16).to_le_bytes());
         command_at::SEQUENCE.put(at, command.sequence.to_le_bytes());
         command_at::ADDRESS.put(at, command.address.to_le_bytes());

@@ -15,7 +15,7 @@ const COMMAND: Command = Command {
     operation: Operation::Write,
     slot: 258,
     flags: FUA,
-    volume: 7,
+    export: 7,
     sequence: 0x0102_0304,
     address: 1 << 20,
     length: 130,
@@ -146,7 +146,7 @@ fn seek_value() -> Seek {
 
 fn opened_value() -> OpenAnswer {
     OpenAnswer {
-        volume: 3,
+        export: 3,
         size_bytes: 10 << 30,
         block_bytes: 4096,
         preferred_bytes: 64 << 10,

@@ -135,14 +135,14 @@ enum PacketPart {
 
 prop_compose! {
     fn commands()(
-        operation in operations(), slot: u16, flags in 0u8..4, volume: u8, sequence: u64,
+        operation in operations(), slot: u16, flags in 0u8..4, export: u8, sequence: u64,
         address: u64,
         payload in 0usize..600, wild: u64,
     ) -> (Command, usize) {
         let length = if operation.sends_payload() { payload as u64 } else { wild };
         let flags = if matches!(operation, Operation::Close | Operation::List) { 0 } else { flags };
         let inline = if operation.sends_payload() { payload } else { 0 };
-        (Command { operation, slot, flags, volume, sequence, address, length }, inline)
+        (Command { operation, slot, flags, export, sequence, address, length }, inline)
     }
 }
 

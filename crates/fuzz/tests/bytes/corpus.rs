@@ -81,7 +81,7 @@ fn asked(
     inline: &[u8],
 ) -> Vec<u8> {
     let (address, length) = range;
-    let command = Command { operation, slot, flags: 0, volume: 0, sequence, address, length };
+    let command = Command { operation, slot, flags: 0, export: 0, sequence, address, length };
     said(LATER, |body| {
         body.command(&command, inline.len(), |into| into.copy_from_slice(inline));
     })

@@ -10,7 +10,7 @@
 //! a failure there is no connection, and no step makes one.
 //!
 //! Lock order: the control, then `ConnectionView`, then what the connection locks. Not here: the
-//! steps of a handshake (`connect`), of a link (`join`) and of reopened volumes (`reopen`).
+//! steps of a handshake (`connect`), of a link (`join`) and of reopened exports (`reopen`).
 
 mod connect;
 mod join;
@@ -96,9 +96,9 @@ pub(super) struct Control {
     attempt: Attempt,
     ways: Box<[Way]>,
     reopening: Reopening,
-    /// The volatile cache identity of each volume, as the newest connection reports it.
+    /// The volatile cache identity of each export, as the newest connection reports it.
     cache_identities: Vec<[u8; 16]>,
-    /// Volumes that are being closed.
+    /// Exports that are being closed.
     pub(super) closing: Vec<Answer>,
     /// The last name of the target.
     pub(super) target_name: String,
@@ -107,7 +107,7 @@ pub(super) struct Control {
     /// Until then, an unauthenticated *unknown* is ignored.
     unknown_next_ns: u64,
     random: Random,
-    /// The start of the timeout: when a connection with all volumes open was last heard, or when
+    /// The start of the timeout: when a connection with all exports open was last heard, or when
     /// the first connection was made that did not get that far.
     patience_ns: u64,
     /// Set if no connection got that far since.
@@ -211,7 +211,7 @@ impl Control {
         put_back(of, chunks);
     }
 
-    /// A connection is gone or was checked: what it received counts if all volumes were open.
+    /// A connection is gone or was checked: what it received counts if all exports were open.
     fn was_served(&mut self, live: &LiveConnection) {
         let heard_ns = live.connection.heard_ns();
         if live.opened && heard_ns > self.patience_ns {

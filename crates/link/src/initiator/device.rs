@@ -1,6 +1,6 @@
 //! The device at the initiator's end, and how it is opened.
 //!
-//! Invariants: a volume has the same number on every connection of an initiator, whatever number
+//! Invariants: an export has the same number on every connection of an initiator, whatever number
 //! the target gives it there. A target that reports another geometry is refused. A dropped device
 //! is closed at the target when all of its requests are answered.
 //!
@@ -99,15 +99,15 @@ impl Initiator {
         answer
     }
 
-    pub(super) fn queue_close(&self, volume: u8) -> Answer {
-        self.queue(Command { volume, ..control(Operation::Close) }, Vec::new())
+    pub(super) fn queue_close(&self, export: u8) -> Answer {
+        self.queue(Command { export, ..control(Operation::Close) }, Vec::new())
     }
 
-    /// Closes all volumes. Returns their answers, and those of devices that were dropped before.
-    pub(crate) fn close_volumes(&self) -> Vec<Answer> {
-        let volumes = self.view.read().volumes.clone();
+    /// Closes all exports. Returns their answers, and those of devices that were dropped before.
+    pub(crate) fn close_exports(&self) -> Vec<Answer> {
+        let open_exports = self.view.read().open_exports.clone();
         let closing = self.change(|control| {
-            volumes.iter().for_each(|volume| control.close_volume(self, volume));
+            open_exports.iter().for_each(|open_export| control.close_export(self, open_export));
             std::mem::take(&mut control.closing)
         });
         self.go_on(self.clock.now_ns());
@@ -122,8 +122,8 @@ impl Initiator {
         answer: &[u8],
     ) -> Result<RemoteDevice> {
         let opened = read_opened(answer)?;
-        let volume =
-            self.change(|control| control.add_volume(self, export, mode, opened, answer))?;
+        let open_export =
+            self.change(|control| control.add_export(self, export, mode, opened, answer))?;
         self.go_on(self.clock.now_ns());
         let geometry = Geometry {
             size_bytes: opened.size_bytes,
@@ -139,16 +139,16 @@ impl Initiator {
                 allocation: opened.allocation,
             },
         };
-        Ok(RemoteDevice { initiator: Arc::clone(self), volume, geometry })
+        Ok(RemoteDevice { initiator: Arc::clone(self), open_export, geometry })
     }
 }
 
-/// A number that no target assigns to a volume.
+/// A number that no target assigns to an open export.
 pub(super) const NOT_OPEN: u8 = u8::MAX;
 
 /// The common fields of all control commands.
 fn control(operation: Operation) -> Command {
-    Command { operation, slot: 0, flags: 0, volume: NOT_OPEN, sequence: 0, address: 0, length: 0 }
+    Command { operation, slot: 0, flags: 0, export: NOT_OPEN, sequence: 0, address: 0, length: 0 }
 }
 
 /// The place in an open's answer that names the connection it arrived on: see
@@ -178,7 +178,7 @@ const REQUEST_BYTES_MAX: u32 = 32 << 20;
 /// A device with its bytes at the target.
 pub struct RemoteDevice {
     initiator: Arc<Initiator>,
-    volume: Arc<OpenExport>,
+    open_export: Arc<OpenExport>,
     geometry: Geometry,
 }
 
@@ -187,12 +187,12 @@ impl RemoteDevice {
         if let Some(error) = self.initiator.failure() {
             return request.fail(error);
         }
-        let (now, number) = (self.initiator.clock.now_ns(), self.volume.number);
+        let (now, number) = (self.initiator.clock.now_ns(), self.open_export.number);
         let command = template(&request, operation, number);
         let terms = Terms {
             submitted_ns: now,
             mark: self.initiator.pendings.changes(number),
-            bytes_max: self.volume.answer.request_bytes_max.into(),
+            bytes_max: self.open_export.answer.request_bytes_max.into(),
         };
         self.initiator.pendings.add(command, terms, request);
         self.initiator.go_on(now);
@@ -286,9 +286,9 @@ impl Exchange for Runs {
 impl Drop for RemoteDevice {
     fn drop(&mut self) {
         // The number is not reused, because late requests may carry it.
-        let (initiator, volume) = (&self.initiator, &self.volume);
-        volume.flushed.store(initiator.pendings.changes(volume.number), Ordering::SeqCst);
-        initiator.change(|control| control.close_volume(initiator, volume));
+        let (initiator, open_export) = (&self.initiator, &self.open_export);
+        open_export.flushed.store(initiator.pendings.changes(open_export.number), Ordering::SeqCst);
+        initiator.change(|control| control.close_export(initiator, open_export));
         self.initiator.go_on(self.initiator.clock.now_ns());
     }
 }

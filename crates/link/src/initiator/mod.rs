@@ -2,7 +2,7 @@
 //!
 //! A connection lives as long as both processes: whatever happens to its links, requests wait and
 //! then resume. When the target reports that it does not know the connection (it was restarted),
-//! the initiator makes a new one, opens the volumes again, and repeats unanswered requests. The old
+//! the initiator makes a new one, opens the exports again, and repeats unanswered requests. The old
 //! process is gone, so nothing of the old connection can arrive later.
 //!
 //! The path of requests: `device`, `pending` (requests), `slots` (what is in flight), the
@@ -71,7 +71,7 @@ impl Default for InitiatorOptions {
 /// After the last request, timers are checked often for this long.
 const LIVELY_NS: u64 = SECOND;
 
-/// An opened volume. It exists as long as the initiator.
+/// An opened export. It exists as long as the initiator.
 struct OpenExport {
     export: String,
     mode: OpenMode,
@@ -115,7 +115,7 @@ pub struct Initiator {
 #[derive(Default)]
 struct ConnectionView {
     live: Option<LiveConnection>,
-    volumes: Vec<Arc<OpenExport>>,
+    open_exports: Vec<Arc<OpenExport>>,
     /// Why every request fails now.
     failed: Option<Error>,
     /// The wakers of the receiving threads.
@@ -129,7 +129,7 @@ struct LiveConnection {
     local: u64,
     remote: u64,
     since_ns: u64,
-    /// Whether all volumes are open on it, so that requests may be sent.
+    /// Whether all exports are open on it, so that requests may be sent.
     opened: bool,
 }
 
@@ -338,9 +338,11 @@ impl Initiator {
             place.copy_from_slice(&local.to_le_bytes());
         }
         if request.operation == Operation::Flush && request.failure.is_none() {
-            let volume = self.view.read().volumes.get(usize::from(request.volume)).cloned();
-            request.failure =
-                volume.and_then(|volume| volume.flushed_well(request.terms, self.clock.now_ns()));
+            let open_export =
+                self.view.read().open_exports.get(usize::from(request.export)).cloned();
+            request.failure = open_export.and_then(|open_export| {
+                open_export.flushed_well(request.terms, self.clock.now_ns())
+            });
         }
         request.tell();
     }

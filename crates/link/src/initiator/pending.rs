@@ -35,7 +35,7 @@ pub(crate) struct PendingRequest {
     /// Chunks without an answer.
     open: u32,
     failure: Option<Error>,
-    volume: u8,
+    export: u8,
     terms: Terms,
 }
 
@@ -46,11 +46,11 @@ pub(crate) struct Terms {
     /// The number of changes that the target had answered before this was submitted: what a flush
     /// covers.
     pub(crate) mark: u64,
-    /// The longest read or write of the volume's device.
+    /// The longest read or write of the export's device.
     pub(crate) bytes_max: u64,
 }
 
-/// The counters of a volume, wherever its chunks are.
+/// The counters of an export, wherever its chunks are.
 struct Tally {
     /// Its number on the newest connection.
     number: AtomicU8,
@@ -64,7 +64,7 @@ struct Tally {
 pub(crate) struct CompletedRequest {
     pub(crate) request: Request,
     pub(crate) failure: Option<Error>,
-    pub(crate) volume: u8,
+    pub(crate) export: u8,
     pub(crate) operation: Operation,
     pub(crate) terms: Terms,
 }
@@ -105,14 +105,14 @@ pub(crate) fn operation_of(asks: Asks) -> Operation {
 }
 
 /// The command for a request; slot and sequence are set later.
-pub(crate) fn template(request: &Request, operation: Operation, volume: u8) -> Command {
+pub(crate) fn template(request: &Request, operation: Operation, export: u8) -> Command {
     let fua = if request.flags.fua { part::FUA } else { 0 };
     let no_unmap = if request.flags.no_unmap { part::NO_UNMAP } else { 0 };
     Command {
         operation,
         slot: 0,
         flags: fua | no_unmap,
-        volume,
+        export,
         sequence: 0,
         address: request.address,
         length: request.length,
@@ -128,7 +128,7 @@ impl PendingRequests {
                 chunked: 0,
                 open: 0,
                 failure: None,
-                volume: 0,
+                export: 0,
                 terms: Terms::default(),
             })
         };
@@ -148,24 +148,24 @@ impl PendingRequests {
         }
     }
 
-    /// The target's number of a volume.
-    pub(crate) fn number(&self, volume: u8) -> u8 {
-        self.tallies[usize::from(volume)].number.load(Ordering::SeqCst)
+    /// The target's number of an export.
+    pub(crate) fn number(&self, export: u8) -> u8 {
+        self.tallies[usize::from(export)].number.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn set_number(&self, volume: u8, number: u8) {
-        self.tallies[usize::from(volume)].number.store(number, Ordering::SeqCst);
+    pub(crate) fn set_number(&self, export: u8, number: u8) {
+        self.tallies[usize::from(export)].number.store(number, Ordering::SeqCst);
     }
 
-    /// The number of chunks of changes of a volume that succeeded.
-    pub(crate) fn changes(&self, volume: u8) -> u64 {
-        self.tallies[usize::from(volume)].changes.load(Ordering::SeqCst)
+    /// The number of chunks of changes of an export that succeeded.
+    pub(crate) fn changes(&self, export: u8) -> u64 {
+        self.tallies[usize::from(export)].changes.load(Ordering::SeqCst)
     }
 
     /// A chunk of a change succeeded. This is called before its slot counts as free, so that after
     /// a connection is abandoned, everything it did is counted.
-    pub(crate) fn changed(&self, volume: u8) {
-        self.tallies[usize::from(volume)].changes.fetch_add(1, Ordering::SeqCst);
+    pub(crate) fn changed(&self, export: u8) {
+        self.tallies[usize::from(export)].changes.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Accepts a request, which is sent when there is a slot. After [`PendingRequests::take_all`]
@@ -176,7 +176,7 @@ impl PendingRequests {
             drop(lists);
             return request.fail(error);
         }
-        self.tallies[usize::from(template.volume)].under_way.fetch_add(1, Ordering::SeqCst);
+        self.tallies[usize::from(template.export)].under_way.fetch_add(1, Ordering::SeqCst);
         match lists.free.pop() {
             Some(place) => {
                 self.settle_in(place, template, terms, request);
@@ -188,7 +188,7 @@ impl PendingRequests {
 
     fn settle_in(&self, place: u16, template: Command, terms: Terms, request: Request) {
         *self.places[usize::from(place)].lock() = PendingRequest {
-            volume: template.volume,
+            export: template.export,
             request: Some(request),
             template: Some(template),
             chunked: 0,
@@ -198,15 +198,15 @@ impl PendingRequests {
         };
     }
 
-    /// Whether other requests of its volume allow a request to be sent: a close must wait until all
+    /// Whether other requests of its export allow a request to be sent: a close must wait until all
     /// other requests are answered.
     fn is_due(&self, template: &Command) -> bool {
-        let under_way = &self.tallies[usize::from(template.volume)].under_way;
+        let under_way = &self.tallies[usize::from(template.export)].under_way;
         template.operation != Operation::Close || under_way.load(Ordering::SeqCst) == 1
     }
 
     /// The next chunk with its command; of at most `bytes_max` if its bytes travel. `admit` returns
-    /// whether requests of a volume may be sent now.
+    /// whether requests of an export may be sent now.
     pub(crate) fn next_chunk(
         &self,
         bytes_max: u64,
@@ -296,12 +296,12 @@ impl PendingRequests {
         let ended = CompletedRequest {
             request: pending.request.take()?,
             failure: pending.failure.take(),
-            volume: pending.volume,
+            export: pending.export,
             operation: template.operation,
             terms: pending.terms,
         };
         drop(pending);
-        self.tallies[usize::from(ended.volume)].under_way.fetch_sub(1, Ordering::SeqCst);
+        self.tallies[usize::from(ended.export)].under_way.fetch_sub(1, Ordering::SeqCst);
         match lists.crowd.pop_front() {
             Some((template, terms, request)) => {
                 self.settle_in(place, template, terms, request);

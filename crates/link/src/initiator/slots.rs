@@ -25,8 +25,8 @@ struct Slot {
     /// Whether the slot is in use.
     live: bool,
     command: Command,
-    /// The initiator's own number of the volume; the command has the target's.
-    volume: u8,
+    /// The initiator's own number of the export; the command has the target's.
+    export: u8,
     chunk: Chunk,
     unsent: UnsentParts,
     reply: Option<Reply>,
@@ -55,7 +55,7 @@ impl Slots {
             operation: Operation::Flush,
             slot: 0,
             flags: 0,
-            volume: 0,
+            export: 0,
             sequence: 0,
             address: 0,
             length: 0,
@@ -64,7 +64,7 @@ impl Slots {
             Mutex::new(Slot {
                 live: false,
                 command: Command { slot, ..command },
-                volume: 0,
+                export: 0,
                 chunk: Chunk { place: 0, offset: 0, length: 0 },
                 unsent: UnsentParts::new(slot_bytes as usize),
                 reply: None,
@@ -124,9 +124,9 @@ impl Slots {
             }
             let mut slot = self.slots[usize::from(index)].lock();
             let sequence = slot.command.sequence + 1;
-            let volume = self.pendings.number(command.volume);
-            slot.command = Command { slot: index, sequence, volume, ..command };
-            (slot.volume, slot.chunk) = (command.volume, chunk);
+            let export = self.pendings.number(command.export);
+            slot.command = Command { slot: index, sequence, export, ..command };
+            (slot.export, slot.chunk) = (command.export, chunk);
             (slot.live, slot.reply, slot.failure) = (true, None, None);
             slot.come.clear();
             let bytes = payload_bytes(&slot.command);
@@ -206,7 +206,7 @@ impl Slots {
             return;
         }
         if slot.failure.is_none() && slot.changes_in_memory() {
-            self.pendings.changed(slot.volume);
+            self.pendings.changed(slot.export);
         }
         slot.live = false;
         let (place, failure) = (slot.chunk.place, slot.failure.take());

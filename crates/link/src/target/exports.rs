@@ -314,7 +314,7 @@ impl Export {
     }
 
     /// The answer to an open.
-    pub(super) fn opened(&self, volume: u8) -> OpenAnswer {
+    pub(super) fn opened(&self, export: u8) -> OpenAnswer {
         let geometry = self.device.geometry();
         let standing = {
             let mut state = self.state.lock();
@@ -322,7 +322,7 @@ impl Export {
             state.standing
         };
         OpenAnswer {
-            volume,
+            export,
             size_bytes: geometry.size_bytes,
             block_bytes: geometry.block_bytes,
             preferred_bytes: geometry.preferred_bytes,

@@ -1,6 +1,6 @@
 //! One connection at the target: hands its commands to the devices that it has open.
 //!
-//! Invariants: a command is for a volume that this connection opened and has not lost to fencing;
+//! Invariants: a command is for an export that this connection opened and has not lost to fencing;
 //! it opened only what its key may open, with the access of its key. A connection that has ended
 //! hands nothing more to a device, and is finished only when the devices have answered all of its
 //! requests.
@@ -26,8 +26,8 @@ use crate::source::Source;
 /// Makes ids.
 pub(super) type Random = parking_lot::Mutex<Box<dyn FnMut() -> u64 + Send>>;
 
-/// The most open volumes of one connection.
-const VOLUMES_MAX: usize = 200;
+/// The most open exports of one connection.
+const OPEN_EXPORTS_MAX: usize = 200;
 
 /// The target's part in a connection.
 pub(super) struct TargetEnd {
@@ -50,7 +50,7 @@ pub(super) struct TargetConnection {
     opened: AtomicBool,
     exports: Arc<Exports>,
     random: Arc<Random>,
-    volumes: RwLock<Vec<Option<Arc<Export>>>>,
+    open_exports: RwLock<Vec<Option<Arc<Export>>>>,
     clock: Arc<dyn Clock>,
     /// Requests at devices.
     working: AtomicUsize,
@@ -126,7 +126,7 @@ impl TargetConnection {
             opened: AtomicBool::new(false),
             exports,
             random,
-            volumes: RwLock::default(),
+            open_exports: RwLock::default(),
             clock,
             working: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
@@ -217,7 +217,7 @@ impl TargetConnection {
                 self.answered(carried, Ok(Reply::Done));
             }
             Operation::Close => {
-                let outcome = self.close(usize::from(command.volume));
+                let outcome = self.close(usize::from(command.export));
                 self.answered(carried, outcome);
             }
             _ => self.submit(&command, carried),
@@ -225,9 +225,9 @@ impl TargetConnection {
     }
 
     fn submit(self: &Arc<Self>, command: &Command, mut exchange: Box<SlotExchange>) {
-        let export = self.volumes.read().get(usize::from(command.volume)).cloned().flatten();
+        let export = self.open_exports.read().get(usize::from(command.export)).cloned().flatten();
         let Some(export) = export else {
-            let text = format!("volume {} is not open on this connection", command.volume);
+            let text = format!("export {} is not open on this connection", command.export);
             return self.answered(exchange, Err(Error::new(ErrorKind::Invalid, text)));
         };
         use Operation::{Discard, Write, WritePacked, WriteZeroes};
@@ -265,9 +265,9 @@ impl TargetConnection {
             name.map_err(|_| Error::new(ErrorKind::Invalid, "an export's name must be UTF-8"))?;
         self.holder.rights.allow(name, command.flags)?;
         let export = self.exports.find(name, &self.holder.rights)?;
-        let mut volumes = self.volumes.write();
-        if volumes.len() >= VOLUMES_MAX {
-            let text = format!("a connection has at most {VOLUMES_MAX} volumes");
+        let mut open_exports = self.open_exports.write();
+        if open_exports.len() >= OPEN_EXPORTS_MAX {
+            let text = format!("a connection has at most {OPEN_EXPORTS_MAX} open exports");
             return Err(Error::new(ErrorKind::Full, text));
         }
         let claim = Claim {
@@ -283,22 +283,25 @@ impl TargetConnection {
             self.exports.forget(self.local, None);
         }
         self.opened.store(true, Ordering::SeqCst);
-        let opened = export.opened(volumes.len() as u8).encode();
-        volumes.push(Some(export));
+        let opened = export.opened(open_exports.len() as u8).encode();
+        open_exports.push(Some(export));
         exchange.buffer[..opened.len()].copy_from_slice(&opened);
         exchange.length = opened.len();
         Ok(Reply::Done)
     }
 
-    /// Closes a volume, unless this connection has its export open under another number too.
-    fn close(&self, volume: usize) -> Result<Reply> {
-        let mut volumes = self.volumes.write();
-        let Some(export) = volumes.get(volume).cloned().flatten() else { return Ok(Reply::Done) };
-        let same = volumes.iter().flatten().filter(|other| Arc::ptr_eq(other, &export)).count();
+    /// Closes an export, unless this connection has its export open under another number too.
+    fn close(&self, number: usize) -> Result<Reply> {
+        let mut open_exports = self.open_exports.write();
+        let Some(export) = open_exports.get(number).cloned().flatten() else {
+            return Ok(Reply::Done);
+        };
+        let same =
+            open_exports.iter().flatten().filter(|other| Arc::ptr_eq(other, &export)).count();
         if same == 1 {
             export.leave(self.local)?;
         }
-        volumes[volume] = None;
+        open_exports[number] = None;
         Ok(Reply::Done)
     }
 }

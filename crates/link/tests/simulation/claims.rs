@@ -1,4 +1,4 @@
-//! Stories of one plot each: several initiators and volumes, targets that return as new processes,
+//! Stories of one plot each: several initiators and exports, targets that return as new processes,
 //! packets from long ago.
 //!
 //! Invariant: one thread and one clock. Not here: faults by the hundred (`story`).
@@ -250,7 +250,7 @@ pub(crate) fn small_slots() -> InitiatorOptions {
 }
 
 #[test]
-fn volumes_keep_their_devices_in_whatever_order_they_are_opened_again() {
+fn exports_keep_their_devices_in_whatever_order_they_are_opened_again() {
     for seed in 1..40 {
         let mut world = World::new(seed);
         let memories: Vec<_> = (0..6).map(|_| Arc::new(MemoryDevice::new(1 << 20))).collect();
@@ -287,7 +287,7 @@ fn volumes_keep_their_devices_in_whatever_order_they_are_opened_again() {
 }
 
 #[test]
-fn a_volume_opened_on_an_earlier_connection_is_opened_again() {
+fn an_export_opened_on_an_earlier_connection_is_opened_again() {
     let mut world = World::new(3);
     let memories = [(); 2].map(|()| Arc::new(MemoryDevice::new(1 << 20)));
     let show = |world: &World| {

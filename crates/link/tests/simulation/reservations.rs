@@ -1,4 +1,4 @@
-//! The right to write across restarts of targets: reservations, volumes that are closed, targets
+//! The right to write across restarts of targets: reservations, exports that are closed, targets
 //! that answer and never serve.
 //!
 //! Not here: a target's own table of users (`target::exports`), faults by the hundred (`story`).
@@ -154,7 +154,7 @@ fn a_device_that_is_dropped_is_free_when_its_requests_are_done() {
 }
 
 #[test]
-fn a_volume_that_was_closed_on_a_lost_connection_takes_no_other_with_it() {
+fn an_export_that_was_closed_on_a_lost_connection_takes_no_other_with_it() {
     let mut world = World::new(15);
     let memories = [(); 3].map(|()| Arc::new(MemoryDevice::new(1 << 20)));
     let show = |world: &World| {
@@ -181,12 +181,12 @@ fn a_volume_that_was_closed_on_a_lost_connection_takes_no_other_with_it() {
     world.restart(TargetOptions::default());
     show(&world);
     world.run(10 * SECOND);
-    let d = world.open(&first, "b", ALONE).expect("an initiator without volumes connects, too");
+    let d = world.open(&first, "b", ALONE).expect("an initiator without exports connects, too");
     world.write(&d, 0, vec![8; 10]).expect("written");
 }
 
 #[test]
-fn a_target_that_answers_and_never_serves_is_not_waited_for_for_ever() {
+fn a_target_that_answers_and_never_serves_is_not_waited_for_forever() {
     let mut world = World::new(16);
     world.show("disk", StuckDevice(MemoryDevice::new(1 << 20), 4096, Mutex::default()), 1);
     let initiator = world.initiator(1, InitiatorOptions { timeout_s: 60, ..small_slots() });

@@ -199,7 +199,7 @@ impl Control {
         for way in &mut self.ways {
             *way = Way::over(way.path.take());
         }
-        let opened = of.view.read().volumes.is_empty();
+        let opened = of.view.read().open_exports.is_empty();
         Control::show(of, LiveConnection { connection, local, remote, since_ns: now, opened });
         if !opened {
             self.open_again(of);

@@ -109,14 +109,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "a device that comes back is given the number of another",
         "link/src/initiator/slots.rs",
-        "let volume = self.pendings.number(command.volume);",
-        "let volume = command.volume;",
+        "let export = self.pendings.number(command.export);",
+        "let export = command.export;",
     ),
     mutant(
         "who was cut off takes it back when he connects anew",
         "link/src/initiator/control/reopen.rs",
-        "OpenMode { take_over: false, ..volume.mode }",
-        "OpenMode { take_over: true, ..volume.mode }",
+        "OpenMode { take_over: false, ..open_export.mode }",
+        "OpenMode { take_over: true, ..open_export.mode }",
     ),
     mutant(
         "a target answers discards before its device has done them",
@@ -192,13 +192,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if false && self.syncs && outcome",
     ),
     mutant(
-        "a volume that was closed on a lost connection takes another with it",
+        "an export that was closed on a lost connection takes another with it",
         "link/src/initiator/control/reopen.rs",
-        "closed.iter().for_each(|volume| of.pendings.set_number(volume.number, NOT_OPEN));",
+        "closed.iter().for_each(|export| of.pendings.set_number(export.number, NOT_OPEN));",
         "drop(closed);",
     ),
     mutant(
-        "a volume is closed under its requests",
+        "an export is closed under its requests",
         "link/src/initiator/pending.rs",
         "template.operation != Operation::Close || under_way",
         "true || under_way",
