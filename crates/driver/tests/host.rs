@@ -287,7 +287,7 @@ fn a_driver_that_does_not_answer_in_time_counts_as_dead() {
 }
 
 #[test]
-fn a_driver_that_hangs_does_not_keep_its_successor_waiting_for_ever() {
+fn a_driver_that_hangs_does_not_keep_its_successor_waiting_forever() {
     let stage = Stage::new("request_timeout_s=0.1");
     let mut hung = Puppet::come(stage.host.path(), SIZE).unwrap();
     let device = stage.device();

@@ -12,7 +12,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-/// A writable mapping. Only raw access is offered; the callers in this crate synchronise it.
+/// A writable mapping. Only raw access is offered; the callers in this crate synchronize it.
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     mapped_bytes: usize,
@@ -76,7 +76,7 @@ impl Drop for Mapping {
 }
 
 // SAFETY: the mapping is only an address range; all access goes through raw pointers whose users
-// synchronise.
+// synchronize.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

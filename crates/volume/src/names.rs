@@ -224,8 +224,8 @@ fn other_name(store: &dyn ObjectStore, record: &VolumeRecord) -> Result<Option<S
     Ok(list(store)?.into_iter().find(same).map(|listed| listed.name))
 }
 
-/// Deletes a volume. A writer that has it attached is fenced first, and that last fence is kept for
-/// ever, so that the writer can never take its data for stored. What clones still need is deleted
+/// Deletes a volume. A writer that has it attached is fenced first, and that last fence is kept
+/// forever, so that the writer can never take its data for stored. What clones still need is deleted
 /// with the last of them.
 ///
 /// A record of the name announces the delete; the put of the word `Deleted` ends name and volume. A

@@ -103,7 +103,7 @@ async def serve(session: Session, device: Any, host: Host | None, opened: Opened
     """Serves until the device has ended: "ended" or "replaced"."""
     loop = asyncio.get_running_loop()
     work = asyncio.ensure_future(life(session, device, opened))
-    # A cancelled task ends cleanly, and so does SIGINT; SIGTERM too, unless the program handles it.
+    # A canceled task ends cleanly, and so does SIGINT; SIGTERM too, unless the program handles it.
     is_ours = threading.current_thread() is threading.main_thread()
     is_ours = is_ours and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if is_ours:

@@ -143,7 +143,7 @@ class Coroutines(Case):
         with self.assertRaisesRegex(TypeError, "coroutine"):
             asyncio.run(sawmill.serve_async(AsyncRam(), mode="batch"))
 
-    def test_a_cancelled_driver_ends_its_device_in_order(self):
+    def test_a_canceled_driver_ends_its_device_in_order(self):
         heard = []
 
         async def driver():

@@ -27,7 +27,7 @@ pub struct Report {
     pub refusals: Vec<String>,
     /// The load.
     pub tally: Tally,
-    /// Over all judgements: writes that had to survive, that did, and that were lost legally.
+    /// Over all judgments: writes that had to survive, that did, and that were lost legally.
     pub verdict: Verdict,
     /// The longest life: a stall of the machine, or of the server under test.
     pub slowest_life: Duration,

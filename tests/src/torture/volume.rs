@@ -22,7 +22,7 @@ pub(super) const VOLUME_BYTES: u64 = 16 << 20;
 const OPTIONS: [&str; 6] =
     ["--journal-bytes", "16M", "--checkpoint-bytes", "2M", "--segment-age", "1s"];
 
-/// The loss since the last judgement.
+/// The loss since the last judgment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
     Nothing,
@@ -67,7 +67,7 @@ pub(super) struct Volume {
     /// Journal and cache are given by name.
     pub is_named: bool,
     pub commits: Commits,
-    /// The loss since the last judgement.
+    /// The loss since the last judgment.
     pub loss: Loss,
     /// Without a flag the next attach must be refused.
     pub must_refuse: bool,

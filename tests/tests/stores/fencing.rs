@@ -42,7 +42,7 @@ fn write_until_refused(load: &mut Load, clients: &[Client]) -> Tally {
             return tally;
         }
     }
-    panic!("100000 requests later the stale writer has not learnt that it is fenced");
+    panic!("100000 requests later the stale writer has not learned that it is fenced");
 }
 
 fn a_second_writer_fences_the_first(store: &StoreUnderTest) {

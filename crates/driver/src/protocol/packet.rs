@@ -168,7 +168,7 @@ mod tests {
         let second = other.receive(&mut buffer).unwrap().unwrap();
         assert_eq!((second.bytes, second.descriptors.len()), (&b"second"[..], 2));
         drop(one);
-        // The file that travelled keeps the connection.
+        // The file that traveled keeps the connection.
         drop(second);
         assert!(other.receive(&mut buffer).unwrap().is_none(), "the end is told");
         assert_eq!(other.send(b"x", &[]).unwrap_err().kind(), ErrorKind::Closed);

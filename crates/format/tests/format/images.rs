@@ -124,7 +124,7 @@ fn vhdx(count: u32, entries: &[u8], more: &[(u64, &[u8])]) -> Image {
 const METADATA: [u8; 16] = *b"\x06\xa2\x7c\x8b\x90\x47\x9a\x4b\xb8\xfe\x57\x5f\x05\x0f\x88\x6e";
 
 #[test]
-fn a_vhdx_image_that_repeats_its_metadata_is_not_read_for_ever() {
+fn a_vhdx_image_that_repeats_its_metadata_is_not_read_forever() {
     let place = 512u64 << 10;
     let region = [&METADATA[..], &place.to_le_bytes(), &[0; 8]].concat();
     let table: &[(u64, &[u8])] = &[(place, b"metadata"), (place + 10, &2048u16.to_le_bytes())];

@@ -106,8 +106,8 @@ impl Seek {
                     self.link.send(&[&sought(self.unique, found)]);
                     return None;
                 }
-                // An answer that does not reach past its own start would repeat the same query for
-                // ever.
+                // An answer that does not reach past its own start would repeat the same query
+                // forever.
                 Err(end) if end > offset && end < self.size_bytes => return Some(end),
                 Err(_) if self.data => Errno::NXIO.raw_os_error(),
                 Err(_) => {

@@ -46,7 +46,7 @@ pub struct NbdMetrics {
     /// Connections closed because a limit on connections, in all or per peer, or on memory was
     /// reached.
     pub connections_refused: u64,
-    /// Connections closed in favour of others: in a handshake, because another client needed the
+    /// Connections closed in favor of others: in a handshake, because another client needed the
     /// slot; or because the client kept memory that others waited for.
     pub connections_cut: u64,
     /// Requests received, by command.

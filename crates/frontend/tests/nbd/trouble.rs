@@ -181,7 +181,7 @@ fn a_client_that_never_takes_its_last_replies_is_let_go() {
 }
 
 #[test]
-fn stop_does_not_wait_for_ever_for_a_client_that_takes_no_replies() {
+fn stop_does_not_wait_forever_for_a_client_that_takes_no_replies() {
     let linger = Duration::from_millis(50);
     let served = serve_with(&[("disk", memory())], |options| options.linger_time_max = linger);
     let mut client = served.client(Style::Structured);

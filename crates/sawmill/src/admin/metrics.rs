@@ -243,7 +243,7 @@ const CALL: &[Metric<CallStatus>] = &[
     counter("sawmill_store_retries_total", "Requests that repeated an earlier one.", |c| c.retries),
     counter(
         "sawmill_store_stalls_total",
-        "Requests cancelled because none of their bytes moved.",
+        "Requests canceled because none of their bytes moved.",
         |c| c.stalls,
     ),
     counter("sawmill_store_received_bytes_total", "Bytes received in bodies.", |c| c.bytes_in),

@@ -276,7 +276,7 @@ pub(super) const GET_FEATURES: u32 = control_read(0x13);
 pub(super) const UPDATE_SIZE: u32 = control_write(0x15);
 pub(super) const FETCH_REQ: u32 = io(0x20);
 pub(super) const COMMIT_AND_FETCH_REQ: u32 = io(0x21);
-// The numbers that the kernel's header gives, spelt out.
+// The numbers that the kernel's header gives, spelled out.
 const _: () = assert!(ADD_DEV == 0xC020_7504 && GET_FEATURES == 0x8020_7513);
 const _: () = assert!(FETCH_REQ == 0xC010_7520 && COMMIT_AND_FETCH_REQ == 0xC010_7521);
 

@@ -512,7 +512,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_of_a_second_is_not_for_ever() {
+    fn a_part_of_a_second_is_not_forever() {
         let seconds = [(0, 0), (1, 1), (1000, 1), (1001, 2), (60_000, 60)];
         for (ms, whole) in seconds {
             assert_eq!(whole_seconds(Duration::from_millis(ms)), whole);
